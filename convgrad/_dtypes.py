@@ -1,0 +1,64 @@
+"""The one table of element types: the names of oneDNN, Open Inference Protocol, NumPy and `.npy` files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from convgrad._errors import Unsupported
+
+__all__ = ["DTYPES", "DType", "dtype", "dtype_of_array", "dtype_of_oip"]
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """Describe one element type under all of its names; `itemsize` is in bytes."""
+
+    name: str
+    oip: str
+    numpy: np.dtype[Any]
+    npy: str
+    itemsize: int
+
+
+DTYPES: dict[str, DType] = {
+    entry.name: entry
+    for entry in (
+        DType("f32", "FP32", np.dtype("<f4"), "<f4", 4),
+        DType("f16", "FP16", np.dtype("<f2"), "<f2", 2),
+        # NumPy has no bfloat16: ml_dtypes writes it as two void bytes.
+        DType("bf16", "BF16", np.dtype(ml_dtypes.bfloat16), "<V2", 2),
+        DType("s32", "INT32", np.dtype("<i4"), "<i4", 4),
+        # Only the Open Inference Protocol door uses s64, for shapes.
+        DType("s64", "INT64", np.dtype("<i8"), "<i8", 8),
+    )
+}
+
+_BY_OIP = {entry.oip: entry for entry in DTYPES.values()}
+_BY_NUMPY = {entry.numpy: entry for entry in DTYPES.values()}
+
+
+def dtype(name: str) -> DType:
+    """Return the element type with oneDNN's name, such as `bf16`; `Unsupported` when there is none."""
+    return _found(DTYPES.get(name), list(DTYPES))
+
+
+def dtype_of_oip(name: str) -> DType:
+    """Return the element type with the Open Inference Protocol's name, such as `BF16`."""
+    return _found(_BY_OIP.get(name), list(_BY_OIP))
+
+
+def dtype_of_array(array: np.ndarray[Any, Any]) -> DType:
+    """Return the element type of a NumPy array, whatever its byte order."""
+    return _found(
+        _BY_NUMPY.get(array.dtype.newbyteorder("<")), [str(entry.numpy) for entry in DTYPES.values()]
+    )
+
+
+def _found(entry: DType | None, known: list[str]) -> DType:
+    if entry is None:
+        raise Unsupported(f"the dtype must be one of {', '.join(known)}", data={"supported": known})
+    return entry
