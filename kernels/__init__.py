@@ -1,0 +1,19 @@
+"""The arithmetic: problems as plain integers in, units of work and exact bits out."""
+
+from kernels.plan import Plan, Unit, box, compute, plan, run_unit
+from kernels.problem import ConvProblem, storage_dtype
+from kernels.registry import explain
+from kernels.warmup import warmup
+
+__all__ = [
+    "ConvProblem",
+    "Plan",
+    "Unit",
+    "box",
+    "compute",
+    "explain",
+    "plan",
+    "run_unit",
+    "storage_dtype",
+    "warmup",
+]

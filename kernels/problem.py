@@ -1,0 +1,173 @@
+"""What is to be computed, as plain integers: the one descriptor that every kernel and schedule reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+import numpy as np
+
+__all__ = ["ConvProblem", "Dims", "storage_dtype"]
+
+OpName = Literal["ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose"]
+DTypeName = Literal["f32", "f16", "bf16"]
+Ints = tuple[int, ...]
+
+
+def storage_dtype(dtype: str) -> np.dtype[np.float32] | np.dtype[np.uint16]:
+    """Give the NumPy dtype that stores `dtype`: f32 as itself, f16 and bf16 as their 16 bits."""
+    return np.dtype(np.float32) if dtype == "f32" else np.dtype(np.uint16)
+
+
+def _three(values: Ints, fill: int) -> tuple[int, int, int]:
+    padded = (fill,) * (3 - len(values)) + values
+    return padded[0], padded[1], padded[2]
+
+
+@dataclass(frozen=True)
+class Dims:
+    """A weight gradient as one sum, ranks raised to three spatial axes by leading ones.
+
+    `wide` is the tensor sampled at ``x * stride + k * dilation - pad`` (src of Convolution, diff_dst of
+    ConvTranspose), `narrow` the one sampled at ``x``. ConvTranspose is Convolution with the two swapped, so
+    nothing below this class knows which of them it computes.
+    """
+
+    n: int
+    groups: int
+    wide_channels: int
+    narrow_channels: int
+    wide: tuple[int, int, int]
+    narrow: tuple[int, int, int]
+    kernel: tuple[int, int, int]
+    strides: tuple[int, int, int]
+    dilations: tuple[int, int, int]
+    pads: tuple[int, int, int]
+
+    def tap_range(self, axis: int, tap: int) -> tuple[int, int]:
+        """Give the half-open range of narrow positions whose `tap` along `axis` lies inside the wide tensor."""
+        shift = tap * self.dilations[axis] - self.pads[axis]
+        stride = self.strides[axis]
+        low = max(0, -(shift // stride))  # ceil(-shift / stride)
+        high = min(self.narrow[axis], (self.wide[axis] - 1 - shift) // stride + 1)
+        return low, max(low, high)
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """One operation on tensors of known shape: integers and names only, hashable, validated before.
+
+    `src_channels` and `dst_channels` are I and O of the pages, for ConvTranspose too; `pads_begin` counts elements,
+    `dilations` of 1 means dense. `weights_format` is the axis order of the weights (any of XIO, OIX, IOX, XOI) and
+    `groups_axis` the letter of the axis that groups divide.
+    """
+
+    op: OpName
+    dtype: DTypeName
+    n: int
+    src_channels: int
+    dst_channels: int
+    groups: int
+    src_spatial: Ints
+    dst_spatial: Ints
+    kernel: Ints
+    strides: Ints
+    dilations: Ints
+    pads_begin: Ints
+    data_format: Literal["NCX", "NXC"]
+    weights_format: Literal["XIO", "OIX", "IOX", "XOI"]
+    groups_axis: Literal["I", "O"] = "I"
+    bias: bool = field(default=False)
+
+    @property
+    def forward(self) -> bool:
+        """Whether the result is dst (ConvTranspose) and not a weight gradient."""
+        return self.op == "ConvTranspose"
+
+    @cached_property
+    def src_shape(self) -> Ints:
+        """Shape of src in `data_format`."""
+        return self._data_shape(self.src_channels, self.src_spatial)
+
+    @cached_property
+    def dst_shape(self) -> Ints:
+        """Shape of dst and diff_dst in `data_format`."""
+        return self._data_shape(self.dst_channels, self.dst_spatial)
+
+    @cached_property
+    def weights_shape(self) -> Ints:
+        """Shape of weights and diff_weights in `weights_format`."""
+        sizes = {"I": (self.src_channels,), "O": (self.dst_channels,), "X": self.kernel}
+        sizes[self.groups_axis] = (sizes[self.groups_axis][0] // self.groups,)
+        return tuple(size for letter in self.weights_format for size in sizes[letter])
+
+    @cached_property
+    def input_shapes(self) -> tuple[Ints, ...]:
+        """Shapes of the inputs in the order that `run_unit` and `compute` take them."""
+        if not self.forward:
+            return self.src_shape, self.dst_shape
+        bias = ((self.dst_channels,),) if self.bias else ()
+        return self.src_shape, self.weights_shape, *bias
+
+    @cached_property
+    def output_shape(self) -> Ints:
+        """Shape of the result."""
+        return self.dst_shape if self.forward else self.weights_shape
+
+    @property
+    def rank(self) -> int:
+        """Number of spatial axes."""
+        return len(self.kernel)
+
+    @cached_property
+    def macs(self) -> int:
+        """Nominal multiply-adds, taps in the padding included."""
+        pixels = self.src_spatial if self.op.startswith("ConvT") else self.dst_spatial
+        channels = self.src_channels * self.dst_channels // self.groups
+        return self.n * prod(pixels) * prod(self.kernel) * channels
+
+    @cached_property
+    def dims(self) -> Dims:
+        """The problem as wide and narrow tensors (see `Dims`)."""
+        wide = (self.src_channels, self.src_spatial)
+        narrow = (self.dst_channels, self.dst_spatial)
+        if self.op.startswith("ConvT"):
+            wide, narrow = narrow, wide
+        return Dims(
+            n=self.n,
+            groups=self.groups,
+            wide_channels=wide[0] // self.groups,
+            narrow_channels=narrow[0] // self.groups,
+            wide=_three(wide[1], 1),
+            narrow=_three(narrow[1], 1),
+            kernel=_three(self.kernel, 1),
+            strides=_three(self.strides, 1),
+            dilations=_three(self.dilations, 1),
+            pads=_three(self.pads_begin, 0),
+        )
+
+    @cached_property
+    def weights_strides(self) -> tuple[int, int, int, int]:
+        """Element strides of the weights for (group, wide channel, narrow channel, tap).
+
+        Channels are counted inside their group. The tap stride serves the flattened index of the kernel position,
+        because X is never split. The axis that groups divide holds one group; the other one holds all of them.
+        """
+        stride = {"I": 1, "O": 1, "X": 1}
+        sizes = {"I": self.src_channels, "O": self.dst_channels, "X": prod(self.kernel)}
+        sizes[self.groups_axis] //= self.groups
+        step = 1
+        for letter in reversed(self.weights_format):
+            stride[letter] = step
+            step *= sizes[letter]
+        whole = "O" if self.groups_axis == "I" else "I"
+        group = sizes[whole] // self.groups * stride[whole]
+        wide, narrow = ("O", "I") if self.op.startswith("ConvT") else ("I", "O")
+        return group, stride[wide], stride[narrow], stride["X"]
+
+    def _data_shape(self, channels: int, spatial: Ints) -> Ints:
+        if self.data_format == "NCX":
+            return (self.n, channels, *spatial)
+        return (self.n, *spatial, channels)

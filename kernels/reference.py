@@ -1,0 +1,124 @@
+"""The slow, obvious kernels: NumPy, one matrix product a tap, float64 sums, rounded once at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.problem import ConvProblem, Dims
+
+__all__ = ["conv_transpose", "tap_gradient", "taps"]
+
+Array = npt.NDArray[np.float64]
+Storage = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
+
+
+def widen(stored: Storage, dtype: str) -> Array:
+    """Give the values of a stored tensor (f16 and bf16 as their bits) in float64, exactly."""
+    if dtype == "f32":
+        return stored.astype(np.float64)
+    if dtype == "f16":
+        return stored.view(np.float16).astype(np.float64)
+    return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def narrow(values: Array, dtype: str) -> Storage:
+    """Round float64 values to the storage of `dtype`, to nearest even.
+
+    f32 and f16 round once; NumPy has no bfloat16, so that one goes over an f32 rounded to odd, which keeps the
+    second rounding exact.
+    """
+    if dtype == "f32":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float32)
+    if dtype == "f16":
+        with np.errstate(over="ignore"):
+            return values.astype(np.float16).view(np.uint16)
+    return _round_bf16(values)
+
+
+def _round_bf16(values: Array) -> npt.NDArray[np.uint16]:
+    with np.errstate(over="ignore", invalid="ignore"):
+        near = values.astype(np.float32)
+        toward_zero = np.where(
+            np.abs(near.astype(np.float64)) > np.abs(values), np.nextafter(near, np.float32(0)), near
+        )
+    bits = toward_zero.astype(np.float32).view(np.uint32)
+    inexact = (toward_zero.astype(np.float64) != values) & ~np.isnan(values)
+    bits = bits | inexact.astype(np.uint32)
+    rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    quiet = ((bits >> 16) | 0x40).astype(np.uint16)
+    return np.where(np.isnan(values), quiet, rounded)
+
+
+def channels_first(tensor: Array, problem: ConvProblem, groups: int) -> Array:
+    """View a data tensor as (N, groups, channels of a group, D, H, W)."""
+    if problem.data_format == "NXC":
+        tensor = np.moveaxis(tensor, -1, 1)
+    n, channels, *spatial = tensor.shape
+    raised = (1,) * (3 - len(spatial)) + tuple(spatial)
+    return tensor.reshape(n, groups, channels // groups, *raised)
+
+
+def taps(dims: Dims) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
+    """For every kernel position give its flat index and the slices of narrow and wide pixels that meet in it.
+
+    Positions that lie in the padding are left out, not multiplied by zero, so Inf and NaN meet only real data.
+    """
+    for index, position in enumerate(product(*map(range, dims.kernel))):
+        narrow_slices, wide_slices = [], []
+        for axis, tap in enumerate(position):
+            low, high = dims.tap_range(axis, tap)
+            stride = dims.strides[axis]
+            start = low * stride + tap * dims.dilations[axis] - dims.pads[axis]
+            narrow_slices.append(slice(low, high))
+            wide_slices.append(
+                slice(start, start + (high - low - 1) * stride + 1, stride) if high > low else slice(0, 0)
+            )
+        yield index, tuple(narrow_slices), tuple(wide_slices)
+
+
+def tap_gradient(
+    problem: ConvProblem, inputs: Sequence[Storage], position: tuple[tuple[slice, ...], tuple[slice, ...]]
+) -> Array:
+    """Compute diff_weights of one kernel position as (groups, wide channels, narrow channels) in float64.
+
+    One image at a time, so that the float64 copies stay small.
+    """
+    dims = problem.dims
+    src, diff_dst = inputs
+    wide, thin = (diff_dst, src) if problem.op.startswith("ConvT") else (src, diff_dst)
+    total = np.zeros((dims.groups, dims.wide_channels, dims.narrow_channels))
+    for image in range(dims.n):
+        a = channels_first(widen(wide[image : image + 1], problem.dtype), problem, dims.groups)
+        b = channels_first(widen(thin[image : image + 1], problem.dtype), problem, dims.groups)
+        a_part = a[(0, ..., *position[1])].reshape(dims.groups, dims.wide_channels, -1)
+        b_part = b[(0, ..., *position[0])].reshape(dims.groups, dims.narrow_channels, -1)
+        with np.errstate(invalid="ignore", over="ignore"):
+            total += a_part @ b_part.transpose(0, 2, 1)
+    return total
+
+
+def conv_transpose(problem: ConvProblem, inputs: Sequence[Storage], image: int) -> Array:
+    """Compute dst of ConvTranspose for one image as (groups, O/groups, D, H, W) in float64, bias added."""
+    dims = problem.dims
+    src = channels_first(widen(inputs[0][image : image + 1], problem.dtype), problem, dims.groups)[0]
+    weights = widen(inputs[1], problem.dtype).reshape(-1)
+    group, wide_step, narrow_step, tap_step = problem.weights_strides
+    out = np.zeros((dims.groups, dims.wide_channels, *dims.wide))
+    for index, narrow_slices, wide_slices in taps(dims):
+        w = np.lib.stride_tricks.as_strided(
+            weights[index * tap_step :],
+            (dims.groups, dims.wide_channels, dims.narrow_channels),
+            (group * 8, wide_step * 8, narrow_step * 8),
+        )
+        part = src[(..., *narrow_slices)]
+        with np.errstate(invalid="ignore", over="ignore"):
+            product_ = w @ part.reshape(dims.groups, dims.narrow_channels, -1)
+            out[(..., *wide_slices)] += product_.reshape(dims.groups, dims.wide_channels, *part.shape[2:])
+    if problem.bias:
+        out += widen(inputs[2], problem.dtype).reshape(dims.groups, dims.wide_channels, 1, 1, 1)
+    return out

@@ -1,0 +1,30 @@
+"""The kernels in the order in which they are asked; the reference, which takes everything, comes last."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from kernels.plan import Kernel, plan
+from kernels.problem import ConvProblem
+from kernels.reference_kernel import REFERENCE
+
+__all__ = ["by_name", "candidates", "explain"]
+
+KERNELS: tuple[Kernel, ...] = (REFERENCE,)
+
+
+def candidates(reference: bool) -> tuple[Kernel, ...]:
+    """Give the kernels to ask, in order."""
+    return (REFERENCE,) if reference else KERNELS
+
+
+@cache
+def by_name(name: str) -> Kernel:
+    """Find a kernel by its name."""
+    return next(kernel for kernel in KERNELS if kernel.name == name)
+
+
+def explain(problem: ConvProblem) -> str:
+    """Say which kernel takes `problem` and why the ones before it refused."""
+    chosen = plan(problem)
+    return "\n".join([*chosen.refusals, f"{chosen.kernel}: taken, {len(chosen.units)} units"])

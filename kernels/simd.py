@@ -1,0 +1,265 @@
+"""Vector instructions for Numba: register tiles of fused multiply-adds, emitted as LLVM IR.
+
+Numba's loop vectoriser keeps no accumulators in registers across a loop nest; an intrinsic may emit any LLVM IR,
+so the tiles below are written as vectors, phi nodes and `llvm.fma`, for whatever vector length the processor has.
+LLVM lowers them to AVX-512, AVX2 or NEON instructions; a length the processor lacks still runs, only slower.
+
+The one tile serves the whole convolution family. Over a box of ``outer x rows x cols`` positions it computes
+
+    acc[m, :] += sum over positions p of scalar[m, p] * vector[p, :]
+
+`vector` walks a packed panel, `scalar[m, p]` is read where it lies: each of the MR rows has its own byte offset, so
+channels, taps and pixels in any layout can be rows, and strides and dilations are only other steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+__all__ = ["copy_panel", "fma_tile", "round_bits", "transpose_panel"]
+
+_I64 = ir.IntType(64)
+_F32 = ir.FloatType()
+
+
+def _loop(
+    builder: Any, count: Any, carried: list[Any], body: Callable[[list[Any]], list[Any]], tag: str
+) -> list[Any]:
+    """Emit ``for _ in range(count): carried = body(carried)`` with the carried values in phi nodes; count >= 1."""
+    before = builder.block
+    block = builder.append_basic_block(tag)
+    after = builder.append_basic_block(tag + ".end")
+    builder.branch(block)
+    builder.position_at_end(block)
+    index = builder.phi(_I64, "i")
+    index.add_incoming(_I64(0), before)
+    phis = []
+    for value in carried:
+        phi = builder.phi(value.type)
+        phi.add_incoming(value, before)
+        phis.append(phi)
+    results = body(phis)
+    following = builder.add(index, _I64(1))
+    latch = builder.block
+    index.add_incoming(following, latch)
+    for phi, value in zip(phis, results, strict=True):
+        phi.add_incoming(value, latch)
+    builder.cbranch(builder.icmp_signed("<", following, count), block, after)
+    builder.position_at_end(after)
+    return results
+
+
+def _load(builder: Any, address: Any, kind: Any, align: int = 4) -> Any:
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
+
+
+def _splat(builder: Any, value: Any, width: int) -> Any:
+    vector = ir.VectorType(value.type, width)
+    single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
+    return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), mask)
+
+
+def fma_tile(rows: int, vectors: int, width: int) -> Any:
+    """Make the register tile of `rows` x (`vectors` x `width`) f32 accumulators as a Numba intrinsic.
+
+    The intrinsic takes 64-bit integers only: addresses of the vector panel and the scalar base, the byte steps of
+    both for (outer, row, col), the three counts (each at least 1), the address of `rows` int64 byte offsets, and
+    the address of the f32 accumulators, `rows` lines of ``vectors * width``. It starts from zero in registers and
+    adds to memory at the end: a block's sum is formed on its own, which also halves the digits lost.
+    """
+
+    def typer(
+        typingctx: Any,
+        v: Any,
+        v_o: Any,
+        v_r: Any,
+        v_c: Any,
+        s: Any,
+        s_o: Any,
+        s_r: Any,
+        s_c: Any,
+        n_o: Any,
+        n_r: Any,
+        n_c: Any,
+        offsets: Any,
+        acc: Any,
+    ) -> Any:
+        return types.void(*([types.int64] * 13)), codegen
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc = values
+        lane = ir.VectorType(_F32, width)
+        kind = ir.FunctionType(lane, [lane, lane, lane])
+        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{width}f32")
+        row_offsets = [_load(builder, builder.add(offsets, _I64(8 * m)), _I64, 8) for m in range(rows)]
+        zero = ir.Constant(lane, [0.0] * width)
+        start = [zero] * (rows * vectors)
+
+        def column(carried: list[Any]) -> list[Any]:
+            vp, sp, *sums = carried
+            loaded = [_load(builder, builder.add(vp, _I64(4 * width * j)), lane) for j in range(vectors)]
+            for m in range(rows):
+                scalar = _splat(builder, _load(builder, builder.add(sp, row_offsets[m]), _F32), width)
+                for j in range(vectors):
+                    sums[m * vectors + j] = builder.call(fma, [scalar, loaded[j], sums[m * vectors + j]])
+            return [builder.add(vp, v_c), builder.add(sp, s_c), *sums]
+
+        def row(carried: list[Any]) -> list[Any]:
+            vp, sp, *sums = carried
+            sums = _loop(builder, n_c, [vp, sp, *sums], column, "col")[2:]
+            return [builder.add(vp, v_r), builder.add(sp, s_r), *sums]
+
+        def outer(carried: list[Any]) -> list[Any]:
+            vp, sp, *sums = carried
+            sums = _loop(builder, n_r, [vp, sp, *sums], row, "row")[2:]
+            return [builder.add(vp, v_o), builder.add(sp, s_o), *sums]
+
+        sums = _loop(builder, n_o, [v, s, *start], outer, "outer")[2:]
+        for index, value in enumerate(sums):
+            address = builder.inttoptr(builder.add(acc, _I64(4 * width * index)), lane.as_pointer())
+            builder.store(builder.fadd(builder.load(address, align=4), value), address, align=4)
+        return context.get_dummy_value()
+
+    return intrinsic(typer)
+
+
+def _widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
+    """Convert loaded lanes to f32: bf16 by shifting, f16 by rescaling the exponent (exact, denormals included)."""
+    if kind == "f32":
+        return raw
+    ints = ir.VectorType(ir.IntType(32), width)
+    floats = ir.VectorType(_F32, width)
+
+    def const(value: int) -> Any:
+        return ir.Constant(ints, [value] * width)
+
+    bits = builder.zext(raw, ints)
+    if kind == "bf16":
+        return builder.bitcast(builder.shl(bits, const(16)), floats)
+    sign = builder.shl(builder.and_(bits, const(0x8000)), const(16))
+    magnitude = builder.shl(builder.and_(bits, const(0x7FFF)), const(13))
+    scaled = builder.fmul(builder.bitcast(magnitude, floats), ir.Constant(floats, [2.0**112] * width))
+    special = builder.icmp_unsigned(">=", magnitude, const(0x7C00 << 13))
+    infinite = builder.or_(magnitude, const(0x7F800000))
+    value = builder.select(special, infinite, builder.bitcast(scaled, ints))
+    return builder.bitcast(builder.or_(value, sign), floats)
+
+
+def _storage(kind: str) -> Any:
+    return _F32 if kind == "f32" else ir.IntType(16)
+
+
+def copy_panel(kind: str, vectors: int) -> Any:
+    """Make an intrinsic that copies `count` positions of ``vectors * 8`` adjacent channels, converted to f32.
+
+    Arguments: destination, its byte step, source, its byte step, count (at least 1). Whole vectors are read and
+    written: the caller keeps both inside their buffers.
+    """
+    raw = ir.VectorType(_storage(kind), 8)
+    size = 4 if kind == "f32" else 2
+    lane = ir.VectorType(_F32, 8)
+
+    def copy(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            dst, dst_step, src, src_step, count = values
+
+            def body(carried: list[Any]) -> list[Any]:
+                to, origin = carried
+                for j in range(vectors):
+                    loaded = _load(builder, builder.add(origin, _I64(8 * size * j)), raw, size)
+                    target = builder.inttoptr(builder.add(to, _I64(32 * j)), lane.as_pointer())
+                    builder.store(_widen(builder, loaded, kind, 8), target, align=4)
+                return [builder.add(to, dst_step), builder.add(origin, src_step)]
+
+            _loop(builder, count, [dst, src], body, "copy")
+            return context.get_dummy_value()
+
+        return types.void(*([types.int64] * 5)), codegen
+
+    return intrinsic(copy)
+
+
+def transpose_panel(kind: str) -> Any:
+    """Make an intrinsic that turns 8 channel rows of `count` blocks of 8 pixels into rows of 8 channels, in f32.
+
+    Arguments: destination, its byte step for a pixel, source, count (at least 1), address of 8 int64 byte offsets
+    of the channel rows from the source.
+    """
+    raw = ir.VectorType(_storage(kind), 8)
+    size = 4 if kind == "f32" else 2
+    lane = ir.VectorType(_F32, 8)
+    index = ir.VectorType(ir.IntType(32), 8)
+
+    def transpose(typingctx: Any, dst: Any, dst_step: Any, src: Any, count: Any, offsets: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            dst, dst_step, src, count, offsets = values
+            row_offsets = [_load(builder, builder.add(offsets, _I64(8 * m)), _I64, 8) for m in range(8)]
+
+            def body(carried: list[Any]) -> list[Any]:
+                to, origin = carried
+                rows = [
+                    _widen(builder, _load(builder, builder.add(origin, offset), raw, size), kind, 8)
+                    for offset in row_offsets
+                ]
+                for step in (1, 2, 4):  # swap the off-diagonal blocks of size 1, 2, 4
+                    for i in range(8):
+                        if i & step:
+                            continue
+                        a, b = rows[i], rows[i + step]
+                        low = [8 + j - step if j & step else j for j in range(8)]
+                        high = [8 + j if j & step else j + step for j in range(8)]
+                        rows[i] = builder.shuffle_vector(a, b, ir.Constant(index, low))
+                        rows[i + step] = builder.shuffle_vector(a, b, ir.Constant(index, high))
+                for row in rows:
+                    builder.store(row, builder.inttoptr(to, lane.as_pointer()), align=4)
+                    to = builder.add(to, dst_step)
+                return [to, builder.add(origin, _I64(8 * size))]
+
+            _loop(builder, count, [dst, src], body, "transpose")
+            return context.get_dummy_value()
+
+        return types.void(*([types.int64] * 5)), codegen
+
+    return intrinsic(transpose)
+
+
+def round_bits(kind: str) -> Any:
+    """Make an intrinsic that rounds an f32 to the 16 bits of f16 or bf16, to nearest even; NaN stays NaN."""
+
+    def round_(typingctx: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            i32 = ir.IntType(32)
+            bits = builder.bitcast(values[0], i32)
+            magnitude = builder.and_(bits, i32(0x7FFFFFFF))
+            nan = builder.icmp_unsigned(">", magnitude, i32(0x7F800000))
+            drop = 16 if kind == "bf16" else 13
+            odd = builder.and_(builder.lshr(magnitude, i32(drop)), i32(1))
+            nearest = builder.add(magnitude, builder.add(odd, i32((1 << (drop - 1)) - 1)))
+            if kind == "bf16":
+                rounded = builder.lshr(nearest, i32(16))
+                rounded = builder.select(nan, i32(0x7FC0), rounded)
+            else:
+                normal = builder.lshr(builder.sub(nearest, i32(112 << 23)), i32(13))
+                # the last bit of 0.5 is worth 2**-24, an f16 denormal's: the addition rounds to it
+                half = _F32(0.5)
+                shifted = builder.bitcast(builder.fadd(builder.bitcast(magnitude, _F32), half), i32)
+                denormal = builder.sub(shifted, builder.bitcast(half, i32))
+                rounded = builder.select(
+                    builder.icmp_unsigned("<", magnitude, i32(0x38800000)), denormal, normal
+                )
+                large = builder.icmp_unsigned(">=", magnitude, i32(0x47800000))
+                rounded = builder.select(large, i32(0x7C00), rounded)
+                rounded = builder.select(nan, i32(0x7E00), rounded)
+            sign = builder.lshr(builder.and_(bits, ir.Constant(i32, 0x80000000)), i32(16))
+            return builder.trunc(builder.or_(rounded, sign), ir.IntType(16))
+
+        return types.uint16(types.float32), codegen
+
+    return intrinsic(round_)
