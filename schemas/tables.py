@@ -1,0 +1,368 @@
+"""The operations as data: names, attributes, inputs, outputs, defaults, and the page each row was read from.
+
+Everything that describes an operation is made from these tables: the Pydantic models, `ops.describe`, the
+OpenAPI and OpenRPC documents and `docs/operations/`. Two editions of the pages use two sets of names. The
+*new* names are the canonical ones; each row also carries the *old* spelling, and both are accepted in any
+call. The dialect of a reply, and the default of `weights_format`, go by the name under which the operation
+was called.
+
+Symbols: N batch, I channels of `src`, O channels of `dst`, g `groups`, X the spatial axes (W, HW or DHW).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from convgrad._errors import UnknownOperation
+
+__all__ = [
+    "DATA_FORMATS",
+    "DTYPE_NAMES",
+    "MAX_DIMS",
+    "OPERATIONS",
+    "WEIGHTS_FORMATS",
+    "AttributeRow",
+    "CalledOperation",
+    "Dialect",
+    "Operation",
+    "TensorRow",
+    "find_operation",
+    "near_miss",
+    "operation_names",
+]
+
+Dialect = Literal["new", "old"]
+Kind = Literal["s64[]", "s64", "string"]
+
+DTYPE_NAMES = ("f32", "f16", "bf16")
+DATA_FORMATS = ("NXC", "NCX")
+WEIGHTS_FORMATS = ("XIO", "OIX", "XOI", "IOX")
+
+# oneDNN's DNNL_MAX_NDIMS. Its graph dumps also write a list attribute that was never set as this many zeros.
+MAX_DIMS = 12
+
+
+@dataclass(frozen=True)
+class AttributeRow:
+    """Describe one attribute: its two spellings, type, range, default and whether a call must have it.
+
+    `required` is `unless auto_pad` for the pads: they are needed only while `auto_pad` is `none`. `default`
+    is None when an absent value means something that depends on the call; `old_default` is the one under an
+    old operation name.
+    """
+
+    name: str
+    kind: Kind
+    doc: str
+    required: Literal["yes", "no", "unless auto_pad"] = "no"
+    minimum: int | None = None
+    choices: tuple[str, ...] = ()
+    default: str | int | None = None
+    old_default: str | int | None = None
+    old_name: str | None = None
+
+    def spelled(self, dialect: Dialect) -> str:
+        """Return the name of the attribute in a dialect."""
+        return self.old_name if dialect == "old" and self.old_name else self.name
+
+    def default_in(self, dialect: Dialect) -> str | int | None:
+        """Return the value that an absent attribute has under an operation name of this dialect."""
+        return self.old_default if dialect == "old" and self.old_default is not None else self.default
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """Describe one input or output; `dtypes` is `T` (the call's one type) or `s32` for a shape."""
+
+    name: str
+    doc: str
+    old_name: str | None = None
+    required: bool = True
+    dtypes: Literal["T", "s32"] = "T"
+
+    def spelled(self, dialect: Dialect) -> str:
+        """Return the name of the tensor in a dialect."""
+        return self.old_name if dialect == "old" and self.old_name else self.name
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Hold one operation: its names, rows, the axis that groups divide, and where all that is written."""
+
+    name: str
+    old_name: str | None
+    summary: str
+    formula: str
+    transposed: bool
+    attributes: tuple[AttributeRow, ...]
+    inputs: tuple[TensorRow, ...]
+    output: TensorRow
+    pages: tuple[str, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Every name that calls this operation, the canonical one first."""
+        plain = (self.name,) if self.old_name is None else (self.name, self.old_name)
+        return tuple(name + suffix for name in plain for suffix in ("", "-1"))
+
+    @cached_property
+    def attribute(self) -> Mapping[str, AttributeRow]:
+        """The attribute rows by canonical name."""
+        return {row.name: row for row in self.attributes}
+
+    @cached_property
+    def attribute_spellings(self) -> Mapping[str, str]:
+        """Canonical attribute name by every accepted spelling."""
+        return _spellings(self.attributes)
+
+    @cached_property
+    def input_spellings(self) -> Mapping[str, str]:
+        """Canonical input name by every accepted spelling."""
+        return _spellings(self.inputs)
+
+
+@dataclass(frozen=True)
+class CalledOperation:
+    """Pair an operation with the name it was called by, which decides the reply's dialect and one default."""
+
+    operation: Operation
+    called_as: str
+    dialect: Dialect
+
+    def default(self, attribute: str) -> str | int | None:
+        """Return the value that an absent attribute has in this call."""
+        return self.operation.attribute[attribute].default_in(self.dialect)
+
+    @cached_property
+    def wire_names(self) -> Mapping[str, str]:
+        """The dialect's name of every attribute, input and output, by canonical name."""
+        tensors = (*self.operation.inputs, self.operation.output)
+        names = {row.name: row.spelled(self.dialect) for row in self.operation.attributes}
+        return names | {row.name: row.spelled(self.dialect) for row in tensors}
+
+
+def _spellings(rows: tuple[AttributeRow, ...] | tuple[TensorRow, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for row in rows:
+        found[row.name] = row.name
+        if row.old_name is not None:
+            found[row.old_name] = row.name
+    return found
+
+
+_STRIDES = AttributeRow(
+    "strides", "s64[]", "Step of the weights along each spatial axis.", required="yes", minimum=1
+)
+_PADS_BEGIN = AttributeRow(
+    "pads_begin",
+    "s64[]",
+    "Zeros before the first element of each spatial axis. `[]` means no padding. Ignored, but still "
+    "checked, when `auto_pad` is not `none`.",
+    required="unless auto_pad",
+    minimum=0,
+)
+_PADS_END = AttributeRow(
+    "pads_end",
+    "s64[]",
+    "Zeros after the last element of each spatial axis. `[]` means no padding. Ignored, but still "
+    "checked, when `auto_pad` is not `none`.",
+    required="unless auto_pad",
+    minimum=0,
+)
+_DILATIONS = AttributeRow(
+    "dilations", "s64[]", "Distance of the weights' taps; 1 is a dense kernel.", required="yes", minimum=1
+)
+_AUTO_PAD = AttributeRow(
+    "auto_pad",
+    "string",
+    "How the padding is found: `none` takes `pads_begin` and `pads_end`, `valid` is no padding, "
+    "`same_upper` and `same_lower` put the odd zero at the end and at the beginning. Upper and lower "
+    "case are the same.",
+    choices=("none", "same_upper", "same_lower", "valid"),
+    default="none",
+)
+_OUTPUT_PADDING_GRADIENT = AttributeRow(
+    "output_padding",
+    "s64[]",
+    "Extra elements at the end of each spatial axis of `diff_dst`, smaller than the stride. When absent "
+    "it is found from the shapes.",
+    minimum=0,
+)
+_OUTPUT_PADDING_FORWARD = AttributeRow(
+    "output_padding",
+    "s64[]",
+    "Extra elements at the end of each spatial axis of `dst`, smaller than the stride. Zeros when absent.",
+    minimum=0,
+)
+_GROUPS = AttributeRow(
+    "groups",
+    "s64",
+    "Number of groups that the channels of `src` and of `dst` are divided into; it divides both.",
+    minimum=1,
+    default=1,
+)
+_DATA_FORMAT = AttributeRow(
+    "data_format", "string", "Axis order of the data tensors.", choices=DATA_FORMATS, default="NXC"
+)
+_WEIGHTS_FORMAT = AttributeRow(
+    "weights_format",
+    "string",
+    "Axis order of the weights.",
+    choices=WEIGHTS_FORMATS,
+    default="XIO",
+    old_name="filter_format",
+)
+_WEIGHTS_FORMAT_TRANSPOSED = AttributeRow(
+    "weights_format",
+    "string",
+    "Axis order of the weights.",
+    choices=WEIGHTS_FORMATS,
+    default="XOI",
+    old_default="XIO",
+    old_name="filter_format",
+)
+_WEIGHTS_SHAPE = AttributeRow(
+    "weights_shape",
+    "s64[]",
+    "Shape of the weights in the order of `weights_format`. The input of the same name wins over it; one "
+    "of the two must be given. A list of zeros counts as absent.",
+    minimum=0,
+    old_name="filter_shape",
+)
+
+_SRC = TensorRow("src", "Input of the forward operation: (N, I, X) or (N, X, I).", old_name="input_forward")
+_DIFF_DST = TensorRow(
+    "diff_dst", "Gradient of the forward operation's output: (N, O, X) or (N, X, O).", old_name="output_delta"
+)
+_WEIGHTS_SHAPE_INPUT = TensorRow(
+    "weights_shape",
+    "Shape of the weights, as a one-dimensional s32 tensor or a JSON list of integers.",
+    old_name="filter_shape",
+    required=False,
+    dtypes="s32",
+)
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        name="ConvTransposeBackwardWeights",
+        old_name="ConvTransposeBackpropFilters",
+        summary="Gradient of a transposed convolution with respect to its weights.",
+        formula=(
+            "diff_weights[i, o_l, k] = sum over n and x of src[n, i, x] * diff_dst[n, (i // (I/g)) * "
+            "(O/g) + o_l, x * strides + k * dilations - pads_begin]"
+        ),
+        transposed=True,
+        attributes=(
+            _STRIDES,
+            _PADS_BEGIN,
+            _PADS_END,
+            _DILATIONS,
+            _AUTO_PAD,
+            _OUTPUT_PADDING_GRADIENT,
+            _GROUPS,
+            _DATA_FORMAT,
+            _WEIGHTS_FORMAT_TRANSPOSED,
+            _WEIGHTS_SHAPE,
+        ),
+        inputs=(_SRC, _DIFF_DST, _WEIGHTS_SHAPE_INPUT),
+        output=TensorRow("diff_weights", "Gradient of the weights.", old_name="filter_delta"),
+        pages=("ConvTransposeBackwardWeights.rst", "ConvTransposeBackpropFilters-1.md"),
+    ),
+    Operation(
+        name="ConvolutionBackwardWeights",
+        old_name="ConvolutionBackpropFilters",
+        summary="Gradient of a convolution with respect to its weights.",
+        formula=(
+            "diff_weights[o, i_l, k] = sum over n and x of diff_dst[n, o, x] * src[n, (o // (O/g)) * "
+            "(I/g) + i_l, x * strides + k * dilations - pads_begin]"
+        ),
+        transposed=False,
+        attributes=(
+            _STRIDES,
+            _PADS_BEGIN,
+            _PADS_END,
+            _DILATIONS,
+            _AUTO_PAD,
+            _GROUPS,
+            _DATA_FORMAT,
+            _WEIGHTS_FORMAT,
+            _WEIGHTS_SHAPE,
+        ),
+        inputs=(_SRC, _DIFF_DST, _WEIGHTS_SHAPE_INPUT),
+        output=TensorRow("diff_weights", "Gradient of the weights.", old_name="filter_delta"),
+        pages=("ConvolutionBackpropFilters-1.md",),
+    ),
+    Operation(
+        name="ConvTranspose",
+        old_name=None,
+        summary="Transposed convolution, with an optional bias.",
+        formula=(
+            "dst[n, o, x * strides + k * dilations - pads_begin] = bias[o] + sum over i, x and k of "
+            "src[n, i, x] * weights[i, o_l, k], with i in the group of o"
+        ),
+        transposed=True,
+        attributes=(
+            _STRIDES,
+            _PADS_BEGIN,
+            _PADS_END,
+            _DILATIONS,
+            _AUTO_PAD,
+            _OUTPUT_PADDING_FORWARD,
+            _GROUPS,
+            _DATA_FORMAT,
+            _WEIGHTS_FORMAT_TRANSPOSED,
+        ),
+        # `input`, `filter` and `output` are the names of the page's first edition, ConvTranspose-1.
+        inputs=(
+            TensorRow("src", "Input: (N, I, X) or (N, X, I).", old_name="input"),
+            TensorRow("weights", "Weights in the order of `weights_format`.", old_name="filter"),
+            TensorRow("bias", "Added to every channel of `dst`: (O).", required=False),
+        ),
+        output=TensorRow("dst", "Output: (N, O, X) or (N, X, O).", old_name="output"),
+        pages=("ConvTranspose.rst",),
+    ),
+)
+
+
+def _called() -> dict[str, CalledOperation]:
+    found: dict[str, CalledOperation] = {}
+    for operation in OPERATIONS:
+        for name in operation.names:
+            old = operation.old_name is not None and name.startswith(operation.old_name)
+            found[name] = CalledOperation(operation, name, "old" if old else "new")
+    return found
+
+
+_CALLED = _called()
+
+
+def operation_names() -> tuple[str, ...]:
+    """Return every name and alias under which an operation can be called."""
+    return tuple(_CALLED)
+
+
+def find_operation(name: object) -> CalledOperation:
+    """Return the operation that a name or alias, with or without the suffix `-1`, calls.
+
+    Raises `UnknownOperation`, with the nearest known name when there is one, for anything else.
+    """
+    called = _CALLED.get(name) if isinstance(name, str) else None
+    if called is None:
+        hint = near_miss(name, _CALLED)
+        known = ", ".join(operation.name for operation in OPERATIONS)
+        suffix = f"; did you mean {hint}?" if hint else ""
+        raise UnknownOperation(f"no such operation: the operations are {known}{suffix}", data={"hint": hint})
+    return called
+
+
+def near_miss(name: object, known: Mapping[str, object] | tuple[str, ...]) -> str | None:
+    """Return the known name that a misspelt one most likely means, or None."""
+    if not isinstance(name, str) or not 1 < len(name) <= 64:
+        return None
+    folded = {entry.casefold().replace("_", ""): entry for entry in known}
+    close = difflib.get_close_matches(name.casefold().replace("_", ""), folded, n=1, cutoff=0.75)
+    return folded[close[0]] if close else None
