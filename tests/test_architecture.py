@@ -1,0 +1,274 @@
+"""The house rules that a reader relies on, read from the syntax trees: who imports whom, what no file may say."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("app", "kernels", "schemas", "convgrad")
+FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples")
+
+# Who may import whom, and which outside packages a room may know; `app` may use every server dependency.
+OURS = {
+    "app": {"schemas", "kernels", "convgrad"},
+    "schemas": {"convgrad"},
+    "kernels": set(),
+    "convgrad": set(),
+}
+OUTSIDE = {
+    "schemas": {"pydantic", "pydantic_core"},
+    "kernels": {"numpy", "numba", "llvmlite"},
+    "convgrad": {"numpy", "httpx", "ml_dtypes"},
+}
+# The names under which distributions are imported, where they differ, and what they bring along by contract.
+IMPORT_NAMES = {
+    "ml-dtypes": {"ml_dtypes"},
+    "pydantic": {"pydantic", "pydantic_core"},
+    "numba": {"numba", "llvmlite"},
+    "fastapi": {"fastapi", "starlette"},
+    "httpx": {"httpx", "httpcore", "anyio"},
+    "uvicorn": {"uvicorn", "h11", "click"},
+}
+JIT = {"jit", "njit", "vectorize", "guvectorize", "cfunc", "stencil"}
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Every module of the project by dotted name."""
+    return {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in paths().items()}
+
+
+@cache
+def paths() -> dict[str, Path]:
+    """Every Python file of the project by dotted module name."""
+    found = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(module: str, *, eager: bool = False) -> Iterator[str]:
+    """Absolute dotted names that `module` imports; `eager`: only those that run when it is imported."""
+    is_package = paths()[module].name == "__init__.py"
+
+    def walk(node: ast.AST) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            if eager and isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                continue
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                if not eager:
+                    yield from walk(child)
+                continue
+            if isinstance(child, ast.Import):
+                yield from (alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                yield from from_names(child)
+            yield from walk(child)
+
+    def from_names(node: ast.ImportFrom) -> Iterator[str]:
+        base = node.module or ""
+        if node.level:
+            above = module.split(".")[: None if is_package and node.level == 1 else (is_package - node.level)]
+            base = ".".join([*above, base]).strip(".")
+        # `from package import module` depends on that module; `from module import name` on the one before it
+        for alias in node.names:
+            inner = f"{base}.{alias.name}"
+            yield inner if inner in paths() else base
+
+    yield from walk(modules()[module])
+
+
+def calls(module: str) -> Iterator[tuple[str, ast.Call]]:
+    """Each call in `module` with the last part of the name that is called."""
+    for node in ast.walk(modules()[module]):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func).rpartition(".")[2], node
+
+
+def is_compiled(node: ast.AST) -> bool:
+    """Whether a function is compiled by Numba, by a decorator that says so in its name."""
+    decorators = getattr(node, "decorator_list", [])
+    return any(set(re.findall(r"\w+", ast.unparse(d))) & JIT for d in decorators)
+
+
+def of(package: str) -> list[str]:
+    """The modules of one package."""
+    return [name for name in paths() if name.split(".")[0] == package]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_between_the_rooms_go_one_way(package: str) -> None:
+    """A room imports only the rooms below it: app -> schemas, kernels, convgrad; schemas -> convgrad."""
+    rooms = {"tests", "benchmarks", "examples", *PACKAGES} - {package} - OURS[package]
+    crossed = {f"{m} imports {i}" for m in of(package) for i in imports(m) if i.split(".")[0] in rooms}
+    assert not crossed
+
+
+def test_schemas_know_only_the_error_tree_and_the_dtypes_of_convgrad() -> None:
+    """The schemas take the error tree and the dtype table from convgrad, nothing of the client."""
+    taken = {i for m in of("schemas") for i in imports(m) if i.split(".")[0] == "convgrad"}
+    assert taken <= {"convgrad._errors", "convgrad._dtypes"}
+
+
+@pytest.mark.parametrize("package", sorted(OUTSIDE))
+def test_outside_packages_of_a_room(package: str) -> None:
+    """Schemas, kernels and the client know the standard library and the few packages that are theirs."""
+    known = sys.stdlib_module_names | OUTSIDE[package] | OURS[package] | {package}
+    strangers = {f"{m} imports {i}" for m in of(package) for i in imports(m) if i.split(".")[0] not in known}
+    assert not strangers
+
+
+def test_every_outside_package_is_declared() -> None:
+    """What the client and the server import is declared in pyproject.toml, not only there by accident."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    client = project["dependencies"]
+    optional = project["optional-dependencies"]
+    lazy = {
+        name for extra in ("ray", "otel") for line in optional.get(extra, []) for name in import_names(line)
+    }
+    declared = {name for line in client + optional["server"] for name in import_names(line)} | lazy
+    known = sys.stdlib_module_names | declared | set(PACKAGES)
+    strangers = {f"{m} imports {i}" for p in PACKAGES for m in of(p) for i in imports(m)
+                 if i.split(".")[0] not in known}  # fmt: skip
+    assert not strangers
+    eager = {i for m in of("app") for i in imports(m, eager=True) if i.split(".")[0] in lazy}
+    assert not eager, "an optional package is imported only where it is used"
+
+
+def import_names(requirement: str) -> set[str]:
+    """The names that one requirement line makes importable."""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match, requirement
+    name = match[0].lower()
+    return IMPORT_NAMES.get(name, {name.replace("-", "_")}) | {name.split("-")[0]}
+
+
+def test_no_import_cycles() -> None:
+    """No module needs itself, at import time, through any chain of modules."""
+    graph = {m: {i for i in imports(m, eager=True) if i in paths() and i != m} for m in paths()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_oracle_knows_only_numpy() -> None:
+    """The oracle is independent of what it checks: NumPy (with its bfloat16), none of our packages."""
+    names = {i.split(".")[0] for i in imports("tests.naive")}
+    assert names <= {"numpy", "ml_dtypes", *sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("module", ["schemas.tables", "schemas.shapes"])
+def test_shape_inference_is_integers_only(module: str) -> None:
+    """The tables and the shape rules need no array package."""
+    if module in paths():
+        assert not {i for i in imports(module) if i.split(".")[0] in {"numpy", "numba", "ml_dtypes"}}
+
+
+def test_what_no_file_may_say() -> None:
+    """No Numba threads, no pickle in arrays, no evaluated text, and no middleware that hides disconnects."""
+    found = []
+    for module in (m for p in PACKAGES for m in of(p)):
+        for name, call in calls(module):
+            found += [
+                f"{module}: {k.arg}=True"
+                for k in call.keywords
+                if k.arg in {"parallel", "allow_pickle", "shell"} and ast.unparse(k.value) == "True"
+            ]
+            if name in {"literal_eval", "prange"} or ast.unparse(call.func) in {"eval", "exec"}:
+                found.append(f"{module}: {name}()")
+        names = {n.id for n in ast.walk(modules()[module]) if isinstance(n, ast.Name)}
+        found += [f"{module}: {n}" for n in names & {"BaseHTTPMiddleware", "prange"}]
+    assert not found
+
+
+def test_the_client_and_the_schemas_never_pickle() -> None:
+    """What reads bytes from outside can't load a pickle: it imports none of the modules that do."""
+    picklers = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    assert not {m for p in ("convgrad", "schemas", "kernels") for m in of(p) if picklers & set(imports(m))}
+
+
+def test_compiler_flags_come_from_one_module() -> None:
+    """One module alone writes Numba's flags: a kernel that forgot `cache` or `nogil` would stall the service."""
+    literal = set()
+    for module in of("kernels"):
+        decorators = [d for n in ast.walk(modules()[module]) for d in getattr(n, "decorator_list", [])]
+        if any(not isinstance(d, ast.Call) and ast.unparse(d).rpartition(".")[2] in JIT for d in decorators):
+            literal.add(f"{module} (a bare decorator)")
+        for name, call in calls(module):
+            if name in JIT and any(k.arg is not None for k in call.keywords):
+                literal.add(module)
+    assert len(literal) <= 1, literal
+
+
+def test_compiled_functions_do_not_validate() -> None:
+    """Everything is checked before the kernels: no compiled function raises."""
+    raising = {
+        f"{m}:{node.lineno}"
+        for m in of("kernels")
+        for node in ast.walk(modules()[m])
+        if isinstance(node, ast.FunctionDef) and is_compiled(node)
+        if any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+    }
+    assert not raising
+
+
+def test_async_lives_in_the_service_and_the_async_client() -> None:
+    """Schemas and kernels are plain functions; in convgrad only the client has coroutines."""
+    quiet = [*of("schemas"), *of("kernels"), *(m for m in of("convgrad") if m != "convgrad._client")]
+    assert not {m for m in quiet if any(isinstance(n, ast.AsyncFunctionDef) for n in ast.walk(modules()[m]))}
+
+
+def test_files_stay_short() -> None:
+    """A file says one thing: none is longer than 500 lines."""
+    lengths = {m: len(p.read_text(encoding="utf-8").splitlines()) for m, p in paths().items()}
+    assert not {m: n for m, n in lengths.items() if n > 500}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_public_surface_is_declared(package: str) -> None:
+    """Every public name of a package exists, is listed once, and says what it is."""
+    module = importlib.import_module(package)
+    names = list(getattr(module, "__all__", []))
+    assert len(names) == len(set(names))
+    for name in names:
+        thing = getattr(module, name)
+        if callable(thing):
+            assert thing.__doc__, f"{package}.{name} has no docstring"
+
+
+def test_the_client_promises_its_documented_names() -> None:
+    """`import convgrad` gives the clients, the events and the root of the errors."""
+    public = set(importlib.import_module("convgrad").__all__)
+    assert public >= {"AsyncClient", "Client", "ConvgradError", "Progress", "Tile"}
+
+
+def test_every_test_states_its_claim() -> None:
+    """Each test function has a docstring that says what it shows."""
+    silent = {
+        f"{m}.{node.name}"
+        for m in of("tests")
+        for node in ast.walk(modules()[m])
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.startswith("test_")
+        and not ast.get_docstring(node)
+    }
+    assert not silent
+
+
+def test_every_module_says_what_it_is() -> None:
+    """Each file of the packages opens with a docstring."""
+    silent = {m for p in PACKAGES for m in of(p) if not ast.get_docstring(modules()[m])}
+    assert not silent
