@@ -1,4 +1,4 @@
-"""The house rules that a reader relies on, read from the syntax trees: who imports whom, what no file may say."""
+"""The house rules that a reader relies on, read from the syntax: who imports whom, what no file may say."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_the_client_and_the_schemas_never_pickle() -> None:
 
 
 def test_compiler_flags_come_from_one_module() -> None:
-    """One module alone writes Numba's flags: a kernel that forgot `cache` or `nogil` would stall the service."""
+    """One module alone writes Numba's flags; a kernel that forgot `cache` or `nogil` stalls the service."""
     literal = set()
     for module in of("kernels"):
         decorators = [d for n in ast.walk(modules()[module]) for d in getattr(n, "decorator_list", [])]
