@@ -1,0 +1,329 @@
+"""Problems to try: a plain description, generators of random ones, exact integer data, and real layers.
+
+A `Case` is one operation call in the pages' words. It makes its own data, its own attributes as a caller
+would send them, and asks the oracle for the answer; turning it into what some part of the project reads is
+that part's test's affair. One builder draws every random case, from `hypothesis` (`cases()`, which shrinks)
+or from a seeded generator (`random_case`, which is fast).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from math import isqrt, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+
+from tests import naive
+
+Ints = tuple[int, ...]
+Tensor = npt.NDArray[Any]
+Pick = Callable[[Sequence[Any]], Any]
+
+OPS = ("ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose")
+FORMATS = ("XIO", "OIX", "IOX", "XOI")
+EXACT_SUM = 1 << 22  # f32 holds every integer up to 2**24; the margin is for kernels that split a product
+WIDEST = {"f32": 2048, "f16": 32, "bf16": 128}  # f16 would overflow more often than not
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One call: I and O are `src_channels` and `dst_channels`, dilations of 1 are dense."""
+
+    name: str = "random"
+    op: str = "ConvolutionBackwardWeights"
+    dtype: str = "f32"
+    n: int = 1
+    src_channels: int = 1
+    dst_channels: int = 1
+    groups: int = 1
+    src_spatial: Ints
+    dst_spatial: Ints
+    kernel: Ints
+    strides: Ints = ()
+    dilations: Ints = ()
+    pads_begin: Ints = ()
+    pads_end: Ints = ()
+    output_padding: Ints = ()
+    data_format: str = "NCX"
+    weights_format: str = "OIX"
+    groups_axis: str = "I"
+    bias: bool = False
+    seed: int = field(default=0, compare=False)
+
+    def __post_init__(self) -> None:
+        rank = len(self.kernel)
+        for key, fill in (
+            ("strides", 1), ("dilations", 1), ("pads_begin", 0), ("pads_end", 0), ("output_padding", 0),
+        ):  # fmt: skip
+            object.__setattr__(self, key, getattr(self, key) or (fill,) * rank)
+        self._check()
+
+    def _check(self) -> None:
+        """Hold the case to the pages' shape rule, so that a wrong case can't pass for a wrong kernel."""
+        assert self.src_channels % self.groups == 0
+        assert self.dst_channels % self.groups == 0
+        for axis in range(len(self.kernel)):
+            s, b, e = self.strides[axis], self.pads_begin[axis], self.pads_end[axis]
+            extent = (self.kernel[axis] - 1) * self.dilations[axis] + 1
+            if self.transposed:
+                expected = s * (self.src_spatial[axis] - 1) + extent - b - e + self.output_padding[axis]
+                assert self.output_padding[axis] < s, self
+            else:
+                assert self.src_spatial[axis] + b + e >= extent, self
+                expected = (self.src_spatial[axis] + b + e - extent) // s + 1
+            assert self.dst_spatial[axis] == expected, f"axis {axis}: dst {expected} expected: {self}"
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the operation is one of ConvTranspose's."""
+        return self.op.startswith("ConvTranspose")
+
+    @property
+    def forward(self) -> bool:
+        """Whether the result is dst."""
+        return self.op == "ConvTranspose"
+
+    @property
+    def src_shape(self) -> Ints:
+        """Shape of src."""
+        return self._data_shape(self.src_channels, self.src_spatial)
+
+    @property
+    def dst_shape(self) -> Ints:
+        """Shape of dst and diff_dst."""
+        return self._data_shape(self.dst_channels, self.dst_spatial)
+
+    @property
+    def weights_shape(self) -> Ints:
+        """Shape of weights and diff_weights, the axis `groups_axis` divided by groups."""
+        divide = {"I": 1, "O": 1, self.groups_axis: self.groups}
+        sizes: dict[str, Ints] = {
+            "I": (self.src_channels // divide["I"],),
+            "O": (self.dst_channels // divide["O"],),
+            "X": self.kernel,
+        }
+        return tuple(size for letter in self.weights_format for size in sizes[letter])
+
+    @property
+    def input_shapes(self) -> dict[str, Ints]:
+        """Shapes of the inputs by their names, in the kernels' order."""
+        if not self.forward:
+            return {"src": self.src_shape, "diff_dst": self.dst_shape}
+        shapes = {"src": self.src_shape, "weights": self.weights_shape}
+        return shapes | ({"bias": (self.dst_channels,)} if self.bias else {})
+
+    @property
+    def output_shape(self) -> Ints:
+        """Shape of the result."""
+        return self.dst_shape if self.forward else self.weights_shape
+
+    @property
+    def macs(self) -> int:
+        """Nominal multiply-adds."""
+        pixels = self.src_spatial if self.transposed else self.dst_spatial
+        channels = self.src_channels * self.dst_channels // self.groups
+        return self.n * prod(pixels) * prod(self.kernel) * channels
+
+    @property
+    def sum_length(self) -> int:
+        """Most products that one element of the result adds up, bias included."""
+        if self.forward:
+            return self.src_channels // self.groups * prod(self.kernel) + 1
+        return self.n * prod(self.src_spatial if self.transposed else self.dst_spatial)
+
+    def attributes(self) -> dict[str, Any]:
+        """Give the attributes as a caller sends them, under their new names."""
+        sent: dict[str, Any] = {
+            key: list(getattr(self, key)) for key in ("strides", "pads_begin", "pads_end", "dilations")
+        }
+        sent |= {key: getattr(self, key) for key in ("groups", "data_format", "weights_format")}
+        if self.transposed:
+            sent["output_padding"] = list(self.output_padding)
+        if not self.forward:
+            sent["weights_shape"] = list(self.weights_shape)
+        return sent
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Make integer inputs in the case's dtype, whose every partial sum f32 holds exactly.
+
+        The ranges are as wide as that allows, up to what the dtype itself holds, so that results of f16 and
+        bf16 need rounding, ties among them.
+        """
+        assert self.sum_length <= EXACT_SUM, f"sums of {self.sum_length} products can't be exact"
+        rng = np.random.default_rng(self.seed)
+        bound = EXACT_SUM // max(1, self.sum_length)
+        first = min(WIDEST[self.dtype], isqrt(bound))
+        second = min(WIDEST[self.dtype], bound // first)
+        limits = {"src": first, "weights": second, "diff_dst": second, "bias": first * second}
+        return {
+            name: naive.round_to(self.dtype, rng.integers(-limits[name], limits[name] + 1, shape))
+            for name, shape in self.input_shapes.items()
+        }
+
+    def floats(self) -> dict[str, Tensor]:
+        """Make normally distributed inputs in the case's dtype."""
+        rng = np.random.default_rng(self.seed)
+        return {
+            name: naive.round_to(self.dtype, rng.standard_normal(shape))
+            for name, shape in self.input_shapes.items()
+        }
+
+    def mirrored(self) -> Case:
+        """Give the weight gradient of the other operation that is the same sum: src and diff_dst swapped."""
+        assert not self.forward
+        op = "ConvolutionBackwardWeights" if self.transposed else "ConvTransposeBackwardWeights"
+        padding = []
+        for axis in range(len(self.kernel)):
+            extent = (self.kernel[axis] - 1) * self.dilations[axis] + 1
+            pads = self.pads_begin[axis] + self.pads_end[axis]
+            shortest = self.strides[axis] * (self.dst_spatial[axis] - 1) + extent - pads
+            padding.append(self.src_spatial[axis] - shortest)
+        return replace(
+            self,
+            op=op,
+            src_channels=self.dst_channels,
+            dst_channels=self.src_channels,
+            src_spatial=self.dst_spatial,
+            dst_spatial=self.src_spatial,
+            output_padding=() if self.transposed else tuple(padding),
+            groups_axis="I" if self.transposed else "O",
+            weights_format=self.weights_format.translate(str.maketrans("IO", "OI")),
+        )
+
+    def exact(self, inputs: dict[str, Tensor]) -> naive.Array:
+        """Ask the oracle for the result in float64."""
+        shared: dict[str, Any] = {
+            key: getattr(self, key)
+            for key in ("strides", "pads_begin", "dilations", "groups", "data_format", "weights_format")
+        }
+        shared["groups_axis"] = self.groups_axis
+        if self.forward:
+            tensors = (inputs["src"], inputs["weights"], inputs.get("bias"))
+            return naive.conv_transpose(*tensors, dst_spatial=self.dst_spatial, **shared)
+        return naive.bwd_weights(self.op, inputs["src"], inputs["diff_dst"], kernel=self.kernel, **shared)
+
+    def expected(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Ask the oracle for the result, rounded once to the case's dtype."""
+        return naive.round_to(self.dtype, self.exact(inputs))
+
+    def _data_shape(self, channels: int, spatial: Ints) -> Ints:
+        return (self.n, channels, *spatial) if self.data_format == "NCX" else (self.n, *spatial, channels)
+
+
+def build(pick: Pick, macs: int, longer: int = 1) -> Case:
+    """Draw a valid case of at most about `macs` multiply-adds, images about `longer` times longer than small.
+
+    `pick` chooses one of a sequence, in which the simplest comes first.
+    """
+    op = pick(OPS)
+    transposed = op.startswith("ConvTranspose")
+    rank = pick([1, 2, 2, 2, 3])
+    axes = [_axis(pick, transposed, rank, longer) for _ in range(rank)]
+    columns = list(zip(*axes, strict=True))
+    groups, src_channels, dst_channels = _channels(pick)
+    case = Case(
+        op=op,
+        dtype=pick(["f32", "f32", "bf16", "f16"]),
+        n=pick([1] * 8 + [2] * 6 + [3, 3, 5, 5, 9, 0]),
+        groups=groups,
+        src_channels=src_channels,
+        dst_channels=dst_channels,
+        src_spatial=columns[0],
+        dst_spatial=columns[1],
+        kernel=columns[2],
+        strides=columns[3],
+        dilations=columns[4],
+        pads_begin=columns[5],
+        pads_end=columns[6],
+        output_padding=columns[7],
+        data_format=pick(["NCX", "NXC"]),
+        weights_format=pick(FORMATS),
+        groups_axis=pick(["O", "I"]) if transposed and groups > 1 else ("O" if transposed else "I"),
+        bias=op == "ConvTranspose" and pick([False, True]),
+        seed=pick(range(1 << 16)),
+    )
+    return fit(case, macs)
+
+
+def cases(macs: int = 20_000) -> st.SearchStrategy[Case]:
+    """Give the `hypothesis` strategy of valid cases."""
+
+    @st.composite
+    def drawn(draw: st.DrawFn) -> Case:
+        return build(lambda options: draw(st.sampled_from(options)), macs)
+
+    return drawn()
+
+
+def random_case(rng: np.random.Generator, macs: int = 60_000, longer: int = 1) -> Case:
+    """Draw a case from a seeded generator."""
+    return build(lambda options: options[int(rng.integers(len(options)))], macs, longer)
+
+
+def _axis(pick: Pick, transposed: bool, rank: int, longer: int) -> Ints:
+    """Draw (src, dst, kernel, stride, dilation, pads_begin, pads_end, output_padding) of one axis."""
+    size = pick([5, 1, 2, 3, 4, 6, 7, 8, 9, 11, 13, 17, 34] if rank < 3 else [4, 1, 2, 3, 5, 6])
+    size = size * longer - pick(range(longer))
+    kernel = pick([3, 1, 1, 2, 3, 4, 5, 7, 12] if rank < 3 else [2, 1, 3, 4])
+    stride = pick([1, 1, 2, 2, 3, 5])
+    dilation = pick([1, 1, 1, 2, 3, 17])
+    extent = (kernel - 1) * dilation + 1
+    pads = [0, 0, 1, 1, 2, 3, extent // 2, extent, extent + 3]
+    begin, end = min(pick(pads), 40), min(pick(pads), 40)
+    if not transposed:
+        end = max(end, extent - size - begin)
+        return size, (size + begin + end - extent) // stride + 1, kernel, stride, dilation, begin, end, 0
+    extra = pick([0, 0, *range(stride)])
+    full = stride * (size - 1) + extent + extra
+    begin = min(begin, full - 1)
+    end = min(end, full - 1 - begin)
+    return size, full - begin - end, kernel, stride, dilation, begin, end, extra
+
+
+def _channels(pick: Pick) -> Ints:
+    """Draw (groups, I, O): plain, grouped, depthwise, with multiplier; around the sizes of tiles."""
+    kind = pick(["plain", "plain", "plain", "grouped", "depthwise", "multiplier", "reducer"])
+    sizes = [1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 64, 65]
+    if kind == "plain":
+        return 1, pick(sizes), pick(sizes)
+    if kind == "grouped":
+        groups = pick([2, 3, 4, 8])
+        return groups, groups * pick(sizes[:12]), groups * pick(sizes[:12])
+    groups = pick([2, 3, 7, 8, 15, 16, 17, 24, 33])
+    many = groups * pick([2, 3, 4])
+    return {"depthwise": (groups, groups, groups), "multiplier": (groups, groups, many)}.get(
+        kind, (groups, many, groups)
+    )
+
+
+def fit(case: Case, macs: int) -> Case:
+    """Take the batch, then channels down until the case is small enough to be tried by the thousand."""
+    if case.macs > macs and case.n > 1:
+        case = replace(case, n=1)
+    while case.macs > macs and (case.src_channels > case.groups or case.dst_channels > case.groups):
+        if case.src_channels >= case.dst_channels:
+            case = replace(case, src_channels=max(1, case.src_channels // case.groups // 2) * case.groups)
+        else:
+            case = replace(case, dst_channels=max(1, case.dst_channels // case.groups // 2) * case.groups)
+    while case.macs > macs and case.groups > 1:
+        half = case.groups // 2
+        src, dst = case.src_channels // case.groups * half, case.dst_channels // case.groups * half
+        case = replace(case, groups=half, src_channels=src, dst_channels=dst)
+    return case
+
+
+def real_layers() -> Iterator[Case]:
+    """Give the layers of `benchmarks/shapes.json`, batch as published."""
+    path = Path(__file__).parent.parent / "benchmarks" / "shapes.json"
+    for row in json.loads(path.read_text()):
+        known = {each.name for each in fields(Case)} & row.keys()
+        plain: dict[str, Any] = {
+            key: tuple(row[key]) if isinstance(row[key], list) else row[key] for key in known
+        }
+        yield Case(**plain, groups_axis="O" if row["op"].startswith("ConvTranspose") else "I")
