@@ -1,0 +1,86 @@
+"""Where schemas meet kernels: a resolved operation becomes a problem, a plan, and a bill that the limits allow."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from app.settings import Settings
+from convgrad._dtypes import dtype
+from convgrad._errors import TooLarge
+from kernels import ConvProblem, Plan, plan
+from schemas.ops import ResolvedOp, TensorSpec
+
+__all__ = ["call_bytes", "describe_plan", "plan_call", "problem_of", "tensor_bytes"]
+
+
+def problem_of(op: ResolvedOp) -> ConvProblem:
+    """Build the kernels' descriptor of `op`: the same integers without what only callers care about."""
+    return ConvProblem(
+        op=op.op,
+        dtype=op.dtype,
+        n=op.n,
+        src_channels=op.src_channels,
+        dst_channels=op.dst_channels,
+        groups=op.groups,
+        src_spatial=op.src_spatial,
+        dst_spatial=op.dst_spatial,
+        kernel=op.kernel,
+        strides=op.strides,
+        dilations=op.dilations,
+        pads_begin=op.pads_begin,
+        data_format=op.data_format,
+        weights_format=op.weights_format,
+        groups_axis=op.groups_axis,
+        bias=any(spec.name == "bias" for spec in op.inputs),
+    )
+
+
+def tensor_bytes(spec: TensorSpec) -> int:
+    """Count the bytes of a tensor."""
+    return prod(spec.shape) * dtype(spec.dtype).itemsize
+
+
+def plan_call(op: ResolvedOp, settings: Settings, *, reference: bool = False) -> Plan:
+    """Plan `op` for the workers of this service.
+
+    Raises `TooLarge` when its work, output, scratch or tensors together are over a limit, before anything is allocated
+    and, for the work, before anything is planned.
+    """
+    _check("work", op.macs, settings.work_limit, "multiply-adds")
+    _check("output", tensor_bytes(op.output), settings.output_limit, "bytes of output")
+    _check("memory", call_bytes(op), settings.memory_budget, "bytes of tensors")
+    chosen = plan(problem_of(op), workers=settings.worker_count, reference=reference)
+    _check(
+        "scratch",
+        call_bytes(op) + chosen.scratch_bytes,
+        settings.memory_budget,
+        "bytes of tensors and scratch",
+    )
+    return chosen
+
+
+def call_bytes(op: ResolvedOp) -> int:
+    """Count the bytes of all tensors of a call, output included."""
+    return sum(map(tensor_bytes, (*op.inputs, op.output)))
+
+
+def describe_plan(chosen: Plan) -> dict[str, Any]:
+    """Say how a call would be computed and what it costs."""
+    return {
+        "kernel": chosen.kernel,
+        "gmac": chosen.macs / 1e9,
+        "units": len(chosen.units),
+        "tiles": sum(unit.offset is not None for unit in chosen.units),
+        "stages": chosen.stages,
+        "scratch_bytes": chosen.scratch_bytes,
+        "refusals": list(chosen.refusals),
+    }
+
+
+def _check(reason: str, value: int, limit: int, what: str) -> None:
+    if value > limit:
+        raise TooLarge(
+            f"the call needs {value} {what} and this service allows {limit}",
+            data={"reason": reason, "limit": limit, "value": value},
+        )

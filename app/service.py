@@ -1,0 +1,135 @@
+"""The use cases, the same for every door: validate, prepare, call.
+
+A door's walk through one call::
+
+    service.admit()                                        # refuses while starting, draining or full: before the body
+    with Holding(service.segments) as holding:             # intake writes the tensors into segments of the holding
+        ...
+        prepared = await service.prepare(name, attributes, inputs, options)     # every check; nothing is read yet
+        async with service.call(prepared, tensors, holding, timings=timings) as call:
+            async for event in call.events():              # Begin, Progress, TileReady, .., End (app.events)
+                ...
+
+Leaving ``async with`` by any way stops the work and frees the segments of inputs, scratch and output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from app.call import Call, Prepared
+from app.options import parse_options
+from app.planning import describe_plan, plan_call
+from app.settings import Settings
+from app.timings import Timings
+from convgrad._errors import Overloaded, ShuttingDown
+from schemas.ops import TensorMeta, resolve
+
+if TYPE_CHECKING:
+    from app.engines.base import Engine
+    from app.intake.landing import Holding
+    from app.pool.buffers import Segment, SegmentPool
+
+__all__ = ["Prepared", "Service"]
+
+
+class Service:
+    """Compute gradients for the doors: one object for the life of the process."""
+
+    def __init__(self, settings: Settings, engine: Engine, segments: SegmentPool) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.segments = segments
+        self.draining = False
+        self.calls: set[Call] = set()
+        self.closing: set[asyncio.Future[None]] = set()
+        self._ids = itertools.count(1)
+
+    def admit(self) -> None:
+        """Let a new call in, before its body is read.
+
+        Raises `ShuttingDown` while draining and `Overloaded` while the kernels compile or the queue is full.
+        """
+        if self.draining:
+            raise ShuttingDown("the service is shutting down", retry_after=5)
+        if not self.engine.ready:
+            raise Overloaded(
+                "the service is starting: its kernels are being compiled",
+                retry_after=2,
+                data={"reason": "starting"},
+            )
+        if len(self.calls) >= self.settings.queue_length:
+            raise Overloaded(
+                f"{len(self.calls)} calls wait or compute and the queue holds {self.settings.queue_length}",
+                retry_after=1,
+                data={"reason": "queue", "limit": self.settings.queue_length},
+            )
+
+    async def validate(
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        inputs: Mapping[str, TensorMeta | list[int]],
+        options: object = None,
+    ) -> dict[str, Any]:
+        """Check a call without its tensors and say what it would be: resolved attributes, outputs, plan and cost.
+
+        Raises what `prepare` raises.
+        """
+        prepared = await self.prepare(name, attributes, inputs, options)
+        op = prepared.op
+        output = {"dtype": op.output.dtype, "shape": list(op.output.shape)}
+        reply: dict[str, Any] = {
+            "op": op.called_as,
+            "outputs": {op.wire_name(op.output.name): output},
+            "resolved": op.reply_attributes(),
+            "plan": describe_plan(prepared.plan),
+        }
+        return reply | ({"warnings": list(prepared.warnings)} if prepared.warnings else {})
+
+    async def prepare(
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        inputs: Mapping[str, TensorMeta | list[int]],
+        options: object = None,
+        *,
+        started: float | None = None,
+    ) -> Prepared:
+        """Check everything that can be known without the tensors' bytes: names, rules, shapes, options, limits.
+
+        `started` is the `time.monotonic()` from which the deadline counts; now, when absent.
+
+        Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
+        """
+        chosen = parse_options(options)
+        op = resolve(name, attributes, inputs)
+        plan = plan_call(op, self.settings, reference=chosen.reference)
+        allowed = self.settings.deadline_s
+        if chosen.deadline_ms is not None:
+            allowed = min(allowed, chosen.deadline_ms / 1000)
+        deadline = (time.monotonic() if started is None else started) + allowed
+        return Prepared(op, plan, chosen, deadline, tuple(op.warnings))
+
+    def call(
+        self,
+        prepared: Prepared,
+        tensors: Mapping[str, Segment],
+        holding: Holding,
+        *,
+        timings: Timings | None = None,
+    ) -> Call:
+        """Pair a prepared call with its tensors, under either spelling of their names; the call takes them over.
+
+        The segments hold the elements from byte 0: C order, little-endian, the dtype and shape of `prepared.op.inputs`.
+        Use the result with ``async with``; entering it admits the call (see `admit`).
+        """
+        return Call(self, prepared, tensors, holding, timings or Timings(), f"call-{next(self._ids)}")
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give the numbers of the moment: calls, engine, segments."""
+        return {"calls": len(self.calls), "draining": self.draining, "engine": self.engine.snapshot()}
