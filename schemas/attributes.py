@@ -1,0 +1,317 @@
+"""Attributes of a call: from either spelling, wrapped or plain, to one frozen model per operation.
+
+The Pydantic models are made from `schemas.tables`, one for each operation and dialect. A model accepts what
+a call may say: both spellings of a name, any case of `auto_pad`, values wrapped as oneDNN's graph dump
+writes them (`{"type": "s64[]", "value": [2, 2]}`), and null for "not given".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
+
+from schemas.problems import Problem, number, problem, safe_key
+from schemas.shapes import INT64_MAX
+from schemas.tables import MAX_DIMS, AttributeRow, CalledOperation, Dialect, find_operation, near_miss
+
+__all__ = ["Attributes", "Given", "attributes_model", "read_attributes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Hold the attributes of a call under their canonical names; None is absent, or `bad` when its name is
+    there."""
+
+    strides: tuple[int, ...] | None = None
+    pads_begin: tuple[int, ...] | None = None
+    pads_end: tuple[int, ...] | None = None
+    dilations: tuple[int, ...] | None = None
+    auto_pad: str | None = None
+    output_padding: tuple[int, ...] | None = None
+    groups: int | None = None
+    data_format: str | None = None
+    weights_format: str | None = None
+    weights_shape: tuple[int, ...] | None = None
+    bad: frozenset[str] = frozenset()
+    spelled: Mapping[str, str] | None = None
+
+
+class Attributes(BaseModel):
+    """Be the base of the generated models: frozen, strict about integers, closed to unknown names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    called: ClassVar[CalledOperation]
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read(cls, data: Any, handler: ModelWrapValidatorHandler[Attributes]) -> Attributes:
+        values, _, problems = _canonical(cls.called, data)
+        if not problems:
+            return handler(values)
+        lines: list[InitErrorDetails] = [_line(found) for found in problems]
+        raise ValidationError.from_exception_data(cls.__name__, lines, hide_input=True)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        made = handler.resolve_ref_schema(handler(schema))
+        made["properties"] = _accepted(cls.called, made.get("properties", {}))
+        return made
+
+
+# JSON Schema members of a plain field that are written anew for the field as a call may say it.
+_RETOLD = ("title", "description", "default")
+
+
+def _accepted(called: CalledOperation, plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema properties for everything that a call may write: both spellings, wrapped or
+    plain."""
+    found: dict[str, Any] = {}
+    for row in called.operation.attributes:
+        own = {key: value for key, value in plain[row.name].items() if key not in _RETOLD}
+        forms = [form for form in own.get("anyOf", [own]) if form != {"type": "null"}]
+        if row.name == "auto_pad":
+            forms = [
+                {"type": "string", "enum": [*row.choices, "None", *(text.upper() for text in row.choices)]}
+            ]
+        wrapped = {
+            "type": "object",
+            "properties": {"type": {"const": row.kind}, "value": forms[0]},
+            "required": ["type", "value"],
+            "additionalProperties": False,
+        }
+        nothing = [] if row.required == "yes" else [{"type": "null"}]
+        default = row.default_in(called.dialect)
+        made = {
+            "description": row.doc,
+            "anyOf": [*forms, wrapped, *nothing],
+            **({} if default is None else {"default": default}),
+        }
+        name = row.spelled(called.dialect)
+        found[name] = made
+        for other in {row.name, row.old_name or row.name} - {name}:
+            found[other] = {**made, "description": f"Another spelling of `{name}`."}
+    return found
+
+
+def read_attributes(called: CalledOperation, given: object) -> tuple[Given, list[Problem]]:
+    """Return the attributes of a call with defaults filled in, and every rule that they break by themselves.
+
+    A value that breaks a rule comes back as None with its name in `bad`, so that the rest can still be
+    checked.
+    """
+    values, spelled, problems = _canonical(called, given)
+    bad = {
+        called.operation.attribute_spellings[found["loc"][1]]
+        for found in problems
+        if _is_known(called, found)
+    }
+    try:
+        model = _field_model(called.called_as, partial=bool(bad))
+        read = model.model_validate(values)
+    except ValidationError as error:
+        for found in error.errors(include_url=False):
+            bad.add(str(found["loc"][0]))
+            problems.append(_from_pydantic(called, found, spelled))
+        kept = {name: value for name, value in values.items() if name not in bad}
+        read = _field_model(called.called_as, partial=True).model_validate(kept)
+    fields = read.__dict__
+    if bad:
+        fields = {name: value for name, value in fields.items() if name not in bad}
+    return Given(**fields, bad=frozenset(bad), spelled=spelled), problems
+
+
+def _is_known(called: CalledOperation, found: Problem) -> bool:
+    loc = found["loc"]
+    return len(loc) > 1 and loc[1] in called.operation.attribute_spellings
+
+
+def _canonical(
+    called: CalledOperation, given: object
+) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+    """Return the values by canonical name, the spelling used for each, and what is wrong with the names.
+
+    Only names, wrappers and "not given" are settled here; the values are the model's to judge.
+    """
+    values: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    problems: list[Problem] = []
+    if not isinstance(given, Mapping):
+        return values, spelled, [problem(["attributes"], "attributes must be an object", "object_type")]
+    spellings = called.operation.attribute_spellings
+    for key, raw in given.items():
+        name = spellings.get(key) if isinstance(key, str) else None
+        if name is None:
+            problems.append(_unknown(called, key))
+            continue
+        value = raw
+        if isinstance(raw, Mapping):
+            value, wrong = _unwrapped(called.operation.attribute[name], key, raw)
+            if wrong is not None:
+                problems.append(wrong)
+        value = _settled(name, value)
+        if value is None:
+            continue
+        if name in values and not _same(values[name], value):
+            msg = f"{key} is another spelling of {spelled[name]}, and the two have different values"
+            problems.append(problem(["attributes", key], msg, "conflict"))
+            continue
+        values[name] = value
+        spelled[name] = key
+    problems.extend(_missing_pads(values))
+    return values, spelled, problems
+
+
+def _unknown(called: CalledOperation, key: object) -> Problem:
+    hint = near_miss(key, called.operation.attribute_spellings)
+    name = safe_key(key)
+    msg = f"{'this attribute' if name == '?' else name} is not an attribute of {called.called_as}"
+    return problem(["attributes", name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_attribute")
+
+
+def _unwrapped(row: AttributeRow, key: str, raw: Mapping[Any, Any]) -> tuple[Any, Problem | None]:
+    if set(raw) != {"type", "value"}:
+        msg = f'{key} must be a plain value, or {{"type": "{row.kind}", "value": ..}}'
+        return None, problem(["attributes", key], msg, "wrapped_value")
+    if raw["type"] != row.kind:
+        return None, problem(["attributes", key, "type"], f"the type of {key} is {row.kind}", "wrapped_type")
+    return raw["value"], None
+
+
+def _settled(name: str, value: Any) -> Any:
+    """Return None for the values that mean "not given", `auto_pad` in lower case, and all others as they
+    are."""
+    if name == "auto_pad" and isinstance(value, str):
+        folded = value.lower() if len(value) <= 16 else value
+        # ONNX writes NOTSET for explicit padding.
+        return "none" if folded == "notset" else folded
+    if name in ("weights_shape", "output_padding") and isinstance(value, list | tuple):
+        # oneDNN's own default is twelve zeros. A shorter list of zeros is a real output padding, but no
+        # weights' shape.
+        unset = len(value) in (0, MAX_DIMS) or (name == "weights_shape" and len(value) < MAX_DIMS)
+        return None if unset and all(type(item) is int and item == 0 for item in value) else value
+    return value
+
+
+def _same(first: Any, second: Any) -> bool:
+    # Nested lists are not compared: they are wrong anyway, and deep ones would exhaust the stack.
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) <= MAX_DIMS and all(
+            type(a) is type(b) is int and a == b for a, b in zip(first, second, strict=True)
+        )
+    return isinstance(first, str | int) and type(first) is type(second) and bool(first == second)
+
+
+def _missing_pads(values: Mapping[str, Any]) -> list[Problem]:
+    if values.get("auto_pad", "none") != "none":
+        return []
+    return [
+        problem(
+            ["attributes", name], f"{name} is required while auto_pad is none; [] means no padding", "missing"
+        )
+        for name in ("pads_begin", "pads_end")
+        if name not in values
+    ]
+
+
+def _line(found: Problem) -> InitErrorDetails:
+    # Pydantic formats messages with braces; ours are final.
+    text = found["msg"].replace("{", "{{").replace("}", "}}")
+    return InitErrorDetails(
+        type=PydanticCustomError(found["type"], text), loc=tuple(found["loc"][1:]), input=None
+    )
+
+
+def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, str]) -> Problem:
+    name, *index = found["loc"]
+    row = called.operation.attribute[name]
+    written = spelled.get(name) or called.wire_names[name]
+    where = f"{written}[{index[0]}]" if index else written
+    context = found.get("ctx", {})
+    match found["type"]:
+        case "missing":
+            msg, kind = f"{where} is required", "missing"
+        case "greater_than_equal":
+            msg = f"{where} must be at least {context['ge']}, but is {number(found['input'])}"
+            kind = "greater_than_equal"
+        case "less_than_equal":
+            msg = f"{where} must be at most {context['le']}, but is {number(found['input'])}"
+            kind = "less_than_equal"
+        case "too_long":
+            msg, kind = f"{where} must have at most {MAX_DIMS} values, but has more", "too_long"
+        case "literal_error":
+            hint = near_miss(found["input"], row.choices)
+            msg = f"{where} must be one of {', '.join(row.choices)}" + (
+                f"; did you mean {hint}?" if hint else ""
+            )
+            kind = "choice"
+        case "tuple_type":
+            msg, kind = f"{where} must be a list of integers", "list_type"
+        case _:
+            msg, kind = f"{where} must be an integer", "int_type"
+    return problem(["attributes", written, *index], msg, kind)
+
+
+def _fields(called: CalledOperation, *, partial: bool) -> dict[str, Any]:
+    """Return the Pydantic field definitions of an operation's rows; a partial set requires nothing."""
+    found: dict[str, Any] = {}
+    for row in called.operation.attributes:
+        default = row.default_in(called.dialect)
+        if row.required == "yes" and not partial:
+            found[row.name] = (_field_type(row), Field(description=row.doc))
+        elif default is None:
+            found[row.name] = (_field_type(row) | None, Field(default=None, description=row.doc))
+        else:
+            found[row.name] = (_field_type(row), Field(default=default, description=row.doc))
+    return found
+
+
+def _field_type(row: AttributeRow) -> Any:
+    if row.kind == "string":
+        return Literal[row.choices]
+    # Strict: neither a bool nor a float with an integral value is an integer here.
+    integer = Annotated[int, Field(strict=True, ge=row.minimum, le=INT64_MAX)]
+    return integer if row.kind == "s64" else Annotated[tuple[integer, ...], Field(max_length=MAX_DIMS)]
+
+
+@cache
+def _field_model(called_as: str, *, partial: bool = False) -> type[BaseModel]:
+    called = find_operation(called_as)
+    return create_model("Fields", **_fields(called, partial=partial))
+
+
+@cache
+def _public_model(operation: str, dialect: Dialect) -> type[Attributes]:
+    row = find_operation(operation).operation
+    name = row.old_name if dialect == "old" and row.old_name else row.name
+    called = find_operation(name)
+    model = create_model(
+        f"{name}Attributes",
+        __base__=Attributes,
+        __doc__=f"Attributes of {name}. {row.summary}",
+        **_fields(called, partial=False),
+    )
+    model.called = called
+    return model
+
+
+def attributes_model(called: CalledOperation) -> type[Attributes]:
+    """Return the model of an operation's attributes in the dialect of the name it was called by."""
+    return _public_model(called.operation.name, called.dialect)

@@ -1,0 +1,46 @@
+"""How a broken rule is written down: where, which rule, both numbers, and never the caller's data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from convgrad._errors import InvalidParams
+from schemas.shapes import INT64_MAX
+
+__all__ = ["MAX_PROBLEMS", "Problem", "dims", "invalid_params", "number", "problem", "safe_key"]
+
+Problem = dict[str, Any]
+
+# A call with a million unknown names gets an answer of readable size.
+MAX_PROBLEMS = 32
+
+
+def problem(loc: Iterable[str | int], msg: str, kind: str) -> Problem:
+    """Return one broken rule; `loc` leads to the value and `kind` is a stable slug for programs."""
+    return {"loc": list(loc), "msg": msg, "type": kind}
+
+
+def number(value: int) -> str:
+    """Return an integer as text; beyond 64 bits only its sign, because a caller may send a million digits."""
+    if -INT64_MAX - 1 <= value <= INT64_MAX:
+        return str(int(value))
+    return "a number above 2^63 - 1" if value > 0 else "a number below -2^63"
+
+
+def dims(shape: Iterable[int]) -> str:
+    """Return a shape as people write it: `(8, 64, 28, 28)`."""
+    return "(" + ", ".join(number(size) for size in shape) + ")"
+
+
+def safe_key(key: object) -> str:
+    """Return a name that the caller made up as it may appear in `loc`: short, printable ASCII, or `?`."""
+    return key if isinstance(key, str) and len(key) <= 64 and key.isascii() and key.isprintable() else "?"
+
+
+def invalid_params(what: str, problems: list[Problem]) -> InvalidParams:
+    """Return the error for a call with these broken rules; the first one is also its message."""
+    more = len(problems) - 1
+    others = f" (and {more} more broken rule{'s' if more > 1 else ''})" if more else ""
+    data = {"omitted": len(problems) - MAX_PROBLEMS} if len(problems) > MAX_PROBLEMS else None
+    return InvalidParams(f"{what}: {problems[0]['msg']}{others}", errors=problems[:MAX_PROBLEMS], data=data)
