@@ -1,0 +1,1 @@
+"""Tests of the client package: wire formats, client and command."""

@@ -1,0 +1,166 @@
+"""The frames of the tensor stream: whole in any pieces, and never wrong without saying so."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convgrad._errors import BrokenStream, ProtocolError
+from convgrad._frames import MAGIC, Frame, FrameDecoder, encode
+
+FRAMES: list[tuple[dict[str, Any], bytes]] = [
+    ({"type": "begin", "shape": [2, 3], "op": "Größe"}, b""),
+    ({"type": "tile", "seq": 0, "offset": [0, 0]}, bytes(range(24))),
+    ({"type": "end", "tiles": 1, "stats": {}}, b""),
+]
+
+
+def joined(frames: list[tuple[dict[str, Any], bytes]]) -> bytes:
+    """Return the bytes of a whole stream."""
+    return b"".join(piece for header, body in frames for piece in encode(header, body))
+
+
+def plain(frames: list[Frame]) -> list[tuple[dict[str, Any], bytes]]:
+    """Return decoded frames in the form that they were encoded from."""
+    return [(frame.header, bytes(frame.body)) for frame in frames]
+
+
+def decode(data: bytes | bytearray, frames: list[Frame]) -> None:
+    """Decode a whole stream in small pieces; `frames` has what came out before an error."""
+    decoder = FrameDecoder()
+    for at in range(0, len(data), 7):
+        frames += decoder.feed(data[at : at + 7])
+    decoder.close()
+
+
+def test_bytes_are_those_of_the_contract() -> None:
+    """A frame is magic, two lengths, JSON, body and the checksum of both, little-endian."""
+    text = b'{"type":"tile"}'
+    expected = b"CGG1" + struct.pack("<IQ", len(text), 3) + text + b"abc"
+    expected += struct.pack("<I", zlib.crc32(text + b"abc"))
+    assert b"".join(encode({"type": "tile"}, b"abc")) == expected
+    assert struct.pack("<I", MAGIC) == b"CGG1"
+
+
+def test_body_is_not_copied() -> None:
+    """The body among the encoded pieces is the caller's memory."""
+    array = np.arange(12, dtype=np.float32).reshape(3, 4)
+    body = encode({}, array.data)[1]
+    assert np.shares_memory(np.frombuffer(body, np.float32), array)
+
+
+def test_empty_array_is_an_empty_body() -> None:
+    """A body with an empty axis is as good as no body."""
+    assert encode({}, np.empty((0, 3), np.float32).data) == encode({})
+
+
+json_values = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_size=5), max_size=3)
+
+
+@given(st.lists(st.tuples(json_values, st.binary(max_size=50)), max_size=4), st.data())
+def test_round_trip_in_any_pieces(frames: list[tuple[dict[str, Any], bytes]], data: st.DataObject) -> None:
+    """However the stream is cut into pieces, the same frames come out, and none is left over."""
+    stream = joined(frames)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    decoder = FrameDecoder()
+    decoded: list[Frame] = []
+    for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        decoded += decoder.feed(stream[begin:end])
+    decoder.close()
+    assert plain(decoded) == frames
+
+
+def test_byte_by_byte() -> None:
+    """Frames that come one byte at a time come out whole, each with its last byte."""
+    decoder = FrameDecoder()
+    decoded = [frame for byte in joined(FRAMES) for frame in decoder.feed(bytes([byte]))]
+    assert plain(decoded) == FRAMES
+
+
+def test_every_flipped_bit_is_found() -> None:
+    """A stream with one bit flipped never gives all its frames, nor any frame that it did not have."""
+    stream = joined(FRAMES)
+    for bit in range(len(stream) * 8):
+        damaged = bytearray(stream)
+        damaged[bit // 8] ^= 1 << bit % 8
+        decoded: list[Frame] = []
+        with pytest.raises((ProtocolError, BrokenStream)):
+            decode(damaged, decoded)
+        assert plain(decoded) == FRAMES[: len(decoded)]
+
+
+def test_every_truncation_is_found() -> None:
+    """A stream cut anywhere but between two frames is broken."""
+    stream = joined(FRAMES)
+    whole = {len(joined(FRAMES[:count])) for count in range(len(FRAMES) + 1)}
+    for end in range(len(stream)):
+        decoder = FrameDecoder()
+        decoder.feed(stream[:end])
+        if end in whole:
+            decoder.close()
+            continue
+        with pytest.raises(BrokenStream):
+            decoder.close()
+
+
+def test_body_goes_where_it_is_put() -> None:
+    """A body is written into the memory that `place` gives, also when it arrives in pieces."""
+    result = np.zeros(6, np.float32)
+    tile = np.arange(3, dtype=np.float32)
+    decoder = FrameDecoder(place=lambda *_: result[3:].data.cast("B"))
+    for byte in b"".join(encode({"type": "tile"}, tile.data)):
+        decoder.feed(bytes([byte]))
+    np.testing.assert_array_equal(result, [0, 0, 0, 0, 1, 2])
+
+
+def test_place_sees_only_frames_with_a_body() -> None:
+    """`place` is asked once for each body, with its JSON and length, and may decline."""
+    asked: list[tuple[dict[str, Any], int]] = []
+    decoder = FrameDecoder(place=lambda header, length: asked.append((header, length)))
+    assert plain(decoder.feed(joined(FRAMES))) == FRAMES
+    assert asked == [(FRAMES[1][0], 24)]
+
+
+def test_body_of_another_length_than_its_place_is_refused() -> None:
+    """A body that would overrun or underfill its place is a protocol error."""
+    place = memoryview(bytearray(8))
+    for length in (7, 9):
+        decoder = FrameDecoder(place=lambda *_: place)
+        with pytest.raises(ProtocolError, match="8 bytes of its place"):
+            decoder.feed(b"".join(encode({}, bytes(length))))
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b"1", b"{", b"\xff", b"[" * 100_000, b"9" * 10_000])
+def test_header_that_is_no_object_is_refused(text: bytes) -> None:
+    """JSON that is broken, too deep or no object is a protocol error."""
+    head = struct.pack("<IIQ", MAGIC, len(text), 0)
+    with pytest.raises(ProtocolError):
+        FrameDecoder().feed(head + text + struct.pack("<I", zlib.crc32(text)))
+
+
+@pytest.mark.parametrize(("json_length", "body_length"), [(2**32 - 1, 0), (11, 0), (2, 2**64 - 1), (2, 21)])
+def test_lengths_over_the_limits_are_refused_at_once(json_length: int, body_length: int) -> None:
+    """Claimed lengths over the limits are refused from the head alone, before any memory is taken."""
+    with pytest.raises(ProtocolError, match="at most"):
+        FrameDecoder(max_json=10, max_body=20).feed(struct.pack("<IIQ", MAGIC, json_length, body_length))
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_are_refused(data: bytes) -> None:
+    """Bytes that are not frames raise the tree's errors and nothing else."""
+    with pytest.raises((ProtocolError, BrokenStream)):
+        decode(b"\0" + data, [])
+
+
+def test_numbers_that_json_lacks_are_not_sent() -> None:
+    """NaN in a header is a fault of the caller, found before it is sent."""
+    with pytest.raises(ValueError, match="JSON"):
+        encode({"value": float("nan")})
+    assert json.loads(bytes(encode({"value": 1})[0])[16:-4]) == {"value": 1}

@@ -1,0 +1,265 @@
+"""The `.npy` header parser and writer against NumPy's own, and against bytes made to hurt."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import struct
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.lib import format as npy_format
+
+from convgrad._dtypes import DTYPES
+from convgrad._errors import CallerError, ConvgradError, InvalidParams, ParseError, TooLarge, Unsupported
+from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header, write_header
+
+SHAPES: list[tuple[int, ...]] = [(), (0,), (1,), (7,), (2, 3), (2, 0, 5), (64, 32, 3, 3), (1, 2, 3, 4, 5)]
+DESCRS = ["<f4", ">f4", "<f2", ">f2", "<i4", ">i4", "<i8", ">i8", "<u2", ">u2"]
+
+
+def header_bytes(text: str | bytes, version: tuple[int, int] = (1, 0)) -> bytes:
+    """Return a `.npy` beginning with any header text in it, without NumPy's help."""
+    raw = text if isinstance(text, bytes) else text.encode("utf-8")
+    length = struct.pack("<H" if version[0] == 1 else "<I", len(raw))
+    return b"\x93NUMPY" + bytes(version) + length + raw
+
+
+def fields(descr: str = "'<f4'", order: str = "False", shape: str = "(2, 3)") -> str:
+    """Return the text of a header with some of its values replaced."""
+    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}\n"
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+@pytest.mark.parametrize("descr", DESCRS)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_reads_what_numpy_writes(version: tuple[int, int], descr: str, order: str) -> None:
+    """Every version, dtype, byte order and memory order that NumPy writes is read as NumPy reads it."""
+    array = np.arange(24).astype(descr).reshape(2, 3, 4)
+    file = io.BytesIO()
+    npy_format.write_array(file, np.asarray(array, order="F" if order == "F" else "C"), version=version)
+    header = parse_header(file.getvalue())
+    assert header is not None
+    assert (header.descr, header.fortran_order, header.shape) == (descr, order == "F", (2, 3, 4))
+    assert header.offset + header.nbytes == len(file.getvalue())
+    assert header.big_endian == (descr[0] == ">")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", list(DTYPES))
+def test_writes_what_numpy_writes(shape: tuple[int, ...], name: str) -> None:
+    """The header written for a dtype and shape is, byte for byte, the one of `numpy.save`."""
+    file = io.BytesIO()
+    np.save(file, np.zeros(shape, DTYPES[name].numpy))
+    written = write_header(DTYPES[name], shape)
+    assert file.getvalue().startswith(written)
+    header = parse_header(written)
+    assert header == NpyHeader(DTYPES[name].npy, False, shape, len(written))
+    assert header is not None
+    assert header.nbytes == len(file.getvalue()) - len(written)
+
+
+def test_reads_bfloat16_as_ml_dtypes_writes_it() -> None:
+    """A bfloat16 array saved by NumPy, in either byte order, is bf16 where the request says so."""
+    native = np.zeros((2, 3), ml_dtypes.bfloat16)
+    for array, swapped in ((native, False), (native.astype(native.dtype.newbyteorder(">")), True)):
+        file = io.BytesIO()
+        np.save(file, array)
+        header = parse_header(file.getvalue())
+        assert header is not None
+        assert header.dtype("bf16") is DTYPES["bf16"]
+        assert header.big_endian == swapped
+
+
+@pytest.mark.parametrize(("descr", "name"), [("<f4", "f32"), (">f2", "f16"), ("<i4", "s32"), ("<i8", "s64")])
+def test_names_the_dtype(descr: str, name: str) -> None:
+    """A number type needs no declaration and agrees with the right one only."""
+    header = NpyHeader(descr, False, (1,), 128)
+    assert header.dtype().name == name
+    assert header.dtype(name).name == name
+    with pytest.raises(InvalidParams, match=f"dtype must say what the .npy file holds, {name}"):
+        header.dtype("bf16")
+
+
+@pytest.mark.parametrize("descr", ["<V2", "|V2", "<u2"])
+@pytest.mark.parametrize("declared", [None, "f16"])
+def test_two_bytes_are_bf16_only_where_declared(descr: str, declared: str | None) -> None:
+    """Void and unsigned pairs of bytes are never guessed to be bfloat16."""
+    with pytest.raises(InvalidParams, match='needs dtype "bf16" beside it') as caught:
+        NpyHeader(descr, False, (1,), 128).dtype(declared)
+    assert caught.value.errors[0]["loc"] == ["dtype"]
+
+
+def test_asks_for_more_bytes_until_the_header_is_whole() -> None:
+    """Every proper prefix of a header gives None, the whole one the header, with data after it or not."""
+    for version in ((1, 0), (2, 0)):
+        whole = header_bytes(fields(), version)
+        assert [parse_header(whole[:end]) for end in range(len(whole))] == [None] * len(whole)
+        assert parse_header(whole) == parse_header(bytearray(whole + b"\0" * 24)) != None  # noqa: E711
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'shape': (2, 3), 'fortran_order': True, 'descr': '<f4'}",
+        '{"descr":"<f4","fortran_order":True,"shape":(2,3)}',
+        "\n{ 'descr' : '<f4' , 'fortran_order' : True , 'shape' : ( 2L , 3L , ) , }   \n\n",
+    ],
+)
+def test_reads_other_writers(text: str) -> None:
+    """Order of keys, quotes, spaces and Python 2's long integers make no difference."""
+    header = parse_header(header_bytes(text))
+    assert header is not None
+    assert (header.descr, header.fortran_order, header.shape) == ("<f4", True, (2, 3))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "{'descr': '<f4'}",
+        fields() + "1",
+        fields()[:-3],
+        fields(shape="2"),
+        fields(shape="(2)"),
+        fields(shape="(2 3)"),
+        fields(shape="(2,, 3)"),
+        fields(shape="(,)"),
+        fields(shape="(-1, 3)"),
+        fields(shape="(2.0, 3)"),
+        fields(shape="(2, 0x10)"),
+        fields(shape="(010,)"),
+        fields(shape="(1_0,)"),
+        fields(shape="(99999999999999999999,)"),
+        fields(shape="((2, 3), 4)"),
+        fields(shape="(" * 20000 + ")" * 20000),
+        fields(shape="[2, 3]"),
+        fields(shape="(True, 3)"),
+        fields(shape="'(2, 3)'"),
+        fields(shape=str((1,) * 65)),
+        fields(order="0"),
+        fields(order="None"),
+        fields(order="'False'"),
+        fields(descr="[('a', '<f4')]"),
+        fields(descr="'\\x3cf4'"),
+        fields(descr="b'<f4'"),
+        fields(descr="'<f4' '<f4'"),
+        fields(descr="__import__('os').system('true')"),
+        "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (2,)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'more': 'x'}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (\u0662,)}",
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}\u00a0",
+        "{'descr': '<f4',, 'fortran_order': False, 'shape': (2,)}",
+        "{,}",
+    ],
+)
+def test_refuses_other_text(text: str) -> None:
+    """Anything but the three keys with plain values is a parse error, whatever it would evaluate to."""
+    for version in ((2, 0), (3, 0)):
+        with pytest.raises(ParseError):
+            parse_header(header_bytes(text, version))
+
+
+@pytest.mark.parametrize(
+    "descr", ["|O", "<f8", "<c8", "|S4", "<U3", "|b1", "<M8[ns]", "f4", "=f4", "<V4", "<V2x" * 99]
+)
+def test_refuses_other_dtypes(descr: str) -> None:
+    """Pickled objects and every type that no operation has are refused, and the allowed ones are named."""
+    with pytest.raises(Unsupported, match=r"must be one of .*<f4") as caught:
+        parse_header(header_bytes(fields(descr=repr(descr))))
+    assert len(caught.value.message) < 200
+
+
+def test_refuses_a_pickled_array_of_objects() -> None:
+    """A file that NumPy would unpickle is refused by its header alone."""
+    file = io.BytesIO()
+    np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(Unsupported):
+        parse_header(file.getvalue())
+
+
+def test_refuses_a_huge_header_before_it_arrives() -> None:
+    """A header length over the limit is refused from its length field, without waiting for the text."""
+    with pytest.raises(TooLarge, match=str(HEADER_LIMIT)):
+        parse_header(b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1))
+
+
+@pytest.mark.parametrize(
+    "shape", ["(4611686018427387904,)", "(4294967296, 4294967296)", "(0, 9999999999999, 9999999999)"]
+)
+def test_refuses_shapes_that_overflow(shape: str) -> None:
+    """Axes whose bytes don't fit 63 bits are refused, also behind an empty axis."""
+    with pytest.raises(TooLarge):
+        parse_header(header_bytes(fields(shape=shape)))
+
+
+@pytest.mark.parametrize(
+    "start",
+    [b"X", b"\x93NUMPX", b"PK\x03\x04", b"\x93NUMPY\x00\x00", b"\x93NUMPY\x01\x01", b"\x93NUMPY\x04\x00"],
+)
+def test_refuses_other_files_at_once(start: bytes) -> None:
+    """Wrong magic bytes and unknown versions are refused from the first bytes that show them."""
+    with pytest.raises(ParseError):
+        parse_header(start)
+
+
+@given(st.sampled_from(list(DTYPES)), st.lists(st.integers(0, 2**15), max_size=8))
+def test_write_and_parse_are_inverse(name: str, dims: list[int]) -> None:
+    """Any dtype and shape come back from the bytes written for them, at a 64-byte boundary."""
+    written = write_header(DTYPES[name], dims)
+    try:
+        header = parse_header(written)
+    except TooLarge:
+        assert np.prod([max(dim, 1) for dim in dims], dtype=float) > 2**55
+        return
+    assert header == NpyHeader(DTYPES[name].npy, False, tuple(dims), len(written))
+    assert len(written) % 64 == 0
+
+
+ALPHABET = "{}()[]',:\" \n0123456789LTrueFalsedescrfortran_ordershape<>|fV\x00\u0662"
+
+
+@given(st.text(ALPHABET, max_size=120), st.sampled_from([(1, 0), (2, 0), (3, 0)]))
+def test_any_text_is_understood_or_refused(text: str, version: tuple[int, int]) -> None:
+    """Random header text never escapes as anything but the tree's errors."""
+    try:
+        parse_header(header_bytes(text, version))
+    except ConvgradError as error:
+        assert isinstance(error, CallerError)  # noqa: PT017
+
+
+@given(st.integers(0, 127), st.integers(0, 255))
+def test_agrees_with_numpy_on_damaged_headers(at: int, value: int) -> None:
+    """A header with one byte replaced is refused, or read exactly as NumPy reads it."""
+    file = io.BytesIO()
+    np.save(file, np.zeros((2, 3), np.float32))
+    damaged = bytearray(file.getvalue())
+    damaged[at] = value
+    try:
+        header = parse_header(damaged)
+    except CallerError:
+        return
+    if header is None:
+        return
+    assert (header.shape, header.fortran_order, header.descr) == _numpy_header(bytes(damaged))
+
+
+def _numpy_header(data: bytes) -> tuple[Any, bool, str]:
+    file = io.BytesIO(data)
+    major, _ = npy_format.read_magic(file)
+    readers = {1: npy_format.read_array_header_1_0, 2: npy_format.read_array_header_2_0}
+    shape, order, dtype = readers[major](file)
+    return shape, order, dtype.str.replace("|V2", "<V2")
+
+
+def test_descriptors_cover_both_byte_orders() -> None:
+    """The allowed descriptors are all pairs of byte order and kind, and untyped void."""
+    wanted = {order + kind for order, kind in itertools.product("<>", ["f4", "f2", "i4", "i8", "u2", "V2"])}
+    for descr in wanted | {"|V2"}:
+        assert parse_header(header_bytes(fields(descr=repr(descr)))) is not None
