@@ -1,0 +1,41 @@
+# The service in an image: the first stage installs and compiles, the second one only runs.
+FROM python:3.12-slim AS build
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+RUN python -m venv --without-pip /opt/convgrad && pip install --quiet hatchling
+WORKDIR /build
+COPY pyproject.toml ./
+# The dependencies alone, so that a change of the source does not install them again.
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+               print(*p['dependencies'], *p['optional-dependencies']['server'], sep='\n')" >requirements.txt \
+ && pip --python /opt/convgrad/bin/python install --quiet -r requirements.txt
+COPY README.md LICENSE ./
+COPY convgrad convgrad
+RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
+ && pip --python /opt/convgrad/bin/python install --quiet --no-deps dist/*.whl
+
+# Numba's cache is keyed by the path of the source and by the processor: same paths as below, and a container
+# on another processor finds nothing here and compiles at its first start.
+WORKDIR /srv/convgrad
+COPY kernels kernels
+RUN NUMBA_CACHE_DIR=/var/cache/convgrad /opt/convgrad/bin/python -m kernels.warmup
+COPY schemas schemas
+COPY app app
+RUN /opt/convgrad/bin/python -m compileall -q .
+
+FROM python:3.12-slim
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin convgrad
+COPY --from=build /opt/convgrad /opt/convgrad
+COPY --from=build --chown=convgrad /var/cache/convgrad /var/cache/convgrad
+COPY --from=build /srv/convgrad /srv/convgrad
+ENV PATH=/opt/convgrad/bin:$PATH \
+    PYTHONPATH=/srv/convgrad \
+    PYTHONUNBUFFERED=1 \
+    NUMBA_CACHE_DIR=/var/cache/convgrad \
+    CONVGRAD_HOST=0.0.0.0
+WORKDIR /srv/convgrad
+USER convgrad
+EXPOSE 8000
+# Ready, not only alive: kernels are compiled or loaded by then.
+HEALTHCHECK --interval=5s --timeout=4s --start-period=90s --retries=3 CMD ["convgrad", "health"]
+ENTRYPOINT ["convgrad"]
+CMD ["serve"]
