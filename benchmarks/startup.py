@@ -2,8 +2,8 @@
 
     python -m benchmarks.startup [--workers N] [--warm N] [--json OUT]
 
-Each start is a real one: `python -m app` from its first line of Python to the first 200 from /readyz. Cold means an
-empty kernel cache; warm starts follow with the cache that the cold one left.
+Each start is a real one: `python -m app` from its first line of Python to the first 200 from /readyz. Cold
+means an empty kernel cache; warm starts follow with the cache that the cold one left.
 """
 
 from __future__ import annotations
