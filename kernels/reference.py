@@ -120,5 +120,6 @@ def conv_transpose(problem: ConvProblem, inputs: Sequence[Storage], image: int) 
             product_ = w @ part.reshape(dims.groups, dims.narrow_channels, -1)
             out[(..., *wide_slices)] += product_.reshape(dims.groups, dims.wide_channels, *part.shape[2:])
     if problem.bias:
-        out += widen(inputs[2], problem.dtype).reshape(dims.groups, dims.wide_channels, 1, 1, 1)
+        with np.errstate(invalid="ignore", over="ignore"):
+            out += widen(inputs[2], problem.dtype).reshape(dims.groups, dims.wide_channels, 1, 1, 1)
     return out

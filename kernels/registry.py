@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 
+from kernels.bwd_weights import BWD_WEIGHTS
 from kernels.plan import Kernel, plan
 from kernels.problem import ConvProblem
 from kernels.reference_kernel import REFERENCE
 
 __all__ = ["by_name", "candidates", "explain"]
 
-KERNELS: tuple[Kernel, ...] = (REFERENCE,)
+KERNELS: tuple[Kernel, ...] = (BWD_WEIGHTS, REFERENCE)
 
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:

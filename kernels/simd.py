@@ -22,7 +22,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["copy_panel", "fma_tile", "round_bits", "transpose_panel"]
+__all__ = ["copy_panel", "fma_tile", "load_value", "round_bits", "store_value", "transpose_panel"]
 
 _I64 = ir.IntType(64)
 _F32 = ir.FloatType()
@@ -263,3 +263,27 @@ def round_bits(kind: str) -> Any:
         return types.uint16(types.float32), codegen
 
     return intrinsic(round_)
+
+
+def load_value(kind: str) -> Any:
+    """Make an intrinsic that reads one stored value at an address as f32."""
+
+    def load(typingctx: Any, address: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            raw = _load(builder, values[0], ir.VectorType(_storage(kind), 1), 4 if kind == "f32" else 2)
+            return builder.extract_element(_widen(builder, raw, kind, 1), ir.IntType(32)(0))
+
+        return types.float32(types.int64), codegen
+
+    return intrinsic(load)
+
+
+@intrinsic
+def store_value(typingctx: Any, address: Any, value: Any) -> Any:
+    """Write one f32 at an address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        builder.store(values[1], builder.inttoptr(values[0], _F32.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), codegen

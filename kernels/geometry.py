@@ -1,0 +1,128 @@
+"""Where things lie: one weight gradient as four axes (n, d, h, w), with trivial axes merged.
+
+Axes with one tap are sampled once a stride, so their stride moves into the tensor's steps; adjacent axes that are
+contiguous in both tensors and have one tap become one. A 1x1 layer turns into one long axis, a 7x7 map into 49.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+
+from kernels.problem import ConvProblem
+
+__all__ = ["Axis", "Geometry", "Tensor", "geometry"]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """Steps in elements of one data tensor: (n, d, h, w), between channels and between groups."""
+
+    steps: tuple[int, int, int, int]
+    channel: int
+    group: int
+    channels: int
+    origin: int = 0
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis: narrow positions ``0..size`` meet wide positions ``x * stride + shift`` for each tap."""
+
+    size: int
+    wide: int
+    stride: int
+    shifts: tuple[int, ...]
+    ranges: tuple[tuple[int, int], ...]
+
+    def window(self, low: int, high: int) -> tuple[int, int]:
+        """Give the span of wide positions that narrow positions ``low..high`` really meet."""
+        ends = []
+        for shift, (first, last) in zip(self.shifts, self.ranges, strict=True):
+            start, stop = max(low, first), min(high, last)
+            if start < stop:
+                ends += [start * self.stride + shift, (stop - 1) * self.stride + shift]
+        return (min(ends), max(ends) + 1) if ends else (0, 0)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The two tensors and their common axes; `taps` lists (flat tap index, position along each axis)."""
+
+    wide: Tensor
+    narrow: Tensor
+    axes: tuple[Axis, Axis, Axis, Axis]
+    taps: tuple[tuple[int, tuple[int, int, int, int]], ...]
+
+
+def _tensor(problem: ConvProblem, channels: int, spatial: tuple[int, int, int]) -> Tensor:
+    d, h, w = spatial
+    total = channels * problem.groups
+    if problem.data_format == "NCX":
+        return Tensor((total * d * h * w, h * w, w, 1), d * h * w, channels * d * h * w, channels)
+    return Tensor((total * d * h * w, h * w * total, w * total, total), 1, channels, channels)
+
+
+def geometry(problem: ConvProblem) -> Geometry:
+    """Derive the merged axes and the tensors' steps from a problem."""
+    dims = problem.dims
+    wide = _tensor(problem, dims.wide_channels, dims.wide)
+    narrow = _tensor(problem, dims.narrow_channels, dims.narrow)
+    steps, origin = list(wide.steps), 0
+    axes = [Axis(dims.n, dims.n, 1, (0,), ((0, dims.n),))]
+    for a in range(3):
+        stride, size, pad = dims.strides[a], dims.narrow[a], dims.pads[a]
+        ranges = tuple(dims.tap_range(a, tap) for tap in range(dims.kernel[a]))
+        if dims.kernel[a] == 1:
+            origin -= pad * steps[a + 1]
+            steps[a + 1] *= stride
+            axes.append(Axis(size, size, 1, (0,), ranges))
+        else:
+            shifts = tuple(tap * dims.dilations[a] - pad for tap in range(dims.kernel[a]))
+            axes.append(Axis(size, dims.wide[a], stride, shifts, ranges))
+    wide = Tensor((steps[0], steps[1], steps[2], steps[3]), wide.channel, wide.group, wide.channels, origin)
+    taps = tuple((i, (0, *p)) for i, p in enumerate(product(*map(range, dims.kernel))))
+    return _merge(wide, narrow, axes, taps)
+
+
+def _plain(axis: Axis) -> bool:
+    return (
+        axis.stride == 1
+        and axis.shifts == (0,)
+        and axis.ranges == ((0, axis.size),)
+        and axis.wide == axis.size
+    )
+
+
+def _merge(
+    wide: Tensor, narrow: Tensor, axes: list[Axis], taps: tuple[tuple[int, tuple[int, ...]], ...]
+) -> Geometry:
+    wide_steps, narrow_steps = list(wide.steps), list(narrow.steps)
+    for inner in (3, 2, 1):
+        for outer in range(inner - 1, -1, -1):
+            a, b = axes[outer], axes[inner]
+            if a.size == 1 and _plain(a):
+                continue
+            contiguous = (
+                wide_steps[outer] == wide_steps[inner] * b.size
+                and narrow_steps[outer] == narrow_steps[inner] * b.size
+            )
+            if not (_plain(a) and _plain(b) and contiguous):
+                break
+            size = a.size * b.size
+            axes[inner] = Axis(size, size, 1, (0,), ((0, size),))
+            axes[outer] = Axis(1, 1, 1, (0,), ((0, 1),))
+    # an axis of one position may have any step; the merged one keeps the inner step
+    merged = tuple((i, (0, p[1], p[2], p[3])) for i, p in taps)
+    return Geometry(
+        Tensor(
+            (wide_steps[0], wide_steps[1], wide_steps[2], wide_steps[3]),
+            wide.channel,
+            wide.group,
+            wide.channels,
+            wide.origin,
+        ),
+        narrow,
+        (axes[0], axes[1], axes[2], axes[3]),
+        merged,
+    )

@@ -1,0 +1,188 @@
+"""Packing: from tensors in any layout and dtype into the f32 panels that the register tiles walk.
+
+A panel holds, position after position, `lanes` adjacent channels. No position is written twice for the kernel's
+sake (there is no im2col matrix): taps, strides and dilations are steps over the panel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels._jit import jit
+from kernels.simd import copy_panel, load_value, store_value, transpose_panel
+
+__all__ = ["F16", "F32", "KINDS", "pack_panel", "pack_planes"]
+
+F32, F16, BF16 = 0, 1, 2
+KINDS = {"f32": F32, "f16": F16, "bf16": BF16}
+
+_copy2_f32, _copy2_f16, _copy2_bf16 = (copy_panel(kind, 2) for kind in KINDS)
+_copy1_f32, _copy1_f16, _copy1_bf16 = (copy_panel(kind, 1) for kind in KINDS)
+_transpose_f32, _transpose_f16, _transpose_bf16 = (transpose_panel(kind) for kind in KINDS)
+_load_f32, _load_f16, _load_bf16 = (load_value(kind) for kind in KINDS)
+
+
+@jit("void(int64, int64, int64, int64, int64, int64, int64)")
+def _copy(kind: int, lanes: int, dst: int, dst_step: int, src: int, src_step: int, count: int) -> None:
+    """Copy `count` positions of `lanes` (a multiple of 8) adjacent channels."""
+    size = 4 if kind == F32 else 2
+    done = 0
+    while lanes - done >= 16:
+        if kind == F32:
+            _copy2_f32(dst + 4 * done, dst_step, src + size * done, src_step, count)
+        elif kind == F16:
+            _copy2_f16(dst + 4 * done, dst_step, src + size * done, src_step, count)
+        else:
+            _copy2_bf16(dst + 4 * done, dst_step, src + size * done, src_step, count)
+        done += 16
+    if done < lanes:
+        if kind == F32:
+            _copy1_f32(dst + 4 * done, dst_step, src + size * done, src_step, count)
+        elif kind == F16:
+            _copy1_f16(dst + 4 * done, dst_step, src + size * done, src_step, count)
+        else:
+            _copy1_bf16(dst + 4 * done, dst_step, src + size * done, src_step, count)
+
+
+@jit("void(int64, int64, int64)")
+def _move(kind: int, dst: int, src: int) -> None:
+    """Copy one value."""
+    if kind == F32:
+        store_value(dst, _load_f32(src))
+    elif kind == F16:
+        store_value(dst, _load_f16(src))
+    else:
+        store_value(dst, _load_bf16(src))
+
+
+@jit("void(int64, int64, int64, int64, int64, int64, int64, int64)")
+def _transpose_run(
+    kind: int, lanes: int, valid: int, dst: int, dst_step: int, src: int, channel_step: int, run: int
+) -> None:
+    """Pack `run` adjacent pixels of channel-major rows; lanes past `valid` repeat the last channel."""
+    size = 4 if kind == F32 else 2
+    offsets = np.empty(8, np.int64)
+    for base in range(0, lanes, 8):
+        for m in range(8):
+            offsets[m] = min(base + m, valid - 1) * channel_step
+        if run < 8:
+            for p in range(run):
+                for m in range(8):
+                    _move(kind, dst + p * dst_step + 4 * (base + m), src + offsets[m] + p * size)
+            continue
+        start, left = 0, run
+        while left:
+            # a last block that is not full starts earlier and writes some pixels twice
+            blocks = left // 8
+            if blocks == 0:
+                start, blocks = run - 8, 1
+                left = 8
+            to = dst + start * dst_step + 4 * base
+            if kind == F32:
+                _transpose_f32(to, dst_step, src + start * size, blocks, offsets.ctypes.data)
+            elif kind == F16:
+                _transpose_f16(to, dst_step, src + start * size, blocks, offsets.ctypes.data)
+            else:
+                _transpose_bf16(to, dst_step, src + start * size, blocks, offsets.ctypes.data)
+            start += 8 * blocks
+            left -= 8 * blocks
+
+
+@jit("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")
+def _pack_run(
+    kind: int,
+    lanes: int,
+    valid: int,
+    dst: int,
+    dst_step: int,
+    src: int,
+    channel_step: int,
+    pixel_step: int,
+    run: int,
+    end: int,
+) -> None:
+    """Pack `run` positions of one line; see `pack_panel`."""
+    size = 4 if kind == F32 else 2
+    if channel_step != size and pixel_step == size:
+        _transpose_run(kind, lanes, valid, dst, dst_step, src, channel_step, run)
+        return
+    whole = 0
+    if channel_step == size:
+        # whole vectors may read past the valid channels, but never past the tensor
+        vectors = (lanes + 7) // 8 * 8
+        whole = run
+        while whole > 0 and src + (whole - 1) * pixel_step + vectors * size > end:
+            whole -= 1
+        if whole > 0:
+            _copy(kind, vectors, dst, dst_step, src, pixel_step, whole)
+    for p in range(whole, run):
+        for c in range(valid):
+            _move(kind, dst + p * dst_step + 4 * c, src + p * pixel_step + c * channel_step)
+        for c in range(valid, lanes):
+            store_value(dst + p * dst_step + 4 * c, np.float32(0.0))
+
+
+@jit("void(int64, int64, int64, int64, int64[::1], int64[::1], int64, int64[::1], int64)")
+def pack_panel(
+    kind: int,
+    lanes: int,
+    valid: int,
+    dst: int,
+    sizes: Any,
+    dst_steps: Any,
+    src: int,
+    src_steps: Any,
+    end: int,
+) -> None:
+    """Pack a box of positions with `valid` channels into lines of `lanes` f32.
+
+    `sizes` are (n, d, h, w) of the box, `dst_steps` the panel's byte steps for them, `src_steps` the tensor's byte
+    steps for (n, d, h, w, channel), `src` the address of the box's first value, `end` the end of the tensor. Lanes
+    past `valid` hold anything: the sums they would feed are dropped. With `lanes` below a multiple of 8 positions
+    overlap and are written in rising order.
+    """
+    run, lines, planes = sizes[3], sizes[2], sizes[1]
+    if src_steps[2] == run * src_steps[3] and dst_steps[2] == run * dst_steps[3]:
+        run, lines = run * lines, 1
+        if src_steps[1] == run * src_steps[3] and dst_steps[1] == run * dst_steps[3]:
+            run, planes = run * planes, 1
+    for n in range(sizes[0]):
+        for d in range(planes):
+            for h in range(lines):
+                _pack_run(
+                    kind, lanes, valid,
+                    dst + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2], dst_steps[3],
+                    src + n * src_steps[0] + d * src_steps[1] + h * src_steps[2], src_steps[4], src_steps[3], run, end,
+                )  # fmt: skip
+
+
+@jit("void(int64, int64, int64, int64, int64[::1], int64[::1], int64, int64[::1], int64)")
+def pack_planes(
+    kind: int,
+    channels: int,
+    dst: int,
+    channel_step: int,
+    sizes: Any,
+    dst_steps: Any,
+    src: int,
+    src_steps: Any,
+    end: int,
+) -> None:
+    """Convert a box of positions to f32, channel planes kept apart (`channel_step` bytes)."""
+    plane = np.empty(5, np.int64)
+    plane[:4] = src_steps[:4]
+    size = 4 if kind == F32 else 2
+    for c in range(channels):
+        base = src + c * src_steps[4]
+        for n in range(sizes[0]):
+            for d in range(sizes[1]):
+                for h in range(sizes[2]):
+                    to = dst + c * channel_step + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]
+                    start = base + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
+                    whole = sizes[3] // 8 if src_steps[3] == size and dst_steps[3] == 4 else 0
+                    if whole > 0:
+                        _copy(kind, 8, to, 32, start, 8 * size, whole)
+                    for w in range(8 * whole, sizes[3]):
+                        _move(kind, to + w * dst_steps[3], start + w * src_steps[3])

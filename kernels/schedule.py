@@ -1,0 +1,337 @@
+"""The schedule of a weight gradient, from the problem alone: who is the vector, who the scalar, in which order.
+
+One tensor is packed into panels whose lines are vectors of adjacent channels; the other gives scalars that are read
+where they lie, one byte offset for each row of a register tile. Rows are (tap, channel) pairs of the scalar tensor.
+For each tap only the pixels for which it is inside are visited, so padding is never multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import ceil, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.cpu import cpu
+from kernels.geometry import Axis, Geometry, Tensor, geometry
+from kernels.problem import ConvProblem
+
+__all__ = ["Schedule", "schedule"]
+
+Ints = npt.NDArray[np.int64]
+Four = tuple[int, int, int, int]
+
+BLOCK_POSITIONS = 256
+"""Positions of one register-tile call: a panel line of 16 f32 for each fills half of a 32 KB L1."""
+
+SLAB_BYTES = 1 << 20
+"""Packed bytes that one slab should not pass where it can be cut without packing anything twice."""
+
+SLAB_BYTES_MAX = 12 << 20
+"""Packed bytes that one slab may take where cutting it costs a repeated border."""
+
+SLAB_MACS = 250_000_000
+"""Work of one slab: some milliseconds, after which a worker looks whether it should stop."""
+
+CHUNKS = 8
+"""Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything that the compiled driver reads, as integer tables (rows are explained in `bwd_weights`)."""
+
+    vector: Tensor
+    scalar: Tensor
+    vector_is_wide: bool
+    axes: tuple[Axis, Axis, Axis, Axis]
+    rows: int
+    blocks: Ints  # lane blocks: first channel, valid channels, vectors, first lane in the accumulators
+    lanes: int
+    ranges: Ints
+    tiles: Ints
+    scalar_pack: int  # NATIVE, LINES or PLANES
+    scalar_lines: Ints  # channels of each line of a LINES panel: first, count
+    scalar_steps: Four  # bytes for one wide or narrow position of the scalar tensor as the tiles read it
+    vector_steps: Four  # panel lines for one position of the vector tensor
+    slabs: tuple[tuple[int, ...], ...]
+    slab_shape: Four
+    block_shape: Four
+    chunks: int
+
+    def axis_window(self, side_is_wide: bool, axis: int, low: int, high: int) -> tuple[int, int]:
+        """Give the positions of one tensor that narrow positions ``low..high`` need."""
+        return self.axes[axis].window(low, high) if side_is_wide else (low, high)
+
+
+NATIVE, LINES, PLANES = 0, 1, 2
+
+
+def _tile_cost(rows: int, vectors: int) -> float:
+    """Cycles for one position of a register tile: two multiply-adds a cycle, four cycles of latency."""
+    return max(rows * vectors / 2, 4.0) + 0.3
+
+
+def _split_rows(count: int, limit: int) -> list[int]:
+    parts = ceil(count / limit)
+    return [count // parts + (i < count % parts) for i in range(parts)]
+
+
+def _lane_blocks(channels: int) -> list[tuple[int, int, int]]:
+    """Cut channels into (first, valid, vectors) lines of two vectors, the last of one where that holds it."""
+    width = cpu().width
+    blocks = []
+    for first in range(0, channels, 2 * width):
+        valid = min(2 * width, channels - first)
+        blocks.append((first, valid, 1 if valid <= width else 2))
+    return blocks
+
+
+def _cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: bool) -> float:
+    """Estimate cycles for one pixel and all taps of one (d, h)."""
+    total = 0.0
+    for _, _, vectors in _lane_blocks(vector_channels):
+        limit = cpu().rows[vectors]
+        if merge and scalar_channels < 4:
+            tiles, times = _split_rows(scalar_channels * kernel_width, limit), 1
+        else:
+            tiles, times = _split_rows(scalar_channels, limit), kernel_width
+        total += times * sum(_tile_cost(rows, vectors) for rows in tiles)
+    return total
+
+
+def _scalar_pack(problem: ConvProblem, tensor: Tensor) -> int:
+    if tensor.channel == 1:
+        few = tensor.channels * problem.groups <= 16 or tensor.channels < 4
+        return NATIVE if problem.dtype == "f32" and few else LINES
+    return NATIVE if problem.dtype == "f32" else PLANES
+
+
+def _halve(shape: list[int], position: int) -> None:
+    shape[position] = ceil(shape[position] / 2)
+
+
+def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int) -> Four:
+    """Cut the pixels so that a slab's panels fit a cache and its work a few milliseconds.
+
+    `packed` is the number of bytes packed for one pixel. Images are cut apart first; inside one image a cut repeats
+    the border of the wide tensor, so it is made only where work or scratch asks for it.
+    """
+    shape = [axis.size for axis in axes]
+    macs = problem.macs / max(1, prod(shape))
+    limit = min(SLAB_MACS, max(problem.macs // (2 * CHUNKS), 4_000_000))
+
+    def over(byte_limit: int) -> bool:
+        return prod(shape) * packed > byte_limit or prod(shape) * macs > limit
+
+    while shape[0] > 1 and over(SLAB_BYTES):
+        _halve(shape, 0)
+    for axis in (1, 2, 3):
+        trivial = len(axes[axis].shifts) == 1
+        floor = 1 if trivial else max(1, ceil(2 * len(axes[axis].shifts) / axes[axis].stride))
+        if axis == 3:
+            floor = max(floor, 64)
+        while shape[axis] > floor and over(SLAB_BYTES if trivial else SLAB_BYTES_MAX):
+            _halve(shape, axis)
+    while shape[3] > 64 and over(SLAB_BYTES_MAX):
+        _halve(shape, 3)
+    return shape[0], shape[1], shape[2], shape[3]
+
+
+def _slabs(axes: tuple[Axis, ...], shape: Four) -> Iterator[tuple[int, ...]]:
+    cuts = []
+    for axis, size in zip(axes, shape, strict=True):
+        parts = ceil(axis.size / size) if size else 0
+        edges = [axis.size * i // parts for i in range(parts + 1)] if parts else []
+        cuts.append(list(zip(edges, edges[1:], strict=False)))
+    for box in product(*cuts):
+        yield tuple(edge for pair in box for edge in pair)
+
+
+def _block_shape(shape: Four, target: int) -> Four:
+    """Give the pixels of one register-tile call: whole lines, then several images or planes of them."""
+    n, d, h, w = shape
+    width = w if w <= target * 3 // 2 else ceil(w / ceil(w / target))
+    lines = max(1, min(h, target // max(1, width)))
+    lines = ceil(h / ceil(h / lines)) if h else 1
+    outer = max(1, target // max(1, width * lines)) if lines >= h and width >= w else 1
+    return (1, min(d, outer), lines, width) if d > 1 else (min(n, outer), 1, lines, width)
+
+
+@dataclass
+class _Rows:
+    """Builds the tables of tap ranges and register tiles."""
+
+    channels: int
+    limit: int
+    tap_shift: list[int]
+    ranges: list[list[int]]
+    tiles: list[list[int]]
+
+    def add(self, spans: list[tuple[int, int]], shift: int, pieces: list[tuple[int, list[int]]]) -> None:
+        start = len(self.tiles)
+        for row, offsets in pieces:
+            self.tiles.append([row, len(offsets), *offsets, *[0] * (8 - len(offsets))])
+        self.ranges.append([*(edge for span in spans for edge in span), shift, start, len(self.tiles)])
+
+
+def _tables(
+    geo: Geometry, vector_is_wide: bool, channels: int, limit: int, channel_offset: list[int],
+    wide_steps: Four, cuts: list[int], merge: bool,
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """List for every tap (or run of taps) its pixel ranges and its register tiles.
+
+    `wide_steps` move one position of the wide tensor: in bytes where it gives the scalars, else in panel lines.
+    """
+    axes = geo.axes
+    table = _Rows(channels, limit, [], [], [])
+    lines: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
+    for index, (_, d, h, w) in geo.taps:
+        shift = sum(axes[a].shifts[p] * wide_steps[a] for a, p in ((1, d), (2, h), (3, w)))
+        lines.setdefault((d, h), []).append((index, w, shift))
+    for (d, h), taps in lines.items():
+        spans = [axes[1].ranges[d], axes[2].ranges[h]]
+        if merge:
+            _merged_line(table, spans, taps, axes[3], channel_offset)
+            continue
+        for index, w, shift in taps:
+            pieces, first = [], 0
+            for size in cuts:
+                base = 0 if vector_is_wide else shift
+                pieces.append(
+                    (index * channels + first, [base + channel_offset[first + m] for m in range(size)])
+                )
+                first += size
+            table.add([*spans, axes[3].ranges[w]], shift if vector_is_wide else 0, pieces)
+    return np.array(table.ranges, np.int64).reshape(-1, 9), np.array(table.tiles, np.int64).reshape(-1, 10)
+
+
+def _merged_line(
+    table: _Rows,
+    spans: list[tuple[int, int]],
+    taps: list[tuple[int, int, int]],
+    axis: Axis,
+    channel_offset: list[int],
+) -> None:
+    """Share register tiles among the taps of one line of the kernel, for tensors of few channels.
+
+    A tile visits the pixels for which all its taps are inside; the few others are visited tap by tap.
+    """
+    channels = table.channels
+    rows = [
+        (index * channels + c, w, shift + channel_offset[c])
+        for index, w, shift in taps
+        for c in range(channels)
+    ]
+    first = 0
+    for size in _split_rows(len(rows), table.limit):
+        part = rows[first : first + size]
+        first += size
+        low = max(axis.ranges[w][0] for _, w, _ in part)
+        high = max(low, min(axis.ranges[w][1] for _, w, _ in part))
+        if low < high:
+            table.add([*spans, (low, high)], 0, [(part[0][0], [offset for _, _, offset in part])])
+        for tap in sorted({w for _, w, _ in part}):
+            own = [(row, offset) for row, w, offset in part if w == tap]
+            start, stop = axis.ranges[tap]
+            borders = [(start, min(stop, low)), (max(start, high), stop)] if low < high else [(start, stop)]
+            for border in borders:
+                if border[0] < border[1]:
+                    table.add([*spans, border], 0, [(own[0][0], [offset for _, offset in own])])
+
+
+@lru_cache(maxsize=256)
+def schedule(problem: ConvProblem) -> Schedule:
+    """Lay out the sum for `problem`: roles, register tiles, slabs of pixels and blocks inside them."""
+    geo = geometry(problem)
+    wide, narrow = geo.wide, geo.narrow
+    width = len(geo.axes[3].shifts)
+    merge = wide.channels < 4 and width > 1
+    vector_is_wide = _cost(wide.channels, narrow.channels, width, False) < _cost(
+        narrow.channels, wide.channels, width, True
+    )
+    vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
+    merge = merge and not vector_is_wide
+    pack = _scalar_pack(problem, scalar)
+    blocks = _lane_blocks(vector.channels)
+    limit = min(cpu().rows[vectors] for _, _, vectors in blocks)
+    cuts = _split_rows(scalar.channels, limit)
+    packed = 4 * vector.channels + (4 * scalar.channels if pack != NATIVE else 0)
+    shape = _slab_shape(problem, geo.axes, packed)
+    slabs = tuple(_slabs(geo.axes, shape))
+    steps, channel_offset = _scalar_layout(problem, geo, scalar, pack, cuts, shape, vector_is_wide)
+    vector_steps = _panel_steps(geo.axes, shape, vector_is_wide)
+    wide_steps = vector_steps if vector_is_wide else steps
+    ranges, tiles = _tables(
+        geo, vector_is_wide, scalar.channels, limit, channel_offset, wide_steps, cuts, merge
+    )
+    lane = 0
+    table = []
+    for first, valid, vectors in blocks:
+        table.append((first, valid, vectors, lane))
+        lane += vectors * cpu().width
+    chunks = 1
+    while chunks < CHUNKS and 2 * chunks <= len(slabs):
+        chunks *= 2
+    return Schedule(
+        vector=vector,
+        scalar=scalar,
+        vector_is_wide=vector_is_wide,
+        axes=geo.axes,
+        rows=len(geo.taps) * scalar.channels,
+        blocks=np.array(table, np.int64),
+        lanes=lane,
+        ranges=ranges,
+        tiles=tiles,
+        scalar_pack=pack,
+        scalar_lines=np.array([(sum(cuts[:i]), size) for i, size in enumerate(cuts)], np.int64),
+        scalar_steps=steps,
+        vector_steps=vector_steps,
+        slabs=slabs,
+        slab_shape=shape,
+        block_shape=_block_shape(shape, BLOCK_POSITIONS),
+        chunks=chunks,
+    )
+
+
+def window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
+    """Give the largest box of one tensor that a slab of `shape` needs."""
+    if not is_wide:
+        return shape
+    spans = [
+        min(axis.wide, (size - 1) * axis.stride + max(axis.shifts) - min(axis.shifts) + 1)
+        for axis, size in zip(axes, shape, strict=True)
+    ]
+    return spans[0], spans[1], spans[2], spans[3]
+
+
+def _panel_steps(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
+    """Give the steps of (n, d, h, w), in lines, of a panel that holds one slab's window."""
+    _, d, h, w = window_shape(axes, shape, is_wide)
+    return d * h * w, h * w, w, 1
+
+
+def _scalar_layout(
+    problem: ConvProblem,
+    geo: Geometry,
+    scalar: Tensor,
+    pack: int,
+    cuts: list[int],
+    shape: Four,
+    vector_is_wide: bool,
+) -> tuple[Four, list[int]]:
+    """Give the byte steps of the scalar tensor and the byte offset of each of its channels."""
+    if pack == NATIVE:
+        n, d, h, w = scalar.steps
+        return (4 * n, 4 * d, 4 * h, 4 * w), [4 * scalar.channel * c for c in range(scalar.channels)]
+    steps = _panel_steps(geo.axes, shape, not vector_is_wide)
+    lines = prod(window_shape(geo.axes, shape, not vector_is_wide))
+    if pack == PLANES:
+        return (4 * steps[0], 4 * steps[1], 4 * steps[2], 4), [4 * lines * c for c in range(scalar.channels)]
+    line = max(cuts)
+    offsets = [4 * (tile * lines * line + m) for tile, size in enumerate(cuts) for m in range(size)]
+    return (4 * line * steps[0], 4 * line * steps[1], 4 * line * steps[2], 4 * line), offsets
