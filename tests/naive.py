@@ -58,7 +58,7 @@ def bwd_weights(
     out = np.zeros((groups, a.shape[2], b.shape[2], *kernel))
     for tap, at_narrow, at_wide in _taps(kernel, wide, narrow, strides, pads_begin, dilations):
         at_src, at_dst = (at_narrow, at_wide) if transposed else (at_wide, at_narrow)
-        out[_last(tap)] = _contract("ngip,ngop->gio", _pixels(a, at_src), _pixels(b, at_dst))
+        out[_last(tap)] = 0.0 + _contract("ngip,ngop->gio", _pixels(a, at_src), _pixels(b, at_dst))
     return from_grouped(out, weights_format, groups_axis)
 
 
@@ -86,7 +86,8 @@ def conv_transpose(
     for tap, at_src, at_dst in _taps(w.shape[3:], dst_spatial, a.shape[3:], strides, pads_begin, dilations):
         part = a[_last(at_src)]
         term = _contract("ngip,gio->ngop", _pixels(a, at_src), w[_last(tap)])
-        out[_last(at_dst)] += term.reshape(*term.shape[:3], *part.shape[3:])
+        with np.errstate(invalid="ignore"):
+            out[_last(at_dst)] += term.reshape(*term.shape[:3], *part.shape[3:])
     return _finish(out, bias, data_format)
 
 
@@ -294,5 +295,6 @@ def _finish(out: Array, bias: npt.NDArray[Any] | None, data_format: str) -> Arra
     n, groups, channels, *spatial = out.shape
     dst = out.reshape(n, groups * channels, *spatial)
     if bias is not None:
-        dst += bias.astype(np.float64).reshape(-1, *[1] * len(spatial))
+        with np.errstate(invalid="ignore"):  # Inf - Inf is NaN, as it should be
+            dst += bias.astype(np.float64).reshape(-1, *[1] * len(spatial))
     return np.ascontiguousarray(dst if data_format == "NCX" else np.moveaxis(dst, 1, -1))

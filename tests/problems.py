@@ -210,7 +210,11 @@ class Case:
 
     def expected(self, inputs: dict[str, Tensor]) -> Tensor:
         """Ask the oracle for the result, rounded once to the case's dtype."""
-        return naive.round_to(self.dtype, self.exact(inputs))
+        return self.rounded(self.exact(inputs))
+
+    def rounded(self, values: Tensor) -> Tensor:
+        """Round to the case's dtype, to nearest even."""
+        return naive.round_to(self.dtype, values)
 
     def _data_shape(self, channels: int, spatial: Ints) -> Ints:
         return (self.n, channels, *spatial) if self.data_format == "NCX" else (self.n, *spatial, channels)

@@ -1,0 +1,1 @@
+"""Tests of `kernels/`: every path against the oracle, bit for bit."""

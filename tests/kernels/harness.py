@@ -1,0 +1,140 @@
+"""Run kernels on cases the way a hostile worker would, and compare bits.
+
+Every tensor lies, without any alignment beyond its own elements, in a buffer of NaN: what is read past an end
+spoils the result, what is written past an end is noticed, and what is never written stays NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels import ConvProblem, Plan, plan, run_unit, storage_dtype
+from tests import naive
+from tests.problems import Case
+
+Tensor = npt.NDArray[Any]
+GUARD = 256  # bytes of NaN around each tensor
+
+
+class Guarded:
+    """A tensor between two guards, at an address that is a multiple of its element size and no more."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+        self._raw = np.full(nbytes + 2 * GUARD + 64, 0xFF, np.uint8)
+        self._start = GUARD + (-self._raw.ctypes.data) % 64 + np.dtype(dtype).itemsize
+        self._stop = self._start + nbytes
+        self.tensor: Tensor = self._raw[self._start : self._stop].view(dtype).reshape(shape)
+
+    @property
+    def intact(self) -> bool:
+        """Whether both guards are as they were."""
+        return bool((self._raw[: self._start] == 0xFF).all() and (self._raw[self._stop :] == 0xFF).all())
+
+
+def problem_of(case: Case) -> ConvProblem:
+    """Give the kernels' description of a case."""
+    names = (
+        "op",
+        "dtype",
+        "n",
+        "src_channels",
+        "dst_channels",
+        "groups",
+        "src_spatial",
+        "dst_spatial",
+        "kernel",
+    )
+    more = ("strides", "dilations", "pads_begin", "data_format", "weights_format", "groups_axis", "bias")
+    chosen: dict[str, Any] = {name: getattr(case, name) for name in names + more}
+    problem = ConvProblem(**chosen)
+    assert problem.input_shapes == tuple(case.input_shapes.values())
+    assert problem.output_shape == case.output_shape
+    return problem
+
+
+def stored(tensor: Tensor) -> Tensor:
+    """View a tensor as the kernels store it: f32 as it is, f16 and bf16 as their bits."""
+    return tensor if tensor.dtype == np.float32 else tensor.view(np.uint16)
+
+
+class Run:
+    """The memory of one call, all of it guarded; output and scratch start full of NaN."""
+
+    def __init__(
+        self, case: Case, inputs: dict[str, Tensor], *, workers: int = 1, reference: bool = False
+    ) -> None:
+        self.case = case
+        problem = problem_of(case)
+        self.plan: Plan = plan(problem, workers=workers, reference=reference)
+        self._originals = [stored(tensor) for tensor in inputs.values()]
+        self._guards = [Guarded(tensor.shape, tensor.dtype) for tensor in self._originals]
+        for guard, tensor in zip(self._guards, self._originals, strict=True):
+            guard.tensor[...] = tensor
+            guard.tensor.flags.writeable = False
+        self._output = Guarded(problem.output_shape, storage_dtype(case.dtype))
+        self._scratch = Guarded((self.plan.scratch_bytes,), np.uint8)
+
+    @property
+    def output(self) -> Tensor:
+        """The result as stored."""
+        return self._output.tensor
+
+    def unit(self, index: int, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Do one unit."""
+        scratch = self._scratch.tensor if self.plan.scratch_bytes else None
+        inputs = [guard.tensor for guard in self._guards]
+        return run_unit(self.plan, self.plan.units[index], inputs, self._output.tensor, scratch, stop)
+
+    def stages(self) -> list[list[int]]:
+        """Give the indexes of the units, stage by stage."""
+        return [
+            [unit.index for unit in self.plan.units if unit.stage == stage]
+            for stage in range(self.plan.stages)
+        ]
+
+    def all(self) -> Tensor:
+        """Do every unit in order, check the memory and give the result."""
+        for stage in self.stages():
+            for index in stage:
+                assert self.unit(index), "stopped without being told to"
+        self.check_memory()
+        return self.output
+
+    def check_memory(self) -> None:
+        """Hold the kernel to its own memory: guards as they were, inputs as they came."""
+        assert self._output.intact, "wrote outside the output"
+        assert self._scratch.intact, "wrote outside the scratch"
+        for guard, original in zip(self._guards, self._originals, strict=True):
+            assert guard.intact, "wrote around an input"
+            assert guard.tensor.tobytes() == original.tobytes(), "wrote to an input"
+
+
+def compute(case: Case, inputs: dict[str, Tensor], *, workers: int = 1, reference: bool = False) -> Tensor:
+    """Compute a case in guarded memory and give the result in the case's dtype."""
+    return Run(case, inputs, workers=workers, reference=reference).all().view(naive.DTYPES[case.dtype])
+
+
+def assert_same_bits(got: Tensor, expected: Tensor, case: Case) -> None:
+    """Compare bit by bit; a NaN equals any NaN, zero has a sign."""
+    assert got.dtype == expected.dtype
+    assert got.shape == expected.shape
+    bits = {2: np.uint16, 4: np.uint32}[got.dtype.itemsize]
+    wrong = got.view(bits) != expected.view(bits)
+    wrong &= ~(np.isnan(got.astype(np.float32)) & np.isnan(expected.astype(np.float32)))
+    if wrong.any():
+        where = tuple(int(at) for at in np.argwhere(wrong)[0])
+        raise AssertionError(
+            f"{int(wrong.sum())} of {wrong.size} elements differ, first at {where}: "
+            f"got {got[where]}, expected {expected[where]}\n{case}"
+        )
+
+
+def check(case: Case, *, workers: int = 1, reference: bool = False) -> None:
+    """Hold a case with exact integer data to the oracle, bit for bit."""
+    inputs = case.inputs()
+    assert_same_bits(compute(case, inputs, workers=workers, reference=reference), case.expected(inputs), case)

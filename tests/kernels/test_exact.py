@@ -1,0 +1,87 @@
+"""Random problems on integers, where f32 sums are exact: equality with the oracle, bit for bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from tests.kernels.harness import assert_same_bits, check, compute
+from tests.problems import Case, cases, random_case
+
+BLOCKS, PER_BLOCK = 24, 100
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_random_problems(block: int) -> None:
+    """A hundred random problems of every kind give the oracle's bits, for an arbitrary number of workers."""
+    rng = np.random.default_rng([1, block])
+    for _ in range(PER_BLOCK):
+        check(random_case(rng, macs=40_000), workers=int(rng.integers(1, 5)))
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_longer_random_problems(block: int) -> None:
+    """Problems long enough to be cut into several chunks give the oracle's bits too."""
+    rng = np.random.default_rng([2, block])
+    for _ in range(15):
+        check(random_case(rng, macs=4_000_000, longer=16), workers=int(rng.integers(1, 5)))
+
+
+@given(case=cases())
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+def test_searched_problems(case: Case) -> None:
+    """What hypothesis searches for, and would shrink, gives the oracle's bits."""
+    check(case)
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_rounds_once_at_ties(dtype: str, data_format: str) -> None:
+    """Sums exactly between two values of the dtype go to the even one, and sums next to them do not."""
+    digits = {"f16": 11, "bf16": 8}[dtype]
+    targets = np.arange(1 << digits, 1 << (digits + 2))  # every tie and every neighbour of one in two binades
+    case = Case(
+        dtype=dtype,
+        n=8,
+        dst_channels=len(targets),
+        src_spatial=(1,),
+        dst_spatial=(1,),
+        kernel=(1,),
+        data_format=data_format,
+    )
+    parts = np.stack([(targets + image) // 8 for image in range(8)])
+    assert parts.max() <= 1 << digits
+    shape = case.dst_shape
+    inputs = {"src": np.ones(case.src_shape), "diff_dst": parts.reshape(shape)}
+    typed = {name: case.rounded(values) for name, values in inputs.items()}
+    assert all((typed[name] == inputs[name]).all() for name in inputs)
+    assert_same_bits(compute(case, typed), case.expected(typed), case)
+
+
+def test_f16_subnormals() -> None:
+    """f16 results below the normal range are rounded to the subnormal grid, once."""
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        case = random_case(rng, macs=20_000)
+        if case.dtype != "f16" or case.bias:
+            continue
+        inputs = {
+            name: case.rounded(values.astype(np.float64) * 2.0**-13) for name, values in case.inputs().items()
+        }
+        assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+
+
+def test_f32_of_extreme_magnitudes() -> None:
+    """Products near the ends of the f32 range keep their bits: no hidden scaling, nothing flushed to zero."""
+    rng = np.random.default_rng(4)
+    for exponent in (-60, -74, 30, 45):
+        for _ in range(15):
+            case = random_case(rng, macs=20_000)
+            if case.dtype != "f32" or case.bias:
+                continue
+            inputs = {
+                name: case.rounded(values.astype(np.float64) * 2.0**exponent)
+                for name, values in case.inputs().items()
+            }
+            assert_same_bits(compute(case, inputs), case.expected(inputs), case)

@@ -1,0 +1,90 @@
+"""Inf and NaN spread as far as the formula says, and no further: padding never multiplies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.kernels.harness import Tensor, assert_same_bits, compute
+from tests.problems import Case, random_case
+from tests.traps import TRAPS
+
+SPECIAL = (np.inf, -np.inf, np.nan)
+
+
+def _spoil(rng: np.random.Generator, tensor: Tensor, count: int) -> None:
+    """Put special values into a tensor, the first ones at its very ends."""
+    flat = tensor.reshape(-1)
+    if not flat.size:
+        return
+    places = [0, flat.size - 1, *rng.integers(flat.size, size=count)]
+    for place in rng.permutation(places)[:count]:
+        flat[place] = rng.choice(SPECIAL)
+
+
+def _assert_propagates(rng: np.random.Generator, case: Case) -> None:
+    inputs = case.inputs()
+    for name in rng.permutation(list(inputs))[: int(rng.integers(1, len(inputs) + 1))]:
+        _spoil(rng, inputs[name], int(rng.integers(1, 4)))
+    assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_problems(block: int) -> None:
+    """A few Inf and NaN among integers give Inf, NaN and exact integers just where the oracle has them."""
+    rng = np.random.default_rng([6, block])
+    for _ in range(75):
+        _assert_propagates(rng, random_case(rng, macs=40_000))
+
+
+@pytest.mark.parametrize(
+    "trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name
+)
+def test_traps(trap: Case) -> None:
+    """The named traps keep special values where they belong, in every dtype and layout."""
+    rng = np.random.default_rng(7)
+    for dtype in ("f32", "f16", "bf16"):
+        for data_format in ("NCX", "NXC"):
+            for each in (trap, trap.mirrored()):
+                _assert_propagates(rng, replace(each, dtype=dtype, data_format=data_format))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("channels", [1, 3, 8, 16, 33])
+@pytest.mark.parametrize("special", SPECIAL)
+def test_every_border_pixel(dtype: str, data_format: str, channels: int, special: float) -> None:
+    """A special value in any pixel of a padded image spoils just the taps that read it."""
+    case = Case(
+        dtype=dtype,
+        src_channels=channels,
+        dst_channels=8,
+        src_spatial=(4, 5),
+        dst_spatial=(2, 5),
+        kernel=(3, 3),
+        strides=(2, 1),
+        pads_begin=(1, 1),
+        pads_end=(0, 1),
+        data_format=data_format,
+    )
+    clean = case.inputs()
+    pixels = case.src_shape[2:] if data_format == "NCX" else case.src_shape[1:3]
+    for y, x in np.ndindex(*pixels):
+        inputs = {name: values.copy() for name, values in clean.items()}
+        inputs["src"][(0, 0, y, x) if data_format == "NCX" else (0, y, x, 0)] = special
+        assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_zero_times_infinity_inside(dtype: str) -> None:
+    """Zero times Inf inside the image is NaN: zeros are not skipped."""
+    case = Case(
+        dtype=dtype, src_channels=16, dst_channels=16, src_spatial=(3, 3), dst_spatial=(3, 3), kernel=(1, 1)
+    )
+    inputs = {name: np.zeros_like(values) for name, values in case.inputs().items()}
+    inputs["src"][0, 5, 1, 1] = np.inf
+    result = compute(case, inputs)
+    assert np.isnan(result[:, 5].astype(np.float32)).all()
+    assert (np.delete(result.astype(np.float32), 5, axis=1) == 0).all()
