@@ -1,0 +1,1 @@
+"""What a call may say: operation tables, attributes, shapes and the objects on the wire."""

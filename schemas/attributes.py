@@ -8,7 +8,7 @@ writes them (`{"type": "s64[]", "value": [2, 2]}`), and null for "not given".
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -29,7 +29,7 @@ from schemas.problems import Problem, number, problem, safe_key
 from schemas.shapes import INT64_MAX
 from schemas.tables import MAX_DIMS, AttributeRow, CalledOperation, Dialect, find_operation, near_miss
 
-__all__ = ["Attributes", "Given", "attributes_model", "read_attributes"]
+__all__ = ["Attributes", "Given", "attributes_model", "read_attributes", "same_value"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Given:
     weights_format: str | None = None
     weights_shape: tuple[int, ...] | None = None
     bad: frozenset[str] = frozenset()
-    spelled: Mapping[str, str] | None = None
+    spelled: Mapping[str, str] = field(default_factory=dict)
 
 
 class Attributes(BaseModel):
@@ -117,6 +117,9 @@ def read_attributes(called: CalledOperation, given: object) -> tuple[Given, list
     A value that breaks a rule comes back as None with its name in `bad`, so that the rest can still be
     checked.
     """
+    if not isinstance(given, Mapping):
+        everything = Given(bad=frozenset(called.operation.attribute), spelled={})
+        return everything, [problem(["attributes"], "attributes must be an object", "object_type")]
     values, spelled, problems = _canonical(called, given)
     bad = {
         called.operation.attribute_spellings[found["loc"][1]]
@@ -169,7 +172,7 @@ def _canonical(
         value = _settled(name, value)
         if value is None:
             continue
-        if name in values and not _same(values[name], value):
+        if name in values and not same_value(values[name], value):
             msg = f"{key} is another spelling of {spelled[name]}, and the two have different values"
             problems.append(problem(["attributes", key], msg, "conflict"))
             continue
@@ -210,7 +213,8 @@ def _settled(name: str, value: Any) -> Any:
     return value
 
 
-def _same(first: Any, second: Any) -> bool:
+def same_value(first: Any, second: Any) -> bool:
+    """Tell whether two spellings of one attribute say the same."""
     # Nested lists are not compared: they are wrong anyway, and deep ones would exhaust the stack.
     if isinstance(first, list | tuple) and isinstance(second, list | tuple):
         return len(first) == len(second) <= MAX_DIMS and all(

@@ -12,8 +12,8 @@ Symbols: N batch, I channels of `src`, O channels of `dst`, g `groups`, X the sp
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -89,7 +89,7 @@ class TensorRow:
         return self.old_name if dialect == "old" and self.old_name else self.name
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Operation:
     """Hold one operation: its names, rows, the axis that groups divide, and where all that is written."""
 
@@ -125,13 +125,19 @@ class Operation:
         return _spellings(self.inputs)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CalledOperation:
-    """Pair an operation with the name it was called by, which decides the reply's dialect and one default."""
+    """Pair an operation with the name it was called by, which decides the reply's dialect and one default.
 
-    operation: Operation
+    There is one object per name: it compares by identity, also after pickling.
+    """
+
+    operation: Operation = field(repr=False)
     called_as: str
     dialect: Dialect
+
+    def __reduce__(self) -> tuple[Callable[[object], CalledOperation], tuple[str]]:
+        return find_operation, (self.called_as,)
 
     def default(self, attribute: str) -> str | int | None:
         """Return the value that an absent attribute has in this call."""

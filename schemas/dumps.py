@@ -1,0 +1,113 @@
+"""Ops as oneDNN Graph dumps them, read as specs.
+
+A dump (`ONEDNN_GRAPH_DUMP=graph`, and benchdnn's graph files) holds op objects such as
+
+    {"id": 0, "name": "DECONV_0", "kind": "ConvTransposeBackwardWeights",
+     "attrs": {"strides": {"type": "s64[]", "value": [2, 2]}, ..},
+     "inputs": [{"id": 0, "dtype": "bf16", "shape": [1, 32, 28, 28], "stride": [..], ..}, ..],
+     "outputs": [{"id": 2, "dtype": "bf16", "shape": [32, 128, 3, 3], ..}]}
+
+Inputs and outputs go by their index. An attribute that was never set is written as twelve zeros, and a
+shape that is not known has negative sizes or is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.problems import Problem, invalid_params, problem
+from schemas.tables import CalledOperation, Operation, find_operation
+
+__all__ = ["Dump", "from_dump", "is_dump", "read_dump"]
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Hold a dumped op as a call: its kind, attributes, inputs by name, and the output when its shape is
+    known."""
+
+    name: str
+    attributes: Mapping[Any, Any]
+    inputs: dict[str, Any]
+    output: Any
+
+
+def is_dump(value: object) -> bool:
+    """Tell whether an object is a dumped op, or a dumped graph, rather than plain attributes."""
+    return isinstance(value, Mapping) and ("attrs" in value or "kind" in value or "graph" in value)
+
+
+def from_dump(value: object) -> tuple[str, Mapping[Any, Any], dict[str, Any]]:
+    """Return (name, attributes, inputs) of a dumped op; `InvalidParams` when it is none.
+
+    The three are the arguments of `schemas.ops.resolve`.
+    """
+    dump = read_dump(value)
+    return dump.name, dump.attributes, dump.inputs
+
+
+def read_dump(value: object, *, called: CalledOperation | None = None) -> Dump:
+    """Return a dumped op as a call; a dumped graph counts when it holds exactly one op.
+
+    With `called`, the dump's kind must be that operation, by whatever name, and may be left out.
+    Raises `InvalidParams` or, for a kind that there is not, `UnknownOperation`.
+    """
+    op = _only_op(value)
+    kind = op.get("kind")
+    if kind is None and called is not None:
+        kind = called.called_as
+    if not isinstance(kind, str):
+        raise invalid_params("not a dumped op", [problem(["kind"], "kind must name an operation", "missing")])
+    found = find_operation(kind)
+    if called is not None and found.operation is not called.operation:
+        msg = f"the spec must be of {called.operation.name}, the operation called, but its kind is {kind}"
+        raise invalid_params(called.called_as, [problem(["kind"], msg, "kind")])
+    attributes = op.get("attrs", {})
+    problems: list[Problem] = []
+    if not isinstance(attributes, Mapping):
+        problems.append(problem(["attrs"], "attrs must be an object", "object_type"))
+    inputs = _inputs(found.operation, op.get("inputs", []), problems)
+    output = _output(op.get("outputs", []), problems)
+    if problems:
+        raise invalid_params(kind, problems)
+    return Dump(kind, attributes, inputs, output)
+
+
+def _only_op(value: object) -> Mapping[Any, Any]:
+    graph = value.get("graph") if isinstance(value, Mapping) else None
+    if isinstance(graph, list | tuple):
+        if len(graph) != 1:
+            msg = f"a dumped graph must hold 1 op to be a spec, but holds {len(graph)}: give one of them"
+            raise invalid_params("not a dumped op", [problem(["graph"], msg, "graph")])
+        value = graph[0]
+    if not isinstance(value, Mapping):
+        msg = "a dumped op must be an object with kind, attrs, inputs and outputs"
+        raise invalid_params("not a dumped op", [problem([], msg, "object_type")])
+    return value
+
+
+def _inputs(operation: Operation, given: object, problems: list[Problem]) -> dict[str, Any]:
+    """Return the inputs by name; a mapping is already that, a list goes by the operation's index order."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    if not isinstance(given, list | tuple):
+        problems.append(problem(["inputs"], "inputs must be a list", "list_type"))
+        return {}
+    if len(given) > len(operation.inputs):
+        msg = f"{operation.name} has at most {len(operation.inputs)} inputs, but the spec has {len(given)}"
+        problems.append(problem(["inputs"], msg, "too_long"))
+    return {row.name: tensor for row, tensor in zip(operation.inputs, given, strict=False)}
+
+
+def _output(given: object, problems: list[Problem]) -> Any:
+    """Return the output's logical tensor, or None when its shape is not known."""
+    if not isinstance(given, list | tuple) or len(given) > 1:
+        problems.append(problem(["outputs"], "outputs must be a list of 1 tensor", "list_type"))
+        return None
+    tensor = given[0] if given else None
+    shape = tensor.get("shape") if isinstance(tensor, Mapping) else None
+    if not isinstance(shape, list | tuple) or not shape:
+        return None
+    return None if any(isinstance(size, int) and size < 0 for size in shape) else tensor

@@ -1,0 +1,183 @@
+"""The rules that tie shapes to each other: batch, channels and groups, and through `schemas.axes` every
+spatial axis.
+
+`relate` reads the shapes in one pair of formats and notes every rule that they break. It is also asked
+about the other formats, to tell a caller who forgot `data_format` or `weights_format` which ones the shapes
+are in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.axes import Axis, resolve_axis
+from schemas.call import Call
+from schemas.problems import Problem, dims, problem
+from schemas.shapes import (
+    GroupsAxis,
+    groups_axis_of,
+    split_data,
+    split_weights,
+    weights_channels,
+    weights_shape,
+)
+
+__all__ = ["Geometry", "relate"]
+
+
+@dataclass(slots=True)
+class Geometry:
+    """Hold the sizes of a call in one pair of formats; 0 and () stand for what could not be found."""
+
+    n: int = 0
+    src_channels: int = 0
+    dst_channels: int = 0
+    src_spatial: tuple[int, ...] = ()
+    dst_spatial: tuple[int, ...] = ()
+    kernel: tuple[int, ...] = ()
+    pads_begin: tuple[int, ...] = ()
+    pads_end: tuple[int, ...] = ()
+    output_padding: tuple[int, ...] = ()
+    groups_axis: GroupsAxis = "I"
+
+
+def relate(call: Call, data_format: str, weights_format: str) -> tuple[Geometry, list[Problem]]:
+    """Return the sizes of a call read in these formats, and every rule that they break together.
+
+    Shapes and attributes that are missing or wrong by themselves take no part.
+    """
+    made = Geometry()
+    problems: list[Problem] = []
+    metas = call.inputs.metas
+    src, diff_dst = metas.get("src"), metas.get("diff_dst")
+    if src is None or not 3 <= len(src.shape) <= 5:
+        return made, problems
+    made.n, made.src_channels, made.src_spatial = split_data(src.shape, data_format)
+    if diff_dst is not None:
+        n, made.dst_channels, made.dst_spatial = split_data(diff_dst.shape, data_format)
+        if n != made.n:
+            name = call.name("diff_dst")
+            msg = f"{name} must have the batch of {call.name('src')}, which is {made.n}, but has {n}"
+            problems.append(problem(["inputs", name, "shape", 0], msg, "batch"))
+    if call.weights is not None:
+        i, o, made.kernel = split_weights(call.weights, weights_format)
+        if call.given.groups is not None:
+            relate_channels = _relate_forward_channels if call.forward else _relate_channels
+            relate_channels(call, made, i, o, weights_format, problems)
+        _relate_axes(call, made, data_format, problems)
+    bias = metas.get("bias")
+    if bias is not None and made.dst_channels and bias.shape != (made.dst_channels,):
+        name = call.name("bias")
+        msg = f"{name} must have shape ({made.dst_channels}), the channels of dst, but has {dims(bias.shape)}"
+        problems.append(problem(["inputs", name, "shape"], msg, "bias"))
+    return made, problems
+
+
+def _relate_channels(
+    call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]
+) -> None:
+    """Hold the weights to the channels of `src` and `diff_dst`, and find the axis that the groups divide."""
+    groups = call.given.groups
+    src, dst = made.src_channels, made.dst_channels
+    if groups is None:
+        return
+    src_divided = _divides(call, groups, "src", src, problems)
+    # Without a right diff_dst its channels are 0, which every number of groups divides.
+    if not (_divides(call, groups, "diff_dst", dst, problems) and src_divided and dst):
+        return
+    axis = groups_axis_of(call.transposed, i, o, src, dst, groups)
+    if axis is None:
+        right = [
+            (right_i, right_o) for _, right_i, right_o in weights_channels(call.transposed, src, dst, groups)
+        ]
+        channels = f"{src} channels of {call.name('src')}, {dst} of {call.name('diff_dst')}"
+        problems.append(_wrong_weights(call, made, right, weights_format, channels))
+    else:
+        made.groups_axis = axis
+
+
+def _relate_forward_channels(
+    call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]
+) -> None:
+    """Hold the weights to the channels of `src`, and find the channels of `dst` in them."""
+    groups, src = call.given.groups, made.src_channels
+    if groups is None or not _divides(call, groups, "src", src, problems):
+        return
+    if i == src:
+        made.groups_axis, made.dst_channels = "O", o * groups
+    elif i == src // groups:
+        if o % groups:
+            msg = f"{call.name('groups')} must divide the channels of dst, which are {o}, but is {groups}"
+            problems.append(problem(["attributes", call.name("groups")], msg, "groups"))
+        made.groups_axis, made.dst_channels = "I", o
+    else:
+        channels = f"{src} channels of {call.name('src')}"
+        problems.append(_wrong_weights(call, made, [(src, o), (src // groups, o)], weights_format, channels))
+
+
+def _divides(call: Call, groups: int, tensor: str, channels: int, problems: list[Problem]) -> bool:
+    if channels % groups:
+        name = call.name("groups")
+        msg = f"{name} must divide the channels of {call.name(tensor)}, which are {channels}, but is {groups}"
+        problems.append(problem(["attributes", name], msg, "groups"))
+    return channels % groups == 0
+
+
+def _wrong_weights(
+    call: Call, made: Geometry, right: list[tuple[int, int]], weights_format: str, channels: str
+) -> Problem:
+    assert call.weights is not None
+    shapes = dict.fromkeys(dims(weights_shape(i, o, made.kernel, weights_format)) for i, o in right)
+    facts = f"{call.name('weights_format')} {weights_format}, {channels} and groups {call.given.groups}"
+    msg = f"{call.weights_loc[1]} must be {' or '.join(shapes)} for {facts}, but is {dims(call.weights)}"
+    return problem(call.weights_loc, msg, "weights_channels")
+
+
+def _relate_axes(call: Call, made: Geometry, data_format: str, problems: list[Problem]) -> None:
+    """Resolve every spatial axis, when all that is needed for it is known."""
+    count = len(made.src_spatial)
+    strides, dilations, pads = call.given.strides, call.given.dilations, _pads(call, count)
+    extra = call.given.output_padding
+    if strides is None or dilations is None or pads is None:
+        return
+    if not len(strides) == len(dilations) == len(made.kernel) == count:
+        return
+    known = len(made.dst_spatial) == count
+    extras = (None,) * count if extra is None or len(extra) != count else extra
+    first = 2 if data_format == "NCX" else 1
+    axes = [
+        Axis(
+            index,
+            index + first,
+            made.src_spatial[index],
+            made.dst_spatial[index] if known else None,
+            made.kernel[index],
+            strides[index],
+            dilations[index],
+            pads[0][index],
+            pads[1][index],
+            extras[index],
+        )
+        for index in range(count)
+    ]
+    for axis in axes:
+        resolve_axis(call, axis, problems)
+    made.pads_begin = tuple([axis.begin for axis in axes])
+    made.pads_end = tuple([axis.end for axis in axes])
+    made.output_padding = tuple([axis.output_padding or 0 for axis in axes])
+    made.dst_spatial = tuple([axis.dst or 0 for axis in axes])
+
+
+def _pads(call: Call, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the explicit pads, zeros for an empty list or under `auto_pad`; None while they are not
+    known."""
+    given = call.given
+    if given.auto_pad is None:
+        return None
+    zeros = (0,) * count
+    if given.auto_pad != "none":
+        return zeros, zeros
+    if given.pads_begin is None or given.pads_end is None:
+        return None
+    begin, end = given.pads_begin or zeros, given.pads_end or zeros
+    return (begin, end) if len(begin) == len(end) == count else None

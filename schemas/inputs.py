@@ -1,0 +1,160 @@
+"""Inputs of a call: from either spelling to dtype and shape under the canonical names, and the rules they
+keep alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from schemas.attributes import same_value
+from schemas.problems import Problem, number, problem, safe_key
+from schemas.shapes import INT32_MAX
+from schemas.tables import DTYPE_NAMES, MAX_DIMS, CalledOperation, near_miss
+from schemas.tensors import TensorMeta, read_meta
+
+__all__ = ["Inputs", "read_inputs"]
+
+# N, channels and one to three spatial axes.
+RANKS = (3, 4, 5)
+
+
+@dataclass(slots=True)
+class Inputs:
+    """Hold the inputs of a call by canonical name, as far as they are right.
+
+    `weights_shape` is the value of that input; None while it is absent, or a tensor whose values are not
+    known here. `dtype` is the one type T of the call. `unsupported` is the place of a dtype that the
+    operation does not have.
+    """
+
+    metas: dict[str, TensorMeta] = field(default_factory=dict)
+    spelled: dict[str, str] = field(default_factory=dict)
+    bad: set[str] = field(default_factory=set)
+    weights_shape: tuple[int, ...] | None = None
+    values_unknown: bool = False
+    dtype: str | None = None
+    unsupported: Problem | None = None
+
+
+def read_inputs(called: CalledOperation, given: object) -> tuple[Inputs, list[Problem]]:
+    """Return the inputs of a call, and every rule that each breaks by itself or against the others' dtype."""
+    found = Inputs()
+    problems: list[Problem] = []
+    if not isinstance(given, Mapping):
+        found.bad.update(row.name for row in called.operation.inputs)
+        return found, [problem(["inputs"], "inputs must be an object", "object_type")]
+    values = _by_name(called, given, found, problems)
+    for row in called.operation.inputs:
+        if row.name in values:
+            key = found.spelled[row.name]
+            before = len(problems)
+            if row.dtypes == "s32":
+                found.weights_shape = _shape_values(values[row.name], key, problems)
+                found.values_unknown = not isinstance(values[row.name], list | tuple)
+            else:
+                _tensor(row.name, values[row.name], key, found, problems)
+            if len(problems) > before:
+                found.bad.add(row.name)
+        elif row.required and row.name not in found.bad:
+            name = called.wire_names[row.name]
+            problems.append(problem(["inputs", name], f"{name} is required", "missing"))
+            found.bad.add(row.name)
+    return found, problems
+
+
+def _by_name(
+    called: CalledOperation, given: Mapping[object, object], found: Inputs, problems: list[Problem]
+) -> dict[str, object]:
+    values: dict[str, object] = {}
+    spellings = called.operation.input_spellings
+    for key, value in given.items():
+        name = spellings.get(key) if isinstance(key, str) else None
+        if name is None:
+            hint, shown = near_miss(key, spellings), safe_key(key)
+            msg = f"{'this input' if shown == '?' else shown} is not an input of {called.called_as}"
+            problems.append(
+                problem(["inputs", shown], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_input")
+            )
+        elif value is None:
+            continue
+        elif name in values and not same_value(values[name], value):
+            # Two tensors can't be compared before their data is here, so the second one is refused as such.
+            msg = f"{key} is another spelling of {found.spelled[name]}: give one"
+            problems.append(problem(["inputs", str(key)], msg, "conflict"))
+            found.bad.add(name)
+        else:
+            values.setdefault(name, value)
+            found.spelled[name] = str(key)
+    return values
+
+
+def _tensor(name: str, value: object, key: str, found: Inputs, problems: list[Problem]) -> None:
+    meta = read_meta(value, ["inputs", key], problems)
+    if meta is None:
+        return
+    if meta.dtype not in DTYPE_NAMES:
+        msg = f"{key} must be {', '.join(DTYPE_NAMES[:-1])} or {DTYPE_NAMES[-1]}"
+        wrong = problem(["inputs", key, "dtype"], msg, "unsupported_dtype")
+        found.unsupported = found.unsupported or wrong
+        problems.append(wrong)
+        return
+    if found.dtype is None:
+        found.dtype = meta.dtype
+    elif meta.dtype != found.dtype:
+        first = next(iter(found.metas))
+        msg = f"{key} must be {found.dtype} like {found.spelled[first]}, but is {meta.dtype}"
+        problems.append(problem(["inputs", key, "dtype"], msg, "mixed_dtypes"))
+    _check_sizes(name, key, meta.shape, problems)
+    found.metas[name] = meta
+
+
+def _check_sizes(name: str, key: str, shape: tuple[int, ...], problems: list[Problem]) -> None:
+    ranks = (1,) if name == "bias" else RANKS
+    if len(shape) not in ranks:
+        rule = "1 dimension" if name == "bias" else "3, 4 or 5 dimensions"
+        problems.append(
+            problem(["inputs", key, "shape"], f"{key} must have {rule}, but has {len(shape)}", "rank")
+        )
+        return
+    # The batch alone may be empty: it is the leading axis in either data format.
+    first = 1 if name in ("src", "diff_dst") else 0
+    for axis in range(first, len(shape)):
+        if shape[axis] == 0:
+            msg = f"{key} must have at least 1 element on axis {axis}, but has 0; only the batch may be empty"
+            problems.append(problem(["inputs", key, "shape", axis], msg, "empty"))
+
+
+def _shape_values(value: object, key: str, problems: list[Problem]) -> tuple[int, ...] | None:
+    """Return the values of a shape input, or None when they are absent, unknown or wrong."""
+    loc: list[str | int] = ["inputs", key]
+    if isinstance(value, list | tuple):
+        return _listed(value, key, problems)
+    meta = read_meta(value, loc, problems)
+    if meta is not None and meta.dtype != "s32":
+        problems.append(
+            problem([*loc, "dtype"], f"{key} must be s32, or a JSON list of integers", "shape_dtype")
+        )
+    if meta is not None and len(meta.shape) != 1:
+        msg = f"{key} must have 1 dimension, but has {len(meta.shape)}"
+        problems.append(problem([*loc, "shape"], msg, "rank"))
+    return None
+
+
+def _listed(
+    value: list[object] | tuple[object, ...], key: str, problems: list[Problem]
+) -> tuple[int, ...] | None:
+    if len(value) > MAX_DIMS:
+        msg = f"{key} must have at most {MAX_DIMS} values, but has {len(value)}"
+        problems.append(problem(["inputs", key], msg, "too_long"))
+        return None
+    sizes: list[int] = []
+    for axis, size in enumerate(value):
+        if type(size) is not int:
+            problems.append(problem(["inputs", key, axis], f"{key}[{axis}] must be an integer", "int_type"))
+        elif not 0 <= size <= INT32_MAX:
+            msg = f"{key}[{axis}] must be from 1 to {INT32_MAX}, but is {number(size)}"
+            problems.append(problem(["inputs", key, axis], msg, "range"))
+        else:
+            sizes.append(size)
+    # A list of zeros is oneDNN's way to say that there is no shape here.
+    return tuple(sizes) if len(sizes) == len(value) and any(sizes) else None

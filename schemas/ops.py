@@ -1,0 +1,166 @@
+"""From a call's name, attributes and input shapes to a `ResolvedOp`, with every broken rule found in one
+pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+from convgrad._dtypes import DTYPES
+from convgrad._errors import Unsupported
+from schemas.call import Call, read_call
+from schemas.dumps import from_dump, is_dump, read_dump
+from schemas.geometry import Geometry, relate
+from schemas.problems import Problem, dims, invalid_params, problem
+from schemas.resolved import ResolvedOp
+from schemas.shapes import INT64_MAX, data_shape, elements
+from schemas.tables import DATA_FORMATS, WEIGHTS_FORMATS, find_operation
+from schemas.tensors import TensorMeta, TensorSpec
+
+__all__ = ["ResolvedOp", "TensorMeta", "TensorSpec", "from_dump", "resolve"]
+
+
+def resolve(
+    name: str,
+    attributes: Mapping[str, Any],
+    inputs: Mapping[str, TensorMeta | Mapping[str, Any] | list[int]],
+    *,
+    output: TensorMeta | Mapping[str, Any] | None = None,
+) -> ResolvedOp:
+    """Return the call with defaults, `auto_pad` and shape inference applied.
+
+    `attributes` may be a whole dumped op object; its inputs then stand in for absent `inputs`. An input is
+    a `TensorMeta`, any object with `dtype` and `shape`, or, for `weights_shape`, the list itself. `output`
+    is what the caller expects.
+
+    Raises `UnknownOperation`; `InvalidParams` with all broken rules; `Unsupported` for a dtype other than
+    f32, f16 and bf16.
+    """
+    called = find_operation(name)
+    given: Any = attributes
+    if is_dump(attributes):
+        dump = read_dump(attributes, called=called)
+        given, inputs, output = dump.attributes, inputs or dump.inputs, output or dump.output
+    call, problems = read_call(called, given, inputs, output)
+    data_format, weights_format = call.given.data_format, call.given.weights_format
+    made = Geometry()
+    if data_format is not None and weights_format is not None:
+        made, broken = relate(call, data_format, weights_format)
+        if broken and not problems:
+            _add_hint(call, data_format, weights_format, broken)
+        problems.extend(broken)
+    if not problems:
+        resolved = _resolved(call, made, data_format or "", weights_format or "", problems)
+        if not problems:
+            return resolved
+    if call.inputs.unsupported is not None:
+        raise Unsupported(call.inputs.unsupported["msg"], data={"errors": problems})
+    raise invalid_params(called.called_as, problems)
+
+
+def _resolved(
+    call: Call, made: Geometry, data_format: str, weights_format: str, problems: list[Problem]
+) -> ResolvedOp:
+    given, metas = call.given, call.inputs.metas
+    dtype = call.inputs.dtype or ""
+    groups = given.groups or 1
+    output = call.called.operation.output.name
+    shape = call.weights or ()
+    if call.forward:
+        shape = data_shape(made.n, made.dst_channels, made.dst_spatial, data_format)
+    _check_output(call, TensorMeta(dtype, shape), problems)
+    assert given.strides is not None
+    assert given.dilations is not None
+    # One multiplication for every tap, pair of channels and pixel of the tensor that the taps step over.
+    pixels = prod(made.src_spatial if call.transposed else made.dst_spatial)
+    macs = made.n * pixels * prod(made.kernel) * made.src_channels * made.dst_channels // groups
+    return ResolvedOp(
+        called=call.called,
+        dtype=dtype,
+        n=made.n,
+        src_channels=made.src_channels,
+        dst_channels=made.dst_channels,
+        groups=groups,
+        src_spatial=made.src_spatial,
+        dst_spatial=made.dst_spatial,
+        kernel=made.kernel,
+        strides=given.strides,
+        dilations=given.dilations,
+        pads_begin=made.pads_begin,
+        pads_end=made.pads_end,
+        output_padding=made.output_padding,
+        auto_pad=given.auto_pad or "none",
+        data_format=data_format,
+        weights_format=weights_format,
+        groups_axis=made.groups_axis,
+        weights_shape=call.weights or (),
+        inputs=tuple(
+            [
+                TensorSpec(row.name, dtype, metas[row.name].shape)
+                for row in call.called.operation.inputs
+                if row.name in metas
+            ]
+        ),
+        output=TensorSpec(output, dtype, shape),
+        warnings=(*call.warnings, *_ignored_pads(call, made)),
+        macs=macs,
+    )
+
+
+def _check_output(call: Call, found: TensorMeta, problems: list[Problem]) -> None:
+    """Hold the output to 64 bits of bytes, and to what the caller expects of it."""
+    name = call.called.wire_names[call.called.operation.output.name]
+    if elements(found.shape) * DTYPES[found.dtype].itemsize > INT64_MAX:
+        msg = f"{name} would have shape {dims(found.shape)}, but must have fewer than 2^63 bytes"
+        problems.append(problem(["outputs", name, "shape"], msg, "overflow"))
+    expected = call.output
+    if expected is None:
+        return
+    if expected.dtype != found.dtype:
+        msg = f"{name} must be {found.dtype} like the inputs, but the spec says otherwise"
+        problems.append(problem(["outputs", name, "dtype"], msg, "mixed_dtypes"))
+    if expected.shape != found.shape:
+        msg = f"{name} must have shape {dims(found.shape)}, but the spec says {dims(expected.shape)}"
+        problems.append(problem(["outputs", name, "shape"], msg, "output_shape"))
+
+
+def _ignored_pads(call: Call, made: Geometry) -> list[str]:
+    """Return a warning when explicit pads were given, differ from the ones used, and were ignored."""
+    given = call.given
+    if given.auto_pad == "none":
+        return []
+    return [
+        f"{name} is ignored because auto_pad is {given.auto_pad}: {dims(used)} was used"
+        for name, asked, used in (
+            ("pads_begin", given.pads_begin, made.pads_begin),
+            ("pads_end", given.pads_end, made.pads_end),
+        )
+        if asked and any(asked) and asked != used
+    ]
+
+
+def _add_hint(call: Call, data_format: str, weights_format: str, broken: list[Problem]) -> None:
+    """Say which formats the shapes are in, when they are right in others than those of the call."""
+    weights, data_name, weights_name = (
+        call.weights_loc[1],
+        call.name("data_format"),
+        call.name("weights_format"),
+    )
+    fitting = [
+        (data, order)
+        for data in (data_format, *(other for other in DATA_FORMATS if other != data_format))
+        for order in WEIGHTS_FORMATS
+        if (data, order) != (data_format, weights_format) and not relate(call, data, order)[1]
+    ]
+    if not fitting:
+        return
+    data, order = fitting[0]
+    if data == data_format:
+        orders = " or ".join(other for same, other in fitting if same == data)
+        hint = f"{weights} matches {orders}; pass {weights_name}"
+    elif order == weights_format:
+        hint = f"the shapes match {data}; pass {data_name}"
+    else:
+        hint = f"the shapes match {data} with {order}; pass {data_name} and {weights_name}"
+    broken[0]["msg"] += f" ({hint})"

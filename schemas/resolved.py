@@ -1,0 +1,81 @@
+"""A call with nothing left to decide: frozen, and right by every rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.shapes import GroupsAxis
+from schemas.tables import CalledOperation, Dialect
+from schemas.tensors import TensorSpec
+
+__all__ = ["ResolvedOp"]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedOp:
+    """Hold every size and attribute of a call after defaults, `auto_pad` and shape inference.
+
+    Names are canonical; `wire_name` and `reply_attributes` turn them into the dialect of the name called.
+    `inputs` are the tensors that the computation reads, in its order: src and diff_dst, or src, weights and
+    bias when there is one. `macs` counts the multiplications of every tap with every output, those in the
+    padding too.
+    """
+
+    called: CalledOperation
+    dtype: str
+    n: int
+    src_channels: int
+    dst_channels: int
+    groups: int
+    src_spatial: tuple[int, ...]
+    dst_spatial: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    auto_pad: str
+    data_format: str
+    weights_format: str
+    groups_axis: GroupsAxis
+    weights_shape: tuple[int, ...]
+    inputs: tuple[TensorSpec, ...]
+    output: TensorSpec
+    warnings: tuple[str, ...]
+    macs: int
+
+    @property
+    def op(self) -> str:
+        """Canonical name of the operation."""
+        return self.called.operation.name
+
+    @property
+    def called_as(self) -> str:
+        """Name that the caller used."""
+        return self.called.called_as
+
+    @property
+    def dialect(self) -> Dialect:
+        """Which edition's names the reply speaks."""
+        return self.called.dialect
+
+    def wire_name(self, name: str) -> str:
+        """Return the dialect's name of an attribute, input or output."""
+        return self.called.wire_names[name]
+
+    def reply_attributes(self) -> dict[str, Any]:
+        """Return the reply's `resolved` object: every attribute of the operation, `groups_axis`, and any
+        warnings.
+
+        Given back as attributes, all but those two resolve to the same call.
+        """
+        found: dict[str, Any] = {}
+        for row in self.called.operation.attributes:
+            value = getattr(self, row.name)
+            found[self.called.wire_names[row.name]] = list(value) if isinstance(value, tuple) else value
+        found["groups_axis"] = self.groups_axis
+        if self.warnings:
+            found["warnings"] = list(self.warnings)
+        return found

@@ -1,0 +1,230 @@
+"""Tensors on the wire: what a call may say about one, without looking at its data.
+
+A tensor in JSON is raw bytes with their dtype and shape, or a whole `.npy` file, both as base64; in
+`ops.validate` and in the head of a multipart body it may be less. Data is never decoded here:
+`WireTensor.payload` is what the body's reader put there, the text itself or its own mark of where the bytes
+went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from convgrad._dtypes import DTYPES
+from schemas.problems import Problem, number, problem, safe_key
+from schemas.shapes import INT64_MAX, elements
+from schemas.tables import MAX_DIMS, near_miss
+
+__all__ = [
+    "DataTensor",
+    "NpyTensor",
+    "TensorDescription",
+    "TensorMeta",
+    "TensorReply",
+    "TensorSpec",
+    "WireTensor",
+    "read_meta",
+    "read_shape",
+    "read_tensor",
+]
+
+WireDType = Literal["f32", "f16", "bf16", "s32"]
+Size = Annotated[int, Field(strict=True, ge=0, le=INT64_MAX)]
+Shape = Annotated[list[Size], Field(max_length=MAX_DIMS)]
+Base64 = Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"})]
+
+# What oneDNN's graph dump writes about a logical tensor besides dtype and shape. Tensors come in C order of
+# their shape, so a dumped stride says nothing about them.
+_DUMPED = frozenset({"id", "stride", "layout_type", "property_type"})
+_MEMBERS = ("dtype", "shape", "data", "npy")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Hold what is known of a tensor before its data: oneDNN's dtype name and the shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Name a tensor of a resolved call, under its canonical name, with its dtype and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WireTensor:
+    """Hold a tensor of a request: what it says of itself, and where its data is.
+
+    `encoding` is `base64` (raw little-endian bytes in C order), `npy` (a file), or None when no data came
+    with it.
+    """
+
+    dtype: str | None
+    shape: tuple[int, ...] | None
+    encoding: Literal["base64", "npy"] | None = None
+    payload: Any = None
+
+    @property
+    def meta(self) -> TensorMeta | None:
+        """The tensor's dtype and shape when both are known without its data."""
+        return None if self.dtype is None or self.shape is None else TensorMeta(self.dtype, self.shape)
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class DataTensor(_Closed):
+    """A tensor as raw bytes."""
+
+    dtype: WireDType
+    shape: Shape
+    data: Base64 = Field(description="Little-endian elements in C order, as base64.")
+
+
+class NpyTensor(_Closed):
+    """A tensor as a `.npy` file."""
+
+    npy: Base64 = Field(description="A whole .npy file, as base64.")
+    dtype: WireDType | None = Field(default=None, description="Needed for bf16, which .npy can't name.")
+
+
+class TensorDescription(_Closed):
+    """A tensor without its data: for `ops.validate`."""
+
+    dtype: WireDType
+    shape: Shape
+
+
+class TensorReply(_Closed):
+    """An output tensor, in the encoding that the call asked for; a streamed one has a checksum in place of
+    data."""
+
+    dtype: WireDType
+    shape: Shape | None = None
+    data: Base64 | None = None
+    npy: Base64 | None = None
+    sha256: str | None = None
+
+
+def read_shape(value: object, loc: list[str | int], problems: list[Problem]) -> tuple[int, ...] | None:
+    """Return a shape as a tuple of 64-bit sizes, or None after noting what is wrong with it."""
+    if not isinstance(value, list | tuple):
+        problems.append(problem(loc, f"{_where(loc)} must be a list of integers", "list_type"))
+        return None
+    if len(value) > MAX_DIMS:
+        msg = f"{_where(loc)} must have at most {MAX_DIMS} dimensions, but has {len(value)}"
+        problems.append(problem(loc, msg, "too_long"))
+        return None
+    before = len(problems)
+    for axis, size in enumerate(value):
+        if type(size) is not int:
+            msg = f"{_where(loc)}[{axis}] must be an integer"
+            problems.append(problem([*loc, axis], msg, "int_type"))
+        elif not 0 <= size <= INT64_MAX:
+            msg = f"{_where(loc)}[{axis}] must be from 0 to {INT64_MAX}, but is {number(size)}"
+            problems.append(problem([*loc, axis], msg, "range"))
+    return tuple(value) if len(problems) == before else None
+
+
+def read_meta(value: object, loc: list[str | int], problems: list[Problem]) -> TensorMeta | None:
+    """Return dtype and shape of a tensor that must have both, or None after noting what is wrong.
+
+    The number of bytes is held to 64 bits, so that nobody has to think about overflow later.
+    """
+    if isinstance(value, TensorMeta):
+        dtype: object = value.dtype
+        shape: object = value.shape
+    elif isinstance(value, Mapping):
+        dtype, shape = value.get("dtype"), value.get("shape")
+    else:
+        problems.append(problem(loc, f"{_where(loc)} must be a tensor with dtype and shape", "tensor_type"))
+        return None
+    if not isinstance(dtype, str):
+        problems.append(problem([*loc, "dtype"], f"{_where(loc)} needs a dtype", "missing"))
+    sizes = read_shape(shape, [*loc, "shape"], problems)
+    if sizes is None or not isinstance(dtype, str):
+        return None
+    known = DTYPES.get(dtype)
+    if elements(sizes) * (known.itemsize if known else 1) > INT64_MAX:
+        msg = f"{_where(loc)} must have fewer than 2^63 bytes"
+        problems.append(problem([*loc, "shape"], msg, "overflow"))
+        return None
+    return TensorMeta(dtype, sizes)
+
+
+def read_tensor(value: object, loc: list[str | int], problems: list[Problem]) -> WireTensor | None:
+    """Return a tensor of a request in any of its forms, or None after noting what is wrong."""
+    if not isinstance(value, Mapping):
+        problems.append(
+            problem(
+                loc, f"{_where(loc)} must be a tensor: an object with dtype, shape and data", "tensor_type"
+            )
+        )
+        return None
+    before = len(problems)
+    _unknown_members(value, loc, problems)
+    dtype, shape = value.get("dtype"), value.get("shape")
+    if dtype is not None and not isinstance(dtype, str):
+        problems.append(
+            problem([*loc, "dtype"], f"the dtype of {_where(loc)} must be a string", "string_type")
+        )
+    sizes = None if shape is None else read_shape(shape, [*loc, "shape"], problems)
+    encoding = _encoding(value, loc, problems)
+    if len(problems) > before:
+        return None
+    payload = None if encoding is None else value["data" if encoding == "base64" else "npy"]
+    return WireTensor(dtype if isinstance(dtype, str) else None, sizes, encoding, payload)
+
+
+def _unknown_members(value: Mapping[Any, Any], loc: list[str | int], problems: list[Problem]) -> None:
+    for key in value:
+        if key not in _MEMBERS and key not in _DUMPED:
+            name, hint = safe_key(key), near_miss(key, _MEMBERS)
+            msg = f"a tensor has dtype, shape and data, or npy, but {_where(loc)} has another member"
+            problems.append(
+                problem([*loc, name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_member")
+            )
+
+
+def _encoding(
+    value: Mapping[Any, Any], loc: list[str | int], problems: list[Problem]
+) -> Literal["base64", "npy"] | None:
+    data, npy = value.get("data"), value.get("npy")
+    if data is not None and npy is not None:
+        problems.append(problem(loc, f"{_where(loc)} has both data and npy: give one", "conflict"))
+    if data is None and npy is None:
+        return None
+    member = "data" if data is not None else "npy"
+    # A body's reader may have put its own object in the place of a long text; plain JSON of another kind is
+    # a mistake.
+    if isinstance(value[member], bool | int | float | list | tuple | dict):
+        problems.append(
+            problem([*loc, member], f"{member} of {_where(loc)} must be base64 text", "string_type")
+        )
+    if member == "npy":
+        if value.get("shape") is not None:
+            problems.append(
+                problem([*loc, "shape"], f"the npy file of {_where(loc)} has its own shape", "conflict")
+            )
+        return "npy"
+    problems.extend(
+        problem([*loc, needed], f"{_where(loc)} has data and needs a {needed}", "missing")
+        for needed in ("dtype", "shape")
+        if value.get(needed) is None
+    )
+    return "base64"
+
+
+def _where(loc: list[str | int]) -> str:
+    """Return `src` or `the shape of src` for the place of a tensor in a call."""
+    return f"the shape of {loc[-2]}" if loc[-1] == "shape" and len(loc) > 1 else str(loc[-1])
