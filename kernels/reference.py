@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import numpy as np
@@ -82,17 +82,22 @@ def taps(dims: Dims) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]
 
 
 def tap_gradient(
-    problem: ConvProblem, inputs: Sequence[Storage], position: tuple[tuple[slice, ...], tuple[slice, ...]]
-) -> Array:
+    problem: ConvProblem,
+    inputs: Sequence[Storage],
+    position: tuple[tuple[slice, ...], tuple[slice, ...]],
+    stop: Callable[[], bool],
+) -> Array | None:
     """Compute diff_weights of one kernel position as (groups, wide channels, narrow channels) in float64.
 
-    One image at a time, so that the float64 copies stay small.
+    One image at a time, so that the float64 copies stay small; None when `stop` said so before one of them.
     """
     dims = problem.dims
     src, diff_dst = inputs
     wide, thin = (diff_dst, src) if problem.op.startswith("ConvT") else (src, diff_dst)
     total = np.zeros((dims.groups, dims.wide_channels, dims.narrow_channels))
     for image in range(dims.n):
+        if stop():
+            return None
         a = channels_first(widen(wide[image : image + 1], problem.dtype), problem, dims.groups)
         b = channels_first(widen(thin[image : image + 1], problem.dtype), problem, dims.groups)
         a_part = a[(0, ..., *position[1])].reshape(dims.groups, dims.wide_channels, -1)

@@ -65,7 +65,9 @@ class ReferenceKernel:
             return True
         positions = list(reference.taps(problem.dims))
         _, *slices = positions[unit.part[0]]
-        gradient = reference.tap_gradient(problem, inputs, (slices[0], slices[1]))
+        gradient = reference.tap_gradient(problem, inputs, (slices[0], slices[1]), stop)
+        if gradient is None:
+            return False
         target[...] = reference.narrow(_arrange(gradient, problem), problem.dtype).reshape(target.shape)
         return True
 

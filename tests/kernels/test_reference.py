@@ -1,0 +1,55 @@
+"""The reference kernel (`options.reference`) against the oracle: two float64 sums, written separately."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernels import plan
+from tests import naive
+from tests.kernels.harness import assert_same_bits, check, compute, problem_of
+from tests.problems import Case, random_case
+from tests.traps import TRAPS
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_random_problems(block: int) -> None:
+    """The reference gives the oracle's bits on integers."""
+    rng = np.random.default_rng([21, block])
+    for _ in range(60):
+        check(random_case(rng, macs=40_000), reference=True)
+
+
+@pytest.mark.parametrize(
+    "trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name
+)
+def test_traps(trap: Case) -> None:
+    """The reference gives the oracle's bits on the named traps."""
+    check(trap, reference=True)
+
+
+def test_real_data_is_rounded_once() -> None:
+    """The reference, another order of a float64 sum, is at most one unit in the last place away."""
+    rng = np.random.default_rng(22)
+    for _ in range(60):
+        case = random_case(rng, macs=40_000)
+        inputs = case.floats()
+        assert plan(problem_of(case), reference=True).kernel == "reference_f64"
+        got, expected = compute(case, inputs, reference=True), case.expected(inputs)
+        if case.dtype == "f32":
+            np.testing.assert_array_max_ulp(got, expected, maxulp=1)
+        else:
+            assert_same_bits(got, expected, case)
+
+
+@pytest.mark.parametrize("dtype", naive.DTYPES)
+def test_special_values(dtype: str) -> None:
+    """The reference spreads Inf and NaN as the oracle does."""
+    rng = np.random.default_rng(23)
+    for _ in range(80):
+        case = random_case(rng, macs=20_000)
+        inputs = case.inputs()
+        for tensor in inputs.values():
+            if tensor.size:
+                tensor.reshape(-1)[int(rng.integers(tensor.size))] = rng.choice([np.inf, -np.inf, np.nan])
+        assert_same_bits(compute(case, inputs, reference=True), case.expected(inputs), case)

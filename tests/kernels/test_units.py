@@ -1,0 +1,178 @@
+"""Units of work: disjoint boxes, any order, any number of workers, repeats, stops."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kernels import ConvProblem, explain, plan
+from tests.kernels.harness import Run, assert_same_bits, problem_of
+from tests.problems import OPS, Case, random_case, real_layers
+from tests.traps import TRAPS
+
+SMALL = 3_000_000
+SLICE = 300_000_000  # multiply-adds that may pass between two questions
+WORKERS = (1, 2, 3, 4, 8, 64)
+LARGE = Case(  # long enough that every kernel cuts it, for any reason that it may have
+    n=4,
+    src_channels=48,
+    dst_channels=72,
+    src_spatial=(40, 40),
+    dst_spatial=(40, 40),
+    kernel=(3, 3),
+    pads_begin=(1, 1),
+    pads_end=(1, 1),
+)
+
+
+def _some_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(11)
+    yield from (trap for trap in TRAPS if trap.macs < SMALL)
+    yield from (random_case(rng, macs=60_000) for _ in range(60))
+    yield from (random_case(rng, macs=4_000_000, longer=16) for _ in range(6))
+    for case in (LARGE, LARGE.mirrored(), replace(LARGE.mirrored(), op="ConvTranspose")):
+        yield from (replace(case, dtype=dtype) for dtype in ("f32", "f16", "bf16"))
+
+
+def _assert_partition(problem: ConvProblem, workers: int, reference: bool) -> None:
+    chosen = plan(problem, workers=workers, reference=reference)
+    assert [unit.index for unit in chosen.units] == list(range(len(chosen.units)))
+    assert {unit.stage for unit in chosen.units} == set(range(chosen.stages))
+    covered = np.zeros(problem.output_shape, np.int8)
+    for unit in chosen.units:
+        if unit.offset is None or unit.shape is None:
+            assert (unit.offset, unit.shape) == (None, None)
+            assert unit.stage < chosen.stages - 1, "a last unit must make its box final"
+            continue
+        stops = [start + size for start, size in zip(unit.offset, unit.shape, strict=True)]
+        assert all(start >= 0 for start in unit.offset)
+        assert all(stop <= size for stop, size in zip(stops, problem.output_shape, strict=True))
+        covered[tuple(slice(*span) for span in zip(unit.offset, stops, strict=True))] += 1
+    assert (covered == 1).all(), f"{chosen.kernel}, {workers} workers: boxes overlap or leave gaps"
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_boxes_are_disjoint_and_cover_the_output(reference: bool) -> None:
+    """Every element of the output belongs to exactly one unit, for any number of workers."""
+    for case in _some_cases():
+        for workers in WORKERS:
+            _assert_partition(problem_of(case), workers, reference)
+
+
+def test_boxes_of_real_layers_cover_the_output() -> None:
+    """The plans of the real layers cover their outputs too, at the published batch."""
+    for case in real_layers():
+        _assert_partition(problem_of(case), 2, reference=False)
+
+
+def test_bits_do_not_depend_on_the_number_of_workers() -> None:
+    """Real data gives the same bits for one worker as for sixty-four."""
+    for case in _some_cases():
+        inputs = case.floats()
+        first = Run(case, inputs, workers=1).all()
+        for workers in WORKERS[1:]:
+            assert_same_bits(Run(case, inputs, workers=workers).all(), first, case)
+
+
+def test_units_of_a_stage_run_in_any_order() -> None:
+    """Shuffled inside their stage, and every one run twice, units give the same bits."""
+    rng = np.random.default_rng(12)
+    for case in _some_cases():
+        inputs = case.floats()
+        expected = Run(case, inputs, workers=8).all()
+        run = Run(case, inputs, workers=8)
+        for stage in run.stages():
+            for index in rng.permutation(stage + stage):
+                assert run.unit(int(index))
+        run.check_memory()
+        assert_same_bits(run.output, expected, case)
+
+
+def test_a_unit_writes_its_box_alone() -> None:
+    """While units run, everything outside the finished boxes stays untouched."""
+    for case in _some_cases():
+        run = Run(case, case.inputs(), workers=8)
+        untouched = np.ones(case.output_shape, bool)
+        fresh = run.output.copy().view(np.uint8)
+        for stage in run.stages():
+            for index in stage:
+                assert run.unit(index)
+                unit = run.plan.units[index]
+                if unit.offset is not None and unit.shape is not None:
+                    spans = zip(unit.offset, unit.shape, strict=True)
+                    untouched[tuple(slice(start, start + size) for start, size in spans)] = False
+                if run.output.size:
+                    same = (run.output.view(np.uint8) == fresh).reshape(*case.output_shape, -1).all(-1)
+                    assert same[untouched].all(), f"unit {index} wrote outside its box: {case}"
+
+
+def _heavy(op: str) -> Case:
+    """Give a call of about a GMAC, whose units are worth interrupting."""
+    case = replace(LARGE, n=16, src_channels=64, dst_channels=64)
+    if op.startswith("ConvTranspose"):
+        case = case.mirrored()
+    return replace(case, op=op)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("reference", [False, True])
+def test_stop_ends_a_unit(op: str, reference: bool) -> None:
+    """A unit with much work asks whether to stop, obeys, and can then be done again from the start."""
+    case = _heavy(op)
+    inputs = case.floats()
+    expected = Run(case, inputs, reference=reference).all()
+    run = Run(case, inputs, reference=reference)
+    for stage in run.stages():
+        for index in stage:
+            asked = _count_questions(run, index)
+            macs = run.plan.units[index].macs
+            assert asked >= macs // (SLICE // 10 if reference else SLICE), f"asked {asked} times in {macs} multiply-adds"
+            for last in {min(1, asked), (asked + 1) // 2, asked} - {0}:
+                answers = iter([False] * (last - 1) + [True])
+                assert not run.unit(index, stop=lambda answers=answers: next(answers))  # type: ignore[misc]
+            assert run.unit(index)
+    run.check_memory()
+    assert_same_bits(run.output, expected, case)
+
+
+def _count_questions(run: Run, index: int) -> int:
+    questions = [0]
+
+    def stop() -> bool:
+        questions[0] += 1
+        return False
+
+    assert run.unit(index, stop)
+    return questions[0]
+
+
+def test_scratch_of_real_layers_is_bounded() -> None:
+    """No plan of a real layer asks for more than 64 MB of shared scratch a worker."""
+    for case in real_layers():
+        for workers in (1, 2, 8):
+            assert plan(problem_of(case), workers=workers).scratch_bytes <= workers * 64 << 20, case.name
+
+
+def test_problems_and_plans_travel() -> None:
+    """Problems and plans survive pickling, and equal problems share one plan."""
+    for case in _some_cases():
+        problem = problem_of(case)
+        chosen = plan(problem, workers=2)
+        assert pickle.loads(pickle.dumps(problem)) == problem
+        assert pickle.loads(pickle.dumps(chosen)) == chosen
+        assert plan(problem_of(replace(case)), workers=2) is chosen
+
+
+def test_explain_names_the_kernel() -> None:
+    """The explanation names the kernel that takes the problem and every one that refused it."""
+    for case in _some_cases():
+        problem = problem_of(case)
+        chosen = plan(problem)
+        text = explain(problem)
+        assert chosen.kernel in text
+        assert all(refusal in text for refusal in chosen.refusals)
+        assert chosen.macs == case.macs
