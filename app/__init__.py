@@ -1,0 +1,1 @@
+"""The service: doors, planning, the worker pool and the engines."""

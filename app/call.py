@@ -1,12 +1,11 @@
-"""One admitted call: it owns its segments, runs its units, says what is final, and frees everything on every way out."""
+"""One admitted call: it owns its segments, runs its units, says what is final, and frees all in the end."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import time
-import weakref
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -26,7 +25,7 @@ from schemas.tables import find_operation
 
 if TYPE_CHECKING:
     from app.intake.landing import Holding
-    from app.pool.buffers import Segment, SegmentPool
+    from app.pool.buffers import Segment
     from app.service import Service
 
 __all__ = ["Call", "Prepared"]
@@ -39,7 +38,7 @@ _PROGRESS_STEPS = 100
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Hold a call that has passed every check: what to compute and how; the tensors may still be on their way."""
+    """Hold a call that has passed every check: what to compute, and how; its tensors may still arrive."""
 
     op: ResolvedOp
     plan: Plan
@@ -52,41 +51,6 @@ class Prepared:
     def output_name(self) -> str:
         """Name of the output in the dialect of the name called."""
         return self.op.wire_name(self.op.output.name)
-
-
-class _Output:
-    """Keep the output's segment out of the pool until the last view that was handed to a socket is gone.
-
-    A transport may hold the bytes of a cut connection longer than the call lives, and nobody says when it lets go. So
-    each view hangs on an array of its own: every view derived from it keeps that array alive, and its end is the sign.
-    """
-
-    def __init__(self, pool: SegmentPool, nbytes: int) -> None:
-        self._pool = pool
-        self.segment = pool.acquire(max(1, nbytes))
-        self.view = self.segment.view[:nbytes]
-        self._lent: set[weakref.ref[npt.NDArray[np.uint8]]] = set()
-        self._closed = False
-
-    def lend(self, start: int, stop: int) -> memoryview:
-        """View some bytes for a reader that may outlive the call."""
-        array = np.frombuffer(self.view[start:stop], np.uint8)
-        self._lent.add(weakref.ref(array, self._returned))
-        return memoryview(array)
-
-    def close(self) -> None:
-        """Give the segment back, now or when the last view ends."""
-        self._closed = True
-        self._release_when_free()
-
-    def _returned(self, reference: weakref.ref[npt.NDArray[np.uint8]]) -> None:
-        self._lent.discard(reference)
-        self._release_when_free()
-
-    def _release_when_free(self) -> None:
-        if self._closed and not self._lent:
-            self._closed = False
-            self._pool.release(self.segment)
 
 
 class Call:
@@ -109,52 +73,50 @@ class Call:
         self._inputs = _in_kernel_order(prepared.op, tensors)
         self._holding = holding
         self._cleanup = ExitStack()
-        self._units: AsyncIterator[Unit] | None = None
-        self._output: _Output
+        self._units: AsyncGenerator[Unit, None] | None = None
+        self._output: Segment
+        self._scratch: Segment | None = None
 
     async def __aenter__(self) -> Self:
-        """Admit the call and take its segments; raises what `Service.admit` raises, and `Overloaded` for memory."""
-        self._service.admit()
+        """Queue the call and take its segments; raises `Overloaded` when the queue or the memory is full."""
+        self._service.check_queue()
         if time.monotonic() >= self.prepared.deadline:
             raise DeadlineExceeded("the deadline was over before the work began")
-        pool = self._service.segments
         with ExitStack() as undo:
             self._service.calls.add(self)
             undo.callback(self._service.calls.discard, self)
-            self._output = _Output(pool, tensor_bytes(self.prepared.op.output))
-            undo.callback(self._output.close)
-            scratch_bytes = self.prepared.plan.scratch_bytes
-            self._scratch = pool.acquire(scratch_bytes) if scratch_bytes else None
-            if self._scratch is not None:
-                undo.callback(pool.release, self._scratch)
             for segment in self._inputs:
-                undo.callback(pool.release, self._holding.hand_over(segment))
+                undo.callback(self._holding.hand_over(segment).release)
+            self._output = await self._acquire(self.nbytes, undo)
+            if scratch_bytes := self.prepared.plan.scratch_bytes:
+                self._scratch = await self._acquire(scratch_bytes, undo)
             self._cleanup = undo.pop_all()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # The segments go back only after no worker can write to them: a second cancellation must not cut that short.
+        # Segments go back only after no worker can write to them: a second cancellation must not hurry it.
         closing = asyncio.ensure_future(self._close())
         self._service.closing.add(closing)
         closing.add_done_callback(self._service.closing.discard)
         await asyncio.shield(closing)
 
     @property
-    def array(self) -> npt.NDArray[Any]:
-        """The output in storage dtype (f16 and bf16 as the uint16 of their bits), valid while the call is open."""
-        spec = self.prepared.op.output
-        return np.frombuffer(self._output.view, storage_dtype(spec.dtype)).reshape(spec.shape)
-
-    @property
     def nbytes(self) -> int:
         """Size of the output."""
-        return len(self._output.view)
+        return tensor_bytes(self.prepared.op.output)
 
-    def lend(self, start: int, stop: int) -> memoryview:
-        """View bytes `start` to `stop` of the output for a socket; the segment stays until the view is dropped."""
-        return self._output.lend(start, stop)
+    @property
+    def output(self) -> memoryview:
+        """The output's bytes. A view may outlive the call, in a socket: its memory is not reused before."""
+        return self._output.view[: self.nbytes]
 
-    async def events(self) -> AsyncIterator[Event]:
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The output in storage dtype: f16 and bf16 as the uint16 of their bits."""
+        spec = self.prepared.op.output
+        return np.frombuffer(self.output, storage_dtype(spec.dtype)).reshape(spec.shape)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
         """Run the call: `Begin`, then `Progress` and `TileReady` as units finish, then `End`.
 
         Raises `DeadlineExceeded`, `WorkerLost` or `ShuttingDown`; closing the iterator stops the work.
@@ -173,45 +135,51 @@ class Call:
         )
         yield Progress(0, total)
         output, seq, done, step = self.array, 0, 0, max(1, total // _PROGRESS_STEPS)
+        job = self._job()
         start = time.perf_counter()
-        self._units = self._service.engine.run(self._job())
-        async with aclosing(self._units) as units:  # type: ignore[type-var]
-            async for unit in units:
-                done += 1
-                if done % step == 0 or done == total:
-                    yield Progress(done, total)
-                if unit.offset is not None and unit.shape is not None:
-                    yield TileReady(seq, unit.offset, unit.shape, box(output, unit))
-                    seq += 1
-        seconds = time.perf_counter() - start
-        self.timings.add("compute", seconds)
+        self._units = self._service.engine.run(job)
+        async for unit in self._units:
+            done += 1
+            if done % step == 0 or done == total:
+                yield Progress(done, total)
+            if unit.offset is not None and unit.shape is not None:
+                yield TileReady(seq, unit.offset, unit.shape, box(output, unit))
+                seq += 1
+        # Includes what a slow reader of the stream added; a whole reply has none.
+        computing = max(0.0, time.perf_counter() - start - job.times.queue_s)
+        self.timings.add("queue", job.times.queue_s)
+        self.timings.add("compute", computing)
         self.stats = {
             "kernel": plan.kernel,
             "gmac": plan.macs / 1e9,
-            "compute_ms": round(seconds * 1000, 3),
+            "compute_ms": round(computing * 1000, 3),
             "tiles": tiles,
         }
         yield End(tiles, self.stats)
 
     async def finish(self) -> None:
         """Run the call to its end for a door that sends the whole output at once."""
-        async with aclosing(self.events()) as events:  # type: ignore[type-var]
+        async with aclosing(self.events()) as events:
             async for _ in events:
                 pass
 
     async def sha256(self) -> str:
         """Hash the complete output, in a thread when it is large."""
         if self.nbytes <= _HASH_INLINE:
-            return hashlib.sha256(self._output.view).hexdigest()
-        # Lent: a cancelled caller leaves while the thread still reads.
-        return (await asyncio.to_thread(hashlib.sha256, self.lend(0, self.nbytes))).hexdigest()
+            return hashlib.sha256(self.output).hexdigest()
+        return (await asyncio.to_thread(hashlib.sha256, self.output)).hexdigest()
+
+    async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
+        segment = await self._service.segments.acquire_async(max(1, nbytes))
+        undo.callback(segment.release)
+        return segment
 
     def _job(self) -> Job:
         return Job(
             id=self.id,
             plan=self.prepared.plan,
             inputs=self._inputs,
-            output=self._output.segment,
+            output=self._output,
             scratch=self._scratch,
             deadline=self.prepared.deadline,
         )
@@ -219,7 +187,7 @@ class Call:
     async def _close(self) -> None:
         try:
             if self._units is not None:
-                await self._units.aclose()  # type: ignore[attr-defined]
+                await self._units.aclose()
         finally:
             self._cleanup.close()
 

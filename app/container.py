@@ -1,4 +1,4 @@
-"""What this process may use of the machine: processors and memory, as the container's control group allows."""
+"""What this process may use of the machine: processors and memory, as its control group allows."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.requests import ClientDisconnect
+
 from convgrad import _errors as errors
 from convgrad._errors import ConvgradError, InternalError
 
@@ -63,11 +65,13 @@ def as_convgrad_error(error: BaseException) -> ConvgradError:
     """Return `error` when it is of the tree, an `InternalError` without any detail otherwise."""
     if isinstance(error, ConvgradError):
         return error
+    if isinstance(error, ClientDisconnect):
+        return errors.Cancelled("the client left before its request was complete")
     return InternalError("a fault of the service; its log has the details under the request id")
 
 
 def rpc_error(error: ConvgradError) -> dict[str, Any]:
-    """Build the `error` member of a JSON-RPC response: code, message, and `data` with the stable `code` slug."""
+    """Build the `error` member of a JSON-RPC response; `data.code` is the stable slug."""
     return {
         "code": reply_of(error).rpc_code,
         "message": error.message,

@@ -34,7 +34,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileReady:
-    """A box of the output is final; `array` views it, in storage dtype, and is valid while the call is open."""
+    """A box of the output is final; `array` views it, in storage dtype."""
 
     seq: int
     offset: tuple[int, ...]

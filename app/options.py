@@ -22,13 +22,13 @@ OPTIONS_SCHEMA: dict[str, Any] = {
             "type": ["string", "null"],
             "enum": ["base64", "npy", None],
             "default": "base64",
-            "description": "How output tensors come back in JSON: raw elements, or a whole .npy file, in base64.",
+            "description": "Output tensors in JSON: raw elements, or a whole .npy file, in base64.",
         },
         "deadline_ms": {
             "type": ["integer", "null"],
             "minimum": 1,
             "maximum": _LONGEST_MS,
-            "description": "The work stops and the call fails with `deadline_exceeded` when this time is over.",
+            "description": "The work stops and the call fails with deadline_exceeded after this time.",
         },
         "reference": {
             "type": ["boolean", "null"],

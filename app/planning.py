@@ -1,4 +1,4 @@
-"""Where schemas meet kernels: a resolved operation becomes a problem, a plan, and a bill that the limits allow."""
+"""Where schemas meet kernels: a resolved operation becomes a problem, a plan, and a bill."""
 
 from __future__ import annotations
 
@@ -16,9 +16,14 @@ __all__ = ["call_bytes", "describe_plan", "plan_call", "problem_of", "tensor_byt
 
 def problem_of(op: ResolvedOp) -> ConvProblem:
     """Build the kernels' descriptor of `op`: the same integers without what only callers care about."""
+    names: dict[str, Any] = {  # the schemas' tables allow what the kernels' literals name, and nothing else
+        "op": op.op,
+        "dtype": op.dtype,
+        "data_format": op.data_format,
+        "weights_format": op.weights_format,
+    }
     return ConvProblem(
-        op=op.op,
-        dtype=op.dtype,
+        **names,
         n=op.n,
         src_channels=op.src_channels,
         dst_channels=op.dst_channels,
@@ -29,8 +34,6 @@ def problem_of(op: ResolvedOp) -> ConvProblem:
         strides=op.strides,
         dilations=op.dilations,
         pads_begin=op.pads_begin,
-        data_format=op.data_format,
-        weights_format=op.weights_format,
         groups_axis=op.groups_axis,
         bias=any(spec.name == "bias" for spec in op.inputs),
     )
@@ -44,8 +47,8 @@ def tensor_bytes(spec: TensorSpec) -> int:
 def plan_call(op: ResolvedOp, settings: Settings, *, reference: bool = False) -> Plan:
     """Plan `op` for the workers of this service.
 
-    Raises `TooLarge` when its work, output, scratch or tensors together are over a limit, before anything is allocated
-    and, for the work, before anything is planned.
+    Raises `TooLarge` when its work, output, scratch or tensors together are over a limit, before anything is
+    allocated and, for the work, before anything is planned.
     """
     _check("work", op.macs, settings.work_limit, "multiply-adds")
     _check("output", tensor_bytes(op.output), settings.output_limit, "bytes of output")

@@ -2,12 +2,11 @@
 
 A door's walk through one call::
 
-    service.admit()                                        # refuses while starting, draining or full: before the body
-    with Holding(service.segments) as holding:             # intake writes the tensors into segments of the holding
-        ...
-        prepared = await service.prepare(name, attributes, inputs, options)     # every check; nothing is read yet
+    with service.admit(), Holding(service.segments) as holding:     # refuses here, before the body is read
+        ...                                                         # intake writes tensors to the holding
+        prepared = await service.prepare(name, attributes, inputs, options)    # every check, no bytes needed
         async with service.call(prepared, tensors, holding, timings=timings) as call:
-            async for event in call.events():              # Begin, Progress, TileReady, .., End (app.events)
+            async for event in call.events():       # Begin, Progress, TileReady, .., End (app.events)
                 ...
 
 Leaving ``async with`` by any way stops the work and frees the segments of inputs, scratch and output.
@@ -18,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from app.call import Call, Prepared
@@ -48,9 +48,36 @@ class Service:
         self.calls: set[Call] = set()
         self.closing: set[asyncio.Future[None]] = set()
         self._ids = itertools.count(1)
+        self._requests = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
 
-    def admit(self) -> None:
-        """Let a new call in, before its body is read.
+    @property
+    def status(self) -> str:
+        """One of `starting`, `ready`, `draining`."""
+        if self.draining:
+            return "draining"
+        return "ready" if self.engine.ready else "starting"
+
+    async def start(self) -> None:
+        """Begin to warm up, in the background."""
+        await self.engine.start()
+
+    async def drained(self, seconds: float) -> None:
+        """Take no new requests and wait until the admitted ones are done, at most so long."""
+        self.draining = True
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+
+    async def stop(self) -> None:
+        """Stop at once whatever still runs and leave no process and no memory behind."""
+        self.draining = True
+        await self.engine.stop(0.0)
+        self.segments.close()
+
+    def admit(self) -> AbstractContextManager[None]:
+        """Let a request in, before its body is read; a drain waits for the end of its ``with`` block.
 
         Raises `ShuttingDown` while draining and `Overloaded` while the kernels compile or the queue is full.
         """
@@ -62,6 +89,22 @@ class Service:
                 retry_after=2,
                 data={"reason": "starting"},
             )
+        self.check_queue()
+        return self._request()
+
+    @contextmanager
+    def _request(self) -> Iterator[None]:
+        self._requests += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._idle.set()
+
+    def check_queue(self) -> None:
+        """Raise `Overloaded` while the queue is full."""
         if len(self.calls) >= self.settings.queue_length:
             raise Overloaded(
                 f"{len(self.calls)} calls wait or compute and the queue holds {self.settings.queue_length}",
@@ -76,7 +119,7 @@ class Service:
         inputs: Mapping[str, TensorMeta | list[int]],
         options: object = None,
     ) -> dict[str, Any]:
-        """Check a call without its tensors and say what it would be: resolved attributes, outputs, plan and cost.
+        """Check a call without its tensors and say what it would be: attributes, outputs, plan and cost.
 
         Raises what `prepare` raises.
         """
@@ -100,7 +143,7 @@ class Service:
         *,
         started: float | None = None,
     ) -> Prepared:
-        """Check everything that can be known without the tensors' bytes: names, rules, shapes, options, limits.
+        """Check all that can be known without the tensors' bytes: names, rules, shapes, options, limits.
 
         `started` is the `time.monotonic()` from which the deadline counts; now, when absent.
 
@@ -123,10 +166,11 @@ class Service:
         *,
         timings: Timings | None = None,
     ) -> Call:
-        """Pair a prepared call with its tensors, under either spelling of their names; the call takes them over.
+        """Pair a prepared call with its tensors, under either spelling of their names; the call takes them.
 
-        The segments hold the elements from byte 0: C order, little-endian, the dtype and shape of `prepared.op.inputs`.
-        Use the result with ``async with``; entering it admits the call (see `admit`).
+        The segments hold the elements from byte 0: C order, little-endian, as `prepared.op.inputs` says.
+        Use the result with ``async with``; entering it queues the call and raises `Overloaded`
+        when the queue or the memory is full.
         """
         return Call(self, prepared, tensors, holding, timings or Timings(), f"call-{next(self._ids)}")
 

@@ -1,0 +1,1 @@
+"""The doors: HTTP in, HTTP out, and nothing else."""

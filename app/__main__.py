@@ -1,0 +1,120 @@
+"""Run the service: `python -m app`, with a flag for each setting."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import logging.config
+import socket
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from pydantic import ValidationError
+from pydantic_settings import CliApp, SettingsConfigDict
+
+from app.logs import logging_config
+from app.main import create_app
+from app.service import Service
+from app.settings import Settings
+
+__all__ = ["Server", "main", "parse_settings"]
+
+_log = logging.getLogger("convgrad")
+
+# Longer than the keep-alive of clients and of most proxies: the side that closes first should not be us.
+_KEEP_ALIVE_S = 75
+
+
+class _Flags(Settings):
+    """Serve convolution gradients over HTTP. Every flag is also an environment variable, CONVGRAD_<NAME>."""
+
+    model_config = SettingsConfigDict(cli_prog_name="python -m app", cli_kebab_case=True)
+
+
+def parse_settings(arguments: Sequence[str]) -> Settings:
+    """Read settings from flags, and where there is none from the environment."""
+    flags = CliApp.run(_Flags, cli_args=list(arguments))
+    return Settings(**flags.model_dump(exclude_unset=True))
+
+
+class Server(uvicorn.Server):
+    """Let running calls finish after the first SIGTERM or SIGINT, and leave at once after the second."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._drain: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to listen and say where."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        for server in self.servers:
+            for listener in server.sockets:
+                _log.info("listening on %s", _address(listener))
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Begin to drain, or when that has begun stop."""
+        if self._loop is None or self._service.draining:
+            self.force_exit = True
+            self.should_exit = True
+            return
+        self._service.draining = True
+        self._loop.call_soon_threadsafe(self._begin_drain)
+
+    def _begin_drain(self) -> None:
+        _log.info("draining: %d calls are running", len(self._service.calls))
+        self._drain = asyncio.ensure_future(self._drain_then_exit())
+
+    async def _drain_then_exit(self) -> None:
+        # The listener stays open meanwhile: /readyz says 503, and so do new calls.
+        try:
+            await self._service.drained(self._service.settings.drain_s)
+        finally:
+            self.should_exit = True
+
+
+def _address(listener: Any) -> str:
+    name = listener.getsockname()
+    if isinstance(name, tuple):
+        host = f"[{name[0]}]" if ":" in name[0] else name[0]
+        return f"http://{host}:{name[1]}"
+    return f"unix:{name}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until a signal comes; returns the exit status."""
+    try:
+        settings = parse_settings(sys.argv[1:] if arguments is None else arguments)
+    except ValidationError as error:
+        for entry in error.errors(include_url=False, include_input=False):
+            print(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}", file=sys.stderr)  # noqa: T201
+        return 2
+    logging.config.dictConfig(logging_config(settings.log_format))
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        uds=None if settings.uds is None else str(settings.uds),
+        loop="uvloop" if sys.platform != "win32" else "asyncio",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=5,
+    )
+    server = Server(config, app.state.service)
+    server.run()
+    return 0 if server.started else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Pages for operators and tools: is it alive, is it ready, what does it offer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+
+from app.service import Service
+from convgrad import __version__
+from schemas.openrpc import openrpc_document
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["operations of the service"])
+
+
+class Health(BaseModel):
+    """Say that the process answers."""
+
+    status: str
+    version: str
+
+
+class Readiness(BaseModel):
+    """Say whether calls are taken now; `progress` is the share of the kernels that are compiled."""
+
+    status: str
+    progress: float
+
+
+@router.get("/healthz", responses={503: {"model": Health, "description": "The engine could not start."}})
+async def healthz(request: Request) -> Health:
+    """Tell whether the process is alive."""
+    return Health(status="ok", version=__version__)
+
+
+@router.get(
+    "/readyz",
+    response_model=Readiness,
+    responses={503: {"model": Readiness, "description": "Starting or draining."}},
+)
+async def readyz(request: Request) -> Response:
+    """Tell whether calls are taken: 503 while kernels compile and while the service drains."""
+    service: Service = request.app.state.service
+    readiness = Readiness(status=service.status, progress=round(service.engine.progress(), 3))
+    ready = readiness.status == "ready"
+    headers = {} if ready else {"retry-after": "1"}
+    return JSONResponse(readiness.model_dump(), status_code=200 if ready else 503, headers=headers)
+
+
+@router.get("/openrpc.json")
+async def openrpc() -> dict[str, Any]:
+    """Describe the JSON-RPC door as an OpenRPC document."""
+    return openrpc_document()
+
+
+for _path, _page in (("/healthz", healthz), ("/readyz", readyz)):
+    router.add_api_route(_path, _page, methods=["HEAD"], include_in_schema=False, response_model=None)

@@ -1,0 +1,119 @@
+"""The application: the service and its doors behind one ASGI app, made by a factory from settings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+
+from app.doors import ops_pages, rest, rpc
+from app.engines.base import Engine
+from app.engines.local import LocalEngine
+from app.errors import problem, problem_headers, reply_of
+from app.middleware import BodyLimit, RequestContextMiddleware, context_of
+from app.openapi import install_openapi
+from app.pool.buffers import SegmentPool
+from app.service import Service
+from app.settings import Settings
+from convgrad import __version__
+from convgrad._errors import (
+    CallerError,
+    ConvgradError,
+    InternalError,
+    InvalidParams,
+    MethodNotAllowed,
+    NotFound,
+)
+
+__all__ = ["create_app"]
+
+_log = logging.getLogger("convgrad")
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """Build the application; its service starts and stops with the ASGI lifespan.
+
+    `app.state.service` is the `Service` from the moment of construction.
+    """
+    settings = settings or Settings()
+    segments = SegmentPool(settings.memory_budget)
+    service = Service(settings, make_engine(settings), segments)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
+    app = FastAPI(
+        title="convgrad",
+        version=__version__,
+        summary="Convolution gradients over HTTP.",
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        lifespan=lifespan,
+        redoc_url=None,
+    )
+    app.state.service = service
+    for router in (rest.router, rpc.router, ops_pages.router):
+        app.include_router(router)
+    for kind in (ConvgradError, HTTPException, RequestValidationError):
+        app.add_exception_handler(kind, _answer)
+    if settings.cors:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "x-tensor-dtype", "server-timing", "retry-after"],
+        )
+    app.add_middleware(BodyLimit, limit=int(settings.body_limit))
+    app.add_middleware(RequestContextMiddleware)
+    install_openapi(app)
+    return app
+
+
+def make_engine(settings: Settings) -> Engine:
+    """Make the engine that the settings name."""
+    engines: dict[str, Callable[[], Engine]] = {"local": lambda: LocalEngine(settings.worker_count)}
+    return engines[settings.engine]()
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    """Answer an error that a route raised before its reply began."""
+    known = _as_known(error)
+    context = context_of(request.scope)
+    return JSONResponse(
+        problem(known, context.request_id),
+        status_code=reply_of(known).status,
+        headers=problem_headers(known),
+        media_type="application/problem+json",
+    )
+
+
+def _as_known(error: Exception) -> ConvgradError:
+    match error:
+        case ConvgradError():
+            return error
+        case RequestValidationError():
+            errors = [
+                {"loc": list(entry["loc"]), "msg": entry["msg"], "type": entry["type"]}
+                for entry in error.errors()
+            ]
+            return InvalidParams("the request does not have the form that this page takes", errors=errors)
+        case HTTPException(status_code=404):
+            return NotFound("there is no such page")
+        case HTTPException(status_code=405):
+            allow = (error.headers or {}).get("Allow", "")
+            return MethodNotAllowed("this page does not take that method", data={"allow": allow.split(", ")})
+        case HTTPException() if error.status_code < 500:
+            return CallerError(str(error.detail))
+        case _:
+            return InternalError("a fault of the service; its log has the details under the request id")

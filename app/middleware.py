@@ -1,0 +1,206 @@
+"""What every request passes on its way in and out: request id, timings, body limit, the net for errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import as_convgrad_error, problem, problem_headers, reply_of
+from app.replies.body import send_json
+from app.timings import Timings
+from convgrad._errors import Cancelled, ConvgradError, TooLarge
+
+__all__ = ["BodyLimit", "RequestContext", "RequestContextMiddleware", "context_of", "send_problem"]
+
+_log = logging.getLogger("convgrad.request")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
+_CONTEXT = "convgrad"
+
+# A refused body is read and dropped for so long before the connection closes: a client that sends without
+# listening would otherwise see a reset instead of the refusal.
+_LINGER_S = 3.0
+# What is left of a refused body is read without closing the connection up to this size.
+_KEEP_ALIVE_REST = 1 << 20
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """Carry what belongs to one request through the house."""
+
+    request_id: str
+    started: float = field(default_factory=time.monotonic)
+    timings: Timings = field(default_factory=Timings)
+
+
+def context_of(scope: Scope) -> RequestContext:
+    """Return the context of a request; a fresh one where the middleware was left out."""
+    if _CONTEXT not in scope:
+        scope[_CONTEXT] = RequestContext(uuid.uuid4().hex)
+    context: RequestContext = scope[_CONTEXT]
+    return context
+
+
+async def send_problem(scope: Scope, send: Send, error: ConvgradError) -> None:
+    """Answer with the problem object of `error`."""
+    context = context_of(scope)
+    await send_json(
+        send,
+        problem(error, context.request_id),
+        status=reply_of(error).status,
+        headers=problem_headers(error),
+        media_type="application/problem+json",
+    )
+
+
+class RequestContextMiddleware:
+    """Give a request its id and timings, send both back, and turn what escapes a door into a problem object.
+
+    After the first byte of a reply there is nothing to say any more: the connection is cut, and the client
+    sees a broken body.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        context = RequestContext(given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
+        scope[_CONTEXT] = context
+        status = 0
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = context.request_id
+                if timing := context.timings.header():
+                    headers["server-timing"] = timing
+            await send(message)
+
+        outcome = "ok"
+        try:
+            await self._app(scope, receive, send_with_headers)
+        except Exception as caught:  # noqa: BLE001 - the net: nothing may pass it
+            error = as_convgrad_error(caught)
+            outcome = error.code
+            if error is not caught:
+                _log.exception("fault while handling request %s", context.request_id)
+            if isinstance(error, Cancelled) or status:
+                return  # nobody listens, or half a reply is out: the server closes the connection
+            await send_problem(scope, send_with_headers, error)
+        finally:
+            _log.info(
+                "%s %s %s",
+                scope["method"],
+                scope["path"],
+                status or "-",
+                extra={
+                    "request_id": context.request_id,
+                    "status": status,
+                    "outcome": outcome,
+                    "ms": round((time.monotonic() - context.started) * 1000, 3),
+                },
+            )
+
+
+class BodyLimit:
+    """Refuse bodies over the limit: by `Content-Length` before a byte is read, else as soon as they pass it.
+
+    It also ends the connection of a refused request in a way that lets the client read why.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        length = headers.get("content-length", "")
+        declared = int(length) if length.isdecimal() else None
+        if declared == 0 or (declared is None and "transfer-encoding" not in headers):
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive, send, declared, self._limit, expects_continue="expect" in headers)
+        if declared is not None and declared > self._limit:
+            await send_problem(scope, body.send, _too_large(self._limit))
+            return
+        await self._app(scope, body.receive, body.send)
+
+
+class _Body:
+    """Count a body while it is read, and deal with what is left of it when the reply is out."""
+
+    def __init__(
+        self, receive: Receive, send: Send, declared: int | None, limit: int, *, expects_continue: bool
+    ) -> None:
+        self._receive = receive
+        self._send = send
+        self._declared = declared
+        self._limit = limit
+        self._expects_continue = expects_continue
+        self._seen = 0
+        self._complete = False
+        self._asked = False
+
+    async def receive(self) -> Message:
+        self._asked = True
+        message = await self._receive()
+        if message["type"] != "http.request":
+            self._complete = True
+            return message
+        self._seen += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        if self._seen > self._limit:
+            raise _too_large(self._limit)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self._complete:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            if self._declared is None or self._declared - self._seen > _KEEP_ALIVE_REST or self._never_comes:
+                MutableHeaders(scope=message)["connection"] = "close"
+            await self._send(message)
+        elif message.get("more_body", False) or self._never_comes:
+            await self._send(message)
+        else:
+            await self._send({**message, "more_body": True})
+            await self._drop_the_rest()
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    @property
+    def _never_comes(self) -> bool:
+        # The client waits for "100 Continue" and gets its refusal instead.
+        return self._expects_continue and not self._asked
+
+    async def _drop_the_rest(self) -> None:
+        try:
+            async with asyncio.timeout(_LINGER_S):
+                while not self._complete:
+                    message = await self._receive()
+                    self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+        except TimeoutError:
+            self._complete = True
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(
+        f"the request body is over the limit of {limit} bytes", data={"reason": "body", "limit": limit}
+    )

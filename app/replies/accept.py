@@ -1,0 +1,59 @@
+"""Which of the offered media types a client likes best: RFC 9110's `Accept`, with quality values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from convgrad._errors import NotAcceptable
+
+__all__ = ["choose"]
+
+_RANGE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_QUALITY = re.compile(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)")
+# No client needs more; a header of thousands of ranges is only work.
+_MOST_RANGES = 64
+
+
+def choose(accept: str | None, offers: Sequence[str]) -> str:
+    """Return the offer with the highest quality; among equals the first one.
+
+    No header accepts everything. Ranges that are not of the form `type/subtype;q=0.5` are passed over. Raises
+    `NotAcceptable` when no offer is left.
+    """
+    if accept is None or not accept.strip():
+        return offers[0]
+    ranges = [parsed for part in accept.split(",")[:_MOST_RANGES] if (parsed := _parse(part)) is not None]
+    best = max(offers, key=lambda offer: _quality(offer, ranges))  # max keeps the first of equals
+    if _quality(best, ranges) <= 0:
+        raise NotAcceptable(
+            f"the reply can be {', '.join(offers)}; the Accept header allows none of them",
+            data={"supported": list(offers)},
+        )
+    return best
+
+
+def _parse(part: str) -> tuple[str, float] | None:
+    name, *parameters = (piece.strip() for piece in part.split(";"))
+    name = "*/*" if name == "*" else name.lower()
+    if not _RANGE.fullmatch(name):
+        return None
+    quality = 1.0
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip().lower() == "q":
+            if not _QUALITY.fullmatch(value.strip()):
+                return None
+            quality = float(value)
+    return name, quality
+
+
+def _quality(offer: str, ranges: list[tuple[str, float]]) -> float:
+    """Take the quality of the most specific range that covers `offer`."""
+    found = 0.0
+    for pattern in (offer, offer.partition("/")[0] + "/*", "*/*"):
+        matching = [quality for name, quality in ranges if name == pattern]
+        if matching:
+            found = max(matching)
+            break
+    return found

@@ -1,0 +1,57 @@
+"""The ends of every reply: its head, its JSON when it is small, its pieces when it is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.types import Send
+
+__all__ = ["dump", "send_bytes", "send_head", "send_json", "send_piece"]
+
+
+def dump(value: Any) -> bytes:
+    """Write a value as compact JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+async def send_head(
+    send: Send,
+    media_type: str,
+    *,
+    status: int = 200,
+    length: int | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Send status and headers; without `length` the body is chunked."""
+    fields = {"content-type": media_type, **(headers or {})}
+    if length is not None:
+        fields["content-length"] = str(length)
+    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
+    await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+async def send_piece(send: Send, piece: bytes | memoryview, *, last: bool = False) -> None:
+    """Send a piece of the body."""
+    await send({"type": "http.response.body", "body": piece, "more_body": not last})
+
+
+async def send_bytes(
+    send: Send, body: bytes, media_type: str, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> None:
+    """Send a whole reply."""
+    await send_head(send, media_type, status=status, length=len(body), headers=headers)
+    await send_piece(send, body, last=True)
+
+
+async def send_json(
+    send: Send,
+    value: Any,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    media_type: str = "application/json",
+) -> None:
+    """Send a whole JSON reply."""
+    await send_bytes(send, dump(value), media_type, status=status, headers=headers)
