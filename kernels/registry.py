@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import cache
 
 from kernels.bwd_weights import BWD_WEIGHTS
+from kernels.conv_transpose import CONV_TRANSPOSE
 from kernels.plan import Kernel, plan
 from kernels.problem import ConvProblem
 from kernels.reference_kernel import REFERENCE
 
 __all__ = ["by_name", "candidates", "explain"]
 
-KERNELS: tuple[Kernel, ...] = (BWD_WEIGHTS, REFERENCE)
+KERNELS: tuple[Kernel, ...] = (BWD_WEIGHTS, CONV_TRANSPOSE, REFERENCE)
 
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:
