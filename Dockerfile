@@ -17,7 +17,7 @@ RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
 # on another processor finds nothing here and compiles at its first start.
 WORKDIR /srv/convgrad
 COPY kernels kernels
-RUN NUMBA_CACHE_DIR=/var/cache/convgrad /opt/convgrad/bin/python -m kernels.warmup
+RUN NUMBA_CACHE_DIR=/var/cache/convgrad /opt/convgrad/bin/python -c "from kernels import warmup; [*warmup()]"
 COPY schemas schemas
 COPY app app
 RUN /opt/convgrad/bin/python -m compileall -q .

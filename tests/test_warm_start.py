@@ -9,8 +9,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Numba's own events tell each compilation apart from a load. The compiled functions are asked for in a process of
-# its own, like the one that workers are forked from.
+# Numba's own events tell a compilation from a load. It happens in a process of its own, like the one that
+# workers are forked from.
 COUNT = """
 from numba.core import event
 from kernels import warmup
