@@ -20,7 +20,7 @@ from typing import Any
 from schemas.problems import Problem, invalid_params, problem
 from schemas.tables import CalledOperation, Operation, find_operation
 
-__all__ = ["Dump", "from_dump", "is_dump", "read_dump"]
+__all__ = ["Dump", "call_of_dump", "from_dump", "is_dump", "read_dump"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,63 +48,83 @@ def from_dump(value: object) -> tuple[str, Mapping[Any, Any], dict[str, Any]]:
     return dump.name, dump.attributes, dump.inputs
 
 
+def call_of_dump(called: CalledOperation, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `attributes`, `inputs` and `options` of a request that is itself a dumped op.
+
+    Its tensors may be the dump's logical tensors with `data` or `npy` added, by index or by name; `options`
+    stands beside them as in any request. Raises what `read_dump` raises.
+    """
+    dump = read_dump(body, called=called)
+    spec = {
+        "kind": dump.name,
+        "attrs": dump.attributes,
+        "outputs": [] if dump.output is None else [dump.output],
+    }
+    found: dict[str, Any] = {"attributes": spec, "inputs": dump.inputs}
+    return found | ({"options": body["options"]} if "options" in body else {})
+
+
 def read_dump(value: object, *, called: CalledOperation | None = None) -> Dump:
     """Return a dumped op as a call; a dumped graph counts when it holds exactly one op.
 
     With `called`, the dump's kind must be that operation, by whatever name, and may be left out.
     Raises `InvalidParams` or, for a kind that there is not, `UnknownOperation`.
     """
-    op = _only_op(value)
+    # Within a call the spec stands in the place of the attributes.
+    loc = [] if called is None else ["attributes"]
+    op = _only_op(value, loc)
     kind = op.get("kind")
     if kind is None and called is not None:
         kind = called.called_as
     if not isinstance(kind, str):
-        raise invalid_params("not a dumped op", [problem(["kind"], "kind must name an operation", "missing")])
+        raise invalid_params(
+            "not a dumped op", [problem([*loc, "kind"], "kind must name an operation", "missing")]
+        )
     found = find_operation(kind)
     if called is not None and found.operation is not called.operation:
         msg = f"the spec must be of {called.operation.name}, the operation called, but its kind is {kind}"
-        raise invalid_params(called.called_as, [problem(["kind"], msg, "kind")])
+        raise invalid_params(called.called_as, [problem([*loc, "kind"], msg, "kind")])
     attributes = op.get("attrs", {})
     problems: list[Problem] = []
     if not isinstance(attributes, Mapping):
-        problems.append(problem(["attrs"], "attrs must be an object", "object_type"))
-    inputs = _inputs(found.operation, op.get("inputs", []), problems)
-    output = _output(op.get("outputs", []), problems)
+        problems.append(problem([*loc, "attrs"], "attrs must be an object", "object_type"))
+    inputs = _inputs(found.operation, op.get("inputs", []), loc, problems)
+    output = _output(op.get("outputs", []), loc, problems)
     if problems:
         raise invalid_params(kind, problems)
     return Dump(kind, attributes, inputs, output)
 
 
-def _only_op(value: object) -> Mapping[Any, Any]:
+def _only_op(value: object, loc: list[str]) -> Mapping[Any, Any]:
     graph = value.get("graph") if isinstance(value, Mapping) else None
     if isinstance(graph, list | tuple):
         if len(graph) != 1:
             msg = f"a dumped graph must hold 1 op to be a spec, but holds {len(graph)}: give one of them"
-            raise invalid_params("not a dumped op", [problem(["graph"], msg, "graph")])
+            raise invalid_params("not a dumped op", [problem([*loc, "graph"], msg, "graph")])
         value = graph[0]
     if not isinstance(value, Mapping):
         msg = "a dumped op must be an object with kind, attrs, inputs and outputs"
-        raise invalid_params("not a dumped op", [problem([], msg, "object_type")])
+        raise invalid_params("not a dumped op", [problem(loc, msg, "object_type")])
     return value
 
 
-def _inputs(operation: Operation, given: object, problems: list[Problem]) -> dict[str, Any]:
+def _inputs(operation: Operation, given: object, loc: list[str], problems: list[Problem]) -> dict[str, Any]:
     """Return the inputs by name; a mapping is already that, a list goes by the operation's index order."""
     if isinstance(given, Mapping):
         return dict(given)
     if not isinstance(given, list | tuple):
-        problems.append(problem(["inputs"], "inputs must be a list", "list_type"))
+        problems.append(problem([*loc, "inputs"], "inputs must be a list", "list_type"))
         return {}
     if len(given) > len(operation.inputs):
         msg = f"{operation.name} has at most {len(operation.inputs)} inputs, but the spec has {len(given)}"
-        problems.append(problem(["inputs"], msg, "too_long"))
+        problems.append(problem([*loc, "inputs"], msg, "too_long"))
     return {row.name: tensor for row, tensor in zip(operation.inputs, given, strict=False)}
 
 
-def _output(given: object, problems: list[Problem]) -> Any:
+def _output(given: object, loc: list[str], problems: list[Problem]) -> Any:
     """Return the output's logical tensor, or None when its shape is not known."""
     if not isinstance(given, list | tuple) or len(given) > 1:
-        problems.append(problem(["outputs"], "outputs must be a list of 1 tensor", "list_type"))
+        problems.append(problem([*loc, "outputs"], "outputs must be a list of 1 tensor", "list_type"))
         return None
     tensor = given[0] if given else None
     shape = tensor.get("shape") if isinstance(tensor, Mapping) else None

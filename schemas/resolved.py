@@ -76,6 +76,4 @@ class ResolvedOp:
             value = getattr(self, row.name)
             found[self.called.wire_names[row.name]] = list(value) if isinstance(value, tuple) else value
         found["groups_axis"] = self.groups_axis
-        if self.warnings:
-            found["warnings"] = list(self.warnings)
         return found

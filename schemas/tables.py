@@ -236,7 +236,7 @@ _WEIGHTS_SHAPE = AttributeRow(
     "s64[]",
     "Shape of the weights in the order of `weights_format`. The input of the same name wins over it; one "
     "of the two must be given. A list of zeros counts as absent.",
-    minimum=0,
+    minimum=1,
     old_name="filter_shape",
 )
 

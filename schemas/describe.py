@@ -1,0 +1,124 @@
+"""The tables as plain JSON: what `ops.list`, `ops.describe` and `GET /v1/ops` answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schemas.tables import (
+    DTYPE_NAMES,
+    OPERATIONS,
+    WEIGHTS_FORMATS,
+    AttributeRow,
+    CalledOperation,
+    TensorRow,
+    find_operation,
+)
+
+__all__ = ["describe", "example", "list_operations", "weights_layouts"]
+
+_RANKS = [3, 4, 5]
+_DATA_LAYOUTS = {"NXC": "(N, X, channels)", "NCX": "(N, channels, X)"}
+
+
+def list_operations() -> list[dict[str, Any]]:
+    """Return one short entry for each operation, with every name that calls it."""
+    return [
+        {
+            "op": operation.name,
+            "aliases": list(operation.names[1:]),
+            "summary": operation.summary,
+            "inputs": [row.name for row in operation.inputs],
+            "outputs": [operation.output.name],
+            "dtypes": list(DTYPE_NAMES),
+        }
+        for operation in OPERATIONS
+    ]
+
+
+def describe(op: str) -> dict[str, Any]:
+    """Return the whole table of an operation, in the dialect of the name or alias it is asked by.
+
+    Raises `UnknownOperation`.
+    """
+    called = find_operation(op)
+    operation = called.operation
+    return {
+        "op": called.called_as,
+        "operation": operation.name,
+        "dialect": called.dialect,
+        "names": list(operation.names),
+        "summary": operation.summary,
+        "formula": operation.formula,
+        "attributes": [_attribute(called, row) for row in operation.attributes],
+        "inputs": [_tensor(called, row, index) for index, row in enumerate(operation.inputs)],
+        "outputs": [_tensor(called, operation.output, 0)],
+        "dtypes": list(DTYPE_NAMES),
+        "ranks": _RANKS,
+        "layouts": {
+            "data": dict(_DATA_LAYOUTS),
+            "weights": weights_layouts(called),
+        },
+        "pages": list(operation.pages),
+        "example": example(called),
+    }
+
+
+def _attribute(called: CalledOperation, row: AttributeRow) -> dict[str, Any]:
+    name = row.spelled(called.dialect)
+    return {
+        "name": name,
+        "aliases": sorted({row.name, row.old_name or row.name} - {name}),
+        "type": row.kind,
+        "required": row.required,
+        "default": row.default_in(called.dialect),
+        "minimum": row.minimum,
+        "values": list(row.choices) or None,
+        "description": row.doc,
+    }
+
+
+def _tensor(called: CalledOperation, row: TensorRow, index: int) -> dict[str, Any]:
+    name = row.spelled(called.dialect)
+    return {
+        "index": index,
+        "name": name,
+        "aliases": sorted({row.name, row.old_name or row.name} - {name}),
+        "required": row.required,
+        "dtypes": list(DTYPE_NAMES) if row.dtypes == "T" else ["s32"],
+        "description": row.doc,
+    }
+
+
+def weights_layouts(called: CalledOperation) -> dict[str, dict[str, str]]:
+    """Return, for each weights format, the shape for each axis that groups may divide, oneDNN's own first."""
+    divided = ("O", "I") if called.operation.transposed else ("I",)
+    return {
+        name: {
+            axis: "(" + ", ".join(f"{letter}/g" if letter == axis else letter for letter in name) + ")"
+            for axis in divided
+        }
+        for name in WEIGHTS_FORMATS
+    }
+
+
+def example(called: CalledOperation) -> dict[str, Any]:
+    """Return a small right call: attributes and described inputs, as `ops.validate` takes them."""
+    names = called.wire_names
+    attributes: dict[str, Any] = {
+        "strides": [2, 2],
+        "pads_begin": [1, 1],
+        "pads_end": [1, 1],
+        "dilations": [1, 1],
+        "data_format": "NCX",
+        names["weights_format"]: "IOX" if called.operation.transposed else "OIX",
+    }
+    # One layer seen from both sides: the transposed one makes 8 x 8 from 4 x 4.
+    large, small, weights = [1, 8, 8, 8], [1, 16, 4, 4], [16, 8, 4, 4]
+    src, dst = (small, large) if called.operation.transposed else (large, small)
+    inputs: dict[str, Any] = {names["src"]: {"dtype": "f32", "shape": src}}
+    if called.operation.output.name == "dst":
+        inputs[names["weights"]] = {"dtype": "f32", "shape": weights}
+    else:
+        inputs[names["diff_dst"]] = {"dtype": "f32", "shape": dst}
+        inputs[names["weights_shape"]] = weights
+    return {"attributes": attributes, "inputs": inputs}

@@ -1,0 +1,191 @@
+"""Write the pages of `docs/operations/` from the tables, or check that they are what the tables say.
+
+python -m schemas.docs            write
+python -m schemas.docs --check    exit 1 and name the stale pages
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from schemas.describe import example, weights_layouts
+from schemas.tables import (
+    DTYPE_NAMES,
+    OPERATIONS,
+    AttributeRow,
+    CalledOperation,
+    Operation,
+    TensorRow,
+    find_operation,
+)
+
+__all__ = ["main", "pages", "stale"]
+
+_FOLDER = Path(__file__).resolve().parent.parent / "docs" / "operations"
+_NOTICE = "<!-- Made from schemas/tables.py by scripts/docs. Change the table, not this page. -->"
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every page by its file name."""
+    return {"README.md": _index(), **{f"{operation.name}.md": _page(operation) for operation in OPERATIONS}}
+
+
+def stale(folder: Path) -> list[str]:
+    """Return the names of pages in a folder that are missing, out of date, or of no operation."""
+    made = pages()
+    there = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
+    return sorted(name for name in made.keys() | there.keys() if made.get(name) != there.get(name))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the pages; the result is the process' exit code."""
+    parser = argparse.ArgumentParser(prog="python -m schemas.docs", description="Pages of the operations.")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail when a page is stale")
+    parser.add_argument("--folder", type=Path, default=_FOLDER, help="where the pages are")
+    chosen = parser.parse_args(arguments)
+    old = stale(chosen.folder)
+    if chosen.check:
+        for name in old:
+            sys.stderr.write(f"stale: {chosen.folder / name} (run scripts/docs)\n")
+        return 1 if old else 0
+    chosen.folder.mkdir(parents=True, exist_ok=True)
+    for name in old:
+        path = chosen.folder / name
+        if name in pages():
+            path.write_text(pages()[name], encoding="utf-8")
+        else:
+            path.unlink()
+    return 0
+
+
+def _index() -> str:
+    lines = [
+        _NOTICE,
+        "",
+        "# Operations",
+        "",
+        "Attributes, inputs and outputs are accepted in both spellings; a reply speaks the one that",
+        "belongs to the name called. Every name may have the suffix `-1`.",
+        "",
+        *_table(
+            ("operation", "also called", "computes"),
+            (
+                (f"[{row.name}]({row.name}.md)", f"`{row.old_name}`" if row.old_name else "", row.summary)
+                for row in OPERATIONS
+            ),
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _page(operation: Operation) -> str:
+    called = find_operation(operation.name)
+    names = ", ".join(f"`{name}`" for name in operation.names)
+    lines = [
+        _NOTICE,
+        "",
+        f"# {operation.name}",
+        "",
+        operation.summary,
+        "",
+        "```text",
+        operation.formula,
+        "```",
+        "",
+        f"Called as {names}.",
+        f"Elements are {', '.join(DTYPE_NAMES)}, one type in a call. One, two or three spatial axes.",
+        "Read from " + " and ".join(f"`{page}`" for page in operation.pages) + ".",
+        "",
+        "## Attributes",
+        "",
+        *_table(
+            ("name", "type", "required", "default", "values", "meaning"),
+            (_attribute(row) for row in operation.attributes),
+        ),
+        "",
+        'A value may also be wrapped as oneDNN Graph dumps it: `{"type": "s64[]", "value": [2, 2]}`.',
+        "",
+        "## Inputs",
+        "",
+        *_table(("index", "name", "required", "meaning"), _tensors(operation.inputs)),
+        "",
+        "## Output",
+        "",
+        *_table(("index", "name", "required", "meaning"), _tensors((operation.output,))),
+        "",
+        "## Layouts of the weights",
+        "",
+        *_layouts(called),
+        "",
+        "## Example",
+        "",
+        "What `ops.validate`, or `POST /v1/ops/"
+        + operation.name
+        + "/validate`, takes; a call adds data to the tensors.",
+        "",
+        "```json",
+        *_json(example(called)),
+        "```",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _json(value: dict[str, dict[str, object]]) -> Iterator[str]:
+    """Yield an object with one line for each member of its members."""
+    parts = [
+        f'  "{part}": {{\n' + ",\n".join(f'    "{k}": {json.dumps(v)}' for k, v in members.items()) + "\n  }"
+        for part, members in value.items()
+    ]
+    yield "{"
+    yield ",\n".join(parts)
+    yield "}"
+
+
+def _table(head: Sequence[str], rows: Iterator[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(head) + " |"
+    yield "|" + "---|" * len(head)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def _spellings(row: AttributeRow | TensorRow) -> str:
+    return f"`{row.name}`" + (f" (`{row.old_name}`)" if row.old_name else "")
+
+
+def _attribute(row: AttributeRow) -> tuple[str, ...]:
+    default = "" if row.default is None else f"`{row.default}`"
+    if row.old_default is not None:
+        default += f" (`{row.old_default}` under an old name)"
+    values = ", ".join(f"`{value}`" for value in row.choices)
+    if row.minimum is not None:
+        values = f">= {row.minimum}"
+    return _spellings(row), row.kind, row.required, default, values, row.doc
+
+
+def _tensors(rows: Sequence[TensorRow]) -> Iterator[tuple[str, ...]]:
+    for index, row in enumerate(rows):
+        yield str(index), _spellings(row), "yes" if row.required else "no", row.doc
+
+
+def _layouts(called: CalledOperation) -> Iterator[str]:
+    layouts = weights_layouts(called)
+    if called.operation.transposed:
+        yield "I channels of `src`, O channels of `dst`, g groups, X the spatial axes. With more than one group"
+        yield "both readings of the pages are accepted: the weights' own shape says which axis is divided, and"
+        yield "the reply's `groups_axis` names it."
+    else:
+        yield "I channels of `src`, O channels of `dst`, g groups, X the spatial axes."
+    yield ""
+    axes = list(next(iter(layouts.values())))
+    head = ("format", *(f"`groups_axis` {axis}" for axis in axes))
+    yield from _table(
+        head, ((f"`{name}`", *(f"`{shapes[axis]}`" for axis in axes)) for name, shapes in layouts.items())
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,165 @@
+"""The JSON-RPC door as an OpenRPC document, made from the tables: `rpc.discover` and `GET /openrpc.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from schemas.describe import example
+from schemas.tables import CalledOperation, find_operation, operation_names
+from schemas.wire import CallOptions, CallReply, ProblemError, ValidateReply, request_model, validate_model
+
+__all__ = ["RPC_ERRORS", "openrpc_document"]
+
+# Every error of the door, with the slug that its `data.code` has.
+RPC_ERRORS: tuple[tuple[int, str, str], ...] = (
+    (-32700, "ParseError", "Malformed request"),
+    (-32600, "InvalidRequest", "Invalid request"),
+    (-32601, "MethodNotFound", "Unknown operation or method"),
+    (-32602, "InvalidParams", "Attributes, inputs or options break a rule: data.errors has every one"),
+    (-32603, "InternalError", "Internal error"),
+    (-32000, "Overloaded", "Overloaded: data.retry_after has the seconds to wait"),
+    (-32001, "DeadlineExceeded", "Deadline exceeded"),
+    (-32002, "Cancelled", "Cancelled"),
+    (-32003, "TooLarge", "Too large: bytes, output, scratch or work"),
+    (-32004, "Unsupported", "Unsupported dtype or layout"),
+    (-32005, "Unauthorised", "Unauthorised"),
+    (-32006, "ShuttingDown", "Shutting down"),
+    (-32007, "WorkerLost", "Worker lost"),
+)
+
+_REF = "#/components/schemas/{model}"
+
+
+@cache
+def openrpc_document(
+    *, version: str = "1", url: str = "http://127.0.0.1:8000/rpc", title: str = "convgrad"
+) -> dict[str, Any]:
+    """Return the OpenRPC 1.3 document of the service: one method for each name of each operation, and
+    `ops.*`.
+
+    The document is made once for each set of arguments: don't change it.
+    """
+    return {
+        "openrpc": "1.3.2",
+        "info": {
+            "title": title,
+            "version": version,
+            "description": "Convolution gradients as oneDNN Graph defines them, over JSON-RPC 2.0.",
+            "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
+        },
+        "servers": [{"name": "local", "url": url}],
+        "methods": [*(_operation(find_operation(name)) for name in operation_names()), *_service_methods()],
+        "components": {
+            "schemas": _schemas(),
+            "errors": {name: {"code": code, "message": text} for code, name, text in RPC_ERRORS},
+        },
+    }
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _param(name: str, schema: dict[str, Any], description: str, *, required: bool = True) -> dict[str, Any]:
+    return {"name": name, "required": required, "description": description, "schema": schema}
+
+
+def _errors(*left_out: str) -> list[dict[str, str]]:
+    return [{"$ref": f"#/components/errors/{name}"} for _, name, _ in RPC_ERRORS if name not in left_out]
+
+
+def _operation(called: CalledOperation) -> dict[str, Any]:
+    request = request_model(called)
+    canonical = called.operation.name
+    return {
+        "name": called.called_as,
+        "summary": called.operation.summary,
+        "description": called.operation.formula
+        + ("" if called.called_as == canonical else f"\n\nAnother name of `{canonical}`."),
+        "tags": [{"name": canonical}],
+        "paramStructure": "either",
+        "params": [
+            _param("attributes", _member(request, "attributes"), "Attributes, in either spelling."),
+            _param("inputs", _member(request, "inputs"), "Tensors by name, in either spelling."),
+            _param("options", _ref(CallOptions), "How to compute and to answer.", required=False),
+        ],
+        "result": {"name": "reply", "schema": _ref(CallReply)},
+        "errors": _errors(),
+    }
+
+
+def _member(request: type[BaseModel], name: str) -> dict[str, str]:
+    model = request.model_fields[name].annotation
+    assert isinstance(model, type)
+    assert issubclass(model, BaseModel)
+    return _ref(model)
+
+
+def _service_methods() -> list[dict[str, Any]]:
+    op = _param("op", {"type": "string", "enum": list(operation_names())}, "Name or alias of an operation.")
+    bodies = [validate_model(called) for called in _spelled()]
+    anything: dict[str, Any] = {"type": "object"}
+    validated = example(find_operation("ConvTransposeBackwardWeights"))
+    return [
+        _method("ops.list", "List the operations.", [], {"type": "array", "items": anything}),
+        _method("ops.describe", "Give the table of an operation as data.", [op], anything),
+        {
+            **_method(
+                "ops.validate",
+                "Check a call without computing it: resolved attributes, output shapes, plan and cost.",
+                [
+                    op,
+                    _param("attributes", _any_of(bodies, "attributes"), "Attributes of the operation."),
+                    _param("inputs", _any_of(bodies, "inputs"), "Inputs: dtype and shape are enough."),
+                    _param("options", _ref(CallOptions), "As in the call itself.", required=False),
+                ],
+                _ref(ValidateReply),
+            ),
+            "examples": [
+                {
+                    "name": "a transposed convolution of 4 x 4 to 8 x 8",
+                    "params": [
+                        {"name": "op", "value": "ConvTransposeBackwardWeights"},
+                        {"name": "attributes", "value": validated["attributes"]},
+                        {"name": "inputs", "value": validated["inputs"]},
+                    ],
+                }
+            ],
+        },
+        _method("rpc.discover", "Give this document.", [], anything),
+    ]
+
+
+def _method(name: str, summary: str, params: list[dict[str, Any]], result: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "summary": summary,
+        "paramStructure": "either",
+        "params": params,
+        "result": {"name": "result", "schema": result},
+        "errors": _errors("Overloaded", "DeadlineExceeded", "Cancelled", "WorkerLost"),
+    }
+
+
+def _any_of(bodies: Sequence[type[BaseModel]], name: str) -> dict[str, Any]:
+    return {"anyOf": [_member(body, name) for body in bodies]}
+
+
+def _spelled() -> list[CalledOperation]:
+    """Return each operation once under every dialect that it has."""
+    found = [find_operation(name) for name in operation_names() if not name.endswith("-1")]
+    return list({(called.operation.name, called.dialect): called for called in found}.values())
+
+
+def _schemas() -> dict[str, Any]:
+    models: list[type[BaseModel]] = [CallReply, ValidateReply, ProblemError, CallOptions]
+    for called in _spelled():
+        models += [request_model(called), validate_model(called)]
+    _, made = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
+    found: dict[str, Any] = made["$defs"]
+    return found

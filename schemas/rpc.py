@@ -1,0 +1,163 @@
+"""JSON-RPC 2.0 as objects: what a parsed body asks for, and what an answer looks like.
+
+Nothing here knows methods, HTTP or error numbers; the door maps those. A request without `id` is a
+notification and gets no answer. A batch is answered item by item, wrong items too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from convgrad._errors import InvalidParams
+from schemas.problems import Problem, invalid_params, problem, safe_key
+from schemas.tables import near_miss
+
+__all__ = [
+    "CALL_PARAMS",
+    "Batch",
+    "Id",
+    "Invalid",
+    "Request",
+    "bind_params",
+    "error_response",
+    "notification",
+    "parse_message",
+    "response",
+]
+
+Id = str | int | float | None
+
+# By-position order of the parameters of an operation's method.
+CALL_PARAMS = ("attributes", "inputs", "options")
+
+_MAX_ID = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Hold one call: `params` as they came, or None when there were none."""
+
+    method: str
+    params: Mapping[str, Any] | Sequence[Any] | None
+    id: Id = None
+    is_notification: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Invalid:
+    """Hold the place of something that is no request: the id to answer with, when it has one, and the rule
+    it breaks."""
+
+    message: str
+    id: Id = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Hold the items of a batch, in the order in which they came; there is at least one."""
+
+    items: tuple[Request | Invalid, ...]
+
+
+def parse_message(payload: object, *, max_batch: int = 1000) -> Request | Invalid | Batch:
+    """Return what a decoded JSON body asks for.
+
+    An empty batch, or one of more than `max_batch` items, is one `Invalid`, as the specification wants it.
+    """
+    if isinstance(payload, list | tuple):
+        if not payload:
+            return Invalid("a batch must have at least 1 request, but is empty")
+        if len(payload) > max_batch:
+            return Invalid(f"a batch must have at most {max_batch} requests, but has {len(payload)}")
+        return Batch(tuple(_parse_request(item) for item in payload))
+    return _parse_request(payload)
+
+
+def _parse_request(item: object) -> Request | Invalid:
+    if not isinstance(item, Mapping):
+        return Invalid("a request must be an object")
+    given, is_right = _read_id(item)
+    if not is_right:
+        return Invalid("id must be a string, a number or null")
+    if item.get("jsonrpc") != "2.0":
+        return Invalid('jsonrpc must be "2.0"', given)
+    method = item.get("method")
+    if not isinstance(method, str):
+        return Invalid("method must be a string", given)
+    params = item.get("params")
+    if "params" in item and not isinstance(params, Mapping | list | tuple):
+        return Invalid("params must be an object or an array", given)
+    return Request(method, params, given, "id" not in item)
+
+
+def _read_id(item: Mapping[Any, Any]) -> tuple[Id, bool]:
+    given = item.get("id")
+    if given is None:
+        return None, True
+    if isinstance(given, bool) or not isinstance(given, str | int | float):
+        return None, False
+    if isinstance(given, str):
+        # An id is sent back as it is: it has to be text that can be encoded again.
+        return (given, True) if len(given) <= _MAX_ID and _is_text(given) else (None, False)
+    return (given, True) if isinstance(given, int) or math.isfinite(given) else (None, False)
+
+
+def _is_text(value: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in value)
+
+
+def bind_params(
+    params: Mapping[str, Any] | Sequence[Any] | None, names: Sequence[str], *, required: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the parameters by name, given by name or, in the order of `names`, by position.
+
+    Raises `InvalidParams` for a missing, surplus or unknown parameter.
+    """
+    problems: list[Problem] = []
+    if params is None:
+        found: dict[str, Any] = {}
+    elif isinstance(params, Mapping):
+        found = {name: params[name] for name in names if name in params}
+        problems.extend(_unknown(name, names) for name in params if name not in names)
+    else:
+        found = dict(zip(names, params, strict=False))
+        if len(params) > len(names):
+            msg = f"there are at most {len(names)} parameters ({', '.join(names)}), but {len(params)} came"
+            problems.append(problem(["params"], msg, "too_long"))
+    problems.extend(
+        problem([name], f"the parameter {name} is required", "missing")
+        for name in required
+        if name not in found
+    )
+    if problems:
+        raise _wrong_params(problems)
+    return found
+
+
+def _unknown(name: object, names: Sequence[str]) -> Problem:
+    hint = near_miss(name, tuple(names))
+    msg = f"the parameters are {', '.join(names)}; there is no other"
+    return problem([safe_key(name)], f"{msg}: did you mean {hint}?" if hint else msg, "unknown_parameter")
+
+
+def _wrong_params(problems: list[Problem]) -> InvalidParams:
+    return invalid_params("params", problems)
+
+
+def response(request_id: Id, result: Any) -> dict[str, Any]:
+    """Return the answer to a request that worked."""
+    return {"jsonrpc": "2.0", "result": result, "id": request_id}
+
+
+def error_response(request_id: Id, code: int, message: str, data: Any = None) -> dict[str, Any]:
+    """Return the answer to a request that failed, or to what is no request; `data` is left out when None."""
+    error = {"code": code, "message": message} | ({} if data is None else {"data": data})
+    return {"jsonrpc": "2.0", "error": error, "id": request_id}
+
+
+def notification(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message that wants no answer, as a streamed reply sends them."""
+    return {"jsonrpc": "2.0", "method": method, "params": dict(params)}

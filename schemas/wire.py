@@ -1,0 +1,153 @@
+"""Requests, replies and problems as models: what the OpenAPI and OpenRPC documents are made of.
+
+The doors read bodies as they arrive and don't build these objects; the rules are `schemas.ops.resolve`'s. A
+test holds the models to the tables, so that the documents say what the service does.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from schemas.attributes import attributes_model
+from schemas.describe import example
+from schemas.tables import CalledOperation, TensorRow, find_operation
+from schemas.tensors import DataTensor, NpyTensor, TensorDescription, TensorReply
+
+__all__ = [
+    "CallOptions",
+    "CallReply",
+    "Problem",
+    "ProblemError",
+    "Stats",
+    "ValidateReply",
+    "request_model",
+    "validate_model",
+]
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class CallOptions(BaseModel):
+    """How a call is computed and answered."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    encoding: Literal["base64", "npy"] | None = Field(
+        default="base64", description="Output tensors in JSON: raw elements, or a whole .npy file, in base64."
+    )
+    deadline_ms: Annotated[int, Field(strict=True, ge=1, le=86_400_000)] | None = Field(
+        default=None, description="The work stops and the call fails with deadline_exceeded after this time."
+    )
+    reference: bool | None = Field(
+        default=False, description="Use the slow, obvious kernel that accumulates in float64."
+    )
+
+
+class Stats(_Reply):
+    """What a computation cost."""
+
+    kernel: str
+    gmac: float
+    compute_ms: float
+    tiles: int
+
+
+class CallReply(_Reply):
+    """The answer to a call: outputs by name, the attributes after defaults and `auto_pad`, and what it
+    cost."""
+
+    op: str
+    outputs: dict[str, TensorReply]
+    resolved: dict[str, Any]
+    stats: Stats
+    warnings: list[str] | None = None
+
+
+class ValidateReply(_Reply):
+    """The answer to `ops.validate`: what the call would be, and its cost; nothing was computed."""
+
+    op: str
+    outputs: dict[str, TensorDescription]
+    resolved: dict[str, Any]
+    plan: dict[str, Any]
+    warnings: list[str] | None = None
+
+
+class ProblemError(_Reply):
+    """One broken rule; `loc` leads to the value, for example `["attributes", "strides", 0]`."""
+
+    loc: list[str | int]
+    msg: str
+    type: str
+
+
+class Problem(_Reply):
+    """An RFC 9457 problem; `code` is stable, `errors` lists every broken rule."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    request_id: str
+    errors: list[ProblemError] | None = None
+
+
+def request_model(called: CalledOperation) -> type[BaseModel]:
+    """Return the model of a call's body: attributes, inputs with their data, options."""
+    return _request(called.operation.name, called.dialect, described=False)
+
+
+def validate_model(called: CalledOperation) -> type[BaseModel]:
+    """Return the model of the body of `validate`, in which a tensor may be its dtype and shape alone."""
+    return _request(called.operation.name, called.dialect, described=True)
+
+
+@cache
+def _request(operation: str, dialect: str, *, described: bool) -> type[BaseModel]:
+    row = find_operation(operation).operation
+    name = row.old_name if dialect == "old" and row.old_name else row.name
+    called = find_operation(name)
+    kind = "Validate" if described else "Request"
+    tensor: Any = DataTensor | NpyTensor | TensorDescription if described else DataTensor | NpyTensor
+    examples = [example(called)] if described else None
+    return create_model(
+        f"{name}{kind}",
+        __config__=ConfigDict(extra="forbid"),
+        __doc__=f"A call of {name}. {row.summary}",
+        attributes=(attributes_model(called), Field(description=f"Attributes of {name}.", examples=None)),
+        inputs=(
+            create_model(
+                f"{name}{kind}Inputs",
+                __config__=ConfigDict(extra="forbid"),
+                __doc__=f"Inputs of {name}.",
+                **_inputs(called, tensor),
+            ),
+            Field(examples=[entry["inputs"] for entry in examples] if examples else None),
+        ),
+        options=(CallOptions | None, Field(default=None)),
+    )
+
+
+def _inputs(called: CalledOperation, tensor: Any) -> dict[str, Any]:
+    """Return a field for each input in the dialect called, and for its other spelling."""
+    found: dict[str, Any] = {}
+    for row in called.operation.inputs:
+        name = row.spelled(called.dialect)
+        found[name] = (_input_type(row, tensor), Field(default=None, description=row.doc))
+        for other in {row.name, row.old_name or row.name} - {name}:
+            found[other] = (
+                _input_type(row, tensor),
+                Field(default=None, description=f"Another spelling of `{name}`."),
+            )
+    return found
+
+
+def _input_type(row: TensorRow, tensor: Any) -> Any:
+    sizes = Annotated[list[Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)]], Field(max_length=12)]
+    return (sizes | tensor | None) if row.dtypes == "s32" else (tensor | None)
