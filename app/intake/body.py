@@ -1,0 +1,53 @@
+"""The body of one HTTP request, passed on to its reader as it arrives, in slices that leave the loop room."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive
+
+from app.timings import Timings
+from convgrad._errors import Cancelled, UnsupportedMediaType
+
+__all__ = ["SLICE", "BodyReader", "declared_length", "read_body"]
+
+SLICE = 128 * 1024
+"""Bytes that are parsed before other requests get a turn."""
+
+
+class BodyReader(Protocol):
+    """Take the bytes of a body in order."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes, without waiting; raises a `ConvgradError` to refuse the request."""
+
+    async def supply(self) -> None:
+        """Take the memory that the bytes so far wait for."""
+
+
+def declared_length(headers: Headers) -> int | None:
+    """Return the body's length where the headers tell; raises `UnsupportedMediaType` when it is coded."""
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMediaType("the body must come without a content encoding")
+    length = headers.get("content-length", "")
+    return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else None
+
+
+async def read_body(receive: Receive, reader: BodyReader, timings: Timings) -> None:
+    """Pass the whole body to `reader`; raises what it raises, and `Cancelled` when the client leaves."""
+    more = True
+    while more:
+        with timings.measure("receive"):
+            message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the client left before its request was complete")
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        for start in range(0, len(chunk), SLICE):
+            if start:
+                await asyncio.sleep(0)
+            with timings.measure("decode"):
+                reader.feed(chunk[start : start + SLICE])
+                await reader.supply()

@@ -1,0 +1,263 @@
+"""Read a JSON body as it arrives: long tensor strings go to their buffers, the rest is parsed at the end.
+
+A body that carries tensors is nearly all base64. Only two member names hold it, `data` and `npy`; a string
+under one of them that is longer than `DIVERT_OVER` bytes never becomes a Python string: it is decoded piece
+by piece into a segment and leaves a mark in the skeleton. What remains is small, is capped, and goes through
+the standard parser.
+
+The scanner has to know only where strings begin and end. It does no step per byte in Python: one possessive
+regular expression (linear time, no backtracking) skips everything between two places of interest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+from app.intake.diverted import Diverted, declared_bytes
+from app.intake.document import BOM, parse_document
+from app.intake.landing import Holding
+from convgrad._errors import ParseError, TooLarge
+
+__all__ = ["DIVERT_OVER", "MAX_SKELETON", "JsonIntake"]
+
+DIVERT_OVER = 512
+"""A `data` or `npy` string of more raw bytes than this is decoded while it arrives."""
+
+MAX_SKELETON = 256 * 1024
+"""Bytes of a document that may remain beside its tensors."""
+
+# A document of this size is parsed in about a millisecond, whatever is in it.
+_PARSE_INLINE = 32 * 1024
+
+# The mark of a diverted string. Nobody can forge it: an N or I outside a string is refused by the scanner.
+_MARK = b"NaN"
+_QUOTE = 0x22
+_KEYS = (b'"data"', b'"npy"')
+
+# Whole strings and whatever lies between them, up to: a tensor key (or what may become one when the next
+# chunk comes), an unfinished string, or an N or I outside strings (JSON has none; Python's parser would read
+# NaN and Infinity).
+_SKIP = re.compile(
+    rb'(?:[^"NI]++|"(?!(?:data|npy)"[ \t\r\n]*+(?::[ \t\r\n]*+)?+(?:"|\Z))(?:[^"\\]++|\\.)*+")*+', re.DOTALL
+)
+_KEY = re.compile(rb'"(data|npy)"[ \t\r\n]*+:[ \t\r\n]*+"')
+_KEY_CUT = re.compile(rb'"(data|npy)"[ \t\r\n]*+(:)?+[ \t\r\n]*+\Z')
+_GAP = re.compile(rb"[ \t\r\n]*+(:)?+[ \t\r\n]*+")
+_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+# As _STRING, but it stops before an escape that is cut short or that JSON does not have.
+_ESCAPED = re.compile(rb'(?:[^"\\]++|\\u[0-9A-Fa-f]{4}|\\["\\/bfnrt])*+')
+_ESCAPE_CUT = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")
+_ASCII_ESCAPE = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
+
+_State = Callable[[bytes, int], int]
+
+
+class JsonIntake:
+    """Take a JSON document in chunks of any size; `finish` gives the document with `Diverted` strings in it.
+
+    `length` is the declared size of the body, where it is known: it bounds what a string may still bring.
+    Raises `ParseError` for what is not JSON and `TooLarge` when more than `max_skeleton` bytes are left
+    beside the tensors. A fault inside one tensor's string is kept in its `Diverted`, so that it costs only
+    the call that it belongs to.
+    """
+
+    def __init__(
+        self, holding: Holding, *, length: int | None = None, max_skeleton: int = MAX_SKELETON
+    ) -> None:
+        self._holding = holding
+        self._remaining = length
+        self._max_skeleton = max_skeleton
+        self._skeleton = bytearray()
+        self._marks: list[tuple[int, int]] = []
+        self._diverted: list[Diverted] = []
+        self._wanting: list[Diverted] = []  # those that may wait for memory
+        self._state: _State = self._between
+        self._held = b""  # the first bytes of what may become a tensor key
+        self._escaped = False  # the last byte of an ordinary string was a backslash
+        self._key = ""
+        self._colon = False
+        self._value = bytearray()  # the first bytes of a tensor string, until it is over or long
+        self._cut_escape = b""
+        self._removed = 0
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the body."""
+        if self._remaining is not None:
+            self._remaining -= len(chunk)
+        if self._held:
+            chunk = self._held + chunk
+            self._held = b""
+        position = 0
+        while position < len(chunk):
+            position = self._state(chunk, position)
+
+    async def supply(self) -> None:
+        """Take the memory that the bytes so far wait for; to be awaited after each `feed`."""
+        wanting, self._wanting = self._wanting, self._wanting[-1:]
+        for diverted in wanting:
+            await diverted.supply()
+
+    def finish(self) -> Any:
+        """Parse what remained; the whole body must have been fed."""
+        if self._held or self._state not in (self._between, self._after_key):
+            raise ParseError("the JSON document ends inside a string")
+        return parse_document(bytes(self._skeleton), self._diverted, self._marks)
+
+    async def finish_async(self) -> Any:
+        """Parse what remained; a large skeleton in a thread."""
+        if len(self._skeleton) <= _PARSE_INLINE:
+            return self.finish()
+        return await asyncio.to_thread(self.finish)
+
+    # Each state takes the chunk from a position, and returns the position where the next state goes on.
+
+    def _between(self, chunk: bytes, start: int) -> int:
+        end = _end(_SKIP, chunk, start)
+        self._keep(chunk[start:end])
+        if end == len(chunk):
+            return end
+        if chunk[end] != _QUOTE:
+            raise ParseError("the body is not JSON: NaN, Infinity or a stray capital letter outside a string")
+        if key := _KEY.match(chunk, end):
+            self._keep(chunk[end : key.end() - 1])
+            return self._open_value(key[1], key.end())
+        if key := _KEY_CUT.match(chunk, end):
+            self._keep(chunk[end:])
+            self._key, self._colon, self._state = key[1].decode(), key[2] is not None, self._after_key
+            return len(chunk)
+        if any(key.startswith(chunk[end:]) for key in _KEYS):
+            self._held = chunk[end:]
+            return len(chunk)
+        self._keep(b'"')
+        self._state = self._in_string
+        return end + 1
+
+    def _in_string(self, chunk: bytes, start: int) -> int:
+        end = start + 1 if self._escaped else start
+        self._escaped = False
+        end = _end(_STRING, chunk, end)
+        if end < len(chunk):
+            if chunk[end] == _QUOTE:
+                self._state = self._between
+            else:
+                self._escaped = True
+            end += 1
+        self._keep(chunk[start:end])
+        return end
+
+    def _after_key(self, chunk: bytes, start: int) -> int:
+        gap = _GAP.match(chunk, start)
+        assert gap is not None
+        end = gap.end()
+        self._keep(chunk[start:end])
+        if self._colon and gap[1]:
+            self._state = self._between
+            return end
+        self._colon = self._colon or gap[1] is not None
+        if end == len(chunk):
+            return end
+        if self._colon and chunk[end] == _QUOTE:
+            return self._open_value(self._key.encode(), end + 1)
+        self._state = self._between
+        return end
+
+    def _open_value(self, key: bytes, start: int) -> int:
+        self._key = key.decode()
+        self._value = bytearray()
+        self._state = self._in_short_value
+        return start
+
+    def _in_short_value(self, chunk: bytes, start: int) -> int:
+        before = len(self._value)
+        self._value += chunk[start : start + DIVERT_OVER + 1 - before]
+        end = _end(_STRING, self._value)
+        if end < len(self._value) and self._value[end] == _QUOTE:
+            self._keep(b'"' + self._value[: end + 1])
+            self._state = self._between
+            return start + end + 1 - before
+        consumed = start + len(self._value) - before
+        if len(self._value) > DIVERT_OVER:
+            self._divert(len(chunk) - consumed)
+        return consumed
+
+    def _divert(self, unread: int) -> None:
+        raw = bytes(self._value)
+        bound = None if self._remaining is None else self._remaining + unread + len(raw)
+        expected = declared_bytes(self._skeleton) if self._key == "data" else None
+        diverted = Diverted(self._key, self._holding, expected=expected, raw_bound=bound)
+        self._diverted.append(diverted)
+        self._wanting.append(diverted)
+        self._cut_escape = b""
+        self._removed = 0
+        self._state = self._in_long_value
+        position = 0
+        while position < len(raw):
+            position = self._in_long_value(raw, position)
+
+    def _in_long_value(self, chunk: bytes, start: int) -> int:
+        quote = chunk.find(b'"', start)
+        stop = len(chunk) if quote < 0 else quote
+        if self._cut_escape or chunk.find(b"\\", start, stop) >= 0:
+            return self._in_escaped_value(chunk, start)
+        self._diverted[-1].write(memoryview(chunk)[start:stop])
+        self._removed += stop - start
+        return stop if quote < 0 else self._close_value(stop)
+
+    def _in_escaped_value(self, chunk: bytes, start: int) -> int:
+        cut = self._cut_escape
+        region = cut + chunk[start:]
+        end = _end(_ESCAPED, region)
+        self._diverted[-1].write(_unescape(region[:end]))
+        self._removed += end
+        self._cut_escape = b""
+        if end == len(region):
+            return len(chunk)
+        if region[end] == _QUOTE:
+            return self._close_value(start + end - len(cut))
+        if not _ESCAPE_CUT.match(region, end):
+            raise ParseError("the body is not JSON: a string has an escape that JSON does not know")
+        self._cut_escape = region[end:]
+        return len(chunk)
+
+    def _close_value(self, quote: int) -> int:
+        self._diverted[-1].close()
+        self._marks.append((len(self._skeleton), self._removed + 2 - len(_MARK)))
+        self._keep(_MARK)
+        self._state = self._between
+        return quote + 1
+
+    def _keep(self, piece: bytes | bytearray) -> None:
+        if not self._skeleton:
+            piece = _checked_start(piece)
+        self._skeleton += piece
+        if len(self._skeleton) > self._max_skeleton:
+            raise TooLarge(
+                f"JSON may have {self._max_skeleton} bytes beside its tensors' data and npy strings",
+                data={"limit": self._max_skeleton},
+            )
+
+
+def _end(pattern: re.Pattern[bytes], data: bytes | bytearray, start: int = 0) -> int:
+    """Return where a pattern that matches at least the empty string ends."""
+    found = pattern.match(data, start)
+    assert found is not None
+    return found.end()
+
+
+def _unescape(text: bytes) -> bytes:
+    """Undo the escapes that base64 may be written with; a backslash that stays is refused by the decoder."""
+    # `\\/` is how several encoders write `/`; of the other characters only letters, digits and +/= can be
+    # base64.
+    text = text.replace(b"\\/", b"/")
+    return _ASCII_ESCAPE.sub(lambda found: bytes((int(found[1], 16),)), text) if b"\\" in text else text
+
+
+def _checked_start(piece: bytes | bytearray) -> bytes | bytearray:
+    """Refuse binary rubbish at its first byte instead of after the cap."""
+    start = piece.removeprefix(BOM).lstrip(b" \t\r\n")[:1]
+    if start and start not in b'{["-0123456789tfn\xef':
+        raise ParseError("the body is not JSON")
+    return piece

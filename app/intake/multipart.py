@@ -1,0 +1,283 @@
+"""Read a multipart/form-data body as it arrives: the request object first, then one `.npy` part per tensor.
+
+python-multipart finds the parts. A tensor's header is read from its first bytes and the whole call is checked
+as soon as the last header is known, which is before the data of that tensor is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from app.intake.calls import RequestedCall, RequestObject, take_apart
+from app.intake.json import JsonIntake
+from app.intake.landing import Holding, NpyLanding, TensorFault
+from app.intake.tensors import Input, landed_npy, shape_list
+from convgrad._errors import InvalidParams, InvalidRequest, ParseError, UnsupportedMediaType
+from convgrad._npy import NpyHeader
+from schemas.dumps import is_dump
+from schemas.problems import Problem, dims, invalid_params, problem, safe_key
+from schemas.tables import MAX_DIMS, CalledOperation
+from schemas.tensors import WireTensor, read_tensor
+
+__all__ = ["MAX_REQUEST", "MultipartIntake"]
+
+MAX_REQUEST = 64 * 1024
+"""Bytes of the `request` part, beside tensors in it."""
+
+_MAX_BOUNDARY = 70  # RFC 2046
+_HEADER_BYTES = 1024
+_ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
+
+Check = Callable[[RequestedCall], Awaitable[object]]
+
+
+class MultipartIntake:
+    """Take a multipart body in chunks of any size; `finish` gives the call with its tensors landed.
+
+    `check` sees the call, its data not yet taken, when the header of every tensor it needs is known; it
+    refuses by raising. Raises `UnsupportedMediaType` for a content type without a usable boundary,
+    `ParseError` for a body that is not multipart, `InvalidRequest` when the request does not come first, and
+    `InvalidParams` for parts that don't belong or don't hold what they should.
+    """
+
+    def __init__(
+        self,
+        content_type: str,
+        called: CalledOperation,
+        holding: Holding,
+        *,
+        length: int | None = None,
+        check: Check | None = None,
+    ) -> None:
+        self._called = called
+        self._holding = holding
+        self._check = check
+        self._bound = length
+        self._part = _Headers()
+        self._request: RequestObject | None = None
+        self._head: JsonIntake | None = None
+        self._body: _TensorPart | None = None
+        self._parts: dict[str, _TensorPart] = {}  # by canonical name
+        self._ended = False
+        self._parser = _parser(
+            content_type,
+            {
+                "on_part_begin": self._begin,
+                "on_header_field": self._header_field,
+                "on_header_value": self._header_value,
+                "on_header_end": self._header_end,
+                "on_headers_finished": self._open,
+                "on_part_data": self._data,
+                "on_part_end": self._close,
+                "on_end": self._end,
+            },
+        )
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next bytes of the body."""
+        try:
+            self._parser.write(chunk)
+        except FormParserError:
+            raise ParseError("the body is not multipart/form-data with the declared boundary") from None
+        if self._bound is not None:
+            self._bound -= len(chunk)
+
+    async def supply(self) -> None:
+        """Check the call once that is possible, then take the memory that the bytes so far wait for."""
+        if self._check is not None and self._checkable():
+            check, self._check = self._check, None
+            await check(self._call(need_data=False))
+        if self._head is not None:
+            await self._head.supply()
+        for part in self._parts.values():
+            await part.landing.supply()
+
+    def finish(self) -> RequestedCall:
+        """Give the call; the whole body must have been fed and supplied."""
+        if not self._ended:
+            raise ParseError("the multipart body ends before its closing boundary")
+        return self._call(need_data=True)
+
+    # What the parser calls, in this order for each part.
+
+    def _begin(self) -> None:
+        self._part = _Headers()
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._part.field += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._part.value += data[start:end]
+
+    def _header_end(self) -> None:
+        self._part.end()
+
+    def _open(self) -> None:
+        name = self._part.name()
+        if self._head is None:
+            if name != "request":
+                raise InvalidRequest("the first part must be named request and hold the request object")
+            self._head = JsonIntake(self._holding, length=self._bound, max_skeleton=MAX_REQUEST)
+            return
+        self._body = self._tensor_part(name)
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        if self._body is not None:
+            self._body.write(memoryview(data)[start:end])
+        elif self._head is not None:
+            self._head.feed(data[start:end])
+
+    def _close(self) -> None:
+        if self._body is not None:
+            self._body.close()
+        elif self._head is not None:
+            self._request = take_apart(self._called, self._head.finish())
+
+    def _end(self) -> None:
+        self._ended = True
+
+    def _tensor_part(self, name: str) -> _TensorPart:
+        assert self._request is not None
+        row = self._called.operation.input_spellings.get(name)
+        if row is None:
+            known = ", ".join(self._called.operation.input_spellings)
+            message = f"there is no part {safe_key(name)}: the parts are request, {known}"
+            raise _refusal(self._called, safe_key(name), message, "unknown_input")
+        if row in self._parts:
+            raise _refusal(self._called, name, f"the part {name} is there twice", "conflict")
+        problems: list[Problem] = []
+        given = self._request.described(row)
+        wire = WireTensor(None, None) if given is None else read_tensor(given, ["inputs", name], problems)
+        if problems or wire is None:
+            raise invalid_params(self._called.called_as, problems)
+        if wire.encoding is not None:
+            raise _refusal(
+                self._called, name, f"{name} is in the request and in a part: give one", "conflict"
+            )
+        part = _TensorPart(self._called, name, wire, self._holding, self._bound)
+        self._parts[row] = part
+        return part
+
+    def _checkable(self) -> bool:
+        """Tell whether nothing that the check needs is still to come."""
+        if self._request is None or not all(part.known for part in self._parts.values()):
+            return False
+        rows = self._called.operation.inputs
+        known = {row.name for row in rows if row.name in self._parts or _has_meta(self._request, row.name)}
+        needed = {row.name for row in rows if row.required}
+        return needed <= known and (_names_weights(self._request) or "weights_shape" in known)
+
+    def _call(self, *, need_data: bool) -> RequestedCall:
+        assert self._request is not None
+        landed = {row: (part.name, part.input()) for row, part in self._parts.items()}
+        return self._request.read(self._holding, landed=landed, need_data=need_data)
+
+
+class _TensorPart:
+    """One `.npy` part: its landing, and the call's errors about it."""
+
+    def __init__(
+        self, called: CalledOperation, name: str, wire: WireTensor, holding: Holding, bound: int | None
+    ) -> None:
+        self.name = name
+        self.closed = False
+        self._called = called
+        self._wire = wire
+        self._is_shape = called.operation.input_spellings[name] == "weights_shape"
+        self.landing = NpyLanding(holding, bound=bound, on_header=self._check, patient=not self._is_shape)
+
+    @property
+    def known(self) -> bool:
+        """Whether all that the operation's rules need of it has come."""
+        return self.closed if self._is_shape else self.landing.header is not None
+
+    def write(self, data: memoryview) -> None:
+        with self._named():
+            self.landing.write(data)
+
+    def close(self) -> None:
+        with self._named():
+            self.landing.close()
+        self.closed = True
+
+    def input(self) -> Input:
+        """Describe the tensor; its memory comes with the next supply."""
+        assert self.landing.header is not None
+        tensor = landed_npy(self.landing.header, self._wire.dtype, self.landing.pieces)
+        if not self._is_shape:
+            return tensor
+        with self._named():
+            return shape_list(tensor)
+
+    def _check(self, header: NpyHeader) -> None:
+        kind = header.dtype(self._wire.dtype).name
+        if self._wire.shape is not None and self._wire.shape != header.shape:
+            message = f"the request says shape {dims(self._wire.shape)}, the file has {dims(header.shape)}"
+            raise TensorFault(message, "shape")
+        if self._is_shape and (kind not in ("s32", "s64") or header.nbytes > 8 * MAX_DIMS):
+            raise TensorFault(f"must hold at most {MAX_DIMS} integers, s32 or s64", "shape_dtype")
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except TensorFault as fault:
+            raise _refusal(self._called, self.name, f"{self.name}: {fault.message}", fault.kind) from None
+        except InvalidParams as error:
+            found = error.errors[0]
+            raise _refusal(self._called, self.name, f"{self.name}: {found['msg']}", found["type"]) from None
+
+
+class _Headers:
+    """The headers of one part."""
+
+    def __init__(self) -> None:
+        self.field, self.value = b"", b""
+        self._found: dict[bytes, bytes] = {}
+
+    def end(self) -> None:
+        """Keep the header that is complete."""
+        self._found[self.field.lower()] = self.value
+        self.field, self.value = b"", b""
+
+    def name(self) -> str:
+        """Return the part's name; raises `InvalidRequest` without one, or for a part in an encoding."""
+        kind, options = parse_options_header(self._found.get(b"content-disposition"))
+        if kind != b"form-data" or b"name" not in options:
+            raise InvalidRequest('every part needs the header Content-Disposition: form-data; name=".."')
+        if self._found.get(b"content-transfer-encoding", b"binary").lower() not in _ENCODINGS:
+            raise InvalidRequest("a part must not have a Content-Transfer-Encoding other than binary")
+        return options[b"name"].decode("utf-8", "replace")
+
+
+def _parser(content_type: str, callbacks: Any) -> MultipartParser:
+    kind, options = parse_options_header(content_type)
+    boundary = options.get(b"boundary", b"")
+    if kind != b"multipart/form-data" or not boundary or len(boundary) > _MAX_BOUNDARY:
+        raise UnsupportedMediaType(f"multipart/form-data needs a boundary of 1 to {_MAX_BOUNDARY} characters")
+    return MultipartParser(boundary, callbacks, max_header_size=_HEADER_BYTES)
+
+
+def _has_meta(request: RequestObject, row: str) -> bool:
+    given = request.described(row)
+    if isinstance(given, list):
+        return True
+    return isinstance(given, Mapping) and ("npy" in given or ("dtype" in given and "shape" in given))
+
+
+def _names_weights(request: RequestObject) -> bool:
+    """Tell whether the call has no use for the `weights_shape` input, or has it among its attributes."""
+    operation = request.called.operation
+    spellings = [name for name, row in operation.attribute_spellings.items() if row == "weights_shape"]
+    return (
+        not spellings or is_dump(request.attributes) or any(name in request.attributes for name in spellings)
+    )
+
+
+def _refusal(called: CalledOperation, name: str, message: str, kind: str) -> InvalidParams:
+    return invalid_params(called.called_as, [problem(["inputs", name], message, kind)])

@@ -1,0 +1,316 @@
+"""The JSON scanner against the standard library, split at every border."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import random
+import re
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.intake.diverted import Diverted
+from app.intake.json import JsonIntake
+from app.intake.landing import Holding, RawLanding, TensorFault
+from app.pool.buffers import SegmentPool
+from convgrad._errors import ConvgradError, ParseError, TooLarge
+
+MIB = 1 << 20
+
+
+def scan(body: bytes, sizes: list[int] | None = None, **limits: Any) -> Any:
+    """Feed `body` in chunks of the given sizes, the last one repeated; give the document in plain values."""
+    pool = SegmentPool(64 * MIB)
+
+    async def run() -> Any:
+        with Holding(pool) as holding:
+            intake = JsonIntake(holding, **{"length": len(body)} | limits)
+            at, turn = 0, 0
+            steps = sizes or [len(body) or 1]
+            while at < len(body):
+                size = max(1, steps[min(turn, len(steps) - 1)])
+                intake.feed(body[at : at + size])
+                await intake.supply()
+                at, turn = at + size, turn + 1
+            return plain(await intake.finish_async())
+
+    document = asyncio.run(run())
+    assert pool.stats().used == 0
+    return document
+
+
+def plain(value: Any) -> Any:
+    """Replace every diverted string by the bytes that landed, or by its fault."""
+    if isinstance(value, dict):
+        return {key: plain(child) for key, child in value.items()}
+    if isinstance(value, list):
+        return [plain(child) for child in value]
+    if not isinstance(value, Diverted):
+        return value
+    if value.fault is not None or value.landing is None:
+        return value.fault
+    return b"".join(bytes(segment.view[:used]) for segment, used in value.landing.pieces)
+
+
+def decoded(value: Any) -> Any:
+    """Decode what is still text under `data`, so that it does not matter which strings were diverted."""
+    if isinstance(value, list):
+        return [decoded(child) for child in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: base64.b64decode(child, validate=True)
+        if key == "data" and isinstance(child, str) and len(child) > 100
+        else decoded(child)
+        for key, child in value.items()
+    }
+
+
+tensor_text = st.binary(max_size=1500).map(lambda raw: base64.b64encode(raw).decode())
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+    | st.sampled_from(["data", "npy", "N", "I", 'x"data":"', "\\", '"'])
+)
+keys = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
+    ["data", "npy", "dat", "N"]
+)
+documents = st.recursive(
+    leaves | st.fixed_dictionaries({"data": tensor_text}),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(
+    document=documents,
+    indent=st.sampled_from([None, 0, 3]),
+    ascii_only=st.booleans(),
+    slashes=st.booleans(),
+    sizes=st.lists(st.integers(1, 700), min_size=1, max_size=30),
+)
+def test_any_split_gives_what_the_standard_library_reads(
+    document: Any, indent: int | None, ascii_only: bool, slashes: bool, sizes: list[int]
+) -> None:
+    """A document cut anywhere reads as json.loads and base64 read it whole."""
+    text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)
+    if slashes:
+        text = re.sub(r"(?<!e)[+]", r"\\u002B", text.replace("/", "\\/"))
+    assert decoded(scan(text.encode(), sizes)) == decoded(json.loads(text))
+
+
+@given(
+    st.binary(max_size=600) | st.text(max_size=400).map(str.encode), st.lists(st.integers(1, 99), min_size=1)
+)
+def test_rubbish_raises_nothing_but_the_tree(body: bytes, sizes: list[int]) -> None:
+    """Bytes that nobody vouches for give a document or an error of the tree, and no memory stays taken."""
+    with contextlib.suppress(ConvgradError):
+        scan(body, sizes)
+
+
+@given(st.data(), st.lists(st.integers(1, 300), min_size=1))
+def test_damaged_documents_raise_nothing_but_the_tree(data: st.DataObject, sizes: list[int]) -> None:
+    """A good document with bytes cut out, doubled or changed gives what json.loads takes too, or an error."""
+    body = bytearray(json.dumps(data.draw(documents)).encode())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(body)))
+        body[at : at + data.draw(st.integers(0, 3))] = data.draw(
+            st.sampled_from(
+                [b"", b'"', b"\\", b"\\u12", b"{", b"]", b"N", b"\xff", b"=", b"\x00", b'"data":"']
+            )
+        )
+    with contextlib.suppress(ConvgradError):
+        found = scan(bytes(body), sizes)
+        assert has_fault(found) or decoded(found) == decoded(json.loads(body))
+
+
+def has_fault(value: Any) -> bool:
+    """Say whether a diverted string of the document had a fault."""
+    if isinstance(value, dict | list):
+        return any(has_fault(child) for child in (value.values() if isinstance(value, dict) else value))
+    return isinstance(value, TensorFault | ConvgradError)
+
+
+def body_with(data: str, shape: list[int] | None = None, *, key: str = "data") -> bytes:
+    """Write a document with one tensor."""
+    head = {} if shape is None else {"dtype": "f32", "shape": shape}
+    return json.dumps({"id": 7, "t": head | {key: data}}).encode()
+
+
+def base64_of(nbytes: int) -> str:
+    """Encode that many bytes, none of them special."""
+    return base64.b64encode(random.Random(nbytes).randbytes(nbytes)).decode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"   ",
+        b"{",
+        b'{"a": ',
+        b'{"data": "' + b"A" * 600,
+        b'{"data": "' + b"A" * 600 + b"\\",
+        b'{"data": "' + b"A" * 600 + b"\\x" + b'"}',
+        b'{"data": "' + b"A" * 600 + b'"',
+        b'{"data": "' + b"A" * 600 + b'"} x',
+        b'{"da',
+        b'{"data"',
+        b'{"data":',
+        b'{"a": NaN}',
+        b'{"a": -Infinity}',
+        b'{"a": Infinity}',
+        b'{"a": 1e999}',
+        b'{"a": "\\ud800"}',
+        b'{"\\udc00": 1}',
+        b'{"a": 1, "a": 2}',
+        b'{"a": "\n"}',
+        b'{"a": "\xff"}',
+        b"\xff\xfe{\x00}\x00",
+        b"\x93NUMPY",
+        b"<html>",
+        b"[1,]",
+        b"1" * 5000,
+        b"[" * 65 + b"]" * 65,
+        b"[" * 100_000,
+        b'{"a":' * 50_000,
+        b"nul",
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 10**6])
+def test_what_is_not_json_is_a_parse_error(body: bytes, step: int) -> None:
+    """Malformed, ambiguous and too deep documents are parse errors, however they are cut."""
+    if step == 1 and len(body) > 10_000:
+        step = 97
+    with pytest.raises(ParseError):
+        scan(body, [step])
+
+
+@pytest.mark.parametrize(
+    "body", [b"[1, 2]", b'"x"', b"17", b"null", b"[" * 64 + b"]" * 64, b'\xef\xbb\xbf{"a": 1}']
+)
+def test_every_kind_of_document_is_read(body: bytes) -> None:
+    """A document may be any value, 64 deep, and may begin with a byte order mark."""
+    assert scan(body, [1]) == json.loads(body.decode("utf-8-sig"))
+
+
+@pytest.mark.parametrize(
+    "body", [b'"' + b"a" * 300_000 + b'"', b" " * 300_000, b'{"dato": "' + b"A" * 300_000 + b'"}']
+)
+def test_a_skeleton_over_the_cap_is_too_large(body: bytes) -> None:
+    """Anything long that is not a tensor is refused at the cap, before the rest has come."""
+    with pytest.raises(TooLarge):
+        scan(body + b"!" * MIB, [4096], length=None)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        ("A" * 600 + "!" + "A" * 603, "base64"),
+        ("A" * 600 + "==" + "AA" + "A" * 600, "base64"),
+        ("A" * 601, "base64"),
+        ("A" * 599 + "-", "base64"),
+        ("A" * 600 + "\n" + "A" * 3, "base64"),
+        ("A" * 600 + "\u00e9" * 4, "base64"),
+        ("A" * 600 + "====", "base64"),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 5, 10**6])
+def test_bad_base64_stays_in_its_place(data: str, kind: str, step: int) -> None:
+    """A fault inside a tensor's string is that tensor's alone: the document around it is read."""
+    document = scan(body_with(data), [step])
+    assert document["id"] == 7
+    assert document["t"]["data"].kind == kind
+
+
+def test_sizes_are_compared_before_memory_is_taken() -> None:
+    """With dtype and shape in front, a string that can't be right takes no memory at all."""
+    pool = SegmentPool(64 * MIB)
+    with Holding(pool) as holding:
+        body = body_with("A" * 1000, [1000, 1000])
+        intake = JsonIntake(holding, length=len(body))
+        intake.feed(body)
+        fault = intake.finish()["t"]["data"].fault
+    assert fault.kind == "size"
+    assert "4000000 bytes" in fault.message
+    assert pool.stats().created == 0
+
+
+@pytest.mark.parametrize("count", [250, 252])
+def test_a_string_of_another_size_is_a_fault(count: int) -> None:
+    """Fewer and more bytes than dtype and shape ask for are both faults that name the two numbers."""
+    fault = scan(body_with(base64_of(4 * count), [251]), [100])["t"]["data"]
+    assert fault.kind == "size"
+    assert "1004 bytes" in fault.message
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("shape_first", [True, False])
+@pytest.mark.parametrize("nbytes", [400, 100_000, 5_000_000])
+def test_large_strings_land_whole(declared: bool, shape_first: bool, nbytes: int) -> None:
+    """All bytes arrive with and without a declared length, with the shape before the data and without it."""
+    text = base64_of(nbytes)
+    body = body_with(text, [nbytes // 4] if shape_first else None)
+    document = scan(body, [65536], length=len(body) if declared else None)
+    assert document["t"]["data"] == base64.b64decode(text)
+
+
+def test_a_tensor_is_held_once() -> None:
+    """Sixteen megabytes of base64 take their decoded size from the pool and next to nothing from the heap."""
+    nbytes = 12 * MIB
+    body = body_with(base64_of(nbytes), [nbytes // 4])
+    pool = SegmentPool(64 * MIB)
+
+    async def run() -> int:
+        with Holding(pool) as holding:
+            intake = JsonIntake(holding, length=len(body))
+            for at in range(0, len(body), 1 << 16):
+                intake.feed(body[at : at + (1 << 16)])
+                await intake.supply()
+            landing = intake.finish()["t"]["data"].landing
+            assert isinstance(landing, RawLanding)
+            assert landing.nbytes == nbytes
+            return pool.stats().peak
+
+    tracemalloc.start()
+    try:
+        peak = asyncio.run(run())
+        heap = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak == nbytes
+    assert heap < MIB
+
+
+def test_no_memory_is_a_fault_of_the_tensor() -> None:
+    """When the pool is full the tensor says so, and the document still gives up its id."""
+    pool = SegmentPool(2 * MIB)
+    body = body_with(base64_of(4 * MIB), [MIB])
+
+    async def run() -> Any:
+        with Holding(pool) as holding:
+            intake = JsonIntake(holding, length=len(body))
+            for at in range(0, len(body), 1 << 16):
+                intake.feed(body[at : at + (1 << 16)])
+                await intake.supply()
+            return intake.finish()
+
+    document = asyncio.run(run())
+    assert document["id"] == 7
+    assert document["t"]["data"].fault.code == "too_large"
+
+
+def test_an_error_is_placed_in_the_whole_body() -> None:
+    """The position in a message counts the characters of strings that were taken out."""
+    body = body_with("A" * 4000)[:-1] + b" oops"
+    with pytest.raises(ParseError, match=f"character {len(body) - 4}"):
+        scan(body, [100])
