@@ -25,11 +25,12 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
-from schemas.problems import Problem, number, problem, safe_key
+from schemas.problems import Problem, members_problem, number, problem
 from schemas.shapes import INT64_MAX
+from schemas.spelling import canonical
 from schemas.tables import MAX_DIMS, AttributeRow, CalledOperation, Dialect, find_operation, near_miss
 
-__all__ = ["Attributes", "Given", "attributes_model", "read_attributes", "same_value"]
+__all__ = ["Attributes", "Given", "attributes_model", "read_attributes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,10 @@ class Attributes(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _read(cls, data: Any, handler: ModelWrapValidatorHandler[Attributes]) -> Attributes:
-        values, _, problems = _canonical(cls.called, data)
+        unusable = members_problem(data, ["attributes"])
+        if unusable is not None:
+            raise ValidationError.from_exception_data(cls.__name__, [_line(unusable)], hide_input=True)
+        values, _, problems = canonical(cls.called, data)
         if not problems:
             return handler(values)
         lines: list[InitErrorDetails] = [_line(found) for found in problems]
@@ -117,10 +121,10 @@ def read_attributes(called: CalledOperation, given: object) -> tuple[Given, list
     A value that breaks a rule comes back as None with its name in `bad`, so that the rest can still be
     checked.
     """
-    if not isinstance(given, Mapping):
-        everything = Given(bad=frozenset(called.operation.attribute), spelled={})
-        return everything, [problem(["attributes"], "attributes must be an object", "object_type")]
-    values, spelled, problems = _canonical(called, given)
+    unusable = members_problem(given, ["attributes"])
+    if unusable is not None:
+        return Given(bad=frozenset(called.operation.attribute)), [unusable]
+    values, spelled, problems = canonical(called, given)
     bad = {
         called.operation.attribute_spellings[found["loc"][1]]
         for found in problems
@@ -144,95 +148,6 @@ def read_attributes(called: CalledOperation, given: object) -> tuple[Given, list
 def _is_known(called: CalledOperation, found: Problem) -> bool:
     loc = found["loc"]
     return len(loc) > 1 and loc[1] in called.operation.attribute_spellings
-
-
-def _canonical(
-    called: CalledOperation, given: object
-) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
-    """Return the values by canonical name, the spelling used for each, and what is wrong with the names.
-
-    Only names, wrappers and "not given" are settled here; the values are the model's to judge.
-    """
-    values: dict[str, Any] = {}
-    spelled: dict[str, str] = {}
-    problems: list[Problem] = []
-    if not isinstance(given, Mapping):
-        return values, spelled, [problem(["attributes"], "attributes must be an object", "object_type")]
-    spellings = called.operation.attribute_spellings
-    for key, raw in given.items():
-        name = spellings.get(key) if isinstance(key, str) else None
-        if name is None:
-            problems.append(_unknown(called, key))
-            continue
-        value = raw
-        if isinstance(raw, Mapping):
-            value, wrong = _unwrapped(called.operation.attribute[name], key, raw)
-            if wrong is not None:
-                problems.append(wrong)
-        value = _settled(name, value)
-        if value is None:
-            continue
-        if name in values and not same_value(values[name], value):
-            msg = f"{key} is another spelling of {spelled[name]}, and the two have different values"
-            problems.append(problem(["attributes", key], msg, "conflict"))
-            continue
-        values[name] = value
-        spelled[name] = key
-    problems.extend(_missing_pads(values))
-    return values, spelled, problems
-
-
-def _unknown(called: CalledOperation, key: object) -> Problem:
-    hint = near_miss(key, called.operation.attribute_spellings)
-    name = safe_key(key)
-    msg = f"{'this attribute' if name == '?' else name} is not an attribute of {called.called_as}"
-    return problem(["attributes", name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_attribute")
-
-
-def _unwrapped(row: AttributeRow, key: str, raw: Mapping[Any, Any]) -> tuple[Any, Problem | None]:
-    if set(raw) != {"type", "value"}:
-        msg = f'{key} must be a plain value, or {{"type": "{row.kind}", "value": ..}}'
-        return None, problem(["attributes", key], msg, "wrapped_value")
-    if raw["type"] != row.kind:
-        return None, problem(["attributes", key, "type"], f"the type of {key} is {row.kind}", "wrapped_type")
-    return raw["value"], None
-
-
-def _settled(name: str, value: Any) -> Any:
-    """Return None for the values that mean "not given", `auto_pad` in lower case, and all others as they
-    are."""
-    if name == "auto_pad" and isinstance(value, str):
-        folded = value.lower() if len(value) <= 16 else value
-        # ONNX writes NOTSET for explicit padding.
-        return "none" if folded == "notset" else folded
-    if name in ("weights_shape", "output_padding") and isinstance(value, list | tuple):
-        # oneDNN's own default is twelve zeros. A shorter list of zeros is a real output padding, but no
-        # weights' shape.
-        unset = len(value) in (0, MAX_DIMS) or (name == "weights_shape" and len(value) < MAX_DIMS)
-        return None if unset and all(type(item) is int and item == 0 for item in value) else value
-    return value
-
-
-def same_value(first: Any, second: Any) -> bool:
-    """Tell whether two spellings of one attribute say the same."""
-    # Nested lists are not compared: they are wrong anyway, and deep ones would exhaust the stack.
-    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
-        return len(first) == len(second) <= MAX_DIMS and all(
-            type(a) is type(b) is int and a == b for a, b in zip(first, second, strict=True)
-        )
-    return isinstance(first, str | int) and type(first) is type(second) and bool(first == second)
-
-
-def _missing_pads(values: Mapping[str, Any]) -> list[Problem]:
-    if values.get("auto_pad", "none") != "none":
-        return []
-    return [
-        problem(
-            ["attributes", name], f"{name} is required while auto_pad is none; [] means no padding", "missing"
-        )
-        for name in ("pads_begin", "pads_end")
-        if name not in values
-    ]
 
 
 def _line(found: Problem) -> InitErrorDetails:

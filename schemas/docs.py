@@ -174,9 +174,9 @@ def _tensors(rows: Sequence[TensorRow]) -> Iterator[tuple[str, ...]]:
 def _layouts(called: CalledOperation) -> Iterator[str]:
     layouts = weights_layouts(called)
     if called.operation.transposed:
-        yield "I channels of `src`, O channels of `dst`, g groups, X the spatial axes. With more than one group"
-        yield "both readings of the pages are accepted: the weights' own shape says which axis is divided, and"
-        yield "the reply's `groups_axis` names it."
+        yield "I channels of `src`, O channels of `dst`, g groups, X the spatial axes. With more than one"
+        yield "group both readings of the pages are accepted: the weights' own shape says which axis is"
+        yield "divided, and the reply's `groups_axis` names it."
     else:
         yield "I channels of `src`, O channels of `dst`, g groups, X the spatial axes."
     yield ""

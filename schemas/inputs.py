@@ -3,12 +3,12 @@ keep alone."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from schemas.attributes import same_value
-from schemas.problems import Problem, number, problem, safe_key
+from schemas.problems import Problem, members_problem, number, problem, safe_key
 from schemas.shapes import INT32_MAX
+from schemas.spelling import same_value
 from schemas.tables import DTYPE_NAMES, MAX_DIMS, CalledOperation, near_miss
 from schemas.tensors import TensorMeta, read_meta
 
@@ -40,9 +40,10 @@ def read_inputs(called: CalledOperation, given: object) -> tuple[Inputs, list[Pr
     """Return the inputs of a call, and every rule that each breaks by itself or against the others' dtype."""
     found = Inputs()
     problems: list[Problem] = []
-    if not isinstance(given, Mapping):
+    unusable = members_problem(given, ["inputs"])
+    if unusable is not None:
         found.bad.update(row.name for row in called.operation.inputs)
-        return found, [problem(["inputs"], "inputs must be an object", "object_type")]
+        return found, [unusable]
     values = _by_name(called, given, found, problems)
     for row in called.operation.inputs:
         if row.name in values:
@@ -63,7 +64,7 @@ def read_inputs(called: CalledOperation, given: object) -> tuple[Inputs, list[Pr
 
 
 def _by_name(
-    called: CalledOperation, given: Mapping[object, object], found: Inputs, problems: list[Problem]
+    called: CalledOperation, given: Any, found: Inputs, problems: list[Problem]
 ) -> dict[str, object]:
     values: dict[str, object] = {}
     spellings = called.operation.input_spellings

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from convgrad._errors import InvalidParams
 from schemas.shapes import INT64_MAX
 
-__all__ = ["MAX_PROBLEMS", "Problem", "dims", "invalid_params", "number", "problem", "safe_key"]
+__all__ = [
+    "MAX_PROBLEMS",
+    "Problem",
+    "dims",
+    "invalid_params",
+    "members_problem",
+    "number",
+    "problem",
+    "safe_key",
+]
 
 Problem = dict[str, Any]
 
-# A call with a million unknown names gets an answer of readable size.
+# A call with a million unknown names gets an answer of readable size, and soon.
 MAX_PROBLEMS = 32
+MAX_MEMBERS = 64
 
 
 def problem(loc: Iterable[str | int], msg: str, kind: str) -> Problem:
     """Return one broken rule; `loc` leads to the value and `kind` is a stable slug for programs."""
     return {"loc": list(loc), "msg": msg, "type": kind}
+
+
+def members_problem(given: object, loc: list[str | int]) -> Problem | None:
+    """Return what is wrong with a part of a call that has to be an object of reasonable size, or None."""
+    name = loc[-1]
+    if not isinstance(given, Mapping):
+        return problem(loc, f"{name} must be an object", "object_type")
+    if len(given) > MAX_MEMBERS:
+        return problem(
+            loc, f"{name} must have at most {MAX_MEMBERS} members, but has {len(given)}", "too_long"
+        )
+    return None
 
 
 def number(value: int) -> str:

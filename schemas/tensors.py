@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from convgrad._dtypes import DTYPES
-from schemas.problems import Problem, number, problem, safe_key
+from schemas.problems import Problem, members_problem, number, problem, safe_key
 from schemas.shapes import INT64_MAX, elements
 from schemas.tables import MAX_DIMS, near_miss
 
@@ -170,6 +170,10 @@ def read_tensor(value: object, loc: list[str | int], problems: list[Problem]) ->
                 loc, f"{_where(loc)} must be a tensor: an object with dtype, shape and data", "tensor_type"
             )
         )
+        return None
+    crowded = members_problem(value, loc)
+    if crowded is not None:
+        problems.append(crowded)
         return None
     before = len(problems)
     _unknown_members(value, loc, problems)

@@ -1,0 +1,97 @@
+"""Names and wrappers of a call's attributes: from any accepted spelling to one name and one plain value each.
+
+Only names, wrappers and "not given" are settled here; the values are the models' to judge
+(`schemas.attributes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from schemas.problems import Problem, problem, safe_key
+from schemas.tables import MAX_DIMS, AttributeRow, CalledOperation, near_miss
+
+__all__ = ["canonical", "same_value"]
+
+
+def canonical(called: CalledOperation, given: Any) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
+    """Return the values by canonical name, the spelling used for each, and what is wrong with the names."""
+    values: dict[str, Any] = {}
+    spelled: dict[str, str] = {}
+    problems: list[Problem] = []
+    spellings = called.operation.attribute_spellings
+    for key, raw in given.items():
+        name = spellings.get(key) if isinstance(key, str) else None
+        if name is None:
+            problems.append(_unknown(called, key))
+            continue
+        value = raw
+        if isinstance(raw, Mapping):
+            value, wrong = _unwrapped(called.operation.attribute[name], key, raw)
+            if wrong is not None:
+                problems.append(wrong)
+        value = _settled(name, value)
+        if value is None:
+            continue
+        if name in values and not same_value(values[name], value):
+            msg = f"{key} is another spelling of {spelled[name]}, and the two have different values"
+            problems.append(problem(["attributes", key], msg, "conflict"))
+            continue
+        values[name] = value
+        spelled[name] = key
+    problems.extend(_missing_pads(values))
+    return values, spelled, problems
+
+
+def _unknown(called: CalledOperation, key: object) -> Problem:
+    hint = near_miss(key, called.operation.attribute_spellings)
+    name = safe_key(key)
+    msg = f"{'this attribute' if name == '?' else name} is not an attribute of {called.called_as}"
+    return problem(["attributes", name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_attribute")
+
+
+def _unwrapped(row: AttributeRow, key: str, raw: Mapping[Any, Any]) -> tuple[Any, Problem | None]:
+    if set(raw) != {"type", "value"}:
+        msg = f'{key} must be a plain value, or {{"type": "{row.kind}", "value": ..}}'
+        return None, problem(["attributes", key], msg, "wrapped_value")
+    if raw["type"] != row.kind:
+        return None, problem(["attributes", key, "type"], f"the type of {key} is {row.kind}", "wrapped_type")
+    return raw["value"], None
+
+
+def _settled(name: str, value: Any) -> Any:
+    """Return None for the values that mean "not given", `auto_pad` in lower case, and all others as they
+    are."""
+    if name == "auto_pad" and isinstance(value, str):
+        folded = value.lower() if len(value) <= 16 else value
+        # ONNX writes NOTSET for explicit padding.
+        return "none" if folded == "notset" else folded
+    if name in ("weights_shape", "output_padding") and isinstance(value, list | tuple):
+        # oneDNN's own default is twelve zeros. A shorter list of zeros is a real output padding, but no
+        # weights' shape.
+        unset = len(value) in (0, MAX_DIMS) or (name == "weights_shape" and len(value) < MAX_DIMS)
+        return None if unset and all(type(item) is int and item == 0 for item in value) else value
+    return value
+
+
+def same_value(first: Any, second: Any) -> bool:
+    """Tell whether two spellings of one attribute say the same."""
+    # Nested lists are not compared: they are wrong anyway, and deep ones would exhaust the stack.
+    if isinstance(first, list | tuple) and isinstance(second, list | tuple):
+        return len(first) == len(second) <= MAX_DIMS and all(
+            type(a) is type(b) is int and a == b for a, b in zip(first, second, strict=True)
+        )
+    return isinstance(first, str | int) and type(first) is type(second) and bool(first == second)
+
+
+def _missing_pads(values: Mapping[str, Any]) -> list[Problem]:
+    if values.get("auto_pad", "none") != "none":
+        return []
+    return [
+        problem(
+            ["attributes", name], f"{name} is required while auto_pad is none; [] means no padding", "missing"
+        )
+        for name in ("pads_begin", "pads_end")
+        if name not in values
+    ]
