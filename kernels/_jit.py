@@ -1,12 +1,14 @@
-"""Compiler flags in one place.
+"""Compiler flags in one place, and the list of everything that warming up must compile.
 
-No `parallel`: parallelism is units over processes. No fast-math: sums are formed in the order that is
-written, and Inf and NaN carry meaning. `error_model="numpy"` leaves out the checks for division by zero.
+No `parallel`: parallelism is units over processes. No fast-math: sums are formed in the order that is written, and
+Inf and NaN carry meaning. `error_model="numpy"` leaves out the checks for division by zero.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,36 +18,45 @@ from numba.core import config
 
 from kernels.cpu import cpu
 
-__all__ = ["COMPILED", "jit"]
+__all__ = ["LAZY", "jit"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-COMPILED: list[Any] = []
-"""Every compiled function of the package, in the order of definition (read by `warmup`)."""
+LAZY: list[Callable[[], object]] = []
+"""One call for each compiled function of the package: compiles it, or loads it from the cache."""
 
 
-def _own_cache_folder() -> str:
-    """Give the folder for code compiled from these very sources for this code path.
+def _cache_folder() -> str:
+    """Give the folder of the compile cache for exactly these sources and this code path.
 
-    Numba knows a cached function by its own file and the processor alone. It would answer a change in a
-    module that the function calls, or another vector width of the same processor, with the old code.
+    Numba looks only at the file that a function stands in, not at the intrinsics that it calls, so the folder's name
+    carries a digest of the whole package. It lies under `NUMBA_CACHE_DIR`, the user's cache folder, or the temporary
+    one, whichever can be written.
     """
-    here = Path(__file__).parent
-    digest = hashlib.sha256()
-    for source in sorted(here.glob("*.py")):
+    digest = hashlib.sha256(cpu().tag.encode())
+    for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    return str(Path(config.CACHE_DIR or here / "__pycache__", f"{cpu().tag}-{digest.hexdigest()[:16]}"))
+    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    for base in (os.environ.get("NUMBA_CACHE_DIR"), str(Path(home) / "convgrad"), tempfile.gettempdir() + "/convgrad"):
+        folder = Path(base or home) / digest.hexdigest()[:16]
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return str(folder)
+    return ""
 
 
-config.CACHE_DIR = _own_cache_folder()
+config.CACHE_DIR = _cache_folder()
 
 
 def jit(signature: str) -> Callable[[F], F]:
-    """Compile for exactly one signature, cached on disk, without the GIL: a call never waits for the compiler."""
+    """Compile for exactly one signature, cached on disk, without the GIL: nothing is ever compiled in a call."""
 
     def wrap(function: F) -> F:
         dispatcher = numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
-        COMPILED.append((dispatcher, signature))
+        LAZY.append(lambda: dispatcher.compile(signature))
         return dispatcher  # type: ignore[no-any-return]
 
     return wrap

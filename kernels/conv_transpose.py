@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels._jit import jit
-from kernels.bwd_weights import arena
+from kernels.arena import arena
 from kernels.cpu import cpu
 from kernels.packing import F16, F32, KINDS, pack_panel
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims
-from kernels.simd import load_value, round_bits
-from kernels.tiles import run_tile
+from kernels.simd import call_tile, load_value, round_bits
+from kernels.tiles import tile_table
 
 __all__ = ["CONV_TRANSPOSE"]
 
@@ -106,11 +106,11 @@ def _bias_value(kind: int, address: int) -> float:
 
 
 @jit(
-    "void(int64, int64, int64, int64, int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64,"
+    "void(int64[:, ::1], int64, int64, int64, int64, int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64,"
     " int64[::1], int64, int64, int64[::1], int64, float32[::1], uint16[::1])"
 )
 def _lines(
-    kind: int, n: int, first: int, last: int, planes: Any, lines: Any, tiles: Any, steps: Any, kernel: Any,
+    table: Any, kind: int, n: int, first: int, last: int, planes: Any, lines: Any, tiles: Any, steps: Any, kernel: Any,
     src: int, src_steps: Any, weights: int, channels: int, lane: Any, bias: int, out32: Any, out16: Any,
 ) -> None:  # fmt: skip
     """Compute dst lines ``first..last`` (over all planes) of image `n` for the lane blocks of one group.
@@ -143,13 +143,15 @@ def _lines(
                 if lines[h, 1] > 0 and tiles[t, 3] > 0:
                     for k in range(planes[d, 1]):
                         tap = ((planes[d, 0] + k * steps[0]) * kernel[0] + lines[h, 0]) * kernel[1] + tiles[t, 2]
-                        run_tile(
-                            vectors, rows,
-                            panel + tap * tap_bytes, steps[2] * kernel[1] * tap_bytes, steps[4] * tap_bytes, line_bytes,
-                            src + n * src_steps[0] + (planes[d, 2] - k * steps[1]) * src_steps[1]
-                            + lines[h, 2] * src_steps[2] + tiles[t, 4] * src_steps[3],
-                            -steps[3] * src_steps[2], -steps[5] * src_steps[3], src_steps[4],
-                            lines[h, 1], tiles[t, 3], channels, offsets.ctypes.data, sums,
+                        place = n * src_steps[0] + (planes[d, 2] - k * steps[1]) * src_steps[1]
+                        place += lines[h, 2] * src_steps[2] + tiles[t, 4] * src_steps[3]
+                        call_tile(
+                            table[vectors, rows],
+                            (
+                                panel + tap * tap_bytes, steps[2] * kernel[1] * tap_bytes, steps[4] * tap_bytes, line_bytes,
+                                src + place, -steps[3] * src_steps[2], -steps[5] * src_steps[3], src_steps[4],
+                                lines[h, 1], tiles[t, 3], channels, offsets.ctypes.data, sums,
+                            ),
                         )  # fmt: skip
                 flat = acc.ravel()
                 for m in range(rows):
@@ -276,7 +278,7 @@ class ConvTranspose:
             if stop():
                 return False
             _lines(
-                KINDS[problem.dtype], n, line, min(total, line + step), layout.planes, layout.lines, layout.tiles,
+                tile_table(), KINDS[problem.dtype], n, line, min(total, line + step), layout.planes, layout.lines, layout.tiles,
                 layout.steps, np.array(dims.kernel[1:], np.int64), src, np.array(steps, np.int64), panels,
                 dims.narrow_channels, np.array(lane, np.int64), bias, out32, out16,
             )  # fmt: skip

@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.cpu import cpu
+from kernels.driver import LINES, NATIVE, PLANES
 from kernels.geometry import Axis, Geometry, Tensor, geometry
 from kernels.problem import ConvProblem
 
-__all__ = ["Schedule", "schedule"]
+__all__ = ["Operand", "Schedule", "schedule"]
 
 Ints = npt.NDArray[np.int64]
 Four = tuple[int, int, int, int]
@@ -42,33 +43,52 @@ CHUNKS = 8
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """Everything that the compiled driver reads, as integer tables (rows are explained in `bwd_weights`)."""
+class Operand:
+    """One of the two tensors as the driver reads it.
 
-    vector: Tensor
-    scalar: Tensor
+    `steps` are for one of its own positions along (n, d, h, w), `moves` for one narrow position: in panel lines for
+    the vector tensor, in bytes for the scalar one. `points` is the number of positions of a slab's window, `plane`
+    the bytes of one scalar line panel or channel plane, `scratch` the f32 values of all of them.
+    """
+
+    tensor: Tensor
+    is_wide: bool
+    lane: int
+    group: int
+    steps: Ints
+    moves: Ints
+    points: int
+    plane: int = 0
+    scratch: int = 0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything that the compiled driver reads, as integer tables (columns: see `kernels.driver`)."""
+
+    vector: Operand
+    scalar: Operand
     vector_is_wide: bool
+    lanes_are_groups: bool
+    groups: int  # convolution groups, or groups of lanes of them
     axes: tuple[Axis, Axis, Axis, Axis]
     rows: int
-    blocks: Ints  # lane blocks: first channel, valid channels, vectors, first lane in the accumulators
+    blocks: Ints
     lanes: int
     ranges: Ints
     tiles: Ints
-    scalar_pack: int  # NATIVE, LINES or PLANES
-    scalar_lines: Ints  # channels of each line of a LINES panel: first, count
-    scalar_steps: Four  # bytes for one wide or narrow position of the scalar tensor as the tiles read it
-    vector_steps: Four  # panel lines for one position of the vector tensor
+    scalar_pack: int
+    scalar_lines: Ints
     slabs: tuple[tuple[int, ...], ...]
-    slab_shape: Four
-    block_shape: Four
+    block: Ints
     chunks: int
 
-    def axis_window(self, side_is_wide: bool, axis: int, low: int, high: int) -> tuple[int, int]:
-        """Give the positions of one tensor that narrow positions ``low..high`` need."""
-        return self.axes[axis].window(low, high) if side_is_wide else (low, high)
-
-
-NATIVE, LINES, PLANES = 0, 1, 2
+    def box(self, operand: Operand, slab: tuple[int, ...]) -> Ints:
+        """Give the part of a tensor that a slab of narrow positions needs: first (n, d, h, w), then sizes."""
+        spans = [(slab[2 * a], slab[2 * a + 1]) for a in range(4)]
+        if operand.is_wide:
+            spans = [axis.window(*span) for axis, span in zip(self.axes, spans, strict=True)]
+        return np.array([*(low for low, _ in spans), *(high - low for low, high in spans)], np.int64)
 
 
 def _tile_cost(rows: int, vectors: int) -> float:
@@ -104,11 +124,21 @@ def _cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: 
     return total
 
 
-def _scalar_pack(problem: ConvProblem, tensor: Tensor) -> int:
+def _lane_cost(problem: ConvProblem, wide: Tensor, narrow: Tensor, kernel_width: int) -> float:
+    """Estimate cycles for one pixel of one group where lanes are groups: a load for every multiply-add."""
+    filled = problem.groups / (ceil(problem.groups / cpu().width) * cpu().width)
+    return 0.6 * kernel_width * wide.channels * narrow.channels / cpu().width / filled
+
+
+def _scalar_pack(problem: ConvProblem, tensor: Tensor, lanes_are_groups: bool) -> int:
+    f32 = problem.dtype == "f32"
+    if lanes_are_groups:
+        direct = tensor.channel == 1 and tensor.channels == 1 and problem.groups % cpu().width == 0
+        return NATIVE if f32 and direct else LINES
     if tensor.channel == 1:
         few = tensor.channels * problem.groups <= 16 or tensor.channels < 4
-        return NATIVE if problem.dtype == "f32" and few else LINES
-    return NATIVE if problem.dtype == "f32" else PLANES
+        return NATIVE if f32 and few else LINES
+    return NATIVE if f32 else PLANES
 
 
 def _halve(shape: list[int], position: int) -> None:
@@ -181,7 +211,7 @@ class _Rows:
 
 def _tables(
     geo: Geometry, vector_is_wide: bool, channels: int, limit: int, channel_offset: list[int],
-    wide_steps: Four, cuts: list[int], merge: bool,
+    wide_steps: Ints, cuts: list[int], merge: bool,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """List for every tap (or run of taps) its pixel ranges and its register tiles.
 
@@ -191,7 +221,7 @@ def _tables(
     table = _Rows(channels, limit, [], [], [])
     lines: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for index, (_, d, h, w) in geo.taps:
-        shift = sum(axes[a].shifts[p] * wide_steps[a] for a, p in ((1, d), (2, h), (3, w)))
+        shift = sum(axes[a].shifts[p] * int(wide_steps[a]) for a, p in ((1, d), (2, h), (3, w)))
         lines.setdefault((d, h), []).append((index, w, shift))
     for (d, h), taps in lines.items():
         spans = [axes[1].ranges[d], axes[2].ranges[h]]
@@ -250,60 +280,64 @@ def schedule(problem: ConvProblem) -> Schedule:
     geo = geometry(problem)
     wide, narrow = geo.wide, geo.narrow
     width = len(geo.axes[3].shifts)
-    merge = wide.channels < 4 and width > 1
-    vector_is_wide = _cost(wide.channels, narrow.channels, width, False) < _cost(
-        narrow.channels, wide.channels, width, True
-    )
+    costs = {
+        "narrow": _cost(narrow.channels, wide.channels, width, True),
+        "wide": _cost(wide.channels, narrow.channels, width, False),
+        "groups": _lane_cost(problem, wide, narrow, width),
+    }
+    lanes_are = min(costs, key=lambda name: costs[name])
+    by_group = lanes_are == "groups"
+    vector_is_wide = lanes_are == "wide"
     vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
-    merge = merge and not vector_is_wide
-    pack = _scalar_pack(problem, scalar)
-    blocks = _lane_blocks(vector.channels)
+    merge = width > 1 and not vector_is_wide and (by_group or wide.channels < 4)
+    pack = _scalar_pack(problem, scalar, by_group)
+    blocks = _group_blocks(vector.channels) if by_group else _lane_blocks(vector.channels)
     limit = min(cpu().rows[vectors] for _, _, vectors in blocks)
-    cuts = _split_rows(scalar.channels, limit)
-    packed = 4 * vector.channels + (4 * scalar.channels if pack != NATIVE else 0)
+    cuts = [1] * scalar.channels if by_group else _split_rows(scalar.channels, limit)
+    lane_factor = cpu().width if by_group else 1
+    packed = 4 * lane_factor * (vector.channels + (scalar.channels if pack != NATIVE else 0))
     shape = _slab_shape(problem, geo.axes, packed)
     slabs = tuple(_slabs(geo.axes, shape))
-    steps, channel_offset = _scalar_layout(problem, geo, scalar, pack, cuts, shape, vector_is_wide)
-    vector_steps = _panel_steps(geo.axes, shape, vector_is_wide)
-    wide_steps = vector_steps if vector_is_wide else steps
-    ranges, tiles = _tables(
-        geo, vector_is_wide, scalar.channels, limit, channel_offset, wide_steps, cuts, merge
-    )
-    lane = 0
-    table = []
-    for first, valid, vectors in blocks:
-        table.append((first, valid, vectors, lane))
-        lane += vectors * cpu().width
+    scalars, channel_offset, lines = _scalar_operand(geo, scalar, pack, cuts, shape, not vector_is_wide, by_group)
+    vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group)
+    wide_steps = vectors_.steps if vector_is_wide else scalars.steps
+    tile_cuts = _split_rows(scalar.channels, limit) if by_group else cuts
+    ranges, tiles = _tables(geo, vector_is_wide, scalar.channels, limit, channel_offset, wide_steps, tile_cuts, merge)
+    lane_starts = [sum(v for _, _, v in blocks[:i]) * cpu().width for i in range(len(blocks))]
     chunks = 1
     while chunks < CHUNKS and 2 * chunks <= len(slabs):
         chunks *= 2
     return Schedule(
-        vector=vector,
-        scalar=scalar,
+        vector=vectors_,
+        scalar=scalars,
         vector_is_wide=vector_is_wide,
+        lanes_are_groups=by_group,
+        groups=ceil(problem.groups / cpu().width) if by_group else problem.groups,
         axes=geo.axes,
         rows=len(geo.taps) * scalar.channels,
-        blocks=np.array(table, np.int64),
-        lanes=lane,
+        blocks=np.array([(*block, start) for block, start in zip(blocks, lane_starts, strict=True)], np.int64),
+        lanes=sum(v for _, _, v in blocks) * cpu().width,
         ranges=ranges,
         tiles=tiles,
         scalar_pack=pack,
-        scalar_lines=np.array([(sum(cuts[:i]), size) for i, size in enumerate(cuts)], np.int64),
-        scalar_steps=steps,
-        vector_steps=vector_steps,
+        scalar_lines=lines,
         slabs=slabs,
-        slab_shape=shape,
-        block_shape=_block_shape(shape, BLOCK_POSITIONS),
+        block=np.array(_block_shape(shape, BLOCK_POSITIONS), np.int64),
         chunks=chunks,
     )
 
 
-def window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
+def _group_blocks(channels: int) -> list[tuple[int, int, int]]:
+    """Give one lane block for each channel of a group, where lanes are groups."""
+    return [(channel, cpu().width, 1) for channel in range(channels)]
+
+
+def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
     """Give the largest box of one tensor that a slab of `shape` needs."""
     if not is_wide:
         return shape
     spans = [
-        min(axis.wide, (size - 1) * axis.stride + max(axis.shifts) - min(axis.shifts) + 1)
+        max(0, min(axis.wide, (size - 1) * axis.stride + max(axis.shifts) - min(axis.shifts) + 1))
         for axis, size in zip(axes, shape, strict=True)
     ]
     return spans[0], spans[1], spans[2], spans[3]
@@ -311,27 +345,41 @@ def window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
 
 def _panel_steps(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
     """Give the steps of (n, d, h, w), in lines, of a panel that holds one slab's window."""
-    _, d, h, w = window_shape(axes, shape, is_wide)
+    _, d, h, w = _window_shape(axes, shape, is_wide)
     return d * h * w, h * w, w, 1
 
 
-def _scalar_layout(
-    problem: ConvProblem,
-    geo: Geometry,
-    scalar: Tensor,
-    pack: int,
-    cuts: list[int],
-    shape: Four,
-    vector_is_wide: bool,
-) -> tuple[Four, list[int]]:
-    """Give the byte steps of the scalar tensor and the byte offset of each of its channels."""
+def _operand(
+    geo: Geometry, tensor: Tensor, steps: Four, shape: Four, is_wide: bool, by_group: bool, plane: int = 0, scratch: int = 0
+) -> Operand:  # fmt: skip
+    moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
+    lane, group = (tensor.group, tensor.group * cpu().width) if by_group else (tensor.channel, tensor.group)
+    return Operand(
+        tensor, is_wide, lane, group, np.array(steps, np.int64), np.array(moves, np.int64),
+        prod(_window_shape(geo.axes, shape, is_wide)), plane, scratch,
+    )  # fmt: skip
+
+
+def _scalar_operand(
+    geo: Geometry, scalar: Tensor, pack: int, cuts: list[int], shape: Four, is_wide: bool, by_group: bool
+) -> tuple[Operand, list[int], Ints]:
+    """Give the scalar tensor's operand, the byte offset of each of its channels, and its panel lines."""
+    channels = scalar.channels
+    points = prod(_window_shape(geo.axes, shape, is_wide))
+    lines = np.array([(sum(cuts[:i]), size) for i, size in enumerate(cuts)], np.int64)
     if pack == NATIVE:
         n, d, h, w = scalar.steps
-        return (4 * n, 4 * d, 4 * h, 4 * w), [4 * scalar.channel * c for c in range(scalar.channels)]
-    steps = _panel_steps(geo.axes, shape, not vector_is_wide)
-    lines = prod(window_shape(geo.axes, shape, not vector_is_wide))
+        operand = _operand(geo, scalar, (4 * n, 4 * d, 4 * h, 4 * w), shape, is_wide, by_group)
+        return operand, [4 * scalar.channel * c for c in range(channels)], lines
     if pack == PLANES:
-        return (4 * steps[0], 4 * steps[1], 4 * steps[2], 4), [4 * lines * c for c in range(scalar.channels)]
-    line = max(cuts)
-    offsets = [4 * (tile * lines * line + m) for tile, size in enumerate(cuts) for m in range(size)]
-    return (4 * line * steps[0], 4 * line * steps[1], 4 * line * steps[2], 4 * line), offsets
+        line, plane, count = 1, 4 * points, channels
+        offsets = [plane * c for c in range(channels)]
+    else:
+        line = cpu().width if by_group else max(cuts)
+        plane, count = 4 * points * line, len(cuts)
+        offsets = [plane * tile + 4 * m for tile, size in enumerate(cuts) for m in range(size)]
+    if by_group:
+        lines[:, 1] = cpu().width
+    n, d, h, w = _panel_steps(geo.axes, shape, is_wide)
+    steps = (4 * line * n, 4 * line * d, 4 * line * h, 4 * line * w)
+    return _operand(geo, scalar, steps, shape, is_wide, by_group, plane, plane * count // 4), offsets, lines

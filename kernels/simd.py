@@ -22,7 +22,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["copy_panel", "fma_tile", "load_value", "round_bits", "store_value", "transpose_panel"]
+__all__ = ["call_tile", "copy_panel", "fma_tile", "load_value", "round_bits", "store_value", "transpose_panel"]
 
 _I64 = ir.IntType(64)
 _F32 = ir.FloatType()
@@ -66,12 +66,13 @@ def _splat(builder: Any, value: Any, width: int) -> Any:
     return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), mask)
 
 
-def fma_tile(rows: int, vectors: int, width: int) -> Any:
+def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any:
     """Make the register tile of `rows` x (`vectors` x `width`) f32 accumulators as a Numba intrinsic.
 
     The intrinsic takes 64-bit integers only: addresses of the vector panel and the scalar base, the byte steps of
     both for (outer, row, col), the three counts (each at least 1), the address of `rows` int64 byte offsets, and
-    the address of the f32 accumulators, `rows` lines of ``vectors * width``. It starts from zero in registers and
+    the address of the f32 accumulators, `rows` lines of ``vectors * width``. A `lanewise` tile reads a vector in place
+    of each scalar, so that every lane has a problem of its own (depthwise: lanes are groups). It starts from zero in registers and
     adds to memory at the end: a block's sum is formed on its own, which also halves the digits lost.
     """
 
@@ -106,7 +107,8 @@ def fma_tile(rows: int, vectors: int, width: int) -> Any:
             vp, sp, *sums = carried
             loaded = [_load(builder, builder.add(vp, _I64(4 * width * j)), lane) for j in range(vectors)]
             for m in range(rows):
-                scalar = _splat(builder, _load(builder, builder.add(sp, row_offsets[m]), _F32), width)
+                place = builder.add(sp, row_offsets[m])
+                scalar = _load(builder, place, lane) if lanewise else _splat(builder, _load(builder, place, _F32), width)
                 for j in range(vectors):
                     sums[m * vectors + j] = builder.call(fma, [scalar, loaded[j], sums[m * vectors + j]])
             return [builder.add(vp, v_c), builder.add(sp, s_c), *sums]
@@ -287,3 +289,16 @@ def store_value(typingctx: Any, address: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), codegen
+
+
+@intrinsic
+def call_tile(typingctx: Any, address: Any, arguments: Any) -> Any:
+    """Call the compiled tile at an address with a tuple of the 13 integers that `fma_tile` describes."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_I64] * 13)
+        function = builder.inttoptr(values[0], kind.as_pointer())
+        builder.call(function, [builder.extract_value(values[1], i) for i in range(13)])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.UniTuple(types.int64, 13)), codegen

@@ -1,70 +1,58 @@
-"""The register tiles of this processor, compiled once each, and the switch among them."""
+"""The register tiles of this processor, compiled once each and called by address.
+
+A Numba function that calls another one is linked and optimised together with it. The tiles are C callbacks behind
+addresses instead, so that two dozen of them are compiled once, whatever calls them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
-from kernels._jit import jit
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from kernels._jit import LAZY
 from kernels.cpu import cpu
 from kernels.simd import fma_tile
 
-__all__ = ["run_tile"]
+__all__ = ["LANEWISE", "tile_table"]
 
-_ARGUMENTS = "void(" + ", ".join(["int64"] * 13) + ")"
+LANEWISE = 0
+"""Row of the table with the lanewise tiles; rows 1 and 2 are the tiles of one and two vectors."""
+
+_SIGNATURE = "void(" + ", ".join(["int64"] * 13) + ")"
 
 
-def _tile(rows: int, vectors: int) -> Any:
-    emit = fma_tile(rows, vectors, cpu().width)
+@cache
+def _tile(rows: int, vectors: int, lanewise: bool) -> Any:
+    emit = fma_tile(rows, vectors, cpu().width, lanewise)
 
     def tile(v: int, v_o: int, v_r: int, v_c: int, s: int, s_o: int, s_r: int, s_c: int,
              n_o: int, n_r: int, n_c: int, offsets: int, acc: int) -> None:  # fmt: skip
         emit(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
 
-    tile.__name__ = tile.__qualname__ = f"_tile_{rows}x{vectors}"
-    return jit(_ARGUMENTS)(tile)
+    tile.__name__ = tile.__qualname__ = f"_tile_{rows}x{vectors}{'_lanes' * lanewise}"
+    return numba.cfunc(_SIGNATURE, nopython=True, cache=True)(tile)
 
 
-_t11, _t21, _t31, _t41, _t51, _t61, _t71, _t81 = (_tile(rows, 1) for rows in range(1, 9))
-_t12, _t22, _t32, _t42, _t52, _t62, _t72, _t82 = (_tile(min(rows, cpu().rows[2]), 2) for rows in range(1, 9))
+def _entries() -> list[tuple[int, int]]:
+    return [(kind, rows) for kind in (LANEWISE, 1, 2) for rows in range(1, cpu().rows[max(1, kind)] + 1)]
 
 
-@jit("void(" + ", ".join(["int64"] * 15) + ")")
-def run_tile(
-    vectors: int, rows: int, v: int, v_o: int, v_r: int, v_c: int, s: int, s_o: int, s_r: int, s_c: int,
-    n_o: int, n_r: int, n_c: int, offsets: int, acc: int,
-) -> None:  # fmt: skip
-    """Run the register tile of `rows` x `vectors`; the arguments are those of `kernels.simd.fma_tile`."""
-    if vectors == 2:
-        if rows == 6:
-            _t62(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 5:
-            _t52(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 8:
-            _t82(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 4:
-            _t42(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 3:
-            _t32(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 7:
-            _t72(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 2:
-            _t22(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        else:
-            _t12(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-    else:
-        if rows == 8:
-            _t81(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 6:
-            _t61(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 7:
-            _t71(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 5:
-            _t51(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 4:
-            _t41(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 3:
-            _t31(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        elif rows == 2:
-            _t21(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-        else:
-            _t11(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
+@cache
+def tile_table() -> npt.NDArray[np.int64]:
+    """Give the addresses of the tiles as [LANEWISE, one vector, two vectors][rows], compiling what is missing."""
+    table = np.zeros((3, 9), np.int64)
+    for kind, rows in _entries():
+        table[kind, rows] = _tile(rows, max(1, kind), kind == LANEWISE).address
+    return table
+
+
+def _compile(kind: int, rows: int) -> Callable[[], object]:
+    return lambda: _tile(rows, max(1, kind), kind == LANEWISE)
+
+
+LAZY.extend(_compile(kind, rows) for kind, rows in _entries())

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import kernels.registry  # noqa: F401 -- importing the kernels registers their compiled functions
-from kernels._jit import COMPILED
+from kernels._jit import LAZY
 
 __all__ = ["warmup"]
 
 
 def warmup() -> Iterator[tuple[int, int]]:
     """Make every compiled specialisation ready in this process and yield (done, total) as it goes."""
-    for done, (function, signature) in enumerate(COMPILED):
-        yield done, len(COMPILED)
-        function.compile(signature)
-    yield len(COMPILED), len(COMPILED)
+    for done, prepare in enumerate(LAZY):
+        yield done, len(LAZY)
+        prepare()
+    yield len(LAZY), len(LAZY)

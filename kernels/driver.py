@@ -1,0 +1,203 @@
+"""The compiled loops of a weight gradient: pack a slab of pixels, walk it in blocks, write the sums out.
+
+Everything is addresses, byte steps and integer tables that `kernels.schedule` and `kernels.bwd_weights` have laid
+out; nothing is checked here. Tables, by column:
+
+* operand: 0 address, 1 end of the tensor, 2 bytes between groups, 3-6 bytes for (n, d, h, w), 7 bytes between lanes
+  of a line, 8 bytes between channels. The address is that of position 0 of the first group.
+* box: first (n, d, h, w), then sizes.
+* blocks: 0 first channel, 1 valid lanes, 2 vectors, 3 first lane, 4 accumulator bytes, 5 panel bytes.
+* ranges: 0-5 low and high of (d, h, w), 6 shift of the vector panel in lines, 7-8 first and last register tile.
+* tiles: 0 accumulator row, 1 rows, 2-9 byte offsets of the rows' scalars.
+* lines: 0 first channel, 1 valid lanes of each line of the scalar panel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from kernels._jit import jit
+from kernels.cpu import cpu
+from kernels.packing import F16, F32, pack_panel, pack_planes
+from kernels.simd import call_tile, round_bits
+from kernels.tiles import LANEWISE
+
+__all__ = ["LINES", "NATIVE", "PLANES", "add", "add_slab", "store"]
+
+NATIVE, LINES, PLANES = 0, 1, 2
+"""How scalars are read: where they lie, from a panel of lines, or from channel planes converted to f32."""
+
+WIDTH = cpu().width
+
+_round_f16 = round_bits("f16")
+_round_bf16 = round_bits("bf16")
+
+_TABLE, _VECTOR = "int64[:, ::1]", "int64[::1]"
+
+
+@jit(f"void({_VECTOR}, {_VECTOR}, {_VECTOR}, {_TABLE}, {_VECTOR}, int64)")
+def _pack_vector(mode: Any, operand: Any, box: Any, blocks: Any, panel_lines: Any, panels: int) -> None:
+    """Pack one group's vector tensor, a panel for each lane block; `mode` is (kind, lanes that exist)."""
+    steps = np.empty(4, np.int64)
+    source = operand[0]
+    for axis in range(4):
+        source += box[axis] * operand[3 + axis]
+    for b in range(blocks.shape[0]):
+        lanes = blocks[b, 2] * WIDTH
+        for axis in range(4):
+            steps[axis] = 4 * lanes * panel_lines[axis]
+        pack_panel(
+            mode[0], lanes, min(blocks[b, 1], mode[1]), panels + blocks[b, 5], box[4:], steps,
+            source + blocks[b, 0] * operand[8], operand[3:8], operand[1],
+        )  # fmt: skip
+
+
+@jit(f"int64({_VECTOR}, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_VECTOR}, int64, int64)")
+def _pack_scalar(mode: Any, pack: int, operand: Any, box: Any, lines: Any, steps: Any, plane: int, scratch: int) -> int:
+    """Bring one group's scalar tensor to where the tiles read it and give the address of position 0."""
+    if pack == NATIVE:
+        return operand[0]  # type: ignore[no-any-return]
+    source, base = operand[0], scratch
+    for axis in range(4):
+        source += box[axis] * operand[3 + axis]
+        base -= box[axis] * steps[axis]
+    if pack == PLANES:
+        pack_planes(mode[0], lines[:, 1].sum(), scratch, plane, box[4:], steps, source, operand[3:8], operand[1])
+        return base
+    for t in range(lines.shape[0]):
+        pack_panel(
+            mode[0], steps[3] // 4, min(lines[t, 1], mode[1]), scratch + t * plane, box[4:], steps,
+            source + lines[t, 0] * operand[8], operand[3:8], operand[1],
+        )  # fmt: skip
+    return base
+
+
+@jit(
+    f"void({_TABLE}, int64, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_TABLE}, {_TABLE}, {_VECTOR}, {_VECTOR}, {_VECTOR},"
+    f" {_VECTOR}, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_VECTOR}, {_VECTOR}, int64, int64, int64, int64)"
+)
+def add_slab(
+    table: Any, kind: int, groups: int, lane_groups: int, slab: Any, block: Any, blocks: Any, ranges: Any, tiles: Any,
+    vector: Any, vector_box: Any, vector_lines: Any, vector_moves: Any, panels: int,
+    pack: int, scalar: Any, scalar_box: Any, lines: Any, scalar_steps: Any, scalar_moves: Any, plane: int, scratch: int,
+    acc: int, acc_bytes: int,
+) -> None:  # fmt: skip
+    """Add one slab of pixels to the accumulators of `groups` groups (or groups of lanes) and some lane blocks.
+
+    `table` holds the tiles' addresses. `vector_lines` are the panel's steps in lines and `vector_moves` the same for one narrow position;
+    `scalar_steps` and `scalar_moves` likewise, in bytes. With `lane_groups` above 0 every lane is a convolution
+    group, that many are left, and tiles run lanewise. The caller owns panels, scratch and accumulators.
+    """
+    zero = 0
+    for axis in range(4):
+        zero += vector_box[axis] * vector_lines[axis]
+    mode = np.empty(2, np.int64)
+    mode[0] = kind
+    vector_here, scalar_here = vector.copy(), scalar.copy()
+    for g in range(groups):
+        mode[1] = lane_groups - g * WIDTH if lane_groups > 0 else 2 * WIDTH
+        _pack_vector(mode, vector_here, vector_box, blocks, vector_lines, panels)
+        base = _pack_scalar(mode, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch)
+        _walk(
+            table, lane_groups > 0, slab, block, blocks, ranges, tiles, panels, zero, vector_moves, base, scalar_moves,
+            acc + g * acc_bytes,
+        )  # fmt: skip
+        vector_here[0] += vector[2]
+        scalar_here[0] += scalar[2]
+
+
+@jit(
+    f"int64(int64, int64, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, int64, {_VECTOR}, {_VECTOR}, {_TABLE})"
+)
+def _clip(
+    n: int, d: int, h: int, w: int, slab: Any, block: Any, ranges: Any, zero: int, vector_moves: Any, scalar_moves: Any,
+    live: Any,
+) -> int:  # fmt: skip
+    """Clip every tap's range to one block, once for all lane blocks; give the number of ranges that are left.
+
+    A row of `live`: line in the vector panel, byte offset of the scalars, counts of d, h, w, first and last tile.
+    """
+    count = 0
+    for r in range(ranges.shape[0]):
+        d_low, d_high = max(d, ranges[r, 0]), min(d + block[1], slab[3], ranges[r, 1])
+        h_low, h_high = max(h, ranges[r, 2]), min(h + block[2], slab[5], ranges[r, 3])
+        w_low, w_high = max(w, ranges[r, 4]), min(w + block[3], slab[7], ranges[r, 5])
+        if d_low < d_high and h_low < h_high and w_low < w_high:
+            line, place = ranges[r, 6] - zero + n * vector_moves[0], n * scalar_moves[0]
+            line += d_low * vector_moves[1] + h_low * vector_moves[2] + w_low * vector_moves[3]
+            place += d_low * scalar_moves[1] + h_low * scalar_moves[2] + w_low * scalar_moves[3]
+            live[count, 0], live[count, 1] = line, place
+            live[count, 2], live[count, 3], live[count, 4] = d_high - d_low, h_high - h_low, w_high - w_low
+            live[count, 5], live[count, 6] = ranges[r, 7], ranges[r, 8]
+            count += 1
+    return count
+
+
+@jit(
+    f"void({_TABLE}, boolean, {_VECTOR}, {_VECTOR}, {_TABLE}, {_TABLE}, {_TABLE}, int64, int64, {_VECTOR}, int64, {_VECTOR}, int64)"
+)
+def _walk(
+    table: Any, lanewise: bool, slab: Any, block: Any, blocks: Any, ranges: Any, tiles: Any, panels: int, zero: int,
+    vector_moves: Any, scalars: int, scalar_moves: Any, acc: int,
+) -> None:  # fmt: skip
+    """Walk the pixel blocks of one slab of one group; numbered loops as in the module docstring of bwd_weights."""
+    offsets = tiles.ctypes.data + 16
+    live = np.empty((ranges.shape[0], 7), np.int64)
+    axis = 1 if block[1] > 1 else 0
+    for n in range(slab[0], slab[1], block[0]):
+        images = min(block[0], slab[1] - n)
+        for d in range(slab[2], slab[3], block[1]):
+            for h in range(slab[4], slab[5], block[2]):
+                for w in range(slab[6], slab[7], block[3]):
+                    count = _clip(n, d, h, w, slab, block, ranges, zero, vector_moves, scalar_moves, live)
+                    for b in range(blocks.shape[0]):
+                        vectors = blocks[b, 2]
+                        line = 4 * WIDTH * vectors
+                        panel, sums = panels + blocks[b, 5], acc + blocks[b, 4]
+                        v_o, v_r, v_c = vector_moves[axis] * line, vector_moves[2] * line, vector_moves[3] * line
+                        for i in range(count):
+                            outer = live[i, 2] if axis == 1 else images
+                            v, s = panel + live[i, 0] * line, scalars + live[i, 1]
+                            for t in range(live[i, 5], live[i, 6]):
+                                call_tile(
+                                    table[LANEWISE if lanewise else vectors, tiles[t, 1]],
+                                    (
+                                        v, v_o, v_r, v_c, s, scalar_moves[axis], scalar_moves[2], scalar_moves[3],
+                                        outer, live[i, 3], live[i, 4], offsets + 80 * t, sums + tiles[t, 0] * line,
+                                    ),
+                                )  # fmt: skip
+
+
+@jit(f"void(int64, float32[::1], int64, {_TABLE}, {_VECTOR}, {_VECTOR}, float32[::1], uint16[::1])")
+def store(kind: int, acc: Any, lane_groups: int, blocks: Any, counts: Any, steps: Any, out32: Any, out16: Any) -> None:
+    """Scatter accumulators to the weights' layout, rounding once.
+
+    `counts` are (groups, floats of a group's accumulators, taps, channels of a row); `steps` are output elements
+    between groups, first channels of blocks, lanes, row channels and taps, then the first group's offset.
+    """
+    for g in range(counts[0]):
+        for b in range(blocks.shape[0]):
+            lanes = blocks[b, 2] * WIDTH
+            valid = min(blocks[b, 1], lane_groups - g * WIDTH) if lane_groups > 0 else blocks[b, 1]
+            for tap in range(counts[2]):
+                for c in range(counts[3]):
+                    row = g * counts[1] + blocks[b, 4] // 4 + (tap * counts[3] + c) * lanes
+                    to = steps[5] + g * steps[0] + blocks[b, 0] * steps[1] + c * steps[3] + tap * steps[4]
+                    if kind == F32:
+                        for lane in range(valid):
+                            out32[to + lane * steps[2]] = acc[row + lane]
+                    elif kind == F16:
+                        for lane in range(valid):
+                            out16[to + lane * steps[2]] = _round_f16(acc[row + lane])
+                    else:
+                        for lane in range(valid):
+                            out16[to + lane * steps[2]] = _round_bf16(acc[row + lane])
+
+
+@jit("void(float32[::1], float32[::1])")
+def add(total: Any, part: Any) -> None:
+    """Add partial sums in place."""
+    for i in range(total.size):
+        total[i] += part[i]
