@@ -1,0 +1,1 @@
+"""Where units are computed: one small interface and its implementations."""

@@ -1,0 +1,71 @@
+"""What every engine is: jobs in, finished units out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from app.pool.buffers import Segment
+from kernels import Plan, Unit
+
+__all__ = ["Engine", "Job", "JobTimes"]
+
+
+@dataclass(slots=True)
+class JobTimes:
+    """What an engine measures of one job while it runs, in seconds.
+
+    `queue_s` is None until the first unit is on a worker; `compute_s` adds up all workers.
+    """
+
+    queue_s: float | None = None
+    compute_s: float = 0.0
+    retried_units: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """One planned problem with its memory: inputs in the problem's order, C-contiguous in the storage dtype.
+
+    `deadline` is a time of `time.monotonic()`. The engine fills `times`.
+    """
+
+    id: str
+    plan: Plan
+    inputs: tuple[Segment, ...]
+    output: Segment
+    scratch: Segment | None = None
+    deadline: float | None = None
+    times: JobTimes = field(default_factory=JobTimes)
+
+
+class Engine(Protocol):
+    """Compute the units of jobs somewhere else than in the server's process."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether jobs are computed at once: kernels are warm, a worker is there, not stopping."""
+
+    def progress(self) -> float:
+        """Give the share of the warm-up that is done, 0 to 1."""
+
+    async def start(self) -> None:
+        """Begin to warm up, in the background."""
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuse new jobs, let running ones finish for `drain_s`, fail the rest, and leave nothing behind.
+
+        A second call, also during the first, shortens the drain to its own time.
+        """
+
+    def run(self, job: Job) -> AsyncGenerator[Unit, None]:
+        """Compute a job and yield each unit when its work is done, in the order of completion.
+
+        Closing the generator cancels the job. However it ends, it ends only when no worker can write to the
+        job's segments any more. Raises DeadlineExceeded, WorkerLost, ShuttingDown, Overloaded and
+        InternalError.
+        """
+
+    def snapshot(self) -> dict[str, Any]:
+        """Describe workers, queue and counters for metrics and for people."""

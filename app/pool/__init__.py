@@ -1,0 +1,1 @@
+"""Worker processes, the shared memory they compute in, and the supervisor that keeps them at work."""

@@ -1,0 +1,46 @@
+"""The page that server and worker share: which unit is to stop, and the worker's heartbeat."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+__all__ = ["ControlPage"]
+
+_STOP, _BEATS = 0, 8  # in words, on cache lines of their own: each has one writer
+
+
+class ControlPage:
+    """Map one worker's control page; single aligned words, so plain loads and stores are enough."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
+        self._words = memoryview(self._memory).cast("Q")
+
+    @classmethod
+    def create(cls, descriptor: int) -> ControlPage:
+        """Size a fresh anonymous file and map it."""
+        os.posix_fallocate(descriptor, 0, mmap.PAGESIZE)
+        return cls(descriptor)
+
+    def stop(self, serial: int) -> None:
+        """Ask the worker to stop the unit of this serial; another unit is not affected."""
+        self._words[_STOP] = serial
+
+    def stops(self, serial: int) -> bool:
+        """Whether the unit of this serial is to stop."""
+        return self._words[_STOP] == serial
+
+    def beat(self) -> None:
+        """Show that the worker is alive."""
+        self._words[_BEATS] += 1
+
+    @property
+    def beats(self) -> int:
+        """Heartbeats so far."""
+        return self._words[_BEATS]
+
+    def close(self) -> None:
+        """Unmap the page."""
+        self._words.release()
+        self._memory.close()

@@ -1,0 +1,250 @@
+"""The server's side of one worker: its process, socket and control page, and what it computes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from app.pool.buffers import Segment, anonymous_file
+from app.pool.channel import Channel
+from app.pool.control import ControlPage
+from app.pool.jobs import JobRun
+from app.pool.messages import Done, Forget, Hello, Message, Run
+from kernels import Unit
+
+__all__ = ["Assignment", "PlanCopy", "WorkerHandle"]
+
+_MOST_SEGMENTS = 64
+_MOST_PLANS = 64
+_BUSY_WITHOUT_BEAT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class PlanCopy:
+    """A plan in the form that goes to workers."""
+
+    number: int
+    pickled: bytes
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Assignment:
+    """A unit on a worker."""
+
+    run: JobRun
+    unit: Unit
+    serial: int
+
+
+class WorkerHandle:
+    """One worker from its request to its death.
+
+    `on_ready` is called once, `on_done` for each unit; `on_death` when the process is gone for certain, after
+    everything it had sent was delivered. Between the death and any later use of the memory it wrote to lies
+    this call: a pidfd becomes readable when the process has no thread and no memory any more.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        *,
+        on_ready: Callable[[WorkerHandle], None],
+        on_done: Callable[[WorkerHandle, Assignment, Done], None],
+        on_death: Callable[[WorkerHandle], None],
+    ) -> None:
+        self.number = number
+        self.pid: int | None = None
+        self.ready = False
+        self.assignment: Assignment | None = None
+        self.units = 0
+        self.compute_s = 0.0
+        self.mapped = 0
+        self._on_ready, self._on_done, self._on_death = on_ready, on_done, on_death
+        self._said_hello = False
+        self._serial = 0
+        self._segments: OrderedDict[int, None] = OrderedDict()
+        self._plans: OrderedDict[int, None] = OrderedDict()
+        self._pidfd = -1
+        self._page = anonymous_file()
+        self._control = ControlPage.create(self._page)
+        # The end of the socket: the process is dying, or there never was one.
+        self._channel = Channel(self._receive, self.kill)
+        self._dead = False
+        self._seen_beats, self._seen_cpu = (0, 0), 0.0
+        self._silent = self._still = 0
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What the nursery hands to the process: its end of the socket, its control page."""
+        return [self._channel.peer.fileno(), self._page]
+
+    @property
+    def beats(self) -> int:
+        """Times that this worker showed that it is alive during units."""
+        return self._control.beats
+
+    def handed_over(self) -> None:
+        """Close our copies of what the nursery got."""
+        self._channel.hand_over()
+        os.close(self._page)
+        self._page = -1
+
+    def spawned(self, pid: int, pidfd: int) -> None:
+        """Learn which process it is."""
+        self.pid, self._pidfd = pid, pidfd
+        asyncio.get_running_loop().add_reader(pidfd, self._gone)
+        self._greet()
+
+    def run(self, run: JobRun, plan: PlanCopy) -> None:
+        """Take the next unit of a job; descriptors of segments that the worker has not mapped go along."""
+        unit, job = run.take(), run.job
+        self._serial += 1
+        self.assignment = Assignment(run, unit, self._serial)
+        segments = (*job.inputs, job.output, *((job.scratch,) if job.scratch else ()))
+        fresh = self._learn(segments)
+        message = Run(
+            serial=self._serial,
+            plan=plan.number,
+            unit=unit.index,
+            inputs=tuple(segment.id for segment in job.inputs),
+            output=job.output.id,
+            scratch=job.scratch.id if job.scratch else None,
+            plan_bytes=None if plan.number in self._plans else plan.pickled,
+            attach=tuple((segment.id, segment.block_size) for segment in fresh),
+        )
+        self._plans[plan.number] = None
+        self._plans.move_to_end(plan.number)
+        self._channel.send(message, [segment.fd for segment in fresh])
+
+    def stop(self, assignment: Assignment) -> None:
+        """Ask the worker to stop this unit, if it still has it."""
+        if self.assignment is assignment:
+            self._control.stop(assignment.serial)
+
+    def forget(self, segment: int) -> None:
+        """Let the worker unmap a segment that ceased to exist."""
+        if segment in self._segments:
+            del self._segments[segment]
+            self._channel.send(Forget(segments=(segment,)))
+
+    def kill(self) -> None:
+        """Kill the process, if there is one; `on_death` follows when it is gone."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        elif self.pid is None:
+            self._gone()
+
+    def hang_up(self) -> None:
+        """Close the socket: the worker ends by itself after what it is doing."""
+        self._channel.close()
+        if self.pid is None:
+            self._gone()
+
+    def stalled(self, checks: int) -> bool:
+        """Whether nothing moved for so many calls: no unit, no heartbeat, no processor time.
+
+        A worker that uses its processor without a heartbeat is given twelve times as long: some step of a
+        kernel may just be long. Calls are counted and not seconds, so that a frozen and thawed container
+        loses no worker.
+        """
+        beats, cpu = (self._serial, self.beats), _cpu_seconds(self.pid)
+        if beats != self._seen_beats or (self.ready and self.assignment is None):
+            self._silent = self._still = 0
+        elif cpu != self._seen_cpu:
+            self._silent, self._still = self._silent + 1, 0
+        else:
+            self._silent, self._still = self._silent + 1, self._still + 1
+        self._seen_beats, self._seen_cpu = beats, cpu
+        return self._still >= checks or self._silent >= checks * _BUSY_WITHOUT_BEAT
+
+    def snapshot(self) -> dict[str, Any]:
+        """Describe the worker."""
+        unit = self.assignment and {"job": self.assignment.run.job.id, "index": self.assignment.unit.index}
+        return {
+            "number": self.number,
+            "pid": self.pid,
+            "ready": self.ready,
+            "unit": unit,
+            "units": self.units,
+            "compute_s": self.compute_s,
+            "mapped": self.mapped,
+            "beats": self.beats,
+        }
+
+    def _receive(self, message: Message, _: list[int]) -> None:
+        match message:
+            case Hello():
+                self._said_hello = True
+                self._greet()
+            case Done():
+                assignment, self.assignment = self.assignment, None
+                assert assignment is not None
+                assert assignment.serial == message.serial
+                self.units += 1
+                self.compute_s += message.seconds
+                self.mapped = message.mapped
+                if message.outcome in {"failed", "no_memory"}:
+                    self._doubt(assignment.run)
+                self._on_done(self, assignment, message)
+
+    def _greet(self) -> None:
+        if self._said_hello and self._pidfd >= 0 and not self.ready:
+            self.ready = True
+            self._on_ready(self)
+
+    def _learn(self, segments: Iterable[Segment]) -> list[Segment]:
+        """Note what the worker will have mapped, return the new ones, let it drop what is longest unused."""
+        fresh = []
+        for segment in segments:
+            if segment.id not in self._segments:
+                fresh.append(segment)
+            self._segments[segment.id] = None
+            self._segments.move_to_end(segment.id)
+        old = Forget(
+            segments=_oldest(self._segments, _MOST_SEGMENTS), plans=_oldest(self._plans, _MOST_PLANS)
+        )
+        if old.segments or old.plans:
+            self._channel.send(old)
+        return fresh
+
+    def _doubt(self, run: JobRun) -> None:
+        """Start afresh with a job's segments: the worker may have failed before it mapped them."""
+        job = run.job
+        for segment in (*job.inputs, job.output, *((job.scratch,) if job.scratch else ())):
+            self.forget(segment.id)
+
+    def _gone(self) -> None:
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            self._channel.drain()
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._dead:
+            return
+        self._dead = True
+        self._channel.close()
+        self._control.close()
+        if self._page >= 0:
+            os.close(self._page)
+        self._on_death(self)
+
+
+def _oldest(used: OrderedDict[int, None], keep: int) -> tuple[int, ...]:
+    return tuple(used.popitem(last=False)[0] for _ in range(len(used) - keep))
+
+
+def _cpu_seconds(pid: int | None) -> float:
+    if pid is None:
+        return 0.0
+    try:
+        return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) makes of a process id
+    except OSError:
+        return 0.0

@@ -1,0 +1,148 @@
+"""Which unit is next: jobs, their stages, their lost units, and turns between jobs. No processes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from app.engines.base import Job
+from convgrad._errors import ConvgradError
+from kernels import Unit
+
+__all__ = ["FairQueue", "JobRun"]
+
+_MOST_DEATHS = 2
+
+
+class JobRun:
+    """One job's way through the pool.
+
+    It is *settled* when it is over and none of its units is on a worker: only then is its memory let go.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.since = time.monotonic()
+        self.error: ConvgradError | None = None
+        self.settled = asyncio.Event()
+        self.on_workers = 0
+        segments = (*job.inputs, job.output, *((job.scratch,) if job.scratch else ()))
+        # Whatever the owner of the segments does, their memory stays this job's until it is settled.
+        self._holds: tuple[object, ...] = tuple(segment.hold() for segment in segments)
+        self._stages = [deque[Unit]() for _ in range(job.plan.stages)]
+        for unit in job.plan.units:
+            self._stages[unit.stage].append(unit)
+        self._left = Counter({stage: len(units) for stage, units in enumerate(self._stages)})
+        self._stage = 0
+        self._finished: deque[Unit] = deque()
+        self._undelivered = len(job.plan.units)
+        self._deaths: Counter[int] = Counter()
+        self._news = asyncio.Event()
+        self._advance()
+
+    @property
+    def over(self) -> bool:
+        """Whether no unit of the job has to be computed any more."""
+        return self.error is not None or self._stage == len(self._stages)
+
+    @property
+    def waiting(self) -> int:
+        """Units that could be on a worker now and are not."""
+        return 0 if self.over else len(self._stages[self._stage])
+
+    @property
+    def remaining(self) -> int:
+        """Units that are not done."""
+        return 0 if self.error else sum(self._left.values())
+
+    def take(self) -> Unit:
+        """Take the next unit to a worker."""
+        self.on_workers += 1
+        return self._stages[self._stage].popleft()
+
+    def done(self, unit: Unit) -> None:
+        """Book a unit that a worker finished."""
+        if self.error is None:
+            self._left[unit.stage] -= 1
+            self._finished.append(unit)
+            self._advance()
+        self._off_worker()
+
+    def again(self, unit: Unit) -> None:
+        """Put a unit back that was not finished, before the others: its stage waits for it."""
+        if self.error is None:
+            self._stages[unit.stage].appendleft(unit)
+            self.job.times.retried_units += 1
+        self._off_worker()
+
+    def lost(self, unit: Unit) -> bool:
+        """Count the death of a worker that had this unit; tell whether it is the second one."""
+        self._deaths[unit.index] += 1
+        return self._deaths[unit.index] >= _MOST_DEATHS
+
+    def fail(self, error: ConvgradError) -> None:
+        """End the job; units on workers are still to be accounted for. Only the first error counts."""
+        if not self.over:
+            self.error = error
+            self._stages = [deque() for _ in self._stages]
+        self._settle()
+
+    async def next(self) -> Unit | None:
+        """Wait for the next finished unit; None after the last. Raises the error of a failed job."""
+        while True:
+            if self.error is not None:
+                raise self.error
+            if self._finished:
+                self._undelivered -= 1
+                return self._finished.popleft()
+            if self._undelivered == 0:
+                return None
+            self._news.clear()
+            await self._news.wait()
+
+    def _advance(self) -> None:
+        while self._stage < len(self._stages) and self._left[self._stage] == 0:
+            self._stage += 1
+        self._news.set()
+
+    def _off_worker(self) -> None:
+        self.on_workers -= 1
+        self._settle()
+
+    def _settle(self) -> None:
+        self._news.set()
+        if self.over and self.on_workers == 0:
+            self._holds = ()
+            self.settled.set()
+
+
+class FairQueue:
+    """Take turns: each job gives one unit to a worker, then the next job's turn comes."""
+
+    def __init__(self) -> None:
+        self._runs: deque[JobRun] = deque()
+
+    def add(self, run: JobRun) -> None:
+        """Let a job take part."""
+        self._runs.append(run)
+
+    def remove(self, run: JobRun) -> None:
+        """Take a job out that is over."""
+        self._runs.remove(run)
+
+    def next(self) -> JobRun | None:
+        """Return the job whose turn it is among those with a waiting unit."""
+        for _ in range(len(self._runs)):
+            run = self._runs[0]
+            self._runs.rotate(-1)
+            if run.waiting:
+                return run
+        return None
+
+    def __iter__(self) -> Iterator[JobRun]:
+        return iter(tuple(self._runs))
+
+    def __contains__(self, run: JobRun) -> bool:
+        return run in self._runs

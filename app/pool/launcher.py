@@ -1,0 +1,189 @@
+"""The server's side of the nursery: start it, watch it, start it again when it dies, ask it for workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import app
+from app.pool.channel import Channel
+from app.pool.messages import Exited, Loaded, Message, Spawn, Spawned, Warming
+
+__all__ = ["Launcher", "code_cache", "nursery_environment"]
+
+_log = logging.getLogger(__name__)
+_RETRY_FIRST_S, _RETRY_LAST_S = 0.1, 5.0
+_GOODBYE_S = 2.0
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def code_cache(environment: Mapping[str, str]) -> str:
+    """Choose the folder for compiled kernels: NUMBA_CACHE_DIR, else the user's cache, else a temporary one.
+
+    A folder is taken only when it can be written and nobody else can write to it: what is in it gets
+    executed.
+    """
+    home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "/nonexistent", ".cache"))
+    choices = [environment.get("NUMBA_CACHE_DIR"), str(Path(home, "convgrad", "numba"))]
+    choices.append(str(Path(tempfile.gettempdir(), f"convgrad-numba-{os.getuid()}")))
+    for folder in filter(None, choices):
+        if _usable(Path(folder)):
+            return folder
+    return tempfile.mkdtemp(prefix="convgrad-numba-")
+
+
+def _usable(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = folder.stat()
+    except OSError:
+        return False
+    private = owner.st_uid in {os.getuid(), 0} and not owner.st_mode & stat.S_IWOTH
+    return private and os.access(folder, os.W_OK | os.X_OK)
+
+
+def nursery_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Build the nursery's environment: our packages first, the code cache, and no thread beside the main one.
+
+    A thread at the time of a fork is what breaks the forked child, and workers compute in one thread anyway.
+    """
+    root = str(Path(app.__file__).resolve().parents[1])
+    path = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **environment,
+        **dict.fromkeys(_ONE_THREAD, "1"),
+        "NUMBA_CACHE_DIR": code_cache(environment),
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+
+
+class Launcher:
+    """Keep one nursery alive.
+
+    `on_loaded` is called whenever a nursery has become able to fork, `on_spawned` with (number, pid, pidfd),
+    `on_exited` with (number, exit code). Workers outlive their nursery; those that were only asked for hear
+    of its death by the end of their socket.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_loaded: Callable[[], None],
+        on_spawned: Callable[[int, int, int], None],
+        on_exited: Callable[[int, int], None],
+    ) -> None:
+        self.loaded = False
+        self.restarts = 0
+        self.pid: int | None = None
+        self.share = 0.0
+        self._on_loaded = on_loaded
+        self._on_spawned = on_spawned
+        self._on_exited = on_exited
+        self._channel: Channel | None = None
+        self._pidfd = -1
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Start the first nursery, in the background."""
+        self._task = asyncio.get_running_loop().create_task(self._keep())
+
+    async def stop(self) -> None:
+        """End the nursery, and with it every worker that is left."""
+        self._stopping.set()
+        if self._task is not None:
+            await self._task
+
+    def spawn(self, number: int, descriptors: Sequence[int]) -> None:
+        """Ask for a worker; descriptors are its socket and its control page."""
+        assert self._channel is not None
+        self._channel.send(Spawn(number), descriptors)
+
+    def kill(self) -> None:
+        """Kill a nursery that does not answer; another one follows."""
+        if self._channel is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def _keep(self) -> None:
+        delay = _RETRY_FIRST_S
+        while True:
+            was_loaded = await self._live()
+            if self._stopping.is_set():
+                return
+            self.restarts += 1
+            delay = _RETRY_FIRST_S if was_loaded else min(delay * 2, _RETRY_LAST_S)
+            _log.warning("the nursery died; the next one starts in %.1f s", 0.0 if was_loaded else delay)
+            if not was_loaded:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay)
+
+    async def _live(self) -> bool:
+        """Live through one nursery; say whether it ever was able to fork."""
+        channel = Channel(self._receive, lambda: None)
+        try:
+            # Starting a process blocks until it has executed: tens of milliseconds on a busy machine.
+            process = await asyncio.to_thread(_start_nursery, channel.peer.fileno())
+        except OSError as error:
+            _log.error("the nursery can't be started: %s", error)
+            channel.close()
+            return False
+        channel.hand_over()
+        self._channel, self.pid = channel, process.pid
+        self._pidfd = os.pidfd_open(process.pid)
+        dead = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._pidfd, dead.set)
+        try:
+            await self._until_over(dead, channel)
+            channel.drain()
+            return self.loaded
+        finally:
+            loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            channel.close()
+            process.wait()
+            self._channel, self.pid, self.loaded = None, None, False
+
+    async def _until_over(self, dead: asyncio.Event, channel: Channel) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (dead, self._stopping)]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        waits[1].cancel()
+        if not dead.is_set():
+            channel.close()
+            await asyncio.wait(waits[:1], timeout=_GOODBYE_S)
+            self.kill()
+        await dead.wait()
+        waits[0].cancel()
+
+    def _receive(self, message: Message, descriptors: list[int]) -> None:
+        match message:
+            case Warming(done, total):
+                self.share = max(self.share, done / total if total else 0.0)
+            case Loaded():
+                self.loaded, self.share = True, 1.0
+                self._on_loaded()
+            case Spawned(number, pid):
+                self._on_spawned(number, pid, descriptors[0])
+            case Exited(number, code):
+                self._on_exited(number, code)
+
+
+def _start_nursery(descriptor: int) -> subprocess.Popen[bytes]:
+    # -P: not what happens to lie in the working folder. A session of its own: Ctrl-C is for the server.
+    return subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
+        [sys.executable, "-P", "-m", "app.pool.nursery", str(descriptor)],
+        env=nursery_environment(os.environ),
+        stdin=subprocess.DEVNULL,
+        pass_fds=[descriptor],
+        start_new_session=True,
+    )

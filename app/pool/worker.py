@@ -1,0 +1,125 @@
+"""A worker process: maps segments, computes one unit at a time, and says how it went.
+
+Forked from the nursery, so kernels are compiled and loaded. One thread, which blocks on the socket between
+units and asks the control page during them. It ends when the server's end of the socket closes, however that
+happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import select
+import socket
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from app.pool.control import ControlPage
+from app.pool.messages import Decoder, Done, Forget, Hello, Run, receive, send
+from kernels import Plan, run_unit, storage_dtype
+
+__all__ = ["work"]
+
+_OOM_SCORE = 500  # on top of the server's own: the kernel takes a worker, whose unit then runs elsewhere
+_HANG_UP = select.POLLHUP | select.POLLRDHUP
+
+
+def work(sock: socket.socket, control: ControlPage) -> None:
+    """Serve units from `sock` until it closes."""
+    _introduce()
+    worker = _Worker(sock, control)
+    decoder = Decoder()
+    send(sock, Hello())
+    while (found := receive(sock, decoder)) is not None:
+        message, descriptors = found
+        if isinstance(message, Run):
+            send(sock, worker.run(message, descriptors))
+        elif isinstance(message, Forget):
+            worker.forget(message)
+
+
+class _Worker:
+    """The segments and plans that this process has at hand; the server says when to drop one."""
+
+    def __init__(self, sock: socket.socket, control: ControlPage) -> None:
+        self._control = control
+        self._segments: dict[int, mmap.mmap] = {}
+        self._plans: dict[int, Plan] = {}
+        self._poll = select.poll()
+        self._poll.register(sock, _HANG_UP)
+
+    def run(self, message: Run, descriptors: list[int]) -> Done:
+        """Compute one unit and report."""
+        start = time.perf_counter()
+        detail = ""
+        try:
+            self._attach(message, descriptors)
+            outcome = "done" if self._compute(message) else "stopped"
+        except MemoryError as error:
+            outcome, detail = "no_memory", str(error)
+        except Exception:  # noqa: BLE001 - whatever it is, it belongs to this unit and is reported with it
+            outcome, detail = "failed", traceback.format_exc()
+        seconds = time.perf_counter() - start
+        mapped = sum(map(len, self._segments.values()))
+        return Done(message.serial, outcome, seconds, mapped, detail)  # type: ignore[arg-type]
+
+    def forget(self, message: Forget) -> None:
+        """Unmap segments and drop plans."""
+        for number in message.segments:
+            self._segments.pop(number, None)  # no array is left on it, so this unmaps
+        for number in message.plans:
+            self._plans.pop(number, None)
+
+    def _attach(self, message: Run, descriptors: list[int]) -> None:
+        if message.plan_bytes is not None:
+            self._plans[message.plan] = pickle.loads(message.plan_bytes)  # noqa: S301 - from our own server
+        try:
+            for (number, size), descriptor in zip(message.attach, descriptors, strict=True):
+                # In one go for all pages: cheaper than a fault for each.
+                flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+                self._segments[number] = mmap.mmap(descriptor, size, flags=flags)
+        except OSError as error:  # address space or the number of maps is at its limit
+            raise MemoryError(str(error)) from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _compute(self, message: Run) -> bool:
+        plan = self._plans[message.plan]
+        problem = plan.problem
+        dtype = storage_dtype(problem.dtype)
+        shapes = zip(message.inputs, problem.input_shapes, strict=True)
+        inputs = [self._array(number, shape, dtype) for number, shape in shapes]
+        output = self._array(message.output, problem.output_shape, dtype)
+        scratch = None
+        if message.scratch is not None:
+            scratch = self._array(message.scratch, (plan.scratch_bytes,), np.dtype(np.uint8))
+        control, serial = self._control, message.serial
+
+        def stop() -> bool:
+            control.beat()
+            if self._poll.poll(0):
+                os._exit(0)  # nobody is left to take the result
+            return control.stops(serial)
+
+        return not stop() and run_unit(plan, plan.units[message.unit], inputs, output, scratch, stop)
+
+    def _array(
+        self, number: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
+    ) -> npt.NDArray[np.generic]:
+        return np.ndarray(shape, dtype, self._segments[number])
+
+
+def _introduce() -> None:
+    """Take a name for `ps` and `top`, and a place before the server on the out-of-memory killer's list."""
+    with contextlib.suppress(OSError):  # a container may hide or lock /proc; nothing depends on it
+        Path("/proc/self/comm").write_text("convgrad-worker", encoding="ascii")
+        score = Path("/proc/self/oom_score_adj")
+        inherited = int(score.read_text(encoding="ascii"))
+        score.write_text(str(min(1000, inherited + _OOM_SCORE)), encoding="ascii")
