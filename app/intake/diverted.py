@@ -78,13 +78,21 @@ class Diverted:
     __slots__ = ("_feed", "fault", "key", "landing")
 
     def __init__(
-        self, key: str, holding: Holding, *, expected: int | None = None, raw_bound: int | None = None
+        self,
+        key: str,
+        holding: Holding,
+        *,
+        expected: int | None = None,
+        raw_bound: int | None = None,
+        refusal: ConvgradError | None = None,
     ) -> None:
         bound = None if raw_bound is None else raw_bound // 4 * 3
         self.key = key
-        self.fault: TensorFault | ConvgradError | None = None
+        self.fault: TensorFault | ConvgradError | None = refusal
         self.landing: RawLanding | NpyLanding | None = None
         self._feed = Base64Feed()
+        if refusal is not None:
+            return
         try:
             if key == "npy":
                 self.landing = NpyLanding(holding, bound=bound)

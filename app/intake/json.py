@@ -19,7 +19,7 @@ from typing import Any
 from app.intake.diverted import Diverted, declared_bytes
 from app.intake.document import BOM, parse_document
 from app.intake.landing import Holding
-from convgrad._errors import ParseError, TooLarge
+from convgrad._errors import ConvgradError, ParseError, TooLarge
 
 __all__ = ["DIVERT_OVER", "MAX_SKELETON", "JsonIntake"]
 
@@ -61,13 +61,19 @@ class JsonIntake:
     `length` is the declared size of the body, where it is known: it bounds what a string may still bring.
     Raises `ParseError` for what is not JSON and `TooLarge` when more than `max_skeleton` bytes are left
     beside the tensors. A fault inside one tensor's string is kept in its `Diverted`, so that it costs only
-    the call that it belongs to.
+    the call that it belongs to. With a `refusal` no tensor is taken: each is passed over and has that fault.
     """
 
     def __init__(
-        self, holding: Holding, *, length: int | None = None, max_skeleton: int = MAX_SKELETON
+        self,
+        holding: Holding,
+        *,
+        length: int | None = None,
+        max_skeleton: int = MAX_SKELETON,
+        refusal: ConvgradError | None = None,
     ) -> None:
         self._holding = holding
+        self._refusal = refusal
         self._remaining = length
         self._max_skeleton = max_skeleton
         self._skeleton = bytearray()
@@ -187,7 +193,9 @@ class JsonIntake:
         raw = bytes(self._value)
         bound = None if self._remaining is None else self._remaining + unread + len(raw)
         expected = declared_bytes(self._skeleton) if self._key == "data" else None
-        diverted = Diverted(self._key, self._holding, expected=expected, raw_bound=bound)
+        diverted = Diverted(
+            self._key, self._holding, expected=expected, raw_bound=bound, refusal=self._refusal
+        )
         self._diverted.append(diverted)
         self._wanting.append(diverted)
         self._cut_escape = b""

@@ -1,0 +1,278 @@
+"""The `/rpc` door: JSON-RPC 2.0, all of it, answered as JSON or as server-sent events.
+
+No method has a side effect, so a notification, whose outcome nobody can see, costs only its reading.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.call import Call
+from app.connection import cancel_on_disconnect
+from app.doors.rpc_methods import METHODS, Method, Turn
+from app.errors import as_convgrad_error, rpc_error
+from app.intake.body import declared_length, read_body
+from app.intake.json import JsonIntake
+from app.intake.landing import Holding
+from app.middleware import context_of
+from app.replies import sse
+from app.replies.accept import choose
+from app.replies.body import dump, send_head, send_piece
+from app.replies.result import JsonResult
+from app.service import Service
+from convgrad._errors import (
+    Cancelled,
+    ConvgradError,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    ShuttingDown,
+    UnknownOperation,
+    UnsupportedMediaType,
+)
+from schemas import rpc
+from schemas.problems import safe_key
+from schemas.tables import near_miss
+
+__all__ = ["RpcDoor", "router"]
+
+_log = logging.getLogger("convgrad.request")
+
+_CONTENT_TYPES = ("application/json", "application/json-rpc")
+_CHARSETS = ("utf-8", "utf8", "us-ascii")
+# Items of a batch that are worked on at a time; a call's own work is spread over all workers anyway.
+_AT_ONCE = 4
+# The specification's own words for its errors; ours go to `data.detail`.
+_STANDARD_MESSAGES = {-32700: "Parse error", -32600: "Invalid Request", -32601: "Method not found"}
+
+router = APIRouter(tags=["JSON-RPC"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Stand for a body that could not be read."""
+
+    error: ConvgradError
+    id: rpc.Id = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One answer as JSON text."""
+
+    pieces: Iterable[bytes]
+    length: int
+
+
+_Item = rpc.Request | rpc.Invalid | _Unreadable
+
+
+@router.post("/rpc")
+async def call(request: Request) -> Response:
+    """Answer JSON-RPC 2.0: single requests, notifications and batches."""
+    return RpcDoor(METHODS, request.app.state.service)
+
+
+class RpcDoor(Response):
+    """Answer one HTTP request with the given methods."""
+
+    def __init__(self, methods: Mapping[str, Method], service: Service) -> None:
+        self._methods = methods
+        self._service = service
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, carry out what it asks for, and reply."""
+        headers = Headers(scope=scope)
+        _check_content_type(headers)
+        media_type = choose(headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
+        context = context_of(scope)
+        admission, refusal = self._admit()
+        with admission, Holding(self._service.segments) as holding:
+            turn = Turn(self._service, holding, context.timings, context.started, refusal)
+            message = await self._read(headers, receive, turn)
+            items = message.items if isinstance(message, rpc.Batch) else (message,)
+            wanted = [item for item in items if not (isinstance(item, rpc.Request) and item.is_notification)]
+            if not wanted:
+                await send({"type": "http.response.start", "status": 204, "headers": []})
+                await send_piece(send, b"", last=True)
+                return
+            # The rest of a body that was not read to its end is not this door's to watch.
+            unread = isinstance(message, _Unreadable)
+            async with nullcontext() if unread else cancel_on_disconnect(receive):
+                if media_type == sse.MEDIA_TYPE:
+                    await self._stream(wanted, turn, send)
+                elif isinstance(message, rpc.Batch):
+                    await self._reply_batch(wanted, turn, send, media_type)
+                else:
+                    await self._reply(wanted[0], turn, send, media_type)
+
+    def _admit(self) -> tuple[AbstractContextManager[None], ConvgradError | None]:
+        """Admit the request, or keep the refusal: it is answered under the ids of the calls in the body."""
+        try:
+            return self._service.admit(), None
+        except (Overloaded, ShuttingDown) as refusal:
+            return nullcontext(), refusal
+
+    async def _read(self, headers: Headers, receive: Receive, turn: Turn) -> _Item | rpc.Batch:
+        settings = self._service.settings
+        try:
+            intake = JsonIntake(
+                turn.holding,
+                length=declared_length(headers),
+                max_skeleton=int(settings.head_limit),
+                refusal=turn.refusal,
+            )
+            async with asyncio.timeout(settings.deadline_s):
+                await read_body(receive, intake, turn.timings)
+                return rpc.parse_message(await intake.finish_async())
+        except TimeoutError:
+            return _Unreadable(DeadlineExceeded("the deadline was over before the request had arrived"))
+        except (Cancelled, UnsupportedMediaType):
+            raise
+        except ConvgradError as error:
+            return _Unreadable(error)
+
+    async def _reply(self, item: _Item, turn: Turn, send: Send, media_type: str) -> None:
+        async with AsyncExitStack() as open_while_sent:
+            text = await self._answer(item, turn, open_while_sent)
+            await send_head(send, media_type, length=text.length)
+            for piece in text.pieces:
+                await send_piece(send, piece)
+            await send_piece(send, b"", last=True)
+
+    async def _reply_batch(self, items: Sequence[_Item], turn: Turn, send: Send, media_type: str) -> None:
+        """Send the answers in the order of their requests, each once it and those before it are there."""
+        written = [asyncio.Event() for _ in range(len(items) + 1)]
+        written[0].set()
+
+        async def one(number: int) -> None:
+            async with AsyncExitStack() as open_while_sent:
+                text = await self._answer(items[number], turn, open_while_sent)
+                await written[number].wait()
+                if not number:
+                    await send_head(send, media_type)
+                await send_piece(send, b"," if number else b"[")
+                for piece in text.pieces:
+                    await send_piece(send, piece)
+            written[number + 1].set()
+
+        await _some_at_once(one, len(items))
+        await send_piece(send, b"]", last=True)
+
+    async def _stream(self, items: Sequence[_Item], turn: Turn, send: Send) -> None:
+        """Send the messages of all items as one stream; their ids tell them apart."""
+        async with sse.EventStream(send) as stream:
+
+            async def one(number: int) -> None:
+                item = items[number]
+                async with AsyncExitStack() as opened:
+                    try:
+                        outcome = await self._open(item, turn, opened)
+                        if isinstance(outcome, Call):
+                            await sse.stream_call(outcome, stream, item.id)
+                            return
+                        pieces = _plain_text(item.id, outcome).pieces
+                    except Exception as caught:  # noqa: BLE001 - every fault is an answer
+                        pieces = _error_text(item.id, caught).pieces
+                    await stream.pieces(pieces)
+
+            await _some_at_once(one, len(items))
+
+    async def _answer(self, item: _Item, turn: Turn, stack: AsyncExitStack) -> _Text:
+        """Carry out one item; what its answer is made from stays open in `stack`."""
+        try:
+            outcome = await self._open(item, turn, stack)
+            if not isinstance(outcome, Call):
+                return _plain_text(item.id, outcome)
+            await outcome.finish()
+            result = JsonResult(outcome)
+            return _text(item.id, result.pieces(), result.length)
+        except Exception as caught:  # noqa: BLE001 - every fault is an answer
+            return _error_text(item.id, caught)
+
+    async def _open(self, item: _Item, turn: Turn, stack: AsyncExitStack) -> Any:
+        if isinstance(item, _Unreadable):
+            raise item.error
+        if isinstance(item, rpc.Invalid):
+            raise InvalidRequest(item.message)
+        method = self._methods.get(item.method)
+        if method is None:
+            hint = near_miss(item.method, tuple(self._methods))
+            known = "rpc.discover lists the methods"
+            raise UnknownOperation(
+                f"there is no method {safe_key(item.method)}: {known}"
+                + (f"; did you mean {hint}?" if hint else ""),
+                data={"hint": hint},
+            )
+        return await stack.enter_async_context(method(item.params, turn))
+
+
+def _check_content_type(headers: Headers) -> None:
+    given = headers.get("content-type", "")
+    media_type, _, parameters = given.partition(";")
+    name, _, charset = parameters.partition("=")
+    if media_type.strip().lower() not in ("", *_CONTENT_TYPES) or (
+        name.strip().lower() == "charset" and charset.strip(' "').lower() not in _CHARSETS
+    ):
+        raise UnsupportedMediaType(
+            f"the body must be {' or '.join(_CONTENT_TYPES)} in UTF-8", data={"supported": _CONTENT_TYPES}
+        )
+
+
+async def _some_at_once(work: Callable[[int], Awaitable[None]], count: int) -> None:
+    """Run the numbers from 0, a few at a time; a lower number never waits for a higher one to start."""
+    numbers = iter(range(count))
+
+    async def runner() -> None:
+        for number in numbers:
+            await work(number)
+            await asyncio.sleep(0)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_AT_ONCE, count)):
+                group.create_task(runner())
+    except BaseExceptionGroup as found:
+        # Answers hold every fault of an item; what is left is about the connection, the same for all.
+        raise found.exceptions[0] from None
+
+
+def _text(request_id: rpc.Id, result: Iterable[bytes], length: int) -> _Text:
+    before, after = b'{"jsonrpc":"2.0","result":', b',"id":%s}' % dump(request_id)
+
+    def pieces() -> Iterator[bytes]:
+        yield before
+        yield from result
+        yield after
+
+    return _Text(pieces(), len(before) + length + len(after))
+
+
+def _plain_text(request_id: rpc.Id, outcome: Any) -> _Text:
+    text = outcome if isinstance(outcome, bytes) else dump(outcome)
+    return _text(request_id, (text,), len(text))
+
+
+def _error_text(request_id: rpc.Id, caught: Exception) -> _Text:
+    error = as_convgrad_error(caught)
+    if isinstance(error, Cancelled):
+        raise error
+    if error is not caught:
+        _log.error("fault while answering a JSON-RPC request", exc_info=caught)
+    fields = rpc_error(error)
+    if fields["code"] in _STANDARD_MESSAGES:
+        fields["data"]["detail"] = fields["message"]
+        fields["message"] = _STANDARD_MESSAGES[fields["code"]]
+    text = dump(rpc.error_response(request_id, **fields))
+    return _Text((text,), len(text))
