@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from app.pool.buffers import Segment
     from app.service import Service
 
-__all__ = ["Call", "Prepared"]
+__all__ = ["Call", "Checked", "Prepared"]
 
 # Below this a hash takes less time than the hop to a thread.
 _HASH_INLINE = 1 << 20
@@ -37,15 +37,23 @@ _PROGRESS_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """Hold a call that has passed every check; its tensors may still be on their way."""
+
+    op: ResolvedOp
+    options: Options
+    deadline: float
+    """`time.monotonic()` at which the call is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """Hold a call that has passed every check: what to compute, and how; its tensors may still arrive."""
+    """Hold a checked call with the plan of its work."""
 
     op: ResolvedOp
     plan: Plan
     options: Options
     deadline: float
-    """`time.monotonic()` at which the call is over."""
-    warnings: tuple[str, ...]
 
     @property
     def output_name(self) -> str:
@@ -131,7 +139,7 @@ class Call:
             spec.shape,
             tiles,
             op.reply_attributes(),
-            self.prepared.warnings,
+            op.warnings,
         )
         yield Progress(0, total)
         output, seq, done, step = self.array, 0, 0, max(1, total // _PROGRESS_STEPS)
@@ -146,8 +154,9 @@ class Call:
                 yield TileReady(seq, unit.offset, unit.shape, box(output, unit))
                 seq += 1
         # Includes what a slow reader of the stream added; a whole reply has none.
-        computing = max(0.0, time.perf_counter() - start - job.times.queue_s)
-        self.timings.add("queue", job.times.queue_s)
+        queued = job.times.queue_s or 0.0
+        computing = max(0.0, time.perf_counter() - start - queued)
+        self.timings.add("queue", queued)
         self.timings.add("compute", computing)
         self.stats = {
             "kernel": plan.kernel,

@@ -59,4 +59,4 @@ Event = Begin | Progress | TileReady | End
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:
     """View the elements as bytes in C order, copied only when they are not contiguous."""
-    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -43,7 +43,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """
     settings = settings or Settings()
     segments = SegmentPool(settings.memory_budget)
-    service = Service(settings, make_engine(settings), segments)
+    service = Service(settings, make_engine(settings, segments), segments)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -80,9 +80,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     return app
 
 
-def make_engine(settings: Settings) -> Engine:
+def make_engine(settings: Settings, segments: SegmentPool) -> Engine:
     """Make the engine that the settings name."""
-    engines: dict[str, Callable[[], Engine]] = {"local": lambda: LocalEngine(settings.worker_count)}
+    engines: dict[str, Callable[[], Engine]] = {
+        "local": lambda: LocalEngine(segments, workers=settings.worker_count)
+    }
     return engines[settings.engine]()
 
 

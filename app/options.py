@@ -8,35 +8,11 @@ from typing import Any, Literal
 
 from convgrad._errors import InvalidParams
 
-__all__ = ["OPTIONS_SCHEMA", "Options", "parse_options"]
+__all__ = ["Options", "parse_options"]
 
 Encoding = Literal["base64", "npy"]
 
 _LONGEST_MS = 86_400_000
-
-OPTIONS_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "additionalProperties": False,
-    "properties": {
-        "encoding": {
-            "type": ["string", "null"],
-            "enum": ["base64", "npy", None],
-            "default": "base64",
-            "description": "Output tensors in JSON: raw elements, or a whole .npy file, in base64.",
-        },
-        "deadline_ms": {
-            "type": ["integer", "null"],
-            "minimum": 1,
-            "maximum": _LONGEST_MS,
-            "description": "The work stops and the call fails with deadline_exceeded after this time.",
-        },
-        "reference": {
-            "type": ["boolean", "null"],
-            "default": False,
-            "description": "Use the slow, obvious kernel that accumulates in float64.",
-        },
-    },
-}
 
 
 @dataclass(frozen=True, slots=True)

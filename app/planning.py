@@ -11,7 +11,7 @@ from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
 from schemas.ops import ResolvedOp, TensorSpec
 
-__all__ = ["call_bytes", "describe_plan", "plan_call", "problem_of", "tensor_bytes"]
+__all__ = ["call_bytes", "check_limits", "describe_plan", "plan_call", "problem_of", "tensor_bytes"]
 
 
 def problem_of(op: ResolvedOp) -> ConvProblem:
@@ -44,15 +44,15 @@ def tensor_bytes(spec: TensorSpec) -> int:
     return prod(spec.shape) * dtype(spec.dtype).itemsize
 
 
-def plan_call(op: ResolvedOp, settings: Settings, *, reference: bool = False) -> Plan:
-    """Plan `op` for the workers of this service.
-
-    Raises `TooLarge` when its work, output, scratch or tensors together are over a limit, before anything is
-    allocated and, for the work, before anything is planned.
-    """
+def check_limits(op: ResolvedOp, settings: Settings) -> None:
+    """Raise `TooLarge` when work, output or tensors together are over a limit; nothing is planned yet."""
     _check("work", op.macs, settings.work_limit, "multiply-adds")
     _check("output", tensor_bytes(op.output), settings.output_limit, "bytes of output")
     _check("memory", call_bytes(op), settings.memory_budget, "bytes of tensors")
+
+
+def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> Plan:
+    """Plan `op` for the workers of this service; raises `TooLarge` when its scratch is over the limit."""
     chosen = plan(problem_of(op), workers=settings.worker_count, reference=reference)
     _check(
         "scratch",

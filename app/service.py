@@ -19,11 +19,12 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
+from math import prod
 from typing import TYPE_CHECKING, Any
 
-from app.call import Call, Prepared
+from app.call import Call, Checked, Prepared
 from app.options import parse_options
-from app.planning import describe_plan, plan_call
+from app.planning import check_limits, describe_plan, plan_call
 from app.settings import Settings
 from app.timings import Timings
 from convgrad._errors import Overloaded, ShuttingDown
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
     from app.intake.landing import Holding
     from app.pool.buffers import Segment, SegmentPool
 
-__all__ = ["Prepared", "Service"]
+__all__ = ["Checked", "Prepared", "Service"]
+
+# Weights of more elements may take milliseconds to plan: not on the event loop.
+_PLAN_INLINE = 1 << 18
 
 
 class Service:
@@ -132,7 +136,39 @@ class Service:
             "resolved": op.reply_attributes(),
             "plan": describe_plan(prepared.plan),
         }
-        return reply | ({"warnings": list(prepared.warnings)} if prepared.warnings else {})
+        return reply | ({"warnings": list(op.warnings)} if op.warnings else {})
+
+    def check(
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        inputs: Mapping[str, TensorMeta | list[int]],
+        options: object = None,
+        *,
+        started: float | None = None,
+    ) -> Checked:
+        """Check all that can be known without the tensors' bytes: names, rules, shapes, options, limits.
+
+        `started` is the `time.monotonic()` from which the deadline counts; now, when absent.
+
+        Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
+        """
+        chosen = parse_options(options)
+        op = resolve(name, attributes, inputs)
+        check_limits(op, self.settings)
+        allowed = self.settings.deadline_s
+        if chosen.deadline_ms is not None:
+            allowed = min(allowed, chosen.deadline_ms / 1000)
+        return Checked(op, chosen, (time.monotonic() if started is None else started) + allowed)
+
+    async def plan(self, checked: Checked) -> Prepared:
+        """Plan a checked call; raises `TooLarge` when its scratch is."""
+        arguments = (checked.op, self.settings, checked.options.reference)
+        if prod(checked.op.weights_shape) > _PLAN_INLINE:
+            chosen = await asyncio.to_thread(plan_call, *arguments)
+        else:
+            chosen = plan_call(*arguments)
+        return Prepared(checked.op, chosen, checked.options, checked.deadline)
 
     async def prepare(
         self,
@@ -143,20 +179,8 @@ class Service:
         *,
         started: float | None = None,
     ) -> Prepared:
-        """Check all that can be known without the tensors' bytes: names, rules, shapes, options, limits.
-
-        `started` is the `time.monotonic()` from which the deadline counts; now, when absent.
-
-        Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
-        """
-        chosen = parse_options(options)
-        op = resolve(name, attributes, inputs)
-        plan = plan_call(op, self.settings, reference=chosen.reference)
-        allowed = self.settings.deadline_s
-        if chosen.deadline_ms is not None:
-            allowed = min(allowed, chosen.deadline_ms / 1000)
-        deadline = (time.monotonic() if started is None else started) + allowed
-        return Prepared(op, plan, chosen, deadline, tuple(op.warnings))
+        """Check a call and plan it; raises what `check` and `plan` raise."""
+        return await self.plan(self.check(name, attributes, inputs, options, started=started))
 
     def call(
         self,

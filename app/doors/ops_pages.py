@@ -31,8 +31,8 @@ class Readiness(BaseModel):
     progress: float
 
 
-@router.get("/healthz", responses={503: {"model": Health, "description": "The engine could not start."}})
-async def healthz(request: Request) -> Health:
+@router.get("/healthz")
+async def healthz() -> Health:
     """Tell whether the process is alive."""
     return Health(status="ok", version=__version__)
 

@@ -7,33 +7,36 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.call import Call
+from app.call import Call, Prepared
 from app.connection import cancel_on_disconnect
-from app.doors.calls import read_request
+from app.intake.body import declared_length, read_body
+from app.intake.calls import RequestedCall, read_call
+from app.intake.json import JsonIntake
 from app.intake.landing import Holding
-from app.intake.tensors import metas, settle
+from app.intake.multipart import MultipartIntake
+from app.intake.tensors import settle
 from app.middleware import context_of
+from app.openapi import COMPUTE_DOCS, DESCRIBE_DOCS, LIST_DOCS, VALIDATE_DOCS
 from app.replies import frames, npy, sse
 from app.replies.accept import choose
+from app.replies.body import send_json
 from app.replies.result import send_result
 from app.service import Service
-from convgrad._errors import DeadlineExceeded
+from convgrad._errors import DeadlineExceeded, UnsupportedMediaType
 from schemas.describe import describe, list_operations
 from schemas.tables import find_operation
 
-__all__ = ["router"]
+__all__ = ["REPLY_TYPES", "REQUEST_TYPES", "router"]
+
+Check = Callable[[RequestedCall], Awaitable[object]]
 
 router = APIRouter(prefix="/v1/ops", tags=["operations"])
 
-
-async def _send_events(call: Call, send: Send, request_id: str) -> None:
-    await sse.send_sse(call, send, request_id)
-
+REQUEST_TYPES = ("application/json", "multipart/form-data")
 
 _SENDERS: dict[str, Callable[[Call, Send, str], Awaitable[None]]] = {
     "application/json": lambda call, send, _: send_result(call, send),
@@ -41,77 +44,110 @@ _SENDERS: dict[str, Callable[[Call, Send, str], Awaitable[None]]] = {
     sse.MEDIA_TYPE: sse.send_sse,
     frames.MEDIA_TYPE: lambda call, send, _: frames.send_frames(call, send),
 }
+REPLY_TYPES = tuple(_SENDERS)
 
 
-@router.get("")
-async def list_() -> list[dict[str, Any]]:
+@router.get("", **LIST_DOCS)
+async def list_all() -> Any:
     """List the operations with their aliases."""
     return list_operations()
 
 
-@router.get("/{op}")
-async def describe_(op: str) -> dict[str, Any]:
-    """Describe one operation: attributes, inputs, outputs, layouts."""
+@router.get("/{op}", **DESCRIBE_DOCS)
+async def describe_one(op: str) -> Any:
+    """Describe one operation: attributes, inputs, outputs and layouts, as data."""
     return describe(op)
 
 
-@router.post("/{op}/validate")
+@router.post("/{op}/validate", **VALIDATE_DOCS)
 async def validate(op: str, request: Request) -> Response:
-    """Check a call without computing it; its tensors may be dtype and shape alone."""
+    """Check a call and compute nothing: resolved attributes, output shapes, the plan and its cost.
+
+    A tensor may be its dtype and shape alone.
+    """
     return _Validation(op, request.app.state.service)
 
 
-@router.post("/{op}")
+@router.post("/{op}", **COMPUTE_DOCS)
 async def compute(op: str, request: Request) -> Response:
-    """Compute an operation."""
+    """Compute an operation, under any of its names."""
     return _Computation(op, request.app.state.service)
 
 
 class _Deferred(Response):
-    """Answer with the ASGI channels in hand, because the body is read, and the reply sent, piece by piece."""
+    """Answer with the ASGI channels in hand: the body is read, and the reply sent, piece by piece."""
 
     def __init__(self, op: str, service: Service) -> None:
         self._called = find_operation(op)
         self._service = service
         self.background = None
 
+    async def _read(
+        self, scope: Scope, receive: Receive, holding: Holding, *, check: Check | None
+    ) -> RequestedCall:
+        """Read the call in the form that its content type names; without `check` it needs no data.
+
+        A multipart body is checked with `check` as soon as its tensors' headers are known.
+        """
+        headers = Headers(scope=scope)
+        length, form = declared_length(headers), _request_type(headers)
+        timings = context_of(scope).timings
+        try:
+            async with asyncio.timeout(self._service.settings.deadline_s):
+                if form == "multipart/form-data":
+                    parts = MultipartIntake(
+                        headers["content-type"], self._called, holding, length=length, check=check
+                    )
+                    await read_body(receive, parts, timings)
+                    return parts.finish(need_data=check is not None)
+                limit = int(self._service.settings.head_limit)
+                document = JsonIntake(holding, length=length, max_skeleton=limit)
+                await read_body(receive, document, timings)
+                request = await document.finish_async()
+                return read_call(self._called, request, holding, need_data=check is not None)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline was over before the whole request had arrived") from None
+
 
 class _Validation(_Deferred):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         choose(Headers(scope=scope).get("accept"), ["application/json"])
-        settings = self._service.settings
         with Holding(self._service.segments) as holding:
-            async with asyncio.timeout(settings.deadline_s):
-                request = await read_request(
-                    scope, receive, self._called, holding, settings, need_data=False
-                )
-            reply = await self._service.validate(
-                self._called.called_as, request.attributes, metas(request.inputs), request.options
-            )
-        await JSONResponse(reply)(scope, receive, send)
+            call = await self._read(scope, receive, holding, check=None)
+        reply = await self._service.validate(
+            self._called.called_as, call.attributes, call.metas, call.options
+        )
+        await send_json(send, reply)
 
 
 class _Computation(_Deferred):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, context = self._service, context_of(scope)
-        send_reply = _SENDERS[choose(Headers(scope=scope).get("accept"), list(_SENDERS))]
+        send_reply = _SENDERS[choose(Headers(scope=scope).get("accept"), REPLY_TYPES)]
+
+        async def prepare(call: RequestedCall) -> Prepared:
+            return await service.prepare(
+                self._called.called_as, call.attributes, call.metas, call.options, started=context.started
+            )
+
         with service.admit(), Holding(service.segments) as holding:
-            try:
-                async with asyncio.timeout(service.settings.deadline_s):
-                    request = await read_request(scope, receive, self._called, holding, service.settings)
-            except TimeoutError:
-                raise DeadlineExceeded("the deadline was over before the request had arrived") from None
+            call = await self._read(scope, receive, holding, check=prepare)
             with context.timings.measure("decode"):
-                prepared = await service.prepare(
-                    self._called.called_as,
-                    request.attributes,
-                    metas(request.inputs),
-                    request.options,
-                    started=context.started,
-                )
-                tensors = await settle(request.inputs, holding)
+                prepared = await prepare(call)
+                tensors = await settle(call.inputs, holding)
             async with (
                 cancel_on_disconnect(receive),
-                service.call(prepared, tensors, holding, timings=context.timings) as call,
+                service.call(prepared, tensors, holding, timings=context.timings) as running,
             ):
-                await send_reply(call, send, context.request_id)
+                await send_reply(running, send, context.request_id)
+
+
+def _request_type(headers: Headers) -> str:
+    given = headers.get("content-type", "")
+    name = given.partition(";")[0].strip().lower()
+    if name in REQUEST_TYPES:
+        return name
+    raise UnsupportedMediaType(
+        f"the body must be {' or '.join(REQUEST_TYPES)}; the Content-Type header says otherwise",
+        data={"supported": list(REQUEST_TYPES)},
+    )

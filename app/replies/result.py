@@ -40,7 +40,7 @@ def result_members(call: Call, output: dict[str, Any]) -> dict[str, Any]:
         "resolved": prepared.op.reply_attributes(),
         "stats": call.stats,
     }
-    return reply | ({"warnings": list(prepared.warnings)} if prepared.warnings else {})
+    return reply | ({"warnings": list(prepared.op.warnings)} if prepared.op.warnings else {})
 
 
 class JsonResult:

@@ -1,0 +1,166 @@
+"""The OpenAPI document: what FastAPI finds out by itself, and the bodies that our doors read by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from schemas.tables import OPERATIONS, CalledOperation, find_operation, operation_names
+from schemas.wire import CallReply, Problem, ValidateReply, request_model, validate_model
+
+__all__ = ["COMPUTE_DOCS", "DESCRIBE_DOCS", "LIST_DOCS", "VALIDATE_DOCS", "install_openapi", "problems"]
+
+_REF = "#/components/schemas/{model}"
+
+_STATUSES = {
+    400: "The request is not in its own format.",
+    404: "There is no such operation.",
+    405: "This page does not take that method.",
+    406: "No reply form that the Accept header allows.",
+    413: "The body, or the work, output or memory that the call needs, is over a limit.",
+    415: "A content type or encoding that this page does not read.",
+    422: "Attributes, inputs or options break a rule, or a dtype is not supported.",
+    499: "The client left.",
+    500: "A fault of the service.",
+    503: "The queue or the memory is full, or the service starts or drains; see Retry-After.",
+    504: "The deadline was over.",
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the answers that are problem objects."""
+    content = {"application/problem+json": {"schema": _ref(Problem)}}
+    return {status: {"description": _STATUSES[status], "content": content} for status in statuses}
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _called() -> list[CalledOperation]:
+    """One name for each operation and dialect."""
+    names = [name for row in OPERATIONS for name in (row.name, row.old_name) if name]
+    return [find_operation(name) for name in names]
+
+
+def _any_of(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    return {"anyOf": [_ref(model) for model in models]}
+
+
+_OP = {
+    "name": "op",
+    "in": "path",
+    "required": True,
+    "description": "Name or alias of an operation.",
+    "schema": {"type": "string", "enum": list(operation_names())},
+}
+
+_REQUESTS = [request_model(called) for called in _called()]
+_VALIDATIONS = [validate_model(called) for called in _called()]
+_FILE = {"type": "string", "format": "binary"}
+
+
+def _parts() -> dict[str, Any]:
+    """Describe the multipart form: the request object first, then a `.npy` file for each tensor."""
+    names = {name: None for called in _called() for name in called.operation.input_spellings}
+    return {
+        "schema": {
+            "type": "object",
+            "required": ["request"],
+            "properties": {"request": {"type": "object"}, **dict.fromkeys(names, _FILE)},
+        },
+        "encoding": {
+            "request": {"contentType": "application/json"},
+            **{name: {"contentType": "application/x-npy, application/octet-stream"} for name in names},
+        },
+    }
+
+
+def _body(bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    content = {"application/json": {"schema": _any_of(bodies)}, "multipart/form-data": _parts()}
+    return {"required": True, "content": content}
+
+
+def _binary(description: str) -> dict[str, Any]:
+    return {"schema": {"type": "string", "format": "binary", "description": description}}
+
+
+_CALL_REPLY = {
+    "description": "The result, in the form that the Accept header asks for.",
+    "headers": {
+        "X-Request-ID": {"schema": {"type": "string"}, "description": "The request's id, or a fresh one."},
+        "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds by part."},
+        "X-Tensor-Dtype": {"schema": {"type": "string"}, "description": "With .npy: the dtype's name."},
+    },
+    "content": {
+        "application/json": {"schema": _ref(CallReply)},
+        "application/x-npy": _binary("The output as a .npy file, sent while it is computed."),
+        "text/event-stream": {
+            "schema": {"type": "string", "description": "JSON-RPC messages: progress, tiles, the response."}
+        },
+        "application/x-tensor-stream": _binary("Frames: begin, progress, tile, end or error."),
+    },
+}
+
+LIST_DOCS: dict[str, Any] = {"responses": problems(405, 500)}
+DESCRIBE_DOCS: dict[str, Any] = {
+    "responses": problems(404, 405, 500),
+    "openapi_extra": {"parameters": [_OP]},
+}
+VALIDATE_DOCS: dict[str, Any] = {
+    "responses": {
+        200: {
+            "description": "What the call would be.",
+            "content": {"application/json": {"schema": _ref(ValidateReply)}},
+        },
+        **problems(400, 404, 405, 406, 413, 415, 422, 500, 503, 504),
+    },
+    "openapi_extra": {"parameters": [_OP], "requestBody": _body(_VALIDATIONS)},
+}
+COMPUTE_DOCS: dict[str, Any] = {
+    "responses": {200: _CALL_REPLY, **problems(400, 404, 405, 406, 413, 415, 422, 500, 503, 504)},
+    "openapi_extra": {"parameters": [_OP], "requestBody": _body(_REQUESTS)},
+}
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Make the document of `app` from its routes and the models of the tables, once."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(
+                title=app.title,
+                version=app.version,
+                summary=app.summary,
+                license_info=app.license_info,
+                routes=app.routes,
+                separate_input_output_schemas=False,
+            )
+            models: list[type[BaseModel]] = [CallReply, Problem, ValidateReply, *_REQUESTS, *_VALIDATIONS]
+            _, definitions = models_json_schema(
+                [(model, "validation") for model in models], ref_template=_REF
+            )
+            schemas = made.setdefault("components", {}).setdefault("schemas", {})
+            schemas.update(definitions["$defs"])
+            for path, page in made["paths"].items():
+                for verb in page.values():
+                    _clean(path, verb)
+            app.openapi_schema = made
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _clean(path: str, verb: dict[str, Any]) -> None:
+    """Drop what FastAPI adds and our pages do not do: its own 422 body, a second description of `op`."""
+    answers = verb.get("responses", {})
+    if "HTTPValidationError" in str(answers.get("422")):
+        del answers["422"]
+    if "{op}" in path:
+        others = [entry for entry in verb.get("parameters", []) if entry["name"] != "op"]
+        verb["parameters"] = [_OP, *others]
