@@ -1,3 +1,92 @@
-"""Exact, fast convolution gradients over HTTP: the client of the convgrad service."""
+"""Exact, fast convolution gradients over HTTP: the client of the convgrad service.
 
+>>> with convgrad.Client("http://127.0.0.1:8000") as client:  # doctest: +SKIP
+...     dw = client.convolution_backward_weights(
+...         src, diff_dst, weights_shape=(64, 32, 3, 3), strides=(1, 1), dilations=(1, 1),
+...         auto_pad="same_upper", data_format="NCX", weights_format="OIX",
+...     )
+"""
+
+# Before the imports: the client names it in its User-Agent.
 __version__ = "0.1.0"
+
+from convgrad._async_client import AsyncClient, AsyncStream
+from convgrad._client import Client
+from convgrad._errors import (
+    BrokenStream,
+    CallerError,
+    Cancelled,
+    ConnectFailed,
+    ConvgradError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidParams,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotAcceptable,
+    NotFound,
+    Overloaded,
+    ParseError,
+    ProtocolError,
+    RateLimited,
+    ServiceError,
+    ShuttingDown,
+    TimedOut,
+    TooLarge,
+    TransportError,
+    Unauthorised,
+    UnknownOperation,
+    Unsupported,
+    UnsupportedMediaType,
+    WorkerLost,
+)
+from convgrad._events import Health, Progress, Result, Tile
+from convgrad._retry import Retry
+from convgrad._stream import Stream
+from convgrad._tensors import NpyFile
+
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "BrokenStream",
+    "CallerError",
+    "Cancelled",
+    "Client",
+    "ConnectFailed",
+    "ConvgradError",
+    "DeadlineExceeded",
+    "Health",
+    "InternalError",
+    "InvalidParams",
+    "InvalidRequest",
+    "MethodNotAllowed",
+    "NotAcceptable",
+    "NotFound",
+    "NpyFile",
+    "Overloaded",
+    "ParseError",
+    "Progress",
+    "ProtocolError",
+    "RateLimited",
+    "Result",
+    "Retry",
+    "ServiceError",
+    "ShuttingDown",
+    "Stream",
+    "Tile",
+    "TimedOut",
+    "TooLarge",
+    "TransportError",
+    "Unauthorised",
+    "UnknownOperation",
+    "Unsupported",
+    "UnsupportedMediaType",
+    "WorkerLost",
+    "__version__",
+]
+
+# Tracebacks and documentation shall show the names that people import.
+for _name in __all__:
+    if isinstance(_member := globals()[_name], type):
+        _member.__module__ = __name__
+del _name, _member

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ class FrameDecoder:
         self._max_json = max_json
         self._max_body = max_body
         self._place = place
-        self._frames: list[Frame] = []
+        self._frame: Frame | None = None
         self._header: dict[str, Any] = {}
         self._body: memoryview | bytes = b""
         self._lengths = (0, 0)
@@ -79,13 +79,21 @@ class FrameDecoder:
         Raises `ProtocolError` when they are not frames: wrong magic, checksum, lengths or JSON. The decoder
         is of no use after that.
         """
+        return list(self.decode(data))
+
+    def decode(self, data: Bytes) -> Iterator[Frame]:
+        """Do what `feed` does, a frame at a time: each is returned before the bytes after it are looked at.
+
+        That is for a `place` that depends on earlier frames. The iterator has to be used up.
+        """
         rest = _flat(data)
         while len(rest):
             rest = rest[self._fill(rest) :]
             while self._filled == self._length:
                 self._then()
-        frames, self._frames = self._frames, []
-        return frames
+            if self._frame is not None:
+                frame, self._frame = self._frame, None
+                yield frame
 
     def close(self) -> None:
         """Say that no more bytes come; raises `BrokenStream` in the middle of a frame."""
@@ -142,7 +150,7 @@ class FrameDecoder:
         (expected,) = _CRC.unpack(self._own)
         if expected != self._crc:
             raise ProtocolError(f"a frame's checksum must be 0x{expected:08x}, it is 0x{self._crc:08x}")
-        self._frames.append(Frame(self._header, self._body))
+        self._frame = Frame(self._header, self._body)
         self._body = b""
         self._await(_HEAD.size, self._read_head)
 

@@ -1,0 +1,214 @@
+"""The asyncio client: `_client` and `_stream` once more, a `send` that is awaited apart."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Self
+
+import httpx
+
+from convgrad import _core as core
+from convgrad._assembly import Assembly
+from convgrad._base import DEFAULT_TIMEOUT, DEFAULT_URL, ONCE, READY_POLL, Base, Timeout, options
+from convgrad._core import Inputs, Request
+from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TimedOut
+from convgrad._events import Array, Event, Health, Result
+from convgrad._operations import Operations
+from convgrad._retry import Budget, Retry
+from convgrad._tensors import Bytes
+from convgrad._transport import translated
+
+__all__ = ["AsyncClient", "AsyncStream"]
+
+
+class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
+    """Be `Client` for asyncio: the same names with `await`, `async with` and `async for`."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        retry: Retry | None = Retry(),  # noqa: B008 - frozen
+        transport: httpx.AsyncBaseTransport | None = None,
+        uds: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(url, api_key, timeout, retry)
+        if uds is not None and transport is None:
+            transport = httpx.AsyncHTTPTransport(uds=os.fspath(uds))
+        self._http = httpx.AsyncClient(transport=transport, **self._settings())
+
+    async def run(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+    ) -> Array:
+        """Compute `op` and return its output; see `Client.run`."""
+        result = await self.run_detailed(op, inputs, attributes, reference=reference, deadline=deadline)
+        return result.array
+
+    async def run_detailed(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+    ) -> Result:
+        """Compute `op` and return the whole reply; see `Client.run_detailed`."""
+        request = core.call(op, inputs, attributes, options=options(reference, deadline))
+        budget = Budget(self._retry, deadline)
+        while True:
+            try:
+                async with self._opened(request, budget) as stream:
+                    return await stream.details()
+            except BrokenStream as error:
+                await asyncio.sleep(budget.wait_after(error))
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+    ) -> AsyncIterator[AsyncStream]:
+        """Compute `op` and give its tiles as they become final, for `async with`; see `Client.stream`."""
+        request = core.call(op, inputs, attributes, options=options(reference, deadline))
+        async with self._opened(request, Budget(self._retry, deadline)) as stream:
+            yield stream
+
+    async def validate(
+        self, op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Check a call without sending its tensors; see `Client.validate`."""
+        return core.object_of(await self._fetch(core.validation(op, inputs, attributes)))
+
+    async def operations(self) -> list[dict[str, Any]]:
+        """List the operations of the service."""
+        return core.operations_of(await self._fetch(core.operations()))
+
+    async def describe(self, op: str) -> dict[str, Any]:
+        """Return the table of `op`; see `Client.describe`."""
+        return core.object_of(await self._fetch(core.description(op)))
+
+    async def health(self) -> Health:
+        """Ask whether the service takes calls; see `Client.health`."""
+        try:
+            return core.health_of(await self._fetch(core.readiness(), ONCE))
+        except (Overloaded, ShuttingDown) as error:
+            return core.health_of(error)
+
+    async def wait_until_ready(self, timeout: float = 60.0) -> Health:  # noqa: ASYNC109 - the sync client's name
+        """Wait until the service takes calls; see `Client.wait_until_ready`."""
+        end = time.monotonic() + timeout
+        while True:
+            if (health := await self._health_or_none()) is not None and health.ready:
+                return health
+            if time.monotonic() + READY_POLL > end:
+                raise TimedOut(f"the service was not ready within {timeout:g} s")
+            await asyncio.sleep(READY_POLL)
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def _health_or_none(self) -> Health | None:
+        try:
+            return await self.health()
+        except ConvgradError:
+            return None
+
+    @asynccontextmanager
+    async def _opened(self, request: Request, budget: Budget) -> AsyncIterator[AsyncStream]:
+        response = await self._send(request, budget)
+        try:
+            core.check_media_type(response.headers)
+            yield AsyncStream(response, budget)
+        finally:
+            await response.aclose()
+
+    async def _fetch(self, request: Request, retry: Retry | None = None) -> Any:
+        response = await self._send(request, Budget(retry or self._retry))
+        with translated():
+            try:
+                return core.json_of(await response.aread())
+            finally:
+                await response.aclose()
+
+    async def _send(self, request: Request, budget: Budget) -> httpx.Response:
+        while True:
+            try:
+                return await self._send_once(request, budget)
+            except ConvgradError as error:
+                await asyncio.sleep(budget.wait_after(error))
+
+    async def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
+        content = None if request.body is None else _as_async(request.body.pieces())
+        with translated():
+            built = self._http.build_request(**self._arguments(request, budget, content))
+            response = await self._http.send(built, stream=True)
+            if response.is_success:
+                return response
+            try:
+                raise core.error_of(response.status_code, response.headers, await response.aread())
+            finally:
+                await response.aclose()
+
+
+class AsyncStream:
+    """Be `Stream` for asyncio."""
+
+    def __init__(self, response: httpx.Response, budget: Budget) -> None:
+        self._response = response
+        self._budget = budget
+        self._assembly = Assembly()
+        self._events = self._read()
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self._events
+
+    async def result(self) -> Array:
+        """Return the output, after reading what is left of the reply; see `Stream.result`."""
+        return (await self.details()).array
+
+    async def details(self) -> Result:
+        """Return the whole reply; see `Stream.details`."""
+        async for _ in self._events:
+            pass
+        return self._assembly.close()
+
+    async def _read(self) -> AsyncIterator[Event]:
+        try:
+            with translated():
+                async for data in self._response.aiter_bytes():
+                    self._budget.check()
+                    for event in self._assembly.feed(data):
+                        yield event
+        except TimedOut:
+            self._budget.check()
+            raise
+        self._assembly.close()
+
+
+async def _as_async(pieces: Iterable[Bytes]) -> AsyncIterator[Bytes]:
+    for piece in pieces:
+        yield piece

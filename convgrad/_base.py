@@ -1,0 +1,70 @@
+"""What both clients know: where the service is, as whom they call, and how patiently."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterable, Iterable
+from typing import Any
+
+import httpx
+
+from convgrad._core import Request
+from convgrad._retry import Budget, Retry
+from convgrad._tensors import Bytes
+
+__all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "ONCE", "READY_POLL", "Base", "Timeout", "options"]
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+# A computation may be silent for as long as the service lets it run, by default five minutes.
+DEFAULT_TIMEOUT = httpx.Timeout(60.0, connect=5.0, read=330.0)
+ONCE = Retry(attempts=1)
+READY_POLL = 0.1
+
+Timeout = float | httpx.Timeout | None
+
+
+class Base:
+    """Hold what a client knows: where, as whom, how patiently."""
+
+    def __init__(self, url: str, api_key: str | None, timeout: Timeout, retry: Retry | None) -> None:
+        from convgrad import __version__
+
+        self._url = httpx.URL(url)
+        if self._url.scheme not in ("http", "https"):
+            raise ValueError("the url must begin with http:// or https://")
+        self._timeout = httpx.Timeout(timeout)
+        self._retry = retry or ONCE
+        # Tensors don't shrink, and the frames are to be read as they come.
+        self._headers = {"User-Agent": f"convgrad/{__version__}", "Accept-Encoding": "identity"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+
+    def _settings(self) -> dict[str, Any]:
+        return {"base_url": self._url, "headers": self._headers, "timeout": self._timeout}
+
+    def _arguments(
+        self, request: Request, budget: Budget, content: Iterable[Bytes] | AsyncIterable[Bytes] | None
+    ) -> dict[str, Any]:
+        """Return what httpx builds a request from."""
+        headers = {"Accept": request.accept}
+        if request.body is not None:
+            headers |= {
+                "Content-Type": request.body.content_type,
+                "Content-Length": str(request.body.length),
+            }
+        timeout = self._timeout.as_dict() | {"read": budget.read_timeout(self._timeout.read)}
+        return {
+            "method": request.method,
+            "url": request.path,
+            "headers": headers,
+            "content": content,
+            "timeout": httpx.Timeout(**timeout),
+        }
+
+
+def options(reference: bool, deadline: float | None) -> dict[str, Any]:
+    """Return the options of a call that are not at their default."""
+    options: dict[str, Any] = {"reference": True} if reference else {}
+    if deadline is not None:
+        options["deadline_ms"] = max(1, math.ceil(deadline * 1000))
+    return options

@@ -1,0 +1,190 @@
+"""The blocking client: what waits. What it says, and how it understands, is pure and lives elsewhere."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Self
+
+import httpx
+
+from convgrad import _core as core
+from convgrad._base import DEFAULT_TIMEOUT, DEFAULT_URL, ONCE, READY_POLL, Base, Timeout, options
+from convgrad._core import Inputs, Request
+from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TimedOut
+from convgrad._events import Array, Health, Result
+from convgrad._operations import Operations
+from convgrad._retry import Budget, Retry
+from convgrad._stream import Stream
+from convgrad._transport import translated
+
+__all__ = ["Client"]
+
+
+class Client(Base, Operations[Array]):
+    """Compute convolution gradients on a convgrad service.
+
+    `url` is the service's address, or any name for a service behind the Unix socket `uds`. `api_key` is sent
+    as a Bearer token. `timeout` is httpx's; `retry` says how often to try, None for once. `transport`
+    replaces the network. Arrays go in with any strides and byte order; results are writeable. Every failure
+    is a `ConvgradError`. One client may be used by many threads; use it in `with`, or close it.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: Timeout = DEFAULT_TIMEOUT,
+        retry: Retry | None = Retry(),  # noqa: B008 - frozen
+        transport: httpx.BaseTransport | None = None,
+        uds: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(url, api_key, timeout, retry)
+        if uds is not None and transport is None:
+            transport = httpx.HTTPTransport(uds=os.fspath(uds))
+        self._http = httpx.Client(transport=transport, **self._settings())
+
+    def run(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+    ) -> Array:
+        """Compute `op`, under any of its names, and return its output.
+
+        `inputs` are arrays or paths of `.npy` files by name; `attributes` are as on the operation's page.
+        `reference` takes the slow kernel that accumulates in float64. After `deadline` seconds the service
+        stops and the call raises `DeadlineExceeded`. A reply that breaks off is asked for again, because
+        nothing of it was used yet.
+        """
+        return self.run_detailed(op, inputs, attributes, reference=reference, deadline=deadline).array
+
+    def run_detailed(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+    ) -> Result:
+        """Compute `op` like `run`, and return its outputs, resolved attributes and statistics."""
+        request = core.call(op, inputs, attributes, options=options(reference, deadline))
+        budget = Budget(self._retry, deadline)
+        while True:
+            try:
+                with self._opened(request, budget) as stream:
+                    return stream.details()
+            except BrokenStream as error:
+                time.sleep(budget.wait_after(error))
+
+    @contextmanager
+    def stream(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+    ) -> Iterator[Stream]:
+        """Compute `op` and give its tiles as they become final; for `with`.
+
+        Once the reply has begun nothing is tried again: what was given was given.
+        """
+        request = core.call(op, inputs, attributes, options=options(reference, deadline))
+        with self._opened(request, Budget(self._retry, deadline)) as stream:
+            yield stream
+
+    def validate(
+        self, op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Check a call without sending its tensors; return what it would be: shapes, plan and cost.
+
+        `inputs` are as for `run`, or `{"dtype": .., "shape": ..}`. Raises what the call would raise.
+        """
+        return core.object_of(self._fetch(core.validation(op, inputs, attributes)))
+
+    def operations(self) -> list[dict[str, Any]]:
+        """List the operations of the service."""
+        return core.operations_of(self._fetch(core.operations()))
+
+    def describe(self, op: str) -> dict[str, Any]:
+        """Return the table of `op`: attributes, inputs, outputs and layouts, as data."""
+        return core.object_of(self._fetch(core.description(op)))
+
+    def health(self) -> Health:
+        """Ask whether the service takes calls; raises `ConnectFailed` when there is none."""
+        try:
+            return core.health_of(self._fetch(core.readiness(), ONCE))
+        except (Overloaded, ShuttingDown) as error:
+            return core.health_of(error)
+
+    def wait_until_ready(self, timeout: float = 60.0) -> Health:
+        """Wait until the service takes calls; raises `TimedOut` when it does not within `timeout` seconds."""
+        end = time.monotonic() + timeout
+        while True:
+            if (health := self._health_or_none()) is not None and health.ready:
+                return health
+            if time.monotonic() + READY_POLL > end:
+                raise TimedOut(f"the service was not ready within {timeout:g} s")
+            time.sleep(READY_POLL)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _health_or_none(self) -> Health | None:
+        try:
+            return self.health()
+        except ConvgradError:
+            return None
+
+    @contextmanager
+    def _opened(self, request: Request, budget: Budget) -> Iterator[Stream]:
+        response = self._send(request, budget)
+        try:
+            core.check_media_type(response.headers)
+            yield Stream(response, budget)
+        finally:
+            response.close()
+
+    def _fetch(self, request: Request, retry: Retry | None = None) -> Any:
+        response = self._send(request, Budget(retry or self._retry))
+        with translated():
+            try:
+                return core.json_of(response.read())
+            finally:
+                response.close()
+
+    def _send(self, request: Request, budget: Budget) -> httpx.Response:
+        """Return the reply's beginning, after as many attempts as the budget allows."""
+        while True:
+            try:
+                return self._send_once(request, budget)
+            except ConvgradError as error:
+                time.sleep(budget.wait_after(error))
+
+    def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
+        content = None if request.body is None else iter(request.body.pieces())
+        with translated():
+            built = self._http.build_request(**self._arguments(request, budget, content))
+            response = self._http.send(built, stream=True)
+            if response.is_success:
+                return response
+            try:
+                raise core.error_of(response.status_code, response.headers, response.read())
+            finally:
+                response.close()

@@ -1,0 +1,216 @@
+"""The client without its network: calls to requests, replies to values and errors."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from convgrad import _frames
+from convgrad._errors import (
+    CallerError,
+    ConvgradError,
+    DeadlineExceeded,
+    InvalidParams,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotAcceptable,
+    NotFound,
+    Overloaded,
+    ProtocolError,
+    RateLimited,
+    ServiceError,
+    TooLarge,
+    Unauthorised,
+    UnsupportedMediaType,
+    error_from_code,
+)
+from convgrad._events import Health
+from convgrad._multipart import Body, multipart
+from convgrad._tensors import Tensor, part
+
+__all__ = [
+    "Inputs",
+    "Request",
+    "call",
+    "check_media_type",
+    "description",
+    "error_of",
+    "health_of",
+    "json_of",
+    "object_of",
+    "operations",
+    "operations_of",
+    "readiness",
+    "validation",
+]
+
+Inputs = Mapping[str, "Tensor | Sequence[int] | Mapping[str, Any]"]
+"""Tensors by name. `weights_shape` is a list of integers; `validate` also takes `{"dtype", "shape"}`."""
+
+# What a status means when the reply is no problem+json, as from a proxy in between.
+_BY_STATUS: dict[int, type[ConvgradError]] = {
+    400: InvalidRequest,
+    401: Unauthorised,
+    404: NotFound,
+    405: MethodNotAllowed,
+    406: NotAcceptable,
+    413: TooLarge,
+    415: UnsupportedMediaType,
+    422: InvalidParams,
+    429: RateLimited,
+    503: Overloaded,
+    504: DeadlineExceeded,
+}
+# Members of a problem object that the error has in another place.
+_PROBLEM_OWN = frozenset({"type", "title", "status", "detail", "code"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Say what to ask for, in HTTP's words but for no library of HTTP."""
+
+    method: str
+    path: str
+    accept: str = "application/json"
+    body: Body | None = None
+
+
+def call(
+    op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, options: Mapping[str, Any]
+) -> Request:
+    """Build the request that computes `op`; lists stay in its JSON, tensors become parts of their own."""
+    tensors = {name: part(value) for name, value in inputs.items() if not _is_list(value)}
+    stated: dict[str, Any] = {name: value for name, value in inputs.items() if _is_list(value)}
+    # A .npy file can't say bfloat16, so the request does.
+    stated |= {name: {"dtype": "bf16"} for name, sent in tensors.items() if sent.dtype.name == "bf16"}
+    document = {"attributes": attributes or {}, "inputs": stated, "options": options}
+    return Request("POST", _op_path(op), _frames.MEDIA_TYPE, multipart(_dump(document), tensors))
+
+
+def validation(op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None) -> Request:
+    """Build the request that checks `op` with the dtypes and shapes of its tensors alone."""
+    stated = {
+        name: value if _is_list(value) or isinstance(value, Mapping) else part(value).describe()
+        for name, value in inputs.items()
+    }
+    text = _dump({"attributes": attributes or {}, "inputs": stated})
+    body = Body("application/json", len(text), lambda: [text])
+    return Request("POST", _op_path(op) + "/validate", body=body)
+
+
+def operations() -> Request:
+    """Build the request for the list of operations."""
+    return Request("GET", "/v1/ops")
+
+
+def description(op: str) -> Request:
+    """Build the request for the table of `op`."""
+    return Request("GET", _op_path(op))
+
+
+def readiness() -> Request:
+    """Build the request that asks whether calls are taken."""
+    return Request("GET", "/readyz")
+
+
+def json_of(content: bytes) -> Any:
+    """Read a JSON reply; raises `ProtocolError` when it is none."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("the reply must be JSON") from error
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """Return a reply that has to be a JSON object."""
+    if not isinstance(value, dict):
+        raise ProtocolError("the reply must be a JSON object")
+    return value
+
+
+def operations_of(value: Any) -> list[dict[str, Any]]:
+    """Return the operations in the reply that lists them."""
+    listed = object_of(value).get("operations")
+    if not isinstance(listed, list):
+        raise ProtocolError("the reply must have a list of `operations`")
+    return listed
+
+
+def health_of(reply: Any) -> Health:
+    """Read what the service says about being ready; a refusal is an answer too."""
+    if isinstance(reply, ConvgradError):
+        return Health(False, {"message": reply.message, **reply.data})
+    return Health(True, object_of(reply))
+
+
+def check_media_type(headers: Mapping[str, str]) -> None:
+    """Raise `ProtocolError` when a reply is not a tensor stream, as from a server that is not ours."""
+    if headers.get("content-type", "").partition(";")[0].strip() != _frames.MEDIA_TYPE:
+        raise ProtocolError(f"the reply must be {_frames.MEDIA_TYPE}; is this a convgrad service?")
+
+
+def error_of(status: int, headers: Mapping[str, str], content: bytes) -> ConvgradError:
+    """Build the error that a reply with a status of 400 or more stands for."""
+    problem = _problem(content)
+    code = problem.get("code")
+    own = _PROBLEM_OWN if isinstance(code, str) else frozenset[str]()
+    data = {key: value for key, value in problem.items() if key not in own}
+    if (seconds := _seconds(headers.get("retry-after"))) is not None:
+        data["retry_after"] = seconds
+    message = str(
+        problem.get("detail") or problem.get("title") or f"the service replied with status {status}"
+    )
+    if isinstance(code, str):
+        return error_from_code(code, message, data=data)
+    return _class_of(status)(message, data=data)
+
+
+def _is_list(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        # A shape that was computed with NumPy; no tensor of an operation has integers.
+        return value.ndim == 1 and value.dtype.kind == "i"
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _op_path(op: str) -> str:
+    return f"/v1/ops/{quote(op, safe='')}"
+
+
+def _dump(document: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(document, default=_plain, separators=(",", ":"), allow_nan=False).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidParams("attributes must be integers, strings and lists of integers") from error
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, np.integer | np.ndarray):
+        return value.tolist()
+    raise TypeError(type(value).__name__)
+
+
+def _problem(content: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _seconds(value: str | None) -> float | None:
+    """Read Retry-After in its form of seconds; a date is passed over, clocks differ."""
+    try:
+        seconds = float(value or "")
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
+
+
+def _class_of(status: int) -> type[ConvgradError]:
+    return _BY_STATUS.get(status, CallerError if status < 500 else ServiceError)

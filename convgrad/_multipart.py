@@ -1,0 +1,72 @@
+"""The request body: one JSON part and `.npy` files as `multipart/form-data`, of a length known beforehand."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from convgrad._errors import InvalidParams
+from convgrad._tensors import PIECE, Bytes, Part
+
+__all__ = ["Body", "multipart"]
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+# From here on a piece is sent as it is; smaller ones are cheaper to copy than to send alone.
+_LARGE = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Be what a request carries: `pieces()` gives exactly `length` bytes, any number of times."""
+
+    content_type: str
+    length: int
+    pieces: Callable[[], Iterable[Bytes]]
+
+
+def multipart(request: bytes, parts: Mapping[str, Part]) -> Body:
+    """Put the JSON `request` first, then each tensor as a `.npy` part of its name."""
+    boundary = f"convgrad-{secrets.token_hex(16)}"
+    heads = [_head(boundary, "request", "application/json") + request]
+    heads += [b"\r\n" + _head(boundary, _checked(name), "application/x-npy") for name in parts]
+    tail = f"\r\n--{boundary}--\r\n".encode()
+    length = sum(map(len, heads)) + sum(part.nbytes for part in parts.values()) + len(tail)
+
+    def pieces() -> Iterator[Bytes]:
+        yield heads[0]
+        for head, part in zip(heads[1:], parts.values(), strict=True):
+            yield head
+            yield from part.pieces()
+        yield tail
+
+    return Body(f"multipart/form-data; boundary={boundary}", length, lambda: _joined(pieces()))
+
+
+def _head(boundary: str, name: str, content_type: str) -> bytes:
+    file = "" if name == "request" else f'; filename="{name}.npy"'
+    disposition = f'Content-Disposition: form-data; name="{name}"{file}'
+    return f"--{boundary}\r\n{disposition}\r\nContent-Type: {content_type}\r\n\r\n".encode()
+
+
+def _checked(name: str) -> str:
+    if name == "request" or not _NAME.fullmatch(name):
+        message = "an input's name must be letters, digits and underscores, and not `request`"
+        raise InvalidParams(message, errors=[{"loc": ["inputs"], "msg": message, "type": "name"}])
+    return name
+
+
+def _joined(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
+    """Join small pieces, so that a small call is one write to the socket."""
+    small = bytearray()
+    for piece in pieces:
+        if len(piece) < _LARGE and len(small) < PIECE:
+            small += piece
+            continue
+        if small:
+            yield bytes(small)
+            small.clear()
+        yield piece
+    if small:
+        yield bytes(small)

@@ -1,0 +1,113 @@
+"""The operations as methods, for both clients: the pages' names in snake case, attributes as keywords."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Literal, Required, TypedDict, TypeVar, Unpack
+
+from convgrad._core import Inputs
+from convgrad._tensors import Tensor
+
+__all__ = ["Attributes", "Operations", "TransposeAttributes"]
+
+T = TypeVar("T")
+
+
+class Attributes(TypedDict, total=False):
+    """Hold what every operation of the family takes; what is left out has the page's default.
+
+    Lists have one integer for each spatial axis. Pads are needed unless `auto_pad` says otherwise; dilation 1
+    is dense.
+    """
+
+    strides: Required[Sequence[int]]
+    dilations: Required[Sequence[int]]
+    pads_begin: Sequence[int]
+    pads_end: Sequence[int]
+    auto_pad: Literal["none", "same_upper", "same_lower", "valid"]
+    groups: int
+    data_format: Literal["NXC", "NCX"]
+    weights_format: Literal["XIO", "OIX", "XOI", "IOX"]
+
+
+class TransposeAttributes(Attributes, total=False):
+    """Add what the transposed operations take."""
+
+    output_padding: Sequence[int]
+
+
+class Operations(ABC, Generic[T]):
+    """Call each operation by a method of its own; `T` is what a call gives, now or later an array."""
+
+    @abstractmethod
+    def run(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+    ) -> T:
+        """Compute `op` and return its output."""
+
+    def conv_transpose_backward_weights(
+        self,
+        src: Tensor,
+        diff_dst: Tensor,
+        *,
+        weights_shape: Sequence[int],
+        reference: bool = False,
+        deadline: float | None = None,
+        **attributes: Unpack[TransposeAttributes],
+    ) -> T:
+        """Compute ConvTransposeBackwardWeights, the gradient of a transposed convolution for its weights.
+
+        `src` is (N, I, X) and `diff_dst` (N, O, Y) in NCX, with the channels last in NXC; the result has
+        `weights_shape`, of which `weights_format` names the axes, and the dtype of the inputs.
+        """
+        inputs = {"src": src, "diff_dst": diff_dst, "weights_shape": weights_shape}
+        return self.run(
+            "ConvTransposeBackwardWeights", inputs, attributes, reference=reference, deadline=deadline
+        )
+
+    def convolution_backward_weights(
+        self,
+        src: Tensor,
+        diff_dst: Tensor,
+        *,
+        weights_shape: Sequence[int],
+        reference: bool = False,
+        deadline: float | None = None,
+        **attributes: Unpack[Attributes],
+    ) -> T:
+        """Compute ConvolutionBackwardWeights, the gradient of a convolution for its weights.
+
+        `src` is (N, I, X) and `diff_dst` (N, O, Y) in NCX, with the channels last in NXC; the result has
+        `weights_shape`, of which `weights_format` names the axes, and the dtype of the inputs.
+        """
+        inputs = {"src": src, "diff_dst": diff_dst, "weights_shape": weights_shape}
+        return self.run(
+            "ConvolutionBackwardWeights", inputs, attributes, reference=reference, deadline=deadline
+        )
+
+    def conv_transpose(
+        self,
+        src: Tensor,
+        weights: Tensor,
+        bias: Tensor | None = None,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+        **attributes: Unpack[TransposeAttributes],
+    ) -> T:
+        """Compute ConvTranspose, the transposed convolution itself, plus `bias` of shape (O) when given.
+
+        `src` is (N, I, X) in NCX, with the channels last in NXC; `weights_format` names the axes of
+        `weights`.
+        """
+        inputs: dict[str, Tensor] = {"src": src, "weights": weights}
+        if bias is not None:
+            inputs["bias"] = bias
+        return self.run("ConvTranspose", inputs, attributes, reference=reference, deadline=deadline)

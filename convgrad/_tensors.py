@@ -1,0 +1,139 @@
+"""Arrays and `.npy` files as parts of a request: the size is known beforehand, nothing is copied whole."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from convgrad._dtypes import DType, dtype_of_array
+from convgrad._errors import ParseError
+from convgrad._events import Array
+from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header, write_header
+
+__all__ = ["PIECE", "Bytes", "NpyFile", "Part", "Tensor", "part"]
+
+# Large enough for few system calls, small enough for the second-level cache.
+PIECE = 256 * 1024
+
+_VOID_PAIR = np.dtype("V2")
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+Bytes = bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class NpyFile:
+    """Name a `.npy` file as a tensor; `dtype` is needed only for bf16 that was stored as `uint16`."""
+
+    path: str | os.PathLike[str]
+    dtype: str | None = None
+
+
+Tensor = np.ndarray[Any, Any] | str | os.PathLike[str] | NpyFile
+"""What the client takes as a tensor: an array, or a `.npy` file by its path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Be one tensor to send: `pieces()` gives the `nbytes` bytes of a `.npy` file, any number of times."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    nbytes: int
+    pieces: Callable[[], Iterator[Bytes]]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the request says about this tensor when it is not sent."""
+        return {"dtype": self.dtype.name, "shape": list(self.shape)}
+
+
+def part(tensor: Tensor | Any) -> Part:
+    """Prepare one tensor for sending.
+
+    Arrays may have any strides and byte order. Raises `Unsupported` for a dtype that no operation takes,
+    `ParseError` for a file that is no whole `.npy` file, and `OSError` when it can't be read.
+    """
+    match tensor:
+        case NpyFile(path, declared):
+            return _file_part(Path(path), declared)
+        case str() | os.PathLike():
+            return _file_part(Path(tensor), None)
+        case _:
+            return _array_part(np.asarray(tensor))
+
+
+def _array_part(array: Array) -> Part:
+    # numpy.load gives two void bytes for what ml_dtypes saved as bfloat16.
+    if array.dtype == _VOID_PAIR:
+        array = array.view(_BFLOAT16)
+    dtype = dtype_of_array(array)
+    header = write_header(dtype, array.shape)
+
+    def pieces() -> Iterator[Bytes]:
+        yield header
+        yield from _blocks(array, dtype)
+
+    return Part(dtype, array.shape, len(header) + array.nbytes, pieces)
+
+
+def _blocks(array: Array, dtype: DType) -> Iterator[Bytes]:
+    """Give the bytes in C order, little-endian; what is stored otherwise is converted a piece at a time."""
+    if array.flags.c_contiguous and array.dtype == dtype.numpy:
+        yield from _slices(_bytes_of(array))
+    elif array.nbytes <= PIECE:
+        yield _bytes_of(np.ascontiguousarray(array, dtype.numpy))
+    else:
+        rows = max(1, PIECE // (array.nbytes // len(array)))
+        for at in range(0, len(array), rows):
+            block = array[at] if rows == 1 else array[at : at + rows]
+            yield from _blocks(block, dtype)
+
+
+def _bytes_of(array: Array) -> memoryview:
+    # bfloat16 is unknown to the buffer protocol, bytes are not.
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _slices(data: memoryview) -> Iterator[memoryview]:
+    for at in range(0, len(data), PIECE):
+        yield data[at : at + PIECE]
+
+
+def _file_part(path: Path, declared: str | None) -> Part:
+    header, size = _file_header(path)
+    # ml_dtypes writes bfloat16 as <V2 and nothing else does; <u2 may be anything, so it has to be declared.
+    if declared is None and header.descr.endswith("V2"):
+        declared = "bf16"
+    dtype = header.dtype(declared)
+    whole = header.offset + header.nbytes
+    if size != whole:
+        raise ParseError(f"{path} must have {whole} bytes by its header, it has {size}")
+    return Part(dtype, header.shape, size, partial(_file_pieces, path, size))
+
+
+def _file_header(path: Path) -> tuple[NpyHeader, int]:
+    with path.open("rb") as file:
+        start = file.read(HEADER_LIMIT + 16)
+        size = os.fstat(file.fileno()).st_size
+    header = parse_header(start)
+    if header is None:
+        raise ParseError(f"{path} ends within its .npy header")
+    return header, size
+
+
+def _file_pieces(path: Path, size: int) -> Iterator[Bytes]:
+    # Reads, not a mapping: a file that somebody shortens meanwhile gives an error, not SIGBUS.
+    with path.open("rb", buffering=0) as file:
+        while size > 0:
+            piece = file.read(min(PIECE, size))
+            if not piece:
+                raise ParseError(f"{path} became shorter while it was sent")
+            size -= len(piece)
+            yield piece

@@ -1,0 +1,218 @@
+"""A small real HTTP server that speaks the contract, written without the code under test.
+
+It answers a call with its `src` as the output, in as many tiles as the test says, and keeps what it was sent.
+`script` holds what it does instead for the next requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import socketserver
+import struct
+import threading
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+
+
+@dataclass
+class Received:
+    """Keep one request as it came."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    document: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, Array] = field(default_factory=dict)
+
+
+def frame(header: dict[str, Any], body: bytes = b"") -> bytes:
+    """Return one frame of the contract."""
+    text = json.dumps(header).encode()
+    return (
+        struct.pack("<4sIQ", b"CGG1", len(text), len(body))
+        + text
+        + body
+        + struct.pack("<I", zlib.crc32(text + body))
+    )
+
+
+def boxes(shape: tuple[int, ...], tiles: int) -> Iterator[tuple[list[int], list[int]]]:
+    """Cut a shape into boxes along its last axis, so that they are not contiguous; last box first."""
+    edges = np.linspace(0, shape[-1], tiles + 1).astype(int).tolist()
+    for begin, end in reversed(list(pairwise(edges))):
+        yield [0] * (len(shape) - 1) + [begin], [*shape[:-1], end - begin]
+
+
+def stream_of(array: Array, *, tiles: int = 2, **begin: Any) -> list[bytes]:
+    """Return the frames of a whole reply."""
+    whole = {
+        "op": "Op",
+        "output": "diff_weights",
+        "dtype": NAMES[array.dtype.name],
+        "shape": list(array.shape),
+    }
+    frames = [frame({"type": "begin", "tiles": tiles, "resolved": {"groups": 1}, **whole, **begin})]
+    for seq, (offset, shape) in enumerate(boxes(array.shape, tiles)):
+        box = array[tuple(slice(at, at + size) for at, size in zip(offset, shape, strict=True))]
+        frames.append(frame({"type": "progress", "done": seq + 1, "total": tiles}))
+        frames.append(frame({"type": "tile", "seq": seq, "offset": offset, "shape": shape}, box.tobytes()))
+    digest = hashlib.sha256(array.tobytes()).hexdigest()
+    frames.append(frame({"type": "end", "tiles": tiles, "sha256": digest, "stats": {"tiles": tiles}}))
+    return frames
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answer one connection's requests."""
+
+    protocol_version = "HTTP/1.1"
+    server: Server | UnixServer
+
+    def do_GET(self) -> None:
+        """Answer a page."""
+        self._answer(Received("GET", self.path, self._fields()))
+
+    def do_POST(self) -> None:
+        """Answer a call."""
+        received = Received("POST", self.path, self._fields())
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        kind = self.headers["Content-Type"]
+        if kind.startswith("multipart/form-data"):
+            read_multipart(body, kind.partition("boundary=")[2], received)
+        else:
+            received.document = json.loads(body)
+        self._answer(received)
+
+    def reply(self, status: int, body: bytes, kind: str = "application/json", **headers: str) -> None:
+        """Send a whole reply."""
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def problem(self, status: int, code: str, **members: Any) -> None:
+        """Send an error as the contract has it."""
+        body = {
+            "type": "urn:x",
+            "title": "Title",
+            "status": status,
+            "detail": "rule",
+            "code": code,
+            **members,
+        }
+        self.reply(status, json.dumps(body).encode(), "application/problem+json")
+
+    def frames(self, frames: list[bytes], *, whole: bool = True) -> None:
+        """Send frames in chunks of HTTP; without the last one the reply breaks off."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/x-tensor-stream")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for data in frames:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        if whole:
+            self.wfile.write(b"0\r\n\r\n")
+        else:
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Keep quiet."""
+
+    def _fields(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.headers.items()}
+
+    def _answer(self, received: Received) -> None:
+        self.server.received.append(received)
+        if self.server.script:
+            self.server.script.popleft()(self, received)
+        else:
+            self.frames(stream_of(received.tensors["src"]))
+
+
+Step = Callable[[Handler, Received], None]
+
+
+class Server(ThreadingHTTPServer):
+    """Serve on a free port of the loopback interface."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.received: list[Received] = []
+        self.script: deque[Step] = deque()
+
+    @property
+    def url(self) -> str:
+        """The address."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+    """Serve on a Unix socket."""
+
+    daemon_threads = True
+    url: ClassVar[str] = "http://any-name"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), Handler)
+        self.received: list[Received] = []
+        self.script: deque[Step] = deque()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Give the handler an address that it can print."""
+        request, _ = super().get_request()
+        return request, ("unix", 0)
+
+
+@contextmanager
+def running(server: Server | UnixServer) -> Iterator[None]:
+    """Serve in a thread while the block runs."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def read_multipart(body: bytes, boundary: str, into: Received) -> None:
+    """Take a multipart body apart; the `request` part has to be the first."""
+    start, *parts, end = (b"\r\n" + body).split(b"\r\n--" + boundary.encode())
+    assert (start, end) == (b"", b"--\r\n")
+    for number, part in enumerate(parts):
+        head, _, content = part.partition(b"\r\n\r\n")
+        found = re.search(rb'; name="(\w+)"', head)
+        assert found is not None
+        name = found[1].decode()
+        assert (name == "request") == (number == 0)
+        if name == "request":
+            into.document = json.loads(content)
+        else:
+            into.tensors[name] = load(content, into.document["inputs"].get(name, {}))
+
+
+def load(content: bytes, stated: dict[str, Any]) -> Array:
+    """Read a `.npy` part with NumPy."""
+    array: Array = np.load(io.BytesIO(content), allow_pickle=False)
+    return array.view(ml_dtypes.bfloat16) if stated.get("dtype") == "bf16" else array

@@ -1,0 +1,217 @@
+"""The reply put together: in any pieces, any order of tiles, and never wrong without saying so."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convgrad import BrokenStream, ConvgradError, Overloaded, Progress, ProtocolError, Result, Tile
+from convgrad._assembly import Assembly
+from tests.convgrad.server import frame, stream_of
+
+ARRAY = np.arange(2 * 3 * 4, dtype=np.float32).reshape(2, 3, 4)
+BEGIN: dict[str, Any] = {
+    "type": "begin",
+    "op": "Op",
+    "output": "o",
+    "dtype": "f32",
+    "shape": [2, 3],
+    "tiles": 1,
+}
+TILE: dict[str, Any] = {"type": "tile", "seq": 0, "offset": [0, 0], "shape": [2, 3]}
+DATA = np.arange(6, dtype=np.float32).tobytes()
+END: dict[str, Any] = {"type": "end", "tiles": 1, "sha256": hashlib.sha256(DATA).hexdigest(), "stats": {}}
+
+
+def assemble(*pieces: bytes) -> Result:
+    """Read a whole reply."""
+    assembly = Assembly()
+    for piece in pieces:
+        list(assembly.feed(piece))
+    return assembly.close()
+
+
+def reply(begin: Any = None, tile: Any = None, end: Any = None, *, body: bytes = DATA) -> bytes:
+    """Return a reply of one tile, with some members of its frames replaced."""
+    frames = [(BEGIN, begin, b""), (TILE, tile, body), (END, end, b"")]
+    return b"".join(frame(header | (changes or {}), data) for header, changes, data in frames)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("tiles", [1, 2, 4])
+def test_any_pieces_make_the_array(dtype: Any, tiles: int) -> None:
+    """Byte by byte, frame by frame or all at once, the same array comes out."""
+    array = ARRAY.astype(dtype)
+    frames = stream_of(array, tiles=tiles)
+    whole = b"".join(frames)
+    for pieces in ([whole], frames, [bytes([byte]) for byte in whole]):
+        result = assemble(*pieces).array
+        assert result.dtype == array.dtype
+        np.testing.assert_array_equal(result, array)
+
+
+@given(st.data())
+def test_tiles_in_any_order(data: st.DataObject) -> None:
+    """Tiles may come in any order, contiguous or not, and be cut anywhere."""
+    begin, *middle, end = stream_of(ARRAY, tiles=4)
+    order = data.draw(st.permutations(middle))
+    whole = b"".join([begin, *order, end])
+    cut = data.draw(st.integers(0, len(whole)))
+    np.testing.assert_array_equal(assemble(whole[:cut], whole[cut:]).array, ARRAY)
+
+
+def test_events_come_before_the_error_that_ends_them() -> None:
+    """What was final before an error is given, even when all of it came in one piece."""
+    fault = frame({"type": "error", "code": "overloaded", "message": "full", "data": {"retry_after": 2}})
+    events = Assembly().feed(b"".join([*stream_of(ARRAY)[:3], fault]))
+    assert isinstance(next(events), Progress)
+    assert isinstance(next(events), Tile)
+    with pytest.raises(Overloaded, match="full") as caught:
+        next(events)
+    assert caught.value.retry_after == 2
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (1,), ()])
+def test_outputs_of_few_elements(shape: tuple[int, ...]) -> None:
+    """An output may be empty, or have no axes."""
+    array = np.ones(shape, np.float32)
+    begin = frame(BEGIN | {"shape": list(shape)})
+    tile = frame(TILE | {"offset": [0] * len(shape), "shape": list(shape)}, array.tobytes())
+    end = frame(END | {"sha256": hashlib.sha256(array.tobytes()).hexdigest()})
+    np.testing.assert_array_equal(assemble(begin + tile + end).array, array)
+
+
+def test_contiguous_tiles_are_received_in_place() -> None:
+    """A tile that is contiguous in the output shares the output's memory, and so does any other."""
+    for tiles in (1, 2):
+        assembly = Assembly()
+        events = list(assembly.feed(b"".join(stream_of(ARRAY, tiles=tiles))))
+        result = assembly.close().array
+        boxes = [event.data for event in events if isinstance(event, Tile)]
+        assert len(boxes) == tiles
+        assert all(np.shares_memory(box, result) for box in boxes)
+
+
+def test_frames_of_the_future_are_passed_over() -> None:
+    """A frame of an unknown type between the known ones changes nothing."""
+    begin, *rest = stream_of(ARRAY)
+    np.testing.assert_array_equal(assemble(begin, frame({"type": "hint", "x": 1}), *rest).array, ARRAY)
+
+
+def test_progress_of_nothing_is_complete() -> None:
+    """A call without tiles is done from the start."""
+    assert Progress(0, 0).share == 1.0
+
+
+BROKEN: dict[str, tuple[bytes, str]] = {
+    "checksum of the tensor": (reply(end={"sha256": "0" * 64}), "sha256"),
+    "no checksum": (reply(end={"sha256": None}), "sha256"),
+    "fewer tiles than announced": (reply(end={"tiles": 2}), "2 tiles by its `end`, 1 came"),
+    "tile outside": (reply(tile={"offset": [1, 0]}), "must lie within"),
+    "tile far outside": (reply(tile={"offset": [10**15, 0]}), "must lie within"),
+    "negative offset": (reply(tile={"offset": [-1, 0]}), "offset"),
+    "offset of other rank": (reply(tile={"offset": [0]}), "must have 2 axes"),
+    "no offset": (reply(tile={"offset": None}), "offset"),
+    "booleans": (reply(tile={"offset": [False, False]}), "offset"),
+    "body too long": (reply(body=DATA + b"\0"), "24 bytes"),
+    "body too short": (reply(body=DATA[:-1]), "24 bytes"),
+    "no body": (reply(body=b""), "24 bytes"),
+    "no seq": (reply(tile={"seq": None}), "seq"),
+    "unknown dtype": (reply(begin={"dtype": "f8"}), "dtype"),
+    "no dtype": (reply(begin={"dtype": []}), "dtype"),
+    "huge shape": (reply(begin={"shape": [2**31, 2**31]}), "shape"),
+    "shape beyond memory": (reply(begin={"shape": [2**57]}), "room"),
+    "too many axes": (reply(begin={"shape": [1] * 65}), "shape"),
+    "resolved is no object": (reply(begin={"resolved": []}), "resolved"),
+    "two beginnings": (frame(BEGIN) + reply(), "one `begin`"),
+    "two ends": (reply() + frame(END), "no more"),
+    "tile first": (frame(TILE, DATA), "before `begin`"),
+    "end first": (frame(END), "one `begin`"),
+    "no type": (frame({}), "one `begin`"),
+    "body of another frame": (frame(BEGIN, b"x"), "only a tile"),
+    "error without code": (frame({"type": "error"}), "code"),
+}
+
+
+@pytest.mark.parametrize("name", list(BROKEN))
+def test_breaches_of_the_form_are_found(name: str) -> None:
+    """A reply that contradicts itself or the contract is a protocol error that says where."""
+    stream, message = BROKEN[name]
+    with pytest.raises(ProtocolError, match=message):
+        assemble(stream)
+
+
+def test_the_unbroken_reply_is_right() -> None:
+    """The reply that the cases above break is right without their change."""
+    assert assemble(reply()).array.tobytes() == DATA
+
+
+def test_every_truncation_is_found() -> None:
+    """A reply cut anywhere is broken."""
+    stream = b"".join(stream_of(ARRAY))
+    for end in range(len(stream)):
+        with pytest.raises(BrokenStream):
+            assemble(stream[:end])
+
+
+def test_every_flipped_byte_is_found() -> None:
+    """A reply with one byte changed never gives a result."""
+    stream = b"".join(stream_of(ARRAY))
+    for at in range(len(stream)):
+        damaged = bytearray(stream)
+        damaged[at] ^= 0xFF
+        with pytest.raises((ProtocolError, BrokenStream)):
+            assemble(bytes(damaged))
+
+
+def test_a_sum_that_was_made_to_fit_does_not_help() -> None:
+    """A changed element with a right frame checksum is still found, by the checksum of the whole."""
+    body = np.arange(1, 7, dtype=np.float32).tobytes()
+    with pytest.raises(ProtocolError, match="sha256"):
+        assemble(reply(body=body))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2**70) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+keys = st.sampled_from(
+    ["type", "op", "output", "dtype", "shape", "offset", "seq", "tiles", "sha256", "done", "data"]
+)
+kinds = st.sampled_from(["begin", "progress", "tile", "end", "error"])
+
+
+@given(
+    st.lists(
+        st.tuples(kinds, st.dictionaries(keys, json_values, max_size=3), st.binary(max_size=8)), max_size=3
+    )
+)
+def test_hostile_frames_raise_the_trees_errors(frames: list[tuple[str, dict[str, Any], bytes]]) -> None:
+    """Well-formed frames with any JSON in them never raise anything but the tree's errors."""
+    base = {"begin": BEGIN, "tile": TILE, "end": END, "progress": {"done": 1, "total": 2}}
+    stream = b"".join(
+        frame({"type": kind, **base.get(kind, {}), **more}, body) for kind, more, body in frames
+    )
+    with pytest.raises(ConvgradError):
+        assemble(stream)
+
+
+def test_frames_of_the_tests_are_those_of_the_contract() -> None:
+    """The frames that these tests build by hand have the layout of the contract."""
+    text = b'{"type": "x"}'
+    expected = (
+        struct.pack("<IIQ", 0x31474743, len(text), 1)
+        + text
+        + b"b"
+        + struct.pack("<I", zlib.crc32(text + b"b"))
+    )
+    assert frame({"type": "x"}, b"b") == expected

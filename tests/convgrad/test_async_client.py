@@ -1,0 +1,164 @@
+"""The asyncio client against a real HTTP server: the same promises, with `await`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import numpy as np
+import pytest
+
+import convgrad
+from convgrad import AsyncClient, Progress, Tile
+from tests.convgrad.conftest import QUICK
+from tests.convgrad.server import Server, UnixServer, running, stream_of
+from tests.convgrad.test_client import busy, cut, free_port, hang_up
+
+SRC = np.arange(2 * 3 * 40 * 50, dtype=np.float32).reshape(2, 3, 40, 50)
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def client_of(server: Server | UnixServer, **options: Any) -> AsyncIterator[AsyncClient]:
+    """Connect to a server without waiting long between attempts."""
+    async with AsyncClient(server.url, retry=QUICK, **options) as client:
+        yield client
+
+
+def using(server: Server, use: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """Run one coroutine with a client of the server."""
+
+    async def run() -> T:
+        async with client_of(server) as client:
+            return await use(client)
+
+    return asyncio.run(run())
+
+
+def test_run(server: Server) -> None:
+    """The result is a writeable array of what the service sent, and the request has everything in it."""
+    result = using(server, lambda client: client.run("Op", {"src": SRC}, {"groups": 1}, deadline=2))
+    np.testing.assert_array_equal(result, SRC)
+    assert result.flags.writeable
+    assert server.received[0].document["options"] == {"deadline_ms": 2000}
+
+
+def test_operations_are_methods(server: Server) -> None:
+    """The methods of the operations give something to await."""
+    result = using(server, lambda client: client.conv_transpose(SRC, SRC, strides=[1], dilations=[1]))
+    np.testing.assert_array_equal(result, SRC)
+    assert server.received[0].path == "/v1/ops/ConvTranspose"
+
+
+def test_calls_run_side_by_side(server: Server) -> None:
+    """One client carries several calls at a time."""
+
+    async def use(client: AsyncClient) -> list[np.ndarray[Any, Any]]:
+        return await asyncio.gather(*(client.run("Op", {"src": SRC + number}) for number in range(5)))
+
+    for number, result in enumerate(using(server, use)):
+        np.testing.assert_array_equal(result, SRC + number)
+
+
+def test_stream(server: Server) -> None:
+    """Events come with `async for`, the result with `await`, also after leaving the loop early."""
+
+    async def use(client: AsyncClient) -> None:
+        async with client.stream("Op", {"src": SRC}) as stream:
+            events = [event async for event in stream]
+            assert [type(event) for event in events] == [Progress, Tile, Progress, Tile]
+            np.testing.assert_array_equal(await stream.result(), SRC)
+        async with client.stream("Op", {"src": SRC}) as stream:
+            async for _ in stream:
+                break
+            assert (await stream.details()).stats == {"tiles": 2}
+
+    using(server, use)
+
+
+def test_pages_and_health(server: Server) -> None:
+    """Lists, tables, validation and health are the same as the blocking client's."""
+    server.script += [
+        lambda handler, _: handler.reply(200, b'{"operations": [{"name": "Op"}]}'),
+        lambda handler, _: handler.reply(200, b'{"name": "Op"}'),
+        lambda handler, _: handler.reply(200, b'{"resolved": {}}'),
+        lambda handler, _: handler.reply(503, b'{"status": "starting"}'),
+        lambda handler, _: handler.reply(503, b'{"status": "starting"}'),
+        lambda handler, _: handler.reply(200, b'{"status": "ready"}'),
+    ]
+
+    async def use(client: AsyncClient) -> None:
+        assert await client.operations() == [{"name": "Op"}]
+        assert await client.describe("Op") == {"name": "Op"}
+        assert await client.validate("Op", {"src": SRC}) == {"resolved": {}}
+        assert (await client.health()).detail["status"] == "starting"
+        assert (await client.wait_until_ready(5)).ready
+
+    using(server, use)
+
+
+@pytest.mark.parametrize("step", [busy, hang_up, cut])
+def test_what_may_pass_is_tried_again(server: Server, step: Any) -> None:
+    """Refusals for now and broken connections are tried again, a reply that broke off too."""
+    server.script += [step, step]
+    np.testing.assert_array_equal(using(server, lambda client: client.run("Op", {"src": SRC})), SRC)
+    assert len(server.received) == 3
+
+
+def test_errors_are_typed(server: Server) -> None:
+    """A problem raises the class of its code; a stream that breaks off is not tried again."""
+    server.script += [lambda handler, _: handler.problem(422, "invalid_params"), cut]
+
+    async def use(client: AsyncClient) -> None:
+        with pytest.raises(convgrad.InvalidParams):
+            await client.run("Op", {"src": SRC})
+        async with client.stream("Op", {"src": SRC}) as stream:
+            with pytest.raises(convgrad.BrokenStream):
+                await stream.result()
+
+    using(server, use)
+    assert len(server.received) == 2
+
+
+def test_nobody_there() -> None:
+    """No service is `ConnectFailed` for a call, and `TimedOut` for waiting."""
+
+    async def use() -> None:
+        async with AsyncClient(f"http://127.0.0.1:{free_port()}", retry=QUICK) as client:
+            with pytest.raises(convgrad.ConnectFailed):
+                await client.run("Op", {"src": SRC})
+            with pytest.raises(convgrad.TimedOut):
+                await client.wait_until_ready(0.01)
+
+    asyncio.run(use())
+
+
+def test_unix_socket(tmp_path: Path) -> None:
+    """`uds` reaches a service behind a Unix socket."""
+    server = UnixServer(tmp_path / "s")
+
+    async def use() -> None:
+        async with client_of(server, uds=tmp_path / "s") as client:
+            np.testing.assert_array_equal(await client.run("Op", {"src": SRC}), SRC)
+
+    with running(server):
+        asyncio.run(use())
+
+
+def test_transport_replaces_the_network() -> None:
+    """With `transport` a client talks to whatever the test gives it."""
+
+    async def reply(request: httpx.Request) -> httpx.Response:
+        assert int(request.headers["content-length"]) == len(await request.aread())
+        headers = {"content-type": "application/x-tensor-stream"}
+        return httpx.Response(200, headers=headers, content=b"".join(stream_of(SRC)))
+
+    async def use() -> None:
+        async with AsyncClient(transport=httpx.MockTransport(reply)) as client:
+            np.testing.assert_array_equal(await client.run("Op", {"src": SRC}), SRC)
+
+    asyncio.run(use())

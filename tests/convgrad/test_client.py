@@ -1,0 +1,407 @@
+"""The blocking client against a real HTTP server."""
+
+from __future__ import annotations
+
+import json
+import socket
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+
+import convgrad
+from convgrad import Client, Progress, Retry, Tile
+from tests.convgrad.conftest import QUICK
+from tests.convgrad.server import Handler, Received, Server, UnixServer, frame, running, stream_of
+
+SRC = np.arange(2 * 3 * 40 * 50, dtype=np.float32).reshape(2, 3, 40, 50)
+ATTRIBUTES = {"strides": [1, 1], "dilations": (1, 1)}
+
+
+def test_the_request_is_the_contract(client: Client, server: Server) -> None:
+    """A call goes out as multipart of known length: the JSON first, then each tensor as a `.npy` file."""
+    bias = SRC[0, 0, 0]
+    client.run(
+        "Op", {"src": SRC, "weights_shape": (4, 3), "bias": bias}, ATTRIBUTES, reference=True, deadline=1.5
+    )
+    (received,) = server.received
+    assert (received.method, received.path) == ("POST", "/v1/ops/Op")
+    assert received.headers["accept"] == "application/x-tensor-stream"
+    assert received.headers["user-agent"] == f"convgrad/{convgrad.__version__}"
+    assert "transfer-encoding" not in received.headers
+    assert "authorization" not in received.headers
+    assert received.document == {
+        "attributes": {"strides": [1, 1], "dilations": [1, 1]},
+        "inputs": {"weights_shape": [4, 3]},
+        "options": {"reference": True, "deadline_ms": 1500},
+    }
+    assert list(received.tensors) == ["src", "bias"]
+    np.testing.assert_array_equal(received.tensors["src"], SRC)
+    np.testing.assert_array_equal(received.tensors["bias"], bias)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_the_result_is_a_writeable_array(client: Client, server: Server, dtype: Any) -> None:
+    """What comes back has the dtype, the shape and the bits of what the service sent, and may be written."""
+    src = SRC.astype(dtype)
+    result = client.run("Op", {"src": src})
+    assert (result.dtype, result.shape) == (src.dtype, src.shape)
+    assert result.tobytes() == src.tobytes()
+    result[...] = 0
+    stated = server.received[0].document["inputs"]
+    assert stated == ({"src": {"dtype": "bf16"}} if dtype is ml_dtypes.bfloat16 else {})
+
+
+def test_run_detailed_gives_the_whole_reply(client: Client, server: Server) -> None:
+    """Outputs by name, resolved attributes, statistics and warnings come with the array."""
+    server.script.append(lambda handler, _: handler.frames(stream_of(SRC, warnings=["both shapes given"])))
+    result = client.run_detailed("Op", {"src": SRC})
+    assert result.op == "Op"
+    assert list(result.outputs) == ["diff_weights"]
+    assert result.array is result.outputs["diff_weights"]
+    assert result.resolved == {"groups": 1}
+    assert result.stats == {"tiles": 2}
+    assert result.warnings == ("both shapes given",)
+
+
+def test_stream_gives_events_and_then_the_result(client: Client) -> None:
+    """Tiles come with their place and data as the service finishes them; the result is them together."""
+    seen = np.zeros_like(SRC)
+    with client.stream("Op", {"src": SRC}) as stream:
+        progress = []
+        for event in stream:
+            if isinstance(event, Progress):
+                progress.append(event.share)
+                continue
+            assert isinstance(event, Tile)
+            assert not event.data.flags.writeable
+            box = tuple(slice(at, at + size) for at, size in zip(event.offset, event.shape, strict=True))
+            seen[box] = event.data
+        result = stream.result()
+    assert progress == [0.5, 1.0]
+    np.testing.assert_array_equal(seen, SRC)
+    np.testing.assert_array_equal(result, SRC)
+    assert result.flags.writeable
+
+
+def test_stream_result_reads_what_the_loop_left(client: Client) -> None:
+    """Leaving the loop early loses nothing: the result reads on."""
+    with client.stream("Op", {"src": SRC}) as stream:
+        first = next(iter(stream))
+        assert first == Progress(1, 2)
+        np.testing.assert_array_equal(stream.result(), SRC)
+        assert list(stream) == []
+        assert stream.details().op == "Op"
+
+
+def test_operations_are_methods(client: Client, server: Server) -> None:
+    """Each operation has a method of its page's name, with attributes as keywords."""
+    src, weights, bias = SRC, SRC[:1], SRC[0, 0, 0]
+    client.conv_transpose_backward_weights(
+        src, weights, weights_shape=(3, 2, 1, 1), strides=(2, 2), dilations=(1, 1)
+    )
+    client.convolution_backward_weights(src, weights, weights_shape=[3], strides=[1], dilations=[1], groups=3)
+    client.conv_transpose(src, weights, strides=[1], dilations=[1], output_padding=[1])
+    client.conv_transpose(src, weights, bias, strides=[1], dilations=[1], reference=True)
+    paths = [received.path.rpartition("/")[2] for received in server.received]
+    assert paths == ["ConvTransposeBackwardWeights", "ConvolutionBackwardWeights", *["ConvTranspose"] * 2]
+    assert [list(received.tensors) for received in server.received] == [
+        ["src", "diff_dst"],
+        ["src", "diff_dst"],
+        ["src", "weights"],
+        ["src", "weights", "bias"],
+    ]
+    first, *_, last = (received.document for received in server.received)
+    assert first["attributes"] == {"strides": [2, 2], "dilations": [1, 1]}
+    assert first["inputs"] == {"weights_shape": [3, 2, 1, 1]}
+    assert last["options"] == {"reference": True}
+
+
+def test_pages(client: Client, server: Server) -> None:
+    """The lists and tables of the service come as data."""
+    server.script += [
+        lambda handler, _: handler.reply(200, b'{"operations": [{"name": "Op"}]}'),
+        lambda handler, _: handler.reply(200, b'{"name": "Op"}'),
+        lambda handler, _: handler.reply(200, b'{"resolved": {}}'),
+    ]
+    assert client.operations() == [{"name": "Op"}]
+    assert client.describe("a/b") == {"name": "Op"}
+    assert client.validate(
+        "Op", {"src": SRC, "w": {"dtype": "f32", "shape": [1]}, "weights_shape": [1]}, ATTRIBUTES
+    )
+    assert [received.path for received in server.received] == [
+        "/v1/ops",
+        "/v1/ops/a%2Fb",
+        "/v1/ops/Op/validate",
+    ]
+    assert server.received[2].document["inputs"] == {
+        "src": {"dtype": "f32", "shape": [2, 3, 40, 50]},
+        "w": {"dtype": "f32", "shape": [1]},
+        "weights_shape": [1],
+    }
+
+
+def test_health(client: Client, server: Server) -> None:
+    """Being ready, starting and draining are answers; waiting ends with the first ready one."""
+    starting = json.dumps({"status": "starting", "progress": 0.5}).encode()
+    server.script += [
+        lambda handler, _: handler.reply(200, b'{"status": "ready"}'),
+        lambda handler, _: handler.reply(503, starting),
+        lambda handler, _: handler.problem(503, "shutting_down"),
+        lambda handler, _: handler.reply(503, starting),
+        lambda handler, _: handler.reply(200, b'{"status": "ready"}'),
+    ]
+    assert client.health() == convgrad.Health(True, {"status": "ready"})
+    health = client.health()
+    assert not health.ready
+    assert health.detail["status"] == "starting"
+    assert health.detail["progress"] == 0.5
+    assert not client.health().ready
+    assert client.wait_until_ready(5).ready
+
+
+def test_waiting_for_a_service_ends() -> None:
+    """A service that never gets ready is a timeout, not an endless wait."""
+    with (
+        Client(f"http://127.0.0.1:{free_port()}") as client,
+        pytest.raises(convgrad.TimedOut, match=r"0\.05 s"),
+    ):
+        client.wait_until_ready(0.05)
+
+
+ERRORS: list[tuple[int, str, type[convgrad.ConvgradError]]] = [
+    (400, "parse_error", convgrad.ParseError),
+    (401, "unauthorised", convgrad.Unauthorised),
+    (404, "unknown_operation", convgrad.UnknownOperation),
+    (413, "too_large", convgrad.TooLarge),
+    (422, "invalid_params", convgrad.InvalidParams),
+    (422, "unsupported", convgrad.Unsupported),
+    (500, "worker_lost", convgrad.WorkerLost),
+    (504, "deadline_exceeded", convgrad.DeadlineExceeded),
+    (500, "a_code_of_the_future", convgrad.ServiceError),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "cls"), ERRORS)
+def test_problems_become_typed_errors(
+    client: Client, server: Server, status: int, code: str, cls: type[convgrad.ConvgradError]
+) -> None:
+    """A problem+json reply raises the class of its code, with message and data, at the first attempt."""
+    errors = [{"loc": ["attributes", "strides", 0], "msg": "must be positive", "type": "range"}]
+    server.script.append(lambda handler, _: handler.problem(status, code, errors=errors, request_id="r1"))
+    with pytest.raises(cls, match="rule") as caught:
+        client.run("Op", {"src": SRC})
+    assert type(caught.value) is cls
+    assert caught.value.data == {"errors": errors, "request_id": "r1"}
+    assert len(server.received) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "cls"),
+    [
+        (401, convgrad.Unauthorised),
+        (404, convgrad.NotFound),
+        (418, convgrad.CallerError),
+        (502, convgrad.ServiceError),
+        (504, convgrad.DeadlineExceeded),
+    ],
+)
+def test_replies_of_a_proxy_become_typed_errors(
+    client: Client, server: Server, status: int, cls: type[convgrad.ConvgradError]
+) -> None:
+    """An error that is no problem+json raises the class that its status means."""
+    server.script.append(lambda handler, _: handler.reply(status, b"<html>", "text/html"))
+    with pytest.raises(cls, match=str(status)) as caught:
+        client.run("Op", {"src": SRC})
+    assert type(caught.value) is cls
+
+
+def test_an_error_in_the_stream_is_raised(client: Client, server: Server) -> None:
+    """An error after the first tile raises the class of its code, and is not tried again."""
+    fault = frame({"type": "error", "code": "deadline_exceeded", "message": "over", "data": {"limit": 3}})
+    server.script.append(lambda handler, _: handler.frames([*stream_of(SRC)[:3], fault]))
+    with pytest.raises(convgrad.DeadlineExceeded, match="over") as caught:
+        client.run("Op", {"src": SRC})
+    assert caught.value.data == {"limit": 3}
+    assert len(server.received) == 1
+
+
+def busy(handler: Handler, _: Received) -> None:
+    """Refuse for now."""
+    handler.problem(503, "overloaded")
+
+
+def hang_up(handler: Handler, _: Received) -> None:
+    """Close the connection without a reply."""
+    handler.close_connection = True
+
+
+def limited(handler: Handler, _: Received) -> None:
+    """Refuse for now, by a proxy's status alone."""
+    handler.reply(429, b"", Retry_After="0")
+
+
+@pytest.mark.parametrize("step", [busy, hang_up, limited])
+def test_what_may_pass_is_tried_again(client: Client, server: Server, step: Any) -> None:
+    """429, 503 and a connection that breaks before the reply are tried again, with the whole body."""
+    server.script += [step, step]
+    np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
+    assert len(server.received) == 3
+    for received in server.received:
+        np.testing.assert_array_equal(received.tensors["src"], SRC)
+
+
+def test_attempts_end(client: Client, server: Server) -> None:
+    """After the last attempt the error of that attempt is raised."""
+    server.script += [busy, busy, busy]
+    with pytest.raises(convgrad.Overloaded):
+        client.run("Op", {"src": SRC})
+    assert len(server.received) == 3
+
+
+def test_a_wait_over_the_budget_is_not_begun(client: Client, server: Server) -> None:
+    """A Retry-After that the budget does not allow raises at once and tells how long to wait."""
+    server.script.append(lambda handler, _: handler.reply(503, b"{}", Retry_After="3600"))
+    with pytest.raises(convgrad.Overloaded) as caught:
+        client.run("Op", {"src": SRC})
+    assert caught.value.retry_after == 3600
+    assert len(server.received) == 1
+
+
+def test_no_retry(server: Server) -> None:
+    """`retry=None` tries once."""
+    server.script.append(busy)
+    with Client(server.url, retry=None) as client, pytest.raises(convgrad.Overloaded):
+        client.run("Op", {"src": SRC})
+    assert len(server.received) == 1
+
+
+def cut(handler: Handler, _: Received) -> None:
+    """Send a reply that breaks off after its first tile."""
+    handler.frames(stream_of(SRC)[:3], whole=False)
+
+
+def test_run_asks_again_for_a_reply_that_broke_off(client: Client, server: Server) -> None:
+    """A broken reply was not given to anybody, so `run` asks for a new one."""
+    server.script += [cut, cut]
+    np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
+    assert len(server.received) == 3
+
+
+def test_stream_says_that_it_broke_off(client: Client, server: Server) -> None:
+    """A stream that breaks off raises, in the loop and in `result`, and is not tried again."""
+    server.script.append(cut)
+    with client.stream("Op", {"src": SRC}) as stream:
+        with pytest.raises(convgrad.BrokenStream):
+            list(stream)
+        with pytest.raises(convgrad.BrokenStream):
+            stream.result()
+    assert len(server.received) == 1
+
+
+def test_a_stream_without_end_is_broken(client: Client, server: Server) -> None:
+    """A reply whose HTTP is whole but which has no `end` is broken all the same."""
+    server.script += [lambda handler, _: handler.frames(stream_of(SRC)[:-1])] * 3
+    with pytest.raises(convgrad.BrokenStream, match="before its end"):
+        client.run("Op", {"src": SRC})
+
+
+def test_another_server_is_recognised(client: Client, server: Server) -> None:
+    """A 200 that is no tensor stream is a protocol error that says what was expected."""
+    server.script.append(lambda handler, _: handler.reply(200, b"<html>", "text/html"))
+    with pytest.raises(convgrad.ProtocolError, match=r"application/x-tensor-stream"):
+        client.run("Op", {"src": SRC})
+    for body in (b"<html>", b"[]", b"{}"):
+        server.script.append(partial(reply_with, body))
+        with pytest.raises(convgrad.ProtocolError):
+            client.operations()
+
+
+def reply_with(body: bytes, handler: Handler, _: Received) -> None:
+    """Reply 200 with any body."""
+    handler.reply(200, body)
+
+
+def test_nobody_there() -> None:
+    """A refused connection is `ConnectFailed`, after all attempts."""
+    with (
+        Client(f"http://127.0.0.1:{free_port()}", retry=QUICK) as client,
+        pytest.raises(convgrad.ConnectFailed),
+    ):
+        client.run("Op", {"src": SRC})
+
+
+def test_silence_times_out() -> None:
+    """A service that takes the call and says nothing is `TimedOut`."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with listener, Client(url, timeout=0.05) as client, pytest.raises(convgrad.TimedOut):
+        client.run("Op", {"src": SRC})
+
+
+def test_api_key(server: Server) -> None:
+    """`api_key` goes out as a Bearer token."""
+    with Client(server.url, api_key="secret") as client:
+        client.run("Op", {"src": SRC})
+    assert server.received[0].headers["authorization"] == "Bearer secret"
+
+
+def test_unix_socket(tmp_path: Path) -> None:
+    """`uds` reaches a service behind a Unix socket."""
+    server = UnixServer(tmp_path / "s")
+    with running(server), Client(server.url, uds=tmp_path / "s") as client:
+        np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
+
+
+def test_transport_replaces_the_network() -> None:
+    """With `transport` a client talks to whatever the test gives it."""
+    seen: list[httpx.Request] = []
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        assert int(request.headers["content-length"]) == len(request.read())
+        headers = {"content-type": "application/x-tensor-stream"}
+        return httpx.Response(200, headers=headers, content=b"".join(stream_of(SRC)))
+
+    with Client(transport=httpx.MockTransport(reply)) as client:
+        np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
+    assert str(seen[0].url) == "http://127.0.0.1:8000/v1/ops/Op"
+
+
+def test_a_base_path_is_kept(server: Server) -> None:
+    """A service behind a proxy's path is found there."""
+    with Client(server.url + "/gradients/") as client:
+        client.run("Op", {"src": SRC})
+    assert server.received[0].path == "/gradients/v1/ops/Op"
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", ""])
+def test_an_address_without_http_is_refused(url: str) -> None:
+    """An address that can't be called is a fault of the program, found at once."""
+    with pytest.raises(ValueError, match="must begin with http"):
+        Client(url)
+
+
+def test_bad_attributes_never_leave() -> None:
+    """What JSON can't hold is refused before a connection is made."""
+    with Client("http://127.0.0.1:9", retry=Retry()) as client:
+        for value in (object(), float("nan"), {1, 2}):
+            with pytest.raises(convgrad.InvalidParams):
+                client.run("Op", {"src": SRC}, {"strides": value})
+        for name in ("request", 'a"b', "a\r\nb", ""):
+            with pytest.raises(convgrad.InvalidParams):
+                client.run("Op", {name: SRC})
+        with pytest.raises(convgrad.Unsupported):
+            client.run("Op", {"src": SRC.astype(np.float64)})
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,39 @@
+"""The public surface of the client package."""
+
+from __future__ import annotations
+
+import pickle
+from types import ModuleType
+
+import convgrad
+from convgrad._errors import error_classes
+
+
+def test_all_is_everything_public() -> None:
+    """`__all__` is sorted and holds every public name, and nothing else."""
+    public = [
+        name
+        for name, value in vars(convgrad).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    ]
+    assert convgrad.__all__ == sorted([*public, "__version__"])
+
+
+def test_all_errors_are_public() -> None:
+    """Every class of the error tree can be imported from the package."""
+    assert {cls.__name__ for cls in error_classes().values()} <= set(convgrad.__all__)
+
+
+def test_names_are_shown_as_they_are_imported() -> None:
+    """Tracebacks and documentation show `convgrad.Client`, not the module where it lives."""
+    for name in convgrad.__all__:
+        value = getattr(convgrad, name)
+        if isinstance(value, type):
+            assert value.__module__ == "convgrad"
+
+
+def test_errors_survive_pickling() -> None:
+    """An error that crosses a process keeps its class, message and data."""
+    error = convgrad.Overloaded("full", retry_after=3, data={"limit": 2})
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), copy.data) == (convgrad.Overloaded, "full", {"limit": 2, "retry_after": 3})

@@ -1,0 +1,96 @@
+"""When a call is tried again, by a clock that the tests turn."""
+
+from __future__ import annotations
+
+import pytest
+
+from convgrad import (
+    BrokenStream,
+    ConnectFailed,
+    ConvgradError,
+    DeadlineExceeded,
+    InternalError,
+    InvalidParams,
+    Overloaded,
+    RateLimited,
+    Retry,
+    ShuttingDown,
+    TimedOut,
+    WorkerLost,
+)
+from convgrad._retry import Budget
+
+
+class Clock:
+    """Tell the time that a test has set."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest.mark.parametrize("cls", [ConnectFailed, Overloaded, RateLimited, ShuttingDown, BrokenStream])
+def test_what_may_pass_is_worth_another_attempt(cls: type[ConvgradError]) -> None:
+    """Refusals for now and broken connections allow another attempt."""
+    assert Budget(Retry()).wait_after(cls("x")) > 0
+
+
+@pytest.mark.parametrize("cls", [TimedOut, InvalidParams, InternalError, WorkerLost, DeadlineExceeded])
+def test_what_stays_is_not(cls: type[ConvgradError]) -> None:
+    """Timeouts and errors that another attempt would meet again are raised at once."""
+    error = cls("x")
+    with pytest.raises(cls) as caught:
+        Budget(Retry()).wait_after(error)
+    assert caught.value is error
+
+
+def test_waits_double_up_to_the_longest() -> None:
+    """Each wait is between half and all of a length that doubles up to the longest."""
+    budget = Budget(Retry(attempts=7, first_wait=1.0, longest_wait=8.0, budget=100.0), clock=Clock())
+    for longest in (1, 2, 4, 8, 8, 8):
+        assert longest / 2 <= budget.wait_after(ConnectFailed("x")) <= longest
+    with pytest.raises(ConnectFailed):
+        budget.wait_after(ConnectFailed("x"))
+
+
+def test_retry_after_is_honoured() -> None:
+    """A wait is never shorter than the service asked for."""
+    assert Budget(Retry()).wait_after(Overloaded("x", retry_after=7)) == 7
+
+
+def test_no_wait_ends_after_the_budget() -> None:
+    """A wait that would end after the budget, or after the call's deadline, is not begun."""
+    for retry, deadline in ((Retry(budget=10), None), (Retry(budget=100), 10.0)):
+        clock = Clock()
+        budget = Budget(retry, deadline, clock=clock)
+        clock.now += 5
+        assert budget.wait_after(Overloaded("x", retry_after=4)) == 4
+        clock.now += 4
+        with pytest.raises(Overloaded):
+            budget.wait_after(Overloaded("x", retry_after=4))
+
+
+def test_the_deadline_bounds_reading() -> None:
+    """Reading waits until the deadline and as long as the service needs to say that it is over."""
+    clock = Clock()
+    budget = Budget(Retry(), 10.0, clock=clock)
+    assert budget.read_timeout(None) == 12.0
+    assert budget.read_timeout(3.0) == 3.0
+    budget.check()
+    clock.now += 11
+    assert budget.read_timeout(60.0) == 2.0
+    budget.check()
+    clock.now += 2
+    with pytest.raises(DeadlineExceeded):
+        budget.check()
+
+
+def test_without_a_deadline_reading_is_as_usual() -> None:
+    """A call without a deadline keeps the client's timeout."""
+    budget = Budget(Retry())
+    assert budget.read_timeout(3.0) == 3.0
+    assert budget.read_timeout(None) is None
+    budget.check()

@@ -1,0 +1,59 @@
+"""The one place where httpx's errors become ours."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+import convgrad
+from convgrad._transport import translated
+
+
+def below(cls: type[Exception]) -> list[type[Exception]]:
+    """Return a class and all classes below it."""
+    return [cls, *(inner for child in cls.__subclasses__() for inner in below(child))]
+
+
+SAID_BY_US = {httpx.HTTPStatusError}
+
+
+@pytest.mark.parametrize("cls", [cls for cls in below(httpx.HTTPError) if cls not in SAID_BY_US])
+def test_every_error_of_httpx_has_a_class(cls: type[Exception]) -> None:
+    """Whatever httpx raises for a request becomes a `TransportError`, with the cause kept."""
+    with pytest.raises(convgrad.TransportError) as caught, translated():
+        raise cls("reason")
+    assert isinstance(caught.value.__cause__, cls)
+    assert "reason" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("cls", "ours"),
+    [
+        (httpx.ConnectError, convgrad.ConnectFailed),
+        (httpx.ConnectTimeout, convgrad.ConnectFailed),
+        (httpx.ReadTimeout, convgrad.TimedOut),
+        (httpx.PoolTimeout, convgrad.TimedOut),
+        (httpx.ReadError, convgrad.BrokenStream),
+        (httpx.WriteError, convgrad.BrokenStream),
+        (httpx.RemoteProtocolError, convgrad.BrokenStream),
+        (httpx.DecodingError, convgrad.ProtocolError),
+        (httpx.UnsupportedProtocol, convgrad.TransportError),
+    ],
+)
+def test_the_most_specific_class_wins(cls: type[Exception], ours: type[convgrad.ConvgradError]) -> None:
+    """A timeout of connecting is a failed connection, not a timeout, and so on."""
+    with pytest.raises(ours) as caught, translated():
+        raise cls("reason")
+    assert type(caught.value) is ours
+
+
+def test_a_reply_read_after_its_end_is_ours_too() -> None:
+    """Using a stream outside of its `with` is an error of the tree."""
+    with pytest.raises(convgrad.TransportError, match="closed"), translated():
+        raise httpx.StreamClosed
+
+
+def test_other_errors_pass() -> None:
+    """What is neither httpx's nor of the network is left alone."""
+    with pytest.raises(ZeroDivisionError), translated():
+        raise ZeroDivisionError
