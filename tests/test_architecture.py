@@ -187,7 +187,9 @@ def test_what_no_file_may_say() -> None:
                 for k in call.keywords
                 if k.arg in {"parallel", "allow_pickle", "shell"} and ast.unparse(k.value) == "True"
             ]
-            if name in {"literal_eval", "prange"} or ast.unparse(call.func) in {"eval", "exec"}:
+            # what the kernels evaluate is their own text, at import; the other rooms handle text from outside
+            evaluates = name == "literal_eval" or ast.unparse(call.func) in {"eval", "exec"}
+            if name == "prange" or (evaluates and not module.startswith("kernels.")):
                 found.append(f"{module}: {name}()")
         names = {n.id for n in ast.walk(modules()[module]) if isinstance(n, ast.Name)}
         found += [f"{module}: {n}" for n in names & {"BaseHTTPMiddleware", "prange"}]
