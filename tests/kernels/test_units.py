@@ -130,7 +130,9 @@ def test_stop_ends_a_unit(op: str, reference: bool) -> None:
         for index in stage:
             asked = _count_questions(run, index)
             macs = run.plan.units[index].macs
-            assert asked >= macs // (SLICE // 10 if reference else SLICE), f"asked {asked} times in {macs} multiply-adds"
+            assert asked >= macs // (SLICE // 10 if reference else SLICE), (
+                f"asked {asked} times in {macs} multiply-adds"
+            )
             for last in {min(1, asked), (asked + 1) // 2, asked} - {0}:
                 answers = iter([False] * (last - 1) + [True])
                 assert not run.unit(index, stop=lambda answers=answers: next(answers))  # type: ignore[misc]

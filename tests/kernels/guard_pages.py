@@ -1,0 +1,72 @@
+"""Run kernels on tensors that end, or begin, at memory that can't be touched: ``python -m ... SEED COUNT``.
+
+One byte read or written too far ends the process. `test_memory.py` runs this as a process of its own, whose
+last line of output names the case that did it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels import plan, run_unit, storage_dtype
+from tests import naive
+from tests.kernels.harness import Tensor, assert_same_bits, problem_of, stored
+from tests.problems import Case, random_case
+from tests.traps import TRAPS
+
+_mprotect = ctypes.CDLL(None, use_errno=True).mprotect
+
+
+def fenced(shape: tuple[int, ...], dtype: npt.DTypeLike, *, at_end: bool) -> Tensor:
+    """Make a tensor that touches a forbidden page with its last byte (`at_end`) or its first."""
+    count = int(np.prod(shape, dtype=np.int64))
+    nbytes = count * np.dtype(dtype).itemsize
+    page = mmap.PAGESIZE
+    inner = max(1, -(-nbytes // page)) * page
+    memory = mmap.mmap(-1, inner + 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for fence in (start, start + page + inner):
+        if _mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(page), 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    offset = page + (inner - nbytes if at_end else 0)
+    tensor: Tensor = np.frombuffer(memory, dtype, count, offset).reshape(shape)
+    return tensor
+
+
+def run(case: Case, *, at_end: bool, workers: int) -> None:
+    """Compute a case between fences and hold it to the oracle."""
+    inputs = case.inputs()
+    problem = problem_of(case)
+    chosen = plan(problem, workers=workers)
+    arrays = []
+    for tensor in map(stored, inputs.values()):
+        copy = fenced(tensor.shape, tensor.dtype, at_end=at_end)
+        copy[...] = tensor
+        arrays.append(copy)
+    output = fenced(problem.output_shape, storage_dtype(case.dtype), at_end=at_end)
+    scratch: Any = fenced((chosen.scratch_bytes,), np.uint8, at_end=at_end) if chosen.scratch_bytes else None
+    for unit in chosen.units:
+        assert run_unit(chosen, unit, arrays, output, scratch)
+    assert_same_bits(output.view(naive.DTYPES[case.dtype]), case.expected(inputs), case)
+
+
+def main(seed: int, count: int) -> None:
+    """Run the smaller traps and `count` random cases, at both ends."""
+    rng = np.random.default_rng(seed)
+    cases = [trap for trap in TRAPS if trap.macs < 200_000]
+    cases += [random_case(rng, macs=20_000) for _ in range(count)]
+    for case in cases:
+        for at_end in (True, False):
+            print(f"at_end={at_end} {case}", flush=True)
+            run(case, at_end=at_end, workers=int(rng.integers(1, 4)))
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

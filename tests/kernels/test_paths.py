@@ -1,0 +1,68 @@
+"""The whole kernel suite, once for every code path that this processor can run.
+
+The path is chosen when the kernels are imported, so each one gets a process of its own, in which this file
+steps aside. The path with every feature is the one that the suite runs on anyway.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kernels.cpu import SETTING, cpu
+from tests.kernels.harness import check
+from tests.problems import random_case
+
+INNER = "CONVGRAD_TEST_INNER"
+SETTINGS = ("avx512f,avx2,fma", "avx2,fma", "fma", "")
+
+
+def _other_paths() -> dict[str, str]:
+    """Give the settings that lead to a path other than this process's, one for each path."""
+    if INNER in os.environ:
+        return {}
+    found: dict[str, str] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for setting in SETTINGS:
+            patch.setenv(SETTING, setting)
+            tag = cpu.__wrapped__().tag
+            if tag != cpu().tag:
+                found.setdefault(tag, setting)
+    return found
+
+
+OTHER_PATHS = _other_paths()
+
+
+@pytest.mark.skipif(INNER in os.environ, reason="already inside")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("tag", OTHER_PATHS)
+def test_suite_on_path(tag: str) -> None:
+    """With features switched off, every kernel test passes."""
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(here)]
+    environment = {**os.environ, SETTING: OTHER_PATHS[tag], INNER: "1"}
+    done = subprocess.run(
+        command, cwd=here.parents[1], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_setting_selects_the_path() -> None:
+    """The processor's description follows the setting, unknown words are ignored, and results stay exact."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SETTING, " avx512f , no_such_feature")
+        described = cpu.__wrapped__()
+        assert described.features <= {"avx512f"}
+        patch.setenv(SETTING, "")
+        portable = cpu.__wrapped__()
+    assert not portable.features
+    assert portable.width <= cpu().width
+    rng = np.random.default_rng(51)
+    for _ in range(20):
+        check(random_case(rng, macs=20_000))
