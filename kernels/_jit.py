@@ -36,9 +36,10 @@ def _cache_folder() -> str:
     digest = hashlib.sha256(cpu().tag.encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    for base in (os.environ.get("NUMBA_CACHE_DIR"), str(Path(home) / "convgrad"), tempfile.gettempdir() + "/convgrad"):
-        folder = Path(base or home) / digest.hexdigest()[:16]
+    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convgrad"
+    chosen = os.environ.get("NUMBA_CACHE_DIR")
+    for base in ([Path(chosen)] if chosen else []) + [user, Path(tempfile.gettempdir()) / "convgrad"]:
+        folder = base / digest.hexdigest()[:16]
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError:

@@ -56,7 +56,8 @@ def _axis_taps(dims: Dims, axis: int) -> _AxisTaps:
         live = [
             (k, (u + pad - k * dilation) // stride)
             for k in range(dims.kernel[axis])
-            if (u + pad - k * dilation) % stride == 0 and 0 <= (u + pad - k * dilation) // stride < dims.narrow[axis]
+            if (u + pad - k * dilation) % stride == 0
+            and 0 <= (u + pad - k * dilation) // stride < dims.narrow[axis]
         ]
         table.append((live[0][0], len(live), live[0][1]) if live else (0, 0, 0))
     return _AxisTaps(table, step, step * dilation // stride)
@@ -142,7 +143,9 @@ def _lines(
                         acc.ravel()[m * lanes + j] = 0.0
                 if lines[h, 1] > 0 and tiles[t, 3] > 0:
                     for k in range(planes[d, 1]):
-                        tap = ((planes[d, 0] + k * steps[0]) * kernel[0] + lines[h, 0]) * kernel[1] + tiles[t, 2]
+                        tap = ((planes[d, 0] + k * steps[0]) * kernel[0] + lines[h, 0]) * kernel[1] + tiles[
+                            t, 2
+                        ]
                         place = n * src_steps[0] + (planes[d, 2] - k * steps[1]) * src_steps[1]
                         place += lines[h, 2] * src_steps[2] + tiles[t, 4] * src_steps[3]
                         call_tile(
@@ -155,7 +158,13 @@ def _lines(
                         )  # fmt: skip
                 flat = acc.ravel()
                 for m in range(rows):
-                    to = n * lane[3] + d * lane[4] + h * lane[5] + (tiles[t, 0] + m * stride) * lane[6] + low * lane[7]
+                    to = (
+                        n * lane[3]
+                        + d * lane[4]
+                        + h * lane[5]
+                        + (tiles[t, 0] + m * stride) * lane[6]
+                        + low * lane[7]
+                    )
                     for j in range(valid):
                         value = flat[m * lanes + j]
                         if bias != 0:
@@ -242,9 +251,17 @@ class ConvTranspose:
             dst = panels.ctypes.data + i * block * taps * channels * 4
             source = weights.ctypes.data + g * group + first * wide
             if tap == size and taps >= 8:  # X is innermost: taps are the run
-                sizes, dst_steps, src_steps = [1, 1, channels, taps], [0, 0, line, line * channels], [0, 0, narrow, tap, wide]
+                sizes, dst_steps, src_steps = (
+                    [1, 1, channels, taps],
+                    [0, 0, line, line * channels],
+                    [0, 0, narrow, tap, wide],
+                )
             else:
-                sizes, dst_steps, src_steps = [1, 1, taps, channels], [0, 0, line * channels, line], [0, 0, tap, narrow, wide]
+                sizes, dst_steps, src_steps = (
+                    [1, 1, taps, channels],
+                    [0, 0, line * channels, line],
+                    [0, 0, tap, narrow, wide],
+                )
             pack_panel(
                 KINDS[problem.dtype], lanes, valid, dst, np.array(sizes, np.int64), np.array(dst_steps, np.int64),
                 source, np.array(src_steps, np.int64), end,
@@ -272,7 +289,13 @@ class ConvTranspose:
         else:
             out_steps = [d * h * w * all_channels, h * w * all_channels, w * all_channels, all_channels, 1]
         first = g * dims.wide_channels + low
-        lane = [first, high - low, 2 * WIDTH * 4 * prod(dims.kernel) * dims.narrow_channels, *out_steps, dims.strides[2]]
+        lane = [
+            first,
+            high - low,
+            2 * WIDTH * 4 * prod(dims.kernel) * dims.narrow_channels,
+            *out_steps,
+            dims.strides[2],
+        ]
         bias = inputs[2].ctypes.data if problem.bias else 0
         for line in range(0, total, step):
             if stop():

@@ -55,7 +55,9 @@ def _pack_vector(mode: Any, operand: Any, box: Any, blocks: Any, panel_lines: An
 
 
 @jit(f"int64({_VECTOR}, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_VECTOR}, int64, int64)")
-def _pack_scalar(mode: Any, pack: int, operand: Any, box: Any, lines: Any, steps: Any, plane: int, scratch: int) -> int:
+def _pack_scalar(
+    mode: Any, pack: int, operand: Any, box: Any, lines: Any, steps: Any, plane: int, scratch: int
+) -> int:
     """Bring one group's scalar tensor to where the tiles read it and give the address of position 0."""
     if pack == NATIVE:
         return operand[0]  # type: ignore[no-any-return]
@@ -64,7 +66,9 @@ def _pack_scalar(mode: Any, pack: int, operand: Any, box: Any, lines: Any, steps
         source += box[axis] * operand[3 + axis]
         base -= box[axis] * steps[axis]
     if pack == PLANES:
-        pack_planes(mode[0], lines[:, 1].sum(), scratch, plane, box[4:], steps, source, operand[3:8], operand[1])
+        pack_planes(
+            mode[0], lines[:, 1].sum(), scratch, plane, box[4:], steps, source, operand[3:8], operand[1]
+        )
         return base
     for t in range(lines.shape[0]):
         pack_panel(
@@ -72,40 +76,6 @@ def _pack_scalar(mode: Any, pack: int, operand: Any, box: Any, lines: Any, steps
             source + lines[t, 0] * operand[8], operand[3:8], operand[1],
         )  # fmt: skip
     return base
-
-
-@jit(
-    f"void({_TABLE}, int64, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_TABLE}, {_TABLE}, {_VECTOR}, {_VECTOR}, {_VECTOR},"
-    f" {_VECTOR}, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_VECTOR}, {_VECTOR}, int64, int64, int64, int64)"
-)
-def add_slab(
-    table: Any, kind: int, groups: int, lane_groups: int, slab: Any, block: Any, blocks: Any, ranges: Any, tiles: Any,
-    vector: Any, vector_box: Any, vector_lines: Any, vector_moves: Any, panels: int,
-    pack: int, scalar: Any, scalar_box: Any, lines: Any, scalar_steps: Any, scalar_moves: Any, plane: int, scratch: int,
-    acc: int, acc_bytes: int,
-) -> None:  # fmt: skip
-    """Add one slab of pixels to the accumulators of `groups` groups (or groups of lanes) and some lane blocks.
-
-    `table` holds the tiles' addresses. `vector_lines` are the panel's steps in lines and `vector_moves` the same for one narrow position;
-    `scalar_steps` and `scalar_moves` likewise, in bytes. With `lane_groups` above 0 every lane is a convolution
-    group, that many are left, and tiles run lanewise. The caller owns panels, scratch and accumulators.
-    """
-    zero = 0
-    for axis in range(4):
-        zero += vector_box[axis] * vector_lines[axis]
-    mode = np.empty(2, np.int64)
-    mode[0] = kind
-    vector_here, scalar_here = vector.copy(), scalar.copy()
-    for g in range(groups):
-        mode[1] = lane_groups - g * WIDTH if lane_groups > 0 else 2 * WIDTH
-        _pack_vector(mode, vector_here, vector_box, blocks, vector_lines, panels)
-        base = _pack_scalar(mode, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch)
-        _walk(
-            table, lane_groups > 0, slab, block, blocks, ranges, tiles, panels, zero, vector_moves, base, scalar_moves,
-            acc + g * acc_bytes,
-        )  # fmt: skip
-        vector_here[0] += vector[2]
-        scalar_here[0] += scalar[2]
 
 
 @jit(
@@ -156,7 +126,11 @@ def _walk(
                         vectors = blocks[b, 2]
                         line = 4 * WIDTH * vectors
                         panel, sums = panels + blocks[b, 5], acc + blocks[b, 4]
-                        v_o, v_r, v_c = vector_moves[axis] * line, vector_moves[2] * line, vector_moves[3] * line
+                        v_o, v_r, v_c = (
+                            vector_moves[axis] * line,
+                            vector_moves[2] * line,
+                            vector_moves[3] * line,
+                        )
                         for i in range(count):
                             outer = live[i, 2] if axis == 1 else images
                             v, s = panel + live[i, 0] * line, scalars + live[i, 1]
@@ -170,8 +144,44 @@ def _walk(
                                 )  # fmt: skip
 
 
+@jit(
+    f"void({_TABLE}, int64, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_TABLE}, {_TABLE}, {_VECTOR}, {_VECTOR}, {_VECTOR},"
+    f" {_VECTOR}, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_VECTOR}, {_VECTOR}, int64, int64, int64, int64)"
+)
+def add_slab(
+    table: Any, kind: int, groups: int, lane_groups: int, slab: Any, block: Any, blocks: Any, ranges: Any, tiles: Any,
+    vector: Any, vector_box: Any, vector_lines: Any, vector_moves: Any, panels: int,
+    pack: int, scalar: Any, scalar_box: Any, lines: Any, scalar_steps: Any, scalar_moves: Any, plane: int, scratch: int,
+    acc: int, acc_bytes: int,
+) -> None:  # fmt: skip
+    """Add one slab of pixels to the accumulators of `groups` groups (or groups of lanes) and some lane blocks.
+
+    `table` holds the tiles' addresses. `vector_lines` are the panel's steps in lines and `vector_moves` the same for one narrow position;
+    `scalar_steps` and `scalar_moves` likewise, in bytes. With `lane_groups` above 0 every lane is a convolution
+    group, that many are left, and tiles run lanewise. The caller owns panels, scratch and accumulators.
+    """
+    zero = 0
+    for axis in range(4):
+        zero += vector_box[axis] * vector_lines[axis]
+    mode = np.empty(2, np.int64)
+    mode[0] = kind
+    vector_here, scalar_here = vector.copy(), scalar.copy()
+    for g in range(groups):
+        mode[1] = lane_groups - g * WIDTH if lane_groups > 0 else 2 * WIDTH
+        _pack_vector(mode, vector_here, vector_box, blocks, vector_lines, panels)
+        base = _pack_scalar(mode, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch)
+        _walk(
+            table, lane_groups > 0, slab, block, blocks, ranges, tiles, panels, zero, vector_moves, base, scalar_moves,
+            acc + g * acc_bytes,
+        )  # fmt: skip
+        vector_here[0] += vector[2]
+        scalar_here[0] += scalar[2]
+
+
 @jit(f"void(int64, float32[::1], int64, {_TABLE}, {_VECTOR}, {_VECTOR}, float32[::1], uint16[::1])")
-def store(kind: int, acc: Any, lane_groups: int, blocks: Any, counts: Any, steps: Any, out32: Any, out16: Any) -> None:
+def store(
+    kind: int, acc: Any, lane_groups: int, blocks: Any, counts: Any, steps: Any, out32: Any, out16: Any
+) -> None:
     """Scatter accumulators to the weights' layout, rounding once.
 
     `counts` are (groups, floats of a group's accumulators, taps, channels of a row); `steps` are output elements

@@ -298,11 +298,17 @@ def schedule(problem: ConvProblem) -> Schedule:
     packed = 4 * lane_factor * (vector.channels + (scalar.channels if pack != NATIVE else 0))
     shape = _slab_shape(problem, geo.axes, packed)
     slabs = tuple(_slabs(geo.axes, shape))
-    scalars, channel_offset, lines = _scalar_operand(geo, scalar, pack, cuts, shape, not vector_is_wide, by_group)
-    vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group)
+    scalars, channel_offset, lines = _scalar_operand(
+        geo, scalar, pack, cuts, shape, not vector_is_wide, by_group
+    )
+    vectors_ = _operand(
+        geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group
+    )
     wide_steps = vectors_.steps if vector_is_wide else scalars.steps
     tile_cuts = _split_rows(scalar.channels, limit) if by_group else cuts
-    ranges, tiles = _tables(geo, vector_is_wide, scalar.channels, limit, channel_offset, wide_steps, tile_cuts, merge)
+    ranges, tiles = _tables(
+        geo, vector_is_wide, scalar.channels, limit, channel_offset, wide_steps, tile_cuts, merge
+    )
     lane_starts = [sum(v for _, _, v in blocks[:i]) * cpu().width for i in range(len(blocks))]
     chunks = 1
     while chunks < CHUNKS and 2 * chunks <= len(slabs):
@@ -315,7 +321,9 @@ def schedule(problem: ConvProblem) -> Schedule:
         groups=ceil(problem.groups / cpu().width) if by_group else problem.groups,
         axes=geo.axes,
         rows=len(geo.taps) * scalar.channels,
-        blocks=np.array([(*block, start) for block, start in zip(blocks, lane_starts, strict=True)], np.int64),
+        blocks=np.array(
+            [(*block, start) for block, start in zip(blocks, lane_starts, strict=True)], np.int64
+        ),
         lanes=sum(v for _, _, v in blocks) * cpu().width,
         ranges=ranges,
         tiles=tiles,

@@ -22,7 +22,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["call_tile", "copy_panel", "fma_tile", "load_value", "round_bits", "store_value", "transpose_panel"]
+__all__ = [
+    "call_tile",
+    "copy_panel",
+    "fma_tile",
+    "load_value",
+    "round_bits",
+    "store_value",
+    "transpose_panel",
+]
 
 _I64 = ir.IntType(64)
 _F32 = ir.FloatType()
@@ -108,7 +116,11 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
             loaded = [_load(builder, builder.add(vp, _I64(4 * width * j)), lane) for j in range(vectors)]
             for m in range(rows):
                 place = builder.add(sp, row_offsets[m])
-                scalar = _load(builder, place, lane) if lanewise else _splat(builder, _load(builder, place, _F32), width)
+                scalar = (
+                    _load(builder, place, lane)
+                    if lanewise
+                    else _splat(builder, _load(builder, place, _F32), width)
+                )
                 for j in range(vectors):
                     sums[m * vectors + j] = builder.call(fma, [scalar, loaded[j], sums[m * vectors + j]])
             return [builder.add(vp, v_c), builder.add(sp, s_c), *sums]

@@ -26,16 +26,20 @@ LANEWISE = 0
 _SIGNATURE = "void(" + ", ".join(["int64"] * 13) + ")"
 
 
+_SOURCE = """
+def {name}(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc):
+    {name}_emit(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
+"""
+
+
 @cache
-def _tile(rows: int, vectors: int, lanewise: bool) -> Any:
-    emit = fma_tile(rows, vectors, cpu().width, lanewise)
-
-    def tile(v: int, v_o: int, v_r: int, v_c: int, s: int, s_o: int, s_r: int, s_c: int,
-             n_o: int, n_r: int, n_c: int, offsets: int, acc: int) -> None:  # fmt: skip
-        emit(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
-
-    tile.__name__ = tile.__qualname__ = f"_tile_{rows}x{vectors}{'_lanes' * lanewise}"
-    return numba.cfunc(_SIGNATURE, nopython=True, cache=True)(tile)
+def _tile(kind: int, rows: int) -> Any:
+    """Compile one tile, or load it: a function from source, because Numba does not find closures in its cache."""
+    name = f"_tile_{rows}x{max(1, kind)}{'_lanes' * (kind == LANEWISE)}"
+    space: dict[str, Any] = {"__name__": __name__}
+    space[f"{name}_emit"] = fma_tile(rows, max(1, kind), cpu().width, kind == LANEWISE)
+    exec(compile(_SOURCE.format(name=name), __file__, "exec"), space)  # noqa: S102 -- our own constant text
+    return numba.cfunc(_SIGNATURE, nopython=True, cache=True)(space[name])
 
 
 def _entries() -> list[tuple[int, int]]:
@@ -47,12 +51,12 @@ def tile_table() -> npt.NDArray[np.int64]:
     """Give the addresses of the tiles as [LANEWISE, one vector, two vectors][rows], compiling what is missing."""
     table = np.zeros((3, 9), np.int64)
     for kind, rows in _entries():
-        table[kind, rows] = _tile(rows, max(1, kind), kind == LANEWISE).address
+        table[kind, rows] = _tile(kind, rows).address
     return table
 
 
 def _compile(kind: int, rows: int) -> Callable[[], object]:
-    return lambda: _tile(rows, max(1, kind), kind == LANEWISE)
+    return lambda: _tile(kind, rows)
 
 
 LAZY.extend(_compile(kind, rows) for kind, rows in _entries())
