@@ -1,0 +1,51 @@
+"""Right calls to start from, and a reader of refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from convgrad._errors import InvalidParams
+from schemas.ops import ResolvedOp, TensorMeta, resolve
+
+GRADIENT = "ConvTransposeBackwardWeights"
+CONVOLUTION = "ConvolutionBackwardWeights"
+FORWARD = "ConvTranspose"
+
+
+def attributes(spatial: int = 2, **changes: Any) -> dict[str, Any]:
+    """Attributes of an unpadded call with stride 1, in NCX; a change to None leaves the attribute out."""
+    plain = {
+        "strides": [1] * spatial,
+        "pads_begin": [0] * spatial,
+        "pads_end": [0] * spatial,
+        "dilations": [1] * spatial,
+        "data_format": "NCX",
+    }
+    return {name: value for name, value in (plain | changes).items() if value is not None}
+
+
+def tensor(*shape: int, dtype: str = "f32") -> TensorMeta:
+    """A tensor by its shape."""
+    return TensorMeta(dtype, shape)
+
+
+def gradient(**changes: Any) -> dict[str, Any]:
+    """Inputs of a transposed gradient that fit `attributes()`: 4 channels of 5 x 5 to 6 of 7 x 7, 3 x 3
+    taps."""
+    plain = {"src": tensor(2, 4, 5, 5), "diff_dst": tensor(2, 6, 7, 7), "weights_shape": [4, 6, 3, 3]}
+    return plain | changes
+
+
+def refused(op: str, given: Any, inputs: Any, **options: Any) -> dict[tuple[str | int, ...], str]:
+    """The broken rules of a call that must be refused: message by place."""
+    with pytest.raises(InvalidParams) as caught:
+        resolve(op, given, inputs, **options)
+    assert caught.value.errors
+    return {tuple(error["loc"]): error["msg"] for error in caught.value.errors}
+
+
+def accepted(op: str, given: Any, inputs: Any, **options: Any) -> ResolvedOp:
+    """A call that must be right."""
+    return resolve(op, given, inputs, **options)

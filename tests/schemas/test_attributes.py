@@ -1,0 +1,267 @@
+"""Attributes in every spelling, plain and wrapped, and what is wrong with wrong ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from schemas.attributes import attributes_model, read_attributes
+from schemas.tables import OPERATIONS, CalledOperation, find_operation, operation_names
+from tests.schemas.calls import attributes
+
+NEW = find_operation("ConvTransposeBackwardWeights")
+OLD = find_operation("ConvTransposeBackpropFilters-1")
+
+
+def broken(called: CalledOperation, **changes: Any) -> dict[tuple[str | int, ...], str]:
+    """The broken rules of changed attributes: message by place after "attributes"."""
+    _, problems = read_attributes(called, attributes(**changes))
+    return {tuple(found["loc"][1:]): found["msg"] for found in problems}
+
+
+@pytest.mark.parametrize("name", operation_names())
+def test_models_mirror_the_table(name: str) -> None:
+    """Each model has the table's attributes, no others, with their defaults; required ones have none."""
+    called = find_operation(name)
+    fields = attributes_model(called).model_fields
+    assert list(fields) == [row.name for row in called.operation.attributes]
+    for row in called.operation.attributes:
+        assert fields[row.name].is_required() == (row.required == "yes")
+        if row.required != "yes":
+            assert fields[row.name].default == row.default_in(called.dialect)
+
+
+@pytest.mark.parametrize("called", [NEW, OLD], ids=["new", "old"])
+def test_the_json_schema_has_both_spellings(called: CalledOperation) -> None:
+    """The JSON Schema of a model lists every spelling that the model accepts, and closes the object."""
+    schema = attributes_model(called).model_json_schema()
+    assert set(schema["properties"]) == set(called.operation.attribute_spellings)
+    assert schema["additionalProperties"] is False
+    assert schema["required"] == ["strides", "dilations"]
+    assert schema["properties"]["filter_format"]["default"] == called.default("weights_format")
+
+
+def test_defaults() -> None:
+    """Absent and null attributes have the table's defaults."""
+    read, problems = read_attributes(NEW, attributes(data_format=None) | {"groups": None, "auto_pad": None})
+    assert not problems
+    assert (read.groups, read.auto_pad, read.data_format, read.weights_format) == (1, "none", "NXC", "XOI")
+    assert read.output_padding is None
+    assert read.weights_shape is None
+
+
+@pytest.mark.parametrize("called", [NEW, OLD], ids=["new", "old"])
+@pytest.mark.parametrize("name", ["weights_format", "filter_format"])
+def test_both_spellings_are_read(called: CalledOperation, name: str) -> None:
+    """Either spelling is read under either name of the operation."""
+    read, problems = read_attributes(called, attributes() | {name: "IOX"})
+    assert not problems
+    assert read.weights_format == "IOX"
+    assert read.spelled["weights_format"] == name
+
+
+def test_both_spellings_with_one_value() -> None:
+    """Both spellings may be given when they say the same."""
+    given = attributes() | {
+        "weights_shape": [4, 6, 3, 3],
+        "filter_shape": {"type": "s64[]", "value": [4, 6, 3, 3]},
+    }
+    read, problems = read_attributes(OLD, given)
+    assert not problems
+    assert read.weights_shape == (4, 6, 3, 3)
+
+
+@pytest.mark.parametrize(
+    "other", [[4, 6, 3, 4], [4, 6, 3], [4.0, 6, 3, 3], [True, 6, 3, 3], [[4], 6, 3, 3], "4"]
+)
+def test_both_spellings_with_two_values(other: Any) -> None:
+    """Both spellings with different values are refused, also when Python would call the values equal."""
+    given = {"weights_shape": [4, 6, 3, 3], "filter_shape": other}
+    assert "another spelling of weights_shape" in broken(NEW, **given)[("filter_shape",)]
+
+
+@pytest.mark.parametrize("text", ["none", "None", "NONE", "NOTSET", "notset"])
+def test_auto_pad_none_in_any_case(text: str) -> None:
+    """No padding rule may be written in any case, and as ONNX writes it."""
+    read, problems = read_attributes(NEW, attributes(auto_pad=text))
+    assert not problems
+    assert read.auto_pad == "none"
+
+
+@pytest.mark.parametrize(
+    "text", ["same_upper", "SAME_UPPER", "Same_Upper", "same_lower", "SAME_LOWER", "valid", "VALID"]
+)
+def test_auto_pad_in_any_case(text: str) -> None:
+    """A padding rule may be written in any case; then the pads may be absent."""
+    read, problems = read_attributes(NEW, attributes(auto_pad=text, pads_begin=None, pads_end=None))
+    assert not problems
+    assert read.auto_pad == text.lower()
+
+
+def test_wrapped_values() -> None:
+    """Values may be wrapped as oneDNN's graph dump writes them."""
+    given = {
+        "strides": {"type": "s64[]", "value": [2, 2]},
+        "pads_begin": {"type": "s64[]", "value": []},
+        "pads_end": {"type": "s64[]", "value": [0, 0]},
+        "dilations": {"type": "s64[]", "value": [1, 1]},
+        "auto_pad": {"type": "string", "value": "None"},
+        "groups": {"type": "s64", "value": 2},
+        "output_padding": {"type": "s64[]", "value": [0] * 12},
+        "weights_shape": {"type": "s64[]", "value": [0] * 12},
+    }
+    read, problems = read_attributes(NEW, given)
+    assert not problems
+    assert (read.strides, read.pads_begin, read.groups, read.auto_pad) == ((2, 2), (), 2, "none")
+    assert read.output_padding is None
+    assert read.weights_shape is None
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ({"type": "s64", "value": [1, 1]}, ("strides", "type")),
+        ({"type": ["s64[]"], "value": [1, 1]}, ("strides", "type")),
+        ({"value": [1, 1]}, ("strides",)),
+        ({"type": "s64[]", "value": [1, 1], "more": 1}, ("strides",)),
+        ({}, ("strides",)),
+    ],
+)
+def test_wrongly_wrapped_values(value: Any, where: tuple[str, ...]) -> None:
+    """A wrapper needs exactly the attribute's type and a value, and is the only thing reported of it."""
+    assert list(broken(NEW, strides=value)) == [where]
+
+
+@pytest.mark.parametrize("length", [0, 1, 4, 12])
+def test_a_weights_shape_of_zeros_is_absent(length: int) -> None:
+    """A list of zeros, as oneDNN writes an attribute that was never set, counts as absent."""
+    read, problems = read_attributes(NEW, attributes(weights_shape=[0] * length))
+    assert not problems
+    assert read.weights_shape is None
+
+
+def test_an_output_padding_of_zeros() -> None:
+    """Two zeros are an output padding; twelve, and an empty list, are oneDNN's way to leave it out."""
+    for given, found in (([0, 0], (0, 0)), ([0] * 12, None), ([], None)):
+        read, problems = read_attributes(NEW, attributes(output_padding=given))
+        assert not problems
+        assert read.output_padding == found
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "where", "message"),
+    [
+        ("strides", [0, 1], ("strides", 0), "strides[0] must be at least 1, but is 0"),
+        ("strides", [1, -3], ("strides", 1), "strides[1] must be at least 1, but is -3"),
+        ("dilations", [1, 0], ("dilations", 1), "dilations[1] must be at least 1, but is 0"),
+        ("pads_begin", [-1, 0], ("pads_begin", 0), "pads_begin[0] must be at least 0, but is -1"),
+        ("pads_end", [0, -1], ("pads_end", 1), "pads_end[1] must be at least 0, but is -1"),
+        ("output_padding", [0, -1], ("output_padding", 1), "output_padding[1] must be at least 0, but is -1"),
+        ("groups", 0, ("groups",), "groups must be at least 1, but is 0"),
+        ("groups", -2, ("groups",), "groups must be at least 1, but is -2"),
+        ("groups", 2**63, ("groups",), "but is a number above 2^63 - 1"),
+        ("groups", -(10**20), ("groups",), "but is a number below -2^63"),
+        ("weights_shape", [4, 0, 3], ("weights_shape", 1), "weights_shape[1] must be at least 1, but is 0"),
+        ("groups", True, ("groups",), "groups must be an integer"),
+        ("groups", 1.0, ("groups",), "groups must be an integer"),
+        ("groups", "1", ("groups",), "groups must be an integer"),
+        ("groups", [1], ("groups",), "groups must be an integer"),
+        ("strides", [True, 1], ("strides", 0), "strides[0] must be an integer"),
+        ("strides", [1, 1.0], ("strides", 1), "strides[1] must be an integer"),
+        ("strides", 1, ("strides",), "strides must be a list of integers"),
+        ("strides", "1,1", ("strides",), "strides must be a list of integers"),
+        ("strides", [1] * 13, ("strides",), "strides must have at most 12 values, but has more"),
+        ("auto_pad", "same", ("auto_pad",), "must be one of none, same_upper, same_lower, valid"),
+        ("auto_pad", 1, ("auto_pad",), "auto_pad must be one of"),
+        ("data_format", "NHWC", ("data_format",), "data_format must be one of NXC, NCX"),
+        ("data_format", "ncx", ("data_format",), "did you mean NCX?"),
+        ("weights_format", "IO", ("weights_format",), "weights_format must be one of XIO, OIX, XOI, IOX"),
+        ("dilation", [1, 1], ("dilation",), "BackwardWeights; did you mean dilations?"),
+        ("\ud800", 1, ("?",), "this attribute is not an attribute"),
+        ("x" * 65, 1, ("?",), "this attribute is not an attribute"),
+    ],
+)  # fmt: skip
+def test_wrong_values(name: str, value: Any, where: tuple[str | int, ...], message: str) -> None:
+    """A wrong value is the one thing reported, at its place, with the rule and the number."""
+    found = broken(NEW, **{name: value})
+    assert list(found) == [where]
+    assert message in found[where]
+
+
+def test_numbers_too_long_to_print() -> None:
+    """An integer of five thousand digits, which Python won't print, is refused like any other."""
+    found = broken(NEW, groups=-(10**5000), strides=[10**5000, 1])
+    assert "a number below -2^63" in found[("groups",)]
+    assert "a number above 2^63 - 1" in found[("strides", 0)]
+
+
+def test_values_are_checked_although_auto_pad_ignores_them() -> None:
+    """Pads that `auto_pad` ignores must still be right."""
+    assert list(broken(NEW, auto_pad="valid", pads_begin=[-1, 0])) == [("pads_begin", 0)]
+
+
+@pytest.mark.parametrize("missing", ["strides", "dilations", "pads_begin", "pads_end"])
+def test_required_attributes(missing: str) -> None:
+    """An absent required attribute is reported; the pads are required while auto_pad is none."""
+    assert f"{missing} is required" in broken(NEW, **{missing: None})[(missing,)]
+
+
+def test_an_attribute_of_another_operation() -> None:
+    """A convolution has no output_padding, and ConvTranspose no weights_shape."""
+    convolution, forward = find_operation("ConvolutionBackwardWeights"), find_operation("ConvTranspose")
+    assert list(broken(convolution, output_padding=[0, 0])) == [("output_padding",)]
+    assert list(broken(forward, weights_shape=[1, 1, 1, 1])) == [("weights_shape",)]
+
+
+def test_all_errors_in_one_pass_in_the_callers_spelling() -> None:
+    """Several wrong attributes are all reported, under the names that the caller wrote, and the right ones
+    kept."""
+    given = attributes(strides=[0, 0], dilations="x", groups=-1) | {"filter_format": "?", "unknown": 1}
+    read, problems = read_attributes(OLD, given)
+    places = {tuple(found["loc"][1:]) for found in problems}
+    assert places == {
+        ("strides", 0),
+        ("strides", 1),
+        ("dilations",),
+        ("groups",),
+        ("filter_format",),
+        ("unknown",),
+    }
+    assert read.bad == {"strides", "dilations", "groups", "weights_format"}
+    assert (read.strides, read.groups, read.weights_format, read.pads_begin) == (None, None, None, (0, 0))
+
+
+@pytest.mark.parametrize("given", [None, [], "x", 3, [["strides", [1]]]])
+def test_attributes_must_be_an_object(given: Any) -> None:
+    """Anything but an object is one error."""
+    read, problems = read_attributes(NEW, given)
+    assert [found["loc"] for found in problems] == [["attributes"]]
+    assert "strides" in read.bad
+
+
+def test_a_crowd_of_names_is_one_error() -> None:
+    """An object with very many members is refused as a whole, without reading them."""
+    _, problems = read_attributes(NEW, {f"a{index}": 1 for index in range(10_000)})
+    assert [found["msg"] for found in problems] == ["attributes must have at most 64 members, but has 10000"]
+
+
+@pytest.mark.parametrize("name", [operation.name for operation in OPERATIONS])
+def test_models_read_what_the_reader_reads(name: str) -> None:
+    """A generated model, used by itself, takes both spellings and wrappers, and refuses what the reader
+    refuses."""
+    called = find_operation(name)
+    model = attributes_model(called)
+    given = attributes(auto_pad="SAME_UPPER", filter_format={"type": "string", "value": "IOX"})
+    made = model.model_validate(given)
+    read, _ = read_attributes(called, given)
+    for field in model.model_fields:
+        assert getattr(made, field) == getattr(read, field)
+    wrongs: tuple[dict[str, Any], ...] = ({"unknown{}": 1}, {"strides": [0, 1]}, {"filter_format": {}})
+    for wrong in wrongs:
+        with pytest.raises(ValidationError) as caught:
+            model.model_validate(attributes() | wrong)
+        assert caught.value.error_count() == 1
+    with pytest.raises(ValidationError):
+        model.model_validate(3)

@@ -1,0 +1,157 @@
+"""Shape inference against definitions that count, instead of dividing."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from schemas import shapes
+
+# Taps, stride, dilation.
+KERNELS = list(itertools.product(range(1, 6), range(1, 5), range(1, 4)))
+
+
+def windows(size: int, begin: int, end: int, kernel: int, stride: int, dilation: int) -> int:
+    """Count the positions of a kernel in a padded axis, one after another."""
+    first, last, count = -begin, size + end - 1, 0
+    while first + (kernel - 1) * dilation <= last:
+        count += 1
+        first += stride
+    return count
+
+
+def spread(size: int, kernel: int, stride: int, dilation: int) -> int:
+    """Count the axis that a transposed convolution writes without padding: its last write decides."""
+    return max(x * stride + k * dilation for x in range(size) for k in range(kernel)) + 1
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_convolution_size_counts_windows(size: int) -> None:
+    """The output of a convolution has one element for each window that fits, and none when none fits."""
+    for kernel, stride, dilation in KERNELS:
+        effective = shapes.effective_kernel(kernel, dilation)
+        for begin, end in itertools.product(range(4), repeat=2):
+            found = shapes.convolution_size(size, begin, end, effective, stride)
+            assert found == windows(size, begin, end, kernel, stride, dilation)
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_transposed_size_counts_writes(size: int) -> None:
+    """The output of a transposed convolution reaches to its last write; padding crops it."""
+    for kernel, stride, dilation in KERNELS:
+        effective = shapes.effective_kernel(kernel, dilation)
+        whole = spread(size, kernel, stride, dilation)
+        assert shapes.transposed_size(size, 0, 0, effective, stride, 0) == whole
+        assert shapes.transposed_size(size, 1, 2, effective, stride, 1) == whole - 2
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_transposed_inverts_convolution(size: int) -> None:
+    """A convolution takes what a transposed one made back to its size, with any output padding."""
+    for kernel, stride, dilation in KERNELS:
+        effective = shapes.effective_kernel(kernel, dilation)
+        for begin, end, extra in itertools.product(range(3), range(3), range(stride)):
+            made = shapes.transposed_size(size, begin, end, effective, stride, extra)
+            if made >= 1:
+                assert shapes.convolution_size(made, begin, end, effective, stride) == size
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_same_padding_of_a_convolution(size: int) -> None:
+    """`same_*` is the least padding for ceil(size / stride); the odd zero is at the end, or at the
+    beginning."""
+    for kernel, stride, dilation in KERNELS:
+        effective = shapes.effective_kernel(kernel, dilation)
+        upper = shapes.auto_pad_convolution("same_upper", size, effective, stride)
+        lower = shapes.auto_pad_convolution("same_lower", size, effective, stride)
+        wanted = -(-size // stride)
+        least = next(t for t in itertools.count() if windows(size, 0, t, kernel, stride, dilation) == wanted)
+        assert upper == (least // 2, least - least // 2)
+        assert lower == (upper[1], upper[0])
+        assert windows(size, *upper, kernel, stride, dilation) == wanted
+
+
+@pytest.mark.parametrize("size", range(1, 9))
+def test_same_padding_of_a_transposed_convolution(size: int) -> None:
+    """`same_*` makes stride times the input when the kernel reaches that far, and never pads below 0."""
+    for kernel, stride, dilation in KERNELS:
+        effective = shapes.effective_kernel(kernel, dilation)
+        for mode in ("same_upper", "same_lower"):
+            begin, end = shapes.auto_pad_transposed(mode, effective, stride)
+            made = shapes.transposed_size(size, begin, end, effective, stride, 0)
+            assert made == (stride * size if effective >= stride else stride * (size - 1) + effective)
+            assert min(begin, end) >= 0
+            assert (end - begin if mode == "same_upper" else begin - end) in (0, 1)
+
+
+@pytest.mark.parametrize("size", range(1, 20))
+def test_both_same_rules_agree_on_what_the_forward_pass_makes(size: int) -> None:
+    """The convolution's rule, asked about the output of the transposed one, gives the transposed one's
+    padding."""
+    for stride, kernel, dilation in itertools.product(range(1, 5), range(1, 8), range(1, 3)):
+        effective = shapes.effective_kernel(kernel, dilation)
+        for mode in ("same_upper", "same_lower"):
+            pads = shapes.auto_pad_transposed(mode, effective, stride)
+            made = shapes.transposed_size(size, *pads, effective, stride, 0)
+            assert shapes.auto_pad_convolution(mode, made, effective, stride) == pads
+
+
+def test_valid_is_no_padding() -> None:
+    """`valid` pads neither operation."""
+    assert (
+        shapes.auto_pad_convolution("valid", 7, 3, 2) == shapes.auto_pad_transposed("valid", 3, 2) == (0, 0)
+    )
+
+
+def test_a_short_kernel_in_a_transposed_convolution() -> None:
+    """S=3, s=2, K=1 under same_upper gives 5 elements, not 6."""
+    pads = shapes.auto_pad_transposed("same_upper", 1, 2)
+    assert shapes.transposed_size(3, *pads, 1, 2, 0) == 5
+
+
+def test_an_odd_input_is_padded_by_its_own_size() -> None:
+    """S=7, s=2, K=3 needs one zero on either side, where D=14 needs (0, 1): the sizes must not be mixed
+    up."""
+    assert shapes.auto_pad_convolution("same_upper", 7, 3, 2) == (1, 1)
+    assert shapes.auto_pad_convolution("same_upper", 14, 3, 2) == (0, 1)
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("spatial", [(7,), (7, 5), (7, 5, 3)])
+def test_data_shapes_split_and_join(data_format: str, spatial: tuple[int, ...]) -> None:
+    """A data shape has its axes where the format's letters are."""
+    shape = shapes.data_shape(2, 9, spatial, data_format)
+    letters = data_format.replace("X", "X" * len(spatial))
+    assert [size for size, letter in zip(shape, letters, strict=True) if letter == "C"] == [9]
+    assert shapes.split_data(shape, data_format) == (2, 9, spatial)
+
+
+@pytest.mark.parametrize("weights_format", ["XIO", "OIX", "XOI", "IOX"])
+@pytest.mark.parametrize("kernel", [(7,), (7, 5), (7, 5, 3)])
+def test_weights_shapes_split_and_join(weights_format: str, kernel: tuple[int, ...]) -> None:
+    """A weights shape has its axes where the format's letters are."""
+    shape = shapes.weights_shape(11, 13, kernel, weights_format)
+    letters = weights_format.replace("X", "X" * len(kernel))
+    by_letter = dict(zip(letters, shape, strict=True))
+    assert (by_letter["I"], by_letter["O"]) == (11, 13)
+    assert shapes.split_weights(shape, weights_format) == (11, 13, kernel)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+def test_the_divided_axis_is_always_told_by_the_shape(transposed: bool) -> None:
+    """With more than one group the two layouts of transposed weights never look the same."""
+    for groups, i, o in itertools.product(range(1, 7), range(1, 4), range(1, 4)):
+        layouts = shapes.weights_channels(transposed, i * groups, o * groups, groups)
+        extents = {(a, b) for _, a, b in layouts}
+        assert len(extents) == (2 if transposed and groups > 1 else 1)
+        for axis, a, b in layouts:
+            found = shapes.groups_axis_of(transposed, a, b, i * groups, o * groups, groups)
+            assert found == axis or groups == 1
+        assert shapes.groups_axis_of(transposed, i * groups + 1, o, i * groups, o * groups, groups) is None
+
+
+def test_elements_do_not_overflow() -> None:
+    """The number of elements is exact beyond 64 bits."""
+    assert shapes.elements((2**40, 2**40)) == 2**80
+    assert shapes.elements(()) == 1

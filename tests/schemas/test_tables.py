@@ -1,0 +1,99 @@
+"""The operation tables and their lookup."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from convgrad._errors import UnknownOperation
+from schemas.tables import OPERATIONS, find_operation, near_miss, operation_names
+
+
+@pytest.mark.parametrize(
+    ("name", "operation", "dialect"),
+    [
+        ("ConvTransposeBackwardWeights", "ConvTransposeBackwardWeights", "new"),
+        ("ConvTransposeBackwardWeights-1", "ConvTransposeBackwardWeights", "new"),
+        ("ConvTransposeBackpropFilters", "ConvTransposeBackwardWeights", "old"),
+        ("ConvTransposeBackpropFilters-1", "ConvTransposeBackwardWeights", "old"),
+        ("ConvolutionBackwardWeights", "ConvolutionBackwardWeights", "new"),
+        ("ConvolutionBackpropFilters-1", "ConvolutionBackwardWeights", "old"),
+        ("ConvTranspose", "ConvTranspose", "new"),
+        ("ConvTranspose-1", "ConvTranspose", "new"),
+    ],
+)
+def test_names(name: str, operation: str, dialect: str) -> None:
+    """Every name and alias finds its operation, and says which edition's names the reply speaks."""
+    called = find_operation(name)
+    assert (called.operation.name, called.called_as, called.dialect) == (operation, name, dialect)
+
+
+def test_every_name_is_listed_once() -> None:
+    """There are ten names: five, each with and without the version suffix."""
+    assert len(operation_names()) == len(set(operation_names())) == 10
+
+
+@pytest.mark.parametrize(
+    "name", ["", "Conv", "ConvTranspose-2", "convtranspose", "x" * 10**6, "\ud800", None, 3, [], {}]
+)
+def test_unknown_names(name: object) -> None:
+    """Anything else is an unknown operation, and the message says none of it."""
+    with pytest.raises(UnknownOperation) as caught:
+        find_operation(name)
+    assert len(caught.value.message) < 250
+
+
+def test_a_misspelt_name_gets_a_hint() -> None:
+    """The error of a near miss names the operation that was meant."""
+    with pytest.raises(UnknownOperation, match="did you mean ConvTransposeBackwardWeights"):
+        find_operation("ConvTransposeBackwardWeight")
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("ConvTransposeBackpropFilters", "XIO"),
+        ("ConvTransposeBackwardWeights", "XOI"),
+        ("ConvTranspose", "XOI"),
+        ("ConvTranspose-1", "XOI"),
+        ("ConvolutionBackpropFilters", "XIO"),
+        ("ConvolutionBackwardWeights", "XIO"),
+    ],
+)
+def test_the_weights_format_goes_by_the_name_called(name: str, default: str) -> None:
+    """An absent weights_format is XIO under an old name, and XOI for a transposed operation under a new
+    one."""
+    assert find_operation(name).default("weights_format") == default
+
+
+def test_spellings_are_unambiguous() -> None:
+    """No spelling means two attributes, or two inputs, of one operation."""
+    for operation in OPERATIONS:
+        for rows, spellings in (
+            (operation.attributes, operation.attribute_spellings),
+            (operation.inputs, operation.input_spellings),
+        ):
+            assert len(spellings) == sum(2 if row.old_name else 1 for row in rows)
+
+
+def test_a_called_operation_is_one_object() -> None:
+    """A copy, as pickling makes it, is the same object: calls compare fast."""
+    called = find_operation("ConvTranspose")
+    assert copy.deepcopy(called) is called
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("dilation", "dilations"),
+        ("Strides", "strides"),
+        ("padsbegin", "pads_begin"),
+        ("zzz", None),
+        (3, None),
+        ("", None),
+    ],
+)
+def test_near_misses(word: object, meant: str | None) -> None:
+    """A near miss ignores case and underscores, and a word far from all known ones has none."""
+    assert near_miss(word, ("strides", "dilations", "pads_begin")) == meant
