@@ -97,11 +97,13 @@ class MultipartIntake:
         for part in self._parts.values():
             await part.landing.supply()
 
-    def finish(self) -> RequestedCall:
-        """Give the call; the whole body must have been fed and supplied."""
+    def finish(self, *, need_data: bool = True) -> RequestedCall:
+        """Give the call; the whole body must have been fed and supplied. See `read_call` for `need_data`."""
         if not self._ended:
             raise ParseError("the multipart body ends before its closing boundary")
-        return self._call(need_data=True)
+        if self._request is None:
+            raise _no_request()
+        return self._call(need_data=need_data)
 
     # What the parser calls, in this order for each part.
 
@@ -121,7 +123,7 @@ class MultipartIntake:
         name = self._part.name()
         if self._head is None:
             if name != "request":
-                raise InvalidRequest("the first part must be named request and hold the request object")
+                raise _no_request()
             self._head = JsonIntake(self._holding, length=self._bound, max_skeleton=MAX_REQUEST)
             return
         self._body = self._tensor_part(name)
@@ -277,6 +279,10 @@ def _names_weights(request: RequestObject) -> bool:
     return (
         not spellings or is_dump(request.attributes) or any(name in request.attributes for name in spellings)
     )
+
+
+def _no_request() -> InvalidRequest:
+    return InvalidRequest("the first part must be named request and hold the request object")
 
 
 def _refusal(called: CalledOperation, name: str, message: str, kind: str) -> InvalidParams:

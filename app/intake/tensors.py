@@ -190,6 +190,9 @@ def _npy(wire: WireTensor, holding: Holding) -> Tensor:
 def _landing(value: Any, key: str, holding: Holding, expected: int | None = None) -> RawLanding | NpyLanding:
     if isinstance(value, str):
         text = value.encode("ascii", "replace")
+        size = len(text) // 4 * 3 - text[-2:].count(b"=")
+        if expected is not None and size != expected:
+            raise TensorFault(f"dtype and shape need {expected} bytes and {size} came", "size")
         value = Diverted(key, holding, expected=expected, raw_bound=len(text) + 3)
         value.write(text)
         value.close()

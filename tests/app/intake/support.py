@@ -1,0 +1,140 @@
+"""What the tests of the intake share: bodies in the forms that clients send, and their reading."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from app.intake.body import BodyReader
+from app.intake.calls import RequestedCall, read_call
+from app.intake.landing import Holding
+from app.intake.multipart import MultipartIntake
+from app.intake.tensors import settle
+from app.pool.buffers import SegmentPool
+from convgrad._dtypes import dtype
+from convgrad._errors import ConvgradError
+from schemas.ops import resolve
+from schemas.tables import CalledOperation, find_operation
+
+MIB = 1 << 20
+BOUNDARY = "a-boundary"
+CONTENT_TYPE = f"multipart/form-data; boundary={BOUNDARY}"
+OPERATION = find_operation("ConvolutionBackwardWeights")
+ATTRIBUTES = {
+    "strides": [1],
+    "pads_begin": [0],
+    "pads_end": [0],
+    "dilations": [1],
+    "data_format": "NCX",
+    "weights_format": "OIX",
+}
+Array = NDArray[Any]
+
+
+def arrays(dtype: str = "f4", *, n: int = 2) -> dict[str, Array]:
+    """Make the inputs of a small one-dimensional convolution with two channels and a kernel of three."""
+    src = np.arange(n * 2 * 8).reshape(n, 2, 8)
+    return {"src": src.astype(dtype), "diff_dst": (src[:, :, :6] + 1).astype(dtype)}
+
+
+def npy(array: Array) -> bytes:
+    """Write what `numpy.save` writes."""
+    file = io.BytesIO()
+    np.save(file, array, allow_pickle=False)
+    return file.getvalue()
+
+
+def text(raw: bytes) -> str:
+    """Encode in base64."""
+    return base64.b64encode(raw).decode()
+
+
+def multipart(parts: Sequence[tuple[str, bytes]], *, end: bytes = b"--\r\n") -> bytes:
+    """Write a multipart body as curl does."""
+    body = b"".join(
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="x"\r\n'
+        f"Content-Type: application/octet-stream\r\n\r\n".encode()
+        + content
+        + b"\r\n"
+        for name, content in parts
+    )
+    return body + f"--{BOUNDARY}".encode() + end
+
+
+def request(inputs: dict[str, Any] | None = None, **members: Any) -> bytes:
+    """Write the `request` part."""
+    given = {"attributes": ATTRIBUTES, "inputs": {"weights_shape": [2, 2, 3]} | (inputs or {})}
+    return json.dumps(given | members).encode()
+
+
+async def pour(body: bytes, reader: BodyReader, step: int) -> None:
+    """Feed a body in pieces of `step` bytes."""
+    for start in range(0, len(body), step):
+        reader.feed(body[start : start + step])
+        await reader.supply()
+
+
+def read_parts(
+    body: bytes, *, step: int = 10**6, called: CalledOperation = OPERATION, declared: bool = True
+) -> dict[str, bytes]:
+    """Read a multipart body as the service does and return the tensors that the kernels would get."""
+
+    async def run(holding: Holding) -> dict[str, bytes]:
+        length = len(body) if declared else None
+        intake = MultipartIntake(CONTENT_TYPE, called, holding, length=length, check=checked)
+        await pour(body, intake, step)
+        return await settled(intake.finish(), holding)
+
+    return in_pool(run)
+
+
+def read_object(value: Any, *, called: CalledOperation = OPERATION) -> dict[str, bytes]:
+    """Read a parsed request object as the service does and return the tensors that the kernels would get."""
+
+    async def run(holding: Holding) -> dict[str, bytes]:
+        return await settled(read_call(called, value, holding), holding)
+
+    return in_pool(run)
+
+
+async def checked(call: RequestedCall) -> None:
+    """Check a call against the rules of its operation."""
+    resolve(call.called.called_as, call.attributes, call.metas)
+
+
+async def settled(call: RequestedCall, holding: Holding) -> dict[str, bytes]:
+    """Check a call and copy its tensors out of their memory."""
+    op = resolve(call.called.called_as, call.attributes, call.metas)
+    spellings = call.called.operation.input_spellings
+    found = {spellings[name]: segment for name, segment in (await settle(call.inputs, holding)).items()}
+    return {
+        spec.name: bytes(found[spec.name].view[: prod(spec.shape) * dtype(spec.dtype).itemsize])
+        for spec in op.inputs
+    }
+
+
+def in_pool(run: Callable[[Holding], Awaitable[dict[str, bytes]]]) -> dict[str, bytes]:
+    """Run with a holding of a fresh pool, and see that everything went back to the pool on every way out."""
+    pool = SegmentPool(64 * MIB)
+
+    async def held() -> dict[str, bytes] | ConvgradError:
+        with Holding(pool) as holding:
+            try:
+                return await run(holding)
+            except ConvgradError as error:
+                # A traceback keeps frames, and frames keep views.
+                return error.with_traceback(None)
+
+    outcome = asyncio.run(held())
+    assert pool.stats().used == 0
+    if isinstance(outcome, ConvgradError):
+        raise outcome
+    return outcome

@@ -1,0 +1,240 @@
+"""Multipart bodies: parts in any cut, tensors in any order of bytes, and every way to get them wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.intake.landing import Holding
+from app.intake.multipart import MultipartIntake
+from app.pool.buffers import SegmentPool
+from convgrad._errors import (
+    ConvgradError,
+    InvalidParams,
+    InvalidRequest,
+    ParseError,
+    TooLarge,
+    Unsupported,
+    UnsupportedMediaType,
+)
+from schemas.tables import find_operation
+from tests.app.intake.support import (
+    CONTENT_TYPE,
+    MIB,
+    OPERATION,
+    arrays,
+    checked,
+    multipart,
+    npy,
+    pour,
+    read_parts,
+    request,
+    text,
+)
+
+
+def parts(dtype: str = "f4", **others: bytes) -> list[tuple[str, bytes]]:
+    """Write the parts of a good call, some of them replaced."""
+    made = {"request": request()} | {name: npy(array) for name, array in arrays(dtype).items()}
+    return list((made | others).items())
+
+
+def expected(dtype: str = "f4") -> dict[str, bytes]:
+    """Give the bytes that the kernels should get."""
+    return {name: array.tobytes() for name, array in arrays(dtype).items()}
+
+
+@given(st.integers(1, 3000), st.booleans())
+def test_any_cut_gives_the_same_tensors(step: int, declared: bool) -> None:
+    """The tensors are the same wherever the body is cut, with and without a declared length."""
+    assert read_parts(multipart(parts()), step=step, declared=declared) == expected()
+
+
+@pytest.mark.parametrize("kind", [">f4", "<f4", ">f2", "<f2"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_every_order_of_bytes_and_axes_arrives_in_one(kind: str, order: Any) -> None:
+    """Big-endian and Fortran-ordered files become little-endian bytes in C order."""
+    given = {name: npy(np.asarray(array, order=order)) for name, array in arrays(kind).items()}
+    assert read_parts(multipart(parts(**given))) == expected("<" + kind[1:])
+
+
+@pytest.mark.parametrize("written_as", ["V2", "u2"])
+def test_bf16_comes_as_two_bytes_under_its_declared_name(written_as: str) -> None:
+    """Two void bytes and a u2 are bf16 where the request says so."""
+    made = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays().items()}
+    files = {name: npy(array.view(written_as)) for name, array in made.items()}
+    head = request({"src": {"dtype": "bf16"}, "diff_dst": {"dtype": "bf16"}})
+    found = read_parts(multipart(parts(request=head, **files)))
+    assert found == {name: array.tobytes() for name, array in made.items()}
+
+
+@pytest.mark.parametrize("written_as", ["V2", "u2"])
+def test_two_bytes_without_a_name_are_refused(written_as: str) -> None:
+    """Nobody guesses that two void bytes are bf16."""
+    made = arrays()["src"].astype(ml_dtypes.bfloat16)
+    with pytest.raises(InvalidParams, match="bf16") as caught:
+        read_parts(multipart(parts(src=npy(made.view(written_as)))))
+    assert caught.value.errors[0]["loc"] == ["inputs", "src"]
+
+
+@pytest.mark.parametrize("kind", ["<i4", "<i8", ">i8"])
+@pytest.mark.parametrize("last", [True, False])
+def test_the_weights_shape_may_be_a_part(kind: str, last: bool) -> None:
+    """A shape tensor of 32 or 64 bits is read wherever it stands."""
+    head = json.loads(request())
+    del head["inputs"]
+    shape = ("weights_shape", npy(np.array([2, 2, 3], kind)))
+    made = parts(request=json.dumps(head).encode())
+    made.insert(len(made) if last else 1, shape)
+    assert read_parts(multipart(made)) == expected()
+
+
+def test_old_names_are_parts_too() -> None:
+    """The older edition's input names are as good."""
+    made = arrays()
+    body = multipart(
+        [("request", request()), ("input_forward", npy(made["src"])), ("output_delta", npy(made["diff_dst"]))]
+    )
+    assert read_parts(body, called=find_operation("ConvolutionBackpropFilters-1")) == expected()
+
+
+def test_a_tensor_may_stay_in_the_request() -> None:
+    """One tensor in base64 and one in a part make a call."""
+    src = arrays()["src"]
+    tensor = {"dtype": "f32", "shape": list(src.shape), "data": text(src.tobytes())}
+    body = multipart([("request", request({"src": tensor})), parts()[2]])
+    assert read_parts(body) == expected()
+
+
+def test_an_empty_batch_has_no_bytes() -> None:
+    """A batch of nothing is a call like any other."""
+    files = {name: npy(array) for name, array in arrays(n=0).items()}
+    assert read_parts(multipart(parts(**files))) == {"src": b"", "diff_dst": b""}
+
+
+SRC = npy(arrays()["src"])
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "says"),
+    [
+        (multipart(parts()[1:]), InvalidRequest, "first part"),
+        (multipart([parts()[1], parts()[0]]), InvalidRequest, "first part"),
+        (multipart([*parts(), parts()[1]]), InvalidParams, "twice"),
+        (multipart([*parts(), ("input_forward", SRC)]), InvalidParams, "twice"),
+        (multipart([*parts(), ("request", b"{}")]), InvalidParams, "no part request"),
+        (multipart([*parts(), ("bias", SRC)]), InvalidParams, "no part bias"),
+        (multipart(parts()[:2]), InvalidParams, "diff_dst is required"),
+        (multipart(parts()[:1]), InvalidParams, "src is required"),
+        (multipart(parts(src=SRC[:-1])), InvalidParams, "src: dtype and shape need 128 bytes and 127 came"),
+        (multipart(parts(src=SRC + b"!")), InvalidParams, "src: .*128 bytes and more"),
+        (multipart(parts(src=SRC[:50])), InvalidParams, "src: .*inside its header"),
+        (multipart(parts(src=b"")), InvalidParams, "src: .*inside its header"),
+        (multipart(parts(src=b"PK\x03\x04" + SRC)), InvalidParams, "src: .*93 4E"),
+        (multipart(parts(src=npy(arrays("f8")["src"]))), Unsupported, "f8"),
+        (multipart(parts(request=b"[]")), InvalidParams, "must be an object"),
+        (multipart(parts(request=b"{")), ParseError, "not JSON"),
+        (multipart(parts(request=b"{}")), InvalidParams, "required"),
+        (multipart(parts(request=request(attribute={}))), InvalidParams, "no other member"),
+        (multipart(parts(request=b'"' + b"x" * 70_000 + b'"')), TooLarge, "65536"),
+        (
+            multipart(parts(request=request({"src": {"dtype": "f32", "shape": [1], "data": "AAAAAA=="}}))),
+            InvalidParams,
+            "give one",
+        ),
+        (
+            multipart(parts(request=request({"src": {"dtype": "f32", "shape": [2, 2, 9]}}))),
+            InvalidParams,
+            r"\(2, 2, 9\).*\(2, 2, 8\)",
+        ),
+        (multipart(parts(request=request({"src": {"dtype": "f16"}}))), InvalidParams, "f32"),
+        (multipart(parts(request=request({"src": 5}))), InvalidParams, "src"),
+        (
+            multipart([*parts(request=request({"weights_shape": None})), ("weights_shape", SRC)]),
+            InvalidParams,
+            "integers",
+        ),
+        (multipart(parts(), end=b""), ParseError, "closing boundary"),
+        (multipart(parts())[:-300], ParseError, "closing boundary"),
+        (b"", ParseError, "closing boundary"),
+        (b"not multipart", ParseError, "not multipart"),
+        (multipart([]), InvalidRequest, "first part"),
+        (multipart(parts()).replace(b'name="src"', b"nom=src"), InvalidRequest, "Content-Disposition"),
+        (multipart(parts()).replace(b"form-data;", b"attachment;"), InvalidRequest, "Content-Disposition"),
+        (
+            multipart(parts()).replace(
+                b"Content-Type: application/octet", b"Content-Transfer-Encoding: base64"
+            ),
+            InvalidRequest,
+            "Content-Transfer-Encoding",
+        ),
+        (multipart(parts()).replace(b"Content-Type", b"C" * 5000), ParseError, "not multipart"),
+    ],
+)
+@pytest.mark.parametrize("step", [61, 10**6])
+def test_wrong_parts_are_refused_by_name(
+    body: bytes, error: type[ConvgradError], says: str, step: int
+) -> None:
+    """Parts that are missing, doubled, unknown, short, long or no tensors get an error that says so."""
+    with pytest.raises(error, match=says):
+        read_parts(body, step=step)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [
+        "multipart/form-data",
+        "multipart/form-data; boundary=",
+        f"multipart/form-data; boundary={'x' * 71}",
+        "text/x",
+    ],
+)
+def test_a_content_type_without_a_boundary_is_unsupported(content_type: str) -> None:
+    """Without a boundary nobody can find the parts."""
+    with Holding(SegmentPool(MIB)) as holding, pytest.raises(UnsupportedMediaType):
+        MultipartIntake(content_type, OPERATION, holding)
+
+
+def test_a_call_is_refused_before_its_data_is_taken() -> None:
+    """Shapes that don't fit are refused at the last header: no memory is taken, no data waited for."""
+    wrong = npy(np.zeros((2, 2, 7), "f4"))
+    head = multipart(parts(diff_dst=wrong))
+    head = head[: head.rindex(b"\n", 0, head.rindex(b"\r\n--")) + 1]
+    pool = SegmentPool(64 * MIB)
+    with Holding(pool) as holding:
+        intake = MultipartIntake(CONTENT_TYPE, OPERATION, holding, length=10**9, check=checked)
+        with pytest.raises(InvalidParams, match="diff_dst"):
+            asyncio.run(pour(head, intake, 10**6))
+    assert pool.stats().created == 0
+
+
+def test_a_header_that_promises_more_than_the_body_has_is_refused() -> None:
+    """A file that claims a gigabyte in a body of a kilobyte takes no memory."""
+    huge = (
+        npy(np.zeros((1, 1, 1), "f4"))
+        .replace(b"(1, 1, 1)", b"(8, 1, 33554432)"[:16])
+        .replace(b" " * 7, b"", 1)
+    )
+    with pytest.raises(InvalidParams, match="can still come"):
+        read_parts(multipart(parts(src=huge)))
+
+
+@given(st.data())
+def test_damaged_bodies_raise_nothing_but_the_tree(data: st.DataObject) -> None:
+    """A body with bytes cut out, doubled or changed gives a call or an error of the tree."""
+    body = bytearray(multipart(parts()))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(body)))
+        body[at : at + data.draw(st.integers(0, 4))] = data.draw(
+            st.sampled_from([b"", b"\r\n", b"--a-boundary", b"--", b"\x00", b'"', b"(", b"9", b"\x93NUMPY"])
+        )
+    with contextlib.suppress(ConvgradError):
+        read_parts(bytes(body), step=data.draw(st.integers(1, 2000)))

@@ -1,0 +1,250 @@
+"""Tensors in JSON objects: raw bytes, files, shapes, dumps, and what is wrong with each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from app.intake.calls import read_call
+from app.intake.json import JsonIntake
+from app.intake.landing import Holding
+from app.intake.tensors import settle
+from app.pool.buffers import SegmentPool
+from convgrad._errors import ConvgradError, InvalidParams, TooLarge, Unsupported
+from tests.app.intake.support import ATTRIBUTES, MIB, OPERATION, Array, arrays, npy, pour, read_object, text
+
+
+def raw(array: Array, dtype: str = "f32") -> dict[str, Any]:
+    """Write a tensor as its bytes."""
+    return {"dtype": dtype, "shape": list(array.shape), "data": text(array.tobytes())}
+
+
+def call(**inputs: Any) -> dict[str, Any]:
+    """Write a good request object with some inputs replaced."""
+    made = {name: raw(array) for name, array in arrays().items()}
+    return {"attributes": ATTRIBUTES, "inputs": {"weights_shape": [2, 2, 3]} | made | inputs}
+
+
+def expected(dtype: str = "f4") -> dict[str, bytes]:
+    """Give the bytes that the kernels should get."""
+    return {name: array.tobytes() for name, array in arrays(dtype).items()}
+
+
+def test_raw_bytes_are_the_tensor() -> None:
+    """Base64 of little-endian bytes in C order arrives as it is."""
+    assert read_object(call()) == expected()
+
+
+@pytest.mark.parametrize("kind", ["<f4", ">f4"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_file_in_base64_is_a_tensor(kind: str, order: Any) -> None:
+    """A .npy file arrives in C order and little-endian, whatever it was."""
+    files = {name: {"npy": text(npy(np.asarray(array, order=order)))} for name, array in arrays(kind).items()}
+    assert read_object(call(**files)) == expected()
+
+
+def test_bf16_has_two_forms() -> None:
+    """bf16 comes as raw bytes, and as a file with its dtype beside it."""
+    made = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays().items()}
+    files = {name: {"npy": text(npy(array)), "dtype": "bf16"} for name, array in made.items()}
+    bits = {name: raw(array, "bf16") for name, array in made.items()}
+    assert (
+        read_object(call(**files))
+        == read_object(call(**bits))
+        == {name: array.tobytes() for name, array in made.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"dtype": "s32", "shape": [3], "data": text(np.array([2, 2, 3], "<i4").tobytes())},
+        {"npy": text(npy(np.array([2, 2, 3], "<i4")))},
+        {"npy": text(npy(np.array([2, 2, 3], "<i8")))},
+        {"npy": text(npy(np.array([2, 2, 3], ">i4"))), "dtype": "s32"},
+    ],
+)
+def test_the_weights_shape_may_be_a_tensor(shape: dict[str, Any]) -> None:
+    """A shape is a list or a tensor of integers."""
+    assert read_object(call(weights_shape=shape)) == expected()
+
+
+def test_a_dumped_op_with_data_is_a_call() -> None:
+    """An op object as oneDNN Graph dumps it, with data added to its inputs, is a whole call."""
+    kinds: dict[str, tuple[str, Any]] = {name: ("s64[]", ATTRIBUTES[name]) for name in ATTRIBUTES}
+    kinds |= {name: ("string", ATTRIBUTES[name]) for name in ("data_format", "weights_format")}
+    dump = {
+        "id": 0,
+        "name": "CONV_0",
+        "kind": "ConvolutionBackwardWeights",
+        "attrs": {name: {"type": kind, "value": value} for name, (kind, value) in kinds.items()},
+        "inputs": [
+            raw(array) | {"id": number, "stride": [1], "layout_type": "strided"}
+            for number, array in enumerate(arrays().values())
+        ],
+        "outputs": [{"id": 2, "dtype": "f32", "shape": [2, 2, 3]}],
+    }
+    assert read_object(dump) == expected()
+    assert read_object(dump | {"options": {}}) == expected()
+    assert read_object({"attributes": dump, "inputs": call()["inputs"]}) == expected()
+
+
+SRC = raw(arrays()["src"])
+
+
+@pytest.mark.parametrize(
+    ("tensor", "loc", "says"),
+    [
+        (5, [], "must be a tensor"),
+        ("AAAA", [], "must be a tensor"),
+        ([[1.0]], [], "must be a tensor"),
+        ({}, ["dtype"], "needs a dtype"),
+        ({"dtype": "f32", "shape": [2, 2, 8]}, [], "needs data"),
+        ({"dtype": "f32", "data": ""}, ["shape"], "needs a shape"),
+        ({"shape": [1], "data": ""}, ["dtype"], "needs a dtype"),
+        (SRC | {"dtype": 4}, ["dtype"], "must be a string"),
+        (SRC | {"dtype": "f64"}, ["dtype"], "must be one of"),
+        (SRC | {"dtype": "s64"}, ["dtype"], "must be one of"),
+        (SRC | {"shape": "2"}, ["shape"], "list of integers"),
+        (SRC | {"shape": [2, 2.0]}, ["shape", 1], "must be an integer"),
+        (SRC | {"shape": [2, True]}, ["shape", 1], "must be an integer"),
+        (SRC | {"shape": [-1]}, ["shape", 0], "from 0"),
+        (SRC | {"shape": [2**63]}, ["shape", 0], "from 0"),
+        (SRC | {"shape": [1] * 13}, ["shape"], "at most 12"),
+        (SRC | {"shape": [2**40, 2**40]}, ["shape"], "2^63"),
+        (SRC | {"shape": [2, 2, 9]}, ["data"], "need 144 bytes"),
+        (SRC | {"shape": [2, 2, 7]}, ["data"], "need 112 bytes"),
+        (SRC | {"data": 5}, ["data"], "base64 text"),
+        (SRC | {"data": SRC["data"] + "A"}, ["data"], "middle of a group"),
+        (SRC | {"data": SRC["data"][:-4] + "!!!!"}, ["data"], "alphabet"),
+        (SRC | {"data": "é" * 172}, ["data"], "alphabet"),
+        (SRC | {"npy": "AAAA"}, [], "both data and npy"),
+        (SRC | {"datum": 1}, ["datum"], "another member"),
+        ({"npy": ""}, ["npy"], "inside its header"),
+        ({"npy": "AAAA"}, ["npy"], "93 4E"),
+        ({"npy": text(npy(arrays()["src"])[:-1])}, ["npy"], "need 128 bytes"),
+        ({"npy": text(npy(arrays()["src"]) + b"!")}, ["npy"], "more came"),
+        ({"npy": text(npy(arrays()["src"])), "dtype": "bf16"}, ["npy"], "f32"),
+        ({"npy": text(npy(arrays()["src"])), "shape": [2, 2, 8]}, ["shape"], "its own shape"),
+    ],
+)
+def test_a_bad_tensor_is_named_with_its_rule(tensor: Any, loc: list[str | int], says: str) -> None:
+    """Every fault names the place in the tensor and the rule that it breaks."""
+    with pytest.raises(InvalidParams) as caught:
+        read_object(call(src=tensor))
+    error = next(error for error in caught.value.errors if error["loc"] == ["inputs", "src", *loc])
+    assert says in error["msg"]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"npy": text(npy(np.array([2.0, 2, 3], "<f4")))},
+        {"npy": text(npy(np.array([[2, 2, 3]], "<i4")))},
+        {"npy": text(npy(np.zeros(13, "<i4")))},
+        {"dtype": "s32", "shape": [3]},
+        {"dtype": "f32", "shape": [1], "data": "AAAAAA=="},
+        [2, 2, "3"],
+        [2, 2, 3.0],
+        [2, 2, True],
+        [2, 2, 2**31],
+        [2, 2, -3],
+        5,
+        "2, 2, 3",
+    ],
+)
+def test_a_bad_weights_shape_is_named(shape: Any) -> None:
+    """What is no list of sizes is refused at its place."""
+    with pytest.raises(InvalidParams) as caught:
+        read_object(call(weights_shape=shape))
+    assert caught.value.errors[0]["loc"][:2] == ["inputs", "weights_shape"]
+
+
+def test_all_faults_are_found_in_one_pass() -> None:
+    """Two bad tensors are two errors."""
+    with pytest.raises(InvalidParams) as caught:
+        read_object(call(src=5, diff_dst=SRC | {"dtype": "f99"}))
+    assert [error["loc"][1] for error in caught.value.errors] == ["src", "diff_dst"]
+
+
+@pytest.mark.parametrize(
+    "request_object",
+    [
+        5,
+        [],
+        "x",
+        {"attributes": 5},
+        {"attributes": {}, "inputs": []},
+        {"inputs": 5},
+        {"atributes": {}},
+        {"attributes": {"data": "x" * 600}},
+        {"kind": "ConvTranspose"},
+        {"graph": []},
+        {"kind": "ConvolutionBackwardWeights", "attrs": 5},
+        {"kind": "ConvolutionBackwardWeights", "inputs": 5},
+        {"kind": "ConvolutionBackwardWeights", "inputs": [1, 2, 3, 4]},
+    ],
+)
+def test_a_request_of_another_form_is_refused(request_object: Any) -> None:
+    """Whatever stands in the place of a request object, the answer names what is wrong."""
+    with pytest.raises(InvalidParams) as caught:
+        read_object(request_object)
+    assert caught.value.errors
+
+
+def test_a_file_of_another_dtype_is_unsupported() -> None:
+    """float64 is no dtype of the operations."""
+    with pytest.raises(Unsupported):
+        read_object(call(src={"npy": text(npy(arrays("f8")["src"]))}))
+
+
+@pytest.mark.parametrize("form", ["C", "F", ">f4", "data first"])
+def test_large_tensors_are_put_in_order(form: str) -> None:
+    """Tensors of megabytes, in any order of axes and bytes, arrive whole; the pool gets all of it back."""
+    array = np.random.default_rng(7).random((3, 500_000, 1), "f4")
+    if form == "data first":
+        tensor = {"data": text(array.tobytes()), "dtype": "f32", "shape": list(array.shape)}
+    else:
+        kind = form if len(form) > 1 else "<f4"
+        tensor = {"npy": text(npy(np.asarray(array.astype(kind), order="F" if form == "F" else "C")))}
+    body = json.dumps({"attributes": {}, "inputs": {"src": tensor}}).encode()
+    pool = SegmentPool(64 * MIB)
+
+    async def run() -> bytes:
+        with Holding(pool) as holding:
+            intake = JsonIntake(holding)
+            await pour(body, intake, 1 << 17)
+            call = read_call(OPERATION, intake.finish(), holding)
+            return bytes((await settle(call.inputs, holding))["src"].view)
+
+    assert asyncio.run(run()) == array.tobytes()
+    assert pool.stats().used == 0
+
+
+def test_a_diverted_string_in_the_wrong_place_is_an_error_there() -> None:
+    """A long string that is no tensor's is refused like any other value of the wrong type, never echoed."""
+    body = json.dumps(
+        {"attributes": {"strides": {"data": "A" * 800}}, "inputs": {"data": {"npy": "A" * 800}}}
+    )
+    with Holding(SegmentPool(MIB)) as holding:
+        intake = JsonIntake(holding)
+        intake.feed(body.encode())
+        document = intake.finish()
+        with pytest.raises(ConvgradError) as caught:
+            read_object(document)
+    assert "AAAA" not in str(caught.value.data)
+
+
+def test_memory_that_the_pool_lacks_is_said_as_such() -> None:
+    """A tensor over the memory limit is too large, not a fault of its form."""
+    with Holding(SegmentPool(MIB)) as holding:
+        intake = JsonIntake(holding)
+        big = {"dtype": "f32", "shape": [1 << 20], "data": text(bytes(4 * MIB))}
+        asyncio.run(pour(json.dumps({"inputs": {"src": big}}).encode(), intake, 1 << 17))
+        with pytest.raises(TooLarge):
+            read_call(OPERATION, intake.finish(), holding)
