@@ -7,48 +7,22 @@ import contextlib
 import logging
 import os
 import signal
-import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import app
 from app.pool.channel import Channel
+from app.pool.code_cache import code_cache
 from app.pool.messages import Exited, Loaded, Message, Spawn, Spawned, Warming
 
-__all__ = ["Launcher", "code_cache", "nursery_environment"]
+__all__ = ["Launcher", "nursery_environment"]
 
 _log = logging.getLogger(__name__)
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.1, 5.0
 _GOODBYE_S = 2.0
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-
-
-def code_cache(environment: Mapping[str, str]) -> str:
-    """Choose the folder for compiled kernels: NUMBA_CACHE_DIR, else the user's cache, else a temporary one.
-
-    A folder is taken only when it can be written and nobody else can write to it: what is in it gets
-    executed.
-    """
-    home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "/nonexistent", ".cache"))
-    choices = [environment.get("NUMBA_CACHE_DIR"), str(Path(home, "convgrad", "numba"))]
-    choices.append(str(Path(tempfile.gettempdir(), f"convgrad-numba-{os.getuid()}")))
-    for folder in filter(None, choices):
-        if _usable(Path(folder)):
-            return folder
-    return tempfile.mkdtemp(prefix="convgrad-numba-")
-
-
-def _usable(folder: Path) -> bool:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner = folder.stat()
-    except OSError:
-        return False
-    private = owner.st_uid in {os.getuid(), 0} and not owner.st_mode & stat.S_IWOTH
-    return private and os.access(folder, os.W_OK | os.X_OK)
 
 
 def nursery_environment(environment: Mapping[str, str]) -> dict[str, str]:
