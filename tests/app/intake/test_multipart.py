@@ -41,9 +41,9 @@ from tests.app.intake.support import (
 )
 
 
-def parts(dtype: str = "f4", **others: bytes) -> list[tuple[str, bytes]]:
+def parts(**others: bytes) -> list[tuple[str, bytes]]:
     """Write the parts of a good call, some of them replaced."""
-    made = {"request": request()} | {name: npy(array) for name, array in arrays(dtype).items()}
+    made = {"request": request()} | {name: npy(array) for name, array in arrays().items()}
     return list((made | others).items())
 
 
