@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from app.engines.base import Job
@@ -34,7 +35,8 @@ class LocalEngine:
         idle_s: float = 60.0,
     ) -> None:
         self._segments = segments
-        self._supervisor = Supervisor(workers, grace_s=grace_s, hang_s=hang_s)
+        self._make = partial(Supervisor, workers, grace_s=grace_s, hang_s=hang_s)
+        self._supervisor = self._make()
         self._idle_s = idle_s
         self._trimmer: asyncio.Task[None] | None = None
 
@@ -48,7 +50,8 @@ class LocalEngine:
         return self._supervisor.progress()
 
     async def start(self) -> None:
-        """Begin to warm up, in the background."""
+        """Begin to warm up, in the background; possible again after `stop`."""
+        self._supervisor = self._make()
         loop = asyncio.get_running_loop()
         forget = self._supervisor.forget_segment
         # Memory is freed in whatever thread needs the room.

@@ -231,6 +231,8 @@ class SegmentPool:
     def _size_for(self, nbytes: int) -> int:
         size = size_class(nbytes)
         if size > self.limit:
+            size = -(-nbytes // _PAGE) * _PAGE
+        if size > self.limit:
             raise TooLarge(
                 f"{nbytes} bytes of tensor memory were asked for, the service has {self.limit} for all calls",
                 data={"bytes": nbytes, "limit": self.limit},

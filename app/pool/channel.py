@@ -33,6 +33,7 @@ class Channel:
         self._decoder = Decoder()
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._open = True
+        self._ended = False
         self._loop.add_reader(self._sock, self._read)  # its result is of no use to the loop
 
     def hand_over(self) -> None:
@@ -98,7 +99,8 @@ class Channel:
             return False
         while self._open and (found := self._decoder.next()) is not None:
             self._on_message(*found)
-        if not alive and self._open:
+        if not alive and self._open and not self._ended:
+            self._ended = True
             self._loop.remove_reader(self._sock)
             self._on_end()
         return alive

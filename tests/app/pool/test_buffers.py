@@ -1,0 +1,298 @@
+"""Shared memory: sizes, limits, reuse, and above all that nothing is reused while somebody can see it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import mmap
+import os
+import resource
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from app.pool.buffers import Segment, SegmentPool, anonymous_file, size_class
+from convgrad._errors import Overloaded, TooLarge
+
+_KIB = 1 << 10
+_MIB = 1 << 20
+
+
+@pytest.fixture
+def pool() -> Iterator[SegmentPool]:
+    """Give a pool of 4 MiB."""
+    pool = SegmentPool(4 * _MIB)
+    yield pool
+    pool.close()
+
+
+@given(st.integers(0, 1 << 40))
+def test_size_classes_waste_at_most_an_eighth(nbytes: int) -> None:
+    """A class holds what was asked, is a multiple of the page, and is at most an eighth larger above 64 KiB."""
+    size = size_class(nbytes)
+    assert size >= nbytes
+    assert size % mmap.PAGESIZE == 0
+    assert size == 64 * _KIB or size * 8 <= nbytes * 9 + 8 * mmap.PAGESIZE
+    assert size_class(size) == size
+
+
+@pytest.mark.parametrize("memfd", [True, False])
+def test_anonymous_files_have_no_name(memfd: bool) -> None:
+    """Neither kind of file can be reached by a path, so nothing is left when its processes die."""
+    descriptor = anonymous_file(memfd=memfd)
+    try:
+        assert os.readlink(f"/proc/self/fd/{descriptor}").endswith("(deleted)")
+        assert os.fstat(descriptor).st_nlink == 0
+        assert not os.get_inheritable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_released_block_serves_the_next_call(pool: SegmentPool) -> None:
+    """A block is reused under the same id, also for a request that is somewhat smaller."""
+    first = pool.acquire(100_000)
+    pool.release(first)
+    second = pool.acquire(90_000)
+    assert (second.id, second.fd) == (first.id, first.fd)
+    assert (second.size, len(second.view)) == (90_000, 90_000)
+    assert (pool.stats().created, pool.stats().reused) == (1, 1)
+
+
+def test_a_much_larger_block_is_not_wasted_on_a_small_call(pool: SegmentPool) -> None:
+    """A small request takes fresh memory rather than a block of several times its size."""
+    large = pool.acquire(2 * _MIB)
+    pool.release(large)
+    assert pool.acquire(64 * _KIB).id != large.id
+
+
+def test_no_bytes_are_a_segment_too(pool: SegmentPool) -> None:
+    """An empty tensor has a segment with an empty, writeable view."""
+    view = pool.acquire(0).view
+    assert len(view) == 0
+    assert not view.readonly
+
+
+def test_a_released_segment_gives_no_view(pool: SegmentPool) -> None:
+    """Using a segment after its release is an error, releasing it twice is not."""
+    segment = pool.acquire(10)
+    pool.release(segment)
+    pool.release(segment)
+    assert segment.released
+    with pytest.raises(ValueError, match="was released"):
+        _ = segment.view
+
+
+def test_a_view_outlives_its_release(pool: SegmentPool) -> None:
+    """Memory that a transport still sends from is not reused, even after the segment's release."""
+    segment = pool.acquire(_MIB)
+    array = np.frombuffer(segment.view, np.uint8)
+    array[...] = 7
+    tail = memoryview(array)[-100:]
+    del array
+    pool.release(segment)
+    other = pool.acquire(_MIB)
+    assert other.id != segment.id
+    other.view[:] = bytes(_MIB)
+    assert bytes(tail) == b"\7" * 100
+    del tail
+    assert pool.acquire(_MIB).id == segment.id
+
+
+def test_a_hold_keeps_the_memory(pool: SegmentPool) -> None:
+    """Memory that a worker may still write to is not reused before its hold is gone."""
+    segment = pool.acquire(100)
+    hold = segment.hold()
+    pool.release(segment)
+    assert pool.stats().idle_blocks == 0
+    assert pool.acquire(100).id != segment.id
+    del hold
+    assert pool.stats().idle_blocks == 1 + 1  # the other one was never kept
+
+
+def test_a_forgotten_segment_is_no_leak(pool: SegmentPool) -> None:
+    """A segment that is dropped without release comes back as well."""
+    pool.acquire(100)
+    assert pool.stats().used == 0
+
+
+def test_a_full_pool_refuses_and_recovers(pool: SegmentPool) -> None:
+    """What does not fit now is Overloaded with a time to retry; after a release it fits."""
+    kept = [pool.acquire(_MIB) for _ in range(4)]
+    with pytest.raises(Overloaded) as caught:
+        pool.acquire(1)
+    assert caught.value.retry_after
+    assert caught.value.data["reason"] == "memory"
+    assert pool.stats().refused == 1
+    pool.release(kept.pop())
+    assert pool.acquire(_MIB).size == _MIB
+
+
+def test_what_never_fits_is_too_large(pool: SegmentPool) -> None:
+    """A request over the whole limit is the caller's to change; one of exactly the limit fits."""
+    with pytest.raises(TooLarge):
+        pool.acquire(4 * _MIB + 1)
+    assert pool.acquire(4 * _MIB).size == 4 * _MIB
+
+
+def test_idle_blocks_make_room(pool: SegmentPool) -> None:
+    """Idle blocks of other sizes are freed, the longest idle first, before anyone is refused."""
+    retired: list[int] = []
+    pool.on_retire = retired.append
+    segments = [pool.acquire(_MIB) for _ in range(4)]
+    ids = [segment.id for segment in segments]
+    for segment in segments:
+        pool.release(segment)
+        pool.stats()
+    assert pool.acquire(2 * _MIB).size == 2 * _MIB
+    assert retired == ids[:2]
+    assert pool.stats().total == 4 * _MIB
+
+
+def test_trim_frees_the_pages_of_other_mappings(pool: SegmentPool) -> None:
+    """Memory of an idle block is freed at once although a worker has it mapped: its file becomes empty."""
+    segment = pool.acquire(_MIB)
+    copy = os.dup(segment.fd)
+    try:
+        pool.release(segment)
+        assert pool.trim(idle_s=3600) == 0
+        assert pool.trim() == _MIB
+        assert os.fstat(copy).st_size == 0
+    finally:
+        os.close(copy)
+    assert pool.stats().total == 0
+
+
+def test_closing_frees_what_is_leased_later(pool: SegmentPool) -> None:
+    """After close the last lease takes its memory along."""
+    segment = pool.acquire(_MIB)
+    pool.close()
+    assert pool.stats().total == _MIB
+    pool.release(segment)
+    assert pool.stats().total == 0
+
+
+def test_no_memory_is_an_error_not_a_signal(pool: SegmentPool) -> None:
+    """When the system gives no pages the call is refused: the write that would end in SIGBUS is never reached."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MIB, hard))
+    try:
+        with pytest.raises(Overloaded, match=os.strerror(errno.EFBIG)):
+            pool.acquire(2 * _MIB)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert pool.stats().total == 0
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert pool.acquire(2 * _MIB).size == 2 * _MIB
+
+
+def test_large_segments_are_made_beside_the_event_loop(pool: SegmentPool) -> None:
+    """`acquire_async` gives the same as `acquire`, fresh or reused, and refuses the same."""
+
+    async def scenario() -> None:
+        first = await pool.acquire_async(3 * _MIB)
+        first.view[-1] = 1
+        with pytest.raises(Overloaded):
+            await pool.acquire_async(3 * _MIB)
+        pool.release(first)
+        assert (await pool.acquire_async(3 * _MIB)).id == first.id
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_acquire_leaves_a_block_to_reuse() -> None:
+    """Whoever goes away while memory is made leaks nothing: the next caller gets the block."""
+    pool = SegmentPool(8 * _MIB)
+
+    async def scenario() -> None:
+        task = asyncio.create_task(pool.acquire_async(4 * _MIB))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())  # joins the thread that makes the block
+    assert pool.stats().used == 0
+    assert pool.acquire(4 * _MIB).id == 1
+    pool.close()
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Leases, views and holds in any order never see each other's bytes, and the sums add up."""
+
+    segments = Bundle("segments")
+    watched = Bundle("watched")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SegmentPool(2 * _MIB)
+        self.marks: dict[int, int] = {}
+        self.views: dict[int, tuple[memoryview, int]] = {}
+        self.next_mark = 0
+
+    @rule(target=segments, nbytes=st.integers(0, 900 * _KIB))
+    def acquire(self, nbytes: int) -> Segment | None:
+        """Fill a new lease with a mark of its own, or be refused because others have the memory."""
+        try:
+            segment = self.pool.acquire(nbytes)
+        except Overloaded:
+            stats = self.pool.stats()
+            assert stats.used + size_class(nbytes) > stats.limit
+            return None
+        self.next_mark += 1
+        self.marks[id(segment)] = self.next_mark % 251
+        segment.view[:] = bytes([self.next_mark % 251]) * nbytes
+        return segment
+
+    @rule(target=watched, segment=segments)
+    def look(self, segment: Segment | None) -> int | None:
+        """Keep a part of the memory in view."""
+        if segment is None or segment.released:
+            return None
+        self.views[len(self.views)] = segment.view[len(segment.view) // 2 :], self.marks[id(segment)]
+        return len(self.views) - 1
+
+    @rule(segment=consumes(segments))
+    def release(self, segment: Segment | None) -> None:
+        """Give a lease back."""
+        if segment is not None:
+            assert set(segment.view) <= {self.marks.pop(id(segment))}
+            self.pool.release(segment)
+
+    @rule(number=watched)
+    def look_away(self, number: int | None) -> None:
+        """Let go of a view."""
+        if number is not None:
+            self.views[number] = memoryview(b""), 0
+
+    @rule()
+    def trim(self) -> None:
+        """Free what is idle."""
+        self.pool.trim()
+        assert self.pool.stats().idle_blocks == 0
+
+    @invariant()
+    def views_keep_their_marks(self) -> None:
+        """Nothing that anyone can see was overwritten."""
+        for view, mark in self.views.values():
+            assert set(view) <= {mark}
+
+    @invariant()
+    def the_sums_add_up(self) -> None:
+        """No more than the limit exists, and no more than exists is used."""
+        stats = self.pool.stats()
+        assert stats.used <= stats.total <= stats.limit
+        assert stats.peak >= stats.total
+
+    def teardown(self) -> None:
+        """Everything goes when the last view goes."""
+        self.views.clear()
+        self.pool.close()
+
+
+PoolMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestPoolMachine = PoolMachine.TestCase

@@ -1,0 +1,216 @@
+"""Turns, stages and settlement, without any process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from app.engines.base import Job
+from app.pool.buffers import SegmentPool
+from app.pool.jobs import FairQueue, JobRun
+from convgrad._errors import Cancelled, DeadlineExceeded
+from kernels import ConvProblem, Plan, Unit
+
+PROBLEM = ConvProblem(
+    op="ConvolutionBackwardWeights",
+    dtype="f32",
+    n=1,
+    src_channels=1,
+    dst_channels=1,
+    groups=1,
+    src_spatial=(1,),
+    dst_spatial=(1,),
+    kernel=(1,),
+    strides=(1,),
+    dilations=(1,),
+    pads_begin=(0,),
+    data_format="NCX",
+    weights_format="OIX",
+)
+
+
+def plan_of(units_of_stages: Sequence[int]) -> Plan:
+    """Make a plan with so many units in each stage."""
+    stages = [stage for stage, count in enumerate(units_of_stages) for _ in range(count)]
+    units = tuple(Unit(index, stage, None, None, 1) for index, stage in enumerate(stages))
+    return Plan(PROBLEM, "none", units, len(units_of_stages), 0, ())
+
+
+def job_of(pool: SegmentPool, *units_of_stages: int) -> Job:
+    """Make a job with memory from `pool`."""
+    return Job("job", plan_of(units_of_stages), (pool.acquire(4), pool.acquire(4)), pool.acquire(4))
+
+
+@pytest.fixture
+def pool() -> SegmentPool:
+    """Give memory."""
+    return SegmentPool(1 << 24)
+
+
+def test_jobs_take_turns(pool: SegmentPool) -> None:
+    """A job with many units does not make a job with few wait until it is through."""
+    queue, many, few = FairQueue(), JobRun(job_of(pool, 5)), JobRun(job_of(pool, 2))
+    queue.add(many)
+    queue.add(few)
+    order = []
+    while (run := queue.next()) is not None:
+        run.take()
+        order.append(run)
+    assert order == [many, few, many, few, many, many, many]
+
+
+def test_a_stage_waits_for_the_whole_stage_before_it(pool: SegmentPool) -> None:
+    """No unit of a stage is given out while one of the stage before is not done."""
+    run = JobRun(job_of(pool, 2, 1))
+    first, second = run.take(), run.take()
+    assert run.waiting == 0
+    run.done(second)
+    assert run.waiting == 0
+    run.done(first)
+    assert run.waiting == 1
+    run.done(run.take())
+    assert run.over
+
+
+def test_a_lost_unit_goes_first(pool: SegmentPool) -> None:
+    """A unit that has to run again is the next to be given out, and is counted."""
+    run = JobRun(job_of(pool, 3))
+    unit = run.take()
+    run.again(unit)
+    assert run.take() is unit
+    assert run.job.times.retried_units == 1
+
+
+def test_the_second_death_blames_the_unit(pool: SegmentPool) -> None:
+    """One death is bad luck, two with the same unit are not; deaths with other units don't add up."""
+    run = JobRun(job_of(pool, 2))
+    first, second = run.take(), run.take()
+    assert not run.lost(first)
+    assert not run.lost(second)
+    assert run.lost(first)
+
+
+def test_memory_is_held_until_no_unit_is_on_a_worker(pool: SegmentPool) -> None:
+    """Although the job failed and its owner released everything, nothing is reused before it is settled."""
+    run = JobRun(job_of(pool, 2))
+    unit = run.take()
+    for segment in (*run.job.inputs, run.job.output):
+        pool.release(segment)
+    run.fail(Cancelled("gone"))
+    assert run.over
+    assert pool.stats().idle_blocks == 0
+    run.again(unit)
+    assert run.settled.is_set()
+    assert pool.stats().used == 0
+
+
+def test_only_the_first_error_counts(pool: SegmentPool) -> None:
+    """A job that is over is not failed again, a complete one not at all."""
+    failed, complete = JobRun(job_of(pool, 1)), JobRun(job_of(pool, 1))
+    failed.fail(Cancelled("first"))
+    failed.fail(DeadlineExceeded("second"))
+    assert isinstance(failed.error, Cancelled)
+    complete.done(complete.take())
+    complete.fail(DeadlineExceeded("late"))
+    assert complete.error is None
+
+
+def test_results_wait_for_a_slow_reader(pool: SegmentPool) -> None:
+    """Finished units are delivered in the order of completion, then the end, also long after completion."""
+    run = JobRun(job_of(pool, 2))
+    first, second = run.take(), run.take()
+    run.done(second)
+    run.done(first)
+
+    async def read() -> list[Unit | None]:
+        return [await run.next() for _ in range(4)]
+
+    assert asyncio.run(read()) == [second, first, None, None]
+
+
+def test_an_error_reaches_a_waiting_reader(pool: SegmentPool) -> None:
+    """Who waits for a unit gets the job's error the moment it fails."""
+
+    async def scenario() -> None:
+        run = JobRun(job_of(pool, 1))
+        reader = asyncio.create_task(run.next())
+        await asyncio.sleep(0)
+        run.fail(DeadlineExceeded("late"))
+        with pytest.raises(DeadlineExceeded):
+            await reader
+
+    asyncio.run(scenario())
+
+
+class QueueMachine(RuleBasedStateMachine):
+    """Whatever happens in whatever order: every unit is done once, stages in order, nothing is settled early."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = SegmentPool(1 << 26)
+        self.queue = FairQueue()
+        self.runs: list[JobRun] = []
+        self.on_workers: list[tuple[JobRun, Unit]] = []
+        self.finished: dict[JobRun, list[int]] = {}
+
+    @rule(stages=st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    def submit(self, stages: list[int]) -> None:
+        """Add a job."""
+        run = JobRun(job_of(self.pool, *stages))
+        self.runs.append(run)
+        self.finished[run] = []
+        self.queue.add(run)
+
+    @rule()
+    def give_out(self) -> None:
+        """Give a unit to a worker: one of the earliest stage that is not complete."""
+        run = self.queue.next()
+        if run is None:
+            assert not any(each.waiting for each in self.runs)
+            return
+        unit = run.take()
+        assert unit.index not in self.finished[run]
+        earlier = [other.index for other in run.job.plan.units if other.stage < unit.stage]
+        assert set(earlier) <= set(self.finished[run])
+        self.on_workers.append((run, unit))
+
+    @precondition(lambda self: self.on_workers)
+    @rule(pick=st.randoms(use_true_random=False), dies=st.booleans())
+    def come_back(self, pick: random.Random, dies: bool) -> None:
+        """Finish a unit, or lose its worker."""
+        run, unit = self.on_workers.pop(pick.randrange(len(self.on_workers)))
+        if not dies:
+            if run.error is None:
+                self.finished[run].append(unit.index)
+            run.done(unit)
+            return
+        if run.lost(unit):
+            run.fail(Cancelled("two deaths"))
+        run.again(unit)
+
+    @precondition(lambda self: self.runs)
+    @rule(pick=st.randoms(use_true_random=False))
+    def cancel(self, pick: random.Random) -> None:
+        """Cancel a job."""
+        pick.choice(self.runs).fail(Cancelled("gone"))
+
+    @invariant()
+    def jobs_settle_exactly_when_they_are_over_and_off_all_workers(self) -> None:
+        """The memory of a job is free when nobody computes and nobody will; never before."""
+        for run in self.runs:
+            busy = sum(1 for other, _ in self.on_workers if other is run)
+            assert run.on_workers == busy
+            complete = len(self.finished[run]) == len(run.job.plan.units)
+            assert run.over == (complete or run.error is not None)
+            assert run.settled.is_set() == (run.over and not busy)
+            assert len(set(self.finished[run])) == len(self.finished[run])
+
+
+QueueMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestQueueMachine = QueueMachine.TestCase

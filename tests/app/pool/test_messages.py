@@ -1,0 +1,89 @@
+"""Framing: every message and its descriptors arrive whole, in order, however the stream is cut."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.pool import messages
+from app.pool.messages import Decoder, Done, Exited, Forget, Hello, Loaded, Message, Run, Spawn, Warming
+
+_SAMPLES: list[Message] = [
+    Hello(),
+    Loaded(3),
+    Spawn(1),
+    Warming(1, 7),
+    Exited(2, -9),
+    Forget((1, 2), (3,)),
+    Run(1, 2, 3, (4, 5), 6, None, b"plan" * 1000, ((4, 65536), (5, 65536))),
+    Done(1, "failed", 0.5, 1 << 40, "traceback"),
+]
+
+
+@given(st.lists(st.sampled_from(_SAMPLES), max_size=8), st.lists(st.integers(0, 2000), max_size=12))
+def test_messages_survive_any_cut(sent: list[Message], cuts: list[int]) -> None:
+    """A stream that arrives in pieces of any size gives the same messages."""
+    stream = b"".join(map(messages.encode, sent))
+    edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    decoder, got = Decoder(), []
+    for start, end in zip(edges, edges[1:], strict=False):
+        decoder.feed(stream[start:end])
+        while (found := decoder.next()) is not None:
+            got.append(found)
+    assert got == [(message, []) for message in sent]
+    assert decoder.next() is None
+
+
+def test_descriptors_stay_with_their_message() -> None:
+    """Descriptors of several messages in one stream each arrive with the message that they were sent with."""
+    ours, theirs = socket.socketpair()
+    files = [os.memfd_create(f"file-{number}") for number in range(3)]
+    with ours, theirs:
+        assert messages.send(ours, Spawn(1), files[:2])
+        assert messages.send(ours, Hello())
+        assert messages.send(ours, Spawn(2), files[2:])
+        ours.shutdown(socket.SHUT_WR)
+        decoder, names = Decoder(), {}
+        while (found := messages.receive(theirs, decoder)) is not None:
+            message, descriptors = found
+            names[message] = [os.readlink(f"/proc/self/fd/{number}").split()[0] for number in descriptors]
+            for number in descriptors:
+                os.close(number)
+    for number in files:
+        os.close(number)
+    assert names == {
+        Spawn(1): ["/memfd:file-0", "/memfd:file-1"],
+        Hello(): [],
+        Spawn(2): ["/memfd:file-2"],
+    }
+
+
+def test_a_dead_peer_is_no_exception() -> None:
+    """Sending to a closed end says so, receiving from it gives the end."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        theirs.close()
+        assert not messages.send(ours, Hello())
+        assert messages.receive(ours, Decoder()) is None
+
+
+def test_a_peer_that_leaves_bytes_unread_is_the_end() -> None:
+    """A peer that died before it read everything ends the stream instead of raising."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        assert messages.send(ours, Hello())
+        theirs.close()
+        assert messages.receive(ours, Decoder()) is None
+
+
+def test_nothing_to_read_yet() -> None:
+    """On a socket that does not block, an empty stream is told from an ended one."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            messages.receive_some(ours, Decoder())
