@@ -96,10 +96,9 @@ class RpcDoor(Response):
         headers = Headers(scope=scope)
         _check_content_type(headers)
         media_type = choose(headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
-        context = context_of(scope)
         admission, refusal = self._admit()
         with admission, Holding(self._service.segments) as holding:
-            turn = Turn(self._service, holding, context.timings, context.started, refusal)
+            turn = Turn(self._service, holding, context_of(scope), refusal)
             message = await self._read(headers, receive, turn)
             items = message.items if isinstance(message, rpc.Batch) else (message,)
             wanted = [item for item in items if not (isinstance(item, rpc.Request) and item.is_notification)]
@@ -134,7 +133,7 @@ class RpcDoor(Response):
                 refusal=turn.refusal,
             )
             async with asyncio.timeout(settings.deadline_s):
-                await read_body(receive, intake, turn.timings)
+                await read_body(receive, intake, turn.context.timings)
                 return rpc.parse_message(await intake.finish_async())
         except TimeoutError:
             return _Unreadable(DeadlineExceeded("the deadline was over before the request had arrived"))
@@ -184,7 +183,7 @@ class RpcDoor(Response):
                             return
                         pieces = _plain_text(item.id, outcome).pieces
                     except Exception as caught:  # noqa: BLE001 - every fault is an answer
-                        pieces = _error_text(item.id, caught).pieces
+                        pieces = _error_text(item.id, caught, turn).pieces
                     await stream.pieces(pieces)
 
             await _some_at_once(one, len(items))
@@ -199,7 +198,7 @@ class RpcDoor(Response):
             result = JsonResult(outcome)
             return _text(item.id, result.pieces(), result.length)
         except Exception as caught:  # noqa: BLE001 - every fault is an answer
-            return _error_text(item.id, caught)
+            return _error_text(item.id, caught, turn)
 
     async def _open(self, item: _Item, turn: Turn, stack: AsyncExitStack) -> Any:
         if isinstance(item, _Unreadable):
@@ -264,8 +263,9 @@ def _plain_text(request_id: rpc.Id, outcome: Any) -> _Text:
     return _text(request_id, (text,), len(text))
 
 
-def _error_text(request_id: rpc.Id, caught: Exception) -> _Text:
+def _error_text(request_id: rpc.Id, caught: Exception, turn: Turn) -> _Text:
     error = as_convgrad_error(caught)
+    turn.context.outcome = error.code
     if isinstance(error, Cancelled):
         raise error
     if error is not caught:

@@ -12,9 +12,9 @@ from app.call import Call
 from app.intake.calls import read_call
 from app.intake.landing import Holding
 from app.intake.tensors import settle
+from app.middleware import RequestContext
 from app.replies.body import dump
 from app.service import Service
-from app.timings import Timings
 from convgrad._errors import ConvgradError, UnknownOperation
 from schemas.describe import describe, list_operations
 from schemas.dumps import is_dump
@@ -38,8 +38,7 @@ class Turn:
 
     service: Service
     holding: Holding
-    timings: Timings
-    started: float
+    context: RequestContext
     refusal: ConvgradError | None = None
 
 
@@ -87,11 +86,11 @@ def _operation(called: CalledOperation) -> Method:
         given = params if is_dump(params) else bind_params(params, CALL_PARAMS)
         request = read_call(called, given, turn.holding)
         prepared = await turn.service.prepare(
-            called.called_as, request.attributes, request.metas, request.options, started=turn.started
+            called.called_as, request.attributes, request.metas, request.options, started=turn.context.started
         )
-        with turn.timings.measure("decode"):
+        with turn.context.timings.measure("decode"):
             tensors = await settle(request.inputs, turn.holding)
-        async with turn.service.call(prepared, tensors, turn.holding, timings=turn.timings) as call:
+        async with turn.service.call(prepared, tensors, turn.holding, timings=turn.context.timings) as call:
             yield call
 
     return method
