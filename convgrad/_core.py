@@ -136,10 +136,9 @@ def object_of(value: Any) -> dict[str, Any]:
 
 def operations_of(value: Any) -> list[dict[str, Any]]:
     """Return the operations in the reply that lists them."""
-    listed = object_of(value).get("operations")
-    if not isinstance(listed, list):
-        raise ProtocolError("the reply must have a list of `operations`")
-    return listed
+    if not isinstance(value, list):
+        raise ProtocolError("the reply must be a JSON list")
+    return [object_of(entry) for entry in value]
 
 
 def health_of(reply: Any) -> Health:

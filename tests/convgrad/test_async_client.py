@@ -83,7 +83,7 @@ def test_stream(server: Server) -> None:
 def test_pages_and_health(server: Server) -> None:
     """Lists, tables, validation and health are the same as the blocking client's."""
     server.script += [
-        lambda handler, _: handler.reply(200, b'{"operations": [{"name": "Op"}]}'),
+        lambda handler, _: handler.reply(200, b'[{"op": "Op"}]'),
         lambda handler, _: handler.reply(200, b'{"name": "Op"}'),
         lambda handler, _: handler.reply(200, b'{"resolved": {}}'),
         lambda handler, _: handler.reply(503, b'{"status": "starting"}'),
@@ -92,7 +92,7 @@ def test_pages_and_health(server: Server) -> None:
     ]
 
     async def use(client: AsyncClient) -> None:
-        assert await client.operations() == [{"name": "Op"}]
+        assert await client.operations() == [{"op": "Op"}]
         assert await client.describe("Op") == {"name": "Op"}
         assert await client.validate("Op", {"src": SRC}) == {"resolved": {}}
         assert (await client.health()).detail["status"] == "starting"

@@ -124,11 +124,11 @@ def test_operations_are_methods(client: Client, server: Server) -> None:
 def test_pages(client: Client, server: Server) -> None:
     """The lists and tables of the service come as data."""
     server.script += [
-        lambda handler, _: handler.reply(200, b'{"operations": [{"name": "Op"}]}'),
+        lambda handler, _: handler.reply(200, b'[{"op": "Op"}]'),
         lambda handler, _: handler.reply(200, b'{"name": "Op"}'),
         lambda handler, _: handler.reply(200, b'{"resolved": {}}'),
     ]
-    assert client.operations() == [{"name": "Op"}]
+    assert client.operations() == [{"op": "Op"}]
     assert client.describe("a/b") == {"name": "Op"}
     assert client.validate(
         "Op", {"src": SRC, "w": {"dtype": "f32", "shape": [1]}, "weights_shape": [1]}, ATTRIBUTES
@@ -315,7 +315,7 @@ def test_another_server_is_recognised(client: Client, server: Server) -> None:
     server.script.append(lambda handler, _: handler.reply(200, b"<html>", "text/html"))
     with pytest.raises(convgrad.ProtocolError, match=r"application/x-tensor-stream"):
         client.run("Op", {"src": SRC})
-    for body in (b"<html>", b"[]", b"{}"):
+    for body in (b"<html>", b"[1]", b"{}"):
         server.script.append(partial(reply_with, body))
         with pytest.raises(convgrad.ProtocolError):
             client.operations()

@@ -1,0 +1,264 @@
+"""The command: `convgrad run|validate|ops|describe|health|serve|bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convgrad._base import DEFAULT_TIMEOUT
+from convgrad._bench import measure, random_tensor
+from convgrad._client import Client
+from convgrad._dtypes import dtype_of_array
+from convgrad._errors import CallerError, ConvgradError, InvalidParams, ServiceError, TransportError
+from convgrad._events import Array, Result
+from convgrad._npy import write_header
+from convgrad._options import Command, parser
+from convgrad._progress import ProgressBar
+from convgrad._spec import SHAPES, TENSORS, CallSpec, read_spec, tensor
+from convgrad._tensors import part
+
+__all__ = ["main"]
+
+EXIT_CODES: dict[type[BaseException], int] = {
+    CallerError: 3,
+    ServiceError: 4,
+    TransportError: 5,
+    ConvgradError: 1,
+    # What argparse itself exits with: a command line, or a file, that can't be used.
+    OSError: 2,
+    ValueError: 2,
+    KeyboardInterrupt: 130,
+}
+_SERVER_NEEDS = ("fastapi", "numba", "pydantic_settings", "uvicorn")
+# A medium 3x3 layer.
+_BENCH = CallSpec(
+    "ConvolutionBackwardWeights",
+    {
+        "strides": [1, 1],
+        "dilations": [1, 1],
+        "auto_pad": "same_upper",
+        "data_format": "NCX",
+        "weights_format": "OIX",
+    },
+    {
+        "src": {"dtype": "f32", "shape": [8, 64, 28, 28]},
+        "diff_dst": {"dtype": "f32", "shape": [8, 64, 28, 28]},
+        "weights_shape": [64, 64, 3, 3],
+    },
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["serve"]:
+        return _serve(given[1:])
+    options = parser(_COMMANDS).parse_args(given)
+    command: Command = options.command
+    try:
+        return command(options)
+    except tuple(EXIT_CODES) as error:
+        return _failed(error)
+
+
+def _run(options: argparse.Namespace) -> int:
+    spec = _spec_of(options)
+    if any(isinstance(value, dict) for value in spec.inputs.values()):
+        raise ValueError("to run takes files; a tensor of dtype and shape alone is for validate and bench")
+    with _client(options) as client:
+        result = _compute(client, spec, options)
+    for warning in result.warnings:
+        _say(f"warning: {warning}")
+    name, array = next(iter(result.outputs.items()))
+    path = options.output or f"{name}.npy"
+    _write(path, array)
+    if options.json and path != "-":
+        _print({"output": name, "file": path, "resolved": result.resolved, "stats": result.stats}, options)
+    elif not options.quiet:
+        took = f"{result.stats.get('compute_ms', '?')} ms in {result.stats.get('kernel', '?')}"
+        _say(f"{name} {dtype_of_array(array).name} {list(array.shape)} -> {path} ({took})")
+    return 0
+
+
+def _compute(client: Client, spec: CallSpec, options: argparse.Namespace) -> Result:
+    op = _op_of(spec)
+    how: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
+    # Nobody watches: then a reply that breaks off may be asked for again.
+    if options.quiet or not sys.stderr.isatty():
+        return client.run_detailed(op, spec.inputs, spec.attributes, **how)
+    with ProgressBar(sys.stderr, op) as bar, client.stream(op, spec.inputs, spec.attributes, **how) as stream:
+        for event in stream:
+            bar.show(event)
+        return stream.details()
+
+
+def _validate(options: argparse.Namespace) -> int:
+    spec = _spec_of(options)
+    with _client(options) as client:
+        _print(client.validate(_op_of(spec), spec.inputs, spec.attributes), options)
+    return 0
+
+
+def _ops(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        listed = client.operations()
+    if options.json:
+        _print(listed, options)
+        return 0
+    for entry in listed:
+        print(entry["op"], "-", entry["summary"])
+        print("   ", "also", ", ".join(entry["aliases"]))
+    return 0
+
+
+def _describe(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        table = client.describe(options.op)
+    if options.json:
+        _print(table, options)
+    else:
+        print("\n".join(_page(table)))
+    return 0
+
+
+def _health(options: argparse.Namespace) -> int:
+    with _client(options) as client:
+        health = client.wait_until_ready(options.wait) if options.wait else client.health()
+    _print(dict(health.detail), options)
+    return 0 if health.ready else EXIT_CODES[ServiceError]
+
+
+def _bench(options: argparse.Namespace) -> int:
+    spec = _spec_of(options)
+    spec = _BENCH if spec == CallSpec() else spec
+    inputs = {name: _loaded(value) for name, value in spec.inputs.items()}
+    sent = sum(part(value).nbytes for value in inputs.values() if not isinstance(value, list))
+    with _client(options) as client:
+        report = measure(
+            lambda: client.run_detailed(_op_of(spec), inputs, spec.attributes),
+            seconds=options.seconds,
+            clients=options.clients,
+        )
+    _print(report.summary(sent), options)
+    return 0
+
+
+def _serve(arguments: Sequence[str]) -> int:
+    root = _service_root()
+    if root is None:
+        _say(
+            "the service is not installed here: it runs from its checkout or its image, "
+            "and the `convgrad` package is its client"
+        )
+        return 2
+    if missing := [name for name in _SERVER_NEEDS if find_spec(name) is None]:
+        _say(f"the service needs {', '.join(missing)}: pip install '{root}[server]'")
+        return 2
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # -P: a package of somebody else named `app`, in the folder where we happen to be, is not the service.
+    command = [sys.executable, "-P", "-m", "app", *arguments]
+    # The service takes this process over: signals of a supervisor reach it, and nothing returns from here.
+    return os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # noqa: S606
+
+
+def _service_root() -> Path | None:
+    """Find the folder that the service's rooms are in: beside this package, here, or on the path."""
+    beside = Path(__file__).resolve().parent.parent
+    for folder in (beside, Path.cwd(), *map(Path, sys.path)):
+        if all((folder / room).is_file() for room in ("app/__main__.py", "schemas/__init__.py")):
+            return folder.resolve()
+    return None
+
+
+def _spec_of(options: argparse.Namespace) -> CallSpec:
+    spec = read_spec(options.spec) if options.spec else CallSpec()
+    inputs: dict[str, Any] = dict(options.inputs or [])
+    inputs |= {name: value for name in TENSORS if (value := getattr(options, name)) is not None}
+    tensors = {name: tensor(text, options.dtype) for name, text in inputs.items()}
+    shapes = {name: value for name in SHAPES if (value := getattr(options, name)) is not None}
+    return spec.with_more(options.op, dict(options.attributes or []), tensors | shapes)
+
+
+def _op_of(spec: CallSpec) -> str:
+    if not isinstance(spec.op, str):
+        raise ValueError("name the operation, or give a spec that names it")
+    return spec.op
+
+
+def _loaded(value: Any) -> Any:
+    return random_tensor(value) if isinstance(value, dict) else value
+
+
+def _client(options: argparse.Namespace) -> Client:
+    timeout = DEFAULT_TIMEOUT if options.timeout is None else options.timeout
+    return Client(options.url, api_key=options.api_key, uds=options.uds, timeout=timeout)
+
+
+def _write(path: str, array: Array) -> None:
+    # numpy.save would write bfloat16 as well, but not to a pipe.
+    header = write_header(dtype_of_array(array), array.shape)
+    pieces: list[bytes | memoryview] = [header, array.reshape(-1).view(np.uint8).data]
+    if path == "-":
+        for piece in pieces:
+            sys.stdout.buffer.write(piece)
+        return
+    with Path(path).open("wb") as file:
+        file.writelines(pieces)
+
+
+def _print(value: Any, options: argparse.Namespace) -> None:
+    if options.json or not isinstance(value, dict):
+        print(json.dumps(value, indent=2, ensure_ascii=False))
+        return
+    width = max(map(len, value), default=0)
+    for name, member in value.items():
+        print(f"{name:{width}}  {member if isinstance(member, str) else json.dumps(member)}")
+
+
+def _page(table: Mapping[str, Any]) -> list[str]:
+    """Return the lines of an operation's description."""
+    lines = [table["op"], "  " + table["summary"], "  " + table["formula"]]
+    for title in ("inputs", "outputs", "attributes"):
+        lines += ["", title]
+        lines += [f"  {row['name']:16} {_facts(row):28} {row['description']}" for row in table[title]]
+    lines += ["", "weights layouts"]
+    lines += [f"  {name:16} {', '.join(axes.values())}" for name, axes in table["layouts"]["weights"].items()]
+    return lines
+
+
+def _facts(row: Mapping[str, Any]) -> str:
+    kind = row.get("type") or "/".join(row["dtypes"])
+    default = "" if row.get("default") is None else f"= {row['default']}"
+    return f"{kind} {'required' if row['required'] in (True, 'yes') else default}".strip()
+
+
+def _failed(error: BaseException) -> int:
+    if isinstance(error, KeyboardInterrupt):
+        _say("interrupted")
+    else:
+        _say(str(error))
+    for fault in error.errors if isinstance(error, InvalidParams) else []:
+        _say(f"  {'.'.join(map(str, fault.get('loc', [])))}: {fault.get('msg', '')}")
+    return next(code for cls, code in EXIT_CODES.items() if isinstance(error, cls))
+
+
+def _say(message: str) -> None:
+    print(f"convgrad: {message}", file=sys.stderr)
+
+
+_COMMANDS: dict[str, Command] = {
+    "run": _run,
+    "validate": _validate,
+    "ops": _ops,
+    "describe": _describe,
+    "health": _health,
+    "bench": _bench,
+}

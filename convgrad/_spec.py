@@ -1,0 +1,118 @@
+"""A call as a shell says it: files, `name=value`, and specs in JSON files, oneDNN Graph dumps included."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from convgrad._tensors import NpyFile
+
+__all__ = ["SHAPES", "TENSORS", "CallSpec", "attribute", "integers", "named", "read_spec", "tensor"]
+
+# The names of the operations' inputs, in both dialects; each is a flag of its own.
+TENSORS = ("src", "diff_dst", "weights", "bias", "input_forward", "output_delta")
+SHAPES = ("weights_shape", "filter_shape")
+
+# One number for these is a list of one number.
+_LISTS = frozenset(
+    {
+        "strides",
+        "dilations",
+        "pads_begin",
+        "pads_end",
+        "output_padding",
+        *SHAPES,
+    }
+)
+_INTEGERS = re.compile(r"-?[0-9]+(,-?[0-9]+)*,?")
+_DESCRIBED = re.compile(r"(f32|f16|bf16):([0-9]+(?:,[0-9]+)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpec:
+    """Hold a call before it is made; `attributes` may be a dumped op, which the service reads itself."""
+
+    op: str | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_more(self, op: str | None, attributes: Mapping[str, Any], inputs: Mapping[str, Any]) -> CallSpec:
+        """Return the spec with what the command line adds to it, or says instead."""
+        key = "attrs" if _is_dump(self.attributes) else None
+        inner = {**self.attributes.get("attrs", {}), **attributes} if key else attributes
+        merged = {**self.attributes, **({key: inner} if key else inner)}
+        return replace(self, op=op or self.op, attributes=merged, inputs={**self.inputs, **inputs})
+
+
+def read_spec(path: Path) -> CallSpec:
+    """Read a spec file: `{"op", "attributes", "inputs", "options"}`, or an op as oneDNN Graph dumps it.
+
+    Inputs of the first form are paths, relative to the spec's folder, lists, or dtype and shape. Raises
+    `ValueError` with the reason when the file is neither, and `OSError` when it can't be read.
+    """
+    try:
+        spec = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} must be JSON") from error
+    spec = _only_op(spec)
+    if not isinstance(spec, dict):
+        raise ValueError(f"{path} must be an object, or a graph of one op")
+    if _is_dump(spec):
+        return CallSpec(op=spec.get("kind"), attributes=spec)
+    members = {name: spec.get(name) or {} for name in ("attributes", "inputs", "options")}
+    strangers = sorted(set(spec) - {"op", *members})
+    if strangers or not all(isinstance(value, dict) for value in members.values()):
+        raise ValueError(f"{path} must have `op` and the objects {', '.join(members)}, nothing else")
+    inputs = {name: _relative(value, path.parent) for name, value in members.pop("inputs").items()}
+    return CallSpec(op=spec.get("op"), inputs=inputs, **members)
+
+
+def attribute(text: str) -> tuple[str, Any]:
+    """Read `name=value`: integers, lists of them as `2,2` or JSON, anything else as text."""
+    name, value = named(text)
+    if value[:1] in ("[", "{"):
+        return name, json.loads(value)
+    if not _INTEGERS.fullmatch(value):
+        return name, value
+    if name in _LISTS or "," in value:
+        return name, integers(value)
+    return name, int(value)
+
+
+def named(text: str) -> tuple[str, str]:
+    """Read `name=value`."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError("name=value is needed, such as strides=2,2")
+    return name, value
+
+
+def integers(text: str) -> list[int]:
+    """Read a list of integers such as `64,32,3,3`."""
+    return [int(part) for part in text.strip("[]").split(",") if part.strip()]
+
+
+def tensor(text: str, dtype: str | None = None) -> NpyFile | dict[str, Any]:
+    """Read a tensor: the path of a `.npy` file, or one described as `f32:8,64,28,28`."""
+    described = _DESCRIBED.fullmatch(text)
+    if described is not None and not Path(text).exists():
+        return {"dtype": described[1], "shape": integers(described[2])}
+    return NpyFile(text, dtype)
+
+
+def _is_dump(spec: Mapping[str, Any]) -> bool:
+    return "kind" in spec or "attrs" in spec
+
+
+def _only_op(spec: Any) -> Any:
+    graph = spec.get("graph") if isinstance(spec, dict) else None
+    return graph[0] if isinstance(graph, list) and len(graph) == 1 else spec
+
+
+def _relative(value: Any, folder: Path) -> Any:
+    return NpyFile(folder / value) if isinstance(value, str) else value
