@@ -141,7 +141,7 @@ class _Part:
             panels.ctypes.data,
             plan.scalar_pack, _operand(plan.scalar, scalar, self.g0), plan.box(plan.scalar, slab), plan.scalar_lines,
             plan.scalar.steps, plan.scalar.moves, plan.scalar.plane, scratch.ctypes.data,
-            acc.ctypes.data, 4 * self.group_floats,
+            acc.ctypes.data, 4 * self.group_floats, plan.channel_step,
         )  # fmt: skip
 
     def join(self, partial: Floats) -> Floats:
@@ -165,10 +165,13 @@ class _Part:
         none32, none16 = np.empty(0, np.float32), np.empty(0, np.uint16)
         out32, out16 = (flat, none16) if problem.dtype == "f32" else (none32, flat)
         channels = plan.scalar.tensor.channels
-        counts = (self.g1 - self.g0, self.group_floats, plan.rows // channels, channels)
+        counts = (
+            self.g1 - self.g0, self.group_floats, plan.rows // channels, channels, plan.tap_step, plan.channel_step,
+        )  # fmt: skip
+        linear = plan.channel_step * tap == plan.tap_step * row and min(row, tap) == 1
         store(
             KINDS[problem.dtype], total, self.lane_groups, self.blocks, np.array(counts, np.int64),
-            np.array((step, block, lane, row, tap, self.g0 * step), np.int64), out32, out16,
+            np.array((step, block, lane, row, tap, self.g0 * step, int(linear)), np.int64), out32, out16,
         )  # fmt: skip
 
 

@@ -126,6 +126,10 @@ def _lines(
     for m in range(8):
         offsets[m] = m * src_steps[3]
     sums = acc.ctypes.data
+    walk = np.empty(10, np.int64)
+    walk[0], walk[1], walk[2] = steps[2] * kernel[1] * channels, steps[4] * channels, 1
+    walk[3], walk[4], walk[5] = -steps[3] * src_steps[2], -steps[5] * src_steps[3], src_steps[4]
+    walk[9] = 1
     low = lane[0]
     while low < lane[0] + lane[1]:
         valid = min(2 * WIDTH, lane[0] + lane[1] - low)
@@ -148,13 +152,10 @@ def _lines(
                         ]
                         place = n * src_steps[0] + (planes[d, 2] - k * steps[1]) * src_steps[1]
                         place += lines[h, 2] * src_steps[2] + tiles[t, 4] * src_steps[3]
+                        walk[6], walk[7], walk[8] = lines[h, 1], tiles[t, 3], channels
                         call_tile(
-                            table[vectors, rows],
-                            (
-                                panel + tap * tap_bytes, steps[2] * kernel[1] * tap_bytes, steps[4] * tap_bytes, line_bytes,
-                                src + place, -steps[3] * src_steps[2], -steps[5] * src_steps[3], src_steps[4],
-                                lines[h, 1], tiles[t, 3], channels, offsets.ctypes.data, sums,
-                            ),
+                            table[vectors, rows], walk.ctypes.data, panel + tap * tap_bytes, src + place,
+                            offsets.ctypes.data, sums,
                         )  # fmt: skip
                 flat = acc.ravel()
                 for m in range(rows):

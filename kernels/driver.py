@@ -21,7 +21,7 @@ import numpy as np
 from kernels._jit import jit
 from kernels.cpu import cpu
 from kernels.packing import F16, F32, pack_panel, pack_planes
-from kernels.simd import call_tile, round_bits
+from kernels.simd import call_tile, round_bits, transpose_panel
 from kernels.tiles import LANEWISE
 
 __all__ = ["LINES", "NATIVE", "PLANES", "add", "add_slab", "store"]
@@ -33,6 +33,7 @@ WIDTH = cpu().width
 
 _round_f16 = round_bits("f16")
 _round_bf16 = round_bits("bf16")
+_transpose = transpose_panel("f32")
 
 _TABLE, _VECTOR = "int64[:, ::1]", "int64[::1]"
 
@@ -78,81 +79,88 @@ def _pack_scalar(
     return base
 
 
-@jit(
-    f"int64(int64, int64, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, int64, {_VECTOR}, {_VECTOR}, {_TABLE})"
-)
+@jit(f"int64({_VECTOR}, {_VECTOR}, {_VECTOR}, {_TABLE}, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE})")
 def _clip(
-    n: int, d: int, h: int, w: int, slab: Any, block: Any, ranges: Any, zero: int, vector_moves: Any, scalar_moves: Any,
-    live: Any,
-) -> int:  # fmt: skip
-    """Clip every tap's range to one block, once for all lane blocks; give the number of ranges that are left.
+    at: Any, slab: Any, block: Any, ranges: Any, zero: int, acc_step: int, vector_moves: Any, scalar_moves: Any, live: Any
+) -> int:
+    """Clip every tap's range to the block at (n, d, h, w), once for all lane blocks; give the number of ranges left.
 
-    A row of `live`: line in the vector panel, byte offset of the scalars, counts of d, h, w, first and last tile.
+    A row of `live`: 0 line in the vector panel, 1 byte offset of the scalars, 2-3 first and last tile, 4-13 the walk
+    of the tiles (see `kernels.simd.fma_tile`).
     """
     count = 0
+    outer = 1 if block[1] > 1 else 0
     for r in range(ranges.shape[0]):
-        d_low, d_high = max(d, ranges[r, 0]), min(d + block[1], slab[3], ranges[r, 1])
-        h_low, h_high = max(h, ranges[r, 2]), min(h + block[2], slab[5], ranges[r, 3])
-        w_low, w_high = max(w, ranges[r, 4]), min(w + block[3], slab[7], ranges[r, 5])
-        if d_low < d_high and h_low < h_high and w_low < w_high:
-            line, place = ranges[r, 6] - zero + n * vector_moves[0], n * scalar_moves[0]
-            line += d_low * vector_moves[1] + h_low * vector_moves[2] + w_low * vector_moves[3]
-            place += d_low * scalar_moves[1] + h_low * scalar_moves[2] + w_low * scalar_moves[3]
-            live[count, 0], live[count, 1] = line, place
-            live[count, 2], live[count, 3], live[count, 4] = d_high - d_low, h_high - h_low, w_high - w_low
-            live[count, 5], live[count, 6] = ranges[r, 7], ranges[r, 8]
-            count += 1
+        row = live[count]
+        row[0], row[1] = ranges[r, 6] - zero + at[0] * vector_moves[0], at[0] * scalar_moves[0]
+        row[10] = min(block[0], slab[1] - at[0])
+        inside = True
+        for axis in range(1, 4):
+            low = max(at[axis], ranges[r, 2 * axis - 2])
+            high = min(at[axis] + block[axis], slab[2 * axis + 1], ranges[r, 2 * axis - 1])
+            inside = inside and low < high
+            row[0] += low * vector_moves[axis]
+            row[1] += low * scalar_moves[axis]
+            if axis > 1 or outer == 1:
+                row[9 + axis] = high - low
+        if not inside:
+            continue
+        row[2], row[3] = ranges[r, 7], ranges[r, 8]
+        for k in range(3):
+            axis = outer if k == 0 else k + 1
+            row[4 + k], row[7 + k] = vector_moves[axis], scalar_moves[axis]
+        row[13] = acc_step
+        count += 1
     return count
 
 
 @jit(
-    f"void({_TABLE}, boolean, {_VECTOR}, {_VECTOR}, {_TABLE}, {_TABLE}, {_TABLE}, int64, int64, {_VECTOR}, int64, {_VECTOR}, int64)"
+    f"void({_TABLE}, boolean, {_VECTOR}, {_VECTOR}, {_TABLE}, {_TABLE}, {_TABLE}, int64, int64, int64, {_VECTOR}, int64,"
+    f" {_VECTOR}, int64)"
 )
 def _walk(
     table: Any, lanewise: bool, slab: Any, block: Any, blocks: Any, ranges: Any, tiles: Any, panels: int, zero: int,
-    vector_moves: Any, scalars: int, scalar_moves: Any, acc: int,
+    acc_step: int, vector_moves: Any, scalars: int, scalar_moves: Any, acc: int,
 ) -> None:  # fmt: skip
-    """Walk the pixel blocks of one slab of one group; numbered loops as in the module docstring of bwd_weights."""
+    """Walk the pixel blocks of one slab of one group; see the loops in `kernels.bwd_weights`.
+
+    A tile's channels are visited for all taps in turn, so that their pixels stay in L1.
+    """
     offsets = tiles.ctypes.data + 16
-    live = np.empty((ranges.shape[0], 7), np.int64)
-    axis = 1 if block[1] > 1 else 0
-    for n in range(slab[0], slab[1], block[0]):
-        images = min(block[0], slab[1] - n)
-        for d in range(slab[2], slab[3], block[1]):
-            for h in range(slab[4], slab[5], block[2]):
-                for w in range(slab[6], slab[7], block[3]):
-                    count = _clip(n, d, h, w, slab, block, ranges, zero, vector_moves, scalar_moves, live)
+    live = np.empty((ranges.shape[0] + 1, 14), np.int64)
+    walks = live.ctypes.data + 32
+    at = np.empty(4, np.int64)
+    for at[0] in range(slab[0], slab[1], block[0]):
+        for at[1] in range(slab[2], slab[3], block[1]):
+            for at[2] in range(slab[4], slab[5], block[2]):
+                for at[3] in range(slab[6], slab[7], block[3]):
+                    count = _clip(at, slab, block, ranges, zero, acc_step, vector_moves, scalar_moves, live)
+                    most = 0
+                    for i in range(count):
+                        most = max(most, live[i, 3] - live[i, 2])
                     for b in range(blocks.shape[0]):
-                        vectors = blocks[b, 2]
-                        line = 4 * WIDTH * vectors
+                        kind = LANEWISE if lanewise else blocks[b, 2]
+                        line = 4 * WIDTH * blocks[b, 2]
                         panel, sums = panels + blocks[b, 5], acc + blocks[b, 4]
-                        v_o, v_r, v_c = (
-                            vector_moves[axis] * line,
-                            vector_moves[2] * line,
-                            vector_moves[3] * line,
-                        )
-                        for i in range(count):
-                            outer = live[i, 2] if axis == 1 else images
-                            v, s = panel + live[i, 0] * line, scalars + live[i, 1]
-                            for t in range(live[i, 5], live[i, 6]):
-                                call_tile(
-                                    table[LANEWISE if lanewise else vectors, tiles[t, 1]],
-                                    (
-                                        v, v_o, v_r, v_c, s, scalar_moves[axis], scalar_moves[2], scalar_moves[3],
-                                        outer, live[i, 3], live[i, 4], offsets + 80 * t, sums + tiles[t, 0] * line,
-                                    ),
-                                )  # fmt: skip
+                        for step in range(most):
+                            for i in range(count):
+                                t = live[i, 2] + step
+                                if t < live[i, 3]:
+                                    call_tile(
+                                        table[kind, tiles[t, 1]], walks + 112 * i, panel + live[i, 0] * line,
+                                        scalars + live[i, 1], offsets + 80 * t, sums + tiles[t, 0] * line,
+                                    )  # fmt: skip
 
 
 @jit(
     f"void({_TABLE}, int64, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_TABLE}, {_TABLE}, {_VECTOR}, {_VECTOR}, {_VECTOR},"
-    f" {_VECTOR}, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_VECTOR}, {_VECTOR}, int64, int64, int64, int64)"
+    f" {_VECTOR}, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_VECTOR}, {_VECTOR}, int64, int64, int64, int64, int64)"
 )
 def add_slab(
     table: Any, kind: int, groups: int, lane_groups: int, slab: Any, block: Any, blocks: Any, ranges: Any, tiles: Any,
     vector: Any, vector_box: Any, vector_lines: Any, vector_moves: Any, panels: int,
     pack: int, scalar: Any, scalar_box: Any, lines: Any, scalar_steps: Any, scalar_moves: Any, plane: int, scratch: int,
-    acc: int, acc_bytes: int,
+    acc: int, acc_bytes: int, acc_step: int,
 ) -> None:  # fmt: skip
     """Add one slab of pixels to the accumulators of `groups` groups (or groups of lanes) and some lane blocks.
 
@@ -171,30 +179,48 @@ def add_slab(
         _pack_vector(mode, vector_here, vector_box, blocks, vector_lines, panels)
         base = _pack_scalar(mode, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch)
         _walk(
-            table, lane_groups > 0, slab, block, blocks, ranges, tiles, panels, zero, vector_moves, base, scalar_moves,
-            acc + g * acc_bytes,
+            table, lane_groups > 0, slab, block, blocks, ranges, tiles, panels, zero, acc_step, vector_moves, base,
+            scalar_moves, acc + g * acc_bytes,
         )  # fmt: skip
         vector_here[0] += vector[2]
         scalar_here[0] += scalar[2]
 
 
+@jit("void(int64, int64, int64, int64, int64)")
+def _store_lines(acc: int, rows: int, lanes: int, out: int, lane_bytes: int) -> None:
+    """Transpose accumulator lines into f32 rows of the output; rows are at least 8, whole vectors of lanes only."""
+    offsets = np.empty(8, np.int64)
+    for m in range(8):
+        offsets[m] = m * 4 * lanes
+    row = 0
+    while row < rows:
+        row = min(row, rows - 8)
+        _transpose(out + 4 * row, lane_bytes, acc + row * 4 * lanes, lanes // 8, offsets.ctypes.data)
+        row += 8
+
+
 @jit(f"void(int64, float32[::1], int64, {_TABLE}, {_VECTOR}, {_VECTOR}, float32[::1], uint16[::1])")
-def store(
-    kind: int, acc: Any, lane_groups: int, blocks: Any, counts: Any, steps: Any, out32: Any, out16: Any
-) -> None:
+def store(kind: int, acc: Any, lane_groups: int, blocks: Any, counts: Any, steps: Any, out32: Any, out16: Any) -> None:
     """Scatter accumulators to the weights' layout, rounding once.
 
-    `counts` are (groups, floats of a group's accumulators, taps, channels of a row); `steps` are output elements
-    between groups, first channels of blocks, lanes, row channels and taps, then the first group's offset.
+    `counts` are (groups, floats of a group's accumulators, taps, channels of a row, accumulator rows between taps and
+    between channels); `steps` are output elements between groups, first channels of blocks, lanes, row channels and
+    taps, then the first group's offset, then 1 where accumulator rows follow each other in the output too.
     """
+    rows = counts[2] * counts[3]
     for g in range(counts[0]):
         for b in range(blocks.shape[0]):
             lanes = blocks[b, 2] * WIDTH
             valid = min(blocks[b, 1], lane_groups - g * WIDTH) if lane_groups > 0 else blocks[b, 1]
+            base = g * counts[1] + blocks[b, 4] // 4
+            place = steps[5] + g * steps[0] + blocks[b, 0] * steps[1]
+            if kind == F32 and steps[6] == 1 and valid == lanes and rows >= 8:
+                _store_lines(acc.ctypes.data + 4 * base, rows, lanes, out32.ctypes.data + 4 * place, 4 * steps[2])
+                continue
             for tap in range(counts[2]):
                 for c in range(counts[3]):
-                    row = g * counts[1] + blocks[b, 4] // 4 + (tap * counts[3] + c) * lanes
-                    to = steps[5] + g * steps[0] + blocks[b, 0] * steps[1] + c * steps[3] + tap * steps[4]
+                    row = base + (tap * counts[4] + c * counts[5]) * lanes
+                    to = place + c * steps[3] + tap * steps[4]
                     if kind == F32:
                         for lane in range(valid):
                             out32[to + lane * steps[2]] = acc[row + lane]

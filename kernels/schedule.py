@@ -42,6 +42,10 @@ CHUNKS = 8
 """Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
 
 
+CHUNK_POSITIONS = 2048
+"""Pixels that a chunk has at the least: adding chunks up costs a pass over the gradient each."""
+
+
 @dataclass(frozen=True)
 class Operand:
     """One of the two tensors as the driver reads it.
@@ -73,6 +77,8 @@ class Schedule:
     groups: int  # convolution groups, or groups of lanes of them
     axes: tuple[Axis, Axis, Axis, Axis]
     rows: int
+    tap_step: int  # accumulator rows from one tap to the next, and from one channel to the next
+    channel_step: int
     blocks: Ints
     lanes: int
     ranges: Ints
@@ -153,10 +159,11 @@ def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int) -> Fo
     """
     shape = [axis.size for axis in axes]
     macs = problem.macs / max(1, prod(shape))
-    limit = min(SLAB_MACS, max(problem.macs // (2 * CHUNKS), 4_000_000))
+    limit = min(SLAB_MACS, problem.macs // (2 * CHUNKS))
 
     def over(byte_limit: int) -> bool:
-        return prod(shape) * packed > byte_limit or prod(shape) * macs > limit
+        points = prod(shape)
+        return points > 2 * BLOCK_POSITIONS and (points * packed > byte_limit or points * macs > limit)
 
     while shape[0] > 1 and over(SLAB_BYTES):
         _halve(shape, 0)
@@ -198,7 +205,8 @@ class _Rows:
 
     channels: int
     limit: int
-    tap_shift: list[int]
+    tap_step: int
+    channel_step: int
     ranges: list[list[int]]
     tiles: list[list[int]]
 
@@ -210,15 +218,14 @@ class _Rows:
 
 
 def _tables(
-    geo: Geometry, vector_is_wide: bool, channels: int, limit: int, channel_offset: list[int],
-    wide_steps: Ints, cuts: list[int], merge: bool,
+    table: _Rows, geo: Geometry, vector_is_wide: bool, channel_offset: list[int], wide_steps: Ints, cuts: list[int],
+    merge: bool,
 ) -> tuple[Ints, Ints]:  # fmt: skip
     """List for every tap (or run of taps) its pixel ranges and its register tiles.
 
     `wide_steps` move one position of the wide tensor: in bytes where it gives the scalars, else in panel lines.
     """
     axes = geo.axes
-    table = _Rows(channels, limit, [], [], [])
     lines: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     for index, (_, d, h, w) in geo.taps:
         shift = sum(axes[a].shifts[p] * int(wide_steps[a]) for a, p in ((1, d), (2, h), (3, w)))
@@ -232,9 +239,8 @@ def _tables(
             pieces, first = [], 0
             for size in cuts:
                 base = 0 if vector_is_wide else shift
-                pieces.append(
-                    (index * channels + first, [base + channel_offset[first + m] for m in range(size)])
-                )
+                row = index * table.tap_step + first * table.channel_step
+                pieces.append((row, [base + channel_offset[first + m] for m in range(size)]))
                 first += size
             table.add([*spans, axes[3].ranges[w]], shift if vector_is_wide else 0, pieces)
     return np.array(table.ranges, np.int64).reshape(-1, 9), np.array(table.tiles, np.int64).reshape(-1, 10)
@@ -306,12 +312,15 @@ def schedule(problem: ConvProblem) -> Schedule:
     )
     wide_steps = vectors_.steps if vector_is_wide else scalars.steps
     tile_cuts = _split_rows(scalar.channels, limit) if by_group else cuts
-    ranges, tiles = _tables(
-        geo, vector_is_wide, scalar.channels, limit, channel_offset, wide_steps, tile_cuts, merge
-    )
+    # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
+    taps_inside = problem.weights_strides[3] == 1 and not merge
+    tap_step, channel_step = (1, len(geo.taps)) if taps_inside else (scalar.channels, 1)
+    table = _Rows(scalar.channels, limit, tap_step, channel_step, [], [])
+    ranges, tiles = _tables(table, geo, vector_is_wide, channel_offset, wide_steps, tile_cuts, merge)
     lane_starts = [sum(v for _, _, v in blocks[:i]) * cpu().width for i in range(len(blocks))]
+    points = prod(axis.size for axis in geo.axes)
     chunks = 1
-    while chunks < CHUNKS and 2 * chunks <= len(slabs):
+    while chunks < CHUNKS and 2 * chunks <= len(slabs) and 2 * chunks * CHUNK_POSITIONS <= points:
         chunks *= 2
     return Schedule(
         vector=vectors_,
@@ -321,6 +330,8 @@ def schedule(problem: ConvProblem) -> Schedule:
         groups=ceil(problem.groups / cpu().width) if by_group else problem.groups,
         axes=geo.axes,
         rows=len(geo.taps) * scalar.channels,
+        tap_step=tap_step,
+        channel_step=channel_step,
         blocks=np.array(
             [(*block, start) for block, start in zip(blocks, lane_starts, strict=True)], np.int64
         ),
@@ -330,9 +341,19 @@ def schedule(problem: ConvProblem) -> Schedule:
         scalar_pack=pack,
         scalar_lines=lines,
         slabs=slabs,
-        block=np.array(_block_shape(shape, BLOCK_POSITIONS), np.int64),
+        block=np.array(_block_shape(shape, _block_positions(geo, scalar, pack, is_wide=not vector_is_wide)), np.int64),
         chunks=chunks,
     )
+
+
+def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool) -> int:
+    """Give the pixels of a block, fewer where strided scalars draw whole cache lines into L1 for one value each."""
+    line = 24
+    if pack != LINES and is_wide:
+        step = 4 * geo.axes[3].stride
+        together = pack == NATIVE and scalar.channel == 1
+        line = min(128, step * scalar.steps[3]) if together else min(scalar.channels, 6) * min(64, step)
+    return max(64, min(BLOCK_POSITIONS, 24 * 1024 // (64 + line)))
 
 
 def _group_blocks(channels: int) -> list[tuple[int, int, int]]:

@@ -77,71 +77,74 @@ def _splat(builder: Any, value: Any, width: int) -> Any:
 def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any:
     """Make the register tile of `rows` x (`vectors` x `width`) f32 accumulators as a Numba intrinsic.
 
-    The intrinsic takes 64-bit integers only: addresses of the vector panel and the scalar base, the byte steps of
-    both for (outer, row, col), the three counts (each at least 1), the address of `rows` int64 byte offsets, and
-    the address of the f32 accumulators, `rows` lines of ``vectors * width``. A `lanewise` tile reads a vector in place
-    of each scalar, so that every lane has a problem of its own (depthwise: lanes are groups). It starts from zero in registers and
-    adds to memory at the end: a block's sum is formed on its own, which also halves the digits lost.
-    """
+    The intrinsic takes five 64-bit integers: the addresses of the walk, the vector panel, the scalar base, `rows`
+    int64 byte offsets of the scalars, and the first accumulator line. A line is ``vectors * width`` f32. The walk is
+    ten int64: the panel's steps for (outer, row, column) in lines, the scalars' steps in bytes, the three counts
+    (each at least 1), and the step from one accumulator row to the next in lines.
 
-    def typer(
-        typingctx: Any,
-        v: Any,
-        v_o: Any,
-        v_r: Any,
-        v_c: Any,
-        s: Any,
-        s_o: Any,
-        s_r: Any,
-        s_c: Any,
-        n_o: Any,
-        n_r: Any,
-        n_c: Any,
-        offsets: Any,
-        acc: Any,
-    ) -> Any:
-        return types.void(*([types.int64] * 13)), codegen
+    A `lanewise` tile reads a vector in place of each scalar, so that every lane has a problem of its own (depthwise:
+    lanes are groups). The tile starts from zero in registers and adds to memory at the end: a block's sum is formed
+    on its own, which also halves the digits lost.
+    """
+    line = 4 * vectors * width
+
+    def typer(typingctx: Any, walk: Any, v: Any, s: Any, offsets: Any, acc: Any) -> Any:
+        return types.void(*([types.int64] * 5)), codegen
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc = values
+        walk, v, s, offsets, acc = values
         lane = ir.VectorType(_F32, width)
-        kind = ir.FunctionType(lane, [lane, lane, lane])
-        fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{width}f32")
+        fma = _fma(builder, lane)
+        steps = [_load(builder, builder.add(walk, _I64(8 * i)), _I64, 8) for i in range(10)]
+        for i in (0, 1, 2, 9):
+            steps[i] = builder.mul(steps[i], _I64(line))
         row_offsets = [_load(builder, builder.add(offsets, _I64(8 * m)), _I64, 8) for m in range(rows)]
-        zero = ir.Constant(lane, [0.0] * width)
-        start = [zero] * (rows * vectors)
+        lines = [builder.add(acc, builder.mul(steps[9], _I64(m))) for m in range(rows)]
+        for address in lines:
+            _prefetch(builder, address)
 
         def column(carried: list[Any]) -> list[Any]:
             vp, sp, *sums = carried
             loaded = [_load(builder, builder.add(vp, _I64(4 * width * j)), lane) for j in range(vectors)]
             for m in range(rows):
                 place = builder.add(sp, row_offsets[m])
-                scalar = (
-                    _load(builder, place, lane)
-                    if lanewise
-                    else _splat(builder, _load(builder, place, _F32), width)
-                )
+                scalar = _load(builder, place, lane) if lanewise else _splat(builder, _load(builder, place, _F32), width)
                 for j in range(vectors):
                     sums[m * vectors + j] = builder.call(fma, [scalar, loaded[j], sums[m * vectors + j]])
-            return [builder.add(vp, v_c), builder.add(sp, s_c), *sums]
+            return [builder.add(vp, steps[2]), builder.add(sp, steps[5]), *sums]
 
         def row(carried: list[Any]) -> list[Any]:
             vp, sp, *sums = carried
-            sums = _loop(builder, n_c, [vp, sp, *sums], column, "col")[2:]
-            return [builder.add(vp, v_r), builder.add(sp, s_r), *sums]
+            sums = _loop(builder, steps[8], [vp, sp, *sums], column, "col")[2:]
+            return [builder.add(vp, steps[1]), builder.add(sp, steps[4]), *sums]
 
         def outer(carried: list[Any]) -> list[Any]:
             vp, sp, *sums = carried
-            sums = _loop(builder, n_r, [vp, sp, *sums], row, "row")[2:]
-            return [builder.add(vp, v_o), builder.add(sp, s_o), *sums]
+            sums = _loop(builder, steps[7], [vp, sp, *sums], row, "row")[2:]
+            return [builder.add(vp, steps[0]), builder.add(sp, steps[3]), *sums]
 
-        sums = _loop(builder, n_o, [v, s, *start], outer, "outer")[2:]
+        start = [ir.Constant(lane, [0.0] * width)] * (rows * vectors)
+        sums = _loop(builder, steps[6], [v, s, *start], outer, "outer")[2:]
         for index, value in enumerate(sums):
-            address = builder.inttoptr(builder.add(acc, _I64(4 * width * index)), lane.as_pointer())
+            m, j = divmod(index, vectors)
+            address = builder.inttoptr(builder.add(lines[m], _I64(4 * width * j)), lane.as_pointer())
             builder.store(builder.fadd(builder.load(address, align=4), value), address, align=4)
         return context.get_dummy_value()
 
     return intrinsic(typer)
+
+
+def _fma(builder: Any, lane: Any) -> Any:
+    kind = ir.FunctionType(lane, [lane, lane, lane])
+    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{lane.count}f32")
+
+
+def _prefetch(builder: Any, address: Any) -> None:
+    """Ask for the line at an address, to be written soon."""
+    pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, pointer), i32(0), i32(3), i32(1)])
 
 
 def _widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
@@ -304,13 +307,12 @@ def store_value(typingctx: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic
-def call_tile(typingctx: Any, address: Any, arguments: Any) -> Any:
-    """Call the compiled tile at an address with a tuple of the 13 integers that `fma_tile` describes."""
+def call_tile(typingctx: Any, tile: Any, walk: Any, v: Any, s: Any, offsets: Any, acc: Any) -> Any:
+    """Call the compiled tile at address `tile`; the other arguments are those of `fma_tile`."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_I64] * 13)
-        function = builder.inttoptr(values[0], kind.as_pointer())
-        builder.call(function, [builder.extract_value(values[1], i) for i in range(13)])
+        kind = ir.FunctionType(ir.VoidType(), [_I64] * 5)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.UniTuple(types.int64, 13)), codegen
+    return types.void(*([types.int64] * 6)), codegen

@@ -23,12 +23,12 @@ __all__ = ["LANEWISE", "tile_table"]
 LANEWISE = 0
 """Row of the table with the lanewise tiles; rows 1 and 2 are the tiles of one and two vectors."""
 
-_SIGNATURE = "void(" + ", ".join(["int64"] * 13) + ")"
+_SIGNATURE = "void(" + ", ".join(["int64"] * 5) + ")"
 
 
 _SOURCE = """
-def {name}(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc):
-    {name}_emit(v, v_o, v_r, v_c, s, s_o, s_r, s_c, n_o, n_r, n_c, offsets, acc)
+def {name}(walk, v, s, offsets, acc):
+    {name}_emit(walk, v, s, offsets, acc)
 """
 
 
