@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
 
 from app.doors import ops_pages, rest, rpc
 from app.engines.base import Engine
@@ -33,7 +33,7 @@ from convgrad._errors import (
 
 __all__ = ["create_app"]
 
-_log = logging.getLogger("convgrad")
+_ROUTERS = (rest.router, rpc.router, ops_pages.router)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -62,7 +62,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
-    for router in (rest.router, rpc.router, ops_pages.router):
+    for router in _ROUTERS:
         app.include_router(router)
     for kind in (ConvgradError, HTTPException, RequestValidationError):
         app.add_exception_handler(kind, _answer)
@@ -90,8 +90,9 @@ def make_engine(settings: Settings, segments: SegmentPool) -> Engine:
 
 async def _answer(request: Request, error: Exception) -> Response:
     """Answer an error that a route raised before its reply began."""
-    known = _as_known(error)
+    known = _as_known(error, request)
     context = context_of(request.scope)
+    context.outcome = known.code
     return JSONResponse(
         problem(known, context.request_id),
         status_code=reply_of(known).status,
@@ -100,7 +101,7 @@ async def _answer(request: Request, error: Exception) -> Response:
     )
 
 
-def _as_known(error: Exception) -> ConvgradError:
+def _as_known(error: Exception, request: Request) -> ConvgradError:
     match error:
         case ConvgradError():
             return error
@@ -113,9 +114,19 @@ def _as_known(error: Exception) -> ConvgradError:
         case HTTPException(status_code=404):
             return NotFound("there is no such page")
         case HTTPException(status_code=405):
-            allow = (error.headers or {}).get("Allow", "")
-            return MethodNotAllowed("this page does not take that method", data={"allow": allow.split(", ")})
+            return MethodNotAllowed("this page does not take that method", data={"allow": _allowed(request)})
         case HTTPException() if error.status_code < 500:
             return CallerError(str(error.detail))
         case _:
             return InternalError("a fault of the service; its log has the details under the request id")
+
+
+def _allowed(request: Request) -> list[str]:
+    """List the methods of a page; Starlette names only those of the first route that has its path."""
+    routes = [*request.app.routes, *(route for router in _ROUTERS for route in router.routes)]
+    matching = [
+        route
+        for route in routes
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+    ]
+    return sorted({method for route in matching for method in route.methods or ()})

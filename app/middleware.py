@@ -23,6 +23,8 @@ _log = logging.getLogger("convgrad.request")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
 _CONTEXT = "convgrad"
+# Asked every few seconds by whatever watches the service.
+_QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 
 # A refused body is read and dropped for so long before the connection closes: a client that sends without
 # listening would otherwise see a reset instead of the refusal.
@@ -37,6 +39,7 @@ class RequestContext:
 
     request_id: str
     started: float = field(default_factory=time.monotonic)
+    outcome: str = "ok"
     timings: Timings = field(default_factory=Timings)
 
 
@@ -78,31 +81,40 @@ class RequestContextMiddleware:
         given = Headers(scope=scope).get("x-request-id", "")
         context = RequestContext(given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
         scope[_CONTEXT] = context
-        status = 0
+        status, replied = 0, False
+
+        async def receive_until_replied() -> Message:
+            message = await receive()
+            if replied and message["type"] == "http.disconnect":
+                # Servers say so after every reply; whoever watches for a client that leaves must not hear it.
+                await asyncio.Event().wait()
+            return message
 
         async def send_with_headers(message: Message) -> None:
-            nonlocal status
+            nonlocal status, replied
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = context.request_id
                 if timing := context.timings.header():
                     headers["server-timing"] = timing
+            elif message["type"] == "http.response.body" and not message.get("more_body", False):
+                replied = True
             await send(message)
 
-        outcome = "ok"
         try:
-            await self._app(scope, receive, send_with_headers)
+            await self._app(scope, receive_until_replied, send_with_headers)
         except Exception as caught:  # noqa: BLE001 - the net: nothing may pass it
             error = as_convgrad_error(caught)
-            outcome = error.code
+            context.outcome = error.code
             if error is not caught:
                 _log.exception("fault while handling request %s", context.request_id)
             if isinstance(error, Cancelled) or status:
                 return  # nobody listens, or half a reply is out: the server closes the connection
             await send_problem(scope, send_with_headers, error)
         finally:
-            _log.info(
+            _log.log(
+                logging.DEBUG if scope["path"] in _QUIET else logging.INFO,
                 "%s %s %s",
                 scope["method"],
                 scope["path"],
@@ -110,7 +122,7 @@ class RequestContextMiddleware:
                 extra={
                     "request_id": context.request_id,
                     "status": status,
-                    "outcome": outcome,
+                    "outcome": context.outcome,
                     "ms": round((time.monotonic() - context.started) * 1000, 3),
                 },
             )

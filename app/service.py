@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Checked", "Prepared", "Service"]
 
+_log = logging.getLogger("convgrad")
+
+_READY_POLL_S = 0.05
 # Weights of more elements may take milliseconds to plan: not on the event loop.
 _PLAN_INLINE = 1 << 18
 
@@ -52,6 +56,7 @@ class Service:
         self.calls: set[Call] = set()
         self.closing: set[asyncio.Future[None]] = set()
         self._ids = itertools.count(1)
+        self._announcing: asyncio.Task[None] | None = None
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -64,8 +69,15 @@ class Service:
         return "ready" if self.engine.ready else "starting"
 
     async def start(self) -> None:
-        """Begin to warm up, in the background."""
+        """Begin to warm up, in the background; the log says when calls are taken."""
         await self.engine.start()
+        self._announcing = asyncio.create_task(self._announce())
+
+    async def _announce(self) -> None:
+        start = time.monotonic()
+        while not self.engine.ready:  # noqa: ASYNC110 - an engine has no event for it
+            await asyncio.sleep(_READY_POLL_S)
+        _log.info("ready after %.1f s", time.monotonic() - start)
 
     async def drained(self, seconds: float) -> None:
         """Take no new requests and wait until the admitted ones are done, at most so long."""
@@ -77,6 +89,8 @@ class Service:
     async def stop(self) -> None:
         """Stop at once whatever still runs and leave no process and no memory behind."""
         self.draining = True
+        if self._announcing is not None:
+            self._announcing.cancel()
         await self.engine.stop(0.0)
         self.segments.close()
 

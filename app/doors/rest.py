@@ -135,10 +135,8 @@ class _Computation(_Deferred):
             with context.timings.measure("decode"):
                 prepared = await prepare(call)
                 tensors = await settle(call.inputs, holding)
-            async with (
-                cancel_on_disconnect(receive),
-                service.call(prepared, tensors, holding, timings=context.timings) as running,
-            ):
+            running = service.call(prepared, tensors, holding, timings=context.timings)
+            async with cancel_on_disconnect(receive), running:
                 await send_reply(running, send, context.request_id)
 
 

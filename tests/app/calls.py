@@ -1,0 +1,179 @@
+"""Calls as any HTTP client would make them, and replies read back; no line of the project's own code."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from tests.problems import Case
+
+Array = npt.NDArray[Any]
+Files = list[tuple[str, tuple[str, bytes, str]]]
+
+JSON = "application/json"
+NPY = "application/x-npy"
+SSE = "text/event-stream"
+FRAMES = "application/x-tensor-stream"
+
+DTYPES = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype(ml_dtypes.bfloat16)}
+
+SMALL = Case(
+    name="small",
+    op="ConvTransposeBackwardWeights",
+    n=2,
+    src_channels=4,
+    dst_channels=6,
+    groups=2,
+    src_spatial=(5, 4),
+    dst_spatial=(9, 8),
+    kernel=(3, 2),
+    strides=(2, 2),
+    pads_begin=(1, 0),
+    pads_end=(1, 0),
+    output_padding=(0, 0),
+    weights_format="IOX",
+    groups_axis="O",
+)
+
+
+def npy(array: Array) -> bytes:
+    """Write a .npy file the way NumPy does."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def request_object(case: Case, **options: Any) -> dict[str, Any]:
+    """Build the request object of a case without its tensors."""
+    described = {name: {"dtype": case.dtype} for name in case.input_shapes}
+    request: dict[str, Any] = {"attributes": case.attributes(), "inputs": described}
+    return request | ({"options": options} if options else {})
+
+
+def parts(case: Case, inputs: dict[str, Array], **options: Any) -> Files:
+    """Build the multipart form of a call: the request first, then a file for each tensor."""
+    request = json.dumps(request_object(case, **options)).encode()
+    files = [(name, (f"{name}.npy", npy(array), NPY)) for name, array in inputs.items()]
+    return [("request", ("request.json", request, JSON)), *files]
+
+
+def document(case: Case, inputs: dict[str, Array], *, as_npy: bool = False, **options: Any) -> dict[str, Any]:
+    """Build the JSON form of a call."""
+    tensors: dict[str, Any] = {}
+    for name, array in inputs.items():
+        if as_npy:
+            tensors[name] = {"dtype": case.dtype, "npy": base64.b64encode(npy(array)).decode()}
+        else:
+            data = base64.b64encode(array.tobytes()).decode()
+            tensors[name] = {"dtype": case.dtype, "shape": list(array.shape), "data": data}
+    return request_object(case, **options) | {"inputs": tensors}
+
+
+def post(
+    http: httpx.Client, case: Case, inputs: dict[str, Array], accept: str = JSON, **options: Any
+) -> httpx.Response:
+    """Call a case by multipart."""
+    return http.post(f"/v1/ops/{case.op}", files=parts(case, inputs, **options), headers={"accept": accept})
+
+
+def read_npy(body: bytes, dtype: str) -> Array:
+    """Read a .npy reply."""
+    array: Array = np.load(io.BytesIO(body), allow_pickle=False)
+    return array.view(DTYPES[dtype]) if array.dtype.kind == "V" else array
+
+
+def read_tensor(tensor: dict[str, Any]) -> Array:
+    """Read an output tensor of a JSON reply."""
+    if "npy" in tensor:
+        return read_npy(base64.b64decode(tensor["npy"], validate=True), tensor["dtype"])
+    data = base64.b64decode(tensor["data"], validate=True)
+    return np.frombuffer(data, DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+
+
+def read_json(response: httpx.Response) -> Array:
+    """Read the one output of a JSON reply."""
+    (tensor,) = response.json()["outputs"].values()
+    return read_tensor(tensor)
+
+
+def messages(text: str) -> Iterator[dict[str, Any]]:
+    """Read the messages of an event stream."""
+    for event in text.removesuffix("\n\n").split("\n\n"):
+        if not event.startswith(":"):
+            yield json.loads(event.removeprefix("data: "))
+
+
+def read_events(response: httpx.Response) -> Array:
+    """Put an event stream's tiles together; the last message must agree with them."""
+    *notifications, last = messages(response.text)
+    (output,) = last["result"]["outputs"].values()
+    tiles = [entry["params"] for entry in notifications if entry["method"] == "notifications/tile"]
+    boxes = [(tile["offset"], tile["shape"], base64.b64decode(tile["data"])) for tile in tiles]
+    return _assemble(output, boxes, output["sha256"])
+
+
+def frames(body: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Cut a tensor stream into frames."""
+    while body:
+        magic, json_length, length = struct.unpack_from("<4sIQ", body)
+        assert magic == b"CGG1"
+        text, data = body[16 : 16 + json_length], body[16 + json_length : 16 + json_length + length]
+        end = 16 + json_length + length
+        assert struct.unpack_from("<I", body, end)[0] == zlib.crc32(text + data)
+        yield json.loads(text), data
+        body = body[end + 4 :]
+
+
+def read_frames(response: httpx.Response) -> Array:
+    """Put a tensor stream's tiles together; its end must agree with them."""
+    found = list(frames(response.content))
+    begin, end = found[0][0], found[-1][0]
+    assert (begin["type"], end["type"]) == ("begin", "end")
+    tiles = [(header, body) for header, body in found if header["type"] == "tile"]
+    assert len(tiles) == begin["tiles"] == end["tiles"]
+    return _assemble(begin, [(head["offset"], head["shape"], body) for head, body in tiles], end["sha256"])
+
+
+def _assemble(output: dict[str, Any], boxes: list[tuple[list[int], list[int], bytes]], sha256: str) -> Array:
+    kind = DTYPES[output["dtype"]]
+    result = np.zeros(output["shape"], kind)
+    covered = np.zeros(output["shape"], int)
+    for offset, shape, data in boxes:
+        at = tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+        result[at] = np.frombuffer(data, kind).reshape(shape)
+        covered[at] += 1
+    assert (covered == 1).all(), "tiles must be disjoint and cover the output"
+    assert hashlib.sha256(result.tobytes()).hexdigest() == sha256
+    return result
+
+
+READERS: dict[str, Callable[[httpx.Response], Array]] = {
+    JSON: read_json,
+    SSE: read_events,
+    FRAMES: read_frames,
+}
+
+
+def read(response: httpx.Response) -> Array:
+    """Read the output of any reply form."""
+    assert response.status_code == 200, response.text
+    media_type = response.headers["content-type"]
+    if media_type == NPY:
+        return read_npy(response.content, response.headers["x-tensor-dtype"])
+    return READERS[media_type](response)
+
+
+def same_bits(first: Array, second: Array) -> bool:
+    """Compare dtype, shape and bits; NaNs of the same bits are equal."""
+    return (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
