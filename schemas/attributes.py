@@ -165,8 +165,6 @@ def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, st
     where = f"{written}[{index[0]}]" if index else written
     context = found.get("ctx", {})
     match found["type"]:
-        case "missing":
-            msg, kind = f"{where} is required", "missing"
         case "greater_than_equal":
             msg = f"{where} must be at least {context['ge']}, but is {number(found['input'])}"
             kind = "greater_than_equal"

@@ -66,7 +66,7 @@ def relate(call: Call, data_format: str, weights_format: str) -> tuple[Geometry,
             relate_channels(call, made, i, o, weights_format, problems)
         _relate_axes(call, made, data_format, problems)
     bias = metas.get("bias")
-    if bias is not None and made.dst_channels and bias.shape != (made.dst_channels,):
+    if bias is not None and len(bias.shape) == 1 and made.dst_channels not in (0, bias.shape[0]):
         name = call.name("bias")
         msg = f"{name} must have shape ({made.dst_channels}), the channels of dst, but has {dims(bias.shape)}"
         problems.append(problem(["inputs", name, "shape"], msg, "bias"))

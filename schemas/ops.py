@@ -39,8 +39,11 @@ def resolve(
     """
     called = find_operation(name)
     given: Any = attributes
+    expected = output
     if is_dump(attributes):
         dump = read_dump(attributes, called=called)
+        # A dump's output belongs to its own inputs; for others it may at most say what the weights' shape is.
+        expected = output if inputs else dump.output
         given, inputs, output = dump.attributes, inputs or dump.inputs, output or dump.output
     call, problems = read_call(called, given, inputs, output)
     data_format, weights_format = call.given.data_format, call.given.weights_format
@@ -51,6 +54,8 @@ def resolve(
             _add_hint(call, data_format, weights_format, broken)
         problems.extend(broken)
     if not problems:
+        if expected is None:
+            call.output = None
         resolved = _resolved(call, made, data_format or "", weights_format or "", problems)
         if not problems:
             return resolved

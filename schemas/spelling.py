@@ -6,7 +6,7 @@ Only names, wrappers and "not given" are settled here; the values are the models
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from schemas.problems import Problem, problem, safe_key
@@ -20,6 +20,7 @@ def canonical(called: CalledOperation, given: Any) -> tuple[dict[str, Any], dict
     values: dict[str, Any] = {}
     spelled: dict[str, str] = {}
     problems: list[Problem] = []
+    wrong: set[str] = set()
     spellings = called.operation.attribute_spellings
     for key, raw in given.items():
         name = spellings.get(key) if isinstance(key, str) else None
@@ -28,9 +29,10 @@ def canonical(called: CalledOperation, given: Any) -> tuple[dict[str, Any], dict
             continue
         value = raw
         if isinstance(raw, Mapping):
-            value, wrong = _unwrapped(called.operation.attribute[name], key, raw)
-            if wrong is not None:
-                problems.append(wrong)
+            value, mistake = _unwrapped(called.operation.attribute[name], key, raw)
+            if mistake is not None:
+                problems.append(mistake)
+                wrong.add(name)
         value = _settled(name, value)
         if value is None:
             continue
@@ -40,7 +42,7 @@ def canonical(called: CalledOperation, given: Any) -> tuple[dict[str, Any], dict
             continue
         values[name] = value
         spelled[name] = key
-    problems.extend(_missing_pads(values))
+    problems.extend(_missing(called, values, wrong))
     return values, spelled, problems
 
 
@@ -85,13 +87,13 @@ def same_value(first: Any, second: Any) -> bool:
     return isinstance(first, str | int) and type(first) is type(second) and bool(first == second)
 
 
-def _missing_pads(values: Mapping[str, Any]) -> list[Problem]:
-    if values.get("auto_pad", "none") != "none":
-        return []
-    return [
-        problem(
-            ["attributes", name], f"{name} is required while auto_pad is none; [] means no padding", "missing"
-        )
-        for name in ("pads_begin", "pads_end")
-        if name not in values
-    ]
+def _missing(called: CalledOperation, values: Mapping[str, Any], wrong: set[str]) -> Iterator[Problem]:
+    needs_pads = values.get("auto_pad", "none") == "none" and "auto_pad" not in wrong
+    for row in called.operation.attributes:
+        if row.name in values or row.name in wrong:
+            continue
+        if row.required == "yes":
+            yield problem(["attributes", row.name], f"{row.name} is required", "missing")
+        elif row.required == "unless auto_pad" and needs_pads:
+            msg = f"{row.name} is required while auto_pad is none; [] means no padding"
+            yield problem(["attributes", row.name], msg, "missing")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from convgrad._errors import InvalidParams
-from schemas.ops import ResolvedOp, TensorMeta, resolve
+from schemas.ops import TensorMeta, resolve
 
 GRADIENT = "ConvTransposeBackwardWeights"
 CONVOLUTION = "ConvolutionBackwardWeights"
@@ -38,14 +38,19 @@ def gradient(**changes: Any) -> dict[str, Any]:
     return plain | changes
 
 
+def tensors(**inputs: Any) -> dict[str, Any]:
+    """Inputs by name: a tuple is a shape of f32, anything else is taken as it is."""
+    return {name: tensor(*value) if isinstance(value, tuple) else value for name, value in inputs.items()}
+
+
+def place(text: str) -> tuple[str | int, ...]:
+    """The `loc` that a dotted text stands for."""
+    return tuple(int(part) if part.isdigit() else part for part in text.split("."))
+
+
 def refused(op: str, given: Any, inputs: Any, **options: Any) -> dict[tuple[str | int, ...], str]:
     """The broken rules of a call that must be refused: message by place."""
     with pytest.raises(InvalidParams) as caught:
         resolve(op, given, inputs, **options)
     assert caught.value.errors
     return {tuple(error["loc"]): error["msg"] for error in caught.value.errors}
-
-
-def accepted(op: str, given: Any, inputs: Any, **options: Any) -> ResolvedOp:
-    """A call that must be right."""
-    return resolve(op, given, inputs, **options)

@@ -206,6 +206,8 @@ def test_values_are_checked_although_auto_pad_ignores_them() -> None:
 def test_required_attributes(missing: str) -> None:
     """An absent required attribute is reported; the pads are required while auto_pad is none."""
     assert f"{missing} is required" in broken(NEW, **{missing: None})[(missing,)]
+    with_others = broken(NEW, **{missing: None, "groups": {}, "unknown": 1})
+    assert set(with_others) == {(missing,), ("groups",), ("unknown",)}
 
 
 def test_an_attribute_of_another_operation() -> None:

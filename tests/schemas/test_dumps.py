@@ -1,0 +1,197 @@
+"""Op objects as oneDNN Graph dumps them."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from convgrad._errors import InvalidParams, UnknownOperation
+from schemas.dumps import call_of_dump, from_dump, is_dump
+from schemas.ops import resolve
+from schemas.tables import find_operation
+from tests.schemas.calls import FORWARD, GRADIENT, refused, tensors
+
+UNKNOWN = -9223372036854775808
+
+
+def logical(number: int, shape: list[int], dtype: str = "bf16") -> dict[str, Any]:
+    """A logical tensor as a dump has it."""
+    return {
+        "id": number,
+        "dtype": dtype,
+        "shape": shape,
+        "stride": [1] * len(shape),
+        "layout_type": "strided",
+        "property_type": "undef",
+    }
+
+
+def s64s(*values: int) -> dict[str, Any]:
+    """A list attribute as a dump has it."""
+    return {"type": "s64[]", "value": list(values)}
+
+
+def dumped() -> dict[str, Any]:
+    """A transposed gradient as benchdnn's graph files have it."""
+    return {
+        "id": 0,
+        "name": "DECONV_0",
+        "kind": GRADIENT,
+        "attrs": {
+            "data_format": {"type": "string", "value": "NCX"},
+            "pads_end": s64s(41, 41),
+            "auto_pad": {"type": "string", "value": "None"},
+            "weights_format": {"type": "string", "value": "IOX"},
+            "dilations": s64s(1, 1),
+            "pads_begin": s64s(0, 0),
+            "weights_shape": s64s(32, 128, 3, 3),
+            "groups": {"type": "s64", "value": 1},
+            "strides": s64s(2, 2),
+        },
+        "inputs": [logical(0, [1, 32, 28, 28]), logical(1, [1, 128, 16, 16])],
+        "outputs": [logical(2, [32, 128, 3, 3])],
+    }
+
+
+def forward() -> dict[str, Any]:
+    """A transposed convolution as a dump, with the twelve zeros of an attribute that was never set."""
+    op = dumped() | {"kind": FORWARD, "inputs": [logical(0, [1, 32, 28, 28]), logical(1, [32, 128, 3, 3])]}
+    op["outputs"] = [logical(2, [1, 128, 16, 16])]
+    del op["attrs"]["weights_shape"]
+    op["attrs"]["output_padding"] = s64s(*[0] * 12)
+    return op
+
+
+def test_the_three_parts_of_a_call() -> None:
+    """A dump is a name, attributes, and inputs by their index; the three resolve."""
+    name, attributes, inputs = from_dump(dumped())
+    assert name == GRADIENT
+    assert list(inputs) == ["src", "diff_dst"]
+    op = resolve(name, attributes, inputs)
+    assert (op.dtype, op.pads_end, op.output.shape) == ("bf16", (41, 41), (32, 128, 3, 3))
+
+
+@pytest.mark.parametrize("op", [dumped(), forward()], ids=["gradient", "forward"])
+def test_a_dump_in_the_place_of_the_attributes(op: dict[str, Any]) -> None:
+    """Where attributes are wanted a dump will do: its own inputs stand in for absent ones."""
+    assert resolve(op["kind"], op, {}).output.shape == tuple(op["outputs"][0]["shape"])
+    with_graph = {"version": "3.0.0", "engine_kind": "cpu", "graph": [op]}
+    assert resolve(op["kind"], with_graph, {}) == resolve(op["kind"], op, {})
+
+
+def test_inputs_of_the_call_win() -> None:
+    """A dump may be the spec for other tensors than its own."""
+    op = dumped()
+    inputs = tensors(src=(7, 32, 28, 28), diff_dst=(7, 128, 16, 16))
+    assert (resolve(GRADIENT, op, inputs).n, resolve(GRADIENT, op, inputs).dtype) == (7, "f32")
+    op["attrs"]["weights_shape"] = s64s(*[0] * 12)
+    assert resolve(GRADIENT, op, inputs).weights_shape == (32, 128, 3, 3)
+    weights = tensors(src=(7, 32, 28, 28), weights=(32, 128, 3, 3))
+    assert resolve(FORWARD, forward(), weights).output.shape == (7, 128, 16, 16)
+
+
+def test_the_old_kind_and_the_name_called() -> None:
+    """A dump's kind may be any name of the operation called; the dialect goes by the name called."""
+    op = dumped() | {"kind": "ConvTransposeBackpropFilters-1"}
+    assert resolve(GRADIENT, op, {}).dialect == "new"
+    del op["kind"]
+    assert resolve("ConvTransposeBackpropFilters", op, {}).dialect == "old"
+
+
+def test_the_output_stands_in_for_an_unset_weights_shape() -> None:
+    """An unset weights_shape is read from the dumped output, if that is known."""
+    op = dumped()
+    op["attrs"]["weights_shape"] = s64s(*[0] * 12)
+    assert resolve(GRADIENT, op, {}).weights_shape == (32, 128, 3, 3)
+    op["outputs"] = [logical(2, [UNKNOWN] * 4)]
+    assert "is required" in refused(GRADIENT, op, {})["attributes", "weights_shape"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "message"),
+    [
+        (
+            {"outputs": [logical(2, [32, 128, 3, 5])]},
+            ("attributes", "weights_shape"),
+            "the output's shape, which is (32, 128, 3, 5)",
+        ),
+        (
+            {"outputs": [logical(2, [32, 128, 3, 3], "f32")]},
+            ("outputs", "diff_weights", "dtype"),
+            "must be bf16 like the inputs",
+        ),
+        ({"outputs": 3}, ("attributes", "outputs"), "must be a list of 1 tensor"),
+        ({"outputs": [1, 2]}, ("attributes", "outputs"), "must be a list of 1 tensor"),
+        ({"inputs": 3}, ("attributes", "inputs"), "must be a list"),
+        ({"inputs": [1] * 4}, ("attributes", "inputs"), "has at most 3 inputs, but the spec has 4"),
+        ({"attrs": 3}, ("attributes", "attrs"), "attrs must be an object"),
+        (
+            {"kind": FORWARD},
+            ("attributes", "kind"),
+            "must be of ConvTransposeBackwardWeights, the operation called",
+        ),
+        ({"kind": 3}, ("attributes", "kind"), "kind must name an operation"),
+        ({"graph": []}, ("attributes", "graph"), "must hold 1 op to be a spec, but holds 0"),
+        ({"graph": [3]}, ("attributes",), "must be an object with kind, attrs, inputs and outputs"),
+    ],
+)
+def test_wrong_dumps(changes: dict[str, Any], where: tuple[str | int, ...], message: str) -> None:
+    """What is wrong with a dump is told at its place."""
+    assert message in refused(GRADIENT, dumped() | changes, {})[where]
+
+
+def test_an_output_that_can_not_be() -> None:
+    """A forward dump whose output has another shape than its call makes is refused."""
+    op = forward()
+    op["outputs"] = [logical(2, [1, 128, 16, 17])]
+    message = refused(FORWARD, op, {})["outputs", "dst", "shape"]
+    assert message == "dst must have shape (1, 128, 16, 16), but the spec says (1, 128, 16, 17)"
+
+
+def test_three_inputs() -> None:
+    """A third input of a gradient is its weights_shape; the values are the attribute's."""
+    op = dumped()
+    op["inputs"].append(logical(3, [4], "s32"))
+    assert resolve(GRADIENT, op, {}).weights_shape == (32, 128, 3, 3)
+
+
+def test_a_kind_that_there_is_not() -> None:
+    """A dump of another operation is that of an unknown one."""
+    with pytest.raises(UnknownOperation):
+        from_dump(dumped() | {"kind": "MatMul"})
+    values: tuple[Any, ...] = (None, [], 3, {}, {"kind": None})
+    for value in values:
+        with pytest.raises(InvalidParams):
+            from_dump(value)
+
+
+def test_a_request_that_is_a_dump() -> None:
+    """A whole request may be a dump with data added to its tensors, by index or by name, and options."""
+    body = copy.deepcopy(dumped())
+    body["inputs"][0]["data"] = body["inputs"][1]["data"] = "AAAA"
+    body["options"] = {"reference": True}
+    call = call_of_dump(find_operation(GRADIENT), body)
+    assert call["inputs"]["src"]["data"] == "AAAA"
+    assert call["options"] == {"reference": True}
+    assert resolve(GRADIENT, call["attributes"], call["inputs"]).output.shape == (32, 128, 3, 3)
+    body["inputs"] = dict(zip(("input_forward", "output_delta"), body["inputs"], strict=True))
+    by_name = call_of_dump(find_operation(GRADIENT), body)
+    assert resolve(GRADIENT, by_name["attributes"], by_name["inputs"]).n == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [
+        (dumped(), True),
+        ({"graph": []}, True),
+        ({"strides": [1]}, False),
+        ({}, False),
+        (None, False),
+        ([], False),
+    ],
+)
+def test_what_looks_like_a_dump(value: Any, is_one: bool) -> None:
+    """Plain attributes never look like a dump: no attribute is called kind, attrs or graph."""
+    assert is_dump(value) == is_one

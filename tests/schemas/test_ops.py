@@ -1,0 +1,309 @@
+"""Resolving right calls: what comes out of defaults, auto_pad, formats and groups."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from convgrad._errors import UnknownOperation
+from schemas.ops import TensorMeta, TensorSpec, resolve
+from schemas.shapes import data_shape, weights_shape
+from schemas.tables import operation_names
+from tests.schemas.calls import CONVOLUTION, FORWARD, GRADIENT, attributes, gradient, tensor, tensors
+
+SHAPES = json.loads((Path(__file__).parents[2] / "benchmarks" / "shapes.json").read_text(encoding="utf-8"))
+
+
+def test_a_gradient() -> None:
+    """Every size of a transposed gradient is found from its shapes."""
+    op = resolve(GRADIENT, attributes(weights_format="IOX"), gradient())
+    assert (op.op, op.called_as, op.dialect, op.dtype) == (GRADIENT, GRADIENT, "new", "f32")
+    assert (op.n, op.src_channels, op.dst_channels, op.groups) == (2, 4, 6, 1)
+    assert (op.src_spatial, op.dst_spatial, op.kernel) == ((5, 5), (7, 7), (3, 3))
+    assert (op.pads_begin, op.pads_end, op.output_padding) == ((0, 0), (0, 0), (0, 0))
+    assert op.inputs == (TensorSpec("src", "f32", (2, 4, 5, 5)), TensorSpec("diff_dst", "f32", (2, 6, 7, 7)))
+    assert op.output == TensorSpec("diff_weights", "f32", (4, 6, 3, 3))
+    assert op.weights_shape == (4, 6, 3, 3)
+    assert op.warnings == ()
+    assert op.macs == 2 * 25 * 9 * 4 * 6
+
+
+def test_a_forward_call() -> None:
+    """The output of ConvTranspose is found, and bias is an input when it is there."""
+    inputs = tensors(src=(2, 4, 5, 5), weights=(4, 3, 3, 3))
+    given = attributes(weights_format="IOX", groups=2, strides=[2, 2], output_padding=[1, 0])
+    op = resolve(FORWARD, given, inputs)
+    assert op.output == TensorSpec("dst", "f32", (2, 6, 12, 11))
+    assert op.macs == 2 * 25 * 9 * 4 * 6 // 2
+    with_bias = resolve(FORWARD, given, inputs | tensors(bias=(6,)))
+    assert [spec.name for spec in with_bias.inputs] == ["src", "weights", "bias"]
+
+
+def test_the_reply_speaks_the_dialect_called() -> None:
+    """Under an old name the reply has the old names, whatever the call was spelt in; and the other way
+    round."""
+    inputs = tensors(input_forward=(2, 4, 5, 5), output_delta=(2, 6, 7, 7), filter_shape=[4, 6, 3, 3])
+    old = resolve("ConvTransposeBackpropFilters-1", attributes(weights_format="IOX"), gradient())
+    assert old.reply_attributes()["filter_format"] == "IOX"
+    assert old.reply_attributes()["filter_shape"] == [4, 6, 3, 3]
+    assert [old.wire_name(spec.name) for spec in old.inputs] == ["input_forward", "output_delta"]
+    assert old.wire_name("diff_weights") == "filter_delta"
+    new = resolve(GRADIENT, attributes(filter_format="IOX"), inputs)
+    assert new.reply_attributes()["weights_format"] == "IOX"
+    assert new.wire_name(new.output.name) == "diff_weights"
+
+
+def test_the_reply_has_every_attribute() -> None:
+    """The resolved attributes are all of the operation's, and the groups axis."""
+    op = resolve(GRADIENT, attributes(weights_format="IOX"), gradient())
+    assert op.reply_attributes() == {
+        "strides": [1, 1],
+        "pads_begin": [0, 0],
+        "pads_end": [0, 0],
+        "dilations": [1, 1],
+        "auto_pad": "none",
+        "output_padding": [0, 0],
+        "groups": 1,
+        "data_format": "NCX",
+        "weights_format": "IOX",
+        "weights_shape": [4, 6, 3, 3],
+        "groups_axis": "O",
+    }
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("weights_format", ["XIO", "OIX", "XOI", "IOX"])
+@pytest.mark.parametrize("spatial", [1, 2, 3])
+@pytest.mark.parametrize("name", [GRADIENT, CONVOLUTION, FORWARD])
+def test_every_layout_and_rank(name: str, spatial: int, weights_format: str, data_format: str) -> None:
+    """Each format's letters are the axis order, for one to three spatial axes, on every operation."""
+    given = attributes(spatial, data_format=data_format, weights_format=weights_format, groups=2)
+    small, large, kernel = (5, 6, 7)[:spatial], (7, 7, 11)[:spatial], (3, 2, 5)[:spatial]
+    transposed = name != CONVOLUTION
+    src, dst = (small, large) if transposed else (large, small)
+    i, o = (4, 3) if transposed else (2, 6)
+    weights = weights_shape(i, o, kernel, weights_format)
+    inputs: dict[str, Any] = {"src": tensor(*data_shape(2, 4, src, data_format))}
+    if name == FORWARD:
+        inputs["weights"] = tensor(*weights)
+    else:
+        inputs |= {"diff_dst": tensor(*data_shape(2, 6, dst, data_format)), "weights_shape": list(weights)}
+    op = resolve(name, given, inputs)
+    assert (op.src_channels, op.dst_channels, op.src_spatial, op.dst_spatial) == (4, 6, src, dst)
+    assert (op.kernel, op.groups_axis) == (kernel, "O" if transposed else "I")
+    assert op.output.shape == (data_shape(2, 6, dst, data_format) if name == FORWARD else weights)
+
+
+@pytest.mark.parametrize("weights_format", ["XIO", "OIX", "XOI", "IOX"])
+@pytest.mark.parametrize("name", [GRADIENT, FORWARD])
+def test_both_groups_axes(name: str, weights_format: str) -> None:
+    """Transposed weights may divide O, as the code does, or I, as the note does: their shape says which."""
+    given = attributes(weights_format=weights_format, groups=2)
+    for axis, i, o in (("O", 4, 3), ("I", 2, 6)):
+        weights = weights_shape(i, o, (3, 3), weights_format)
+        inputs = gradient(weights_shape=list(weights))
+        if name == FORWARD:
+            inputs = {"src": tensor(2, 4, 5, 5), "weights": tensor(*weights)}
+        op = resolve(name, given, inputs)
+        assert (op.groups_axis, op.reply_attributes()["groups_axis"], op.dst_channels) == (axis, axis, 6)
+
+
+def test_a_square_of_channels_is_told_apart_too() -> None:
+    """Equal channels on both sides leave no doubt about the groups axis either."""
+    shape = tensors(src=(1, 6, 5), diff_dst=(1, 6, 7))
+    for axis, weights in (("O", [6, 2, 3]), ("I", [2, 6, 3])):
+        op = resolve(
+            GRADIENT, attributes(1, weights_format="IOX", groups=3), shape | {"weights_shape": weights}
+        )
+        assert op.groups_axis == axis
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_dtypes(dtype: str) -> None:
+    """The one dtype of the inputs is the output's."""
+    inputs = gradient(src=tensor(2, 4, 5, 5, dtype=dtype), diff_dst=tensor(2, 6, 7, 7, dtype=dtype))
+    op = resolve(GRADIENT, attributes(weights_format="IOX"), inputs)
+    assert {op.dtype, op.output.dtype, *(spec.dtype for spec in op.inputs)} == {dtype}
+
+
+def test_the_input_wins_over_the_attribute() -> None:
+    """weights_shape may be input or attribute; the input wins, with a warning when they differ."""
+    inputs = gradient()
+    wanted = inputs.pop("weights_shape")
+    given = attributes(weights_format="IOX")
+    assert resolve(GRADIENT, given | {"weights_shape": wanted}, inputs).weights_shape == (4, 6, 3, 3)
+    both = resolve(GRADIENT, given | {"weights_shape": wanted}, gradient())
+    assert not both.warnings
+    other = resolve(GRADIENT, given | {"filter_shape": [1, 2]}, gradient())
+    assert other.weights_shape == (4, 6, 3, 3)
+    assert other.warnings == (
+        "weights_shape was given twice: the input (4, 6, 3, 3) was used, not the attribute (1, 2)",
+    )
+
+
+def test_zeros_are_no_weights_shape() -> None:
+    """A shape of zeros, as input or attribute, leaves the word to the other one."""
+    given = attributes(weights_format="IOX")
+    assert resolve(GRADIENT, given | {"weights_shape": [0] * 12}, gradient()).weights_shape == (4, 6, 3, 3)
+    as_attribute = gradient(weights_shape=[0, 0, 0, 0])
+    assert resolve(GRADIENT, given | {"weights_shape": [4, 6, 3, 3]}, as_attribute).weights_shape == (
+        4,
+        6,
+        3,
+        3,
+    )
+
+
+def test_a_shape_tensor_without_values() -> None:
+    """A weights_shape tensor whose values are not here leaves the word to the attribute, with a warning."""
+    given = attributes(weights_format="IOX", weights_shape=[4, 6, 3, 3])
+    op = resolve(GRADIENT, given, gradient(weights_shape=TensorMeta("s32", (4,))))
+    assert op.weights_shape == (4, 6, 3, 3)
+    assert len(op.warnings) == 1
+
+
+def test_output_padding_is_found_from_the_shapes() -> None:
+    """An absent output padding is what the size of diff_dst leaves over, below the stride."""
+    given = attributes(weights_format="IOX", strides=[3, 3])
+    for extra in range(3):
+        op = resolve(GRADIENT, given, gradient(diff_dst=tensor(2, 6, 15 + extra, 15)))
+        assert op.output_padding == (extra, 0)
+
+
+def test_an_empty_list_of_pads_is_zeros() -> None:
+    """[] is no padding, as in oneDNN's code."""
+    op = resolve(GRADIENT, attributes(weights_format="IOX", pads_begin=[], pads_end=[]), gradient())
+    assert (op.pads_begin, op.pads_end) == ((0, 0), (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("mode", "pads_begin", "pads_end", "dst"),
+    [("same_upper", (0,), (1,), 14), ("same_lower", (1,), (0,), 14), ("valid", (0,), (0,), 15)],
+)
+def test_auto_pad_of_a_transposed_gradient(
+    mode: str, pads_begin: tuple[int, ...], pads_end: tuple[int, ...], dst: int
+) -> None:
+    """S=7, s=2, K=3: the padding goes by stride and kernel, not by the odd size of src, which would shift
+    it."""
+    inputs = tensors(src=(1, 1, 7), diff_dst=(1, 1, dst), weights_shape=[1, 1, 3])
+    given = attributes(1, auto_pad=mode, strides=[2], pads_begin=None, pads_end=None, weights_format="IOX")
+    op = resolve(GRADIENT, given, inputs)
+    assert (op.pads_begin, op.pads_end, op.auto_pad) == (pads_begin, pads_end, mode)
+
+
+def test_auto_pad_of_a_convolution_gradient() -> None:
+    """S=7, s=2, K=3: the padding goes by the size of src, and D is ceil(S / s)."""
+    inputs = tensors(src=(1, 1, 7), diff_dst=(1, 1, 4), weights_shape=[1, 1, 3])
+    op = resolve(CONVOLUTION, attributes(1, auto_pad="SAME_UPPER", strides=[2], weights_format="OIX"), inputs)
+    assert (op.pads_begin, op.pads_end) == ((1,), (1,))
+
+
+def test_ignored_pads_are_told() -> None:
+    """Explicit pads that auto_pad overrules are named in a warning; zeros and equal ones are not worth
+    one."""
+    inputs = tensors(src=(1, 1, 7), diff_dst=(1, 1, 4), weights_shape=[1, 1, 3])
+    given = attributes(1, auto_pad="same_upper", strides=[2], weights_format="OIX")
+    op = resolve(CONVOLUTION, given | {"pads_begin": [9], "pads_end": [1]}, inputs)
+    assert op.warnings == ("pads_begin is ignored because auto_pad is same_upper: (1) was used",)
+    assert not resolve(CONVOLUTION, given, inputs).warnings
+
+
+def test_same_padding_of_a_short_kernel_with_output_padding() -> None:
+    """E < s under same_*: D = s * (S - 1) + E, and the rest up to the stride is output padding."""
+    for extra in (0, 1):
+        inputs = tensors(src=(1, 1, 3), diff_dst=(1, 1, 5 + extra), weights_shape=[1, 1, 1])
+        op = resolve(GRADIENT, attributes(1, auto_pad="same_upper", strides=[2]), inputs)
+        assert (op.pads_begin, op.pads_end, op.output_padding) == ((0,), (0,), (extra,))
+
+
+def test_an_empty_batch() -> None:
+    """N = 0 is a right call without work."""
+    for name in (GRADIENT, FORWARD):
+        inputs = gradient(src=tensor(0, 4, 5, 5), diff_dst=tensor(0, 6, 7, 7))
+        if name == FORWARD:
+            inputs = {"src": tensor(0, 4, 5, 5), "weights": tensor(4, 6, 3, 3)}
+        op = resolve(name, attributes(weights_format="IOX"), inputs)
+        assert (op.n, op.macs) == (0, 0)
+    assert op.output.shape == (0, 6, 7, 7)
+
+
+# (name, n, groups, I, S, O, D, K, strides, pads_begin, pads_end, dilations)
+TRAPS: list[tuple[Any, ...]] = [
+    (CONVOLUTION, 2, 1, 16, (7, 1), 16, (1, 1), (11, 1), (2, 1), (5, 0), (0, 0), (1, 1)),
+    (CONVOLUTION, 1, 1, 1, (2, 1, 1), 1, (2, 1, 1), (3, 1, 1), (1, 1, 1), (2, 0, 0), (0, 0, 0), (1, 1, 1)),
+    (CONVOLUTION, 1, 1, 1, (1,), 16, (29,), (14,), (1,), (28,), (26,), (2,)),
+    (CONVOLUTION, 1, 1, 16, (2, 30), 1, (1, 30), (2, 3), (1, 1), (0, 17), (0, 17), (1, 17)),
+    (CONVOLUTION, 1, 1, 16, (2, 70), 1, (1, 10), (2, 3), (1, 1), (0, 0), (0, 0), (1, 30)),
+    (CONVOLUTION, 2, 1, 32, (41, 79), 32, (16, 75), (10, 5), (2, 1), (0, 0), (0, 0), (1, 1)),
+    (CONVOLUTION, 2, 1, 33, (84350,), 33, (84349,), (2,), (1,), (0,), (0,), (1,)),
+    (CONVOLUTION, 1, 24, 24, (6, 6), 24, (3, 3), (3, 3), (2, 2), (1, 1), (1, 1), (1, 1)),
+    (CONVOLUTION, 1, 3, 720, (5, 5, 3), 720, (2, 2, 4), (2,) * 3, (4, 4, 1), (1,) * 3, (1,) * 3, (1,) * 3),
+    (CONVOLUTION, 1, 1, 9, (32, 32), 3, (10, 10), (5, 5), (3, 3), (1, 1), (1, 1), (1, 1)),
+    (CONVOLUTION, 1, 8, 8, (5, 1), 8, (2, 1), (5, 1), (2, 1), (2, 0), (1, 0), (1, 1)),
+    (GRADIENT, 1, 16, 32, (4, 8), 64, (3, 8), (3, 3), (1, 1), (0, 0), (3, 2), (1, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trap", TRAPS, ids=range(len(TRAPS)))
+def test_shapes_that_broke_other_implementations(trap: tuple[Any, ...]) -> None:
+    """Large kernels, paddings and dilations, floor remainders and depthwise layers are right calls."""
+    name, n, groups, i, src, o, dst, kernel, strides, pads_begin, pads_end, dilations = trap
+    given = {
+        "strides": list(strides),
+        "pads_begin": list(pads_begin),
+        "pads_end": list(pads_end),
+        "dilations": list(dilations),
+        "groups": groups,
+        "data_format": "NCX",
+        "weights_format": "OIX" if name == CONVOLUTION else "IOX",
+    }
+    weights = [o, i // groups, *kernel] if name == CONVOLUTION else [i, o // groups, *kernel]
+    op = resolve(
+        name, given, {"src": tensor(n, i, *src), "diff_dst": tensor(n, o, *dst), "weights_shape": weights}
+    )
+    assert (op.dst_spatial, op.kernel) == (dst, kernel)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=[shape["name"] for shape in SHAPES])
+def test_real_layers(shape: dict[str, Any]) -> None:
+    """Every real layer of the benchmarks resolves in both data formats, with the work that its entry
+    counts."""
+    transposed = shape["op"].startswith("ConvTranspose")
+    groups, src, dst = shape["groups"], shape["src_channels"], shape["dst_channels"]
+    i, o = (src, dst // groups) if transposed else (src // groups, dst)
+    for data_format, order in itertools.product(("NCX", "NXC"), ("OIX", "XOI")):
+        given = {name: shape[name] for name in ("strides", "dilations", "pads_begin", "pads_end", "groups")}
+        inputs = tensors(
+            src=data_shape(shape["n"], src, shape["src_spatial"], data_format),
+            diff_dst=data_shape(shape["n"], dst, shape["dst_spatial"], data_format),
+            weights_shape=list(weights_shape(i, o, shape["kernel"], order)),
+        )
+        op = resolve(shape["op"], given | {"data_format": data_format, "weights_format": order}, inputs)
+        assert list(op.output_padding) == shape["output_padding"]
+        assert op.macs == pytest.approx(shape["gmac"] * 1e9, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", operation_names())
+def test_a_reply_resolves_to_itself(name: str) -> None:
+    """The attributes of a reply, given back without groups_axis, are the same call."""
+    given = attributes(auto_pad="same_upper", strides=[2, 2])
+    given["filter_format"] = "IOX" if name.startswith("ConvT") else "OIX"
+    src, dst = ((2, 4, 5, 5), (2, 6, 10, 10)) if name.startswith("ConvT") else ((2, 4, 10, 10), (2, 6, 5, 5))
+    weights = (4, 6, 3, 3) if name.startswith("ConvT") else (6, 4, 3, 3)
+    inputs: dict[str, Any] = {"src": tensor(*src), "diff_dst": tensor(*dst), "weights_shape": list(weights)}
+    if name.startswith(FORWARD + "-") or name == FORWARD:
+        inputs = {"src": tensor(*src), "weights": tensor(*weights)}
+    first = resolve(name, given, inputs)
+    again = first.reply_attributes()
+    del again["groups_axis"]
+    assert resolve(name, again, inputs) == first
+
+
+def test_unknown_operations_are_told_first() -> None:
+    """A call of no operation is that, whatever else is wrong with it."""
+    with pytest.raises(UnknownOperation):
+        resolve("Convolution", {}, {})

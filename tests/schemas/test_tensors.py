@@ -1,0 +1,122 @@
+"""Tensors on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from schemas.problems import Problem
+from schemas.tensors import DataTensor, NpyTensor, TensorDescription, TensorMeta, WireTensor, read_tensor
+
+LOC: list[str | int] = ["inputs", "src"]
+
+
+def read(value: Any) -> tuple[WireTensor | None, dict[tuple[str | int, ...], str]]:
+    """The tensor, and what is wrong with it by place below it."""
+    problems: list[Problem] = []
+    found = read_tensor(value, LOC, problems)
+    return found, {tuple(problem["loc"][2:]): problem["msg"] for problem in problems}
+
+
+def test_raw_bytes() -> None:
+    """A tensor of raw bytes has dtype, shape and data; the data is not looked at."""
+    found, problems = read({"dtype": "bf16", "shape": [2, 3], "data": "not base64"})
+    assert not problems
+    assert found == WireTensor("bf16", (2, 3), "base64", "not base64")
+    assert found.meta == TensorMeta("bf16", (2, 3))
+
+
+def test_an_npy_file() -> None:
+    """An npy file says its shape itself; dtype is there for what it can't say."""
+    assert read({"npy": "AA"})[0] == WireTensor(None, None, "npy", "AA")
+    found, _ = read({"npy": "AA", "dtype": "bf16"})
+    assert found == WireTensor("bf16", None, "npy", "AA")
+    assert found.meta is None
+
+
+def test_less_than_a_tensor() -> None:
+    """Without data a tensor is its description, or next to nothing, as the head of a multipart body has
+    it."""
+    assert read({"dtype": "f32", "shape": [0]})[0] == WireTensor("f32", (0,))
+    assert read({"dtype": "bf16"})[0] == WireTensor("bf16", None)
+    assert read({})[0] == WireTensor(None, None)
+
+
+def test_a_readers_mark_in_the_place_of_data() -> None:
+    """A body's reader may put any object of its own where the text was."""
+    mark = object()
+    found, problems = read({"dtype": "f32", "shape": [1], "data": mark})
+    assert not problems
+    assert found is not None
+    assert found.payload is mark
+
+
+def test_what_a_dump_adds_is_let_through() -> None:
+    """The members of a dumped logical tensor are no mistake."""
+    dumped = {
+        "id": 0,
+        "dtype": "f32",
+        "shape": [1],
+        "stride": [1],
+        "layout_type": "strided",
+        "property_type": "undef",
+    }
+    assert read(dumped)[0] == WireTensor("f32", (1,))
+
+
+@pytest.mark.parametrize(
+    ("value", "where", "message"),
+    [
+        (3, (), "src must be a tensor: an object with dtype, shape and data"),
+        ([1, 2], (), "src must be a tensor"),
+        ({"dtype": "f32", "shape": [1], "data": 3}, ("data",), "data of src must be base64 text"),
+        ({"npy": ["AA"]}, ("npy",), "npy of src must be base64 text"),
+        ({"npy": True}, ("npy",), "npy of src must be base64 text"),
+        ({"shape": [1], "data": "AA"}, ("dtype",), "src has data and needs a dtype"),
+        ({"dtype": "f32", "data": "AA"}, ("shape",), "src has data and needs a shape"),
+        ({"dtype": 7, "shape": [1], "data": "AA"}, ("dtype",), "the dtype of src must be a string"),
+        (
+            {"dtype": "f32", "shape": [-1], "data": "AA"},
+            ("shape", 0),
+            "the shape of src[0] must be from 0 to",
+        ),
+        (
+            {"dtype": "f32", "shape": [1.0], "data": "AA"},
+            ("shape", 0),
+            "the shape of src[0] must be an integer",
+        ),
+        ({"npy": "AA", "shape": [1]}, ("shape",), "the npy file of src has its own shape"),
+        (
+            {"npy": "AA", "data": "AA", "dtype": "f32", "shape": [1]},
+            (),
+            "src has both data and npy: give one",
+        ),
+        ({"dtype": "f32", "shape": [1], "values": "AA"}, ("values",), "but src has another member"),
+        ({"dtype": "f32", "shapes": [1]}, ("shapes",), "did you mean shape?"),
+        ({str(index): 1 for index in range(100)}, (), "src must have at most 64 members, but has 100"),
+    ],
+)
+def test_wrong_tensors(value: Any, where: tuple[str | int, ...], message: str) -> None:
+    """What is wrong with a tensor is told at its place, and there is no tensor then."""
+    found, problems = read(value)
+    assert found is None
+    assert message in problems[where]
+
+
+def test_the_models_say_the_same() -> None:
+    """The models of the documents take what the reader takes in a call, and refuse what it refuses."""
+    adapter: TypeAdapter[Any] = TypeAdapter(DataTensor | NpyTensor | TensorDescription)
+    for right in ({"dtype": "f32", "shape": [1], "data": "AA"}, {"npy": "AA"}, {"dtype": "f32", "shape": []}):
+        adapter.validate_python(right)
+        assert read(right)[0] is not None
+    for wrong in (
+        {"dtype": "f32", "shape": [True], "data": "AA"},
+        {"npy": "AA", "shape": [1]},
+        3,
+        {"npy": 3},
+    ):
+        with pytest.raises(ValidationError):
+            adapter.validate_python(wrong)
+        assert read(wrong)[0] is None
