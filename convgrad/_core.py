@@ -144,7 +144,9 @@ def operations_of(value: Any) -> list[dict[str, Any]]:
 def health_of(reply: Any) -> Health:
     """Read what the service says about being ready; a refusal is an answer too."""
     if isinstance(reply, ConvgradError):
-        return Health(False, {"message": reply.message, **reply.data})
+        return Health(
+            False, reply.data if "status" in reply.data else {"status": reply.message, **reply.data}
+        )
     return Health(True, object_of(reply))
 
 

@@ -1,0 +1,325 @@
+"""The command against a real HTTP server."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import convgrad
+from convgrad._cli import main
+from tests.convgrad.server import Handler, Received, Server, stream_of
+from tests.convgrad.test_client import cut, free_port
+
+SRC = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+STATS = {"kernel": "fast", "compute_ms": 1.5, "gmac": 0.25, "tiles": 2}
+TABLE = {
+    "op": "Op",
+    "summary": "Compute it.",
+    "formula": "y = x",
+    "inputs": [{"name": "src", "dtypes": ["f32", "f16"], "required": True, "description": "In."}],
+    "outputs": [{"name": "dst", "dtypes": ["f32", "f16"], "required": True, "description": "Out."}],
+    "attributes": [
+        {"name": "strides", "type": "s64[]", "required": "yes", "default": None, "description": "Steps."},
+        {"name": "groups", "type": "s64", "required": "no", "default": 1, "description": "Parts."},
+    ],
+    "layouts": {"weights": {"OIX": {"I": "(O, I/g, X)"}}},
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> Path:
+    """Work in an empty folder that has one tensor, with the service's address in the environment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CONVGRAD_URL", server.url)
+    np.save(tmp_path / "src.npy", SRC)
+    return tmp_path
+
+
+def replying(value: Any, status: int = 200) -> Any:
+    """Return a step that replies JSON."""
+    return lambda handler, _: handler.reply(status, json.dumps(value).encode())
+
+
+def bfloat16(handler: Handler, received: Received) -> None:
+    """Reply with bfloat16."""
+    handler.frames(stream_of(SRC.astype(ml_dtypes.bfloat16)))
+
+
+def test_run(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files go in, a file comes out, and one line says what it is."""
+    arguments = [
+        "run",
+        "Op",
+        "--src",
+        "src.npy",
+        "--weights-shape",
+        "3,4",
+        "--attr",
+        "strides=2",
+        "--attr",
+        "groups=1",
+    ]
+    assert (
+        main([*arguments, "--input", "bias=src.npy", "-o", "dw.npy", "--reference", "--deadline", "9"]) == 0
+    )
+    np.testing.assert_array_equal(np.load("dw.npy"), SRC)
+    (received,) = server.received
+    assert received.path == "/v1/ops/Op"
+    assert received.document["attributes"] == {"strides": [2], "groups": 1}
+    assert received.document["inputs"] == {"weights_shape": [3, 4]}
+    assert received.document["options"] == {"reference": True, "deadline_ms": 9000}
+    assert sorted(received.tensors) == ["bias", "src"]
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("convgrad: diff_weights f32 [2, 3, 4] -> dw.npy (")
+
+
+def test_run_names_the_file_after_the_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without -o the file has the output's name; --quiet says nothing."""
+    assert main(["run", "Op", "--src", "src.npy", "--quiet"]) == 0
+    np.testing.assert_array_equal(np.load("diff_weights.npy"), SRC)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    """--json prints what was resolved and measured."""
+    assert main(["run", "Op", "--src", "src.npy", "--json"]) == 0
+    reply = json.loads(capsys.readouterr().out)
+    expected = {
+        "output": "diff_weights",
+        "file": "diff_weights.npy",
+        "resolved": {"groups": 1},
+        "stats": {"tiles": 2},
+    }
+    assert reply == expected
+
+
+def test_run_to_standard_output(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    """`-o -` writes the .npy file to standard output."""
+    assert main(["run", "Op", "--src", "src.npy", "-q", "-o", "-"]) == 0
+    np.testing.assert_array_equal(np.load(io.BytesIO(capsysbinary.readouterr().out)), SRC)
+
+
+def test_bfloat16_in_and_out(server: Server) -> None:
+    """bf16 is read from unsigned pairs of bytes where --dtype says so, and written as ml_dtypes does."""
+    np.save("u2.npy", SRC.astype(ml_dtypes.bfloat16).view(np.uint16))
+    server.script.append(bfloat16)
+    assert main(["run", "Op", "--src", "u2.npy", "--dtype", "bf16", "-o", "dw.npy"]) == 0
+    assert server.received[0].document["inputs"] == {"src": {"dtype": "bf16"}}
+    np.testing.assert_array_equal(np.load("dw.npy").view(ml_dtypes.bfloat16), SRC.astype(ml_dtypes.bfloat16))
+
+
+def test_run_a_spec(here: Path, server: Server) -> None:
+    """A spec file makes the call; flags add to it; its paths are relative to it."""
+    (here / "specs").mkdir()
+    np.save(here / "specs" / "a.npy", SRC + 1)
+    spec = {"op": "Op", "attributes": {"groups": 1}, "inputs": {"src": "a.npy"}}
+    (here / "specs" / "op.json").write_text(json.dumps(spec))
+    assert main(["run", "--spec", "specs/op.json", "--attr", "groups=3"]) == 0
+    assert server.received[0].document["attributes"] == {"groups": 3}
+    np.testing.assert_array_equal(np.load("diff_weights.npy"), SRC + 1)
+
+
+class Terminal(io.StringIO):
+    """Be a stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        """Say so."""
+        return True
+
+
+def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a bar grows and is gone at the end, before the last line."""
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["run", "Op", "--src", "src.npy"]) == 0
+    drawn = terminal.getvalue().split("\r\x1b[K")
+    assert drawn[1] == "Op: sending"
+    assert drawn[2].endswith(" 1/2")
+    assert drawn[3].endswith(" 2/2")
+    assert drawn[2].count("█") < drawn[3].count("█")
+    assert drawn[4].startswith("convgrad: diff_weights")
+
+
+def test_without_a_terminal_a_broken_reply_is_asked_for_again(server: Server) -> None:
+    """In a script a reply that breaks off does not fail the command."""
+    server.script.append(cut)
+    assert main(["run", "Op", "--src", "src.npy"]) == 0
+    assert len(server.received) == 2
+
+
+def test_validate(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """Files and described tensors are checked by dtype and shape, and what they would be is printed."""
+    server.script += [replying({"op": "Op", "resolved": {"groups": 1}})] * 2
+    arguments = ["validate", "Op", "--src", "src.npy", "--diff-dst", "bf16:1,2"]
+    assert main(arguments) == 0
+    assert server.received[0].document["inputs"] == {
+        "src": {"dtype": "f32", "shape": [2, 3, 4]},
+        "diff_dst": {"dtype": "bf16", "shape": [1, 2]},
+    }
+    assert capsys.readouterr().out == 'op        Op\nresolved  {"groups": 1}\n'
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"op": "Op", "resolved": {"groups": 1}}
+
+
+def test_ops(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """The operations are listed with their aliases."""
+    server.script += [replying([{"op": "Op", "aliases": ["Op-1", "Old"], "summary": "Compute it."}])] * 2
+    assert main(["ops"]) == 0
+    assert capsys.readouterr().out == "Op - Compute it.\n    also Op-1, Old\n"
+    assert main(["ops", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["op"] == "Op"
+
+
+def test_describe(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of an operation is shown for people, or as JSON."""
+    server.script += [replying(TABLE)] * 2
+    assert main(["describe", "Op"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "src f32/f16 required In." in lines
+    assert "strides s64[] required Steps." in lines
+    assert "groups s64 = 1 Parts." in lines
+    assert "OIX (O, I/g, X)" in lines
+    assert main(["describe", "Op", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == TABLE
+
+
+def test_health(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ready is 0, starting is 4, and --wait waits for ready."""
+    starting, ready = replying({"status": "starting", "progress": 0.5}, 503), replying({"status": "ready"})
+    server.script += [ready, starting, starting, ready]
+    assert main(["health"]) == 0
+    assert main(["health"]) == 4
+    assert main(["health", "--wait", "5"]) == 0
+    assert capsys.readouterr().out.split()[:4] == ["status", "ready", "status", "starting"]
+
+
+def test_bench(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run of one call gives latency, throughput and the service's own time."""
+    server.script += [lambda handler, received: handler.frames(stream_of(received.tensors["src"]))] * 3
+    assert main(["bench", "Op", "--src", "f16:1,8,4,4", "--seconds", "0", "--clients", "2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["calls"] == 2
+    assert report["p50_ms"] <= report["p90_ms"] <= report["p99_ms"]
+    assert report["calls_per_s"] > 0
+    assert {received.tensors["src"].dtype for received in server.received} == {np.dtype(np.float16)}
+
+
+def test_bench_has_a_call_of_its_own(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a call `bench` takes a 3x3 layer."""
+    assert main(["bench", "--seconds", "0"]) == 0
+    assert server.received[0].path == "/v1/ops/ConvolutionBackwardWeights"
+    assert "calls_per_s" in capsys.readouterr().out
+
+
+def test_bench_stops_at_an_error(server: Server) -> None:
+    """A call that fails ends the run with its exit code."""
+    server.script += [lambda handler, _: handler.frames(stream_of(SRC))] * 2
+    server.script += [lambda handler, _: handler.problem(422, "invalid_params")] * 2
+    assert main(["bench", "Op", "--src", "f16:1,8", "--seconds", "9", "--clients", "2"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "exit_code"),
+    [
+        (422, "invalid_params", 3),
+        (401, "unauthorised", 3),
+        (500, "worker_lost", 4),
+        (504, "deadline_exceeded", 4),
+    ],
+)
+def test_exit_codes(
+    server: Server, capsys: pytest.CaptureFixture[str], status: int, code: str, exit_code: int
+) -> None:
+    """The exit code says whose fault it is, and every broken rule has its line."""
+    errors = [{"loc": ["attributes", "strides", 0], "msg": "must be positive", "type": "range"}]
+    server.script.append(lambda handler, _: handler.problem(status, code, errors=errors))
+    assert main(["run", "Op", "--src", "src.npy"]) == exit_code
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "convgrad: rule"
+    assert lines[1:] == (
+        ["convgrad:   attributes.strides.0: must be positive"] if code == "invalid_params" else []
+    )
+
+
+def test_no_service(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody at the address is exit code 5."""
+    assert main(["health", "--url", f"http://127.0.0.1:{free_port()}"]) == 5
+    assert "no connection" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "Op", "--src", "missing.npy"],
+        ["run", "--src", "src.npy"],
+        ["run", "Op", "--src", "f32:1,2"],
+        ["run", "--spec", "src.npy"],
+        ["health", "--url", "ftp://host"],
+    ],
+)
+def test_what_can_not_be_used(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    """A missing file, no operation, a spec that is none: exit code 2 and the reason, without a call."""
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith("convgrad: ")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["bogus"], ["run", "Op", "--attr", "x"], ["run", "Op", "--dtype", "f64"]]
+)
+def test_bad_command_lines(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    """argparse refuses with its exit code, 2."""
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: convgrad" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """--version prints the package's version."""
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"convgrad {convgrad.__version__}\n"
+
+
+PACKAGE = Path(convgrad.__file__).parent
+
+
+def python(*arguments: str, path: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run Python with only `path` and the installed packages importable."""
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    command = [sys.executable, "-P", *arguments]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_serve_without_the_service(here: Path) -> None:
+    """Where only the client is installed, `serve` says where the service is to be had."""
+    shutil.copytree(PACKAGE, here / "convgrad")
+    code = (
+        "import sys; from pathlib import Path;"
+        f"sys.path = [p for p in sys.path if Path(p).resolve() != Path({str(PACKAGE.parent)!r})];"
+        "from convgrad._cli import main; sys.exit(main(['serve']))"
+    )
+    done = python("-c", code, path=here, cwd=here)
+    assert done.returncode == 2, done.stderr
+    assert "the service is not installed here" in done.stderr
+
+
+def test_serve_hands_over_to_the_service(here: Path) -> None:
+    """`serve` becomes the service, with its flags, from wherever it is called."""
+    (here / "app").mkdir()
+    (here / "app" / "__init__.py").touch()
+    done = python("-m", "convgrad", "serve", "--help", path=PACKAGE.parent, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert "--workers" in done.stdout
