@@ -8,7 +8,7 @@ from typing import Any
 
 from app.intake.landing import Holding
 from app.intake.tensors import Input, metas, read_inputs
-from schemas.dumps import is_dump, read_dump
+from schemas.dumps import call_of_dump, is_dump, read_dump
 from schemas.problems import invalid_params, problem, safe_key
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
@@ -82,10 +82,7 @@ def take_apart(called: CalledOperation, request: Any) -> RequestObject:
     if not isinstance(given, Mapping):
         raise invalid_params(called.called_as, [problem([], "the request must be an object", "object_type")])
     if is_dump(given):
-        given = {
-            "attributes": {name: value for name, value in given.items() if name != "options"},
-            "options": given.get("options"),
-        }
+        given = call_of_dump(called, given)
     parts = {name: {} if given.get(name) is None else given[name] for name in ("attributes", "inputs")}
     problems = [
         problem([safe_key(name)], _unknown(name), "unknown_member") for name in given if name not in MEMBERS
