@@ -1,0 +1,248 @@
+"""Train a small convolutional network on handwritten digits, its filters' gradients coming from the service.
+
+    python examples/train_digits.py [--url URL] [--epochs 15]
+
+The network is plain NumPy: two 3x3 convolutions (the second with stride 2), ReLU, one dense layer, softmax,
+Adam. Its backward pass asks a running convgrad service for the gradients of the filters
+(`ConvolutionBackwardWeights`), and for the gradient that goes on to the layer before, which is the
+`ConvTranspose` of the same filters. The data are the 1,797 digits of 8x8 pixels that come with scikit-learn.
+Writes the loss curve to docs/images/train_digits.png; exits with 1 when the test accuracy does not pass 95 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import convgrad
+
+Array = npt.NDArray[np.float32]
+Parameters = dict[str, Array]
+
+BATCH = 64
+PICTURE = Path(__file__).parent.parent / "docs" / "images" / "train_digits.png"
+
+
+class Convolution:
+    """A 3x3 convolution with padding 1 and ReLU, channels last; it goes backward by calling the service."""
+
+    def __init__(self, client: convgrad.Client, name: str, stride: int) -> None:
+        self.client, self.name, self.stride = client, name, stride
+        self.attributes: dict[str, Any] = {
+            "strides": (stride, stride),
+            "dilations": (1, 1),
+            "pads_begin": (1, 1),
+            "pads_end": (1, 1),
+            "data_format": "NXC",
+        }
+
+    def forward(self, parameters: Parameters, src: Array) -> Array:
+        """Compute dst = relu(conv(src, weights) + bias); remembers what the backward pass needs."""
+        self.src, self.weights = src, parameters[self.name]
+        windows = np.lib.stride_tricks.sliding_window_view(
+            np.pad(src, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), axis=(1, 2)
+        )[:, :: self.stride, :: self.stride]  # (N, H, W, I, KH, KW)
+        dst = (
+            np.tensordot(windows, self.weights, axes=((4, 5, 3), (0, 1, 2))) + parameters[self.name + ".bias"]
+        )
+        relu: Array = np.maximum(dst, 0)
+        self.dst = relu
+        return relu
+
+    def backward(self, gradients: Parameters, diff_dst: Array, *, first: bool = False) -> Array | None:
+        """Add the gradients of filters and bias to `gradients`; return the one of src unless `first`."""
+        diff_dst = np.where(self.dst > 0, diff_dst, 0)
+        gradients[self.name + ".bias"] = diff_dst.sum((0, 1, 2))
+        gradients[self.name] = self.client.convolution_backward_weights(
+            self.src, diff_dst, weights_shape=self.weights.shape, weights_format="XIO", **self.attributes
+        )
+        if first:
+            return None
+        # the convolution's I is the transposed one's O: XIO read by its letters is XOI
+        return self.client.conv_transpose(
+            diff_dst,
+            self.weights,
+            weights_format="XOI",
+            output_padding=(self.stride - 1, self.stride - 1),
+            **self.attributes,
+        )
+
+
+class Network:
+    """8x8x1 -> conv 16 -> conv 32, stride 2 -> dense 10."""
+
+    def __init__(self, client: convgrad.Client, rng: np.random.Generator) -> None:
+        self.first = Convolution(client, "conv1", stride=1)
+        self.second = Convolution(client, "conv2", stride=2)
+        self.parameters = {
+            "conv1": _normal(rng, (3, 3, 1, 16), fan_in=9),
+            "conv1.bias": np.zeros(16, np.float32),
+            "conv2": _normal(rng, (3, 3, 16, 32), fan_in=144),
+            "conv2.bias": np.zeros(32, np.float32),
+            "dense": _normal(rng, (512, 10), fan_in=512),
+            "dense.bias": np.zeros(10, np.float32),
+        }
+
+    def logits(self, images: Array) -> Array:
+        """Compute the ten scores of each image."""
+        features = self.second.forward(self.parameters, self.first.forward(self.parameters, images))
+        self.features: Array = features.reshape(len(images), -1)
+        scores: Array = self.features @ self.parameters["dense"] + self.parameters["dense.bias"]
+        return scores
+
+    def loss_and_gradients(self, images: Array, labels: npt.NDArray[np.int64]) -> tuple[float, Parameters]:
+        """Compute the cross-entropy of a batch and its gradient for every parameter."""
+        logits = self.logits(images)
+        shares = np.exp(logits - logits.max(1, keepdims=True))
+        shares /= shares.sum(1, keepdims=True)
+        rows = np.arange(len(labels))
+        loss = float(-np.log(shares[rows, labels] + 1e-12).mean())
+
+        shares[rows, labels] -= 1
+        shares /= len(labels)
+        gradients = {"dense": self.features.T @ shares, "dense.bias": shares.sum(0)}
+        diff_features = (shares @ self.parameters["dense"].T).reshape(self.second.dst.shape)
+        diff_first = self.second.backward(gradients, diff_features)
+        assert diff_first is not None
+        self.first.backward(gradients, diff_first, first=True)
+        return loss, gradients
+
+
+class Adam:
+    """Adam (Kingma & Ba, 2015) over a dictionary of parameters."""
+
+    def __init__(self, parameters: Parameters, rate: float = 2e-3) -> None:
+        self.parameters, self.rate, self.steps = parameters, rate, 0
+        self.mean = {name: np.zeros_like(value) for name, value in parameters.items()}
+        self.square = {name: np.zeros_like(value) for name, value in parameters.items()}
+
+    def step(self, gradients: Parameters) -> None:
+        """Move every parameter in place."""
+        self.steps += 1
+        rate = self.rate * np.sqrt(1 - 0.999**self.steps) / (1 - 0.9**self.steps)
+        for name, gradient in gradients.items():
+            self.mean[name] += 0.1 * (gradient - self.mean[name])
+            self.square[name] += 0.001 * (gradient**2 - self.square[name])
+            self.parameters[name] -= rate * self.mean[name] / (np.sqrt(self.square[name]) + 1e-8)
+
+
+def main() -> int:
+    """Train, report, draw."""
+    parser = argparse.ArgumentParser(
+        description="Train on handwritten digits with filter gradients from the service."
+    )
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service (%(default)s)")
+    parser.add_argument("--epochs", type=int, default=15, help="passes over the digits (%(default)s)")
+    arguments = parser.parse_args()
+    with convgrad.Client(arguments.url) as client:
+        try:
+            client.wait_until_ready(timeout=120)
+        except convgrad.ConvgradError as error:
+            print(f"no service at {arguments.url} ({error}); scripts/serve starts one", file=sys.stderr)
+            return 2
+        losses, accuracies = train(client, arguments.epochs)
+    draw(losses, accuracies)
+    print(f"test accuracy {accuracies[-1]:.1%}; loss curve in {PICTURE.relative_to(PICTURE.parents[2])}")
+    return int(accuracies[-1] <= 0.95)
+
+
+def train(client: convgrad.Client, epochs: int) -> tuple[list[float], list[float]]:
+    """Train on four fifths of the digits; give every batch's loss and every epoch's test accuracy."""
+    digits = load_digits()
+    images = (digits.images / 16).astype(np.float32)[..., None]
+    train_x, test_x, train_y, test_y = train_test_split(
+        images, digits.target, test_size=0.2, random_state=0, stratify=digits.target
+    )
+    rng = np.random.default_rng(0)
+    network = Network(client, rng)
+    check_gradient(network, train_x[:BATCH], train_y[:BATCH])
+    optimiser = Adam(network.parameters)
+    losses: list[float] = []
+    accuracies: list[float] = []
+    started = time.perf_counter()
+    for epoch in range(epochs):
+        batches = list(shuffled_batches(rng, len(train_x)))
+        for done, batch in enumerate(batches, 1):
+            loss, gradients = network.loss_and_gradients(train_x[batch], train_y[batch])
+            optimiser.step(gradients)
+            losses.append(loss)
+            show_progress(
+                epoch * len(batches) + done, epochs * len(batches), loss, time.perf_counter() - started
+            )
+        accuracies.append(float((network.logits(test_x).argmax(1) == test_y).mean()))
+    seconds = time.perf_counter() - started
+    print(
+        f"{len(losses)} steps in {seconds:.1f} s; {len(train_x)} digits to learn from, {len(test_x)} to test"
+    )
+    return losses, accuracies
+
+
+def check_gradient(network: Network, images: Array, labels: npt.NDArray[np.int64]) -> None:
+    """Compare the service's gradients of the filters with central differences of the loss."""
+    _, gradients = network.loss_and_gradients(images, labels)
+    for name in ("conv1", "conv2"):
+        weights, gradient = network.parameters[name], gradients[name]
+        at = np.unravel_index(np.abs(gradient).argmax(), gradient.shape)
+        original, step = weights[at], np.float32(1e-2)
+        weights[at] = original + step
+        above, _ = network.loss_and_gradients(images, labels)
+        weights[at] = original - step
+        below, _ = network.loss_and_gradients(images, labels)
+        weights[at] = original
+        slope = (above - below) / (2 * float(step))
+        print(f"{name}: d loss / d filter = {gradient[at]:+.5f}, by differences {slope:+.5f}")
+
+
+def shuffled_batches(rng: np.random.Generator, count: int) -> Iterator[npt.NDArray[np.int64]]:
+    """Give the indexes of each batch of one epoch."""
+    order = rng.permutation(count)
+    for start in range(0, count, BATCH):
+        yield order[start : start + BATCH]
+
+
+def show_progress(done: int, total: int, loss: float, seconds: float) -> None:
+    """Draw a progress bar, on a terminal only."""
+    if sys.stderr.isatty():
+        bar = "#" * (40 * done // total)
+        end = "\n" if done == total else ""
+        text = f"\r[{bar:40}] {done}/{total}  loss {loss:.4f}  {seconds:.0f} s "
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
+def draw(losses: list[float], accuracies: list[float]) -> None:
+    """Write the loss of every batch and the test accuracy of every epoch as a picture."""
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.semilogy(losses, color="tab:blue", alpha=0.35, linewidth=1)
+    window = min(20, len(losses))
+    smooth = np.convolve(losses, np.ones(window) / window, "valid")
+    axes.semilogy(np.arange(window - 1, len(losses)), smooth, color="tab:blue", label="training loss")
+    axes.set(xlabel="step", ylabel="cross-entropy", title="Digits: filter gradients from the service")
+    right = axes.twinx()
+    ends = np.arange(1, len(accuracies) + 1) * len(losses) / len(accuracies)
+    right.plot(
+        ends, [100 * value for value in accuracies], color="tab:orange", marker=".", label="test accuracy"
+    )
+    right.set(ylabel="test accuracy, %")
+    figure.legend(loc="outside lower center", ncols=2)
+    PICTURE.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PICTURE, dpi=120)
+
+
+def _normal(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Array:
+    values: Array = (rng.standard_normal(shape) * np.sqrt(2 / fan_in)).astype(np.float32)
+    return values
+
+
+if __name__ == "__main__":
+    sys.exit(main())
