@@ -84,7 +84,11 @@ class Service:
         self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._idle.wait()
+                await self.idle()
+
+    async def idle(self) -> None:
+        """Wait until no admitted request is left."""
+        await self._idle.wait()
 
     async def stop(self) -> None:
         """Stop at once whatever still runs and leave no process and no memory behind."""

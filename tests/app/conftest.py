@@ -1,0 +1,33 @@
+"""What the tests of the service share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.app.resident import Resident, resident_service
+
+
+@pytest.fixture(scope="session")
+def tight() -> Iterator[Resident]:
+    """A service in this process with small limits."""
+    with resident_service(
+        workers=1,
+        queue_length=2,
+        body_limit=2 << 20,
+        head_limit=4096,
+        work_limit=50_000_000_000,
+        output_limit=1 << 20,
+        memory_limit=32 << 20,
+        deadline_s=20.0,
+    ) as resident:
+        yield resident
+
+
+@pytest.fixture
+def tight_http(tight: Resident) -> Iterator[httpx.Client]:
+    """A plain HTTP client of that service."""
+    with httpx.Client(base_url=tight.url, timeout=60.0) as client:
+        yield client

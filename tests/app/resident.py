@@ -1,0 +1,78 @@
+"""The real application on a real socket inside the test's process, so that a test can look at it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from app.main import create_app
+from app.service import Service
+from app.settings import Settings
+
+__all__ = ["Resident", "resident_service"]
+
+_WAIT_S = 60.0
+
+
+@dataclass
+class Resident:
+    """A service in this process: where it listens, its loop, and itself."""
+
+    url: str
+    loop: asyncio.AbstractEventLoop
+    service: Service
+
+    def run(self, work: Coroutine[Any, Any, Any], timeout: float = _WAIT_S) -> Any:
+        """Run a coroutine on the service's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
+
+    def until(self, condition: Callable[[], bool], timeout: float = _WAIT_S) -> None:
+        """Wait until a condition holds on the service's loop; it is looked at between all other events."""
+
+        async def look() -> None:
+            async with asyncio.timeout(timeout):
+                while not condition():  # noqa: ASYNC110 - the point is to look from outside
+                    await asyncio.sleep(0.001)
+
+        self.run(look(), timeout + 5)
+
+
+@contextmanager
+def resident_service(**settings: Any) -> Iterator[Resident]:
+    """Run the application with settings until the block ends; ready."""
+    app = create_app(Settings(port=0, **settings))
+    config = uvicorn.Config(app, port=0, loop="uvloop", http="httptools", log_config=None, lifespan="on")
+    server = uvicorn.Server(config)
+    started = threading.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        serving = asyncio.create_task(server.serve())
+        while not server.started and not serving.done():  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.005)
+        started.set()
+        await serving
+
+    def run() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert started.wait(_WAIT_S)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        resident = Resident(f"http://127.0.0.1:{port}", loops[0], app.state.service)
+        resident.until(lambda: app.state.service.engine.ready, 280.0)
+        yield resident
+    finally:
+        server.should_exit = True
+        thread.join()
