@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
+import numpy as np
+import numpy.typing as npt
 from numba.core import config
 
 from kernels.cpu import cpu
 
-__all__ = ["LAZY", "jit"]
+__all__ = ["LAZY", "Floats", "Halves", "Table", "Vector", "jit"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,15 +51,35 @@ def _cache_folder() -> str:
     return ""
 
 
-config.CACHE_DIR = _cache_folder()
+setattr(config, "CACHE_DIR", _cache_folder())  # noqa: B010 -- Numba makes its settings at run time
 
 
-def jit(signature: str) -> Callable[[F], F]:
-    """Compile for exactly one signature, cached on disk, without the GIL: nothing is ever compiled in a call."""
+Vector = npt.NDArray[np.int64]
+Table = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Halves = npt.NDArray[np.uint16]
 
-    def wrap(function: F) -> F:
-        dispatcher = numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
-        LAZY.append(lambda: dispatcher.compile(signature))
-        return dispatcher  # type: ignore[no-any-return]
+_NUMBA = {
+    "None": "void",
+    "bool": "boolean",
+    "int": "int64",
+    "float": "float32",
+    "Vector": "int64[::1]",
+    "Table": "int64[:, ::1]",
+    "Floats": "float32[::1]",
+    "Halves": "uint16[::1]",
+}
+"""What an annotation means to the compiler."""
 
-    return wrap
+
+def jit(function: F) -> F:
+    """Compile for the one signature that the annotations say, cached on disk, without the GIL.
+
+    Nothing is ever compiled for a call: addresses, counts and steps are int64, arrays those of `_NUMBA`.
+    """
+    kinds = {name: _NUMBA[annotation] for name, annotation in function.__annotations__.items()}
+    result = kinds.pop("return")
+    signature = f"{result}({', '.join(kinds.values())})"
+    dispatcher: Any = numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
+    LAZY.append(lambda: dispatcher.compile(signature))
+    return dispatcher  # type: ignore[no-any-return]

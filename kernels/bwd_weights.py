@@ -57,16 +57,11 @@ class BwdWeights:
         if parts == 1:
             tiles = _tiles(problem, plan, max(wanted, -(-acc_bytes // UNIT_ACC_BYTES)))
             macs = problem.macs // len(tiles)
-            return [
-                Unit(i, 0, offset, shape, macs, (*p, 0, 1)) for i, (p, offset, shape) in enumerate(tiles)
-            ], 0
+            return [Unit(i, 0, offset, shape, macs, (*p, 0, 1)) for i, (p, offset, shape) in enumerate(tiles)], 0
         whole = (0, plan.groups, 0, len(plan.blocks))
         first = [Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts)) for i in range(parts)]
         tiles = _tiles(problem, plan, min(4, wanted))
-        last = [
-            Unit(parts + i, 1, offset, shape, 0, (*p, -1, parts))
-            for i, (p, offset, shape) in enumerate(tiles)
-        ]
+        last = [Unit(parts + i, 1, offset, shape, 0, (*p, -1, parts)) for i, (p, offset, shape) in enumerate(tiles)]
         return first + last, parts * acc_bytes
 
     def run(
@@ -135,8 +130,8 @@ class _Part:
         panels = arena("vector", plan.vector.points * self.width)
         scratch = arena("scalar", plan.scalar.scratch)
         add_slab(
-            tile_table(), KINDS[self.problem.dtype], self.g1 - self.g0, self.lane_groups, np.array(slab, np.int64), plan.block,
-            self.blocks, plan.ranges, plan.tiles,
+            tile_table(), KINDS[self.problem.dtype], self.g1 - self.g0, self.lane_groups,
+            np.array(slab, np.int64), plan.block, self.blocks, plan.ranges, plan.tiles,
             _operand(plan.vector, vector, self.g0), plan.box(plan.vector, slab), plan.vector.steps, plan.vector.moves,
             panels.ctypes.data,
             plan.scalar_pack, _operand(plan.scalar, scalar, self.g0), plan.box(plan.scalar, slab), plan.scalar_lines,
@@ -183,9 +178,7 @@ def _operand(operand: Operand, array: Storage, first_group: int) -> Ints:
     return np.array((start, array.ctypes.data + array.nbytes, *(step * size for step in steps)), np.int64)
 
 
-def _tiles(
-    problem: ConvProblem, plan: Schedule, wanted: int
-) -> list[tuple[tuple[int, int, int, int], Shape, Shape]]:
+def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[tuple[int, int, int, int], Shape, Shape]]:
     """Cut the output by groups, then by lane blocks: (groups and blocks, offset, shape) of each tile."""
     groups, blocks = plan.groups, len(plan.blocks)
     by_group = min(groups, wanted)

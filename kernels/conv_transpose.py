@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
 from math import gcd, prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels._jit import jit
+from kernels._jit import Floats, Halves, Table, Vector, jit
 from kernels.arena import arena
 from kernels.cpu import cpu
 from kernels.packing import F16, F32, KINDS, pack_panel
@@ -56,8 +56,7 @@ def _axis_taps(dims: Dims, axis: int) -> _AxisTaps:
         live = [
             (k, (u + pad - k * dilation) // stride)
             for k in range(dims.kernel[axis])
-            if (u + pad - k * dilation) % stride == 0
-            and 0 <= (u + pad - k * dilation) // stride < dims.narrow[axis]
+            if (u + pad - k * dilation) % stride == 0 and 0 <= (u + pad - k * dilation) // stride < dims.narrow[axis]
         ]
         table.append((live[0][0], len(live), live[0][1]) if live else (0, 0, 0))
     return _AxisTaps(table, step, step * dilation // stride)
@@ -96,7 +95,7 @@ def _layout(problem: ConvProblem) -> Layout:
     )
 
 
-@jit("float32(int64, int64)")
+@jit
 def _bias_value(kind: int, address: int) -> float:
     """Read one bias value as f32."""
     if kind == F32:
@@ -106,13 +105,11 @@ def _bias_value(kind: int, address: int) -> float:
     return _load_bf16(address)  # type: ignore[no-any-return]
 
 
-@jit(
-    "void(int64[:, ::1], int64, int64, int64, int64, int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1], int64[::1], int64,"
-    " int64[::1], int64, int64, int64[::1], int64, float32[::1], uint16[::1])"
-)
+@jit
 def _lines(
-    table: Any, kind: int, n: int, first: int, last: int, planes: Any, lines: Any, tiles: Any, steps: Any, kernel: Any,
-    src: int, src_steps: Any, weights: int, channels: int, lane: Any, bias: int, out32: Any, out16: Any,
+    table: Table, kind: int, n: int, first: int, last: int, planes: Table, lines: Table, tiles: Table, steps: Vector,
+    kernel: Vector,
+    src: int, src_steps: Vector, weights: int, channels: int, lane: Vector, bias: int, out32: Floats, out16: Halves,
 ) -> None:  # fmt: skip
     """Compute dst lines ``first..last`` (over all planes) of image `n` for the lane blocks of one group.
 
@@ -147,9 +144,7 @@ def _lines(
                         acc.ravel()[m * lanes + j] = 0.0
                 if lines[h, 1] > 0 and tiles[t, 3] > 0:
                     for k in range(planes[d, 1]):
-                        tap = ((planes[d, 0] + k * steps[0]) * kernel[0] + lines[h, 0]) * kernel[1] + tiles[
-                            t, 2
-                        ]
+                        tap = ((planes[d, 0] + k * steps[0]) * kernel[0] + lines[h, 0]) * kernel[1] + tiles[t, 2]
                         place = n * src_steps[0] + (planes[d, 2] - k * steps[1]) * src_steps[1]
                         place += lines[h, 2] * src_steps[2] + tiles[t, 4] * src_steps[3]
                         walk[6], walk[7], walk[8] = lines[h, 1], tiles[t, 3], channels
@@ -159,13 +154,7 @@ def _lines(
                         )  # fmt: skip
                 flat = acc.ravel()
                 for m in range(rows):
-                    to = (
-                        n * lane[3]
-                        + d * lane[4]
-                        + h * lane[5]
-                        + (tiles[t, 0] + m * stride) * lane[6]
-                        + low * lane[7]
-                    )
+                    to = n * lane[3] + d * lane[4] + h * lane[5] + (tiles[t, 0] + m * stride) * lane[6] + low * lane[7]
                     for j in range(valid):
                         value = flat[m * lanes + j]
                         if bias != 0:
@@ -197,7 +186,7 @@ class ConvTranspose:
         by_image = 1 if lane_macs < 2048 else min(max(1, problem.n), wanted)
         by_group = min(dims.groups, -(-wanted // by_image))
         by_block = min(blocks, max(1, -(-wanted // (by_image * by_group)))) if by_group == dims.groups else 1
-        units = []
+        units: list[Unit] = []
         for i in range(by_image):
             for g in range(by_group):
                 for b in range(by_block):
@@ -302,8 +291,9 @@ class ConvTranspose:
             if stop():
                 return False
             _lines(
-                tile_table(), KINDS[problem.dtype], n, line, min(total, line + step), layout.planes, layout.lines, layout.tiles,
-                layout.steps, np.array(dims.kernel[1:], np.int64), src, np.array(steps, np.int64), panels,
+                tile_table(), KINDS[problem.dtype], n, line, min(total, line + step),
+                layout.planes, layout.lines, layout.tiles, layout.steps, np.array(dims.kernel[1:], np.int64), src,
+                np.array(steps, np.int64), panels,
                 dims.narrow_channels, np.array(lane, np.int64), bias, out32, out16,
             )  # fmt: skip
         return True

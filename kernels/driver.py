@@ -14,11 +14,9 @@ out; nothing is checked here. Tables, by column:
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from kernels._jit import jit
+from kernels._jit import Floats, Halves, Table, Vector, jit
 from kernels.cpu import cpu
 from kernels.packing import F16, F32, pack_panel, pack_planes
 from kernels.simd import call_tile, round_bits, transpose_panel
@@ -35,11 +33,9 @@ _round_f16 = round_bits("f16")
 _round_bf16 = round_bits("bf16")
 _transpose = transpose_panel("f32")
 
-_TABLE, _VECTOR = "int64[:, ::1]", "int64[::1]"
 
-
-@jit(f"void({_VECTOR}, {_VECTOR}, {_VECTOR}, {_TABLE}, {_VECTOR}, int64)")
-def _pack_vector(mode: Any, operand: Any, box: Any, blocks: Any, panel_lines: Any, panels: int) -> None:
+@jit
+def _pack_vector(mode: Vector, operand: Vector, box: Vector, blocks: Table, panel_lines: Vector, panels: int) -> None:
     """Pack one group's vector tensor, a panel for each lane block; `mode` is (kind, lanes that exist)."""
     steps = np.empty(4, np.int64)
     source = operand[0]
@@ -55,9 +51,9 @@ def _pack_vector(mode: Any, operand: Any, box: Any, blocks: Any, panel_lines: An
         )  # fmt: skip
 
 
-@jit(f"int64({_VECTOR}, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_VECTOR}, int64, int64)")
+@jit
 def _pack_scalar(
-    mode: Any, pack: int, operand: Any, box: Any, lines: Any, steps: Any, plane: int, scratch: int
+    mode: Vector, pack: int, operand: Vector, box: Vector, lines: Table, steps: Vector, plane: int, scratch: int
 ) -> int:
     """Bring one group's scalar tensor to where the tiles read it and give the address of position 0."""
     if pack == NATIVE:
@@ -67,9 +63,7 @@ def _pack_scalar(
         source += box[axis] * operand[3 + axis]
         base -= box[axis] * steps[axis]
     if pack == PLANES:
-        pack_planes(
-            mode[0], lines[:, 1].sum(), scratch, plane, box[4:], steps, source, operand[3:8], operand[1]
-        )
+        pack_planes(mode[0], lines[:, 1].sum(), scratch, plane, box[4:], steps, source, operand[3:8], operand[1])
         return base
     for t in range(lines.shape[0]):
         pack_panel(
@@ -79,9 +73,17 @@ def _pack_scalar(
     return base
 
 
-@jit(f"int64({_VECTOR}, {_VECTOR}, {_VECTOR}, {_TABLE}, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE})")
+@jit
 def _clip(
-    at: Any, slab: Any, block: Any, ranges: Any, zero: int, acc_step: int, vector_moves: Any, scalar_moves: Any, live: Any
+    at: Vector,
+    slab: Vector,
+    block: Vector,
+    ranges: Table,
+    zero: int,
+    acc_step: int,
+    vector_moves: Vector,
+    scalar_moves: Vector,
+    live: Table,
 ) -> int:
     """Clip every tap's range to the block at (n, d, h, w), once for all lane blocks; give the number of ranges left.
 
@@ -114,13 +116,11 @@ def _clip(
     return count
 
 
-@jit(
-    f"void({_TABLE}, boolean, {_VECTOR}, {_VECTOR}, {_TABLE}, {_TABLE}, {_TABLE}, int64, int64, int64, {_VECTOR}, int64,"
-    f" {_VECTOR}, int64)"
-)
+@jit
 def _walk(
-    table: Any, lanewise: bool, slab: Any, block: Any, blocks: Any, ranges: Any, tiles: Any, panels: int, zero: int,
-    acc_step: int, vector_moves: Any, scalars: int, scalar_moves: Any, acc: int,
+    table: Table, lanewise: bool, slab: Vector, block: Vector, blocks: Table, ranges: Table, tiles: Table,
+    panels: int, zero: int,
+    acc_step: int, vector_moves: Vector, scalars: int, scalar_moves: Vector, acc: int,
 ) -> None:  # fmt: skip
     """Walk the pixel blocks of one slab of one group; see the loops in `kernels.bwd_weights`.
 
@@ -152,19 +152,19 @@ def _walk(
                                     )  # fmt: skip
 
 
-@jit(
-    f"void({_TABLE}, int64, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_TABLE}, {_TABLE}, {_VECTOR}, {_VECTOR}, {_VECTOR},"
-    f" {_VECTOR}, int64, int64, {_VECTOR}, {_VECTOR}, {_TABLE}, {_VECTOR}, {_VECTOR}, int64, int64, int64, int64, int64)"
-)
+@jit
 def add_slab(
-    table: Any, kind: int, groups: int, lane_groups: int, slab: Any, block: Any, blocks: Any, ranges: Any, tiles: Any,
-    vector: Any, vector_box: Any, vector_lines: Any, vector_moves: Any, panels: int,
-    pack: int, scalar: Any, scalar_box: Any, lines: Any, scalar_steps: Any, scalar_moves: Any, plane: int, scratch: int,
+    table: Table, kind: int, groups: int, lane_groups: int, slab: Vector, block: Vector, blocks: Table,
+    ranges: Table, tiles: Table,
+    vector: Vector, vector_box: Vector, vector_lines: Vector, vector_moves: Vector, panels: int,
+    pack: int, scalar: Vector, scalar_box: Vector, lines: Table, scalar_steps: Vector, scalar_moves: Vector,
+    plane: int, scratch: int,
     acc: int, acc_bytes: int, acc_step: int,
 ) -> None:  # fmt: skip
     """Add one slab of pixels to the accumulators of `groups` groups (or groups of lanes) and some lane blocks.
 
-    `table` holds the tiles' addresses. `vector_lines` are the panel's steps in lines and `vector_moves` the same for one narrow position;
+    `table` holds the tiles' addresses. `vector_lines` are the panel's steps in lines and `vector_moves`
+    the same for one narrow position;
     `scalar_steps` and `scalar_moves` likewise, in bytes. With `lane_groups` above 0 every lane is a convolution
     group, that many are left, and tiles run lanewise. The caller owns panels, scratch and accumulators.
     """
@@ -186,7 +186,7 @@ def add_slab(
         scalar_here[0] += scalar[2]
 
 
-@jit("void(int64, int64, int64, int64, int64)")
+@jit
 def _store_lines(acc: int, rows: int, lanes: int, out: int, lane_bytes: int) -> None:
     """Transpose accumulator lines into f32 rows of the output; rows are at least 8, whole vectors of lanes only."""
     offsets = np.empty(8, np.int64)
@@ -199,8 +199,10 @@ def _store_lines(acc: int, rows: int, lanes: int, out: int, lane_bytes: int) -> 
         row += 8
 
 
-@jit(f"void(int64, float32[::1], int64, {_TABLE}, {_VECTOR}, {_VECTOR}, float32[::1], uint16[::1])")
-def store(kind: int, acc: Any, lane_groups: int, blocks: Any, counts: Any, steps: Any, out32: Any, out16: Any) -> None:
+@jit
+def store(
+    kind: int, acc: Floats, lane_groups: int, blocks: Table, counts: Vector, steps: Vector, out32: Floats, out16: Halves
+) -> None:
     """Scatter accumulators to the weights' layout, rounding once.
 
     `counts` are (groups, floats of a group's accumulators, taps, channels of a row, accumulator rows between taps and
@@ -232,8 +234,8 @@ def store(kind: int, acc: Any, lane_groups: int, blocks: Any, counts: Any, steps
                             out16[to + lane * steps[2]] = _round_bf16(acc[row + lane])
 
 
-@jit("void(float32[::1], float32[::1])")
-def add(total: Any, part: Any) -> None:
+@jit
+def add(total: Floats, part: Floats) -> None:
     """Add partial sums in place."""
     for i in range(total.size):
         total[i] += part[i]

@@ -86,17 +86,10 @@ def geometry(problem: ConvProblem) -> Geometry:
 
 
 def _plain(axis: Axis) -> bool:
-    return (
-        axis.stride == 1
-        and axis.shifts == (0,)
-        and axis.ranges == ((0, axis.size),)
-        and axis.wide == axis.size
-    )
+    return axis.stride == 1 and axis.shifts == (0,) and axis.ranges == ((0, axis.size),) and axis.wide == axis.size
 
 
-def _merge(
-    wide: Tensor, narrow: Tensor, axes: list[Axis], taps: tuple[tuple[int, tuple[int, ...]], ...]
-) -> Geometry:
+def _merge(wide: Tensor, narrow: Tensor, axes: list[Axis], taps: tuple[tuple[int, tuple[int, ...]], ...]) -> Geometry:
     wide_steps, narrow_steps = list(wide.steps), list(narrow.steps)
     for inner in (3, 2, 1):
         for outer in range(inner - 1, -1, -1):
@@ -104,8 +97,7 @@ def _merge(
             if a.size == 1 and _plain(a):
                 continue
             contiguous = (
-                wide_steps[outer] == wide_steps[inner] * b.size
-                and narrow_steps[outer] == narrow_steps[inner] * b.size
+                wide_steps[outer] == wide_steps[inner] * b.size and narrow_steps[outer] == narrow_steps[inner] * b.size
             )
             if not (_plain(a) and _plain(b) and contiguous):
                 break

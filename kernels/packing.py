@@ -6,11 +6,9 @@ sake (there is no im2col matrix): taps, strides and dilations are steps over the
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from kernels._jit import jit
+from kernels._jit import Vector, jit
 from kernels.simd import copy_panel, load_value, store_value, transpose_panel
 
 __all__ = ["F16", "F32", "KINDS", "pack_panel", "pack_planes"]
@@ -24,7 +22,7 @@ _transpose_f32, _transpose_f16, _transpose_bf16 = (transpose_panel(kind) for kin
 _load_f32, _load_f16, _load_bf16 = (load_value(kind) for kind in KINDS)
 
 
-@jit("void(int64, int64, int64, int64, int64, int64, int64)")
+@jit
 def _copy(kind: int, lanes: int, dst: int, dst_step: int, src: int, src_step: int, count: int) -> None:
     """Copy `count` positions of `lanes` (a multiple of 8) adjacent channels."""
     size = 4 if kind == F32 else 2
@@ -46,7 +44,7 @@ def _copy(kind: int, lanes: int, dst: int, dst_step: int, src: int, src_step: in
             _copy1_bf16(dst + 4 * done, dst_step, src + size * done, src_step, count)
 
 
-@jit("void(int64, int64, int64)")
+@jit
 def _move(kind: int, dst: int, src: int) -> None:
     """Copy one value."""
     if kind == F32:
@@ -57,7 +55,7 @@ def _move(kind: int, dst: int, src: int) -> None:
         store_value(dst, _load_bf16(src))
 
 
-@jit("void(int64, int64, int64, int64, int64, int64, int64, int64)")
+@jit
 def _transpose_run(
     kind: int, lanes: int, valid: int, dst: int, dst_step: int, src: int, channel_step: int, run: int
 ) -> None:
@@ -90,7 +88,7 @@ def _transpose_run(
             left -= 8 * blocks
 
 
-@jit("void(int64, int64, int64, int64, int64, int64, int64, int64, int64, int64)")
+@jit
 def _pack_run(
     kind: int,
     lanes: int,
@@ -124,16 +122,16 @@ def _pack_run(
             store_value(dst + p * dst_step + 4 * c, np.float32(0.0))
 
 
-@jit("void(int64, int64, int64, int64, int64[::1], int64[::1], int64, int64[::1], int64)")
+@jit
 def pack_panel(
     kind: int,
     lanes: int,
     valid: int,
     dst: int,
-    sizes: Any,
-    dst_steps: Any,
+    sizes: Vector,
+    dst_steps: Vector,
     src: int,
-    src_steps: Any,
+    src_steps: Vector,
     end: int,
 ) -> None:
     """Pack a box of positions with `valid` channels into lines of `lanes` f32.
@@ -158,16 +156,16 @@ def pack_panel(
                 )  # fmt: skip
 
 
-@jit("void(int64, int64, int64, int64, int64[::1], int64[::1], int64, int64[::1], int64)")
+@jit
 def pack_planes(
     kind: int,
     channels: int,
     dst: int,
     channel_step: int,
-    sizes: Any,
-    dst_steps: Any,
+    sizes: Vector,
+    dst_steps: Vector,
     src: int,
-    src_steps: Any,
+    src_steps: Vector,
     end: int,
 ) -> None:
     """Convert a box of positions to f32, channel planes kept apart (`channel_step` bytes)."""

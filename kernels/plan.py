@@ -79,9 +79,7 @@ def box(output: Storage, unit: Unit) -> Storage:
     """View the part of the output that `unit` makes final."""
     assert unit.offset is not None
     assert unit.shape is not None
-    return output[
-        tuple(slice(start, start + size) for start, size in zip(unit.offset, unit.shape, strict=True))
-    ]
+    return output[tuple(slice(start, start + size) for start, size in zip(unit.offset, unit.shape, strict=True))]
 
 
 @lru_cache(maxsize=1024)
@@ -93,7 +91,7 @@ def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False) -> 
     """
     from kernels.registry import candidates
 
-    refusals = []
+    refusals: list[str] = []
     for kernel in candidates(reference):
         reason = kernel.refuse(problem)
         if reason is None:

@@ -51,7 +51,8 @@ def _round_bf16(values: Array) -> npt.NDArray[np.uint16]:
     bits = bits | inexact.astype(np.uint32)
     rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     quiet = ((bits >> 16) | 0x40).astype(np.uint16)
-    return np.where(np.isnan(values), quiet, rounded)
+    chosen: npt.NDArray[np.uint16] = np.where(np.isnan(values), quiet, rounded)
+    return chosen
 
 
 def channels_first(tensor: Array, problem: ConvProblem, groups: int) -> Array:
@@ -100,8 +101,8 @@ def tap_gradient(
             return None
         a = channels_first(widen(wide[image : image + 1], problem.dtype), problem, dims.groups)
         b = channels_first(widen(thin[image : image + 1], problem.dtype), problem, dims.groups)
-        a_part = a[(0, ..., *position[1])].reshape(dims.groups, dims.wide_channels, -1)
-        b_part = b[(0, ..., *position[0])].reshape(dims.groups, dims.narrow_channels, -1)
+        a_part = a[0][(slice(None), slice(None), *position[1])].reshape(dims.groups, dims.wide_channels, -1)
+        b_part = b[0][(slice(None), slice(None), *position[0])].reshape(dims.groups, dims.narrow_channels, -1)
         with np.errstate(invalid="ignore", over="ignore"):
             total += a_part @ b_part.transpose(0, 2, 1)
     return total
@@ -120,10 +121,12 @@ def conv_transpose(problem: ConvProblem, inputs: Sequence[Storage], image: int) 
             (dims.groups, dims.wide_channels, dims.narrow_channels),
             (group * 8, wide_step * 8, narrow_step * 8),
         )
-        part = src[(..., *narrow_slices)]
+        part = src[(slice(None), slice(None), *narrow_slices)]
         with np.errstate(invalid="ignore", over="ignore"):
             product_ = w @ part.reshape(dims.groups, dims.narrow_channels, -1)
-            out[(..., *wide_slices)] += product_.reshape(dims.groups, dims.wide_channels, *part.shape[2:])
+            out[(slice(None), slice(None), *wide_slices)] += product_.reshape(
+                dims.groups, dims.wide_channels, *part.shape[2:]
+            )
     if problem.bias:
         with np.errstate(invalid="ignore", over="ignore"):
             out += widen(inputs[2], problem.dtype).reshape(dims.groups, dims.wide_channels, 1, 1, 1)

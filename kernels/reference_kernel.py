@@ -35,9 +35,7 @@ class ReferenceKernel:
             ones = (1,) * problem.rank
             full = problem.weights_shape
             shape = (*full[:x], *ones, *full[x + problem.rank :])
-            offsets = [
-                (*(0,) * x, *map(int, position), *(0,) * (2 - x)) for position in np.ndindex(*problem.kernel)
-            ]
+            offsets = [(*(0,) * x, *map(int, position), *(0,) * (2 - x)) for position in np.ndindex(*problem.kernel)]
         macs = problem.macs // max(1, len(offsets))
         return [Unit(i, 0, offset, shape, macs, (i,)) for i, offset in enumerate(offsets)], 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from math import ceil, prod
 
 import numpy as np
@@ -184,7 +184,7 @@ def _slabs(axes: tuple[Axis, ...], shape: Four) -> Iterator[tuple[int, ...]]:
     for axis, size in zip(axes, shape, strict=True):
         parts = ceil(axis.size / size) if size else 0
         edges = [axis.size * i // parts for i in range(parts + 1)] if parts else []
-        cuts.append(list(zip(edges, edges[1:], strict=False)))
+        cuts.append(list(pairwise(edges)))
     for box in product(*cuts):
         yield tuple(edge for pair in box for edge in pair)
 
@@ -258,11 +258,7 @@ def _merged_line(
     A tile visits the pixels for which all its taps are inside; the few others are visited tap by tap.
     """
     channels = table.channels
-    rows = [
-        (index * channels + c, w, shift + channel_offset[c])
-        for index, w, shift in taps
-        for c in range(channels)
-    ]
+    rows = [(index * channels + c, w, shift + channel_offset[c]) for index, w, shift in taps for c in range(channels)]
     first = 0
     for size in _split_rows(len(rows), table.limit):
         part = rows[first : first + size]
@@ -304,12 +300,8 @@ def schedule(problem: ConvProblem) -> Schedule:
     packed = 4 * lane_factor * (vector.channels + (scalar.channels if pack != NATIVE else 0))
     shape = _slab_shape(problem, geo.axes, packed)
     slabs = tuple(_slabs(geo.axes, shape))
-    scalars, channel_offset, lines = _scalar_operand(
-        geo, scalar, pack, cuts, shape, not vector_is_wide, by_group
-    )
-    vectors_ = _operand(
-        geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group
-    )
+    scalars, channel_offset, lines = _scalar_operand(geo, scalar, pack, cuts, shape, not vector_is_wide, by_group)
+    vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group)
     wide_steps = vectors_.steps if vector_is_wide else scalars.steps
     tile_cuts = _split_rows(scalar.channels, limit) if by_group else cuts
     # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
@@ -332,9 +324,7 @@ def schedule(problem: ConvProblem) -> Schedule:
         rows=len(geo.taps) * scalar.channels,
         tap_step=tap_step,
         channel_step=channel_step,
-        blocks=np.array(
-            [(*block, start) for block, start in zip(blocks, lane_starts, strict=True)], np.int64
-        ),
+        blocks=np.array([(*block, start) for block, start in zip(blocks, lane_starts, strict=True)], np.int64),
         lanes=sum(v for _, _, v in blocks) * cpu().width,
         ranges=ranges,
         tiles=tiles,
@@ -379,7 +369,8 @@ def _panel_steps(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
 
 
 def _operand(
-    geo: Geometry, tensor: Tensor, steps: Four, shape: Four, is_wide: bool, by_group: bool, plane: int = 0, scratch: int = 0
+    geo: Geometry, tensor: Tensor, steps: Four, shape: Four, is_wide: bool, by_group: bool,
+    plane: int = 0, scratch: int = 0,
 ) -> Operand:  # fmt: skip
     moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
     lane, group = (tensor.group, tensor.group * cpu().width) if by_group else (tensor.channel, tensor.group)

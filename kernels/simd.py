@@ -35,10 +35,11 @@ __all__ = [
 _I64 = ir.IntType(64)
 _F32 = ir.FloatType()
 
+_typed_intrinsic: Any = intrinsic
+"""Numba's decorator takes the typing context away from the parameters, which its type stubs do not know."""
 
-def _loop(
-    builder: Any, count: Any, carried: list[Any], body: Callable[[list[Any]], list[Any]], tag: str
-) -> list[Any]:
+
+def _loop(builder: Any, count: Any, carried: list[Any], body: Callable[[list[Any]], list[Any]], tag: str) -> list[Any]:
     """Emit ``for _ in range(count): carried = body(carried)`` with the carried values in phi nodes; count >= 1."""
     before = builder.block
     block = builder.append_basic_block(tag)
@@ -108,7 +109,9 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
             loaded = [_load(builder, builder.add(vp, _I64(4 * width * j)), lane) for j in range(vectors)]
             for m in range(rows):
                 place = builder.add(sp, row_offsets[m])
-                scalar = _load(builder, place, lane) if lanewise else _splat(builder, _load(builder, place, _F32), width)
+                scalar = (
+                    _load(builder, place, lane) if lanewise else _splat(builder, _load(builder, place, _F32), width)
+                )
                 for j in range(vectors):
                     sums[m * vectors + j] = builder.call(fma, [scalar, loaded[j], sums[m * vectors + j]])
             return [builder.add(vp, steps[2]), builder.add(sp, steps[5]), *sums]
@@ -268,9 +271,7 @@ def round_bits(kind: str) -> Any:
                 half = _F32(0.5)
                 shifted = builder.bitcast(builder.fadd(builder.bitcast(magnitude, _F32), half), i32)
                 denormal = builder.sub(shifted, builder.bitcast(half, i32))
-                rounded = builder.select(
-                    builder.icmp_unsigned("<", magnitude, i32(0x38800000)), denormal, normal
-                )
+                rounded = builder.select(builder.icmp_unsigned("<", magnitude, i32(0x38800000)), denormal, normal)
                 large = builder.icmp_unsigned(">=", magnitude, i32(0x47800000))
                 rounded = builder.select(large, i32(0x7C00), rounded)
                 rounded = builder.select(nan, i32(0x7E00), rounded)
@@ -295,7 +296,7 @@ def load_value(kind: str) -> Any:
     return intrinsic(load)
 
 
-@intrinsic
+@_typed_intrinsic
 def store_value(typingctx: Any, address: Any, value: Any) -> Any:
     """Write one f32 at an address."""
 
@@ -306,7 +307,7 @@ def store_value(typingctx: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.float32), codegen
 
 
-@intrinsic
+@_typed_intrinsic
 def call_tile(typingctx: Any, tile: Any, walk: Any, v: Any, s: Any, offsets: Any, acc: Any) -> Any:
     """Call the compiled tile at address `tile`; the other arguments are those of `fma_tile`."""
 

@@ -39,7 +39,7 @@ def _tile(kind: int, rows: int) -> Any:
     space: dict[str, Any] = {"__name__": __name__}
     space[f"{name}_emit"] = fma_tile(rows, max(1, kind), cpu().width, kind == LANEWISE)
     exec(compile(_SOURCE.format(name=name), __file__, "exec"), space)  # noqa: S102 -- our own constant text
-    return numba.cfunc(_SIGNATURE, nopython=True, cache=True)(space[name])
+    return numba.cfunc(_SIGNATURE, cache=True)(space[name])
 
 
 def _entries() -> list[tuple[int, int]]:
