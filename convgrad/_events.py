@@ -34,7 +34,7 @@ class Tile:
     seq: int
     offset: tuple[int, ...]
     shape: tuple[int, ...]
-    data: Array
+    data: Array = field(repr=False)
 
 
 Event = Progress | Tile

@@ -45,10 +45,7 @@ def frame(header: dict[str, Any], body: bytes = b"") -> bytes:
     """Return one frame of the contract."""
     text = json.dumps(header).encode()
     return (
-        struct.pack("<4sIQ", b"CGG1", len(text), len(body))
-        + text
-        + body
-        + struct.pack("<I", zlib.crc32(text + body))
+        struct.pack("<4sIQ", b"CGG1", len(text), len(body)) + text + body + struct.pack("<I", zlib.crc32(text + body))
     )
 
 

@@ -184,23 +184,15 @@ json_values = st.recursive(
     lambda inner: st.lists(inner, max_size=3),
     max_leaves=4,
 )
-keys = st.sampled_from(
-    ["type", "op", "output", "dtype", "shape", "offset", "seq", "tiles", "sha256", "done", "data"]
-)
+keys = st.sampled_from(["type", "op", "output", "dtype", "shape", "offset", "seq", "tiles", "sha256", "done", "data"])
 kinds = st.sampled_from(["begin", "progress", "tile", "end", "error"])
 
 
-@given(
-    st.lists(
-        st.tuples(kinds, st.dictionaries(keys, json_values, max_size=3), st.binary(max_size=8)), max_size=3
-    )
-)
+@given(st.lists(st.tuples(kinds, st.dictionaries(keys, json_values, max_size=3), st.binary(max_size=8)), max_size=3))
 def test_hostile_frames_raise_the_trees_errors(frames: list[tuple[str, dict[str, Any], bytes]]) -> None:
     """Well-formed frames with any JSON in them never raise anything but the tree's errors."""
     base = {"begin": BEGIN, "tile": TILE, "end": END, "progress": {"done": 1, "total": 2}}
-    stream = b"".join(
-        frame({"type": kind, **base.get(kind, {}), **more}, body) for kind, more, body in frames
-    )
+    stream = b"".join(frame({"type": kind, **base.get(kind, {}), **more}, body) for kind, more, body in frames)
     with pytest.raises(ConvgradError):
         assemble(stream)
 
@@ -208,10 +200,5 @@ def test_hostile_frames_raise_the_trees_errors(frames: list[tuple[str, dict[str,
 def test_frames_of_the_tests_are_those_of_the_contract() -> None:
     """The frames that these tests build by hand have the layout of the contract."""
     text = b'{"type": "x"}'
-    expected = (
-        struct.pack("<IIQ", 0x31474743, len(text), 1)
-        + text
-        + b"b"
-        + struct.pack("<I", zlib.crc32(text + b"b"))
-    )
+    expected = struct.pack("<IIQ", 0x31474743, len(text), 1) + text + b"b" + struct.pack("<I", zlib.crc32(text + b"b"))
     assert frame({"type": "x"}, b"b") == expected

@@ -69,9 +69,7 @@ def test_run(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
         "--attr",
         "groups=1",
     ]
-    assert (
-        main([*arguments, "--input", "bias=src.npy", "-o", "dw.npy", "--reference", "--deadline", "9"]) == 0
-    )
+    assert main([*arguments, "--input", "bias=src.npy", "-o", "dw.npy", "--reference", "--deadline", "9"]) == 0
     np.testing.assert_array_equal(np.load("dw.npy"), SRC)
     (received,) = server.received
     assert received.path == "/v1/ops/Op"
@@ -238,18 +236,14 @@ def test_bench_stops_at_an_error(server: Server) -> None:
         (504, "deadline_exceeded", 4),
     ],
 )
-def test_exit_codes(
-    server: Server, capsys: pytest.CaptureFixture[str], status: int, code: str, exit_code: int
-) -> None:
+def test_exit_codes(server: Server, capsys: pytest.CaptureFixture[str], status: int, code: str, exit_code: int) -> None:
     """The exit code says whose fault it is, and every broken rule has its line."""
     errors = [{"loc": ["attributes", "strides", 0], "msg": "must be positive", "type": "range"}]
     server.script.append(lambda handler, _: handler.problem(status, code, errors=errors))
     assert main(["run", "Op", "--src", "src.npy"]) == exit_code
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == "convgrad: rule"
-    assert lines[1:] == (
-        ["convgrad:   attributes.strides.0: must be positive"] if code == "invalid_params" else []
-    )
+    assert lines[1:] == (["convgrad:   attributes.strides.0: must be positive"] if code == "invalid_params" else [])
 
 
 def test_no_service(capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,9 +268,7 @@ def test_what_can_not_be_used(capsys: pytest.CaptureFixture[str], arguments: lis
     assert capsys.readouterr().err.startswith("convgrad: ")
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["bogus"], ["run", "Op", "--attr", "x"], ["run", "Op", "--dtype", "f64"]]
-)
+@pytest.mark.parametrize("arguments", [[], ["bogus"], ["run", "Op", "--attr", "x"], ["run", "Op", "--dtype", "f64"]])
 def test_bad_command_lines(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     """argparse refuses with its exit code, 2."""
     with pytest.raises(SystemExit) as caught:

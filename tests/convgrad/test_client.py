@@ -25,9 +25,7 @@ ATTRIBUTES = {"strides": [1, 1], "dilations": (1, 1)}
 def test_the_request_is_the_contract(client: Client, server: Server) -> None:
     """A call goes out as multipart of known length: the JSON first, then each tensor as a `.npy` file."""
     bias = SRC[0, 0, 0]
-    client.run(
-        "Op", {"src": SRC, "weights_shape": (4, 3), "bias": bias}, ATTRIBUTES, reference=True, deadline=1.5
-    )
+    client.run("Op", {"src": SRC, "weights_shape": (4, 3), "bias": bias}, ATTRIBUTES, reference=True, deadline=1.5)
     (received,) = server.received
     assert (received.method, received.path) == ("POST", "/v1/ops/Op")
     assert received.headers["accept"] == "application/x-tensor-stream"
@@ -101,9 +99,7 @@ def test_stream_result_reads_what_the_loop_left(client: Client) -> None:
 def test_operations_are_methods(client: Client, server: Server) -> None:
     """Each operation has a method of its page's name, with attributes as keywords."""
     src, weights, bias = SRC, SRC[:1], SRC[0, 0, 0]
-    client.conv_transpose_backward_weights(
-        src, weights, weights_shape=(3, 2, 1, 1), strides=(2, 2), dilations=(1, 1)
-    )
+    client.conv_transpose_backward_weights(src, weights, weights_shape=(3, 2, 1, 1), strides=(2, 2), dilations=(1, 1))
     client.convolution_backward_weights(src, weights, weights_shape=[3], strides=[1], dilations=[1], groups=3)
     client.conv_transpose(src, weights, strides=[1], dilations=[1], output_padding=[1])
     client.conv_transpose(src, weights, bias, strides=[1], dilations=[1], reference=True)
@@ -130,9 +126,7 @@ def test_pages(client: Client, server: Server) -> None:
     ]
     assert client.operations() == [{"op": "Op"}]
     assert client.describe("a/b") == {"name": "Op"}
-    assert client.validate(
-        "Op", {"src": SRC, "w": {"dtype": "f32", "shape": [1]}, "weights_shape": [1]}, ATTRIBUTES
-    )
+    assert client.validate("Op", {"src": SRC, "w": {"dtype": "f32", "shape": [1]}, "weights_shape": [1]}, ATTRIBUTES)
     assert [received.path for received in server.received] == [
         "/v1/ops",
         "/v1/ops/a%2Fb",

@@ -1,0 +1,265 @@
+"""The client and the command against the real service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convgrad
+from convgrad import AsyncClient, Client, Progress, Tile
+from convgrad._cli import main
+from tests.live import LiveService
+from tests.problems import Case, random_case
+from tests.traps import TRAPS
+
+LAYER = Case(
+    name="a strided layer",
+    op="ConvTransposeBackwardWeights",
+    n=4,
+    src_channels=32,
+    dst_channels=48,
+    src_spatial=(14, 14),
+    dst_spatial=(28, 28),
+    kernel=(4, 4),
+    strides=(2, 2),
+    pads_begin=(1, 1),
+    pads_end=(1, 1),
+    weights_format="IOX",
+    groups_axis="O",
+)
+
+
+@pytest.fixture(scope="module")
+def live(service: LiveService) -> Iterator[Client]:
+    """A client of the real service."""
+    with Client(service.url) as client:
+        yield client
+
+
+def inputs_of(case: Case) -> dict[str, Any]:
+    """Return the case's tensors in a form that may be keywords."""
+    return dict(case.inputs())
+
+
+def same_bits(computed: Any, case: Case, inputs: dict[str, Any]) -> None:
+    """Compare a result with the oracle's, bit for bit."""
+    expected = case.expected(inputs)
+    assert (computed.dtype, computed.shape) == (expected.dtype, expected.shape), case
+    np.testing.assert_array_equal(computed, expected, err_msg=str(case))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_calls_have_the_oracles_bits(live: Client, seed: int) -> None:
+    """Any operation, rank, dtype, layout and format gives exactly what the oracle gives."""
+    case = replace(random_case(np.random.default_rng(seed)), seed=seed)
+    inputs = inputs_of(case)
+    same_bits(live.run(case.op, inputs, case.attributes()), case, inputs)
+
+
+@pytest.mark.parametrize("case", TRAPS[:6], ids=lambda case: case.name)
+def test_known_traps(live: Client, case: Case) -> None:
+    """The shapes that other implementations got wrong are right from here to the kernel and back."""
+    inputs = inputs_of(case)
+    same_bits(live.run(case.op, inputs, case.attributes()), case, inputs)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_the_methods_of_the_operations(live: Client, dtype: str) -> None:
+    """Each method computes its operation, with the attributes as keywords."""
+    case = replace(LAYER, dtype=dtype)
+    inputs, attributes = inputs_of(case), case.attributes()
+    same_bits(live.conv_transpose_backward_weights(**inputs, **attributes), case, inputs)
+    mirrored = case.mirrored()
+    inputs, attributes = inputs_of(mirrored), mirrored.attributes()
+    same_bits(live.convolution_backward_weights(**inputs, **attributes), mirrored, inputs)
+    forward = replace(case, op="ConvTranspose", bias=True)
+    same_bits(live.conv_transpose(**inputs_of(forward), **forward.attributes()), forward, inputs_of(forward))
+
+
+def test_memory_order_and_byte_order_make_no_difference(live: Client) -> None:
+    """Fortran-ordered, reversed and big-endian arrays give the bits of the plain ones."""
+    inputs, attributes = inputs_of(LAYER), LAYER.attributes()
+    odd = {
+        "src": np.asfortranarray(inputs["src"]),
+        "diff_dst": inputs["diff_dst"].astype(">f4")[::-1][::-1],
+    }
+    same_bits(live.run(LAYER.op, odd, attributes), LAYER, inputs)
+
+
+def test_files_are_tensors(live: Client, tmp_path: Path) -> None:
+    """Paths of `.npy` files, in any order of memory and bytes, are as good as arrays."""
+    inputs = inputs_of(LAYER)
+    np.save(tmp_path / "a.npy", np.asfortranarray(inputs["src"]).astype(">f4"))
+    np.save(tmp_path / "b.npy", inputs["diff_dst"])
+    paths: dict[str, Any] = {"src": tmp_path / "a.npy", "diff_dst": str(tmp_path / "b.npy")}
+    same_bits(live.run(LAYER.op, paths, LAYER.attributes()), LAYER, inputs)
+
+
+def test_the_reference_agrees(live: Client) -> None:
+    """The slow kernel, which accumulates in float64, gives the same bits on integers, and says its name."""
+    inputs = inputs_of(LAYER)
+    fast = live.run_detailed(LAYER.op, inputs, LAYER.attributes())
+    slow = live.run_detailed(LAYER.op, inputs, LAYER.attributes(), reference=True)
+    np.testing.assert_array_equal(fast.array, slow.array)
+    assert fast.stats["kernel"] != slow.stats["kernel"]
+    assert fast.stats["gmac"] == slow.stats["gmac"] > 0
+
+
+def test_old_names(live: Client) -> None:
+    """A call in the old dialect is answered in it."""
+    inputs, attributes = inputs_of(LAYER), LAYER.attributes()
+    old = {"input_forward": inputs["src"], "output_delta": inputs["diff_dst"]}
+    attributes["filter_format"] = attributes.pop("weights_format")
+    old["filter_shape"] = attributes.pop("weights_shape")
+    result = live.run_detailed("ConvTransposeBackpropFilters-1", old, attributes)
+    assert list(result.outputs) == ["filter_delta"]
+    assert result.resolved["filter_shape"] == [32, 48, 4, 4]
+    same_bits(result.array, LAYER, inputs)
+
+
+def test_the_stream_is_the_result_in_parts(live: Client) -> None:
+    """Progress grows to the whole, and the tiles are disjoint and together the result."""
+    inputs = inputs_of(LAYER)
+    covered = np.zeros(LAYER.weights_shape, np.int64)
+    shares = []
+    with live.stream(LAYER.op, inputs, LAYER.attributes()) as stream:
+        for event in stream:
+            if isinstance(event, Progress):
+                shares.append(event.share)
+            if isinstance(event, Tile):
+                box = tuple(slice(at, at + size) for at, size in zip(event.offset, event.shape, strict=True))
+                covered[box] += 1
+                np.testing.assert_array_equal(event.data, LAYER.expected(inputs)[box])
+        same_bits(stream.result(), LAYER, inputs)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert (covered == 1).all()
+
+
+def test_leaving_a_stream_leaves_the_service_well(live: Client) -> None:
+    """A stream that is left at its first event is given up, and the next call works."""
+    inputs = inputs_of(LAYER)
+    with live.stream(LAYER.op, inputs, LAYER.attributes()) as stream:
+        next(iter(stream))
+    same_bits(live.run(LAYER.op, inputs, LAYER.attributes()), LAYER, inputs)
+
+
+def test_asyncio(service: LiveService) -> None:
+    """The asyncio client computes several calls at a time, and streams."""
+    inputs, attributes = inputs_of(LAYER), LAYER.attributes()
+
+    async def use() -> None:
+        async with AsyncClient(service.url) as client:
+            calls = [client.conv_transpose_backward_weights(**inputs, **attributes) for _ in range(4)]
+            for result in await asyncio.gather(*calls):
+                same_bits(result, LAYER, inputs)
+            async with client.stream(LAYER.op, inputs, attributes) as stream:
+                assert any([isinstance(event, Tile) async for event in stream])
+                same_bits(await stream.result(), LAYER, inputs)
+
+    asyncio.run(use())
+
+
+def test_every_broken_rule_is_told(live: Client) -> None:
+    """Wrong attributes and shapes come back as one error with a line for each, and the next call works."""
+    inputs = inputs_of(LAYER)
+    with pytest.raises(convgrad.InvalidParams) as caught:
+        live.run(LAYER.op, inputs, LAYER.attributes() | {"strides": [2, 0], "dilation": [1, 1]})
+    places = [error["loc"] for error in caught.value.errors]
+    assert ["attributes", "strides", 1] in places
+    assert ["attributes", "dilation"] in places
+    assert caught.value.data["request_id"]
+    same_bits(live.run(LAYER.op, inputs, LAYER.attributes()), LAYER, inputs)
+
+
+def test_errors_have_their_class(live: Client) -> None:
+    """Unknown operations, unsupported dtypes and deadlines raise what they are."""
+    inputs, attributes = inputs_of(LAYER), LAYER.attributes()
+    with pytest.raises(convgrad.UnknownOperation):
+        live.run("Convolve", inputs)
+    with pytest.raises(convgrad.UnknownOperation):
+        live.describe("Convolve")
+    with pytest.raises(convgrad.CallerError):
+        live.run(LAYER.op, inputs | {"src": inputs["src"].astype(np.int32)}, attributes)
+    with pytest.raises(convgrad.DeadlineExceeded):
+        live.run(LAYER.op, inputs, attributes, deadline=1e-6)
+
+
+def test_pages(live: Client) -> None:
+    """The service lists, describes and validates, and says that it is ready."""
+    names = [entry["op"] for entry in live.operations()]
+    assert "ConvTransposeBackwardWeights" in names
+    for name in names:
+        assert live.describe(name)["attributes"]
+    valid = live.validate(LAYER.op, inputs_of(LAYER), LAYER.attributes())
+    assert valid["outputs"] == {"diff_weights": {"dtype": "f32", "shape": [32, 48, 4, 4]}}
+    described = {name: {"dtype": "f32", "shape": list(shape)} for name, shape in LAYER.input_shapes.items()}
+    assert live.validate(LAYER.op, described, LAYER.attributes()) == valid
+    assert live.health().ready
+    assert live.wait_until_ready(1).ready
+
+
+@pytest.fixture
+def shell(service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the layer's tensors, and the service's address in the environment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CONVGRAD_URL", service.url)
+    for name, array in inputs_of(LAYER).items():
+        np.save(tmp_path / f"{name}.npy", array)
+    return tmp_path
+
+
+FILES = ["--src", "src.npy", "--diff-dst", "diff_dst.npy"]
+
+
+def test_the_command_runs_a_layer(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`convgrad run` writes the gradient that the oracle gives."""
+    flags = [f"{name}={','.join(map(str, value)) if isinstance(value, list) else value}"
+             for name, value in LAYER.attributes().items()]  # fmt: skip
+    arguments = ["run", LAYER.op, *FILES, *(word for flag in flags for word in ("--attr", flag))]
+    assert main([*arguments, "-o", "dw.npy"]) == 0
+    same_bits(np.load("dw.npy"), LAYER, inputs_of(LAYER))
+    assert main(["validate", *arguments[1:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["op"] == LAYER.op
+
+
+def test_the_command_runs_a_dumped_op(shell: Path) -> None:
+    """An op as oneDNN Graph dumps it is a spec: attributes wrapped, weights_shape that of its output."""
+    attributes = LAYER.attributes()
+    shape = attributes.pop("weights_shape")
+    kinds: dict[type, str] = {list: "s64[]", int: "s64", str: "string"}
+    dump = {
+        "id": 0,
+        "name": "DECONV_0",
+        "kind": LAYER.op,
+        "attrs": {name: {"type": kinds[type(value)], "value": value} for name, value in attributes.items()},
+        "inputs": [
+            {"id": number, "dtype": "f32", "shape": list(size)}
+            for number, size in enumerate(LAYER.input_shapes.values())
+        ],
+        "outputs": [{"id": 2, "dtype": "f32", "shape": shape}],
+    }
+    (shell / "op.json").write_text(json.dumps({"version": "3.9.0", "graph": [dump]}))
+    assert main(["validate", "--spec", "op.json"]) == 0
+    assert main(["run", "--spec", "op.json", *FILES, "-o", "dw.npy"]) == 0
+    same_bits(np.load("dw.npy"), LAYER, inputs_of(LAYER))
+
+
+@pytest.mark.parametrize("arguments", [["ops"], ["describe", LAYER.op], ["health"], ["bench", "--seconds", "0"]])
+def test_the_other_commands(shell: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    """The commands that take no files answer."""
+    assert main(arguments) == 0
+    assert capsys.readouterr().out
+
+
+def test_the_command_tells_every_broken_rule(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong call is exit code 3, with a line for each rule."""
+    assert main(["run", LAYER.op, *FILES, "--attr", "strides=0,2"]) == 3
+    assert "attributes.strides.0: " in capsys.readouterr().err
