@@ -65,9 +65,7 @@ def stored(tensor: Tensor) -> Tensor:
 class Run:
     """The memory of one call, all of it guarded; output and scratch start full of NaN."""
 
-    def __init__(
-        self, case: Case, inputs: dict[str, Tensor], *, workers: int = 1, reference: bool = False
-    ) -> None:
+    def __init__(self, case: Case, inputs: dict[str, Tensor], *, workers: int = 1, reference: bool = False) -> None:
         self.case = case
         problem = problem_of(case)
         self.plan: Plan = plan(problem, workers=workers, reference=reference)
@@ -92,10 +90,7 @@ class Run:
 
     def stages(self) -> list[list[int]]:
         """Give the indexes of the units, stage by stage."""
-        return [
-            [unit.index for unit in self.plan.units if unit.stage == stage]
-            for stage in range(self.plan.stages)
-        ]
+        return [[unit.index for unit in self.plan.units if unit.stage == stage] for stage in range(self.plan.stages)]
 
     def all(self) -> Tensor:
         """Do every unit in order, check the memory and give the result."""

@@ -66,9 +66,7 @@ def test_f16_subnormals() -> None:
         case = random_case(rng, macs=20_000)
         if case.dtype != "f16" or case.bias:
             continue
-        inputs = {
-            name: case.rounded(values.astype(np.float64) * 2.0**-13) for name, values in case.inputs().items()
-        }
+        inputs = {name: case.rounded(values.astype(np.float64) * 2.0**-13) for name, values in case.inputs().items()}
         assert_same_bits(compute(case, inputs), case.expected(inputs), case)
 
 
@@ -81,7 +79,6 @@ def test_f32_of_extreme_magnitudes() -> None:
             if case.dtype != "f32" or case.bias:
                 continue
             inputs = {
-                name: case.rounded(values.astype(np.float64) * 2.0**exponent)
-                for name, values in case.inputs().items()
+                name: case.rounded(values.astype(np.float64) * 2.0**exponent) for name, values in case.inputs().items()
             }
             assert_same_bits(compute(case, inputs), case.expected(inputs), case)

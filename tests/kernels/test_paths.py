@@ -47,9 +47,7 @@ def test_suite_on_path(tag: str) -> None:
     here = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(here)]
     environment = {**os.environ, SETTING: OTHER_PATHS[tag], INNER: "1"}
-    done = subprocess.run(
-        command, cwd=here.parents[1], env=environment, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=here.parents[1], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 

@@ -20,9 +20,7 @@ def test_random_problems(block: int) -> None:
         check(random_case(rng, macs=40_000), reference=True)
 
 
-@pytest.mark.parametrize(
-    "trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name
-)
+@pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name)
 def test_traps(trap: Case) -> None:
     """The reference gives the oracle's bits on the named traps."""
     check(trap, reference=True)

@@ -39,9 +39,7 @@ def test_random_problems(block: int) -> None:
         _assert_propagates(rng, random_case(rng, macs=40_000))
 
 
-@pytest.mark.parametrize(
-    "trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name
-)
+@pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name)
 def test_traps(trap: Case) -> None:
     """The named traps keep special values where they belong, in every dtype and layout."""
     rng = np.random.default_rng(7)
@@ -80,9 +78,7 @@ def test_every_border_pixel(dtype: str, data_format: str, channels: int, special
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_zero_times_infinity_inside(dtype: str) -> None:
     """Zero times Inf inside the image is NaN: zeros are not skipped."""
-    case = Case(
-        dtype=dtype, src_channels=16, dst_channels=16, src_spatial=(3, 3), dst_spatial=(3, 3), kernel=(1, 1)
-    )
+    case = Case(dtype=dtype, src_channels=16, dst_channels=16, src_spatial=(3, 3), dst_spatial=(3, 3), kernel=(1, 1))
     inputs = {name: np.zeros_like(values) for name, values in case.inputs().items()}
     inputs["src"][0, 5, 1, 1] = np.inf
     result = compute(case, inputs)
