@@ -84,9 +84,7 @@ class Assembly:
             raise ProtocolError("only a tile has a body")
         box = self._box(header)
         if length != box.nbytes:
-            raise ProtocolError(
-                f"a tile of shape {list(box.shape)} has {box.nbytes} bytes, this one {length}"
-            )
+            raise ProtocolError(f"a tile of shape {list(box.shape)} has {box.nbytes} bytes, this one {length}")
         return box.reshape(-1).view(np.uint8).data if box.flags.c_contiguous else None
 
     def _box(self, header: dict[str, Any]) -> Array:

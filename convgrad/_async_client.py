@@ -90,9 +90,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         async with self._opened(request, Budget(self._retry, deadline)) as stream:
             yield stream
 
-    async def validate(
-        self, op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    async def validate(self, op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Check a call without sending its tensors; see `Client.validate`."""
         return core.object_of(await self._fetch(core.validation(op, inputs, attributes)))
 

@@ -59,9 +59,7 @@ def measure(call: Callable[[], Result], *, seconds: float, clients: int, warm_up
         call()
     report, errors = Report(), list[BaseException]()
     start = time.perf_counter()
-    threads = [
-        threading.Thread(target=_repeat, args=(call, report, errors, start + seconds)) for _ in range(clients)
-    ]
+    threads = [threading.Thread(target=_repeat, args=(call, report, errors, start + seconds)) for _ in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:

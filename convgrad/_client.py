@@ -102,9 +102,7 @@ class Client(Base, Operations[Array]):
         with self._opened(request, Budget(self._retry, deadline)) as stream:
             yield stream
 
-    def validate(
-        self, op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def validate(self, op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Check a call without sending its tensors; return what it would be: shapes, plan and cost.
 
         `inputs` are as for `run`, or `{"dtype": .., "shape": ..}`. Raises what the call would raise.

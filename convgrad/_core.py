@@ -144,9 +144,7 @@ def operations_of(value: Any) -> list[dict[str, Any]]:
 def health_of(reply: Any) -> Health:
     """Read what the service says about being ready; a refusal is an answer too."""
     if isinstance(reply, ConvgradError):
-        return Health(
-            False, reply.data if "status" in reply.data else {"status": reply.message, **reply.data}
-        )
+        return Health(False, reply.data if "status" in reply.data else {"status": reply.message, **reply.data})
     return Health(True, object_of(reply))
 
 
@@ -164,9 +162,7 @@ def error_of(status: int, headers: Mapping[str, str], content: bytes) -> Convgra
     data = {key: value for key, value in problem.items() if key not in own}
     if (seconds := _seconds(headers.get("retry-after"))) is not None:
         data["retry_after"] = seconds
-    message = str(
-        problem.get("detail") or problem.get("title") or f"the service replied with status {status}"
-    )
+    message = str(problem.get("detail") or problem.get("title") or f"the service replied with status {status}")
     if isinstance(code, str):
         return error_from_code(code, message, data=data)
     return _class_of(status)(message, data=data)

@@ -53,9 +53,7 @@ def dtype_of_oip(name: str) -> DType:
 
 def dtype_of_array(array: np.ndarray[Any, Any]) -> DType:
     """Return the element type of a NumPy array, whatever its byte order."""
-    return _found(
-        _BY_NUMPY.get(array.dtype.newbyteorder("<")), [str(entry.numpy) for entry in DTYPES.values()]
-    )
+    return _found(_BY_NUMPY.get(array.dtype.newbyteorder("<")), [str(entry.numpy) for entry in DTYPES.values()])
 
 
 def _found(entry: DType | None, known: list[str]) -> DType:

@@ -60,9 +60,7 @@ class FrameDecoder:
     right.
     """
 
-    def __init__(
-        self, max_json: int = 1 << 20, max_body: int = 1 << 34, *, place: Place | None = None
-    ) -> None:
+    def __init__(self, max_json: int = 1 << 20, max_body: int = 1 << 34, *, place: Place | None = None) -> None:
         self._max_json = max_json
         self._max_body = max_body
         self._place = place
@@ -137,9 +135,7 @@ class FrameDecoder:
         length = self._lengths[1]
         target = self._place(self._header, length) if self._place and length else None
         if target is not None and len(target) != length:
-            raise ProtocolError(
-                f"a frame's body must have the {len(target)} bytes of its place, not {length}"
-            )
+            raise ProtocolError(f"a frame's body must have the {len(target)} bytes of its place, not {length}")
         self._await(length, self._read_body, target)
 
     def _read_body(self) -> None:

@@ -127,15 +127,8 @@ def _length_field(major: int, minor: int) -> int:
 def _header(text: bytes, offset: int) -> NpyHeader:
     fields = _fields(_tokens(text))
     descr, order, shape = (fields.get(key) for key in ("descr", "fortran_order", "shape"))
-    if (
-        len(fields) != 3
-        or not isinstance(descr, str)
-        or not isinstance(order, bool)
-        or not isinstance(shape, tuple)
-    ):
-        raise ParseError(
-            "a .npy header has exactly a text 'descr', a boolean 'fortran_order' and a tuple 'shape'"
-        )
+    if len(fields) != 3 or not isinstance(descr, str) or not isinstance(order, bool) or not isinstance(shape, tuple):
+        raise ParseError("a .npy header has exactly a text 'descr', a boolean 'fortran_order' and a tuple 'shape'")
     _check_descr(descr)
     _check_shape(shape, _ALLOWED[descr])
     return NpyHeader(descr, order, shape, offset)
@@ -237,9 +230,7 @@ def _next(tokens: Iterator[_Token]) -> _Token:
 
 
 def _malformed() -> NoReturn:
-    raise ParseError(
-        "the .npy header is not a dictionary of 'descr', 'fortran_order' and 'shape' in plain values"
-    )
+    raise ParseError("the .npy header is not a dictionary of 'descr', 'fortran_order' and 'shape' in plain values")
 
 
 def _mismatch(message: str) -> NoReturn:

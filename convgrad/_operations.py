@@ -68,9 +68,7 @@ class Operations(ABC, Generic[T]):
         `weights_shape`, of which `weights_format` names the axes, and the dtype of the inputs.
         """
         inputs = {"src": src, "diff_dst": diff_dst, "weights_shape": weights_shape}
-        return self.run(
-            "ConvTransposeBackwardWeights", inputs, attributes, reference=reference, deadline=deadline
-        )
+        return self.run("ConvTransposeBackwardWeights", inputs, attributes, reference=reference, deadline=deadline)
 
     def convolution_backward_weights(
         self,
@@ -88,9 +86,7 @@ class Operations(ABC, Generic[T]):
         `weights_shape`, of which `weights_format` names the axes, and the dtype of the inputs.
         """
         inputs = {"src": src, "diff_dst": diff_dst, "weights_shape": weights_shape}
-        return self.run(
-            "ConvolutionBackwardWeights", inputs, attributes, reference=reference, deadline=deadline
-        )
+        return self.run("ConvolutionBackwardWeights", inputs, attributes, reference=reference, deadline=deadline)
 
     def conv_transpose(
         self,

@@ -24,9 +24,7 @@ _EXITS = (
 
 def parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
     """Return the parser; each subcommand leaves its function of `commands` as `command`."""
-    top = argparse.ArgumentParser(
-        prog="convgrad", description="Exact, fast convolution gradients.", epilog=_EXITS
-    )
+    top = argparse.ArgumentParser(prog="convgrad", description="Exact, fast convolution gradients.", epilog=_EXITS)
     top.add_argument("--version", action="version", version=f"convgrad {__version__}")
     subparsers = top.add_subparsers(required=True, metavar="COMMAND")
     for name, (help_, add_flags) in _COMMANDS.items():
@@ -76,9 +74,7 @@ def _add_call(command: argparse.ArgumentParser) -> None:
         help="an attribute, such as strides=2,2",
     )
     add("--dtype", choices=["f32", "f16", "bf16"], help="what the files hold; needed for bf16 in <u2")
-    tensors = command.add_argument_group(
-        "inputs", "FILE is a .npy file; to validate or bench also f32:8,64,28,28"
-    )
+    tensors = command.add_argument_group("inputs", "FILE is a .npy file; to validate or bench also f32:8,64,28,28")
     for name in TENSORS:
         tensors.add_argument(f"--{name.replace('_', '-')}", metavar="FILE")
     for name in SHAPES:

@@ -64,9 +64,7 @@ def read_spec(path: Path) -> CallSpec:
         raise ValueError(f"{path} must be an object, or a graph of one op")
     if _is_dump(spec):
         return CallSpec(op=spec.get("kind"), attributes=spec)
-    members = {
-        name: {} if spec.get(name) is None else spec[name] for name in ("attributes", "inputs", "options")
-    }
+    members = {name: {} if spec.get(name) is None else spec[name] for name in ("attributes", "inputs", "options")}
     strangers = sorted(set(spec) - {"op", *members})
     if strangers or not all(isinstance(value, dict) for value in members.values()):
         raise ValueError(f"{path} must have `op` and the objects {', '.join(members)}, nothing else")
