@@ -20,7 +20,7 @@ from numba.core import config
 
 from kernels.cpu import cpu
 
-__all__ = ["LAZY", "Floats", "Halves", "Table", "Vector", "jit"]
+__all__ = ["LAZY", "Floats", "Halves", "Table", "Vector", "callback", "jit"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -83,3 +83,8 @@ def jit(function: F) -> F:
     dispatcher: Any = numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
     LAZY.append(lambda: dispatcher.compile(signature))
     return dispatcher  # type: ignore[no-any-return]
+
+
+def callback(signature: str, function: Callable[..., Any]) -> Any:
+    """Compile a C callback, cached on disk; its `address` can be called from any compiled function."""
+    return numba.cfunc(signature, cache=True)(function)

@@ -10,18 +10,20 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
-from kernels._jit import LAZY
+from kernels._jit import LAZY, callback
 from kernels.cpu import cpu
 from kernels.simd import fma_tile
 
-__all__ = ["LANEWISE", "tile_table"]
+__all__ = ["LANEWISE", "LANE_ROWS", "tile_table"]
 
 LANEWISE = 0
 """Row of the table with the lanewise tiles; rows 1 and 2 are the tiles of one and two vectors."""
+
+LANE_ROWS = 9
+"""Rows of the tallest lanewise tile: a 3x3 kernel."""
 
 _SIGNATURE = "void(" + ", ".join(["int64"] * 5) + ")"
 
@@ -39,17 +41,18 @@ def _tile(kind: int, rows: int) -> Any:
     space: dict[str, Any] = {"__name__": __name__}
     space[f"{name}_emit"] = fma_tile(rows, max(1, kind), cpu().width, kind == LANEWISE)
     exec(compile(_SOURCE.format(name=name), __file__, "exec"), space)  # noqa: S102 -- our own constant text
-    return numba.cfunc(_SIGNATURE, cache=True)(space[name])
+    return callback(_SIGNATURE, space[name])
 
 
 def _entries() -> list[tuple[int, int]]:
-    return [(kind, rows) for kind in (LANEWISE, 1, 2) for rows in range(1, cpu().rows[max(1, kind)] + 1)]
+    most = {LANEWISE: LANE_ROWS, **cpu().rows}
+    return [(kind, rows) for kind in (LANEWISE, 1, 2) for rows in range(1, most[kind] + 1)]
 
 
 @cache
 def tile_table() -> npt.NDArray[np.int64]:
     """Give the addresses of the tiles as [LANEWISE, one vector, two vectors][rows], compiling what is missing."""
-    table = np.zeros((3, 9), np.int64)
+    table = np.zeros((3, LANE_ROWS + 1), np.int64)
     for kind, rows in _entries():
         table[kind, rows] = _tile(kind, rows).address
     return table
