@@ -111,9 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--workers", type=int, default=0, help="worker processes; 0: one for each processor")
     parser.add_argument("--warm", type=int, default=5, help="warm starts (default 5)")
-    parser.add_argument(
-        "--limit", type=float, default=600, help="seconds to wait for one start (default 600)"
-    )
+    parser.add_argument("--limit", type=float, default=600, help="seconds to wait for one start (default 600)")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     arguments = parser.parse_args()
 

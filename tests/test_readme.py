@@ -57,9 +57,7 @@ def shell(service: LiveService, tmp_path_factory: pytest.TempPathFactory) -> She
 
 def check_gradient(folder: Path) -> None:
     """Compare diff_weights.npy with the oracle on the README's tensors, and remove it."""
-    src, diff_dst, computed = (
-        np.load(folder / f"{name}.npy") for name in ("src", "diff_dst", "diff_weights")
-    )
+    src, diff_dst, computed = (np.load(folder / f"{name}.npy") for name in ("src", "diff_dst", "diff_weights"))
     (folder / "diff_weights.npy").unlink()
     expected = bwd_weights(
         "ConvTransposeBackwardWeights", src, diff_dst, kernel=(4, 4), strides=(2, 2), pads_begin=(1, 1),

@@ -67,18 +67,14 @@ def test_setup_does_nothing_twice(tmp_path: Path) -> None:
     (venv / ".has-dev").write_text(sum_of_it, encoding="utf-8")
     for extra in ("dev", "server"):
         env = {**os.environ, "CONVGRAD_VENV": str(venv)}
-        done = subprocess.run(
-            [BASH, ROOT / "scripts" / "setup", extra], env=env, capture_output=True, text=True
-        )
+        done = subprocess.run([BASH, ROOT / "scripts" / "setup", extra], env=env, capture_output=True, text=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_scripts_install_extras_that_exist() -> None:
     """Every extra that a script asks for is one of pyproject.toml's."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = {
-        extra for path in SCRIPTS for extra in re.findall(r"scripts/setup (\w+)", path.read_text("utf-8"))
-    }
+    asked = {extra for path in SCRIPTS for extra in re.findall(r"scripts/setup (\w+)", path.read_text("utf-8"))}
     assert asked - {"EXTRA"} <= set(project["optional-dependencies"])
 
 
