@@ -303,9 +303,7 @@ class SegmentPool:
 
     def _refusal(self, size: int, reason: str) -> Overloaded:
         self._refused += 1
-        return Overloaded(
-            reason, retry_after=1.0, data={"reason": "memory", "bytes": size, "limit": self.limit}
-        )
+        return Overloaded(reason, retry_after=1.0, data={"reason": "memory", "bytes": size, "limit": self.limit})
 
     def _forget(self, victims: Iterable[_Block]) -> None:
         for block in victims:

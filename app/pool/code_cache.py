@@ -22,7 +22,7 @@ def code_cache(environment: Mapping[str, str]) -> str:
     """
     given = environment.get("NUMBA_CACHE_DIR")
     home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "/nonexistent", ".cache"))
-    choices = [given, str(Path(home, "convgrad", "numba"))]
+    choices = [given, str(Path(home, "convgrad"))]
     choices.append(str(Path(tempfile.gettempdir(), f"convgrad-numba-{os.getuid()}")))
     for folder in map(Path, filter(None, choices)):
         if _usable(folder):

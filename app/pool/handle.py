@@ -208,9 +208,7 @@ class WorkerHandle:
                 fresh.append(segment)
             self._segments[segment.id] = None
             self._segments.move_to_end(segment.id)
-        old = Forget(
-            segments=_oldest(self._segments, _MOST_SEGMENTS), plans=_oldest(self._plans, _MOST_PLANS)
-        )
+        old = Forget(segments=_oldest(self._segments, _MOST_SEGMENTS), plans=_oldest(self._plans, _MOST_PLANS))
         if old.segments or old.plans:
             self._channel.send(old)
         return fresh

@@ -74,9 +74,7 @@ class Supervisor:
         self._queue = FairQueue()
         self._open: set[JobRun] = set()  # until they are settled
         self._timers: dict[JobRun, asyncio.TimerHandle] = {}
-        self._plans: OrderedDict[int, tuple[Plan, PlanCopy]] = (
-            OrderedDict()
-        )  # by id() of the plan, kept alive here
+        self._plans: OrderedDict[int, tuple[Plan, PlanCopy]] = OrderedDict()  # by id() of the plan, kept alive here
         self._counters = _Counters()
         self._monitor: asyncio.Task[None] | None = None
         self._closing = False
@@ -118,9 +116,7 @@ class Supervisor:
         self._queue.add(run)
         if job.deadline is not None:
             loop = asyncio.get_running_loop()
-            self._timers[run] = loop.call_later(
-                max(0.0, job.deadline - time.monotonic()), self._too_late, run
-            )
+            self._timers[run] = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._too_late, run)
         self._pump()
         return run
 
@@ -195,12 +191,8 @@ class Supervisor:
                 )
                 self.fail(run, InternalError("a kernel failed; the log has the details"))
             elif done.outcome == "no_memory":
-                _log.error(
-                    "worker %d has no memory for unit %d of job %s", worker.number, unit.index, run.job.id
-                )
-                self.fail(
-                    run, Overloaded("a worker ran out of memory", retry_after=1.0, data={"reason": "memory"})
-                )
+                _log.error("worker %d has no memory for unit %d of job %s", worker.number, unit.index, run.job.id)
+                self.fail(run, Overloaded("a worker ran out of memory", retry_after=1.0, data={"reason": "memory"}))
             run.again(unit)
         self._idle.append(worker)
         self._book(run)
@@ -255,9 +247,7 @@ class Supervisor:
     def _exited(self, number: int, code: int) -> None:
         if code:
             reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            _log.log(
-                logging.DEBUG if self._closing else logging.WARNING, "worker %d ended: %s", number, reason
-            )
+            _log.log(logging.DEBUG if self._closing else logging.WARNING, "worker %d ended: %s", number, reason)
 
     def _died(self, worker: WorkerHandle) -> None:
         del self._workers[worker.number]

@@ -110,9 +110,7 @@ class _Worker:
 
         return not stop() and run_unit(plan, plan.units[message.unit], inputs, output, scratch, stop)
 
-    def _array(
-        self, number: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]
-    ) -> npt.NDArray[np.generic]:
+    def _array(self, number: int, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
         return np.ndarray(shape, dtype, self._segments[number])
 
 

@@ -12,6 +12,7 @@ import uvloop
 from app.pool import messages
 from app.pool.channel import Channel
 from app.pool.messages import Decoder, Forget, Hello, Message, Spawn
+from tests.app.pool.proc import descriptors, target
 
 Scenario = Callable[[], Awaitable[None]]
 
@@ -74,7 +75,7 @@ def test_a_peer_that_does_not_read_blocks_nobody(run: Callable[[Scenario], None]
                 found = messages.receive(channel.peer, decoder)
                 assert found is not None
                 assert found[0] == bulk
-                names += [os.readlink(f"/proc/self/fd/{number}").split()[0] for number in found[1]]
+                names += [target(number).split()[0] for number in found[1]]
                 for number in found[1]:
                     os.close(number)
             assert messages.receive(channel.peer, decoder) == (Hello(), [])
@@ -91,7 +92,7 @@ def test_closing_gives_back_every_descriptor(run: Callable[[Scenario], None]) ->
 
     async def scenario() -> None:
         await asyncio.sleep(0)
-        before = sorted(os.listdir("/proc/self/fd"))
+        before = descriptors()
         channel = Channel(lambda *_: None, lambda: None)
         for _ in range(6):
             descriptor = os.memfd_create("bulk")
@@ -99,7 +100,7 @@ def test_closing_gives_back_every_descriptor(run: Callable[[Scenario], None]) ->
             os.close(descriptor)
         channel.close()
         channel.send(Hello())
-        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert descriptors() == before
 
     run(scenario)
 

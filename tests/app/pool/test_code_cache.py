@@ -32,7 +32,7 @@ def test_the_given_folder_is_taken(environment: dict[str, str], tmp_path: Path) 
 
 def test_without_a_setting_it_is_the_users_cache(environment: dict[str, str], tmp_path: Path) -> None:
     """Without NUMBA_CACHE_DIR kernels are kept in the user's cache folder."""
-    assert code_cache(environment) == str(tmp_path / "home" / ".cache" / "convgrad" / "numba")
+    assert code_cache(environment) == str(tmp_path / "home" / ".cache" / "convgrad")
 
 
 def test_without_a_home_it_is_a_temporary_folder(environment: dict[str, str], tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_folder_that_can_only_be_read_is_copied(
     (given / "sub" / "old").write_bytes(b"image")
     (given / "sub" / "new").write_bytes(b"image")
     make_unwritable(given, monkeypatch)
-    cache = tmp_path / "home" / ".cache" / "convgrad" / "numba"
+    cache = tmp_path / "home" / ".cache" / "convgrad"
     (cache / "sub").mkdir(parents=True)
     (cache / "sub" / "new").write_bytes(b"compiled since")
     assert code_cache(environment | {"NUMBA_CACHE_DIR": str(given)}) == str(cache)

@@ -149,7 +149,7 @@ def test_an_error_reaches_a_waiting_reader(pool: SegmentPool) -> None:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Whatever happens in whatever order: every unit is done once, stages in order, nothing is settled early."""
+    """In whatever order things happen: each unit is done once, stages in order, nothing settles early."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from app.pool import messages
 from app.pool.messages import Decoder, Done, Exited, Forget, Hello, Loaded, Message, Run, Spawn, Warming
+from tests.app.pool.proc import target
 
 _SAMPLES: list[Message] = [
     Hello(),
@@ -30,7 +32,7 @@ def test_messages_survive_any_cut(sent: list[Message], cuts: list[int]) -> None:
     stream = b"".join(map(messages.encode, sent))
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     decoder, got = Decoder(), []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         decoder.feed(stream[start:end])
         while (found := decoder.next()) is not None:
             got.append(found)
@@ -50,7 +52,7 @@ def test_descriptors_stay_with_their_message() -> None:
         decoder, names = Decoder(), {}
         while (found := messages.receive(theirs, decoder)) is not None:
             message, descriptors = found
-            names[message] = [os.readlink(f"/proc/self/fd/{number}").split()[0] for number in descriptors]
+            names[message] = [target(number).split()[0] for number in descriptors]
             for number in descriptors:
                 os.close(number)
     for number in files:

@@ -1,0 +1,192 @@
+"""A real engine with real worker processes on an event loop of its own, and ways to hurt them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import uvloop
+
+from app.engines.base import Job
+from app.engines.local import LocalEngine
+from app.pool.buffers import Segment, SegmentPool
+from kernels import ConvProblem, Plan, Unit, plan, storage_dtype
+
+T = TypeVar("T")
+Array = npt.NDArray[Any]
+PATIENCE_S = 60.0
+COMPILING_S = 280.0
+
+TINY = ConvProblem(
+    op="ConvolutionBackwardWeights",
+    dtype="f32",
+    n=2,
+    src_channels=4,
+    dst_channels=6,
+    groups=1,
+    src_spatial=(8, 8),
+    dst_spatial=(6, 6),
+    kernel=(3, 3),
+    strides=(1, 1),
+    dilations=(1, 1),
+    pads_begin=(0, 0),
+    data_format="NCX",
+    weights_format="OIX",
+)
+
+
+class Fleet:
+    """An engine, its memory, and the event loop that they live on."""
+
+    def __init__(self, workers: int, **options: float) -> None:
+        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self.segments = SegmentPool(256 << 20)
+        self.engine = LocalEngine(self.segments, workers=workers, **options)
+        self.count = workers
+
+    def run(self, scenario: Awaitable[T], patience_s: float = PATIENCE_S) -> T:
+        """Run a scenario to its end, which has to come."""
+
+        async def bounded() -> T:
+            async with asyncio.timeout(patience_s):
+                return await scenario
+
+        return self.runner.run(bounded())
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Wait for something that the engine shows in its snapshot."""
+        while not condition():  # noqa: ASYNC110 - there is no event for what only an operator looks at
+            await asyncio.sleep(0.002)
+
+    async def whole(self) -> None:
+        """Wait until every worker is there and ready."""
+        await self.until(lambda: sum(worker["ready"] for worker in self.workers) == self.count)
+
+    @property
+    def workers(self) -> list[dict[str, Any]]:
+        """The workers as the snapshot shows them."""
+        found: list[dict[str, Any]] = self.engine.snapshot()["workers"]
+        return found
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """What happened so far."""
+        found: dict[str, Any] = self.engine.snapshot()["counters"]
+        return found
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes of the workers."""
+        return {worker["pid"] for worker in self.workers}
+
+    def busy(self) -> list[int]:
+        """Give the processes that have a unit."""
+        return [worker["pid"] for worker in self.workers if worker["unit"]]
+
+    def lay(self, array: Array) -> Segment:
+        """Put a tensor into shared memory."""
+        segment = self.segments.acquire(array.nbytes)
+        segment.view[:] = array.tobytes()
+        return segment
+
+    def job(self, chosen: Plan, inputs: list[Array], **more: Any) -> Job:
+        """Make a job with memory of its own."""
+        output = np.prod(chosen.problem.output_shape) * storage_dtype(chosen.problem.dtype).itemsize
+        scratch = self.segments.acquire(chosen.scratch_bytes) if chosen.scratch_bytes else None
+        segments = tuple(self.lay(array) for array in inputs)
+        return Job("job", chosen, segments, self.segments.acquire(int(output)), scratch, **more)
+
+    async def finish(self, job: Job) -> tuple[Array, list[Unit]]:
+        """Run a job, give its result and its units, and release its memory however it ends."""
+        problem = job.plan.problem
+        try:
+            units = [unit async for unit in self.engine.run(job)]
+            result = np.frombuffer(bytes(job.output.view), storage_dtype(problem.dtype))
+            return result.reshape(problem.output_shape), units
+        finally:
+            self.release(job)
+
+    def release(self, job: Job) -> None:
+        """Give a job's memory back."""
+        for segment in (*job.inputs, job.output, *((job.scratch,) if job.scratch else ())):
+            self.segments.release(segment)
+
+    async def compute(self, problem: ConvProblem, inputs: list[Array], **options: Any) -> Array:
+        """Plan and run a problem and give its result."""
+        result, _ = await self.finish(self.job(plan(problem, workers=self.count, **options), inputs))
+        return result
+
+
+@contextmanager
+def fleet(workers: int, **options: float) -> Iterator[Fleet]:
+    """Start an engine and stop it whatever happened to it."""
+    made = Fleet(workers, **options)
+
+    async def start() -> None:
+        await made.engine.start()
+        await made.whole()
+
+    try:
+        made.run(start(), COMPILING_S)
+        yield made
+    finally:
+        made.run(made.engine.stop(0.0))
+        made.segments.close()
+        made.runner.close()
+
+
+def random_inputs(problem: ConvProblem, seed: int = 0) -> list[Array]:
+    """Draw floats in the storage of the problem's dtype; finite whatever the dtype."""
+    rng = np.random.default_rng(seed)
+    if problem.dtype == "f32":
+        return [rng.standard_normal(shape).astype(np.float32) for shape in problem.input_shapes]
+    return [rng.integers(0x3000, 0x3C00, shape).astype(np.uint16) for shape in problem.input_shapes]
+
+
+class Frozen:
+    """Processes that stand still, until they are killed or let go."""
+
+    def __init__(self, pids: set[int]) -> None:
+        self.pids = set(pids)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+
+    def __enter__(self) -> Frozen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.pids:
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                continue
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process has ended."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, over.set)
+    await over.wait()
+    loop.remove_reader(pidfd)
+    os.close(pidfd)
+
+
+def kill(pid: int) -> None:
+    """Do what `kill -9` does."""
+    os.kill(pid, signal.SIGKILL)
+
+
+def soon(seconds: float) -> float:
+    """Give a deadline."""
+    return time.monotonic() + seconds

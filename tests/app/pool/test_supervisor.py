@@ -1,0 +1,304 @@
+"""Workers that die, hang or don't stop: the right bits or the right error arrive, and the pool goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from convgrad._errors import InternalError, WorkerLost
+from kernels import Plan, compute, plan
+from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, gone, kill, random_inputs
+from tests.app.pool.proc import descriptors
+
+# One unit of some hundred milliseconds, which the float64 reference does not interrupt.
+SLOW = dataclasses.replace(
+    TINY, n=16, src_channels=96, dst_channels=96, src_spatial=(48, 48), dst_spatial=(48, 48), kernel=(1, 1)
+)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Fleet]:
+    """Two workers, shared by the tests of this file; patient with workers that are slow to stop."""
+    with fleet(2, grace_s=30.0, hang_s=60.0) as made:
+        yield made
+
+
+@pytest.fixture
+def two(shared: Fleet) -> Fleet:
+    """Two workers, both alive, whatever an earlier test did to them."""
+    shared.run(shared.whole())
+    return shared
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Fleet]:
+    """Two workers under a supervisor without patience."""
+    with fleet(2, grace_s=0.05, hang_s=0.8) as made:
+        yield made
+
+
+def test_a_worker_killed_in_the_middle_of_a_unit(two: Fleet) -> None:
+    """`kill -9` while a unit is computed costs the caller nothing: the right bits arrive."""
+    inputs = random_inputs(SLOW)
+
+    async def scenario() -> None:
+        deaths = two.counters["deaths"]
+        running = asyncio.create_task(two.compute(SLOW, inputs, reference=True))
+        await two.until(lambda: any(each["unit"] and each["beats"] for each in two.workers))
+        kill(two.busy()[0])
+        result = await running
+        assert two.counters["deaths"] == deaths + 1
+        np.testing.assert_array_equal(result, compute(SLOW, *inputs, reference=True))
+
+    two.run(scenario())
+
+
+def test_a_lost_unit_runs_again_elsewhere(two: Fleet) -> None:
+    """Only the unit of the dead worker is computed again, by another process, and the job says so."""
+    inputs = random_inputs(TINY)
+
+    async def scenario() -> None:
+        job = two.job(plan(TINY, workers=2, reference=True), inputs)
+        with Frozen(two.pids):
+            running = asyncio.create_task(two.finish(job))
+            await two.until(two.busy)
+            kill(two.busy()[0])
+            await two.until(lambda: two.counters["retried_units"])
+        result, units = await running
+        assert job.times.retried_units == 1
+        assert sorted(unit.index for unit in units) == [unit.index for unit in job.plan.units]
+        np.testing.assert_array_equal(result, compute(TINY, *inputs, reference=True))
+
+    two.run(scenario())
+
+
+def test_a_unit_that_kills_two_workers_fails_its_job_alone(two: Fleet) -> None:
+    """The second death with the same unit is WorkerLost; the next job finds a whole pool."""
+    inputs = random_inputs(TINY)
+    single = dataclasses.replace(TINY, kernel=(1, 1), dst_spatial=(8, 8))
+
+    async def scenario() -> None:
+        job = two.job(plan(single, reference=True), random_inputs(single))
+        assert len(job.plan.units) == 1
+        with Frozen(two.pids):
+            running = asyncio.create_task(two.finish(job))
+            await two.until(two.busy)
+            (first,) = two.busy()
+            kill(first)
+            await two.until(lambda: two.busy() and two.busy() != [first])
+            kill(two.busy()[0])
+            with pytest.raises(WorkerLost) as caught:
+                await running
+        assert caught.value.data == {"unit": 0}
+        np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+        await two.whole()
+
+    two.run(scenario())
+
+
+def test_a_cancelled_unit_leaves_its_worker_alive(two: Fleet) -> None:
+    """A worker that notices the stop is not killed, and takes the next job with the same process."""
+
+    async def scenario() -> None:
+        pids = two.pids
+        job = two.job(plan(SLOW, workers=2, reference=True), random_inputs(SLOW))
+        units = two.engine.run(job)
+        with Frozen(two.pids):
+            reading = asyncio.ensure_future(anext(units))
+            await two.until(two.busy)
+            reading.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert not two.busy()
+        assert two.pids == pids
+        inputs = random_inputs(TINY)
+        np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+        assert two.pids == pids
+
+    two.run(scenario())
+
+
+def test_a_worker_that_ignores_a_stop_is_killed(strict: Fleet) -> None:
+    """Cancelling returns only when the worker can't write any more; until then nobody gets its memory."""
+
+    async def scenario() -> None:
+        await strict.whole()
+        job = strict.job(plan(TINY, reference=True), random_inputs(TINY))
+        with Frozen(strict.pids):
+            units = strict.engine.run(job)
+            reading = asyncio.ensure_future(anext(units))
+            await strict.until(strict.busy)
+            busy = strict.busy()
+            strict.release(job)
+            reading.cancel()
+            await asyncio.sleep(0)
+            assert strict.segments.acquire(job.output.size).id != job.output.id
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            for pid in busy:
+                await gone(pid)
+        assert strict.segments.stats().used == 0
+        await strict.whole()
+
+    strict.run(scenario())
+
+
+def test_a_worker_that_hangs_is_replaced(strict: Fleet) -> None:
+    """A worker that shows no sign of life during a unit is killed; its unit runs on another."""
+    inputs = random_inputs(TINY)
+
+    async def scenario() -> None:
+        await strict.whole()
+        hangs = strict.counters["hangs"]
+        victim = strict.workers[0]["pid"]
+        with Frozen({victim}):
+            results = await asyncio.gather(*(strict.compute(TINY, inputs) for _ in range(4)))
+        for result in results:
+            np.testing.assert_array_equal(result, compute(TINY, *inputs))
+        await gone(victim)
+        assert strict.counters["hangs"] == hangs + 1
+        await strict.whole()
+
+    strict.run(scenario())
+
+
+def test_a_dead_nursery_is_replaced_while_workers_go_on(two: Fleet) -> None:
+    """Workers outlive the process that they were forked from, and are replaced by its successor."""
+    inputs = random_inputs(TINY)
+
+    async def scenario() -> None:
+        pids, nursery = two.pids, two.engine.snapshot()["nursery"]
+        kill(nursery["pid"])
+        await gone(nursery["pid"])
+        np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+        assert two.pids == pids
+        victim = two.workers[0]["pid"]
+        kill(victim)
+        await two.until(lambda: victim not in two.pids)
+        await two.whole()
+        assert two.engine.snapshot()["nursery"]["restarts"] == nursery["restarts"] + 1
+        np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+
+    two.run(scenario())
+
+
+def test_a_nursery_that_hangs_is_replaced(strict: Fleet) -> None:
+    """A nursery that forks nothing when it is asked to is killed, and the pool becomes whole."""
+
+    async def scenario() -> None:
+        await strict.whole()
+        nursery = strict.engine.snapshot()["nursery"]["pid"]
+        with Frozen({nursery}):
+            kill(strict.workers[0]["pid"])
+            await gone(nursery)
+        await strict.whole()
+
+    strict.run(scenario())
+
+
+def test_a_kernel_that_raises_fails_its_job_alone(two: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception in a worker is InternalError, its details are in the log, and the worker lives."""
+
+    async def scenario() -> None:
+        pids = two.pids
+        broken = dataclasses.replace(plan(TINY), kernel="no such kernel")
+        with pytest.raises(InternalError) as caught:
+            await two.finish(two.job(broken, random_inputs(TINY)))
+        assert "StopIteration" not in str(caught.value)
+        assert "StopIteration" in caplog.text
+        inputs = random_inputs(TINY)
+        np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+        assert two.pids == pids
+
+    two.run(scenario())
+
+
+def test_workers_hold_only_what_is_theirs(two: Fleet) -> None:
+    """No worker has another one's socket or pidfd open: the end of a socket is the end of its process."""
+    for pid in two.pids:
+        names = descriptors(pid).values()
+        assert sum(name.startswith("socket:") for name in names) == 1
+        assert not any("pidfd" in name for name in names)
+
+
+def test_workers_go_before_the_server_when_memory_runs_out(two: Fleet) -> None:
+    """The out-of-memory killer prefers a worker, whose unit runs again, to the server and the nursery."""
+
+    def score(pid: int | str) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    for pid in two.pids:
+        assert score(pid) > score("self")
+    assert score(two.engine.snapshot()["nursery"]["pid"]) == score("self")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_to_the_whole_group_are_the_servers_business(two: Fleet, number: signal.Signals) -> None:
+    """Ctrl-C, a service manager's SIGTERM or a closed terminal end no worker: the server drains first."""
+    pids = two.pids
+    nursery = two.engine.snapshot()["nursery"]["pid"]
+    for pid in (*pids, nursery):
+        os.kill(pid, number)
+    inputs = random_inputs(TINY)
+    np.testing.assert_array_equal(two.run(two.compute(TINY, inputs)), compute(TINY, *inputs))
+    assert two.pids == pids
+    assert two.engine.snapshot()["nursery"]["pid"] == nursery
+
+
+def test_workers_forget_memory_that_was_freed(two: Fleet) -> None:
+    """When the pool frees a block no worker keeps it mapped."""
+
+    def mapped(pid: int) -> int:
+        return len(re.findall("memfd:convgrad", Path(f"/proc/{pid}/maps").read_text()))
+
+    async def scenario() -> None:
+        inputs = random_inputs(TINY)
+        await two.compute(TINY, inputs)
+        two.segments.trim()
+        await asyncio.sleep(0)
+        await two.until(lambda: {mapped(pid) for pid in two.pids} == {1})  # the control page
+
+    two.run(scenario())
+
+
+def test_many_jobs_at_once_keep_their_data_apart(two: Fleet) -> None:
+    """Jobs that run side by side over reused memory, with workers dying among them, get their own results."""
+
+    async def one(seed: int) -> None:
+        for turn in range(4):
+            inputs = random_inputs(TINY, seed * 100 + turn)
+            result = await two.compute(TINY, inputs)
+            np.testing.assert_array_equal(result, compute(TINY, *inputs))
+
+    async def scenario() -> None:
+        reused = two.segments.stats().reused
+        jobs = asyncio.gather(*(one(seed) for seed in range(12)))
+        kill(two.workers[0]["pid"])
+        await jobs
+        await two.whole()
+        assert two.segments.stats().reused > reused
+
+    two.run(scenario())
+
+
+def test_a_plan_is_sent_once(two: Fleet) -> None:
+    """The same plan again travels as a number, and more plans than a worker keeps are no trouble."""
+
+    async def scenario() -> None:
+        inputs = random_inputs(TINY)
+        plans: list[Plan] = [dataclasses.replace(plan(TINY), refusals=(str(i),)) for i in range(300)]
+        expected = compute(TINY, *inputs)
+        for chosen in (*plans, plans[0]):
+            result, _ = await two.finish(two.job(chosen, inputs))
+            np.testing.assert_array_equal(result, expected)
+
+    two.run(scenario())
