@@ -160,7 +160,8 @@ def error_of(status: int, headers: Mapping[str, str], content: bytes) -> Convgra
     code = problem.get("code")
     own = _PROBLEM_OWN if isinstance(code, str) else frozenset[str]()
     data = {key: value for key, value in problem.items() if key not in own}
-    if (seconds := _seconds(headers.get("retry-after"))) is not None:
+    # The header has whole seconds; what the problem itself says is finer.
+    if "retry_after" not in data and (seconds := _seconds(headers.get("retry-after"))) is not None:
         data["retry_after"] = seconds
     message = str(problem.get("detail") or problem.get("title") or f"the service replied with status {status}")
     if isinstance(code, str):

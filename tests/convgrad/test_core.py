@@ -1,0 +1,63 @@
+"""Requests and replies without a network."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import convgrad
+from convgrad import _core as core
+
+
+def test_lists_and_integer_arrays_stay_in_the_json() -> None:
+    """A shape may be a list, a tuple or what NumPy computed; it never becomes a part of its own."""
+    for shape in ([4, 3], (4, 3), np.array([4, 3]), np.array([4, 3], np.int32), [np.int64(4), np.int64(3)]):
+        request = core.validation("Op", {"weights_shape": shape}, {"strides": np.array([2, 2]), "groups": np.int64(2)})
+        assert request.body is not None
+        document = json.loads(b"".join(request.body.pieces()))
+        assert document["inputs"] == {"weights_shape": [4, 3]}
+        assert document["attributes"] == {"strides": [2, 2], "groups": 2}
+
+
+def test_names_can_not_leave_their_path() -> None:
+    """An operation's name is one segment of the path, whatever is in it."""
+    assert core.description("a/../b?c#d e").path == "/v1/ops/a%2F..%2Fb%3Fc%23d%20e"
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "seconds"),
+    [
+        ({"retry-after": "2"}, {"code": "overloaded"}, 2.0),
+        ({"retry-after": "2"}, {"code": "overloaded", "retry_after": 1.5}, 1.5),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, {"code": "overloaded"}, None),
+        ({"retry-after": "-1"}, {"code": "overloaded"}, None),
+        ({"retry-after": "inf"}, {"code": "overloaded"}, None),
+        ({}, {"code": "overloaded", "retry_after": "soon"}, None),
+        ({}, {}, None),
+    ],
+)
+def test_retry_after(headers: dict[str, str], body: dict[str, Any], seconds: float | None) -> None:
+    """The problem's own time goes before the header's; what is no number of seconds is passed over."""
+    error = core.error_of(503, headers, json.dumps(body).encode())
+    assert isinstance(error, convgrad.Overloaded)
+    assert error.retry_after == seconds
+
+
+@pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b"null", b"[" * 100_000, b"\xff", b'{"code": 7}'])
+def test_any_error_page_is_an_error_of_the_tree(content: bytes) -> None:
+    """Whatever a failed reply holds, its status decides then."""
+    error = core.error_of(500, {}, content)
+    assert type(error) is convgrad.ServiceError
+    assert "500" in error.message
+
+
+def test_every_code_of_the_tree_comes_back_as_its_class() -> None:
+    """An error that the service names by its code is that error here."""
+    for name in convgrad.__all__:
+        cls = getattr(convgrad, name)
+        if isinstance(cls, type) and issubclass(cls, convgrad.ConvgradError):
+            problem = {"code": cls.code, "detail": "rule", "status": 500}
+            assert type(core.error_of(500, {}, json.dumps(problem).encode())) is cls
