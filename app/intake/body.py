@@ -20,11 +20,8 @@ SLICE = 128 * 1024
 class BodyReader(Protocol):
     """Take the bytes of a body in order."""
 
-    def feed(self, chunk: bytes) -> None:
-        """Take the next bytes, without waiting; raises a `ConvgradError` to refuse the request."""
-
-    async def supply(self) -> None:
-        """Take the memory that the bytes so far wait for."""
+    async def take(self, chunk: bytes) -> None:
+        """Take the next bytes; raises a `ConvgradError` to refuse the request."""
 
 
 def declared_length(headers: Headers) -> int | None:
@@ -49,5 +46,4 @@ async def read_body(receive: Receive, reader: BodyReader, timings: Timings) -> N
             if start:
                 await asyncio.sleep(0)
             with timings.measure("decode"):
-                reader.feed(chunk[start : start + SLICE])
-                await reader.supply()
+                await reader.take(chunk[start : start + SLICE])

@@ -63,9 +63,7 @@ class RequestObject:
         return RequestedCall(self.called, self.attributes, inputs, self.options)
 
 
-def read_call(
-    called: CalledOperation, request: Any, holding: Holding, *, need_data: bool = True
-) -> RequestedCall:
+def read_call(called: CalledOperation, request: Any, holding: Holding, *, need_data: bool = True) -> RequestedCall:
     """Read a request object, `{"attributes", "inputs", "options"}` or a dumped op with tensors in its inputs.
 
     Raises `InvalidParams` with every fault of the form, and what `read_inputs` raises.
@@ -84,9 +82,7 @@ def take_apart(called: CalledOperation, request: Any) -> RequestObject:
     if is_dump(given):
         given = call_of_dump(called, given)
     parts = {name: {} if given.get(name) is None else given[name] for name in ("attributes", "inputs")}
-    problems = [
-        problem([safe_key(name)], _unknown(name), "unknown_member") for name in given if name not in MEMBERS
-    ]
+    problems = [problem([safe_key(name)], _unknown(name), "unknown_member") for name in given if name not in MEMBERS]
     problems += [
         problem([name], f"{name} must be an object", "object_type")
         for name, value in parts.items()

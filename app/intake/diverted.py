@@ -63,9 +63,7 @@ class Base64Feed:
         try:
             return pybase64.b64decode(groups, validate=True)
         except (binascii.Error, ValueError):
-            raise TensorFault(
-                "base64 has a character outside its alphabet, or misplaced padding", "base64"
-            ) from None
+            raise TensorFault("base64 has a character outside its alphabet, or misplaced padding", "base64") from None
 
 
 class Diverted:

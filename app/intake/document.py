@@ -36,7 +36,8 @@ def parse_document(
             parse_float=_finite,
             parse_constant=lambda _: _next_mark(strings),
         )
-        _check_depth(document)
+        if text.count("[") + text.count("{") > MAX_DEPTH:
+            _check_depth(document)
         if _SURROGATE.search(text):
             json.dumps(document, ensure_ascii=False, default=lambda _: None).encode()
     except json.JSONDecodeError as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.intake.diverted import Diverted, declared_bytes
@@ -28,6 +28,12 @@ DIVERT_OVER = 512
 
 MAX_SKELETON = 256 * 1024
 """Bytes of a document that may remain beside its tensors."""
+
+# Things found before others get a turn: each takes a few microseconds.
+_STEPS = 64
+
+# As much of a string with escapes is looked at in one step, which may take a millisecond.
+_ESCAPED_STEP = 16 * 1024
 
 # A document of this size is parsed in about a millisecond, whatever is in it.
 _PARSE_INLINE = 32 * 1024
@@ -79,7 +85,7 @@ class JsonIntake:
         self._skeleton = bytearray()
         self._marks: list[tuple[int, int]] = []
         self._diverted: list[Diverted] = []
-        self._wanting: list[Diverted] = []  # those that may wait for memory
+        self._supplied = 0  # diverted strings that have all the memory that they need
         self._state: _State = self._between
         self._held = b""  # the first bytes of what may become a tensor key
         self._escaped = False  # the last byte of an ordinary string was a backslash
@@ -88,23 +94,39 @@ class JsonIntake:
         self._value = bytearray()  # the first bytes of a tensor string, until it is over or long
         self._cut_escape = b""
         self._removed = 0
+        self._slow = False  # the last step took longer than most
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Take the next bytes of the body, without a pause."""
+        for _ in self._steps(chunk):
+            pass
+
+    async def take(self, chunk: bytes) -> None:
+        """Take the next bytes of the body; others get a turn when they are full of small things."""
+        for _ in self._steps(chunk):
+            await self.supply()
+            await asyncio.sleep(0)
+        await self.supply()
+
+    def _steps(self, chunk: bytes) -> Iterator[None]:
         if self._remaining is not None:
             self._remaining -= len(chunk)
         if self._held:
             chunk = self._held + chunk
             self._held = b""
-        position = 0
+        position, steps = 0, 0
         while position < len(chunk):
             position = self._state(chunk, position)
+            steps += 1
+            if self._slow or steps % _STEPS == 0:
+                self._slow = False
+                yield
 
     async def supply(self) -> None:
-        """Take the memory that the bytes so far wait for; to be awaited after each `feed`."""
-        wanting, self._wanting = self._wanting, self._wanting[-1:]
-        for diverted in wanting:
+        """Take the memory that the bytes so far wait for; to be awaited between `feed`s."""
+        for diverted in self._diverted[self._supplied :]:
             await diverted.supply()
+        self._supplied = max(0, len(self._diverted) - 1)  # the last one may still be open
 
     def finish(self) -> Any:
         """Parse what remained; the whole body must have been fed."""
@@ -193,11 +215,8 @@ class JsonIntake:
         raw = bytes(self._value)
         bound = None if self._remaining is None else self._remaining + unread + len(raw)
         expected = declared_bytes(self._skeleton) if self._key == "data" else None
-        diverted = Diverted(
-            self._key, self._holding, expected=expected, raw_bound=bound, refusal=self._refusal
-        )
+        diverted = Diverted(self._key, self._holding, expected=expected, raw_bound=bound, refusal=self._refusal)
         self._diverted.append(diverted)
-        self._wanting.append(diverted)
         self._cut_escape = b""
         self._removed = 0
         self._state = self._in_long_value
@@ -215,20 +234,26 @@ class JsonIntake:
         return stop if quote < 0 else self._close_value(stop)
 
     def _in_escaped_value(self, chunk: bytes, start: int) -> int:
+        self._slow = True
         cut = self._cut_escape
-        region = cut + chunk[start:]
-        end = _end(_ESCAPED, region)
-        self._diverted[-1].write(_unescape(region[:end]))
+        region = cut + chunk[start : start + _ESCAPED_STEP]
+        quote = region.find(b'"')
+        end = len(region) if quote < 0 else quote
+        text = _plain(region[:end])
+        if b"\\" in text:
+            # Another escape, one that is cut short, an escaped quote, or no base64 at all.
+            end = _end(_ESCAPED, region)
+            text = _ASCII_ESCAPE.sub(lambda found: bytes((int(found[1], 16),)), _plain(region[:end]))
+        self._diverted[-1].write(text)  # what keeps a backslash is refused there
         self._removed += end
         self._cut_escape = b""
-        if end == len(region):
-            return len(chunk)
-        if region[end] == _QUOTE:
-            return self._close_value(start + end - len(cut))
-        if not _ESCAPE_CUT.match(region, end):
-            raise ParseError("the body is not JSON: a string has an escape that JSON does not know")
-        self._cut_escape = region[end:]
-        return len(chunk)
+        if end < len(region):
+            if region[end] == _QUOTE:
+                return self._close_value(start + end - len(cut))
+            if not _ESCAPE_CUT.match(region, end):
+                raise ParseError("the body is not JSON: a string has an escape that JSON does not know")
+            self._cut_escape = region[end:]
+        return start + len(region) - len(cut)
 
     def _close_value(self, quote: int) -> int:
         self._diverted[-1].close()
@@ -255,12 +280,13 @@ def _end(pattern: re.Pattern[bytes], data: bytes | bytearray, start: int = 0) ->
     return found.end()
 
 
-def _unescape(text: bytes) -> bytes:
-    """Undo the escapes that base64 may be written with; a backslash that stays is refused by the decoder."""
-    # `\\/` is how several encoders write `/`; of the other characters only letters, digits and +/= can be
-    # base64.
+def _plain(text: bytes) -> bytes:
+    """Undo the escapes that encoders use within base64: PHP's for a slash, .NET's for a plus.
+
+    Two backslashes in a row, which base64 can't have, keep at least one of them.
+    """
     text = text.replace(b"\\/", b"/")
-    return _ASCII_ESCAPE.sub(lambda found: bytes((int(found[1], 16),)), text) if b"\\" in text else text
+    return text.replace(b"\\u002B", b"+").replace(b"\\u002b", b"+") if b"\\" in text else text
 
 
 def _checked_start(piece: bytes | bytearray) -> bytes | bytearray:

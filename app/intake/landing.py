@@ -6,8 +6,11 @@ is left when the holding is closed goes back to the pool, on refusals and discon
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Self
+
+import numpy as np
 
 from app.pool.buffers import Segment, SegmentPool
 from convgrad._errors import ParseError
@@ -15,8 +18,8 @@ from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
 
 __all__ = ["Holding", "NpyLanding", "RawLanding", "TensorFault"]
 
-# The pool makes fresh memory up to this size in a fraction of a millisecond.
-_AT_ONCE = 1 << 20
+# What stays on the heap until it is needed: the pool lends no less than this.
+_SMALL = 64 << 10
 
 # The first piece of a tensor whose size nobody declared, and the largest one; each is twice as long as the
 # one before.
@@ -49,13 +52,11 @@ class Holding:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def acquire(self, nbytes: int) -> Segment:
-        """Take a small segment at once; raises `Overloaded` or `TooLarge` as the pool does."""
-        return self._hold(self._pool.acquire(max(nbytes, 1)))
-
     async def acquire_async(self, nbytes: int) -> Segment:
-        """Take a segment of any size without holding up the event loop while fresh memory is made."""
-        return self._hold(await self._pool.acquire_async(max(nbytes, 1)))
+        """Take a segment, not holding up the event loop meanwhile; raises `Overloaded` or `TooLarge`."""
+        segment = await self._pool.acquire_async(max(nbytes, 1))
+        self._held[id(segment)] = segment
+        return segment
 
     def release(self, segment: Segment) -> None:
         """Give one segment back before its time."""
@@ -72,53 +73,41 @@ class Holding:
         while self._held:
             self._pool.release(self._held.popitem()[1])
 
-    def _hold(self, segment: Segment) -> Segment:
-        self._held[id(segment)] = segment
-        return segment
-
 
 class RawLanding:
-    """Land raw element bytes from byte 0 of a segment.
+    """Land raw element bytes in segments; `collect` gives them as one.
 
     `expected` is the exact size, where dtype and shape came first. Without it the bytes go to pieces of
-    growing size, which `app.intake.tensors` joins; `bound` is the most that the body can still bring, where
-    that is known.
+    growing size; `bound` is the most that the body can still bring, where that is known.
 
-    `write` never waits. A large segment is taken by `supply`, which has to be awaited between writes: until
-    then the bytes stay in the slices that they came in. With `patient` that goes for small ones too.
+    `write` never waits: memory is taken by `supply`, which has to be awaited between writes. Small tensors
+    stay on the heap until they are collected, so that a body of many takes no more than its own size.
     """
 
-    def __init__(
-        self, holding: Holding, *, expected: int | None, bound: int | None, patient: bool = False
-    ) -> None:
+    def __init__(self, holding: Holding, *, expected: int | None, bound: int | None) -> None:
         if expected is not None and bound is not None and expected > bound:
-            raise TensorFault(
-                f"dtype and shape need {expected} bytes, and at most {bound} can still come", "size"
-            )
+            raise TensorFault(f"dtype and shape need {expected} bytes, and at most {bound} can still come", "size")
         self.nbytes = 0
-        self.pieces: list[tuple[Segment, int]] = []
         self._holding = holding
         self._expected = expected
         self._bound = bound
-        self._at_once = 0 if patient else _AT_ONCE
+        self._pieces: list[tuple[Segment, int]] = []
+        self._small = bytearray()
         self._waiting: list[bytes | memoryview] = []
 
     @property
-    def waiting(self) -> bool:
-        """Whether bytes wait for memory."""
-        return bool(self._waiting)
+    def small(self) -> bool:
+        """Whether the tensor needs no segment yet."""
+        return (self.nbytes if self._expected is None else self._expected) <= _SMALL
 
     def write(self, data: bytes | memoryview) -> None:
         """Take the next bytes; raises `TensorFault` when they are more than expected."""
-        if not data:
-            return
         self.nbytes += len(data)
         if self._expected is not None and self.nbytes > self._expected:
             raise TensorFault(f"dtype and shape need {self._expected} bytes and more came", "size")
-        if self._waiting:
-            self._waiting.append(data)
-        else:
-            self._put(memoryview(data))
+        rest = data if self._waiting or not self._pieces else self._put(memoryview(data))
+        if rest:
+            self._waiting.append(rest)
 
     def close(self) -> None:
         """Check that all expected bytes have come."""
@@ -127,43 +116,65 @@ class RawLanding:
 
     async def supply(self) -> None:
         """Take the memory that the bytes so far wait for; raises `Overloaded` or `TooLarge`."""
-        while self._waiting:
-            self.pieces.append((await self._holding.acquire_async(self._next_size()), 0))
-            waiting, self._waiting = self._waiting, []
+        waiting, self._waiting = self._waiting, []
+        if self.small:
             for data in waiting:
-                if self._waiting:
-                    self._waiting.append(data)
-                else:
-                    self._put(memoryview(data))
+                self._small += data
+            return
+        if self._small:
+            waiting.insert(0, bytes(self._small))
+            self._small = bytearray()
+        for data in waiting:
+            rest: bytes | memoryview = self._put(memoryview(data)) if self._pieces else data
+            while rest:
+                self._pieces.append((await self._holding.acquire_async(self._next_size()), 0))
+                rest = self._put(memoryview(rest))
+
+    async def collect(self) -> Segment:
+        """Bring all bytes into one segment; a piece goes back to the pool once it is copied."""
+        await self.supply()
+        if len(self._pieces) != 1:
+            whole, at = await self._holding.acquire_async(self.nbytes), 0
+            whole.view[: len(self._small)] = self._small
+            pieces, self._pieces, self._small = self._pieces, [(whole, self.nbytes)], bytearray()
+            for segment, used in pieces:
+                await asyncio.to_thread(_copy, whole, at, segment, used)
+                self._holding.release(segment)
+                at += used
+        return self._pieces[0][0]
+
+    def content(self) -> bytes:
+        """Copy out all bytes, for tensors of a few."""
+        pieces = b"".join(bytes(segment.view[:used]) for segment, used in self._pieces)
+        return b"".join((pieces, self._small, *self._waiting))
 
     def discard(self) -> None:
         """Give the memory back."""
-        for segment, _ in self.pieces:
+        for segment, _ in self._pieces:
             self._holding.release(segment)
-        self.pieces.clear()
+        self._pieces.clear()
         self._waiting.clear()
+        self._small = bytearray()
 
-    def _put(self, view: memoryview) -> None:
-        while view:
-            segment, used = self.pieces[-1] if self.pieces else (None, 0)
-            if segment is None or used == segment.size:
-                size = self._next_size()
-                if size > self._at_once:
-                    self._waiting.append(view)
-                    return
-                self.pieces.append((self._holding.acquire(size), 0))
-                continue
-            count = min(segment.size - used, len(view))
-            segment.view[used : used + count] = view[:count]
-            self.pieces[-1] = (segment, used + count)
-            view = view[count:]
+    def _put(self, view: memoryview) -> memoryview:
+        """Write what the last piece has room for; return the rest."""
+        segment, used = self._pieces[-1]
+        count = min(segment.size - used, len(view))
+        segment.view[used : used + count] = view[:count]
+        self._pieces[-1] = (segment, used + count)
+        return view[count:]
 
     def _next_size(self) -> int:
         if self._expected is not None:
             return self._expected
-        size = min(_FIRST_PIECE << len(self.pieces), _LARGEST_PIECE)
-        left = size if self._bound is None else self._bound - sum(used for _, used in self.pieces)
+        size = min(_FIRST_PIECE << len(self._pieces), _LARGEST_PIECE)
+        left = size if self._bound is None else self._bound - sum(used for _, used in self._pieces)
         return max(1, min(size, left))
+
+
+def _copy(target: Segment, at: int, source: Segment, used: int) -> None:
+    # A cancelled caller may leave before the copy ends: its views keep both memories from being lent again.
+    np.copyto(np.frombuffer(target.view, np.uint8)[at : at + used], np.frombuffer(source.view, np.uint8)[:used])
 
 
 class NpyLanding:
@@ -173,15 +184,9 @@ class NpyLanding:
     """
 
     def __init__(
-        self,
-        holding: Holding,
-        *,
-        bound: int | None,
-        on_header: Callable[[NpyHeader], None] | None = None,
-        patient: bool = False,
+        self, holding: Holding, *, bound: int | None, on_header: Callable[[NpyHeader], None] | None = None
     ) -> None:
         self._holding = holding
-        self._patient = patient
         self._bound = bound
         self._on_header = on_header
         self._head = bytearray()
@@ -189,19 +194,15 @@ class NpyLanding:
         self.header: NpyHeader | None = None
 
     @property
-    def pieces(self) -> list[tuple[Segment, int]]:
-        """The segment of the data with the bytes that have landed in it."""
-        return [] if self._data is None else self._data.pieces
+    def data(self) -> RawLanding:
+        """Where the data lands; only once the header has come."""
+        assert self._data is not None
+        return self._data
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of data that have come, the header not among them."""
-        return 0 if self._data is None else self._data.nbytes
-
-    @property
-    def waiting(self) -> bool:
-        """Whether bytes wait for memory."""
-        return self._data is not None and self._data.waiting
+    def small(self) -> bool:
+        """Whether the tensor needs no segment yet."""
+        return self._data is None or self._data.small
 
     async def supply(self) -> None:
         """Take the memory that the bytes so far wait for; raises `Overloaded` or `TooLarge`."""
@@ -242,5 +243,5 @@ class NpyLanding:
         if self._on_header is not None:
             self._on_header(header)
         bound = None if self._bound is None else self._bound - header.offset
-        self._data = RawLanding(self._holding, expected=header.nbytes, bound=bound, patient=self._patient)
+        self._data = RawLanding(self._holding, expected=header.nbytes, bound=bound)
         self._head = bytearray()

@@ -87,6 +87,11 @@ class MultipartIntake:
         if self._bound is not None:
             self._bound -= len(chunk)
 
+    async def take(self, chunk: bytes) -> None:
+        """Take the next bytes of the body."""
+        self.feed(chunk)
+        await self.supply()
+
     async def supply(self) -> None:
         """Check the call once that is possible, then take the memory that the bytes so far wait for."""
         if self._check is not None and self._checkable():
@@ -158,9 +163,7 @@ class MultipartIntake:
         if problems or wire is None:
             raise invalid_params(self._called.called_as, problems)
         if wire.encoding is not None:
-            raise _refusal(
-                self._called, name, f"{name} is in the request and in a part: give one", "conflict"
-            )
+            raise _refusal(self._called, name, f"{name} is in the request and in a part: give one", "conflict")
         part = _TensorPart(self._called, name, wire, self._holding, self._bound)
         self._parts[row] = part
         return part
@@ -191,7 +194,7 @@ class _TensorPart:
         self._called = called
         self._wire = wire
         self._is_shape = called.operation.input_spellings[name] == "weights_shape"
-        self.landing = NpyLanding(holding, bound=bound, on_header=self._check, patient=not self._is_shape)
+        self.landing = NpyLanding(holding, bound=bound, on_header=self._check)
 
     @property
     def known(self) -> bool:
@@ -209,8 +212,7 @@ class _TensorPart:
 
     def input(self) -> Input:
         """Describe the tensor; its memory comes with the next supply."""
-        assert self.landing.header is not None
-        tensor = landed_npy(self.landing.header, self._wire.dtype, self.landing.pieces)
+        tensor = landed_npy(self.landing, self._wire.dtype)
         if not self._is_shape:
             return tensor
         with self._named():
@@ -276,9 +278,7 @@ def _names_weights(request: RequestObject) -> bool:
     """Tell whether the call has no use for the `weights_shape` input, or has it among its attributes."""
     operation = request.called.operation
     spellings = [name for name, row in operation.attribute_spellings.items() if row == "weights_shape"]
-    return (
-        not spellings or is_dump(request.attributes) or any(name in request.attributes for name in spellings)
-    )
+    return not spellings or is_dump(request.attributes) or any(name in request.attributes for name in spellings)
 
 
 def _no_request() -> InvalidRequest:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from app.intake.landing import Holding, NpyLanding, RawLanding, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import InvalidParams
-from convgrad._npy import NpyHeader
 from schemas.problems import Problem, invalid_params, problem
 from schemas.tables import MAX_DIMS, Operation
 from schemas.tensors import TensorMeta, WireTensor, read_meta, read_tensor
@@ -37,13 +36,13 @@ _WIRE_DTYPES = ("f32", "f16", "bf16", "s32")
 class Tensor:
     """Hold one input: its dtype and shape, and the memory with its bytes once they have come.
 
-    `pieces` is empty for a tensor that was only described. `fortran` and `swapped` say what `settle` has
-    still to do.
+    A tensor that was only described has no `landing`. `fortran` and `swapped` say what `settle` has still to
+    do.
     """
 
     dtype: DType
     shape: tuple[int, ...]
-    pieces: list[tuple[Segment, int]] = field(default_factory=list)
+    landing: RawLanding | None = None
     fortran: bool = False
     swapped: bool = False
 
@@ -63,9 +62,7 @@ class Tensor:
 Input = Tensor | list[int]
 
 
-def read_inputs(
-    operation: Operation, inputs: Any, holding: Holding, *, need_data: bool = True
-) -> dict[str, Input]:
+def read_inputs(operation: Operation, inputs: Any, holding: Holding, *, need_data: bool = True) -> dict[str, Input]:
     """Read the `inputs` member of a call; tensors that came as short strings are decoded now.
 
     The `weights_shape` input becomes a list of integers in whatever form it came. With `need_data=False` a
@@ -104,19 +101,19 @@ def metas(inputs: Mapping[str, Input]) -> dict[str, TensorMeta | list[int]]:
 
 async def settle(inputs: Mapping[str, Input], holding: Holding) -> dict[str, Segment]:
     """Bring every tensor into C order and little-endian in one segment, and return the segments."""
-    return {
-        name: await _settled(tensor, holding) for name, tensor in inputs.items() if isinstance(tensor, Tensor)
-    }
+    return {name: await _settled(tensor, holding) for name, tensor in inputs.items() if isinstance(tensor, Tensor)}
 
 
-def landed_npy(header: NpyHeader, declared: str | None, pieces: list[tuple[Segment, int]]) -> Tensor:
+def landed_npy(landing: NpyLanding, declared: str | None) -> Tensor:
     """Describe a `.npy` file whose data has landed; `InvalidParams` when it is not of the `declared`
     dtype.
     """
+    header = landing.header
+    assert header is not None
     return Tensor(
         header.dtype(declared),
         header.shape,
-        pieces,
+        landing.data,
         fortran=header.fortran_order and len(header.shape) > 1,
         swapped=header.big_endian,
     )
@@ -128,8 +125,8 @@ def shape_list(tensor: Tensor) -> list[int]:
         raise TensorFault("must be s32, or a JSON list of integers", "shape_dtype")
     if len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
         raise TensorFault(f"must have 1 dimension of at most {MAX_DIMS} values", "rank")
-    raw = b"".join(bytes(segment.view[:used]) for segment, used in tensor.pieces)
-    values = np.frombuffer(raw, tensor.dtype.numpy)
+    assert tensor.landing is not None
+    values = np.frombuffer(tensor.landing.content(), tensor.dtype.numpy)
     return [int(value) for value in (values.byteswap() if tensor.swapped else values)]
 
 
@@ -158,13 +155,13 @@ def _read(
         tensor = _described(wire, loc, problems)
         if tensor is not None and wire.encoding == "base64":
             landing = _landing(wire.payload, "data", holding, tensor.nbytes)
+            assert isinstance(landing, RawLanding)
             if landing.nbytes != tensor.nbytes:
-                raise TensorFault(
-                    f"dtype and shape need {tensor.nbytes} bytes and {landing.nbytes} came", "size"
-                )
-            tensor.pieces = landing.pieces
+                raise TensorFault(f"dtype and shape need {tensor.nbytes} bytes and {landing.nbytes} came", "size")
+            tensor.landing = landing
         elif need_data and len(problems) == before:
             problems.append(problem(loc, f"{loc[-1]} needs data: the base64 of its elements", "missing"))
+            return None
     except TensorFault as fault:
         member = "npy" if wire.encoding == "npy" else "data"
         problems.append(problem([*loc, member], f"{member} of {loc[-1]}: {fault.message}", fault.kind))
@@ -180,9 +177,8 @@ def _described(wire: WireTensor, loc: list[str | int], problems: list[Problem]) 
 def _npy(wire: WireTensor, holding: Holding) -> Tensor:
     landing = _landing(wire.payload, "npy", holding)
     assert isinstance(landing, NpyLanding)
-    assert landing.header is not None
     try:
-        return landed_npy(landing.header, wire.dtype, landing.pieces)
+        return landed_npy(landing, wire.dtype)
     except InvalidParams as error:
         raise TensorFault(error.errors[0]["msg"], error.errors[0]["type"]) from None
 
@@ -196,10 +192,6 @@ def _landing(value: Any, key: str, holding: Holding, expected: int | None = None
         value = Diverted(key, holding, expected=expected, raw_bound=len(text) + 3)
         value.write(text)
         value.close()
-        if value.fault is None and value.landing is not None and value.landing.waiting:
-            raise TensorFault(
-                f"the name {key} must be written without escapes before so long a text", "escape"
-            )
     if not isinstance(value, Diverted):
         raise TensorFault("must be base64 text", "string_type")
     if value.fault is not None:
@@ -209,32 +201,15 @@ def _landing(value: Any, key: str, holding: Holding, expected: int | None = None
 
 
 async def _settled(tensor: Tensor, holding: Holding) -> Segment:
-    if len(tensor.pieces) != 1:
-        await _join(tensor, holding)
+    assert tensor.landing is not None
+    segment = await tensor.landing.collect()
     if tensor.fortran:
-        await _reorder(tensor, holding)
+        source, segment = segment, await holding.acquire_async(tensor.nbytes)
+        await _offload(tensor, _transpose, tensor, source, segment)
+        holding.release(source)
     if tensor.swapped:
-        await _offload(tensor, _swap, tensor)
-        tensor.swapped = False
-    return tensor.pieces[0][0]
-
-
-async def _join(tensor: Tensor, holding: Holding) -> None:
-    """Bring the pieces into one segment, giving each back once it is copied; an empty tensor has none."""
-    whole, at = await holding.acquire_async(tensor.nbytes), 0
-    pieces, tensor.pieces = tensor.pieces, [(whole, tensor.nbytes)]
-    for segment, used in pieces:
-        await _offload(tensor, _copy, whole, at, segment, used)
-        holding.release(segment)
-        at += used
-
-
-async def _reorder(tensor: Tensor, holding: Holding) -> None:
-    source = tensor.pieces[0][0]
-    target = await holding.acquire_async(tensor.nbytes)
-    await _offload(tensor, _transpose, tensor, target)
-    holding.release(source)
-    tensor.pieces, tensor.fortran = [(target, tensor.nbytes)], False
+        await _offload(tensor, _swap, tensor, segment)
+    return segment
 
 
 async def _offload(tensor: Tensor, work: Callable[..., None], *args: Any) -> None:
@@ -248,22 +223,16 @@ async def _offload(tensor: Tensor, work: Callable[..., None], *args: Any) -> Non
         await asyncio.to_thread(work, *args)
 
 
-def _copy(target: Segment, at: int, source: Segment, used: int) -> None:
-    np.copyto(
-        np.frombuffer(target.view, np.uint8)[at : at + used], np.frombuffer(source.view, np.uint8)[:used]
-    )
-
-
-def _transpose(tensor: Tensor, target: Segment) -> None:
+def _transpose(tensor: Tensor, source: Segment, target: Segment) -> None:
     bits, count = np.dtype(f"u{tensor.dtype.itemsize}"), tensor.nbytes // tensor.dtype.itemsize
-    source = np.frombuffer(tensor.pieces[0][0].view, bits, count)
+    given = np.frombuffer(source.view, bits, count)
     into = np.frombuffer(target.view, bits, count)
-    np.copyto(into.reshape(tensor.shape), source.reshape(tensor.shape, order="F"))
+    np.copyto(into.reshape(tensor.shape), given.reshape(tensor.shape, order="F"))
 
 
-def _swap(tensor: Tensor) -> None:
+def _swap(tensor: Tensor, segment: Segment) -> None:
     """Turn the bytes of every element round, in place and in steps: NumPy keeps the GIL for each."""
     bits, count = np.dtype(f"u{tensor.dtype.itemsize}"), tensor.nbytes // tensor.dtype.itemsize
-    elements = np.frombuffer(tensor.pieces[0][0].view, bits, count)
+    elements = np.frombuffer(segment.view, bits, count)
     for start in range(0, count, _SWAP_STEP):
         elements[start : start + _SWAP_STEP].byteswap(inplace=True)

@@ -78,8 +78,7 @@ def request(inputs: dict[str, Any] | None = None, **members: Any) -> bytes:
 async def pour(body: bytes, reader: BodyReader, step: int) -> None:
     """Feed a body in pieces of `step` bytes."""
     for start in range(0, len(body), step):
-        reader.feed(body[start : start + step])
-        await reader.supply()
+        await reader.take(body[start : start + step])
 
 
 def read_parts(
@@ -116,8 +115,7 @@ async def settled(call: RequestedCall, holding: Holding) -> dict[str, bytes]:
     spellings = call.called.operation.input_spellings
     found = {spellings[name]: segment for name, segment in (await settle(call.inputs, holding)).items()}
     return {
-        spec.name: bytes(found[spec.name].view[: prod(spec.shape) * dtype(spec.dtype).itemsize])
-        for spec in op.inputs
+        spec.name: bytes(found[spec.name].view[: prod(spec.shape) * dtype(spec.dtype).itemsize]) for spec in op.inputs
     }
 
 

@@ -170,9 +170,7 @@ SRC = npy(arrays()["src"])
         (multipart(parts()).replace(b'name="src"', b"nom=src"), InvalidRequest, "Content-Disposition"),
         (multipart(parts()).replace(b"form-data;", b"attachment;"), InvalidRequest, "Content-Disposition"),
         (
-            multipart(parts()).replace(
-                b"Content-Type: application/octet", b"Content-Transfer-Encoding: base64"
-            ),
+            multipart(parts()).replace(b"Content-Type: application/octet", b"Content-Transfer-Encoding: base64"),
             InvalidRequest,
             "Content-Transfer-Encoding",
         ),
@@ -180,9 +178,7 @@ SRC = npy(arrays()["src"])
     ],
 )
 @pytest.mark.parametrize("step", [61, 10**6])
-def test_wrong_parts_are_refused_by_name(
-    body: bytes, error: type[ConvgradError], says: str, step: int
-) -> None:
+def test_wrong_parts_are_refused_by_name(body: bytes, error: type[ConvgradError], says: str, step: int) -> None:
     """Parts that are missing, doubled, unknown, short, long or no tensors get an error that says so."""
     with pytest.raises(error, match=says):
         read_parts(body, step=step)
@@ -218,11 +214,7 @@ def test_a_call_is_refused_before_its_data_is_taken() -> None:
 
 def test_a_header_that_promises_more_than_the_body_has_is_refused() -> None:
     """A file that claims a gigabyte in a body of a kilobyte takes no memory."""
-    huge = (
-        npy(np.zeros((1, 1, 1), "f4"))
-        .replace(b"(1, 1, 1)", b"(8, 1, 33554432)"[:16])
-        .replace(b" " * 7, b"", 1)
-    )
+    huge = npy(np.zeros((1, 1, 1), "f4")).replace(b"(1, 1, 1)", b"(8, 1, 33554432)"[:16]).replace(b" " * 7, b"", 1)
     with pytest.raises(InvalidParams, match="can still come"):
         read_parts(multipart(parts(src=huge)))
 

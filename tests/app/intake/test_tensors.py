@@ -228,9 +228,7 @@ def test_large_tensors_are_put_in_order(form: str) -> None:
 
 def test_a_diverted_string_in_the_wrong_place_is_an_error_there() -> None:
     """A long string that is no tensor's is refused like any other value of the wrong type, never echoed."""
-    body = json.dumps(
-        {"attributes": {"strides": {"data": "A" * 800}}, "inputs": {"data": {"npy": "A" * 800}}}
-    )
+    body = json.dumps({"attributes": {"strides": {"data": "A" * 800}}, "inputs": {"data": {"npy": "A" * 800}}})
     with Holding(SegmentPool(MIB)) as holding:
         intake = JsonIntake(holding)
         intake.feed(body.encode())
