@@ -72,9 +72,7 @@ class Attributes(BaseModel):
         raise ValidationError.from_exception_data(cls.__name__, lines, hide_input=True)
 
     @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         made = handler.resolve_ref_schema(handler(schema))
         made["properties"] = _accepted(cls.called, made.get("properties", {}))
         return made
@@ -92,9 +90,7 @@ def _accepted(called: CalledOperation, plain: Mapping[str, Any]) -> dict[str, An
         own = {key: value for key, value in plain[row.name].items() if key not in _RETOLD}
         forms = [form for form in own.get("anyOf", [own]) if form != {"type": "null"}]
         if row.name == "auto_pad":
-            forms = [
-                {"type": "string", "enum": [*row.choices, "None", *(text.upper() for text in row.choices)]}
-            ]
+            forms = [{"type": "string", "enum": [*row.choices, "None", *(text.upper() for text in row.choices)]}]
         wrapped = {
             "type": "object",
             "properties": {"type": {"const": row.kind}, "value": forms[0]},
@@ -125,11 +121,7 @@ def read_attributes(called: CalledOperation, given: object) -> tuple[Given, list
     if unusable is not None:
         return Given(bad=frozenset(called.operation.attribute)), [unusable]
     values, spelled, problems = canonical(called, given)
-    bad = {
-        called.operation.attribute_spellings[found["loc"][1]]
-        for found in problems
-        if _is_known(called, found)
-    }
+    bad = {called.operation.attribute_spellings[found["loc"][1]] for found in problems if _is_known(called, found)}
     try:
         model = _field_model(called.called_as, partial=bool(bad))
         read = model.model_validate(values)
@@ -153,9 +145,7 @@ def _is_known(called: CalledOperation, found: Problem) -> bool:
 def _line(found: Problem) -> InitErrorDetails:
     # Pydantic formats messages with braces; ours are final.
     text = found["msg"].replace("{", "{{").replace("}", "}}")
-    return InitErrorDetails(
-        type=PydanticCustomError(found["type"], text), loc=tuple(found["loc"][1:]), input=None
-    )
+    return InitErrorDetails(type=PydanticCustomError(found["type"], text), loc=tuple(found["loc"][1:]), input=None)
 
 
 def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, str]) -> Problem:
@@ -175,9 +165,7 @@ def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, st
             msg, kind = f"{where} must have at most {MAX_DIMS} values, but has more", "too_long"
         case "literal_error":
             hint = near_miss(found["input"], row.choices)
-            msg = f"{where} must be one of {', '.join(row.choices)}" + (
-                f"; did you mean {hint}?" if hint else ""
-            )
+            msg = f"{where} must be one of {', '.join(row.choices)}" + (f"; did you mean {hint}?" if hint else "")
             kind = "choice"
         case "tuple_type":
             msg, kind = f"{where} must be a list of integers", "list_type"

@@ -53,11 +53,7 @@ def read_call(
     given, problems = read_attributes(called, attributes)
     found, more = read_inputs(called, inputs)
     problems.extend(more)
-    known = (
-        None
-        if output is None
-        else read_meta(output, ["outputs", called.wire_names[_output(called)]], problems)
-    )
+    known = None if output is None else read_meta(output, ["outputs", called.wire_names[_output(called)]], problems)
     call = Call(called, given, found, known, None, ("inputs", ""), [])
     if call.forward:
         weights = found.metas.get("weights")
@@ -84,15 +80,12 @@ def _choose_weights_shape(call: Call, problems: list[Problem]) -> None:
         shape, call.weights_loc = inputs, ("inputs", as_input)
         if given is not None and given != inputs:
             call.warnings.append(
-                f"{as_input} was given twice: the input {dims(inputs)} was used, not the attribute "
-                f"{dims(given)}"
+                f"{as_input} was given twice: the input {dims(inputs)} was used, not the attribute {dims(given)}"
             )
     elif given is not None:
         shape, call.weights_loc = given, ("attributes", written)
         if call.inputs.values_unknown:
-            call.warnings.append(
-                f"the values of the input {as_input} are not known here: the attribute was used"
-            )
+            call.warnings.append(f"the values of the input {as_input} are not known here: the attribute was used")
     elif known is not None:
         shape, call.weights_loc = known, ("outputs", call.called.wire_names["diff_weights"])
     else:
@@ -105,9 +98,7 @@ def _choose_weights_shape(call: Call, problems: list[Problem]) -> None:
         msg = f"{call.weights_loc[1]}[{axis}] must be at least 1, but is 0"
         problems.append(problem([*call.weights_loc, axis], msg, "greater_than_equal"))
     if known is not None and known != shape:
-        msg = (
-            f"{call.weights_loc[1]} must be the output's shape, which is {dims(known)}, but is {dims(shape)}"
-        )
+        msg = f"{call.weights_loc[1]} must be the output's shape, which is {dims(known)}, but is {dims(shape)}"
         problems.append(problem(call.weights_loc, msg, "output_shape"))
     call.weights = None if zeros else shape
 

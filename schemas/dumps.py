@@ -77,9 +77,7 @@ def read_dump(value: object, *, called: CalledOperation | None = None) -> Dump:
     if kind is None and called is not None:
         kind = called.called_as
     if not isinstance(kind, str):
-        raise invalid_params(
-            "not a dumped op", [problem([*loc, "kind"], "kind must name an operation", "missing")]
-        )
+        raise invalid_params("not a dumped op", [problem([*loc, "kind"], "kind must name an operation", "missing")])
     found = find_operation(kind)
     if called is not None and found.operation is not called.operation:
         msg = f"the spec must be of {called.operation.name}, the operation called, but its kind is {kind}"

@@ -73,9 +73,7 @@ def relate(call: Call, data_format: str, weights_format: str) -> tuple[Geometry,
     return made, problems
 
 
-def _relate_channels(
-    call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]
-) -> None:
+def _relate_channels(call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]) -> None:
     """Hold the weights to the channels of `src` and `diff_dst`, and find the axis that the groups divide."""
     groups = call.given.groups
     src, dst = made.src_channels, made.dst_channels
@@ -87,9 +85,7 @@ def _relate_channels(
         return
     axis = groups_axis_of(call.transposed, i, o, src, dst, groups)
     if axis is None:
-        right = [
-            (right_i, right_o) for _, right_i, right_o in weights_channels(call.transposed, src, dst, groups)
-        ]
+        right = [(right_i, right_o) for _, right_i, right_o in weights_channels(call.transposed, src, dst, groups)]
         channels = f"{src} channels of {call.name('src')}, {dst} of {call.name('diff_dst')}"
         problems.append(_wrong_weights(call, made, right, weights_format, channels))
     else:

@@ -63,9 +63,7 @@ def read_inputs(called: CalledOperation, given: object) -> tuple[Inputs, list[Pr
     return found, problems
 
 
-def _by_name(
-    called: CalledOperation, given: Any, found: Inputs, problems: list[Problem]
-) -> dict[str, object]:
+def _by_name(called: CalledOperation, given: Any, found: Inputs, problems: list[Problem]) -> dict[str, object]:
     values: dict[str, object] = {}
     spellings = called.operation.input_spellings
     for key, value in given.items():
@@ -113,9 +111,7 @@ def _check_sizes(name: str, key: str, shape: tuple[int, ...], problems: list[Pro
     ranks = (1,) if name == "bias" else RANKS
     if len(shape) not in ranks:
         rule = "1 dimension" if name == "bias" else "3, 4 or 5 dimensions"
-        problems.append(
-            problem(["inputs", key, "shape"], f"{key} must have {rule}, but has {len(shape)}", "rank")
-        )
+        problems.append(problem(["inputs", key, "shape"], f"{key} must have {rule}, but has {len(shape)}", "rank"))
         return
     # The batch alone may be empty: it is the leading axis in either data format.
     first = 1 if name in ("src", "diff_dst") else 0
@@ -132,18 +128,14 @@ def _shape_values(value: object, key: str, problems: list[Problem]) -> tuple[int
         return _listed(value, key, problems)
     meta = read_meta(value, loc, problems)
     if meta is not None and meta.dtype != "s32":
-        problems.append(
-            problem([*loc, "dtype"], f"{key} must be s32, or a JSON list of integers", "shape_dtype")
-        )
+        problems.append(problem([*loc, "dtype"], f"{key} must be s32, or a JSON list of integers", "shape_dtype"))
     if meta is not None and len(meta.shape) != 1:
         msg = f"{key} must have 1 dimension, but has {len(meta.shape)}"
         problems.append(problem([*loc, "shape"], msg, "rank"))
     return None
 
 
-def _listed(
-    value: list[object] | tuple[object, ...], key: str, problems: list[Problem]
-) -> tuple[int, ...] | None:
+def _listed(value: list[object] | tuple[object, ...], key: str, problems: list[Problem]) -> tuple[int, ...] | None:
     if len(value) > MAX_DIMS:
         msg = f"{key} must have at most {MAX_DIMS} values, but has {len(value)}"
         problems.append(problem(["inputs", key], msg, "too_long"))

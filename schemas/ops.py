@@ -64,9 +64,7 @@ def resolve(
     raise invalid_params(called.called_as, problems)
 
 
-def _resolved(
-    call: Call, made: Geometry, data_format: str, weights_format: str, problems: list[Problem]
-) -> ResolvedOp:
+def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str, problems: list[Problem]) -> ResolvedOp:
     given, metas = call.given, call.inputs.metas
     dtype = call.inputs.dtype or ""
     groups = given.groups or 1

@@ -37,9 +37,7 @@ def members_problem(given: object, loc: list[str | int]) -> Problem | None:
     if not isinstance(given, Mapping):
         return problem(loc, f"{name} must be an object", "object_type")
     if len(given) > MAX_MEMBERS:
-        return problem(
-            loc, f"{name} must have at most {MAX_MEMBERS} members, but has {len(given)}", "too_long"
-        )
+        return problem(loc, f"{name} must have at most {MAX_MEMBERS} members, but has {len(given)}", "too_long")
     return None
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convgrad._errors import InvalidParams
-from schemas.problems import Problem, invalid_params, problem, safe_key
+from schemas.problems import Problem, invalid_params, members_problem, problem, safe_key
 from schemas.tables import near_miss
 
 __all__ = [
@@ -120,6 +120,9 @@ def bind_params(
     if params is None:
         found: dict[str, Any] = {}
     elif isinstance(params, Mapping):
+        crowded = members_problem(params, ["params"])
+        if crowded is not None:
+            raise _wrong_params([crowded])
         found = {name: params[name] for name in names if name in params}
         problems.extend(_unknown(name, names) for name in params if name not in names)
     else:
@@ -128,9 +131,7 @@ def bind_params(
             msg = f"there are at most {len(names)} parameters ({', '.join(names)}), but {len(params)} came"
             problems.append(problem(["params"], msg, "too_long"))
     problems.extend(
-        problem([name], f"the parameter {name} is required", "missing")
-        for name in required
-        if name not in found
+        problem([name], f"the parameter {name} is required", "missing") for name in required if name not in found
     )
     if problems:
         raise _wrong_params(problems)

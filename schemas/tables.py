@@ -160,9 +160,7 @@ def _spellings(rows: tuple[AttributeRow, ...] | tuple[TensorRow, ...]) -> dict[s
     return found
 
 
-_STRIDES = AttributeRow(
-    "strides", "s64[]", "Step of the weights along each spatial axis.", required="yes", minimum=1
-)
+_STRIDES = AttributeRow("strides", "s64[]", "Step of the weights along each spatial axis.", required="yes", minimum=1)
 _PADS_BEGIN = AttributeRow(
     "pads_begin",
     "s64[]",

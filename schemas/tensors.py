@@ -166,9 +166,7 @@ def read_tensor(value: object, loc: list[str | int], problems: list[Problem]) ->
     """Return a tensor of a request in any of its forms, or None after noting what is wrong."""
     if not isinstance(value, Mapping):
         problems.append(
-            problem(
-                loc, f"{_where(loc)} must be a tensor: an object with dtype, shape and data", "tensor_type"
-            )
+            problem(loc, f"{_where(loc)} must be a tensor: an object with dtype, shape and data", "tensor_type")
         )
         return None
     crowded = members_problem(value, loc)
@@ -179,9 +177,7 @@ def read_tensor(value: object, loc: list[str | int], problems: list[Problem]) ->
     _unknown_members(value, loc, problems)
     dtype, shape = value.get("dtype"), value.get("shape")
     if dtype is not None and not isinstance(dtype, str):
-        problems.append(
-            problem([*loc, "dtype"], f"the dtype of {_where(loc)} must be a string", "string_type")
-        )
+        problems.append(problem([*loc, "dtype"], f"the dtype of {_where(loc)} must be a string", "string_type"))
     sizes = None if shape is None else read_shape(shape, [*loc, "shape"], problems)
     encoding = _encoding(value, loc, problems)
     if len(problems) > before:
@@ -195,9 +191,7 @@ def _unknown_members(value: Mapping[Any, Any], loc: list[str | int], problems: l
         if key not in _MEMBERS and key not in _DUMPED:
             name, hint = safe_key(key), near_miss(key, _MEMBERS)
             msg = f"a tensor has dtype, shape and data, or npy, but {_where(loc)} has another member"
-            problems.append(
-                problem([*loc, name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_member")
-            )
+            problems.append(problem([*loc, name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_member"))
 
 
 def _encoding(
@@ -212,14 +206,10 @@ def _encoding(
     # A body's reader may have put its own object in the place of a long text; plain JSON of another kind is
     # a mistake.
     if isinstance(value[member], bool | int | float | list | tuple | dict):
-        problems.append(
-            problem([*loc, member], f"{member} of {_where(loc)} must be base64 text", "string_type")
-        )
+        problems.append(problem([*loc, member], f"{member} of {_where(loc)} must be base64 text", "string_type"))
     if member == "npy":
         if value.get("shape") is not None:
-            problems.append(
-                problem([*loc, "shape"], f"the npy file of {_where(loc)} has its own shape", "conflict")
-            )
+            problems.append(problem([*loc, "shape"], f"the npy file of {_where(loc)} has its own shape", "conflict"))
         return "npy"
     problems.extend(
         problem([*loc, needed], f"{_where(loc)} has data and needs a {needed}", "missing")

@@ -73,9 +73,7 @@ def test_both_spellings_with_one_value() -> None:
     assert read.weights_shape == (4, 6, 3, 3)
 
 
-@pytest.mark.parametrize(
-    "other", [[4, 6, 3, 4], [4, 6, 3], [4.0, 6, 3, 3], [True, 6, 3, 3], [[4], 6, 3, 3], "4"]
-)
+@pytest.mark.parametrize("other", [[4, 6, 3, 4], [4, 6, 3], [4.0, 6, 3, 3], [True, 6, 3, 3], [[4], 6, 3, 3], "4"])
 def test_both_spellings_with_two_values(other: Any) -> None:
     """Both spellings with different values are refused, also when Python would call the values equal."""
     given = {"weights_shape": [4, 6, 3, 3], "filter_shape": other}

@@ -116,9 +116,7 @@ def test_a_square_of_channels_is_told_apart_too() -> None:
     """Equal channels on both sides leave no doubt about the groups axis either."""
     shape = tensors(src=(1, 6, 5), diff_dst=(1, 6, 7))
     for axis, weights in (("O", [6, 2, 3]), ("I", [2, 6, 3])):
-        op = resolve(
-            GRADIENT, attributes(1, weights_format="IOX", groups=3), shape | {"weights_shape": weights}
-        )
+        op = resolve(GRADIENT, attributes(1, weights_format="IOX", groups=3), shape | {"weights_shape": weights})
         assert op.groups_axis == axis
 
 
@@ -262,9 +260,7 @@ def test_shapes_that_broke_other_implementations(trap: tuple[Any, ...]) -> None:
         "weights_format": "OIX" if name == CONVOLUTION else "IOX",
     }
     weights = [o, i // groups, *kernel] if name == CONVOLUTION else [i, o // groups, *kernel]
-    op = resolve(
-        name, given, {"src": tensor(n, i, *src), "diff_dst": tensor(n, o, *dst), "weights_shape": weights}
-    )
+    op = resolve(name, given, {"src": tensor(n, i, *src), "diff_dst": tensor(n, o, *dst), "weights_shape": weights})
     assert (op.dst_spatial, op.kernel) == (dst, kernel)
 
 

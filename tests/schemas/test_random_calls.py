@@ -37,20 +37,13 @@ def right_calls(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, Any], d
     extra = tuple(draw(st.integers(0, stride - 1)) for stride in strides)
     if operation.transposed:
         dst = tuple(
-            spread(s, k, t, d) - b - e + p
-            for (s, k, t, d), b, e, p in zip(each, begin, end, extra, strict=True)
+            spread(s, k, t, d) - b - e + p for (s, k, t, d), b, e, p in zip(each, begin, end, extra, strict=True)
         )
     else:
         dst = tuple(windows(s, b, e, k, t, d) for (s, k, t, d), b, e in zip(each, begin, end, strict=True))
     groups = draw(st.integers(1, 3))
     i, o = groups * draw(st.integers(1, 3)), groups * draw(st.integers(1, 3))
-    axis = (
-        draw(st.sampled_from("IO"))
-        if operation.transposed and groups > 1
-        else "O"
-        if operation.transposed
-        else "I"
-    )
+    axis = draw(st.sampled_from("IO")) if operation.transposed and groups > 1 else "O" if operation.transposed else "I"
     weights = (i, o // groups) if axis == "O" else (i // groups, o)
     n = draw(st.integers(0, 3))
     data_format, order = (
@@ -124,9 +117,7 @@ def test_a_wrong_size_is_refused(
     if size < 1:
         return
     sizes = (*facts["dst_spatial"][:axis], size, *facts["dst_spatial"][axis + 1 :])
-    inputs = inputs | tensors(
-        diff_dst=data_shape(facts["n"], facts["dst_channels"], sizes, attributes["data_format"])
-    )
+    inputs = inputs | tensors(diff_dst=data_shape(facts["n"], facts["dst_channels"], sizes, attributes["data_format"]))
     stride, dilation = attributes["strides"][axis], attributes["dilations"][axis]
     begin, end, kernel = (facts[part][axis] for part in ("pads_begin", "pads_end", "kernel"))
     src, extra = facts["src_spatial"][axis], attributes.get("output_padding")
@@ -160,19 +151,11 @@ JSON = st.recursive(
     max_leaves=12,
 )
 SIZES = st.lists(st.sampled_from([0, 1, 2, 3, 4, 7, 8, 2**31, 2**62, -1]), max_size=6)
-ATTRIBUTE_NAMES = sorted(
-    {name for n in operation_names() for name in find_operation(n).operation.attribute_spellings}
-)
-INPUT_NAMES = sorted(
-    {name for n in operation_names() for name in find_operation(n).operation.input_spellings}
-)
-WRAPPED = st.fixed_dictionaries(
-    {"type": st.sampled_from(["s64[]", "s64", "string"]), "value": SCALARS | SIZES}
-)
+ATTRIBUTE_NAMES = sorted({name for n in operation_names() for name in find_operation(n).operation.attribute_spellings})
+INPUT_NAMES = sorted({name for n in operation_names() for name in find_operation(n).operation.input_spellings})
+WRAPPED = st.fixed_dictionaries({"type": st.sampled_from(["s64[]", "s64", "string"]), "value": SCALARS | SIZES})
 TENSOR = st.fixed_dictionaries({}, optional={"dtype": SCALARS, "shape": SIZES | JSON, "data": SCALARS})
-ATTRIBUTES = st.dictionaries(
-    st.sampled_from([*ATTRIBUTE_NAMES, "kind", "attrs", "graph", "?"]), JSON | SIZES | WRAPPED
-)
+ATTRIBUTES = st.dictionaries(st.sampled_from([*ATTRIBUTE_NAMES, "kind", "attrs", "graph", "?"]), JSON | SIZES | WRAPPED)
 INPUTS = st.dictionaries(st.sampled_from([*INPUT_NAMES, "?"]), JSON | SIZES | TENSOR)
 
 

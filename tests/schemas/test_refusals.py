@@ -328,9 +328,7 @@ def test_all_errors_in_one_pass() -> None:
         ),
     ],
 )
-def test_the_right_format_is_named(
-    name: str, given: dict[str, Any], inputs: dict[str, Any], hint: str
-) -> None:
+def test_the_right_format_is_named(name: str, given: dict[str, Any], inputs: dict[str, Any], hint: str) -> None:
     """Shapes that fit other formats than those of the call are refused with the formats that they fit."""
     spatial = len(inputs["src"].shape) - 2
     with pytest.raises(InvalidParams) as caught:
@@ -351,9 +349,7 @@ def test_the_message_is_the_first_rule() -> None:
     """The error's own message is its first broken rule, and says how many more there are."""
     with pytest.raises(InvalidParams) as caught:
         resolve(GRADIENT, attributes(strides=[0, 0], groups=0), gradient())
-    assert caught.value.message == (
-        f"{GRADIENT}: strides[0] must be at least 1, but is 0 (and 2 more broken rules)"
-    )
+    assert caught.value.message == (f"{GRADIENT}: strides[0] must be at least 1, but is 0 (and 2 more broken rules)")
 
 
 def test_a_long_list_of_errors_is_cut() -> None:

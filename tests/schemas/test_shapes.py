@@ -99,9 +99,7 @@ def test_both_same_rules_agree_on_what_the_forward_pass_makes(size: int) -> None
 
 def test_valid_is_no_padding() -> None:
     """`valid` pads neither operation."""
-    assert (
-        shapes.auto_pad_convolution("valid", 7, 3, 2) == shapes.auto_pad_transposed("valid", 3, 2) == (0, 0)
-    )
+    assert shapes.auto_pad_convolution("valid", 7, 3, 2) == shapes.auto_pad_transposed("valid", 3, 2) == (0, 0)
 
 
 def test_a_short_kernel_in_a_transposed_convolution() -> None:

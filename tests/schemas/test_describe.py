@@ -1,0 +1,69 @@
+"""The tables as plain JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from convgrad._errors import UnknownOperation
+from schemas.describe import describe, example, list_operations, weights_layouts
+from schemas.ops import resolve
+from schemas.tables import OPERATIONS, find_operation, operation_names
+
+
+def test_the_list_has_every_operation_and_alias() -> None:
+    """The list has one entry for each operation, and together all names."""
+    listed = list_operations()
+    assert [entry["op"] for entry in listed] == [operation.name for operation in OPERATIONS]
+    assert {name for entry in listed for name in (entry["op"], *entry["aliases"])} == set(operation_names())
+    assert json.loads(json.dumps(listed)) == listed
+
+
+@pytest.mark.parametrize("name", operation_names())
+def test_a_description_is_the_whole_table(name: str) -> None:
+    """A description has every attribute, input and output, in the dialect of the name asked by."""
+    called = find_operation(name)
+    told = describe(name)
+    assert json.loads(json.dumps(told)) == told
+    assert (told["op"], told["operation"], told["dialect"]) == (name, called.operation.name, called.dialect)
+    operation = called.operation
+    attributes = {entry["name"]: entry["aliases"] for entry in told["attributes"]}
+    assert list(attributes) == [called.wire_names[row.name] for row in operation.attributes]
+    assert {*attributes, *(name for aliases in attributes.values() for name in aliases)} == set(
+        operation.attribute_spellings
+    )
+    inputs = {entry["name"]: entry["aliases"] for entry in told["inputs"]}
+    assert list(inputs) == [called.wire_names[row.name] for row in operation.inputs]
+    assert {*inputs, *(name for aliases in inputs.values() for name in aliases)} == set(operation.input_spellings)
+    assert [entry["name"] for entry in told["outputs"]] == [called.wire_names[operation.output.name]]
+
+
+def test_defaults_go_by_the_name() -> None:
+    """The described default of the weights format is the one under the name asked by."""
+    for name, spelling, default in (
+        ("ConvTransposeBackpropFilters", "filter_format", "XIO"),
+        ("ConvTransposeBackwardWeights", "weights_format", "XOI"),
+    ):
+        rows = {row["name"]: row for row in describe(name)["attributes"]}
+        assert rows[spelling]["default"] == default
+
+
+def test_layouts_name_the_divided_axis() -> None:
+    """A layout is the format's letters, with the axis that the groups divide marked."""
+    transposed = weights_layouts(find_operation("ConvTranspose"))
+    assert transposed["IOX"] == {"O": "(I, O/g, X)", "I": "(I/g, O, X)"}
+    assert weights_layouts(find_operation("ConvolutionBackwardWeights"))["XIO"] == {"I": "(X, I/g, O)"}
+
+
+@pytest.mark.parametrize("name", operation_names())
+def test_examples_resolve(name: str) -> None:
+    """The example of every name is a right call."""
+    call = example(find_operation(name))
+    assert resolve(name, call["attributes"], call["inputs"]).called_as == name
+
+
+def test_unknown_operations_have_no_description() -> None:
+    """Asking for another operation is the error of an unknown one."""
+    with pytest.raises(UnknownOperation):
+        describe("Convolution")

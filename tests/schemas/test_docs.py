@@ -1,0 +1,44 @@
+"""The generated pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from schemas.docs import main, pages, stale
+from schemas.tables import OPERATIONS, find_operation
+
+FOLDER = Path(__file__).parents[2] / "docs" / "operations"
+
+
+def test_the_pages_are_what_the_tables_say() -> None:
+    """The pages in the repository are fresh; `scripts/docs` makes them so."""
+    assert stale(FOLDER) == []
+
+
+def test_there_is_a_page_for_each_operation() -> None:
+    """Each operation has its page with a row for each attribute, and the index leads to it."""
+    made = pages()
+    for operation in OPERATIONS:
+        page = made[f"{operation.name}.md"]
+        assert f"({operation.name}.md)" in made["README.md"]
+        for name in find_operation(operation.name).wire_names:
+            assert f"`{name}`" in page
+
+
+def test_writing_and_checking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A check names what is missing, changed or left over; writing mends all three."""
+    folder = ["--folder", str(tmp_path / "pages")]
+    assert main(["--check", *folder]) == 1
+    assert main(folder) == 0
+    assert main(["--check", *folder]) == 0
+    (tmp_path / "pages" / "ConvTranspose.md").write_text("old", encoding="utf-8")
+    (tmp_path / "pages" / "Gone.md").write_text("old", encoding="utf-8")
+    capsys.readouterr()
+    assert main(["--check", *folder]) == 1
+    told = capsys.readouterr().err
+    assert "ConvTranspose.md" in told
+    assert "Gone.md" in told
+    assert main(folder) == 0
+    assert stale(tmp_path / "pages") == []

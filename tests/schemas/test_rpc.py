@@ -1,0 +1,159 @@
+"""JSON-RPC 2.0 messages as objects."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from convgrad._errors import InvalidParams
+from schemas.rpc import (
+    CALL_PARAMS,
+    Batch,
+    Invalid,
+    Request,
+    bind_params,
+    error_response,
+    notification,
+    parse_message,
+    response,
+)
+
+
+def message(**members: Any) -> dict[str, Any]:
+    """A right request, changed."""
+    return {"jsonrpc": "2.0", "method": "ops.list", "id": 1} | members
+
+
+@pytest.mark.parametrize("given", ["", "abc", 0, -7, 2**70, 1.5, None])
+def test_ids_keep_value_and_type(given: Any) -> None:
+    """An id is a string, a number or null, and comes back as it was."""
+    found = parse_message(message(id=given))
+    assert found == Request("ops.list", None, given)
+    assert isinstance(found, Request)
+    assert type(found.id) is type(given)
+
+
+def test_without_an_id_it_is_a_notification() -> None:
+    """A request without id wants no answer; one with a null id does."""
+    bare = message()
+    del bare["id"]
+    found = parse_message(bare)
+    assert isinstance(found, Request)
+    assert found.is_notification
+    with_null = parse_message(message(id=None))
+    assert isinstance(with_null, Request)
+    assert not with_null.is_notification
+
+
+@pytest.mark.parametrize("given", [True, [], {}, math.nan, math.inf, "\ud800", "x" * 5000])
+def test_ids_that_can_not_be_sent_back(given: Any) -> None:
+    """Anything else as id makes the request invalid, and the answer's id null."""
+    found = parse_message(message(id=given))
+    assert found == Invalid("id must be a string, a number or null")
+
+
+@pytest.mark.parametrize("params", [[], {}, [1, "a"], {"op": "x"}])
+def test_params_by_position_or_by_name(params: Any) -> None:
+    """Params may be an array or an object."""
+    found = parse_message(message(params=params))
+    assert isinstance(found, Request)
+    assert found.params == params
+
+
+@pytest.mark.parametrize(
+    ("payload", "rule", "found_id"),
+    [
+        (message(jsonrpc="1.0"), "jsonrpc", 1),
+        (message(jsonrpc=2.0), "jsonrpc", 1),
+        ({"method": "x", "id": "a"}, "jsonrpc", "a"),
+        (message(method=1), "method", 1),
+        ({"jsonrpc": "2.0", "id": 4}, "method", 4),
+        ({"jsonrpc": "2.0"}, "method", None),
+        (message(params="bar"), "params", 1),
+        (message(params=None), "params", 1),
+        (message(params=3), "params", 1),
+        ([], "batch", None),
+        (3, "request", None),
+        (None, "request", None),
+        ("x", "request", None),
+        ([message()] * 3, "batch", None),
+    ],
+)
+def test_invalid_requests(payload: Any, rule: str, found_id: Any) -> None:
+    """What is no request is answered with the id that it has, and null when it has none."""
+    found = parse_message(payload, max_batch=2)
+    assert isinstance(found, Invalid)
+    assert found.message.startswith((rule, f"a {rule}"))
+    assert found.id == found_id
+
+
+def test_a_mixed_batch() -> None:
+    """A batch keeps its order, and its wrong items are answered each by itself."""
+    found = parse_message([message(id=1), 1, message(id="b"), {"foo": "boo"}, []])
+    assert isinstance(found, Batch)
+    assert [item.id for item in found.items] == [1, None, "b", None, None]
+    assert [isinstance(item, Request) for item in found.items] == [True, False, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("params", "found"),
+    [
+        (None, {}),
+        ([], {}),
+        ({}, {}),
+        ([{}], {"attributes": {}}),
+        ([1, 2, 3], {"attributes": 1, "inputs": 2, "options": 3}),
+        ({"inputs": 2, "attributes": 1}, {"attributes": 1, "inputs": 2}),
+    ],
+)
+def test_params_are_bound_to_names(params: Any, found: dict[str, Any]) -> None:
+    """By position they go in the order attributes, inputs, options."""
+    assert bind_params(params, CALL_PARAMS) == found
+
+
+@pytest.mark.parametrize(
+    ("params", "where"),
+    [
+        ([1, 2, 3, 4], ["params"]),
+        ({"attribute": 1}, ["attribute"]),
+        ({"inputs": 1}, ["attributes"]),
+        (None, ["attributes"]),
+        ({"\ud800": 1, "attributes": 1}, ["?"]),
+    ],
+)
+def test_params_that_do_not_fit(params: Any, where: list[str]) -> None:
+    """A surplus, unknown or missing parameter is an error at its name."""
+    with pytest.raises(InvalidParams) as caught:
+        bind_params(params, CALL_PARAMS, required=("attributes",))
+    assert where in [problem["loc"] for problem in caught.value.errors]
+
+
+def test_a_misspelt_param_gets_a_hint() -> None:
+    """The error of an unknown parameter names the one that was meant."""
+    with pytest.raises(InvalidParams, match="did you mean attributes"):
+        bind_params({"atributes": 1}, CALL_PARAMS)
+
+
+def test_a_crowd_of_params_is_one_error() -> None:
+    """An object with very many parameters is refused as a whole."""
+    with pytest.raises(InvalidParams) as caught:
+        bind_params({f"a{index}": 1 for index in range(10_000)}, CALL_PARAMS)
+    assert len(caught.value.errors) == 1
+
+
+def test_messages_out() -> None:
+    """Answers and notifications have the members of the specification, and no others."""
+    assert response("a", [1]) == {"jsonrpc": "2.0", "result": [1], "id": "a"}
+    assert error_response(None, -32600, "no") == {
+        "jsonrpc": "2.0",
+        "error": {"code": -32600, "message": "no"},
+        "id": None,
+    }
+    assert error_response(1, -32602, "no", {"errors": []})["error"]["data"] == {"errors": []}
+    assert notification("notifications/progress", {"progress": 1}) == {
+        "jsonrpc": "2.0",
+        "method": "notifications/progress",
+        "params": {"progress": 1},
+    }
