@@ -1,6 +1,6 @@
 """Take real layers through a running service and compare every gradient with float64.
 
-    python examples/real_layers.py [--url URL] [--batch 2] [--dtype f32] [--all]
+    python examples/real_layers.py [--url URL] [--batch 2] [--dtype f32] [--model WaveNet] [--all]
 
 The shapes are those of `benchmarks/shapes.json`, with random data and a small batch. Every gradient is
 computed three times: by the service's fast kernel, by its float64 reference (`reference=True`), and, for the
@@ -45,12 +45,12 @@ def main() -> int:
     worst = 0.0
     with convgrad.Client(arguments.url, timeout=600) as client:
         try:
-            client.wait_until_ready(timeout=120)
+            client.wait_until_ready(timeout=arguments.wait)
         except convgrad.ConvgradError as error:
             print(f"no service at {arguments.url} ({error}); scripts/serve starts one", file=sys.stderr)
             return 2
         print(ROW.format(*HEAD))
-        for name, layer in chosen_layers(everything=arguments.all):
+        for name, layer in chosen_layers(arguments.model, everything=arguments.all):
             columns, error_of_layer = run(client, layer, arguments.batch, arguments.dtype)
             print(ROW.format(name, *columns), flush=True)
             worst = max(worst, error_of_layer)
@@ -63,15 +63,15 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description="Take real layers through a running service.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service (%(default)s)")
-    parser.add_argument(
-        "--batch", type=int, default=2, help="images, at most the published number (%(default)s)"
-    )
+    parser.add_argument("--batch", type=int, default=2, help="images, at most the published number (%(default)s)")
+    parser.add_argument("--wait", type=float, default=60, help="seconds to wait for the service (%(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default="f32", help="dtype of the tensors (%(default)s)")
+    parser.add_argument("--model", choices=MODELS, help="layers of this model only")
     parser.add_argument("--all", action="store_true", help="every layer of the file; takes some minutes")
     return parser.parse_args()
 
 
-def chosen_layers(*, everything: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def chosen_layers(only: str | None, *, everything: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Give the layers to run with the names to print."""
     layers = json.loads(LAYERS.read_text())
     if everything:
@@ -79,7 +79,7 @@ def chosen_layers(*, everything: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     for model, starts in MODELS.items():
         for layer in layers:
-            if layer["name"].startswith(starts):
+            if layer["name"].startswith(starts) and only in {None, model}:
                 yield f"{model} {layer['name'].split(':')[1]}", layer
 
 
@@ -110,9 +110,7 @@ def call_of(layer: dict[str, Any], n: int, dtype: str) -> tuple[dict[str, Array]
     """Make random inputs for a layer, channels first, and its attributes."""
     rng = np.random.default_rng(0)
     inputs = {
-        name: rng.standard_normal((n, layer[f"{side}_channels"], *layer[f"{side}_spatial"])).astype(
-            DTYPES[dtype]
-        )
+        name: rng.standard_normal((n, layer[f"{side}_channels"], *layer[f"{side}_spatial"])).astype(DTYPES[dtype])
         for name, side in (("src", "src"), ("diff_dst", "dst"))
     }
     lists = ["strides", "dilations", "pads_begin", "pads_end"]
@@ -146,9 +144,7 @@ def middle_tap(layer: dict[str, Any], src: Array, diff_dst: Array) -> tuple[tupl
         at_wide.append(slice(int(meets[inside[0]]), int(meets[inside[-1]]) + 1, stride))
     groups = layer["groups"]
     rows, columns = (
-        np.moveaxis(tensor[last_axes(at)].astype(np.float64), 1, 0).reshape(
-            groups, tensor.shape[1] // groups, -1
-        )
+        np.moveaxis(tensor[last_axes(at)].astype(np.float64), 1, 0).reshape(groups, tensor.shape[1] // groups, -1)
         for tensor, at in ((narrow, at_narrow), (wide, at_wide))
     )
     product = rows @ columns.transpose(0, 2, 1)

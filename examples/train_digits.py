@@ -1,12 +1,12 @@
 """Train a small convolutional network on handwritten digits, its filters' gradients coming from the service.
 
-    python examples/train_digits.py [--url URL] [--epochs 15]
+    python examples/train_digits.py [--url URL] [--epochs 15] [--picture FILE]
 
 The network is plain NumPy: two 3x3 convolutions (the second with stride 2), ReLU, one dense layer, softmax,
 Adam. Its backward pass asks a running convgrad service for the gradients of the filters
 (`ConvolutionBackwardWeights`), and for the gradient that goes on to the layer before, which is the
 `ConvTranspose` of the same filters. The data are the 1,797 digits of 8x8 pixels that come with scikit-learn.
-Writes the loss curve to docs/images/train_digits.png; exits with 1 when the test accuracy does not pass 95 %.
+Writes the loss curve as a PNG file; exits with 1 when the test accuracy does not pass 95 %.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Array = npt.NDArray[np.float32]
 Parameters = dict[str, Array]
 
 BATCH = 64
-PICTURE = Path(__file__).parent.parent / "docs" / "images" / "train_digits.png"
+PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "train_digits.png"
 
 
 class Convolution:
@@ -52,9 +52,7 @@ class Convolution:
         windows = np.lib.stride_tricks.sliding_window_view(
             np.pad(src, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), axis=(1, 2)
         )[:, :: self.stride, :: self.stride]  # (N, H, W, I, KH, KW)
-        dst = (
-            np.tensordot(windows, self.weights, axes=((4, 5, 3), (0, 1, 2))) + parameters[self.name + ".bias"]
-        )
+        dst = np.tensordot(windows, self.weights, axes=((4, 5, 3), (0, 1, 2))) + parameters[self.name + ".bias"]
         relu: Array = np.maximum(dst, 0)
         self.dst = relu
         return relu
@@ -138,21 +136,21 @@ class Adam:
 
 def main() -> int:
     """Train, report, draw."""
-    parser = argparse.ArgumentParser(
-        description="Train on handwritten digits with filter gradients from the service."
-    )
+    parser = argparse.ArgumentParser(description="Train on handwritten digits with filter gradients from the service.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service (%(default)s)")
+    parser.add_argument("--wait", type=float, default=60, help="seconds to wait for the service (%(default)s)")
     parser.add_argument("--epochs", type=int, default=15, help="passes over the digits (%(default)s)")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help="where to draw the loss curve")
     arguments = parser.parse_args()
     with convgrad.Client(arguments.url) as client:
         try:
-            client.wait_until_ready(timeout=120)
+            client.wait_until_ready(timeout=arguments.wait)
         except convgrad.ConvgradError as error:
             print(f"no service at {arguments.url} ({error}); scripts/serve starts one", file=sys.stderr)
             return 2
         losses, accuracies = train(client, arguments.epochs)
-    draw(losses, accuracies)
-    print(f"test accuracy {accuracies[-1]:.1%}; loss curve in {PICTURE.relative_to(PICTURE.parents[2])}")
+    draw(losses, accuracies, arguments.picture)
+    print(f"test accuracy {accuracies[-1]:.1%}; loss curve in {arguments.picture}")
     return int(accuracies[-1] <= 0.95)
 
 
@@ -176,14 +174,10 @@ def train(client: convgrad.Client, epochs: int) -> tuple[list[float], list[float
             loss, gradients = network.loss_and_gradients(train_x[batch], train_y[batch])
             optimiser.step(gradients)
             losses.append(loss)
-            show_progress(
-                epoch * len(batches) + done, epochs * len(batches), loss, time.perf_counter() - started
-            )
+            show_progress(epoch * len(batches) + done, epochs * len(batches), loss, time.perf_counter() - started)
         accuracies.append(float((network.logits(test_x).argmax(1) == test_y).mean()))
     seconds = time.perf_counter() - started
-    print(
-        f"{len(losses)} steps in {seconds:.1f} s; {len(train_x)} digits to learn from, {len(test_x)} to test"
-    )
+    print(f"{len(losses)} steps in {seconds:.1f} s; {len(train_x)} digits to learn from, {len(test_x)} to test")
     return losses, accuracies
 
 
@@ -219,7 +213,7 @@ def show_progress(done: int, total: int, loss: float, seconds: float) -> None:
         print(text, end=end, file=sys.stderr, flush=True)
 
 
-def draw(losses: list[float], accuracies: list[float]) -> None:
+def draw(losses: list[float], accuracies: list[float], picture: Path) -> None:
     """Write the loss of every batch and the test accuracy of every epoch as a picture."""
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
@@ -230,13 +224,11 @@ def draw(losses: list[float], accuracies: list[float]) -> None:
     axes.set(xlabel="step", ylabel="cross-entropy", title="Digits: filter gradients from the service")
     right = axes.twinx()
     ends = np.arange(1, len(accuracies) + 1) * len(losses) / len(accuracies)
-    right.plot(
-        ends, [100 * value for value in accuracies], color="tab:orange", marker=".", label="test accuracy"
-    )
+    right.plot(ends, [100 * value for value in accuracies], color="tab:orange", marker=".", label="test accuracy")
     right.set(ylabel="test accuracy, %")
     figure.legend(loc="outside lower center", ncols=2)
-    PICTURE.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PICTURE, dpi=120)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=120)
 
 
 def _normal(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> Array:

@@ -170,8 +170,7 @@ class Case:
         """Make normally distributed inputs in the case's dtype."""
         rng = np.random.default_rng(self.seed)
         return {
-            name: naive.round_to(self.dtype, rng.standard_normal(shape))
-            for name, shape in self.input_shapes.items()
+            name: naive.round_to(self.dtype, rng.standard_normal(shape)) for name, shape in self.input_shapes.items()
         }
 
     def mirrored(self) -> Case:
@@ -327,7 +326,5 @@ def real_layers() -> Iterator[Case]:
     path = Path(__file__).parent.parent / "benchmarks" / "shapes.json"
     for row in json.loads(path.read_text()):
         known = {each.name for each in fields(Case)} & row.keys()
-        plain: dict[str, Any] = {
-            key: tuple(row[key]) if isinstance(row[key], list) else row[key] for key in known
-        }
+        plain: dict[str, Any] = {key: tuple(row[key]) if isinstance(row[key], list) else row[key] for key in known}
         yield Case(**plain, groups_axis="O" if row["op"].startswith("ConvTranspose") else "I")

@@ -21,9 +21,7 @@ CHANNELS_FIRST: dict[str, Any] = {"data_format": "NCX", "weights_format": "OIX"}
 FORMATS = ["XIO", "OIX", "IOX", "XOI"]
 
 
-def _random(
-    rng: np.random.Generator, n: int, channels: int, spatial: tuple[int, ...], data_format: str
-) -> Any:
+def _random(rng: np.random.Generator, n: int, channels: int, spatial: tuple[int, ...], data_format: str) -> Any:
     shape = (n, channels, *spatial) if data_format == "NCX" else (n, *spatial, channels)
     return rng.integers(-4, 5, shape).astype(np.float64)
 
@@ -65,9 +63,7 @@ def test_slices_equal_loops(
 
 @pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 @pytest.mark.parametrize("groups", [1, 3])
-def test_gradients_are_adjoint_to_the_forward_passes(
-    geometry: tuple[tuple[int, ...], ...], groups: int
-) -> None:
+def test_gradients_are_adjoint_to_the_forward_passes(geometry: tuple[tuple[int, ...], ...], groups: int) -> None:
     """<conv(x, w), y> = <w, dW(x, y)> = <x, convT(y, w)>, for both operations, exactly on integers."""
     wide, kernel, strides, dilations, pads, narrow = geometry
     rng = np.random.default_rng(8)
@@ -80,9 +76,7 @@ def test_gradients_are_adjoint_to_the_forward_passes(
     attributes["data_format"] = "NXC"
     x = _random(rng, 2, 2 * groups, wide, "NXC")
     y = _random(rng, 2, groups, narrow, "NXC")
-    w = rng.integers(-4, 5, (groups, 2, *kernel)).astype(
-        np.float64
-    )  # OIX of Convolution, IOX of ConvTranspose
+    w = rng.integers(-4, 5, (groups, 2, *kernel)).astype(np.float64)  # OIX of Convolution, IOX of ConvTranspose
 
     forward = naive.convolution(x, w, dst_spatial=narrow, weights_format="OIX", **attributes)
     gradient = naive.bwd_weights("Convolution", x, y, kernel=kernel, weights_format="OIX", **attributes)

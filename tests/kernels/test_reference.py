@@ -40,6 +40,20 @@ def test_real_data_is_rounded_once() -> None:
             assert_same_bits(got, expected, case)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_no_double_rounding(dtype: str) -> None:
+    """A sum just above a tie of the dtype, by less than f32 can say, goes up, not to the even neighbour."""
+    tie = {"f16": 2.0**-11, "bf16": 2.0**-8}[dtype]
+    case = Case(dtype=dtype, src_spatial=(3,), dst_spatial=(3,), kernel=(1,))
+    factors = np.array([1.0, tie * 2.0**4, 2.0**-14])
+    inputs = {
+        "src": case.rounded(factors.reshape(1, 1, 3)),
+        "diff_dst": case.rounded(np.array([1.0, 2.0**-4, 2.0**-14]).reshape(1, 1, 3)),
+    }
+    assert case.exact(inputs).item() == 1 + tie + 2.0**-28
+    assert float(compute(case, inputs, reference=True).item()) == 1 + 2 * tie
+
+
 @pytest.mark.parametrize("dtype", naive.DTYPES)
 def test_special_values(dtype: str) -> None:
     """The reference spreads Inf and NaN as the oracle does."""
