@@ -12,6 +12,7 @@ from convgrad._errors import Unsupported
 from schemas.call import Call, read_call
 from schemas.dumps import from_dump, is_dump, read_dump
 from schemas.geometry import Geometry, relate
+from schemas.memo import Memo, key_of
 from schemas.problems import Problem, dims, invalid_params, problem
 from schemas.resolved import ResolvedOp
 from schemas.shapes import INT64_MAX, data_shape, elements
@@ -37,9 +38,17 @@ def resolve(
     Raises `UnknownOperation`; `InvalidParams` with all broken rules; `Unsupported` for a dtype other than
     f32, f16 and bf16.
     """
+    key = key_of(name, attributes, inputs) if output is None else None
+    known = _MEMO.get(key)
+    return known or _MEMO.put(key, _resolve(name, attributes, inputs, output))
+
+
+_MEMO = Memo()
+
+
+def _resolve(name: str, attributes: Any, inputs: Any, output: Any) -> ResolvedOp:
     called = find_operation(name)
-    given: Any = attributes
-    expected = output
+    given, expected = attributes, output
     if is_dump(attributes):
         dump = read_dump(attributes, called=called)
         # A dump's output belongs to its own inputs; for others it may at most say what the weights' shape is.

@@ -1,0 +1,76 @@
+"""Remember resolved calls: training asks for the same few layers again and again.
+
+A key is exact about types: True and 1, or 1.0 and 1, are equal to Python and not to the rules, so anything
+but plain strings, integers, lists of integers and `TensorMeta` makes a call that is not remembered, only
+resolved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from schemas.resolved import ResolvedOp
+from schemas.tables import MAX_DIMS
+from schemas.tensors import TensorMeta
+
+__all__ = ["Memo", "key_of"]
+
+_MAX_MEMBERS = 16
+_MAX_TEXT = 64
+
+
+def key_of(name: object, attributes: object, inputs: object) -> Hashable | None:
+    """Return what two calls have in common exactly when they are the same call, or None for an unusual
+    one."""
+    if type(name) is not str or type(attributes) is not dict or type(inputs) is not dict:
+        return None
+    if len(attributes) > _MAX_MEMBERS or len(inputs) > _MAX_MEMBERS:
+        return None
+    parts: list[Hashable] = [name, len(attributes)]
+    for members in (attributes, inputs):
+        for key, value in members.items():
+            kind = type(value)
+            if kind is list:
+                if not _is_plain(value):
+                    return None
+                parts += (key, tuple(value))
+            elif kind is TensorMeta:
+                if not _is_plain(value.shape) or type(value.dtype) is not str:
+                    return None
+                parts += (key, value)
+            elif kind is int or (kind is str and len(value) <= _MAX_TEXT):
+                parts += (key, value)
+            else:
+                return None
+            if type(key) is not str or len(key) > _MAX_TEXT:
+                return None
+    return tuple(parts)
+
+
+def _is_plain(values: list[object] | tuple[object, ...]) -> bool:
+    if len(values) > MAX_DIMS:
+        return False
+    for value in values:  # noqa: SIM110 - a generator costs more than the loop
+        if type(value) is not int:
+            return False
+    return True
+
+
+class Memo:
+    """Hold the last resolved calls by key; when it is full the one that came first goes."""
+
+    def __init__(self, size: int = 512) -> None:
+        self._size = size
+        self._known: dict[Hashable, ResolvedOp] = {}
+
+    def get(self, key: Hashable | None) -> ResolvedOp | None:
+        """Return the call of a key, when it is known."""
+        return None if key is None else self._known.get(key)
+
+    def put(self, key: Hashable | None, op: ResolvedOp) -> ResolvedOp:
+        """Remember a call under its key, and return it."""
+        if key is not None:
+            if len(self._known) >= self._size:
+                self._known.pop(next(iter(self._known)), None)
+            self._known[key] = op
+        return op
