@@ -8,6 +8,7 @@ summed in registers and then added to memory. Loops 1 to 6 are compiled (`kernel
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -69,8 +70,8 @@ class BwdWeights:
         scratch: Storage | None, stop: Stop,
     ) -> bool:  # fmt: skip
         """Compute partial sums or a final tile."""
-        plan = schedule(problem)
-        part = _Part(problem, plan, unit)
+        part = _part(problem, unit)
+        plan = part.plan
         if part.index < 0:
             assert scratch is not None
             part.write(part.join(scratch.view(np.float32)), output)
@@ -102,6 +103,9 @@ class _Part:
         )
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
+        self.slabs = [
+            (np.array(slab, np.int64), plan.box(plan.vector, slab), plan.box(plan.scalar, slab)) for slab in plan.slabs
+        ]
         self.lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
 
     def sum(self, inputs: Sequence[Storage], low: int, high: int, depth: int, stop: Stop) -> Floats | None:
@@ -116,25 +120,26 @@ class _Part:
             return left
         acc = arena(f"acc{depth}", self.floats)[: self.floats]
         acc[...] = 0
-        slabs, chunks = self.plan.slabs, self.plan.chunks
-        for slab in slabs[len(slabs) * low // chunks : len(slabs) * high // chunks]:
+        count, chunks = len(self.slabs), self.plan.chunks
+        for index in range(count * low // chunks, count * high // chunks):
             if stop():
                 return None
-            self._add_slab(inputs, slab, acc)
+            self._add_slab(inputs, index, acc)
         return acc
 
-    def _add_slab(self, inputs: Sequence[Storage], slab: tuple[int, ...], acc: Floats) -> None:
+    def _add_slab(self, inputs: Sequence[Storage], index: int, acc: Floats) -> None:
         plan = self.plan
+        slab, vector_box, scalar_box = self.slabs[index]
         wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
         vector, scalar = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
         panels = arena("vector", plan.vector.points * self.width)
         scratch = arena("scalar", plan.scalar.scratch)
         add_slab(
             tile_table(), KINDS[self.problem.dtype], self.g1 - self.g0, self.lane_groups,
-            np.array(slab, np.int64), plan.block, self.blocks, plan.ranges, plan.tiles,
-            _operand(plan.vector, vector, self.g0), plan.box(plan.vector, slab), plan.vector.steps, plan.vector.moves,
+            slab, plan.block, self.blocks, plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles,
+            _operand(plan.vector, vector, self.g0), vector_box, plan.vector.steps, plan.vector.moves,
             panels.ctypes.data,
-            plan.scalar_pack, _operand(plan.scalar, scalar, self.g0), plan.box(plan.scalar, slab), plan.scalar_lines,
+            plan.scalar_pack, _operand(plan.scalar, scalar, self.g0), scalar_box, plan.scalar_lines,
             plan.scalar.steps, plan.scalar.moves, plan.scalar.plane, scratch.ctypes.data,
             acc.ctypes.data, 4 * self.group_floats, plan.channel_step,
         )  # fmt: skip
@@ -168,6 +173,12 @@ class _Part:
             KINDS[problem.dtype], total, self.lane_groups, self.blocks, np.array(counts, np.int64),
             np.array((step, block, lane, row, tap, self.g0 * step, int(linear)), np.int64), out32, out16,
         )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _part(problem: ConvProblem, unit: Unit) -> _Part:
+    """Prepare a unit's tables once: a service sees the same shapes again and again."""
+    return _Part(problem, schedule(problem), unit)
 
 
 def _operand(operand: Operand, array: Storage, first_group: int) -> Ints:

@@ -5,10 +5,10 @@ out; nothing is checked here. Tables, by column:
 
 * operand: 0 address, 1 end of the tensor, 2 bytes between groups, 3-6 bytes for (n, d, h, w), 7 bytes between lanes
   of a line, 8 bytes between channels. The address is that of position 0 of the first group.
-* box: first (n, d, h, w), then sizes.
+* box: first (n, d, h, w), then sizes, then first (n, d, h, w) of the panel that holds it, padding included.
 * blocks: 0 first channel, 1 valid lanes, 2 vectors, 3 first lane, 4 accumulator bytes, 5 panel bytes.
 * ranges: 0-5 low and high of (d, h, w), 6 shift of the vector panel in lines, 7-8 first and last register tile.
-* tiles: 0 accumulator row, 1 rows, 2-9 byte offsets of the rows' scalars.
+* tiles: 0 accumulator row, 1 rows, 2-10 byte offsets of the rows' scalars.
 * lines: 0 first channel, 1 valid lanes of each line of the scalar panel.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from kernels._jit import Floats, Halves, Table, Vector, jit
 from kernels.cpu import cpu
 from kernels.packing import F16, F32, pack_panel, pack_planes
-from kernels.simd import call_tile, round_bits, transpose_panel
+from kernels.simd import all_finite, call_tile, fill_zero, round_bits, transpose_panel
 from kernels.tiles import LANEWISE
 
 __all__ = ["LINES", "NATIVE", "PLANES", "add", "add_slab", "store"]
@@ -36,7 +36,7 @@ _transpose = transpose_panel("f32")
 
 @jit
 def _pack_vector(mode: Vector, operand: Vector, box: Vector, blocks: Table, panel_lines: Vector, panels: int) -> None:
-    """Pack one group's vector tensor, a panel for each lane block; `mode` is (kind, lanes that exist)."""
+    """Pack one group's vector tensor, a panel for each lane block; `mode` is (kind, lanes that exist, padded)."""
     steps = np.empty(4, np.int64)
     source = operand[0]
     for axis in range(4):
@@ -58,16 +58,19 @@ def _pack_scalar(
     """Bring one group's scalar tensor to where the tiles read it and give the address of position 0."""
     if pack == NATIVE:
         return operand[0]  # type: ignore[no-any-return]
-    source, base = operand[0], scratch
+    source, base, first = operand[0], scratch, scratch
     for axis in range(4):
         source += box[axis] * operand[3 + axis]
-        base -= box[axis] * steps[axis]
+        base -= box[8 + axis] * steps[axis]
+        first += (box[axis] - box[8 + axis]) * steps[axis]
     if pack == PLANES:
         pack_planes(mode[0], lines[:, 1].sum(), scratch, plane, box[4:], steps, source, operand[3:8], operand[1])
         return base
+    if mode[2] == 1:
+        fill_zero(scratch, plane * lines.shape[0])
     for t in range(lines.shape[0]):
         pack_panel(
-            mode[0], steps[3] // 4, min(lines[t, 1], mode[1]), scratch + t * plane, box[4:], steps,
+            mode[0], steps[3] // 4, min(lines[t, 1], mode[1]), first + t * plane, box[4:], steps,
             source + lines[t, 0] * operand[8], operand[3:8], operand[1],
         )  # fmt: skip
     return base
@@ -148,14 +151,14 @@ def _walk(
                                 if t < live[i, 3]:
                                     call_tile(
                                         table[kind, tiles[t, 1]], walks + 112 * i, panel + live[i, 0] * line,
-                                        scalars + live[i, 1], offsets + 80 * t, sums + tiles[t, 0] * line,
+                                        scalars + live[i, 1], offsets + 88 * t, sums + tiles[t, 0] * line,
                                     )  # fmt: skip
 
 
 @jit
 def add_slab(
     table: Table, kind: int, groups: int, lane_groups: int, slab: Vector, block: Vector, blocks: Table,
-    ranges: Table, tiles: Table,
+    ranges: Table, tiles: Table, padded_ranges: Table, padded_tiles: Table,
     vector: Vector, vector_box: Vector, vector_lines: Vector, vector_moves: Vector, panels: int,
     pack: int, scalar: Vector, scalar_box: Vector, lines: Table, scalar_steps: Vector, scalar_moves: Vector,
     plane: int, scratch: int,
@@ -166,21 +169,30 @@ def add_slab(
     `table` holds the tiles' addresses. `vector_lines` are the panel's steps in lines and `vector_moves`
     the same for one narrow position;
     `scalar_steps` and `scalar_moves` likewise, in bytes. With `lane_groups` above 0 every lane is a convolution
-    group, that many are left, and tiles run lanewise. The caller owns panels, scratch and accumulators.
+    group, that many are left, and tiles run lanewise; `padded_ranges` then visit all pixels for all
+    taps over a panel with zeros around it, which only finite data allow. The caller owns panels, scratch and sums.
     """
     zero = 0
     for axis in range(4):
         zero += vector_box[axis] * vector_lines[axis]
-    mode = np.empty(2, np.int64)
-    mode[0] = kind
+    mode = np.empty(3, np.int64)
+    mode[0], mode[2] = kind, padded_ranges.shape[0]
+    points = vector_box[4] * vector_box[5] * vector_box[6] * vector_box[7]
     vector_here, scalar_here = vector.copy(), scalar.copy()
     for g in range(groups):
         mode[1] = lane_groups - g * WIDTH if lane_groups > 0 else 2 * WIDTH
         _pack_vector(mode, vector_here, vector_box, blocks, vector_lines, panels)
         base = _pack_scalar(mode, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch)
+        live_ranges, live_tiles = ranges, tiles
+        if mode[2] > 0:
+            finite = True
+            for b in range(blocks.shape[0]):
+                finite = finite and all_finite(panels + blocks[b, 5], points * WIDTH // 8)
+            if finite:
+                live_ranges, live_tiles = padded_ranges, padded_tiles
         _walk(
-            table, lane_groups > 0, slab, block, blocks, ranges, tiles, panels, zero, acc_step, vector_moves, base,
-            scalar_moves, acc + g * acc_bytes,
+            table, lane_groups > 0, slab, block, blocks, live_ranges, live_tiles, panels, zero, acc_step, vector_moves,
+            base, scalar_moves, acc + g * acc_bytes,
         )  # fmt: skip
         vector_here[0] += vector[2]
         scalar_here[0] += scalar[2]

@@ -20,6 +20,7 @@ from kernels.cpu import cpu
 from kernels.driver import LINES, NATIVE, PLANES
 from kernels.geometry import Axis, Geometry, Tensor, geometry
 from kernels.problem import ConvProblem
+from kernels.tiles import LANE_ROWS
 
 __all__ = ["Operand", "Schedule", "schedule"]
 
@@ -37,6 +38,9 @@ SLAB_BYTES_MAX = 12 << 20
 
 SLAB_MACS = 250_000_000
 """Work of one slab: some milliseconds, after which a worker looks whether it should stop."""
+
+SLAB_MACS_MIN = 8_000_000
+"""Work of a slab that makes up for laying it out."""
 
 CHUNKS = 8
 """Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
@@ -62,6 +66,7 @@ class Operand:
     steps: Ints
     moves: Ints
     points: int
+    padded: bool = False
     plane: int = 0
     scratch: int = 0
 
@@ -83,6 +88,8 @@ class Schedule:
     lanes: int
     ranges: Ints
     tiles: Ints
+    padded_ranges: Ints
+    padded_tiles: Ints
     scalar_pack: int
     scalar_lines: Ints
     slabs: tuple[tuple[int, ...], ...]
@@ -90,11 +97,16 @@ class Schedule:
     chunks: int
 
     def box(self, operand: Operand, slab: tuple[int, ...]) -> Ints:
-        """Give the part of a tensor that a slab of narrow positions needs: first (n, d, h, w), then sizes."""
+        """Give the part of a tensor that a slab of narrow positions needs (columns: see `kernels.driver`)."""
         spans = [(slab[2 * a], slab[2 * a + 1]) for a in range(4)]
+        starts = [low for low, _ in spans]
         if operand.is_wide:
+            starts = [low * axis.stride + min(axis.shifts) for axis, low in zip(self.axes, starts, strict=True)]
             spans = [axis.window(*span) for axis, span in zip(self.axes, spans, strict=True)]
-        return np.array([*(low for low, _ in spans), *(high - low for low, high in spans)], np.int64)
+        first = [low for low, _ in spans]
+        return np.array(
+            [*first, *(high - low for low, high in spans), *(starts if operand.padded else first)], np.int64
+        )
 
 
 def _tile_cost(rows: int, vectors: int) -> float:
@@ -136,10 +148,10 @@ def _lane_cost(problem: ConvProblem, wide: Tensor, narrow: Tensor, kernel_width:
     return 0.6 * kernel_width * wide.channels * narrow.channels / cpu().width / filled
 
 
-def _scalar_pack(problem: ConvProblem, tensor: Tensor, lanes_are_groups: bool) -> int:
+def _scalar_pack(problem: ConvProblem, tensor: Tensor, lanes_are_groups: bool, padded: bool) -> int:
     f32 = problem.dtype == "f32"
     if lanes_are_groups:
-        direct = tensor.channel == 1 and tensor.channels == 1 and problem.groups % cpu().width == 0
+        direct = tensor.channel == 1 and tensor.channels == 1 and problem.groups % cpu().width == 0 and not padded
         return NATIVE if f32 and direct else LINES
     if tensor.channel == 1:
         few = tensor.channels * problem.groups <= 16 or tensor.channels < 4
@@ -159,7 +171,7 @@ def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int) -> Fo
     """
     shape = [axis.size for axis in axes]
     macs = problem.macs / max(1, prod(shape))
-    limit = min(SLAB_MACS, problem.macs // (2 * CHUNKS))
+    limit = min(SLAB_MACS, max(SLAB_MACS_MIN, problem.macs // (2 * CHUNKS)))
 
     def over(byte_limit: int) -> bool:
         points = prod(shape)
@@ -213,8 +225,11 @@ class _Rows:
     def add(self, spans: list[tuple[int, int]], shift: int, pieces: list[tuple[int, list[int]]]) -> None:
         start = len(self.tiles)
         for row, offsets in pieces:
-            self.tiles.append([row, len(offsets), *offsets, *[0] * (8 - len(offsets))])
+            self.tiles.append([row, len(offsets), *offsets, *[0] * (9 - len(offsets))])
         self.ranges.append([*(edge for span in spans for edge in span), shift, start, len(self.tiles)])
+
+    def arrays(self) -> tuple[Ints, Ints]:
+        return np.array(self.ranges, np.int64).reshape(-1, 9), np.array(self.tiles, np.int64).reshape(-1, 11)
 
 
 def _tables(
@@ -243,7 +258,33 @@ def _tables(
                 pieces.append((row, [base + channel_offset[first + m] for m in range(size)]))
                 first += size
             table.add([*spans, axes[3].ranges[w]], shift if vector_is_wide else 0, pieces)
-    return np.array(table.ranges, np.int64).reshape(-1, 9), np.array(table.tiles, np.int64).reshape(-1, 10)
+    return table.arrays()
+
+
+def _paddable(geo: Geometry) -> bool:
+    """Whether zeros around the wide tensor would be needed and stay small beside it."""
+    needed = any(span != (0, axis.size) for axis in geo.axes for span in axis.ranges)
+    shape = tuple(axis.size for axis in geo.axes)
+    windows = [prod(_window_shape(geo.axes, (shape[0], shape[1], shape[2], shape[3]), True, p)) for p in (False, True)]
+    return needed and windows[1] <= 2 * windows[0] + 64 * shape[0]
+
+
+def _padded_tables(
+    table: _Rows, geo: Geometry, channel_offset: list[int], wide_steps: Ints, padded: bool
+) -> tuple[Ints, Ints]:
+    """List register tiles that run over all taps and channels for all pixels; none where there is no padding."""
+    rows = []
+    for index, (_, *position) in geo.taps if padded else ():
+        shift = sum(axis.shifts[p] * int(s) for axis, p, s in zip(geo.axes[1:], position, wide_steps[1:], strict=True))
+        rows += [(index * table.channels + c, shift + channel_offset[c]) for c in range(table.channels)]
+    pieces, first = [], 0
+    for size in _split_rows(len(rows), table.limit) if rows else ():
+        part = rows[first : first + size]
+        pieces.append((part[0][0], [offset for _, offset in part]))
+        first += size
+    if pieces:
+        table.add([(0, axis.size) for axis in geo.axes[1:]], 0, pieces)
+    return table.arrays()
 
 
 def _merged_line(
@@ -292,23 +333,28 @@ def schedule(problem: ConvProblem) -> Schedule:
     vector_is_wide = lanes_are == "wide"
     vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
     merge = width > 1 and not vector_is_wide and (by_group or wide.channels < 4)
-    pack = _scalar_pack(problem, scalar, by_group)
+    padded = by_group and _paddable(geo)
+    pack = _scalar_pack(problem, scalar, by_group, padded)
     blocks = _group_blocks(vector.channels) if by_group else _lane_blocks(vector.channels)
-    limit = min(cpu().rows[vectors] for _, _, vectors in blocks)
+    limit = LANE_ROWS if by_group else min(cpu().rows[vectors] for _, _, vectors in blocks)
     cuts = [1] * scalar.channels if by_group else _split_rows(scalar.channels, limit)
     lane_factor = cpu().width if by_group else 1
     packed = 4 * lane_factor * (vector.channels + (scalar.channels if pack != NATIVE else 0))
     shape = _slab_shape(problem, geo.axes, packed)
     slabs = tuple(_slabs(geo.axes, shape))
-    scalars, channel_offset, lines = _scalar_operand(geo, scalar, pack, cuts, shape, not vector_is_wide, by_group)
+    scalars, channel_offset, lines = _scalar_operand(
+        geo, scalar, pack, cuts, shape, not vector_is_wide, by_group, padded
+    )
     vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group)
     wide_steps = vectors_.steps if vector_is_wide else scalars.steps
     tile_cuts = _split_rows(scalar.channels, limit) if by_group else cuts
     # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
-    taps_inside = problem.weights_strides[3] == 1 and not merge
+    taps_inside = problem.weights_strides[3] == 1 and not merge and not by_group
     tap_step, channel_step = (1, len(geo.taps)) if taps_inside else (scalar.channels, 1)
     table = _Rows(scalar.channels, limit, tap_step, channel_step, [], [])
     ranges, tiles = _tables(table, geo, vector_is_wide, channel_offset, wide_steps, tile_cuts, merge)
+    whole = _Rows(scalar.channels, limit, tap_step, channel_step, [], [])
+    padded_tables = _padded_tables(whole, geo, channel_offset, wide_steps, padded)
     lane_starts = [sum(v for _, _, v in blocks[:i]) * cpu().width for i in range(len(blocks))]
     points = prod(axis.size for axis in geo.axes)
     chunks = 1
@@ -328,6 +374,8 @@ def schedule(problem: ConvProblem) -> Schedule:
         lanes=sum(v for _, _, v in blocks) * cpu().width,
         ranges=ranges,
         tiles=tiles,
+        padded_ranges=padded_tables[0],
+        padded_tiles=padded_tables[1],
         scalar_pack=pack,
         scalar_lines=lines,
         slabs=slabs,
@@ -351,41 +399,50 @@ def _group_blocks(channels: int) -> list[tuple[int, int, int]]:
     return [(channel, cpu().width, 1) for channel in range(channels)]
 
 
-def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
-    """Give the largest box of one tensor that a slab of `shape` needs."""
+def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bool = False) -> Four:
+    """Give the largest box of one tensor that a slab of `shape` needs, with the zeros around it if `padded`."""
     if not is_wide:
         return shape
     spans = [
-        max(0, min(axis.wide, (size - 1) * axis.stride + max(axis.shifts) - min(axis.shifts) + 1))
+        max(0, (size - 1) * axis.stride + max(axis.shifts) - min(axis.shifts) + 1)
         for axis, size in zip(axes, shape, strict=True)
     ]
+    if not padded:
+        spans = [min(axis.wide, span) for axis, span in zip(axes, spans, strict=True)]
     return spans[0], spans[1], spans[2], spans[3]
 
 
-def _panel_steps(axes: tuple[Axis, ...], shape: Four, is_wide: bool) -> Four:
+def _panel_steps(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bool = False) -> Four:
     """Give the steps of (n, d, h, w), in lines, of a panel that holds one slab's window."""
-    _, d, h, w = _window_shape(axes, shape, is_wide)
+    _, d, h, w = _window_shape(axes, shape, is_wide, padded)
     return d * h * w, h * w, w, 1
 
 
 def _operand(
     geo: Geometry, tensor: Tensor, steps: Four, shape: Four, is_wide: bool, by_group: bool,
-    plane: int = 0, scratch: int = 0,
+    padded: bool = False, plane: int = 0, scratch: int = 0,
 ) -> Operand:  # fmt: skip
     moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
     lane, group = (tensor.group, tensor.group * cpu().width) if by_group else (tensor.channel, tensor.group)
     return Operand(
         tensor, is_wide, lane, group, np.array(steps, np.int64), np.array(moves, np.int64),
-        prod(_window_shape(geo.axes, shape, is_wide)), plane, scratch,
+        prod(_window_shape(geo.axes, shape, is_wide, padded)), padded, plane, scratch,
     )  # fmt: skip
 
 
 def _scalar_operand(
-    geo: Geometry, scalar: Tensor, pack: int, cuts: list[int], shape: Four, is_wide: bool, by_group: bool
+    geo: Geometry,
+    scalar: Tensor,
+    pack: int,
+    cuts: list[int],
+    shape: Four,
+    is_wide: bool,
+    by_group: bool,
+    padded: bool,
 ) -> tuple[Operand, list[int], Ints]:
     """Give the scalar tensor's operand, the byte offset of each of its channels, and its panel lines."""
     channels = scalar.channels
-    points = prod(_window_shape(geo.axes, shape, is_wide))
+    points = prod(_window_shape(geo.axes, shape, is_wide, padded))
     lines = np.array([(sum(cuts[:i]), size) for i, size in enumerate(cuts)], np.int64)
     if pack == NATIVE:
         n, d, h, w = scalar.steps
@@ -400,6 +457,6 @@ def _scalar_operand(
         offsets = [plane * tile + 4 * m for tile, size in enumerate(cuts) for m in range(size)]
     if by_group:
         lines[:, 1] = cpu().width
-    n, d, h, w = _panel_steps(geo.axes, shape, is_wide)
+    n, d, h, w = _panel_steps(geo.axes, shape, is_wide, padded)
     steps = (4 * line * n, 4 * line * d, 4 * line * h, 4 * line * w)
-    return _operand(geo, scalar, steps, shape, is_wide, by_group, plane, plane * count // 4), offsets, lines
+    return _operand(geo, scalar, steps, shape, is_wide, by_group, padded, plane, plane * count // 4), offsets, lines

@@ -23,8 +23,10 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 __all__ = [
+    "all_finite",
     "call_tile",
     "copy_panel",
+    "fill_zero",
     "fma_tile",
     "load_value",
     "round_bits",
@@ -294,6 +296,38 @@ def load_value(kind: str) -> Any:
         return types.float32(types.int64), codegen
 
     return intrinsic(load)
+
+
+@_typed_intrinsic
+def all_finite(typingctx: Any, address: Any, count: Any) -> Any:
+    """Say whether `count` (at least 1) vectors of 8 f32 hold neither Inf nor NaN."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        lane = ir.VectorType(_F32, 8)
+        zero = ir.Constant(lane, [0.0] * 8)
+
+        def body(carried: list[Any]) -> list[Any]:
+            place, total = carried
+            # a finite number times zero is zero, anything else is NaN, and NaN stays
+            product = builder.fmul(_load(builder, place, lane), zero)
+            return [builder.add(place, _I64(32)), builder.fadd(total, product)]
+
+        total = _loop(builder, values[1], [values[0], zero], body, "finite")[1]
+        finite = builder.bitcast(builder.fcmp_ordered("==", total, zero), ir.IntType(8))
+        return builder.icmp_unsigned("==", finite, ir.IntType(8)(255))
+
+    return types.boolean(types.int64, types.int64), codegen
+
+
+@_typed_intrinsic
+def fill_zero(typingctx: Any, address: Any, count: Any) -> Any:
+    """Write `count` zero bytes from an address on."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        cgutils.memset(builder, builder.inttoptr(values[0], ir.IntType(8).as_pointer()), values[1], 0)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
 
 
 @_typed_intrinsic
