@@ -182,6 +182,8 @@ class RpcDoor(Response):
                             await sse.stream_call(outcome, stream, item.id)
                             return
                         pieces = _plain_text(item.id, outcome).pieces
+                    except Cancelled:
+                        raise
                     except Exception as caught:  # noqa: BLE001 - every fault is an answer
                         pieces = _error_text(item.id, caught, turn).pieces
                     await stream.pieces(pieces)
@@ -197,6 +199,8 @@ class RpcDoor(Response):
             await outcome.finish()
             result = JsonResult(outcome)
             return _text(item.id, result.pieces(), result.length)
+        except Cancelled:
+            raise
         except Exception as caught:  # noqa: BLE001 - every fault is an answer
             return _error_text(item.id, caught, turn)
 
@@ -210,8 +214,7 @@ class RpcDoor(Response):
             hint = near_miss(item.method, tuple(self._methods))
             known = "rpc.discover lists the methods"
             raise UnknownOperation(
-                f"there is no method {safe_key(item.method)}: {known}"
-                + (f"; did you mean {hint}?" if hint else ""),
+                f"there is no method {safe_key(item.method)}: {known}" + (f"; did you mean {hint}?" if hint else ""),
                 data={"hint": hint},
             )
         return await stack.enter_async_context(method(item.params, turn))
@@ -264,12 +267,8 @@ def _plain_text(request_id: rpc.Id, outcome: Any) -> _Text:
 
 
 def _error_text(request_id: rpc.Id, caught: Exception, turn: Turn) -> _Text:
-    error = as_convgrad_error(caught)
+    error = as_convgrad_error(caught, log=_log)
     turn.context.outcome = error.code
-    if isinstance(error, Cancelled):
-        raise error
-    if error is not caught:
-        _log.error("fault while answering a JSON-RPC request", exc_info=caught)
     fields = rpc_error(error)
     if fields["code"] in _STANDARD_MESSAGES:
         fields["data"]["detail"] = fields["message"]

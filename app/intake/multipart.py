@@ -172,9 +172,12 @@ class MultipartIntake:
         """Tell whether nothing that the check needs is still to come."""
         if self._request is None or not all(part.known for part in self._parts.values()):
             return False
-        rows = self._called.operation.inputs
-        known = {row.name for row in rows if row.name in self._parts or _has_meta(self._request, row.name)}
-        needed = {row.name for row in rows if row.required}
+        rows = [row.name for row in self._called.operation.inputs if row.name not in self._parts]
+        described = {row: self._request.described(row) for row in rows}
+        known = self._parts.keys() | {row for row in rows if _has_meta(described[row])}
+        needed = {row for row in rows if described[row] is not None} | {
+            row.name for row in self._called.operation.inputs if row.required
+        }
         return needed <= known and (_names_weights(self._request) or "weights_shape" in known)
 
     def _call(self, *, need_data: bool) -> RequestedCall:
@@ -267,8 +270,8 @@ def _parser(content_type: str, callbacks: Any) -> MultipartParser:
     return MultipartParser(boundary, callbacks, max_header_size=_HEADER_BYTES)
 
 
-def _has_meta(request: RequestObject, row: str) -> bool:
-    given = request.described(row)
+def _has_meta(given: Any) -> bool:
+    """Tell whether what the request says of an input is all that the check needs."""
     if isinstance(given, list):
         return True
     return isinstance(given, Mapping) and ("npy" in given or ("dtype" in given and "shape" in given))

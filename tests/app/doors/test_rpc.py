@@ -43,6 +43,17 @@ OTHERS = {
         bias=True,
     ),
 }
+LARGE = Case(
+    op="ConvolutionBackwardWeights",
+    n=4,
+    src_channels=64,
+    dst_channels=256,
+    src_spatial=(40, 40),
+    dst_spatial=(40, 40),
+    kernel=(3, 3),
+    pads_begin=(1, 1),
+    pads_end=(1, 1),
+)
 CASES = OTHERS | {SMALL.op: SMALL}
 
 
@@ -66,9 +77,7 @@ def output_of(answer: dict[str, Any]) -> Array:
 @pytest.mark.parametrize("by_position", [False, True])
 def test_every_name_is_a_method(http: httpx.Client, name: str, by_position: bool) -> None:
     """Every operation under every alias computes the oracle's bits, its params by name or by position."""
-    case = next(
-        case for op, case in CASES.items() if name in next(row.names for row in OPERATIONS if row.name == op)
-    )
+    case = next(case for op, case in CASES.items() if name in next(row.names for row in OPERATIONS if row.name == op))
     inputs = case.inputs()
     params: Any = document(case, inputs, encoding="base64")
     if by_position:
@@ -114,21 +123,10 @@ def test_a_dumped_op_is_a_call(http: httpx.Client) -> None:
 
 def test_megabytes_of_base64_arrive(http: httpx.Client) -> None:
     """Tensors over several megabytes go in and out in one JSON-RPC call, with escaped slashes too."""
-    case = Case(
-        op="ConvolutionBackwardWeights",
-        n=4,
-        src_channels=64,
-        dst_channels=256,
-        src_spatial=(40, 40),
-        dst_spatial=(40, 40),
-        kernel=(3, 3),
-        pads_begin=(1, 1),
-        pads_end=(1, 1),
-    )
-    inputs = case.inputs()
-    body = json.dumps(request(case.op, document(case, inputs))).replace("/", "\\/")
+    inputs = LARGE.inputs()
+    body = json.dumps(request(LARGE.op, document(LARGE, inputs))).replace("/", "\\/")
     answer = http.post("/rpc", content=body.encode()).json()
-    assert same_bits(output_of(answer), case.expected(inputs))
+    assert same_bits(output_of(answer), LARGE.expected(inputs))
 
 
 def test_a_stream_is_progress_tiles_and_the_response(http: httpx.Client) -> None:
@@ -274,13 +272,11 @@ def test_bad_options_are_bad_params(http: httpx.Client, options: Any) -> None:
     assert rpc(http, request(SMALL.op, params)).json()["error"]["code"] == -32602
 
 
-def test_a_deadline_in_the_past_is_exceeded(http: httpx.Client) -> None:
-    """A call whose time is over is -32001."""
-    case = replace(OTHERS["ConvolutionBackwardWeights"], n=64)
-    params = document(case, case.inputs(), deadline_ms=1)
-    padding = {"jsonrpc": "2.0", "method": "x", "params": ["x" * 1000] * 100}
-    answers = rpc(http, [padding] * 5 + [request(case.op, params)]).json()
-    assert answers[0].get("error", {}).get("code", -32001) == -32001
+def test_a_deadline_that_is_over_is_exceeded(http: httpx.Client) -> None:
+    """A call whose millisecond is over before its megabytes have come is -32001."""
+    inputs = LARGE.inputs()
+    answer = rpc(http, request(LARGE.op, document(LARGE, inputs, deadline_ms=1))).json()
+    assert answer["error"]["code"] == -32001
 
 
 @pytest.mark.parametrize(

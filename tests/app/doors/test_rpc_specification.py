@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 
+from app.doors import rpc_methods
 from app.doors.rpc import RpcDoor
 from app.doors.rpc_methods import Method, Params, Turn
 from app.engines.local import LocalEngine
+from app.middleware import BodyLimit
 from app.pool.buffers import SegmentPool
 from app.service import Service
 from app.settings import Settings
+from convgrad._errors import Cancelled
 from schemas.rpc import bind_params
 
 
@@ -43,15 +46,17 @@ METHODS = {
 }
 
 
-def post(body: bytes, **headers: str) -> httpx.Response:
-    """Send a body to a door with these methods."""
+def post(
+    body: bytes, *, methods: Mapping[str, Method] = METHODS, limit: int = 1 << 20, content_type: str = ""
+) -> httpx.Response:
+    """Send a body to a door with these methods; no worker is started, which these methods don't need."""
     pool = SegmentPool(1 << 20)
     service = Service(Settings(), LocalEngine(pool, workers=1), pool)
 
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app=RpcDoor(METHODS, service))
+        transport = httpx.ASGITransport(app=BodyLimit(RpcDoor(methods, service), limit))
         async with httpx.AsyncClient(transport=transport, base_url="http://door") as client:
-            return await client.post("/rpc", content=body, headers=headers)
+            return await client.post("/rpc", content=body, headers={"content-type": content_type})
 
     return asyncio.run(run())
 
@@ -150,7 +155,7 @@ def without_data(answer: Any) -> Any:
 def test_the_examples_of_the_specification(name: str) -> None:
     """Every example is answered as the specification says."""
     request, answer = EXAMPLES[name]
-    response = post(request.encode(), **{"content-type": "application/json"})
+    response = post(request.encode(), content_type="application/json")
     if answer is None:
         assert (response.status_code, response.content) == (204, b"")
     else:
@@ -171,9 +176,7 @@ def test_ids_come_back_as_they_are(request_id: str) -> None:
         assert (answer["id"], type(answer["id"])) == (sent, type(sent))
 
 
-@pytest.mark.parametrize(
-    "request_id", ["true", "[]", "{}", "[1]", "1e999", "NaN", '"\\ud800"', '"' + "x" * 5000 + '"']
-)
+@pytest.mark.parametrize("request_id", ["true", "[]", "{}", "[1]", "1e999", "NaN", '"\\ud800"', '"' + "x" * 5000 + '"'])
 def test_ids_of_other_types_are_invalid(request_id: str) -> None:
     """What can't be an id is an invalid request, or no JSON at all, and is answered with null."""
     answer = post(f'{{"jsonrpc": "2.0", "method": "get_data", "id": {request_id}}}'.encode()).json()
@@ -200,9 +203,7 @@ def test_other_envelopes_are_invalid_requests(body: str) -> None:
     assert answer["error"]["data"]["detail"]
 
 
-@pytest.mark.parametrize(
-    "params", ["[1]", "[1, 2, 3]", '{"minuend": 1}', '{"minuend": 1, "subtrahend": 2, "x": 3}']
-)
+@pytest.mark.parametrize("params", ["[1]", "[1, 2, 3]", '{"minuend": 1}', '{"minuend": 1, "subtrahend": 2, "x": 3}'])
 def test_wrong_params_are_listed(params: str) -> None:
     """Missing, surplus and unknown params are -32602 with the list of errors."""
     body = f'{{"jsonrpc": "2.0", "method": "subtract", "params": {params}, "id": 1}}'
@@ -226,3 +227,44 @@ def test_a_long_batch_keeps_its_order() -> None:
     answers = post(json.dumps(batch).encode()).json()
     assert [answer["result"] for answer in answers] == list(range(1000))
     assert post(json.dumps([*batch, batch[0]]).encode()).json()["error"]["code"] == -32600
+
+
+def test_a_body_over_the_limit_is_a_json_rpc_error() -> None:
+    """What is too large by its declared length is -32003 with status 200, and is not read."""
+    response = post(b" " * 2000, limit=1000)
+    assert response.status_code == 200
+    assert (response.json()["error"]["code"], response.json()["id"]) == (-32003, None)
+
+
+def test_a_refusal_has_the_id_of_its_call() -> None:
+    """While calls are not taken their tensors are passed over, and each call is answered under its id."""
+    tensor = {"dtype": "f32", "shape": [100_000], "data": "AAAA" * 133_333 + "AA=="}
+    call = {"jsonrpc": "2.0", "method": "ConvTranspose", "params": {"inputs": {"src": tensor}}}
+    other = {"jsonrpc": "2.0", "method": "ops.describe", "params": ["ConvTranspose"], "id": "c"}
+    batch = json.dumps([call | {"id": "a"}, call, call | {"id": "b"}, other]).encode()
+    first, second, third = post(batch, methods=rpc_methods.METHODS, limit=1 << 30).json()
+    for answer, request_id in ((first, "a"), (second, "b")):
+        assert (answer["id"], answer["error"]["code"]) == (request_id, -32000)
+        assert answer["error"]["data"]["retry_after"] > 0
+    assert third["result"]["op"] == "ConvTranspose"
+
+
+def test_a_client_that_leaves_while_it_sends_costs_nothing() -> None:
+    """A body that breaks off ends the request: no answer, and no memory stays taken."""
+    pool = SegmentPool(1 << 24)
+    service = Service(Settings(), LocalEngine(pool, workers=1), pool)
+    body = b'{"jsonrpc": "2.0", "id": 1, "method": "ops.validate", "params": {"data": "' + b"A" * 10**6
+    pieces = [{"type": "http.request", "body": body, "more_body": True}, {"type": "http.disconnect"}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return pieces.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/rpc", "headers": [], "query_string": b""}
+    with pytest.raises(Cancelled):
+        asyncio.run(RpcDoor(rpc_methods.METHODS, service)(scope, receive, send))
+    assert not sent
+    assert pool.stats().used == 0

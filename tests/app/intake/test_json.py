@@ -301,3 +301,50 @@ def test_an_error_is_placed_in_the_whole_body() -> None:
     body = body_with("A" * 4000)[:-1] + b" oops"
     with pytest.raises(ParseError, match=f"character {len(body) - 4}"):
         scan(body, [100])
+
+
+@pytest.mark.parametrize("step", [1, 7, 10**6])
+@pytest.mark.parametrize("escape", ["\\u{:04x}", "\\u{:04X}"])
+def test_base64_may_be_escaped_throughout(step: int, escape: str) -> None:
+    """Every character may be written as an escape, in either case, cut anywhere."""
+    text = base64_of(900)
+    body = body_with("@").replace(b"@", "".join(escape.format(ord(char)) for char in text).encode())
+    assert scan(body, [step])["t"]["data"] == base64.b64decode(text)
+
+
+def test_many_small_tensors_take_no_segments() -> None:
+    """A body of thousands of small tensors takes no more memory than itself."""
+    body = json.dumps([json.loads(body_with(base64_of(900))) for _ in range(2000)]).encode()
+    pool = SegmentPool(64 * MIB)
+
+    async def run() -> Any:
+        with Holding(pool) as holding:
+            intake = JsonIntake(holding, length=len(body))
+            await intake.take(body)
+            return intake.finish()
+
+    assert len(asyncio.run(run())) == 2000
+    assert pool.stats().created == 0
+
+
+@pytest.mark.parametrize("item", [b'{"data":"' + b"A" * 600 + b'"},', b'{"data":"' + b"\\u0041" * 4000 + b'"},'])
+def test_others_get_a_turn(item: bytes) -> None:
+    """A body of many small things, or of escapes, does not hold up the event loop."""
+    count = 4000
+    turns = 0
+
+    async def run() -> None:
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(others())
+        with Holding(SegmentPool(64 * MIB)) as holding:
+            intake = JsonIntake(holding)
+            await intake.take(b"[" + item * count)
+        task.cancel()
+
+    asyncio.run(run())
+    assert turns > count / 64

@@ -27,6 +27,7 @@ from convgrad._errors import (
 )
 from schemas.tables import find_operation
 from tests.app.intake.support import (
+    ATTRIBUTES,
     CONTENT_TYPE,
     MIB,
     OPERATION,
@@ -112,6 +113,16 @@ def test_a_tensor_may_stay_in_the_request() -> None:
     tensor = {"dtype": "f32", "shape": list(src.shape), "data": text(src.tobytes())}
     body = multipart([("request", request({"src": tensor})), parts()[2]])
     assert read_parts(body) == expected()
+
+
+def test_a_described_optional_input_is_waited_for() -> None:
+    """An optional input that the request only names by its dtype may be the last part."""
+    called = find_operation("ConvTranspose")
+    given = {name: {"dtype": "f32"} for name in ("src", "weights", "bias")}
+    head = {"attributes": ATTRIBUTES | {"weights_format": "IOX"}, "inputs": given}
+    files = {"src": np.ones((1, 2, 3), "f4"), "weights": np.ones((2, 1, 2), "f4"), "bias": np.ones(1, "f4")}
+    body = multipart([("request", json.dumps(head).encode()), *((name, npy(array)) for name, array in files.items())])
+    assert read_parts(body, called=called) == {name: array.tobytes() for name, array in files.items()}
 
 
 def test_an_empty_batch_has_no_bytes() -> None:
