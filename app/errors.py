@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -61,12 +62,18 @@ def reply_of(error: ConvgradError) -> Reply:
     return next(MAPPING[cls] for cls in type(error).__mro__ if cls in MAPPING)
 
 
-def as_convgrad_error(error: BaseException) -> ConvgradError:
-    """Return `error` when it is of the tree, an `InternalError` without any detail otherwise."""
+def as_convgrad_error(error: BaseException, *, log: logging.Logger | None = None) -> ConvgradError:
+    """Return `error` when it is of the tree, an `InternalError` without any detail otherwise.
+
+    The details go to `log`. Don't keep the result in a variable where `error` was caught: together with the
+    traceback that would be a reference cycle, and the call's memory would wait for the garbage collector.
+    """
     if isinstance(error, ConvgradError):
         return error
     if isinstance(error, ClientDisconnect):
         return errors.Cancelled("the client left before its request was complete")
+    if log is not None:
+        log.error("a fault of the service", exc_info=error)
     return InternalError("a fault of the service; its log has the details under the request id")
 
 

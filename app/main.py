@@ -9,14 +9,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from app.doors import ops_pages, rest, rpc
 from app.engines.base import Engine
 from app.engines.local import LocalEngine
-from app.errors import problem, problem_headers, reply_of
-from app.middleware import BodyLimit, RequestContextMiddleware, context_of
+from app.middleware import BodyLimit, RequestContextMiddleware
 from app.openapi import install_openapi
 from app.pool.buffers import SegmentPool
 from app.service import Service
@@ -64,8 +63,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.service = service
     for router in _ROUTERS:
         app.include_router(router)
-    for kind in (ConvgradError, HTTPException, RequestValidationError):
-        app.add_exception_handler(kind, _answer)
+    for kind in (HTTPException, RequestValidationError):  # errors of ours go to the middleware's net
+        app.add_exception_handler(kind, _raise_ours)
+    app.add_middleware(RequestContextMiddleware)
+    app.add_middleware(BodyLimit, limit=int(settings.body_limit))  # around it: what the net sends ends here too
     if settings.cors:
         app.add_middleware(
             CORSMiddleware,
@@ -74,41 +75,26 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-tensor-dtype", "server-timing", "retry-after"],
         )
-    app.add_middleware(BodyLimit, limit=int(settings.body_limit))
-    app.add_middleware(RequestContextMiddleware)
     install_openapi(app)
     return app
 
 
 def make_engine(settings: Settings, segments: SegmentPool) -> Engine:
     """Make the engine that the settings name."""
-    engines: dict[str, Callable[[], Engine]] = {
-        "local": lambda: LocalEngine(segments, workers=settings.worker_count)
-    }
+    engines: dict[str, Callable[[], Engine]] = {"local": lambda: LocalEngine(segments, workers=settings.worker_count)}
     return engines[settings.engine]()
 
 
-async def _answer(request: Request, error: Exception) -> Response:
-    """Answer an error that a route raised before its reply began."""
-    known = _as_known(error, request)
-    context = context_of(request.scope)
-    context.outcome = known.code
-    return JSONResponse(
-        problem(known, context.request_id),
-        status_code=reply_of(known).status,
-        headers=problem_headers(known),
-        media_type="application/problem+json",
-    )
+async def _raise_ours(request: Request, error: Exception) -> Response:
+    """Say what FastAPI found wrong in our own terms; the middleware answers."""
+    raise _as_known(error, request) from None
 
 
 def _as_known(error: Exception, request: Request) -> ConvgradError:
     match error:
-        case ConvgradError():
-            return error
         case RequestValidationError():
             errors = [
-                {"loc": list(entry["loc"]), "msg": entry["msg"], "type": entry["type"]}
-                for entry in error.errors()
+                {"loc": list(entry["loc"]), "msg": entry["msg"], "type": entry["type"]} for entry in error.errors()
             ]
             return InvalidParams("the request does not have the form that this page takes", errors=errors)
         case HTTPException(status_code=404):
@@ -125,8 +111,6 @@ def _allowed(request: Request) -> list[str]:
     """List the methods of a page; Starlette names only those of the first route that has its path."""
     routes = [*request.app.routes, *(route for router in _ROUTERS for route in router.routes)]
     matching = [
-        route
-        for route in routes
-        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
     ]
     return sorted({method for route in matching for method in route.methods or ()})

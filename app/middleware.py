@@ -105,13 +105,7 @@ class RequestContextMiddleware:
         try:
             await self._app(scope, receive_until_replied, send_with_headers)
         except Exception as caught:  # noqa: BLE001 - the net: nothing may pass it
-            error = as_convgrad_error(caught)
-            context.outcome = error.code
-            if error is not caught:
-                _log.exception("fault while handling request %s", context.request_id)
-            if isinstance(error, Cancelled) or status:
-                return  # nobody listens, or half a reply is out: the server closes the connection
-            await send_problem(scope, send_with_headers, error)
+            await self._answer(scope, send_with_headers, as_convgrad_error(caught, log=_log), begun=status != 0)
         finally:
             _log.log(
                 logging.DEBUG if scope["path"] in _QUIET else logging.INFO,
@@ -126,6 +120,12 @@ class RequestContextMiddleware:
                     "ms": round((time.monotonic() - context.started) * 1000, 3),
                 },
             )
+
+    async def _answer(self, scope: Scope, send: Send, error: ConvgradError, *, begun: bool) -> None:
+        context_of(scope).outcome = error.code
+        # Where nobody listens, or half a reply is out, the server closes the connection.
+        if not begun and not isinstance(error, Cancelled):
+            await send_problem(scope, send, error)
 
 
 class BodyLimit:
@@ -150,9 +150,6 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         body = _Body(receive, send, declared, self._limit, expects_continue="expect" in headers)
-        if declared is not None and declared > self._limit:
-            await send_problem(scope, body.send, _too_large(self._limit))
-            return
         await self._app(scope, body.receive, body.send)
 
 
@@ -172,6 +169,8 @@ class _Body:
         self._asked = False
 
     async def receive(self) -> Message:
+        if self._declared is not None and self._declared > self._limit:
+            raise _too_large(self._limit)  # here, so that each door says it in its own words
         self._asked = True
         message = await self._receive()
         if message["type"] != "http.request":
@@ -213,6 +212,4 @@ class _Body:
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(
-        f"the request body is over the limit of {limit} bytes", data={"reason": "body", "limit": limit}
-    )
+    return TooLarge(f"the request body is over the limit of {limit} bytes", data={"reason": "body", "limit": limit})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 
 from app.engines.base import Job
@@ -34,12 +34,12 @@ class JobRun:
         self._stages = [deque[Unit]() for _ in range(job.plan.stages)]
         for unit in job.plan.units:
             self._stages[unit.stage].append(unit)
-        self._left = Counter({stage: len(units) for stage, units in enumerate(self._stages)})
+        self._left = [len(units) for units in self._stages]
         self._stage = 0
         self._finished: deque[Unit] = deque()
         self._undelivered = len(job.plan.units)
-        self._deaths: Counter[int] = Counter()
-        self._news = asyncio.Event()
+        self._deaths: dict[int, int] = {}
+        self._reader: asyncio.Future[None] | None = None
         self._advance()
 
     @property
@@ -55,7 +55,7 @@ class JobRun:
     @property
     def remaining(self) -> int:
         """Units that are not done."""
-        return 0 if self.error else sum(self._left.values())
+        return 0 if self.error else sum(self._left)
 
     def take(self) -> Unit:
         """Take the next unit to a worker."""
@@ -74,12 +74,12 @@ class JobRun:
         """Put a unit back that was not finished, before the others: its stage waits for it."""
         if self.error is None:
             self._stages[unit.stage].appendleft(unit)
-            self.job.times.retried_units += 1
         self._off_worker()
 
     def lost(self, unit: Unit) -> bool:
-        """Count the death of a worker that had this unit; tell whether it is the second one."""
-        self._deaths[unit.index] += 1
+        """Count the death of a worker that was at this unit; tell whether it is the second one."""
+        self.job.times.retried_units += 1
+        self._deaths[unit.index] = self._deaths.get(unit.index, 0) + 1
         return self._deaths[unit.index] >= _MOST_DEATHS
 
     def fail(self, error: ConvgradError) -> None:
@@ -93,26 +93,28 @@ class JobRun:
         """Wait for the next finished unit; None after the last. Raises the error of a failed job."""
         while True:
             if self.error is not None:
-                raise self.error
+                # Not the error itself: its traceback would hold this job, and the job the error, and the
+                # memory that the reader's frames view would wait for the garbage collector.
+                raise type(self.error)(self.error.message, data=self.error.data)
             if self._finished:
                 self._undelivered -= 1
                 return self._finished.popleft()
             if self._undelivered == 0:
                 return None
-            self._news.clear()
-            await self._news.wait()
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
 
     def _advance(self) -> None:
         while self._stage < len(self._stages) and self._left[self._stage] == 0:
             self._stage += 1
-        self._news.set()
 
     def _off_worker(self) -> None:
         self.on_workers -= 1
         self._settle()
 
     def _settle(self) -> None:
-        self._news.set()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
         if self.over and self.on_workers == 0:
             self._holds = ()
             self.settled.set()

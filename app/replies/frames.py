@@ -39,12 +39,9 @@ async def send_frames(call: Call, send: Send, *, beat_s: float = INTERVAL_S) -> 
             async for event in events:
                 await stream.send(await _header(call, event), event)
     except Exception as caught:
-        error = as_convgrad_error(caught)
-        if not stream.started or isinstance(error, Cancelled):
+        if not stream.started or isinstance(caught, Cancelled):
             raise
-        if error is not caught:
-            _log.exception("fault in the stream of %s", call.id)
-        await stream.send(_error(error))
+        await stream.send(_error(as_convgrad_error(caught, log=_log)))
     finally:
         stream.stop()
     await send_piece(send, b"", last=True)

@@ -95,20 +95,16 @@ async def stream_call(call: Call, stream: EventStream, request_id: Any) -> None:
                 if (pieces := await _message(call, event, request_id)) is not None:
                     await stream.pieces(pieces)
     except Exception as caught:
-        error = as_convgrad_error(caught)
-        if not stream.started or isinstance(error, Cancelled):
+        if not stream.started or isinstance(caught, Cancelled):
             raise
-        if error is not caught:
-            _log.exception("fault in the stream of %s", call.id)
-        await stream.message({"jsonrpc": "2.0", "id": request_id, "error": rpc_error(error)})
+        error = rpc_error(as_convgrad_error(caught, log=_log))
+        await stream.message({"jsonrpc": "2.0", "id": request_id, "error": error})
 
 
 async def _message(call: Call, event: Event, request_id: Any) -> Iterable[bytes] | None:
     match event:
         case Progress(done, total):
-            return [
-                _notification("progress", {"progressToken": request_id, "progress": done, "total": total})
-            ]
+            return [_notification("progress", {"progressToken": request_id, "progress": done, "total": total})]
         case TileReady():
             return _tile(call, event, request_id)
         case End():

@@ -16,11 +16,11 @@ def tight() -> Iterator[Resident]:
     with resident_service(
         workers=1,
         queue_length=2,
-        body_limit=2 << 20,
+        body_limit=4 << 20,
         head_limit=4096,
         work_limit=50_000_000_000,
-        output_limit=1 << 20,
-        memory_limit=32 << 20,
+        output_limit=16 << 20,
+        memory_limit=40 << 20,
         deadline_s=20.0,
     ) as resident:
         yield resident

@@ -33,7 +33,7 @@ class Resident:
         """Run a coroutine on the service's loop."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
 
-    def until(self, condition: Callable[[], bool], timeout: float = _WAIT_S) -> None:
+    def until(self, condition: Callable[[], bool], timeout: float = 10.0) -> None:
         """Wait until a condition holds on the service's loop; it is looked at between all other events."""
 
         async def look() -> None:
