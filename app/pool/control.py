@@ -24,12 +24,12 @@ class ControlPage:
         return cls(descriptor)
 
     def stop(self, serial: int) -> None:
-        """Ask the worker to stop the unit of this serial; another unit is not affected."""
+        """Ask the worker to stop the units up to this serial; later ones are not affected."""
         self._words[_STOP] = serial
 
     def stops(self, serial: int) -> bool:
         """Whether the unit of this serial is to stop."""
-        return self._words[_STOP] == serial
+        return serial <= self._words[_STOP]
 
     def beat(self) -> None:
         """Show that the worker is alive."""

@@ -208,8 +208,8 @@ class WorkerHandle:
                 fresh.append(segment)
             self._segments[segment.id] = None
             self._segments.move_to_end(segment.id)
-        old = Forget(segments=_oldest(self._segments, _MOST_SEGMENTS), plans=_oldest(self._plans, _MOST_PLANS))
-        if old.segments or old.plans:
+        if len(self._segments) > _MOST_SEGMENTS or len(self._plans) > _MOST_PLANS:
+            old = Forget(_oldest(self._segments, _MOST_SEGMENTS), _oldest(self._plans, _MOST_PLANS))
             self._channel.send(old)
         return fresh
 

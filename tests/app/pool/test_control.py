@@ -8,15 +8,16 @@ from app.pool.buffers import anonymous_file
 from app.pool.control import ControlPage
 
 
-def test_a_stop_reaches_only_the_unit_that_it_names() -> None:
-    """The flag names a serial, so a unit that comes after the stopped one is not stopped."""
+def test_a_stop_reaches_no_later_unit() -> None:
+    """The flag names the last serial to stop, so a unit that comes after it is not stopped."""
     descriptor = anonymous_file()
     server, worker = ControlPage.create(descriptor), ControlPage(descriptor)
     os.close(descriptor)
     assert not worker.stops(1)
-    server.stop(1)
+    server.stop(2)
     assert worker.stops(1)
-    assert not worker.stops(2)
+    assert worker.stops(2)
+    assert not worker.stops(3)
     server.close()
     worker.close()
 

@@ -82,6 +82,7 @@ def test_a_lost_unit_goes_first(pool: SegmentPool) -> None:
     """A unit that has to run again is the next to be given out, and is counted."""
     run = JobRun(job_of(pool, 3))
     unit = run.take()
+    run.lost(unit)
     run.again(unit)
     assert run.take() is unit
     assert run.job.times.retried_units == 1

@@ -37,6 +37,7 @@ def test_messages_survive_any_cut(sent: list[Message], cuts: list[int]) -> None:
         while (found := decoder.next()) is not None:
             got.append(found)
     assert got == [(message, []) for message in sent]
+    assert [type(message) for message, _ in got] == list(map(type, sent))
     assert decoder.next() is None
 
 
