@@ -55,6 +55,7 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for server in self.servers:
             for listener in server.sockets:
+                self._service.addresses.append(_address(listener))
                 _log.info("listening on %s", _address(listener))
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002

@@ -56,6 +56,7 @@ class Service:
         self.calls: set[Call] = set()
         self.closing: set[asyncio.Future[None]] = set()
         self._ids = itertools.count(1)
+        self.addresses: list[str] = []
         self._announcing: asyncio.Task[None] | None = None
         self._requests = 0
         self._idle = asyncio.Event()
@@ -77,7 +78,8 @@ class Service:
         start = time.monotonic()
         while not self.engine.ready:  # noqa: ASYNC110 - an engine has no event for it
             await asyncio.sleep(_READY_POLL_S)
-        _log.info("ready after %.1f s", time.monotonic() - start)
+        where = "".join(f", at {address}" for address in self.addresses)
+        _log.info("ready after %.1f s%s", time.monotonic() - start, where)
 
     async def drained(self, seconds: float) -> None:
         """Take no new requests and wait until the admitted ones are done, at most so long."""
