@@ -166,7 +166,7 @@ class RpcDoor(Response):
                     await send_piece(send, piece)
             written[number + 1].set()
 
-        await _some_at_once(one, len(items))
+        await self._some_at_once(one, len(items))
         await send_piece(send, b"]", last=True)
 
     async def _stream(self, items: Sequence[_Item], turn: Turn, send: Send) -> None:
@@ -188,7 +188,7 @@ class RpcDoor(Response):
                         pieces = _error_text(item.id, caught, turn).pieces
                     await stream.pieces(pieces)
 
-            await _some_at_once(one, len(items))
+            await self._some_at_once(one, len(items))
 
     async def _answer(self, item: _Item, turn: Turn, stack: AsyncExitStack) -> _Text:
         """Carry out one item; what its answer is made from stays open in `stack`."""
@@ -219,6 +219,24 @@ class RpcDoor(Response):
             )
         return await stack.enter_async_context(method(item.params, turn))
 
+    async def _some_at_once(self, work: Callable[[int], Awaitable[None]], count: int) -> None:
+        """Run the numbers from 0, a few at a time; a lower number never waits for a higher one to start."""
+        numbers = iter(range(count))
+        at_once = min(_AT_ONCE, count, self._service.settings.queue_length)
+
+        async def runner() -> None:
+            for number in numbers:
+                await work(number)
+                await asyncio.sleep(0)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(at_once):
+                    group.create_task(runner())
+        except BaseExceptionGroup as found:
+            # Answers hold every fault of an item; what is left is about the connection, the same for all.
+            raise found.exceptions[0] from None
+
 
 def _check_content_type(headers: Headers) -> None:
     given = headers.get("content-type", "")
@@ -230,24 +248,6 @@ def _check_content_type(headers: Headers) -> None:
         raise UnsupportedMediaType(
             f"the body must be {' or '.join(_CONTENT_TYPES)} in UTF-8", data={"supported": _CONTENT_TYPES}
         )
-
-
-async def _some_at_once(work: Callable[[int], Awaitable[None]], count: int) -> None:
-    """Run the numbers from 0, a few at a time; a lower number never waits for a higher one to start."""
-    numbers = iter(range(count))
-
-    async def runner() -> None:
-        for number in numbers:
-            await work(number)
-            await asyncio.sleep(0)
-
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(_AT_ONCE, count)):
-                group.create_task(runner())
-    except BaseExceptionGroup as found:
-        # Answers hold every fault of an item; what is left is about the connection, the same for all.
-        raise found.exceptions[0] from None
 
 
 def _text(request_id: rpc.Id, result: Iterable[bytes], length: int) -> _Text:
