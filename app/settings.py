@@ -13,7 +13,6 @@ from app.container import cpu_count, memory_bytes
 
 __all__ = ["Settings"]
 
-_MIB = 1 << 20
 _GIB = 1 << 30
 
 
@@ -37,7 +36,7 @@ class Settings(BaseSettings):
     )
     body_limit: ByteSize = Field(default=ByteSize(_GIB), ge=1, description="Largest request body in bytes.")
     head_limit: ByteSize = Field(
-        default=ByteSize(_MIB),
+        default=ByteSize(256 << 10),
         ge=1024,
         description="Largest request without its tensors: attributes, names, shapes.",
     )
