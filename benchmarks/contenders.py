@@ -1,0 +1,125 @@
+"""What is timed: one computation of one layer in one layout, by the kernels here or by a peer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from benchmarks.accuracy import Tensor, stored
+from kernels import ConvProblem, Unit, plan, run_unit, storage_dtype
+from kernels.arena import arena_bytes
+
+__all__ = ["CLOCKS", "Contender", "Ours"]
+
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
+"""The wall's clock, and the calling thread's own: of use for one thread on a machine that others use too."""
+
+
+class Contender(ABC):
+    """One way to compute one layer in one layout."""
+
+    def __init__(self, who: str, problem: ConvProblem, clock: str) -> None:
+        self.who = who
+        self.problem = problem
+        self.layout = problem.data_format
+        self.clock = CLOCKS[clock]
+
+    @abstractmethod
+    def call(self) -> Any:
+        """Compute once, into memory of its own."""
+
+    @abstractmethod
+    def result(self, called: Any) -> tuple[Tensor, ConvProblem]:
+        """Give what `call` returned as a tensor, with the problem whose output layout it has."""
+
+    def first(self) -> tuple[float, Any]:
+        """Compute once; give the seconds and what `call` returned."""
+        begin = self.clock()
+        called = self.call()
+        return self.clock() - begin, called
+
+    def time(self, repeats: int) -> float:
+        """Give the seconds of one call, the mean of `repeats` calls in a row."""
+        begin = self.clock()
+        for _ in range(repeats):
+            self.call()
+        return (self.clock() - begin) / repeats
+
+    def about(self) -> dict[str, Any]:
+        """Say how it computes, as far as it can be seen."""
+        return {}
+
+    def close(self) -> None:  # noqa: B027 -- most have nothing to give back
+        """Give threads and memory back."""
+
+
+class Ours(Contender):
+    """The kernels here: the units of the plan on `threads` threads, a stage after the other.
+
+    The threads are the contender's own, so that their scratch memory is what this layer and layout need.
+    """
+
+    def __init__(self, problem: ConvProblem, inputs: list[Tensor], threads: int, clock: str) -> None:
+        super().__init__("ours", problem, clock)
+        self.plan = plan(problem, workers=threads)
+        self._inputs = [stored(tensor) for tensor in inputs]
+        self._scratch = np.empty(self.plan.scratch_bytes, np.uint8) if self.plan.scratch_bytes else None
+        self._stages = [[u for u in self.plan.units if u.stage == s] for s in range(self.plan.stages)]
+        self._threads = threads
+        self._pool = ThreadPoolExecutor(threads)
+
+    def call(self) -> Tensor:
+        """Compute with this thread and, where a stage has more than one unit, with helpers from the pool."""
+        output = np.empty(self.problem.output_shape, storage_dtype(self.problem.dtype))
+        for units in self._stages:
+            left = iter(units)
+            others = min(self._threads, len(units)) - 1
+            helpers = [self._pool.submit(self._work, left, output) for _ in range(others)]
+            self._work(left, output)
+            for helper in helpers:
+                helper.result()
+        return output
+
+    def _work(self, units: Iterable[Unit], output: Tensor) -> None:
+        """Do units until none is left; the iterator is shared, a step of it is atomic."""
+        for unit in units:
+            run_unit(self.plan, unit, self._inputs, output, self._scratch)
+
+    def first(self) -> tuple[float, Any]:
+        """Compute on a thread of the pool, which then holds the scratch."""
+        return self._pool.submit(super().first).result()
+
+    def time(self, repeats: int) -> float:
+        """Time on that thread."""
+        return self._pool.submit(super().time, repeats).result()
+
+    def result(self, called: Any) -> tuple[Tensor, ConvProblem]:
+        """Give the output with its own problem."""
+        return called, self.problem
+
+    def about(self) -> dict[str, Any]:
+        """Name the kernel and the cut, and the bytes of scratch: the largest thread's own, and what all share."""
+        barrier = threading.Barrier(self._threads)
+
+        def held(_: int) -> int:
+            barrier.wait()  # one task for each thread
+            return arena_bytes()
+
+        scratch = max(self._pool.map(held, range(self._threads)))
+        return {
+            "kernel": self.plan.kernel,
+            "units": len(self.plan.units),
+            "stages": self.plan.stages,
+            "worker_scratch_bytes": scratch,
+            "shared_scratch_bytes": self.plan.scratch_bytes,
+        }
+
+    def close(self) -> None:
+        """End the threads; their scratch goes with them."""
+        self._pool.shutdown()

@@ -1,0 +1,83 @@
+"""The layers to measure: rows of a shapes file, and the problems that they are in either layout."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from kernels import ConvProblem
+
+__all__ = ["LAYOUTS", "OPERATIONS", "Layer", "inside_macs", "read_layers"]
+
+OPERATIONS = ("ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose")
+LAYOUTS = ("NCX", "NXC")
+
+_WEIGHTS = {("Convolution", "NCX"): "OIX", ("Convolution", "NXC"): "XIO"} | {
+    ("ConvTranspose", "NCX"): "IOX",
+    ("ConvTranspose", "NXC"): "XOI",
+}
+"""The weights' axes that go with a layout: the graph's own pairs for channels first and channels last."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One row of a shapes file for one operation, with the batch that is measured."""
+
+    name: str
+    op: str
+    row: dict[str, Any]
+
+    def problem(self, dtype: str, layout: str) -> ConvProblem:
+        """Give the kernels' problem in `layout` (NCX or NXC), weights in the format that goes with it."""
+        transposed = self.op.startswith("ConvTranspose")
+        family = "ConvTranspose" if transposed else "Convolution"
+        per_axis = ("src_spatial", "dst_spatial", "kernel", "strides", "dilations", "pads_begin")
+        described: dict[str, Any] = {key: tuple(self.row[key]) for key in per_axis}
+        described |= {key: self.row[key] for key in ("src_channels", "dst_channels", "groups")}
+        described |= {"op": self.op, "dtype": dtype, "n": self.row.get("bench_n", self.row["n"])}
+        described |= {"data_format": layout, "weights_format": _WEIGHTS[family, layout]}
+        return ConvProblem(**described, groups_axis="O" if transposed else "I")
+
+
+def inside_macs(problem: ConvProblem) -> int:
+    """Count the multiply-adds that the sum has: nominal ones less those whose tap lies in the padding."""
+    dims = problem.dims
+    pairs = 1
+    for axis in range(3):
+        ranges = (dims.tap_range(axis, tap) for tap in range(dims.kernel[axis]))
+        pairs *= sum(high - low for low, high in ranges)
+    return problem.n * pairs * dims.groups * dims.wide_channels * dims.narrow_channels
+
+
+def read_layers(path: Path, ops: list[str], only: list[str]) -> list[Layer]:
+    """Read the rows of `path` whose operation is in `ops` and whose name contains one of `only` (empty: all).
+
+    ConvTranspose makes a forward problem of every ConvTransposeBackwardWeights row. Raises ValueError where a
+    row's shapes contradict each other, because a peer would then compute something else.
+    """
+    layers = []
+    for row in json.loads(path.read_text(encoding="utf-8")):
+        _check(row)
+        made = [row["op"]] + ["ConvTranspose"] * (row["op"] == "ConvTransposeBackwardWeights")
+        if not only or any(word in row["name"] for word in only):
+            layers += [Layer(row["name"], op, row) for op in made if op in ops]
+    return sorted(layers, key=lambda layer: OPERATIONS.index(layer.op))
+
+
+def _check(row: dict[str, Any]) -> None:
+    """Hold a row to the operations' shape rules."""
+    transposed = row["op"].startswith("ConvTranspose")
+    wide, narrow = ("dst", "src") if transposed else ("src", "dst")
+    rank = len(row["kernel"])
+    extra = row.get("output_padding", [0] * rank)
+    for axis in range(rank):
+        stride, padding = row["strides"][axis], row["pads_begin"][axis] + row["pads_end"][axis]
+        extent = (row["kernel"][axis] - 1) * row["dilations"][axis] + 1
+        unused = row[f"{wide}_spatial"][axis] + padding - extent - (row[f"{narrow}_spatial"][axis] - 1) * stride
+        if unused != extra[axis] if transposed else not 0 <= unused < stride:
+            raise ValueError(f"{row['name']}: axis {axis} breaks the shape rule: {unused} positions left over")
+    if prod(row[key] % row["groups"] == 0 for key in ("src_channels", "dst_channels")) == 0:
+        raise ValueError(f"{row['name']}: groups={row['groups']} does not divide the channels")

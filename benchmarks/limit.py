@@ -1,0 +1,142 @@
+"""The processor's limit: f32 multiply-adds a second when nothing but them is left to do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kernels._jit import jit
+from kernels.cpu import cpu
+from kernels.simd import call_tile
+from kernels.tiles import tile_table
+
+__all__ = ["measure_limit"]
+
+CHAINS = 12
+"""Independent sums: more than latency times throughput anywhere (4 or 5 cycles, 2 a cycle), within 16 registers."""
+
+_I64 = ir.IntType(64)
+
+
+def _emit(typingctx: Any, count: Any, address: Any) -> Any:  # noqa: ARG001 -- Numba fixes the parameters
+    """Do `count` rounds of `CHAINS` independent vector multiply-adds on the two vectors at `address`."""
+
+    insert: Any = cgutils.get_or_insert_function
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ARG001
+        count, address = values
+        lane = ir.VectorType(ir.FloatType(), cpu().width)
+        kind = ir.FunctionType(lane, [lane] * 3)
+        fma = insert(builder.module, kind, f"llvm.fma.v{lane.count}f32")
+        pointer = builder.inttoptr(address, lane.as_pointer())
+        a, b = (builder.load(builder.gep(pointer, [_I64(i)]), align=4) for i in range(2))
+        before, block = builder.block, builder.append_basic_block("round")
+        after = builder.append_basic_block("done")
+        builder.branch(block)
+        builder.position_at_end(block)
+        index = builder.phi(_I64)
+        sums = [builder.phi(lane) for _ in range(CHAINS)]
+        results = [builder.call(fma, [a, b, each]) for each in sums]
+        following = builder.add(index, _I64(1))
+        index.add_incoming(_I64(0), before)
+        index.add_incoming(following, block)
+        for start, (phi, result) in enumerate(zip(sums, results, strict=True)):
+            # each starts from another value: equal sums would be computed once
+            phi.add_incoming(ir.Constant(lane, [float(start)] * cpu().width), before)
+            phi.add_incoming(result, block)
+        builder.cbranch(builder.icmp_signed("<", following, count), block, after)
+        builder.position_at_end(after)
+        total = results[0]
+        for result in results[1:]:
+            total = builder.fadd(total, result)
+        builder.store(total, builder.gep(pointer, [_I64(2)]), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+_intrinsic: Any = intrinsic
+_multiply_add = _intrinsic(_emit)
+
+
+@jit
+def _registers(count: int, address: int) -> None:
+    _multiply_add(count, address)
+
+
+@jit
+def _tile(tile: int, walk: int, panel: int, scalars: int, offsets: int, sums: int) -> None:
+    call_tile(tile, walk, panel, scalars, offsets, sums)
+
+
+class _Registers:
+    """Independent multiply-adds, operands in registers."""
+
+    def __init__(self) -> None:
+        self._memory = np.full(3 * cpu().width, 1e-9, np.float32)
+        self.flops = 2 * CHAINS * cpu().width
+
+    def __call__(self, count: int) -> None:
+        _registers(count, self._memory.ctypes.data)
+
+
+class _Tile:
+    """The kernels' own register tile on panels that stay in L1: a round is one pixel."""
+
+    PIXELS = 32
+
+    def __init__(self) -> None:
+        rows, width = cpu().rows[2], cpu().width
+        self._tile = int(tile_table()[2, rows])
+        self._panel = np.full(self.PIXELS * 2 * width, 1e-9, np.float32)
+        self._scalars = np.full(self.PIXELS * rows, 1e-9, np.float32)
+        self._offsets = np.arange(rows, dtype=np.int64) * 4 * self.PIXELS
+        self._sums = np.zeros(rows * 2 * width, np.float32)
+        self.flops = 2 * rows * 2 * width
+
+    def __call__(self, count: int) -> None:
+        # the panel is walked again and again: steps of 0 for all but the column, then the three counts, then the row
+        walk = np.array([0, 0, 1, 0, 0, 4, 1, max(1, count // self.PIXELS), self.PIXELS, 1], np.int64)
+        places = (self._panel, self._scalars, self._offsets, self._sums)
+        _tile(self._tile, walk.ctypes.data, *(each.ctypes.data for each in places))
+
+
+def _rate(make: type[_Registers] | type[_Tile], threads: int, seconds: float, rounds: int) -> float:
+    """Give the best GFLOP/s of `threads` threads together over some rounds of about `seconds`."""
+    work = make()
+    work(1 << 10)
+    begin = time.perf_counter()
+    work(1 << 16)
+    count = max(1 << 10, int(seconds * (1 << 16) / (time.perf_counter() - begin)) >> 10 << 10)
+    barrier = threading.Barrier(threads)
+
+    def once(_: int) -> float:
+        own = make()
+        barrier.wait()
+        begin = time.thread_time()  # not the wall's: a limit is no smaller when others use the processor too
+        own(count)
+        return own.flops * count / (time.thread_time() - begin)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return max(sum(pool.map(once, range(threads))) for _ in range(rounds)) / 1e9
+
+
+def measure_limit(threads: int, seconds: float = 0.01, rounds: int = 50) -> dict[str, float]:
+    """Measure the limit of `threads` threads at once, in GFLOP/s of f32.
+
+    `registers`: independent multiply-adds; `tile`: the kernels' tile from L1; `gflops`: the larger one, which is
+    the limit. Each is the best of `rounds`, since a neighbour can only take speed away.
+    """
+    found = {
+        "registers": _rate(_Registers, threads, seconds, rounds),
+        "tile": _rate(_Tile, threads, seconds, rounds),
+    }
+    return found | {"gflops": max(found.values())}

@@ -1,0 +1,122 @@
+"""What all layers of a measurement say together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.layers import LAYOUTS
+
+__all__ = ["geometric_mean", "summarise", "summary_lines"]
+
+LARGE_GMAC, LARGE_CHANNELS = 0.5, 64
+"""Layers whose share of the limit has a goal: more work than this, and at least so many channels of a group."""
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Give the geometric mean of positive values."""
+    logarithms = [math.log(value) for value in values]
+    return math.exp(sum(logarithms) / len(logarithms))
+
+
+def better(row: dict[str, Any], who: str) -> dict[str, Any]:
+    """Give the entry of the better layout."""
+    entry: dict[str, Any] = row[who][row["best"][who]]
+    return entry
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Summarise the layers, and each operation's on their own."""
+    found: dict[str, Any] = {"all": _summary(rows)}
+    for op in dict.fromkeys(row["op"] for row in rows):
+        found[op] = _summary([row for row in rows if row["op"] == op])
+    return found
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    compared = sorted((row for row in rows if "ratio" in row), key=lambda row: float(row["ratio"]))
+    found: dict[str, Any] = {
+        "layers": len(rows),
+        "compared": len(compared),
+        "ours_gflops": geometric_mean(better(row, "ours")["gflops"] for row in rows),
+        "wrong": [row["name"] for row in rows if not row["right"]],
+        "differ": [row["name"] for row in rows if not row["agree"]],
+        "large": _large(rows),
+        "scratch": _scratch(rows),
+    }
+    if compared:
+        found |= {
+            "peer_gflops": geometric_mean(better(row, "peer")["gflops"] for row in compared),
+            "geometric_mean": geometric_mean(row["ratio"] for row in compared),
+            "minimum": compared[0]["ratio"],
+            "worst": [[row["name"], row["ratio"]] for row in compared[:5]],
+            "slower": [row["name"] for row in compared if row["ratio"] < 1],
+            "less_exact": [[row["name"], errors] for row in compared if (errors := _errors(row))],
+        }
+        for layout in LAYOUTS:
+            found[f"geometric_mean_{layout}"] = geometric_mean(row["ratios"][layout] for row in compared)
+    return found
+
+
+def _errors(row: dict[str, Any]) -> float:
+    """Give ours over the peer's RMS error, the worse layout of ours and the better one of the peer; 0: not above."""
+    ours = max(entry["error_f64"]["rms"] for entry in row["ours"].values())
+    peer = min(entry["error_f64"]["rms"] for entry in row["peer"].values() if "error_f64" in entry)
+    if ours <= peer:
+        return 0.0
+    return float(ours / peer) if peer else math.inf
+
+
+def _large(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Give the shares of the limit of the large layers."""
+    shares = {}
+    for row in rows:
+        channels = min(row["src_channels"], row["dst_channels"]) // row["groups"]
+        if row["gmac"] > LARGE_GMAC and channels >= LARGE_CHANNELS:
+            shares[row["name"]] = better(row, "ours")["share"]
+    if not shares:
+        return {"layers": 0}
+    worst = min(shares, key=lambda name: float(shares[name]))
+    return {"layers": len(shares), "mean": sum(shares.values()) / len(shares), "worst": [worst, shares[worst]]}
+
+
+def _scratch(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Give the most scratch of each kernel, in bytes: a worker's own and what all workers share."""
+    found: dict[str, dict[str, int]] = {}
+    for row in rows:
+        for entry in row["ours"].values():
+            peak = found.setdefault(entry["kernel"], {"worker_bytes": 0, "shared_bytes": 0})
+            peak["worker_bytes"] = max(peak["worker_bytes"], entry["worker_scratch_bytes"])
+            peak["shared_bytes"] = max(peak["shared_bytes"], entry["shared_scratch_bytes"])
+    return found
+
+
+def summary_lines(summary: dict[str, Any]) -> list[str]:
+    """Say the summary in lines for a terminal."""
+    lines = []
+    for name, part in summary.items():
+        if name != "all" and len(summary) == 2:
+            continue
+        lines.append(f"\n{name}: {part['layers']} layers, ours {part['ours_gflops']:.1f} GFLOP/s (geometric mean)")
+        if part["compared"]:
+            layouts = ", ".join(f"{layout} {part[f'geometric_mean_{layout}']:.2f}" for layout in LAYOUTS)
+            lines.append(
+                f"  ratio over the peer ({part['peer_gflops']:.1f} GFLOP/s):"
+                f" geometric mean {part['geometric_mean']:.2f}"
+                f" ({layouts}), minimum {part['minimum']:.2f}, below 1: {len(part['slower'])}"
+            )
+            lines.append("  worst: " + ", ".join(f"{each} {ratio:.2f}" for each, ratio in part["worst"]))
+            less = ", ".join(f"{each} {ratio:.3f}" for each, ratio in part["less_exact"])
+            lines.append(f"  RMS error against float64 above the peer's: {less or 'nowhere'}")
+        if part["large"]["layers"]:
+            large = part["large"]
+            lines.append(
+                f"  share of the limit on {large['layers']} large layers: mean {100 * large['mean']:.1f} %,"
+                f" least {100 * large['worst'][1]:.1f} % ({large['worst'][0]})"
+            )
+        for kernel, peak in part["scratch"].items():
+            own, shared = peak["worker_bytes"] / 2**20, peak["shared_bytes"] / 2**20
+            lines.append(f"  scratch of {kernel}: {own:.1f} MiB a worker, {shared:.1f} MiB shared")
+        lines += [f"  {kind.upper()}: {', '.join(part[kind])}" for kind in ("wrong", "differ") if part[kind]]
+    return lines
