@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from app.settings import Settings
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path for path in (ROOT / "scripts").iterdir() if path.is_file())
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -94,6 +96,22 @@ def test_links_lead_somewhere(page: Path) -> None:
     missing = [link for link in local if not (page.parent / link).exists()]
     missing += [name for name in re.findall(r"\bscripts/[\w-]+", text) if not (ROOT / name).exists()]
     assert not missing
+
+
+def test_every_dependency_has_its_reason() -> None:
+    """CONTRIBUTING says of each package in pyproject.toml what it is for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
+    names = {re.split(r"[\[<>=;~! ]", line)[0] for line in lines} - {"convgrad"}
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert not {name for name in names if f"**{name}**" not in page}
+
+
+def test_every_setting_is_explained() -> None:
+    """docs/running.md has a row for each setting of the service, and for nothing else."""
+    page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    rows = set(re.findall(r"^\| `CONVGRAD_(\w+)`", page, re.MULTILINE))
+    assert rows == {name.upper() for name in Settings.model_fields}
 
 
 def test_the_image_follows_its_rules() -> None:
