@@ -1,175 +1,120 @@
-"""ConvTranspose forward as a gather: each dst pixel collects the taps that reach it, so it is written once.
+"""ConvTranspose forward on register tiles, in one of three ways, chosen from the problem alone.
 
-A dst pixel ``u`` meets tap ``k`` at src pixel ``x = (u + pad - k * dilation) / stride`` where that is whole and inside.
-Along an axis the taps of one pixel are an arithmetic progression, and pixels one stride apart share them: six such
-pixels are the rows of a register tile, dst channels its vectors, and the sum runs over taps and src channels.
+Gather: a dst pixel ``u`` meets tap ``k`` at src pixel ``x = (u + pad - k * dilation) / stride`` where that is whole and
+inside. Along an axis the taps of one pixel are an arithmetic progression, and pixels one stride apart share them: they
+are the rows of a register tile, dst channels its lanes, and the sum runs over taps and src channels.
+
+Lanes: the same with groups as lanes, for depthwise and other small groups.
+
+Scatter: with few dst channels, lanes are (tap, dst channel) pairs; the products of a src pixel are added to the dst
+pixels that they belong to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
-from math import gcd, prod
-from typing import NamedTuple
+from math import ceil, gcd, prod
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels._jit import Floats, Halves, Table, Vector, jit
 from kernels.arena import arena
 from kernels.cpu import cpu
-from kernels.packing import F16, F32, KINDS, pack_panel
+from kernels.gather import gather, scatter_tile, write_block
+from kernels.packing import KINDS, pack_panel
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims
-from kernels.simd import call_tile, load_value, round_bits
-from kernels.tiles import tile_table
+from kernels.tiles import LANE_ROWS, LANEWISE, tile_table
 
 __all__ = ["CONV_TRANSPOSE"]
 
 Ints = npt.NDArray[np.int64]
+Shape = tuple[int, ...]
 
 UNIT_MACS = 20_000_000
-STEP_MACS = 250_000_000
-WEIGHTS_BYTES = 24 << 20
-"""Packed weights of one unit; more dst channels are done one part after another."""
+STEP_MACS = 100_000_000
+"""Work between two looks at whether to stop."""
 
-_round_f16 = round_bits("f16")
-_round_bf16 = round_bits("bf16")
-_load_f32, _load_f16, _load_bf16 = (load_value(kind) for kind in KINDS)
+BLOCK_BYTES = 128 << 10
+"""Sums of one block of dst lines: a part of L2."""
+
+SCATTER_BYTES = 32 << 20
+"""Sums of one image at the most, where products are scattered."""
+
+WEIGHTS_BYTES = 24 << 20
+"""Packed weights of one pass; more dst channels are done one part after another."""
+
 WIDTH = cpu().width
 
 
-class _AxisTaps(NamedTuple):
-    """For every dst position of an axis: first tap, number of taps, first src position; and both steps a tap."""
+@dataclass(frozen=True)
+class _Layout:
+    """The tables of `kernels.gather` for one problem, and the way it is computed."""
 
-    table: list[tuple[int, int, int]]
-    tap_step: int
-    src_step: int
+    way: Literal["gather", "lanes", "scatter"]
+    planes: Ints
+    lines: Ints
+    tiles: Ints
+    steps: Ints
 
 
-def _axis_taps(dims: Dims, axis: int) -> _AxisTaps:
+def _axis_taps(dims: Dims, axis: int) -> list[tuple[int, int, int]]:
+    """Give first tap, number of taps and first src position for every dst position of an axis."""
     stride, dilation, pad = dims.strides[axis], dims.dilations[axis], dims.pads[axis]
-    step = stride // gcd(stride, dilation)
     table = []
     for u in range(dims.wide[axis]):
-        live = [
-            (k, (u + pad - k * dilation) // stride)
-            for k in range(dims.kernel[axis])
-            if (u + pad - k * dilation) % stride == 0 and 0 <= (u + pad - k * dilation) // stride < dims.narrow[axis]
-        ]
+        shifted = [(k, u + pad - k * dilation) for k in range(dims.kernel[axis])]
+        live = [(k, s // stride) for k, s in shifted if s % stride == 0 and 0 <= s // stride < dims.narrow[axis]]
         table.append((live[0][0], len(live), live[0][1]) if live else (0, 0, 0))
-    return _AxisTaps(table, step, step * dilation // stride)
+    return table
 
 
-class Layout(NamedTuple):
-    """Tables that the compiled driver reads."""
-
-    planes: Ints  # for every dst plane: first tap, taps, first src plane
-    lines: Ints  # the same for dst lines
-    tiles: Ints  # first dst column, rows, first tap, taps, first src column
-    steps: Ints  # tap and src steps of d, h, w
+def _way(dims: Dims) -> Literal["gather", "lanes", "scatter"]:
+    """Choose by the lanes that would stand empty; scattering costs an addition for every product summed."""
+    groups = ceil(dims.groups / WIDTH) * WIDTH / dims.groups
+    taps = prod(dims.kernel)
+    out = dims.wide_channels
+    lanes = WIDTH * ceil(out / WIDTH) / out
+    columns = 2 * WIDTH * ceil(taps * out / (2 * WIDTH)) / (taps * out)
+    costs: dict[Literal["gather", "lanes", "scatter"], float] = {
+        "gather": lanes,
+        "lanes": 1.3 * groups,
+        "scatter": columns * (1 + 12 / dims.narrow_channels),
+    }
+    if prod(dims.wide) * out * 4 > SCATTER_BYTES:
+        del costs["scatter"]
+    return min(costs, key=lambda way: costs[way])
 
 
 @lru_cache(maxsize=256)
-def _layout(problem: ConvProblem) -> Layout:
+def _layout(problem: ConvProblem) -> _Layout:
     dims = problem.dims
-    axes = [_axis_taps(dims, axis) for axis in range(3)]
-    stride = dims.strides[2]
-    limit = min(cpu().rows.values())
+    way = _way(dims)
+    tables = [_axis_taps(dims, axis) for axis in range(3)]
+    limit = LANE_ROWS if way == "lanes" else min(cpu().rows.values())
     tiles = []
-    for phase in range(min(stride, dims.wide[2])):
-        columns = [(u, *axes[2].table[u]) for u in range(phase, dims.wide[2], stride)]
-        for _, run in groupby(columns, key=lambda c: (c[1], c[2])):
+    for phase in range(min(dims.strides[2], dims.wide[2])):
+        columns = [(u, *tables[2][u]) for u in range(phase, dims.wide[2], dims.strides[2])]
+        # pixels with the same taps follow each other: all inside, or a border
+        for _, run in groupby(columns, key=lambda column: (column[1], column[2])):
             members = list(run)
-            parts = -(-len(members) // limit)
-            for i in range(parts):
-                part = members[len(members) * i // parts : len(members) * (i + 1) // parts]
-                tiles.append((part[0][0], len(part), *part[0][1:]))
-    steps = [(axis.tap_step, axis.src_step) for axis in axes]
-    return Layout(
-        np.array(axes[0].table, np.int64).reshape(-1, 3),
-        np.array(axes[1].table, np.int64).reshape(-1, 3),
-        np.array(tiles, np.int64).reshape(-1, 5),
-        np.array(steps, np.int64).reshape(-1),
-    )
-
-
-@jit
-def _bias_value(kind: int, address: int) -> float:
-    """Read one bias value as f32."""
-    if kind == F32:
-        return _load_f32(address)  # type: ignore[no-any-return]
-    if kind == F16:
-        return _load_f16(address)  # type: ignore[no-any-return]
-    return _load_bf16(address)  # type: ignore[no-any-return]
-
-
-@jit
-def _lines(
-    table: Table, kind: int, n: int, first: int, last: int, planes: Table, lines: Table, tiles: Table, steps: Vector,
-    kernel: Vector,
-    src: int, src_steps: Vector, weights: int, channels: int, lane: Vector, bias: int, out32: Floats, out16: Halves,
-) -> None:  # fmt: skip
-    """Compute dst lines ``first..last`` (over all planes) of image `n` for the lane blocks of one group.
-
-    `src_steps` are the bytes of src for (n, d, h, w, channel); `kernel` is (KH, KW); `lane` is (first dst channel,
-    dst channels, packed bytes of one lane block of full width, then dst's element steps n, d, h, w, channel, stride
-    w). Packed weights are [lane block][tap][src channel][lanes].
-    """
-    acc = np.empty((8, 2 * WIDTH), np.float32)
-    offsets = np.empty(8, np.int64)
-    stride = lane[8]
-    for m in range(8):
-        offsets[m] = m * src_steps[3]
-    sums = acc.ctypes.data
-    walk = np.empty(10, np.int64)
-    walk[0], walk[1], walk[2] = steps[2] * kernel[1] * channels, steps[4] * channels, 1
-    walk[3], walk[4], walk[5] = -steps[3] * src_steps[2], -steps[5] * src_steps[3], src_steps[4]
-    walk[9] = 1
-    low = lane[0]
-    while low < lane[0] + lane[1]:
-        valid = min(2 * WIDTH, lane[0] + lane[1] - low)
-        vectors = 1 if valid <= WIDTH else 2
-        lanes = vectors * WIDTH
-        line_bytes = 4 * lanes
-        tap_bytes = channels * line_bytes
-        panel = weights + (low - lane[0]) // (2 * WIDTH) * lane[2]
-        for line in range(first, last):
-            d, h = line // lines.shape[0], line % lines.shape[0]
-            for t in range(tiles.shape[0]):
-                rows = tiles[t, 1]
-                for m in range(rows):
-                    for j in range(lanes):
-                        acc.ravel()[m * lanes + j] = 0.0
-                if lines[h, 1] > 0 and tiles[t, 3] > 0:
-                    for k in range(planes[d, 1]):
-                        tap = ((planes[d, 0] + k * steps[0]) * kernel[0] + lines[h, 0]) * kernel[1] + tiles[t, 2]
-                        place = n * src_steps[0] + (planes[d, 2] - k * steps[1]) * src_steps[1]
-                        place += lines[h, 2] * src_steps[2] + tiles[t, 4] * src_steps[3]
-                        walk[6], walk[7], walk[8] = lines[h, 1], tiles[t, 3], channels
-                        call_tile(
-                            table[vectors, rows], walk.ctypes.data, panel + tap * tap_bytes, src + place,
-                            offsets.ctypes.data, sums,
-                        )  # fmt: skip
-                flat = acc.ravel()
-                for m in range(rows):
-                    to = n * lane[3] + d * lane[4] + h * lane[5] + (tiles[t, 0] + m * stride) * lane[6] + low * lane[7]
-                    for j in range(valid):
-                        value = flat[m * lanes + j]
-                        if bias != 0:
-                            value += _bias_value(kind, bias + (low + j) * (4 if kind == F32 else 2))
-                        if kind == F32:
-                            out32[to + j * lane[7]] = value
-                        elif kind == F16:
-                            out16[to + j * lane[7]] = _round_f16(value)
-                        else:
-                            out16[to + j * lane[7]] = _round_bf16(value)
-        low += valid
+            parts = ceil(len(members) / limit)
+            cuts = [len(members) * i // parts for i in range(parts + 1)]
+            tiles += [(members[a][0], b - a, *members[a][1:]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    steps = []
+    for stride, dilation in zip(dims.strides, dims.dilations, strict=True):
+        tap_step = stride // gcd(stride, dilation)
+        steps += [tap_step, tap_step * dilation // stride]
+    shaped = [np.array(table, np.int64) for table in (tables[0], tables[1], tiles)]
+    return _Layout(way, shaped[0], shaped[1], shaped[2], np.array(steps, np.int64))
 
 
 class ConvTranspose:
-    """ConvTranspose forward on register tiles (`_lines`)."""
+    """ConvTranspose forward on register tiles."""
 
     name = "conv_transpose_tiles"
 
@@ -178,34 +123,26 @@ class ConvTranspose:
         return None if problem.forward else "computes ConvTranspose only"
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
-        """Share out images first, then groups and blocks of dst channels where the weights are the larger tensor."""
-        dims = problem.dims
-        blocks = -(-dims.wide_channels // (2 * WIDTH))
+        """Share out images first, then groups, then lane blocks where the weights are the larger tensor."""
+        dims, way = problem.dims, _layout(problem).way
+        groups = ceil(dims.groups / WIDTH) if way == "lanes" else dims.groups
+        blocks = ceil(dims.wide_channels / (2 * WIDTH)) if way == "gather" else 1
         wanted = int(max(1, min(4 * workers, problem.macs // UNIT_MACS)))
-        lane_macs = problem.n * prod(problem.src_spatial)
-        by_image = 1 if lane_macs < 2048 else min(max(1, problem.n), wanted)
-        by_group = min(dims.groups, -(-wanted // by_image))
-        by_block = min(blocks, max(1, -(-wanted // (by_image * by_group)))) if by_group == dims.groups else 1
+        few_pixels = problem.n * prod(problem.src_spatial) < 2048 and blocks * groups >= wanted
+        by_image = 1 if few_pixels else min(max(1, problem.n), wanted)
+        by_group = min(groups, ceil(wanted / by_image))
+        by_block = min(blocks, ceil(wanted / (by_image * by_group))) if by_group == groups else 1
         units: list[Unit] = []
-        for i in range(by_image):
-            for g in range(by_group):
-                for b in range(by_block):
-                    images = (problem.n * i // by_image, problem.n * (i + 1) // by_image)
-                    groups = (dims.groups * g // by_group, dims.groups * (g + 1) // by_group)
-                    cut = [min(dims.wide_channels, 2 * WIDTH * (blocks * k // by_block)) for k in (b, b + 1)]
-                    part = (*images, *groups, cut[0], cut[1])
-                    units.append(Unit(len(units), 0, *self._box(problem, part), problem.macs // 1, part))
-        macs = problem.macs // len(units)
-        return [Unit(u.index, 0, u.offset, u.shape, macs, u.part) for u in units], 0
-
-    def _box(self, problem: ConvProblem, part: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        n0, n1, g0, g1, c0, c1 = part
-        each = problem.dims.wide_channels
-        channel, channels = g0 * each + c0, (g1 - 1 - g0) * each + c1 - c0
-        zeros = (0,) * problem.rank
-        if problem.data_format == "NCX":
-            return (n0, channel, *zeros), (n1 - n0, channels, *problem.dst_spatial)
-        return (n0, *zeros, channel), (n1 - n0, *problem.dst_spatial, channels)
+        for i, g, b in np.ndindex(by_image, by_group, by_block):
+            images = (problem.n * i // by_image, problem.n * (i + 1) // by_image)
+            part = (groups * g // by_group, groups * (g + 1) // by_group)
+            cuts = [min(dims.wide_channels, 2 * WIDTH * (blocks * k // by_block)) for k in (b, b + 1)]
+            if way != "gather":
+                cuts = [0, dims.wide_channels]
+            unit = (*images, *part, *cuts)
+            macs = problem.macs // (by_image * by_group * by_block)
+            units.append(Unit(len(units), 0, *_box(problem, way, unit), macs, unit))
+        return units, 0
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -213,113 +150,221 @@ class ConvTranspose:
     ) -> bool:  # fmt: skip
         """Compute the dst box of one unit."""
         n0, n1, g0, g1, c0, c1 = unit.part
-        dims = problem.dims
-        taps = prod(dims.kernel)
-        block = 2 * WIDTH
-        per_pass = max(block, WEIGHTS_BYTES // (4 * taps * dims.narrow_channels) // block * block)
+        way = _layout(problem).way
+        line = 4 * prod(problem.dims.kernel) * problem.dims.narrow_channels
+        per_pass = max(2 * WIDTH, WEIGHTS_BYTES // line // (2 * WIDTH) * 2 * WIDTH) if way == "gather" else c1
         for g in range(g0, g1):
-            for low in range(c0, c1, per_pass):
-                high = min(c1, low + per_pass)
-                panels = self._pack_weights(problem, inputs[1], g, low, high)
+            for low in range(c0, c1, max(1, per_pass)):
+                step = _Pass(problem, inputs, output, g, (low, min(c1, low + per_pass)))
                 for n in range(n0, n1):
-                    if not self._image(problem, inputs, output, (n, g, low, high), panels, stop):
+                    if not step.image(n, stop):
                         return False
         return True
 
-    def _pack_weights(self, problem: ConvProblem, weights: Storage, g: int, low: int, high: int) -> int:
-        """Pack one group's weights of dst channels ``low..high`` as [lane block][tap][src channel][lanes]."""
-        dims = problem.dims
-        taps, channels, size = prod(dims.kernel), dims.narrow_channels, weights.itemsize
-        group, wide, narrow, tap = (step * size for step in problem.weights_strides)
-        block = 2 * WIDTH
-        panels = arena("weights", -(-(high - low) // block) * block * taps * channels + 16)
-        end = weights.ctypes.data + weights.nbytes
-        for i, first in enumerate(range(low, high, block)):
-            valid = min(block, high - first)
-            lanes = WIDTH if valid <= WIDTH else block
-            line = 4 * lanes
-            dst = panels.ctypes.data + i * block * taps * channels * 4
-            source = weights.ctypes.data + g * group + first * wide
-            if tap == size and taps >= 8:  # X is innermost: taps are the run
-                sizes, dst_steps, src_steps = (
-                    [1, 1, channels, taps],
-                    [0, 0, line, line * channels],
-                    [0, 0, narrow, tap, wide],
-                )
-            else:
-                sizes, dst_steps, src_steps = (
-                    [1, 1, taps, channels],
-                    [0, 0, line * channels, line],
-                    [0, 0, tap, narrow, wide],
-                )
-            pack_panel(
-                KINDS[problem.dtype], lanes, valid, dst, np.array(sizes, np.int64), np.array(dst_steps, np.int64),
-                source, np.array(src_steps, np.int64), end,
-            )  # fmt: skip
-        return int(panels.ctypes.data)
 
-    def _image(
-        self, problem: ConvProblem, inputs: Sequence[Storage], output: Storage, part: tuple[int, int, int, int],
-        panels: int, stop: Stop,
-    ) -> bool:  # fmt: skip
-        """Compute one image of one group for some dst channels."""
-        n, g, low, high = part
-        dims, layout = problem.dims, _layout(problem)
-        src, steps = self._source(problem, inputs[0], n, g)
-        total = dims.wide[0] * dims.wide[1]
-        share = problem.macs // max(1, problem.n * dims.groups) * (high - low) // dims.wide_channels
-        step = max(1, int(total * STEP_MACS // max(1, share)))
+def _box(problem: ConvProblem, way: str, part: Shape) -> tuple[Shape, Shape]:
+    """Give offset and shape of a unit's part of dst."""
+    n0, n1, g0, g1, c0, c1 = part
+    each = problem.dims.wide_channels
+    if way == "lanes":
+        g0, g1 = g0 * WIDTH, min(problem.groups, g1 * WIDTH)
+    channel, channels = g0 * each + c0, (g1 - 1 - g0) * each + c1 - c0
+    zeros = (0,) * problem.rank
+    if problem.data_format == "NCX":
+        return (n0, channel, *zeros), (n1 - n0, channels, *problem.dst_spatial)
+    return (n0, *zeros, channel), (n1 - n0, *problem.dst_spatial, channels)
+
+
+class _Pass:
+    """One group (or group of lanes) of one unit: its weights are packed once, its images done one by one."""
+
+    def __init__(
+        self, problem: ConvProblem, inputs: Sequence[Storage], output: Storage, g: int, channels: tuple[int, int]
+    ) -> None:
+        self.problem, self.dims, self.layout = problem, problem.dims, _layout(problem)
+        self.src, self.weights, self.bias = inputs[0], inputs[1], inputs[2] if problem.bias else None
+        self.low, self.high = channels
+        self.by_lane = self.layout.way == "lanes"
+        self.group = g * WIDTH if self.by_lane else g
+        self.lanes_left = problem.groups - self.group
+        self.kind = KINDS[problem.dtype]
         flat = output.reshape(-1)
         none32, none16 = np.empty(0, np.float32), np.empty(0, np.uint16)
-        out32, out16 = (flat, none16) if problem.dtype == "f32" else (none32, flat)
-        d, h, w = dims.wide
-        all_channels = problem.dst_channels
-        if problem.data_format == "NCX":
-            out_steps = [all_channels * d * h * w, h * w, w, 1, d * h * w]
+        self.out32, self.out16 = (flat, none16) if problem.dtype == "f32" else (none32, flat)
+        self.out_steps = _steps(problem.data_format, problem.dst_channels, self.dims.wide)
+        self.blocks = self._pack_weights()
+
+    def _pack_weights(self) -> list[tuple[int, int, int, int]]:
+        """Pack panels [tap][src channel][lanes]; give (address, first dst channel, valid lanes, vectors) of each."""
+        dims, size = self.dims, self.weights.itemsize
+        taps, channels = prod(dims.kernel), dims.narrow_channels
+        group, wide, narrow, tap = (step * size for step in self.problem.weights_strides)
+        start = self.weights.ctypes.data + self.group * group
+        blocks: list[tuple[int, int, int, int]] = []
+        if self.layout.way == "scatter":
+            return self._pack_columns(start, wide, narrow, tap)
+        if self.by_lane:
+            count = self.high - self.low
+            cuts = [(self.low + c, min(WIDTH, self.lanes_left), 1, group) for c in range(count)]
         else:
-            out_steps = [d * h * w * all_channels, h * w * all_channels, w * all_channels, all_channels, 1]
-        first = g * dims.wide_channels + low
-        lane = [
-            first,
-            high - low,
-            2 * WIDTH * 4 * prod(dims.kernel) * dims.narrow_channels,
-            *out_steps,
-            dims.strides[2],
-        ]
-        bias = inputs[2].ctypes.data if problem.bias else 0
-        for line in range(0, total, step):
-            if stop():
-                return False
-            _lines(
-                tile_table(), KINDS[problem.dtype], n, line, min(total, line + step),
-                layout.planes, layout.lines, layout.tiles, layout.steps, np.array(dims.kernel[1:], np.int64), src,
-                np.array(steps, np.int64), panels,
-                dims.narrow_channels, np.array(lane, np.int64), bias, out32, out16,
+            firsts = range(self.low, self.high, 2 * WIDTH)
+            valid = [min(2 * WIDTH, self.high - first) for first in firsts]
+            cuts = [(f, v, 1 if v <= WIDTH else 2, wide) for f, v in zip(firsts, valid, strict=True)]
+        floats = 2 * WIDTH * taps * channels
+        panels = arena("weights", len(cuts) * floats)
+        for i, (first, valid_lanes, vectors, lane) in enumerate(cuts):
+            line = 4 * WIDTH * vectors
+            dst = panels.ctypes.data + 4 * i * floats
+            if tap == size and taps >= 8:  # X is innermost: taps are the run
+                sizes, to, of = (1, 1, channels, taps), (0, 0, line, line * channels), (0, 0, narrow, tap, lane)
+            else:
+                sizes, to, of = (1, 1, taps, channels), (0, 0, line * channels, line), (0, 0, tap, narrow, lane)
+            self._pack(WIDTH * vectors, valid_lanes, dst, sizes, to, start + first * wide, of, self.weights)
+            blocks.append((dst, first, valid_lanes, vectors))
+        return blocks
+
+    def _pack_columns(self, start: int, wide: int, narrow: int, tap: int) -> list[tuple[int, int, int, int]]:
+        """Pack one panel [block][src channel][lanes] whose lanes are (tap, dst channel) pairs."""
+        dims, size = self.dims, self.weights.itemsize
+        taps, out, channels = prod(dims.kernel), dims.wide_channels, dims.narrow_channels
+        lanes = 2 * WIDTH
+        count = ceil(taps * out / lanes)
+        # the weights are small here: NumPy brings them to [src channel][tap][dst channel], zero-filled to whole blocks
+        strided = np.lib.stride_tricks.as_strided(
+            self.weights.reshape(-1)[(start - self.weights.ctypes.data) // size :], (channels, taps, out), (narrow, tap, wide)
+        )  # fmt: skip
+        ordered = np.zeros((channels, count * lanes), self.weights.dtype)
+        ordered[:, : taps * out] = strided.reshape(channels, taps * out)
+        panels = arena("weights", count * channels * lanes)
+        for b in range(count):
+            line = count * lanes * size
+            self._pack(
+                lanes, lanes, panels.ctypes.data + 4 * b * channels * lanes, (1, 1, 1, channels), (0, 0, 0, 4 * lanes),
+                ordered.ctypes.data + b * lanes * size, (0, 0, 0, line, size), ordered,
             )  # fmt: skip
+        return [(panels.ctypes.data, 0, out, count)]
+
+    def _pack(
+        self, lanes: int, valid: int, dst: int, sizes: Shape, to: Shape, source: int, of: Shape, tensor: Storage
+    ) -> None:
+        tables = [np.array(values, np.int64) for values in (sizes, to, of)]
+        end = tensor.ctypes.data + tensor.nbytes
+        pack_panel(self.kind, lanes, valid, dst, tables[0], tables[1], source, tables[2], end)
+
+    def _source(self, n: int) -> tuple[int, tuple[int, int, int, int]]:
+        """Give the address of an image and the byte steps of (d, h, w, channel), packed where channels lie apart."""
+        dims, size, problem = self.dims, self.src.itemsize, self.problem
+        image, d, h, w, channel = (
+            step * size for step in _steps(problem.data_format, problem.src_channels, dims.narrow)
+        )
+        channels = dims.narrow_channels
+        source = self.src.ctypes.data + n * image + self.group * channels * channel
+        if self.by_lane:
+            lanes, valid, lane, lines = WIDTH, min(WIDTH, self.lanes_left), channels * channel, channels
+            if problem.dtype == "f32" and channel == size and channels == 1 and valid == WIDTH:
+                return source, (d, h, w, 4)
+        elif problem.dtype == "f32" and channel == size:
+            return source, (d, h, w, channel)
+        else:
+            lanes, valid, lane, lines = ceil(channels / 8) * 8, channels, channel, 1
+        depth, height, width = dims.narrow
+        line = 4 * lanes * lines
+        packed = arena("source", depth * height * width * lanes * lines).ctypes.data
+        to = (0, height * width * line, width * line, line)
+        for c in range(lines):
+            self._pack(
+                lanes, valid, packed + 4 * lanes * c, (1, depth, height, width), to, source + c * channel,
+                (image, d, h, w, lane), self.src,
+            )  # fmt: skip
+        return packed, (to[1], to[2], to[3], 4 * lanes if self.by_lane else 4)
+
+    def image(self, n: int, stop: Stop) -> bool:
+        """Compute one image; False when `stop` said so."""
+        src, steps = self._source(n)
+        if self.layout.way == "scatter":
+            return self._scatter(n, src, steps, stop)
+        dims, layout = self.dims, self.layout
+        planes, height, columns = dims.wide
+        share = self.problem.macs // max(1, self.problem.n * dims.groups * planes * height * len(self.blocks))
+        lines = max(1, min(height, BLOCK_BYTES // (8 * WIDTH * columns), STEP_MACS // max(1, share)))
+        acc = arena("sums", lines * columns * 2 * WIDTH)
+        src_steps, kernel = np.array(steps, np.int64), np.array(dims.kernel[1:], np.int64)
+        for panel, first, valid, vectors in self.blocks:
+            kind = LANEWISE if self.by_lane else vectors
+            for plane in range(planes):
+                for line in range(0, height, lines):
+                    if stop():
+                        return False
+                    last = min(height, line + lines)
+                    gather(
+                        tile_table(), kind, vectors, plane, line, last, columns, dims.strides[2], layout.planes,
+                        layout.lines, layout.tiles, layout.steps, kernel, dims.narrow_channels, src, src_steps, panel,
+                        acc.ctypes.data,
+                    )  # fmt: skip
+                    self._write(acc, n, (plane, line), (last - line) * columns, WIDTH * vectors, first, valid)
         return True
 
-    def _source(self, problem: ConvProblem, src: Storage, n: int, g: int) -> tuple[int, list[int]]:
-        """Give the address of image 0 and the byte steps of src with adjacent channels, packed where it is not so."""
-        dims, size = problem.dims, src.itemsize
-        d, h, w = dims.narrow
-        channels, total = dims.narrow_channels, problem.src_channels
-        if problem.data_format == "NXC":
-            steps = [d * h * w * total * size, h * w * total * size, w * total * size, total * size, size]
-            first = src.ctypes.data + g * channels * size
-            if problem.dtype == "f32":
-                return first, steps
-        else:
-            steps = [total * d * h * w * size, h * w * size, w * size, size, d * h * w * size]
-            first = src.ctypes.data + g * channels * d * h * w * size
-        lanes = -(-channels // 8) * 8
-        line = 4 * lanes
-        packed = arena("source", d * h * w * lanes + 16)
-        dst_steps = np.array([0, h * w * line, w * line, line], np.int64)
-        pack_panel(
-            KINDS[problem.dtype], lanes, channels, packed.ctypes.data, np.array([1, d, h, w], np.int64), dst_steps,
-            first + n * steps[0], np.array(steps, np.int64), src.ctypes.data + src.nbytes,
+    def _write(
+        self, acc: npt.NDArray[np.float32], n: int, at: tuple[int, int], pixels: int, lanes: int, first: int, valid: int
+    ) -> None:
+        """Round and write whole dst lines of some lanes."""
+        image, d, h, w, channel = self.out_steps
+        out = self.dims.wide_channels
+        number, lane = (self.group * out + first, out) if self.by_lane else (self.group * out + first, 1)
+        bias = 0 if self.bias is None else self.bias.ctypes.data + number * self.bias.itemsize
+        place = n * image + at[0] * d + at[1] * h + number * channel
+        bias_step = 0 if self.bias is None else lane * self.bias.itemsize
+        write_block(
+            self.kind, acc, pixels, lanes, valid, place, np.array((w, lane * channel), np.int64), bias, bias_step,
+            self.out32, self.out16,
         )  # fmt: skip
-        return int(packed.ctypes.data), [0, h * w * line, w * line, line, 4]
+
+    def _scatter(self, n: int, src: int, steps: tuple[int, int, int, int], stop: Stop) -> bool:
+        """Compute one image by adding products where they belong."""
+        dims = self.dims
+        planes, height, columns = dims.wide
+        out = dims.wide_channels
+        panel, _, _, blocks = self.blocks[0]
+        acc = arena("sums", planes * height * columns * out)
+        acc[...] = 0
+        part = arena("part", LANE_ROWS * blocks * 2 * WIDTH)
+        table = np.array((out, dims.kernel[2], -dims.pads[2], dims.strides[2], dims.dilations[2], columns), np.int64)
+        limit = cpu().rows[2]
+        parts = ceil(dims.narrow[2] / limit)
+        cuts = [dims.narrow[2] * i // parts for i in range(parts + 1)]
+        for d, h in np.ndindex(*dims.narrow[:2]):
+            if stop():
+                return False
+            spans = self._spans(d, h)
+            line = src + d * steps[0] + h * steps[1]
+            for first, last in zip(cuts, cuts[1:], strict=False):
+                scatter_tile(
+                    tile_table(), first, last - first, dims.narrow_channels, line, np.array((0, 0, steps[2], steps[3])),
+                    panel, blocks, part, acc, spans, table,
+                )  # fmt: skip
+        self._write(acc, n, (0, 0), planes * height * columns, out, 0, out)
+        return True
+
+    def _spans(self, d: int, h: int) -> Ints:
+        """List the kernel's lines for one src line: first lane, and the dst line's place in the sums or -1."""
+        dims = self.dims
+        out, width = dims.wide_channels, dims.kernel[2]
+        spans = []
+        for index, (kd, kh) in enumerate(np.ndindex(*dims.kernel[:2])):
+            plane = d * dims.strides[0] + kd * dims.dilations[0] - dims.pads[0]
+            line = h * dims.strides[1] + kh * dims.dilations[1] - dims.pads[1]
+            inside = 0 <= plane < dims.wide[0] and 0 <= line < dims.wide[1]
+            place = (plane * dims.wide[1] + line) * dims.wide[2] * out if inside else -1
+            spans.append((index * width * out, place))
+        return np.array(spans, np.int64)
+
+
+def _steps(data_format: str, channels: int, spatial: tuple[int, int, int]) -> tuple[int, int, int, int, int]:
+    """Give the element steps of (n, d, h, w, channel) of a data tensor."""
+    d, h, w = spatial
+    if data_format == "NCX":
+        return channels * d * h * w, h * w, w, 1, d * h * w
+    return d * h * w * channels, h * w * channels, w * channels, channels, 1
 
 
 CONV_TRANSPOSE = ConvTranspose()
