@@ -21,7 +21,7 @@ from app.pool.buffers import SegmentPool
 from convgrad._errors import DeadlineExceeded, ShuttingDown
 from kernels import ConvProblem, box, compute, plan
 from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, random_inputs, soon
-from tests.app.pool.proc import descriptors
+from tests.app.pool.proc import descriptors, opened_since
 
 WIDE = dataclasses.replace(TINY, n=6, src_channels=40, dst_channels=48, src_spatial=(30, 30), dst_spatial=(28, 28))
 PROBLEMS = [
@@ -164,7 +164,7 @@ def test_stop_lets_running_jobs_finish_and_refuses_new_ones() -> None:
 
 def test_stop_leaves_no_process_and_no_descriptor_and_start_works_again() -> None:
     """After stop, whose second call ends a long drain, everything is as before start."""
-    before = len(descriptors())
+    before = descriptors()
     with fleet(2) as both:
         snapshot = both.engine.snapshot()
         pids = [snapshot["nursery"]["pid"], *both.pids]
@@ -190,7 +190,7 @@ def test_stop_leaves_no_process_and_no_descriptor_and_start_works_again() -> Non
             np.testing.assert_array_equal(await both.compute(TINY, inputs), compute(TINY, *inputs))
 
         both.run(again())
-    assert len(descriptors()) == before
+    assert not opened_since(before)
 
 
 SCRIPT = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["descriptors", "target"]
+__all__ = ["descriptors", "opened_since", "target"]
 
 
 def descriptors(pid: int | str = "self") -> dict[int, str]:
@@ -16,6 +16,11 @@ def descriptors(pid: int | str = "self") -> dict[int, str]:
         except FileNotFoundError:  # the one that lists the folder
             continue
     return found
+
+
+def opened_since(before: dict[int, str]) -> dict[int, str]:
+    """Give our descriptors that were not there before; what the collector closed is no matter."""
+    return dict(descriptors().items() - before.items())
 
 
 def target(descriptor: int) -> str:

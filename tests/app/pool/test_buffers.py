@@ -17,7 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from app.pool.buffers import Segment, SegmentPool, anonymous_file, size_class
 from convgrad._errors import Overloaded, TooLarge
-from tests.app.pool.proc import descriptors, target
+from tests.app.pool.proc import descriptors, opened_since, target
 
 _KIB = 1 << 10
 _MIB = 1 << 20
@@ -179,7 +179,7 @@ def test_closing_frees_what_is_leased_later(pool: SegmentPool) -> None:
 def test_no_memory_is_an_error_not_a_signal(pool: SegmentPool) -> None:
     """When the system gives no pages the call is refused, before any write could end in SIGBUS."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = len(descriptors())
+    before = descriptors()
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MIB, hard))
     try:
         with pytest.raises(Overloaded, match=os.strerror(errno.EFBIG)):
@@ -187,7 +187,7 @@ def test_no_memory_is_an_error_not_a_signal(pool: SegmentPool) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert pool.stats().total == 0
-    assert len(descriptors()) == before
+    assert not opened_since(before)
     assert pool.acquire(2 * _MIB).size == 2 * _MIB
 
 

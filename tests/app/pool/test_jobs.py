@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import settings
@@ -48,9 +48,11 @@ def job_of(pool: SegmentPool, *units_of_stages: int) -> Job:
 
 
 @pytest.fixture
-def pool() -> SegmentPool:
+def pool() -> Iterator[SegmentPool]:
     """Give memory."""
-    return SegmentPool(1 << 24)
+    pool = SegmentPool(1 << 24)
+    yield pool
+    pool.close()
 
 
 def test_jobs_take_turns(pool: SegmentPool) -> None:
@@ -211,6 +213,15 @@ class QueueMachine(RuleBasedStateMachine):
             assert run.over == (complete or run.error is not None)
             assert run.settled.is_set() == (run.over and not busy)
             assert len(set(self.finished[run])) == len(self.finished[run])
+
+    def teardown(self) -> None:
+        """Without jobs nothing holds memory."""
+        self.queue = FairQueue()
+        self.runs.clear()
+        self.on_workers.clear()
+        self.finished.clear()
+        self.pool.close()
+        assert self.pool.stats().total == 0
 
 
 QueueMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
