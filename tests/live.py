@@ -18,7 +18,7 @@ _ROOT = Path(__file__).parents[1]
 # A first start compiles every kernel.
 _START_S = 280.0
 _STOP_S = 30.0
-_LISTENING = re.compile(r"listening on (\S+)")
+_LISTENING = re.compile(r"listening on ([^\s\"]+)")
 
 
 @dataclass

@@ -1,0 +1,164 @@
+"""The service as a process: its start, its drain, and what it survives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.app.calls import FRAMES, JSON, NPY, SMALL, frames, parts, post, read, read_frames, same_bits
+from tests.live import LiveService, running_service
+from tests.problems import Case
+
+# A few seconds for two workers.
+LONG = Case(
+    op="ConvolutionBackwardWeights",
+    n=2,
+    src_channels=128,
+    dst_channels=128,
+    src_spatial=(64, 64),
+    dst_spatial=(32, 32),
+    kernel=(33, 33),
+)
+
+
+def children(pid: int) -> set[int]:
+    """List the processes below a process."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in map(int, (task / "children").read_text().split()):
+            found |= {child} | children(child)
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Tell whether a process runs; one that waits for its parent's wait does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def own() -> Iterator[LiveService]:
+    """A service that the test may end."""
+    with running_service("--workers", "2", "--drain-s", "60") as service:
+        yield service
+
+
+def test_sigterm_drains(own: LiveService, http: httpx.Client) -> None:
+    """After SIGTERM /readyz and new calls are 503, the running call ends right, and no process is left."""
+    below = children(own.pid)
+    assert below
+    inputs = LONG.inputs()
+    with httpx.Client(base_url=own.url, timeout=60) as client:
+        headers = {"accept": FRAMES}
+        with client.stream("POST", f"/v1/ops/{LONG.op}", files=parts(LONG, inputs), headers=headers) as running:
+            stream = running.iter_raw()
+            first = next(stream)
+            own.process.send_signal(signal.SIGTERM)
+            while (ready := client.get("/readyz")).status_code == 200:
+                pass  # the signal is on its way
+            assert ready.json()["status"] == "draining"
+            assert client.get("/healthz").status_code == 200
+            refused = post(client, SMALL, SMALL.inputs())
+            assert (refused.status_code, refused.json()["code"]) == (503, "shutting_down")
+            assert "retry-after" in refused.headers
+            body = first + b"".join(stream)
+    response = httpx.Response(200, content=body)
+    assert same_bits(read_frames(response), read(post(http, LONG, inputs, NPY)))
+    assert own.process.wait(30) == 0
+    assert not [pid for pid in below if alive(pid)]
+
+
+def test_the_second_signal_stops_at_once(own: LiveService) -> None:
+    """A second SIGTERM does not wait for the running call: its stream ends without `end`."""
+    with httpx.Client(base_url=own.url, timeout=60) as http:
+        files, headers = parts(LONG, LONG.floats(), reference=True), {"accept": FRAMES}
+        with http.stream("POST", f"/v1/ops/{LONG.op}", files=files, headers=headers) as running:
+            stream = running.iter_raw()
+            got = next(stream)
+            own.process.send_signal(signal.SIGTERM)
+            while http.get("/readyz").json()["status"] != "draining":
+                pass  # the signal is on its way
+            own.process.send_signal(signal.SIGTERM)
+            try:
+                got += b"".join(stream)
+            except httpx.RemoteProtocolError:
+                pass
+            else:
+                assert [header["type"] for header, _ in frames(got)][-1] == "error"
+    own.process.wait(20)
+
+
+def test_a_killed_worker_costs_nothing(own: LiveService, http: httpx.Client) -> None:
+    """kill -9 of every worker in the middle of a call: the right answer arrives all the same."""
+    inputs = LONG.inputs()
+    with httpx.Client(base_url=own.url, timeout=120) as client:
+        headers = {"accept": FRAMES}
+        with client.stream("POST", f"/v1/ops/{LONG.op}", files=parts(LONG, inputs), headers=headers) as running:
+            stream = running.iter_raw()
+            first = next(stream)
+            for pid in children(own.pid):
+                if not children_or_none(pid):
+                    os.kill(pid, signal.SIGKILL)
+            body = first + b"".join(stream)
+    got = read_frames(httpx.Response(200, content=body))
+    assert same_bits(got, read(post(http, LONG, inputs, NPY)))
+
+
+def children_or_none(pid: int) -> set[int]:
+    """List the processes below one that may be gone by now."""
+    try:
+        return children(pid)
+    except FileNotFoundError:
+        return set()
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    """With --uds the service listens there, and only there."""
+    path = tmp_path / "convgrad.sock"
+    with running_service("--uds", str(path)) as service:
+        assert service.url == f"unix:{path}"
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://localhost") as http:
+            inputs = SMALL.inputs()
+            assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"), [(["--port", "x"], "port"), (["--queue-length", "0"], "queue_length"), (["--nope"], "nope")]
+)
+def test_wrong_flags_are_explained(flags: list[str], word: str) -> None:
+    """A wrong flag or value ends the program with status 2 and a line that names it."""
+    done = subprocess.run([sys.executable, "-m", "app", *flags], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert word in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_explained(service: LiveService) -> None:
+    """A port that is in use ends the program with a status and without a traceback."""
+    port = service.url.rpartition(":")[2]
+    command = [sys.executable, "-m", "app", "--port", port]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode not in (0, 2)
+    assert "in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_json_logs_have_the_request(tmp_path: Path) -> None:
+    """With --log-format json each line is an object, and a request's line has its id, status and outcome."""
+    with running_service("--log-format", "json") as service, httpx.Client(base_url=service.url) as http:
+        http.post("/v1/ops/none", headers={"x-request-id": "abc"})
+        post(http, SMALL, SMALL.inputs(), JSON)
+    lines = [json.loads(line) for line in service.log]
+    (wrong,) = [line for line in lines if line.get("request_id") == "abc"]
+    assert (wrong["status"], wrong["outcome"]) == (404, "unknown_operation")
