@@ -23,7 +23,7 @@ def memory_bytes(cgroup: Path = _CGROUP) -> int:
     """Tell how many bytes of memory there are: the machine's, cut by the control group's limit."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limits = (_number(cgroup / "memory.max"), _number(cgroup / "memory" / "memory.limit_in_bytes"))
-    return min(physical, *(limit for limit in limits if limit))  # an unlimited v1 group says about 2**63
+    return min([physical, *(limit for limit in limits if limit)])  # no limit in version 1 is about 2**63
 
 
 def _quota_v2(path: Path) -> float | None:

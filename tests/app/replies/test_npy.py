@@ -1,0 +1,36 @@
+"""How far a tensor is final."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.replies.npy import Frontier
+
+
+def test_rows_are_final_when_all_their_boxes_are() -> None:
+    """Boxes out of order: rows count only without a gap before them."""
+    frontier = Frontier((4, 6))
+    assert frontier.add((2, 0), (2, 6)) == 0
+    assert frontier.add((0, 0), (1, 3)) == 0
+    assert frontier.add((0, 3), (2, 3)) == 1
+    assert frontier.add((1, 0), (1, 3)) == 4
+
+
+@given(st.permutations(range(12)))
+def test_any_order_of_boxes(order: list[int]) -> None:
+    """Whatever the order, the rows said to be final are exactly those."""
+    frontier, done = Frontier((6, 2, 5)), np.zeros((6, 2), bool)
+    for index in order:
+        row, column = divmod(index, 2)
+        rows = frontier.add((row, column, 0), (1, 1, 5))
+        done[row, column] = True
+        whole = done.all(axis=1)
+        assert rows == (6 if whole.all() else int(np.argmin(whole)))
+
+
+def test_a_tensor_without_elements_is_final() -> None:
+    """No row, or rows of nothing, leave nothing to wait for."""
+    assert Frontier((0, 3)).rows == 0
+    assert Frontier((3, 0)).add((0, 0), (3, 0)) == 3
