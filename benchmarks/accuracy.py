@@ -78,7 +78,7 @@ class Reference:
             dst = self._take(inputs[1], self._dst, each_dst)
             exact = naive.bwd_weights(p.op, src, dst, kernel=p.kernel, **shared)
             self.exact = naive.to_grouped(exact, p.weights_format, p.groups_axis, len(self._groups))
-        self.scale = float(np.sqrt(np.mean(self.exact**2)))
+        self.scale = float(np.sqrt(np.mean(self.exact**2))) or 1.0  # 0: no tap meets data
 
     def _take(self, tensor: Tensor, channels: Tensor, each: int) -> Tensor:
         """Give the chosen channels of the chosen groups and images."""

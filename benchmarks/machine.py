@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,7 +12,33 @@ from typing import Any
 
 from kernels.cpu import cpu
 
-__all__ = ["describe_machine", "load"]
+__all__ = ["Neighbours", "describe_machine", "load"]
+
+_BUSY = (0, 1, 2, 5, 6, 7)
+"""Fields of /proc/stat that are work: user, nice, system, irq, softirq, and what the hypervisor took away."""
+
+
+class Neighbours:
+    """How many processors others kept busy since this was made; nothing where /proc/stat does not say."""
+
+    def __init__(self) -> None:
+        self._wall, self._all, self._own = time.monotonic(), _busy_seconds(), time.process_time()
+
+    def mean(self) -> float | None:
+        """Give the mean number of processors since then."""
+        now = _busy_seconds()
+        if now is None or self._all is None:
+            return None
+        others = now - self._all - (time.process_time() - self._own)
+        return round(max(0.0, others) / max(1e-3, time.monotonic() - self._wall), 2)
+
+
+def _busy_seconds() -> float | None:
+    path = Path("/proc/stat")
+    if not path.exists():
+        return None
+    fields = path.read_text(encoding="ascii").split("\n", 1)[0].split()[1:]
+    return sum(int(fields[i]) for i in _BUSY if i < len(fields)) / os.sysconf("SC_CLK_TCK")
 
 
 def load() -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.accuracy import Reference, Tensor, channels_last, grouped_result, make_inputs
 from benchmarks.contenders import Contender, Ours
 from benchmarks.layers import LAYOUTS, Layer, inside_macs
-from benchmarks.machine import load
+from benchmarks.machine import Neighbours
 from kernels import ConvProblem
 
 __all__ = ["Settings", "measure", "take_turns"]
@@ -52,7 +52,7 @@ def measure(layer: Layer, settings: Settings) -> dict[str, Any]:
     exact = Reference(first, inputs["NCX"])
     row: dict[str, Any] = {"name": layer.name, "op": layer.op, "n": first.n, "groups": first.groups}
     row |= {"src_channels": first.src_channels, "dst_channels": first.dst_channels, "kernel": first.kernel}
-    row |= {"gmac": first.macs / 1e9, "inside_gmac": inside_macs(first) / 1e9, "load": load(), "ours": {}, "peer": {}}
+    row |= {"gmac": first.macs / 1e9, "inside_gmac": inside_macs(first) / 1e9, "ours": {}, "peer": {}}
     with ExitStack() as stack:
         contenders: list[Contender] = []
         for layout, problem in problems.items():
@@ -99,13 +99,15 @@ def _record(contenders: list[Contender], exact: Reference, row: dict[str, Any], 
         agree = agree and entry["difference"] <= tolerance
         right = right and (contender.who != "ours" or entry["error_f64"]["max"] <= tolerance)
         right = right and (contender.who != "ours" or entry["difference"] <= tolerance)
+    neighbours = Neighbours()
     samples = take_turns(firsts, settings, time.sleep if settings.threads > 1 else None)
+    others = neighbours.mean()
     for contender, taken in samples.items():
         entry = entries["ours" if contender.who == "ours" else "peer"][contender.layout]
         entry |= taken | contender.about()
         entry["gflops"] = 2 * row["gmac"] / entry["median_s"]
         entry["share"] = 2 * row["inside_gmac"] / entry["median_s"] / settings.limit
-    return entries | {"agree": bool(agree), "right": bool(right)}
+    return entries | {"agree": bool(agree), "right": bool(right), "others_busy": others}
 
 
 def take_turns(

@@ -7,14 +7,11 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks.summary import label
+
 __all__ = ["plot"]
 
 OURS, PEER, LINE = "#0b6e99", "#d9822b", "#b8bfc6"
-SHORT = {
-    "ConvolutionBackwardWeights": "",
-    "ConvTransposeBackwardWeights": " (transposed)",
-    "ConvTranspose": " (forward)",
-}
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
@@ -34,7 +31,7 @@ def plot(document: dict[str, Any], path: Path) -> None:
             note = f"{row['ratio']:.2f} x" if row["ratio"] < 100 else f"{row['ratio']:.0f} x"
             axes.annotate(note, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8)
         axes.plot(ours, y, "o", color=OURS, markersize=6, zorder=3, label="ours" if y == 0 else None)
-    axes.set_yticks(range(len(rows)), [f"{row['name']}{SHORT[row['op']]}" for row in rows], fontsize=8)
+    axes.set_yticks(range(len(rows)), [label(row) for row in rows], fontsize=8)
     axes.set_ylim(-0.8, len(rows) - 0.2)
     axes.set_xlim(left=0)
     axes.axvline(100, color="#444444", linewidth=1)

@@ -8,16 +8,26 @@ from typing import Any
 
 from benchmarks.layers import LAYOUTS
 
-__all__ = ["geometric_mean", "summarise", "summary_lines"]
+__all__ = ["better", "geometric_mean", "label", "summarise", "summary_lines"]
+
+SUFFIX = {"ConvTransposeBackwardWeights": " (transposed)", "ConvTranspose": " (forward)"}
 
 LARGE_GMAC, LARGE_CHANNELS = 0.5, 64
 """Layers whose share of the limit has a goal: more work than this, and at least so many channels of a group."""
+
+QUIET = 0.15
+"""Processors that others may keep busy during a layer without spoiling it."""
 
 
 def geometric_mean(values: Iterable[float]) -> float:
     """Give the geometric mean of positive values."""
     logarithms = [math.log(value) for value in values]
     return math.exp(sum(logarithms) / len(logarithms))
+
+
+def label(row: dict[str, Any]) -> str:
+    """Name a layer and, where it is not Convolution's weight gradient, the operation."""
+    return f"{row['name']}{SUFFIX.get(row['op'], '')}"
 
 
 def better(row: dict[str, Any], who: str) -> dict[str, Any]:
@@ -40,8 +50,9 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "layers": len(rows),
         "compared": len(compared),
         "ours_gflops": geometric_mean(better(row, "ours")["gflops"] for row in rows),
-        "wrong": [row["name"] for row in rows if not row["right"]],
-        "differ": [row["name"] for row in rows if not row["agree"]],
+        "wrong": [label(row) for row in rows if not row["right"]],
+        "differ": [label(row) for row in rows if not row["agree"]],
+        "others_busy": max((row["others_busy"] or 0.0 for row in rows), default=0.0),
         "large": _large(rows),
         "scratch": _scratch(rows),
     }
@@ -50,9 +61,9 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
             "peer_gflops": geometric_mean(better(row, "peer")["gflops"] for row in compared),
             "geometric_mean": geometric_mean(row["ratio"] for row in compared),
             "minimum": compared[0]["ratio"],
-            "worst": [[row["name"], row["ratio"]] for row in compared[:5]],
-            "slower": [row["name"] for row in compared if row["ratio"] < 1],
-            "less_exact": [[row["name"], errors] for row in compared if (errors := _errors(row))],
+            "worst": [[label(row), row["ratio"]] for row in compared[:5]],
+            "slower": [label(row) for row in compared if row["ratio"] < 1],
+            "less_exact": [[label(row), errors] for row in compared if (errors := _errors(row))],
         }
         for layout in LAYOUTS:
             found[f"geometric_mean_{layout}"] = geometric_mean(row["ratios"][layout] for row in compared)
@@ -60,9 +71,9 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _errors(row: dict[str, Any]) -> float:
-    """Give ours over the peer's RMS error, the worse layout of ours and the better one of the peer; 0: not above."""
+    """Give ours over the peer's RMS error: our worse layout, the peer's faster one; 0: not above."""
     ours = max(entry["error_f64"]["rms"] for entry in row["ours"].values())
-    peer = min(entry["error_f64"]["rms"] for entry in row["peer"].values() if "error_f64" in entry)
+    peer = better(row, "peer")["error_f64"]["rms"]
     if ours <= peer:
         return 0.0
     return float(ours / peer) if peer else math.inf
@@ -74,7 +85,7 @@ def _large(rows: list[dict[str, Any]]) -> dict[str, Any]:
     for row in rows:
         channels = min(row["src_channels"], row["dst_channels"]) // row["groups"]
         if row["gmac"] > LARGE_GMAC and channels >= LARGE_CHANNELS:
-            shares[row["name"]] = better(row, "ours")["share"]
+            shares[label(row)] = better(row, "ours")["share"]
     if not shares:
         return {"layers": 0}
     worst = min(shares, key=lambda name: float(shares[name]))
@@ -115,6 +126,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
                 f"  share of the limit on {large['layers']} large layers: mean {100 * large['mean']:.1f} %,"
                 f" least {100 * large['worst'][1]:.1f} % ({large['worst'][0]})"
             )
+        if name == "all" and part["others_busy"] > QUIET:
+            lines.append(f"  NOT QUIET: others kept up to {part['others_busy']:.1f} processors busy")
         for kernel, peak in part["scratch"].items():
             own, shared = peak["worker_bytes"] / 2**20, peak["shared_bytes"] / 2**20
             lines.append(f"  scratch of {kernel}: {own:.1f} MiB a worker, {shared:.1f} MiB shared")
