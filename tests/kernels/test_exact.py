@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.kernels.harness import assert_same_bits, check, compute
-from tests.problems import Case, cases, random_case
+from tests.problems import OPS, Case, cases, random_case
 
 BLOCKS, PER_BLOCK = 24, 100
 
@@ -57,6 +57,26 @@ def test_rounds_once_at_ties(dtype: str, data_format: str) -> None:
     typed = {name: case.rounded(values) for name, values in inputs.items()}
     assert all((typed[name] == inputs[name]).all() for name in inputs)
     assert_same_bits(compute(case, typed), case.expected(typed), case)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_rounds_at_every_magnitude(op: str, dtype: str) -> None:
+    """Products of arbitrary values, from subnormal to overflowing results, are rounded as the oracle rounds."""
+    rng = np.random.default_rng(5)
+    case = Case(
+        op=op, dtype=dtype, src_channels=1 if op == "ConvTranspose" else 250, dst_channels=250, src_spatial=(1, 1),
+        dst_spatial=(1, 1), kernel=(1, 1), n=250 if op == "ConvTranspose" else 1, weights_format="OIX",
+    )  # fmt: skip
+    # f32 holds every product of two f16 exactly, and of two bf16 unless it is subnormal in f32
+    exponents = {"f16": (-24, 16), "bf16": (-62, 127)}[dtype]
+    inputs = {}
+    for name, shape in case.input_shapes.items():
+        values = rng.choice([-1, 1], shape) * np.ldexp(1 + rng.random(shape), rng.integers(*exponents, shape))
+        inputs[name] = case.rounded(values)
+    expected = case.expected(inputs)
+    assert np.isinf(expected.astype(np.float32)).any()
+    assert_same_bits(compute(case, inputs), expected, case)
 
 
 def test_f16_subnormals() -> None:

@@ -41,17 +41,17 @@ def test_real_data_is_rounded_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-def test_no_double_rounding(dtype: str) -> None:
-    """A sum just above a tie of the dtype, by less than f32 can say, goes up, not to the even neighbour."""
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_no_double_rounding(dtype: str, sign: int) -> None:
+    """A sum beside a tie of the dtype, by less than f32 can say, goes to its own side."""
     tie = {"f16": 2.0**-11, "bf16": 2.0**-8}[dtype]
     case = Case(dtype=dtype, src_spatial=(3,), dst_spatial=(3,), kernel=(1,))
-    factors = np.array([1.0, tie * 2.0**4, 2.0**-14])
     inputs = {
-        "src": case.rounded(factors.reshape(1, 1, 3)),
-        "diff_dst": case.rounded(np.array([1.0, 2.0**-4, 2.0**-14]).reshape(1, 1, 3)),
+        "src": case.rounded(np.array([[[1.0, tie * 2.0**4, sign * 2.0**-14]]])),
+        "diff_dst": case.rounded(np.array([[[1.0, 2.0**-4, 2.0**-14]]])),
     }
-    assert case.exact(inputs).item() == 1 + tie + 2.0**-28
-    assert float(compute(case, inputs, reference=True).item()) == 1 + 2 * tie
+    assert case.exact(inputs).item() == 1 + tie + sign * 2.0**-28
+    assert float(compute(case, inputs, reference=True).item()) == (1 + 2 * tie if sign > 0 else 1)
 
 
 @pytest.mark.parametrize("dtype", naive.DTYPES)
