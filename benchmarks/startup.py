@@ -2,8 +2,8 @@
 
     python -m benchmarks.startup [--workers N] [--warm N] [--json OUT]
 
-Each start is a real one: `python -m app` from its first line of Python to the first 200 from /readyz. Cold
-means an empty kernel cache; warm starts follow with the cache that the cold one left.
+Each start is a real one: `python -m app` from its first line of Python to the first 200 from /readyz. Cold means an
+empty kernel cache; warm starts follow with the cache that the cold one left. Memory is read a second later.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def start(cache: Path, workers: int, limit_s: float) -> Start:
                     raise SystemExit(f"the service did not become ready:\n{log.read()[-4000:]}")
                 time.sleep(0.01)
             ready_s = time.perf_counter() - begin
+            time.sleep(1.0)  # the first worker makes it ready: the others follow
             others = descendants(server.pid)
             server_rss, others_rss = memory_mib(server.pid, "Rss"), [memory_mib(p, "Rss") for p in others]
             pss = sum(memory_mib(p, "Pss") for p in [server.pid, *others])
