@@ -107,6 +107,37 @@ _CALL_REPLY = {
     },
 }
 
+_MESSAGE = {
+    "type": "object",
+    "required": ["jsonrpc", "method"],
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "method": {"type": "string", "description": "An operation, ops.list, ops.describe, .. : see /openrpc.json."},
+        "params": {"type": ["object", "array"]},
+        "id": {"type": ["string", "number", "null"]},
+    },
+}
+_MESSAGES = {"anyOf": [_MESSAGE, {"type": "array", "items": _MESSAGE, "minItems": 1}]}
+_ANSWER = {"type": ["object", "array"], "description": "A JSON-RPC response, or a batch of them."}
+_RPC = {
+    "requestBody": {
+        "required": True,
+        "content": {name: {"schema": _MESSAGES} for name in ("application/json", "application/json-rpc")},
+    },
+    "responses": {
+        "200": {
+            "description": "The answer; errors are JSON-RPC errors.",
+            "content": {
+                "application/json": {"schema": _ANSWER},
+                "application/json-rpc": {"schema": _ANSWER},
+                "text/event-stream": {"schema": {"type": "string"}},
+            },
+        },
+        "204": {"description": "Only notifications: there is nothing to answer."},
+        **{str(status): answer for status, answer in problems(405, 406, 413, 415, 500).items()},
+    },
+}
+
 LIST_DOCS: dict[str, Any] = {"responses": problems(405, 500)}
 DESCRIBE_DOCS: dict[str, Any] = {
     "responses": problems(404, 405, 500),
@@ -142,14 +173,13 @@ def install_openapi(app: FastAPI) -> None:
                 separate_input_output_schemas=False,
             )
             models: list[type[BaseModel]] = [CallReply, Problem, ValidateReply, *_REQUESTS, *_VALIDATIONS]
-            _, definitions = models_json_schema(
-                [(model, "validation") for model in models], ref_template=_REF
-            )
+            _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
             schemas = made.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(definitions["$defs"])
             for path, page in made["paths"].items():
                 for verb in page.values():
                     _clean(path, verb)
+            made["paths"]["/rpc"]["post"].update(_RPC)
             app.openapi_schema = made
         return app.openapi_schema
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel
 
 from app.service import Service
@@ -13,6 +14,18 @@ from convgrad import __version__
 from schemas.openrpc import openrpc_document
 
 __all__ = ["router"]
+
+_CONSOLE = Path(__file__).with_name("console.html").read_text(encoding="utf-8")
+# The page is whole in itself: nothing comes from elsewhere, nothing goes elsewhere.
+_CONSOLE_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'unsafe-inline'",
+        "style-src 'unsafe-inline'",
+        "connect-src 'self'",
+        "frame-ancestors 'none'",
+    )
+)
 
 router = APIRouter(tags=["operations of the service"])
 
@@ -55,6 +68,12 @@ async def readyz(request: Request) -> Response:
 async def openrpc() -> dict[str, Any]:
     """Describe the JSON-RPC door as an OpenRPC document."""
     return openrpc_document()
+
+
+@router.get("/", include_in_schema=False)
+async def console() -> HTMLResponse:
+    """Show the service to a person: what it offers, and whether a call is right."""
+    return HTMLResponse(_CONSOLE, headers={"content-security-policy": _CONSOLE_POLICY})
 
 
 for _path, _page in (("/healthz", healthz), ("/readyz", readyz)):

@@ -80,6 +80,7 @@ def test_the_pages_are_served(http: httpx.Client) -> None:
     assert http.get("/openapi.json").json()["openapi"].startswith("3.1")
     assert http.get("/openrpc.json").json()["openrpc"]
     assert http.get("/docs").status_code == 200
+    assert "<title>convgrad</title>" in http.get("/").text
     assert http.get("/healthz").json()["status"] == "ok"
     assert http.get("/readyz").json() == {"status": "ready", "progress": 1.0}
     assert http.head("/readyz").status_code == 200
