@@ -75,7 +75,8 @@ _NUMBA = {
 def jit(function: F) -> F:
     """Compile for the one signature that the annotations say, cached on disk, without the GIL.
 
-    Nothing is ever compiled for a call: addresses, counts and steps are int64, arrays those of `_NUMBA`.
+    Nothing is ever compiled for a call: addresses, counts and steps are int64, arrays those of `_NUMBA`. An array of
+    which only the address is used further on is freed at once: take `array.ctypes.data` where it is used.
     """
     kinds = {name: _NUMBA[annotation] for name, annotation in function.__annotations__.items()}
     result = kinds.pop("return")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, pairwise
 from math import ceil, gcd, prod
 from typing import Literal
 
@@ -24,11 +24,11 @@ import numpy.typing as npt
 
 from kernels.arena import arena
 from kernels.cpu import cpu
-from kernels.gather import gather, scatter_tile, write_block
+from kernels.gather import gather, scatter, write_block
 from kernels.packing import KINDS, pack_panel
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims
-from kernels.tiles import LANE_ROWS, LANEWISE, tile_table
+from kernels.tiles import LANE_ROWS, tile_table
 
 __all__ = ["CONV_TRANSPOSE"]
 
@@ -59,7 +59,10 @@ class _Layout:
     planes: Ints
     lines: Ints
     tiles: Ints
+    runs: Ints
     steps: Ints
+    spans: Ints
+    cuts: Ints
 
 
 def _axis_taps(dims: Dims, axis: int) -> list[tuple[int, int, int]]:
@@ -102,15 +105,44 @@ def _layout(problem: ConvProblem) -> _Layout:
         # pixels with the same taps follow each other: all inside, or a border
         for _, run in groupby(columns, key=lambda column: (column[1], column[2])):
             members = list(run)
-            parts = ceil(len(members) / limit)
-            cuts = [len(members) * i // parts for i in range(parts + 1)]
-            tiles += [(members[a][0], b - a, *members[a][1:]) for a, b in zip(cuts, cuts[1:], strict=False)]
+            cuts = _cuts(len(members), limit)
+            tiles += [(members[a][0], b - a, *members[a][1:]) for a, b in pairwise(cuts)]
+    runs = []
+    for tap in range(dims.kernel[2]):
+        low, high = dims.tap_range(2, tap)
+        column = tap * dims.dilations[2] - dims.pads[2]
+        cuts = [low + cut for cut in _cuts(high - low, limit)]
+        runs += [(column + a * dims.strides[2], b - a, tap, a) for a, b in pairwise(cuts)]
     steps = []
     for stride, dilation in zip(dims.strides, dims.dilations, strict=True):
         tap_step = stride // gcd(stride, dilation)
         steps += [tap_step, tap_step * dilation // stride]
     shaped = [np.array(table, np.int64) for table in (tables[0], tables[1], tiles)]
-    return _Layout(way, shaped[0], shaped[1], shaped[2], np.array(steps, np.int64))
+    return _Layout(
+        way, shaped[0], shaped[1], shaped[2], np.array(runs, np.int64).reshape(-1, 4), np.array(steps, np.int64),
+        _spans(dims) if way == "scatter" else np.empty((0, 2), np.int64),
+        np.array(_cuts(dims.narrow[2], cpu().rows[2]), np.int64),
+    )  # fmt: skip
+
+
+def _cuts(count: int, limit: int) -> list[int]:
+    """Cut `count` things into equal parts of at most `limit`."""
+    parts = ceil(count / limit)
+    return [count * i // parts for i in range(parts + 1)] if parts else []
+
+
+def _spans(dims: Dims) -> Ints:
+    """List the kernel's lines for every src line: first lane, and the dst line's place in the sums or -1."""
+    out, width = dims.wide_channels, dims.kernel[2]
+    spans = []
+    for d, h in np.ndindex(*dims.narrow[:2]):
+        for index, (kd, kh) in enumerate(np.ndindex(*dims.kernel[:2])):
+            plane = d * dims.strides[0] + kd * dims.dilations[0] - dims.pads[0]
+            line = h * dims.strides[1] + kh * dims.dilations[1] - dims.pads[1]
+            inside = 0 <= plane < dims.wide[0] and 0 <= line < dims.wide[1]
+            place = (plane * dims.wide[1] + line) * dims.wide[2] * out if inside else -1
+            spans.append((index * width * out, place))
+    return np.array(spans, np.int64)
 
 
 class ConvTranspose:
@@ -189,10 +221,10 @@ class _Pass:
         self.lanes_left = problem.groups - self.group
         self.kind = KINDS[problem.dtype]
         flat = output.reshape(-1)
-        none32, none16 = np.empty(0, np.float32), np.empty(0, np.uint16)
-        self.out32, self.out16 = (flat, none16) if problem.dtype == "f32" else (none32, flat)
+        self.out32 = flat if problem.dtype == "f32" else np.empty(0, np.float32)
+        self.out16 = np.empty(0, np.uint16) if problem.dtype == "f32" else flat
         self.out_steps = _steps(problem.data_format, problem.dst_channels, self.dims.wide)
-        self.blocks = self._pack_weights()
+        self.blocks = np.array(self._pack_weights(), np.int64)
 
     def _pack_weights(self) -> list[tuple[int, int, int, int]]:
         """Pack panels [tap][src channel][lanes]; give (address, first dst channel, valid lanes, vectors) of each."""
@@ -231,7 +263,8 @@ class _Pass:
         count = ceil(taps * out / lanes)
         # the weights are small here: NumPy brings them to [src channel][tap][dst channel], zero-filled to whole blocks
         strided = np.lib.stride_tricks.as_strided(
-            self.weights.reshape(-1)[(start - self.weights.ctypes.data) // size :], (channels, taps, out), (narrow, tap, wide)
+            self.weights.reshape(-1)[(start - self.weights.ctypes.data) // size :],
+            (channels, taps, out), (narrow, tap, wide),
         )  # fmt: skip
         ordered = np.zeros((channels, count * lanes), self.weights.dtype)
         ordered[:, : taps * out] = strided.reshape(channels, taps * out)
@@ -281,82 +314,70 @@ class _Pass:
     def image(self, n: int, stop: Stop) -> bool:
         """Compute one image; False when `stop` said so."""
         src, steps = self._source(n)
+        src_steps = np.array(steps, np.int64)
         if self.layout.way == "scatter":
-            return self._scatter(n, src, steps, stop)
+            return self._scatter(n, src, src_steps, stop)
         dims, layout = self.dims, self.layout
-        planes, height, columns = dims.wide
-        share = self.problem.macs // max(1, self.problem.n * dims.groups * planes * height * len(self.blocks))
-        lines = max(1, min(height, BLOCK_BYTES // (8 * WIDTH * columns), STEP_MACS // max(1, share)))
-        acc = arena("sums", lines * columns * 2 * WIDTH)
-        src_steps, kernel = np.array(steps, np.int64), np.array(dims.kernel[1:], np.int64)
-        for panel, first, valid, vectors in self.blocks:
-            kind = LANEWISE if self.by_lane else vectors
-            for plane in range(planes):
-                for line in range(0, height, lines):
-                    if stop():
-                        return False
-                    last = min(height, line + lines)
-                    gather(
-                        tile_table(), kind, vectors, plane, line, last, columns, dims.strides[2], layout.planes,
-                        layout.lines, layout.tiles, layout.steps, kernel, dims.narrow_channels, src, src_steps, panel,
-                        acc.ctypes.data,
-                    )  # fmt: skip
-                    self._write(acc, n, (plane, line), (last - line) * columns, WIDTH * vectors, first, valid)
-        return True
-
-    def _write(
-        self, acc: npt.NDArray[np.float32], n: int, at: tuple[int, int], pixels: int, lanes: int, first: int, valid: int
-    ) -> None:
-        """Round and write whole dst lines of some lanes."""
-        image, d, h, w, channel = self.out_steps
-        out = self.dims.wide_channels
-        number, lane = (self.group * out + first, out) if self.by_lane else (self.group * out + first, 1)
-        bias = 0 if self.bias is None else self.bias.ctypes.data + number * self.bias.itemsize
-        place = n * image + at[0] * d + at[1] * h + number * channel
-        bias_step = 0 if self.bias is None else lane * self.bias.itemsize
-        write_block(
-            self.kind, acc, pixels, lanes, valid, place, np.array((w, lane * channel), np.int64), bias, bias_step,
-            self.out32, self.out16,
-        )  # fmt: skip
-
-    def _scatter(self, n: int, src: int, steps: tuple[int, int, int, int], stop: Stop) -> bool:
-        """Compute one image by adding products where they belong."""
-        dims = self.dims
-        planes, height, columns = dims.wide
-        out = dims.wide_channels
-        panel, _, _, blocks = self.blocks[0]
-        acc = arena("sums", planes * height * columns * out)
-        acc[...] = 0
-        part = arena("part", LANE_ROWS * blocks * 2 * WIDTH)
-        table = np.array((out, dims.kernel[2], -dims.pads[2], dims.strides[2], dims.dilations[2], columns), np.int64)
-        limit = cpu().rows[2]
-        parts = ceil(dims.narrow[2] / limit)
-        cuts = [dims.narrow[2] * i // parts for i in range(parts + 1)]
-        for d, h in np.ndindex(*dims.narrow[:2]):
+        sizes = np.array((*dims.wide, dims.strides[2]), np.int64)
+        most_lines = max(1, min(dims.wide[1], BLOCK_BYTES // (8 * WIDTH * dims.wide[2])))
+        acc = arena("sums", most_lines * dims.wide[2] * 2 * WIDTH)
+        kernel = np.array(dims.kernel[1:], np.int64)
+        share = self.problem.macs // max(1, self.problem.n * dims.groups * len(self.blocks))
+        step = max(1, STEP_MACS // max(1, share))
+        for i in range(0, len(self.blocks), step):
             if stop():
                 return False
-            spans = self._spans(d, h)
-            line = src + d * steps[0] + h * steps[1]
-            for first, last in zip(cuts, cuts[1:], strict=False):
-                scatter_tile(
-                    tile_table(), first, last - first, dims.narrow_channels, line, np.array((0, 0, steps[2], steps[3])),
-                    panel, blocks, part, acc, spans, table,
-                )  # fmt: skip
-        self._write(acc, n, (0, 0), planes * height * columns, out, 0, out)
+            gather(
+                tile_table(), self.kind, self.by_lane, self.blocks[i : i + step], most_lines, sizes, layout.planes,
+                layout.lines, layout.tiles, layout.runs, layout.steps, kernel, dims.narrow_channels, src, src_steps,
+                acc, *self._target(n), self.out32, self.out16,
+            )  # fmt: skip
         return True
 
-    def _spans(self, d: int, h: int) -> Ints:
-        """List the kernel's lines for one src line: first lane, and the dst line's place in the sums or -1."""
-        dims = self.dims
-        out, width = dims.wide_channels, dims.kernel[2]
-        spans = []
-        for index, (kd, kh) in enumerate(np.ndindex(*dims.kernel[:2])):
-            plane = d * dims.strides[0] + kd * dims.dilations[0] - dims.pads[0]
-            line = h * dims.strides[1] + kh * dims.dilations[1] - dims.pads[1]
-            inside = 0 <= plane < dims.wide[0] and 0 <= line < dims.wide[1]
-            place = (plane * dims.wide[1] + line) * dims.wide[2] * out if inside else -1
-            spans.append((index * width * out, place))
-        return np.array(spans, np.int64)
+    def _target(self, n: int) -> tuple[int, Ints, Ints]:
+        """Give where lane 0 of an image goes in dst, and the steps of dst and bias that `gather` asks for."""
+        image, d, h, w, channel = self.out_steps
+        out = self.dims.wide_channels
+        # a lane is a channel, or a group, whose channels follow each other
+        lane = out if self.by_lane else 1
+        size = 0 if self.bias is None else self.bias.itemsize
+        bias = 0 if self.bias is None else self.bias.ctypes.data + self.group * out * size
+        place = n * image + self.group * out * channel
+        steps = (d, h, w, lane * channel, channel)
+        return place, np.array(steps, np.int64), np.array((bias, lane * size, size), np.int64)
+
+    def _scatter(self, n: int, src: int, src_steps: Ints, stop: Stop) -> bool:
+        """Compute one image by adding products where they belong."""
+        dims, layout = self.dims, self.layout
+        out, (depth, height, _) = dims.wide_channels, dims.narrow
+        panel, _, _, blocks = (int(value) for value in self.blocks[0])
+        acc = arena("sums", prod(dims.wide) * out)
+        acc[...] = 0
+        part = arena("part", LANE_ROWS * blocks * 2 * WIDTH)
+        columns = (
+            out,
+            dims.kernel[2],
+            -dims.pads[2],
+            dims.strides[2],
+            dims.dilations[2],
+            dims.wide[2],
+            depth * height,
+            height,
+        )
+        line_macs = self.problem.macs // max(1, self.problem.n * dims.groups * depth * height)
+        step = max(1, STEP_MACS // max(1, line_macs))
+        for line in range(0, depth * height, step):
+            if stop():
+                return False
+            scatter(
+                tile_table(), line, min(depth * height, line + step), layout.cuts, dims.narrow_channels, src, src_steps,
+                panel, blocks, part, acc, layout.spans, np.array(columns, np.int64),
+            )  # fmt: skip
+        place, steps, bias = self._target(n)
+        write_block(
+            self.kind, acc, prod(dims.wide), out, out, place, steps[2:], bias[0], bias[1], self.out32, self.out16
+        )
+        return True
 
 
 def _steps(data_format: str, channels: int, spatial: tuple[int, int, int]) -> tuple[int, int, int, int, int]:

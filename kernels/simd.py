@@ -23,6 +23,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 __all__ = [
+    "add_run",
     "all_finite",
     "call_tile",
     "copy_panel",
@@ -317,6 +318,34 @@ def all_finite(typingctx: Any, address: Any, count: Any) -> Any:
         return builder.icmp_unsigned("==", finite, ir.IntType(8)(255))
 
     return types.boolean(types.int64, types.int64), codegen
+
+
+@_typed_intrinsic
+def add_run(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
+    """Add `count` f32 at `source` to those at `target`, four at a time while there are four."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        def add(kind: Any, step: int) -> Callable[[list[Any]], list[Any]]:
+            def body(carried: list[Any]) -> list[Any]:
+                to, origin = carried
+                total = builder.fadd(_load(builder, to, kind), _load(builder, origin, kind))
+                builder.store(total, builder.inttoptr(to, kind.as_pointer()), align=4)
+                return [builder.add(to, _I64(step)), builder.add(origin, _I64(step))]
+
+            return body
+
+        target, source, count = values
+        fours = builder.and_(count, _I64(-4))
+        with builder.if_then(builder.icmp_signed(">", fours, _I64(0))):
+            _loop(builder, builder.lshr(fours, _I64(2)), [target, source], add(ir.VectorType(_F32, 4), 16), "fours")
+        rest = builder.and_(count, _I64(3))
+        with builder.if_then(builder.icmp_signed(">", rest, _I64(0))):
+            done = builder.shl(fours, _I64(2))
+            start = [builder.add(target, done), builder.add(source, done)]
+            _loop(builder, rest, start, add(_F32, 4), "rest")
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 @_typed_intrinsic
