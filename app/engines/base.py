@@ -45,7 +45,7 @@ class Engine(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether jobs are computed at once: kernels are warm, a worker is there, not stopping."""
+        """Whether jobs are computed at once: kernels are warm, workers are there or on their way, no stop."""
 
     def progress(self) -> float:
         """Give the share of the warm-up that is done, 0 to 1."""

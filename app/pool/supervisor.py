@@ -85,8 +85,9 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Whether units are computed at once."""
-        return self._drain_until is None and any(worker.ready for worker in self._workers.values())
+        """Whether units are computed at once, or as soon as a dead worker has its successor."""
+        able = self._launcher.loaded or any(worker.ready for worker in self._workers.values())
+        return able and self._drain_until is None
 
     def progress(self) -> float:
         """Give the share of the warm-up that is done."""

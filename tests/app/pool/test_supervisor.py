@@ -61,6 +61,22 @@ def test_a_worker_killed_in_the_middle_of_a_unit(two: Fleet) -> None:
     two.run(scenario())
 
 
+def test_no_call_is_refused_while_all_workers_are_replaced(two: Fleet) -> None:
+    """With every worker dead the engine is still ready: a job that comes now waits for their successors."""
+    inputs = random_inputs(TINY)
+
+    async def scenario() -> None:
+        pids = two.pids
+        for pid in pids:
+            kill(pid)
+        for pid in pids:
+            await gone(pid)
+        assert two.engine.ready
+        np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
+
+    two.run(scenario())
+
+
 def test_a_lost_unit_runs_again_elsewhere(two: Fleet) -> None:
     """Only the unit of the dead worker is computed again, by another process, and the job says so."""
     inputs = random_inputs(TINY)
