@@ -69,7 +69,8 @@ def line(row: dict[str, Any]) -> str:
         return text + "".join(f"  peer: {each.get('error')}" for each in list(row["peer"].values())[:1])
     peer = row["peer"][row["best"]["peer"]]
     text += f"   peer {1e3 * peer['median_s']:9.3f} ms {peer['gflops']:7.1f}   ratio {row['ratio']:6.2f}"
-    return text + ("" if row["agree"] else "   RESULTS DIFFER")
+    verdict = "" if row["agree"] else "   the peer's result is far from float64"
+    return text + (verdict if row["right"] else "   OUR RESULT IS WRONG")
 
 
 def main(words: Sequence[str] | None = None) -> int:

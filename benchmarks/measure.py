@@ -26,8 +26,9 @@ SAMPLE_S = 0.01
 PAUSE_S = 0.003
 """Between samples of several threads: a team that has just finished spins for a while, on the next one's processors."""
 
-TOLERANCE = {"f32": 1e-3, "bf16": 5e-2, "f16": 1e-2}
-"""Largest difference, in units of the exact values' RMS, that is not a wrong result: far above what rounding does."""
+TOLERANCE = {"f32": 1e-2, "bf16": 0.25, "f16": 5e-2}
+"""Largest difference, in units of the exact values' RMS, that rounding may explain, that of a peer which rounds often
+too. A wrong index gives differences of about 1; how exact a result is, its error says."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +97,10 @@ def _record(contenders: list[Contender], exact: Reference, row: dict[str, Any], 
         entry["error_f64"] = exact.error(found)
         base = found if base is None else base
         entry["difference"] = float(np.abs(found - base).max()) / exact.scale
-        agree = agree and entry["difference"] <= tolerance
-        right = right and (contender.who != "ours" or entry["error_f64"]["max"] <= tolerance)
-        right = right and (contender.who != "ours" or entry["difference"] <= tolerance)
+        same, near = entry["difference"] <= tolerance, entry["error_f64"]["max"] <= tolerance
+        agree = agree and same
+        # a peer that is near float64 where we looked, and not the same elsewhere, says that ours is wrong elsewhere
+        right = right and (same if near else contender.who != "ours")
     neighbours = Neighbours()
     samples = take_turns(firsts, settings, time.sleep if settings.threads > 1 else None)
     others = neighbours.mean()
@@ -107,7 +109,7 @@ def _record(contenders: list[Contender], exact: Reference, row: dict[str, Any], 
         entry |= taken | contender.about()
         entry["gflops"] = 2 * row["gmac"] / entry["median_s"]
         entry["share"] = 2 * row["inside_gmac"] / entry["median_s"] / settings.limit
-    return entries | {"agree": bool(agree), "right": bool(right), "others_busy": others}
+    return entries | {"agree": agree, "right": right, "others_busy": others}
 
 
 def take_turns(

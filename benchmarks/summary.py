@@ -131,5 +131,6 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         for kernel, peak in part["scratch"].items():
             own, shared = peak["worker_bytes"] / 2**20, peak["shared_bytes"] / 2**20
             lines.append(f"  scratch of {kernel}: {own:.1f} MiB a worker, {shared:.1f} MiB shared")
-        lines += [f"  {kind.upper()}: {', '.join(part[kind])}" for kind in ("wrong", "differ") if part[kind]]
+        texts = {"wrong": "WRONG", "differ": "the peer's result is far from float64, or ours"}
+        lines += [f"  {text}: {', '.join(part[kind])}" for kind, text in texts.items() if part[kind]]
     return lines
