@@ -17,14 +17,9 @@ __all__ = ["router"]
 
 _CONSOLE = Path(__file__).with_name("console.html").read_text(encoding="utf-8")
 # The page is whole in itself: nothing comes from elsewhere, nothing goes elsewhere.
-_CONSOLE_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'unsafe-inline'",
-        "style-src 'unsafe-inline'",
-        "connect-src 'self'",
-        "frame-ancestors 'none'",
-    )
+_CONSOLE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'"
 )
 
 router = APIRouter(tags=["operations of the service"])
