@@ -14,19 +14,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.summary import QUIET, better, label
+from benchmarks.summary import QUIET, better, geometric_mean, label
 
 __all__ = ["BEGIN", "END", "insert", "section"]
 
 BEGIN = "<!-- begin: written by python -m benchmarks.report -->"
 END = "<!-- end -->"
 
+WORKERS_GMAC = 0.2
+"""Work from which on several threads are held to one."""
+
 Record = dict[str, Any]
 
 
 def section(records: Sequence[Record]) -> str:
     """Give the whole section: the machines, a line for each measurement, then a table of layers for each."""
-    parts = [*_machines(records), _overview(records)]
+    parts = [*_machines(records), _overview(records), *_comparisons(records)]
     for record in records:
         parts += [f"### {_title(record)}", *_details(record)]
     return "\n\n".join(parts) + "\n"
@@ -103,6 +106,30 @@ def _overview(records: Sequence[Record]) -> str:
         share = f"{100 * large['mean']:.0f} % (least {100 * large['worst'][1]:.0f} %)" if large["layers"] else ""
         rows.append([*row, share])
     return _table(head, rows)
+
+
+def _comparisons(records: Sequence[Record]) -> Iterator[str]:
+    """Hold our own times to each other: several threads to one, 16-bit types to f32, on the layers of both."""
+    found = {}
+    for record in records:
+        times = {(row["name"], row["op"]): (better(row, "ours")["median_s"], row["gmac"]) for row in record["layers"]}
+        key = (record["settings"]["dtype"], record["settings"]["threads"])
+        found[key] = found.get(key, {}) | times
+    for (dtype, threads), times in found.items():
+        for base, least, words in (
+            ((dtype, 1), WORKERS_GMAC, f"{threads} threads over one"),
+            (("f32", threads), 0.0, f"{dtype} over f32"),
+        ):
+            if base == (dtype, threads):
+                continue
+            pairs = [found[base][key][0] / times[key][0] for key in times.keys() & found.get(base, {}).keys()
+                     if times[key][1] > least]  # fmt: skip
+            if pairs:
+                scope = f" of more than {least} GMAC" if least else ""
+                yield (
+                    f"Ours, {dtype} with {threads}, {words}: {geometric_mean(pairs):.2f} (geometric mean of {len(pairs)}"
+                    f" layers{scope}), least {min(pairs):.2f}."
+                )
 
 
 def _details(record: Record) -> Iterator[str]:

@@ -210,6 +210,24 @@ def test_the_command_writes_a_record_that_the_report_reads(
     assert "| deconv (forward) |" in text
 
 
+def test_the_report_holds_threads_to_one(shapes: Path, tmp_path: Path) -> None:
+    """Two records of the same layers give the gain of a second thread and of a smaller type."""
+    out = tmp_path / "out.json"
+    assert command.main(["--shapes", str(shapes), "--peer", "none", "--runs", "1", "--json", str(out)]) == 0
+    one, two, half = (json.loads(out.read_text()) for _ in range(3))
+    two["settings"]["threads"], half["settings"]["dtype"] = 2, "f16"
+    for record, times in ((two, 0.5), (half, 0.25)):
+        for row in record["layers"]:
+            for entry in row["ours"].values():
+                entry["median_s"] *= times
+    for record in (one, two, half):
+        for row in record["layers"]:
+            row["gmac"] = 1.0
+    text = report.section([one, two, half])
+    assert "Ours, f32 with 2, 2 threads over one: 2.00" in text
+    assert "Ours, f16 with 1, f16 over f32: 4.00" in text
+
+
 def test_the_report_needs_its_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without marker lines nothing is written."""
     with pytest.raises(ValueError, match="marker"):
