@@ -27,10 +27,12 @@ def plot(document: dict[str, Any], path: Path) -> None:
         if "ratio" in row:
             peer = 100 * row["peer"][row["best"]["peer"]]["share"]
             axes.plot([ours, peer], [y, y], color=LINE, linewidth=2, zorder=1)
-            axes.plot(peer, y, "o", color=PEER, markersize=6, zorder=2, label="PyTorch (oneDNN)" if y == 0 else None)
+            axes.plot(peer, y, "o", color=PEER, markersize=6, zorder=2)
             note = f"{row['ratio']:.2f} x" if row["ratio"] < 100 else f"{row['ratio']:.0f} x"
             axes.annotate(note, (1.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8)
-        axes.plot(ours, y, "o", color=OURS, markersize=6, zorder=3, label="ours" if y == 0 else None)
+        axes.plot(ours, y, "o", color=OURS, markersize=6, zorder=3)
+    axes.plot([], [], "o", color=OURS, label="ours")
+    axes.plot([], [], "o", color=PEER, label="PyTorch (oneDNN)")
     axes.set_yticks(range(len(rows)), [label(row) for row in rows], fontsize=8)
     axes.set_ylim(-0.8, len(rows) - 0.2)
     axes.set_xlim(left=0)

@@ -110,7 +110,7 @@ def _overview(records: Sequence[Record]) -> str:
 
 def _comparisons(records: Sequence[Record]) -> Iterator[str]:
     """Hold our own times to each other: several threads to one, 16-bit types to f32, on the layers of both."""
-    found = {}
+    found: dict[tuple[str, int], dict[tuple[str, str], tuple[float, float]]] = {}
     for record in records:
         times = {(row["name"], row["op"]): (better(row, "ours")["median_s"], row["gmac"]) for row in record["layers"]}
         key = (record["settings"]["dtype"], record["settings"]["threads"])
@@ -126,10 +126,8 @@ def _comparisons(records: Sequence[Record]) -> Iterator[str]:
                      if times[key][1] > least]  # fmt: skip
             if pairs:
                 scope = f" of more than {least} GMAC" if least else ""
-                yield (
-                    f"Ours, {dtype} with {threads}, {words}: {geometric_mean(pairs):.2f} (geometric mean of {len(pairs)}"
-                    f" layers{scope}), least {min(pairs):.2f}."
-                )
+                mean = f"{geometric_mean(pairs):.2f} (geometric mean of {len(pairs)} layers{scope})"
+                yield f"Ours, {dtype} with {threads}, {words}: {mean}, least {min(pairs):.2f}."
 
 
 def _details(record: Record) -> Iterator[str]:
