@@ -12,7 +12,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from app.doors import ops_pages, rest, rpc
+from app.doors import oip, ops_pages, rest, rpc
+from app.doors.oip_errors import OipErrors
 from app.engines.base import Engine
 from app.engines.local import LocalEngine
 from app.middleware import BodyLimit, RequestContextMiddleware
@@ -32,7 +33,7 @@ from convgrad._errors import (
 
 __all__ = ["create_app"]
 
-_ROUTERS = (rest.router, rpc.router, ops_pages.router)
+_ROUTERS = (rest.router, rpc.router, oip.router, ops_pages.router)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -61,10 +62,12 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.service = service
+    app.state.oip = oip.OipState(shared_memory=settings.oip_shared_memory)
     for router in _ROUTERS:
         app.include_router(router)
     for kind in (HTTPException, RequestValidationError):  # errors of ours go to the middleware's net
         app.add_exception_handler(kind, _raise_ours)
+    app.add_middleware(OipErrors)
     app.add_middleware(RequestContextMiddleware)
     app.add_middleware(BodyLimit, limit=int(settings.body_limit))  # around it: what the net sends ends here too
     if settings.cors:

@@ -61,6 +61,10 @@ class Settings(BaseSettings):
     cors: tuple[str, ...] = Field(
         default=(), description='Origins that browsers may call from; ["*"] for any.'
     )
+    oip_shared_memory: bool = Field(
+        default=False,
+        description="Let clients of this host pass tensors to /v2 in POSIX shared memory of the service's user.",
+    )
     log_format: Literal["text", "json"] = Field(default="text", description="Form of the log lines.")
 
     @field_validator("work_limit", mode="before")

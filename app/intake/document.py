@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from app.intake.diverted import Diverted
 from convgrad._errors import ParseError
 
 __all__ = ["BOM", "MAX_DEPTH", "parse_document"]
@@ -21,13 +20,13 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_document(
-    skeleton: bytes, diverted: list[Diverted] | None = None, marks: list[tuple[int, int]] | None = None
+    skeleton: bytes, diverted: Sequence[object] | None = None, marks: list[tuple[int, int]] | None = None
 ) -> Any:
     """Parse JSON strictly: UTF-8, no NaN, no duplicate names, no lone surrogates, at most `MAX_DEPTH` deep.
 
-    Each mark in the skeleton becomes the `Diverted` of the same index. Raises `ParseError`.
+    Each mark in the skeleton becomes the object of the same index in `diverted`. Raises `ParseError`.
     """
-    strings: Iterator[Diverted] = iter(diverted or ())
+    strings: Iterator[object] = iter(diverted or ())
     try:
         text = skeleton.removeprefix(BOM).decode()
         document = json.loads(
@@ -54,7 +53,7 @@ def parse_document(
     return document
 
 
-def _next_mark(strings: Iterator[Diverted]) -> Diverted:
+def _next_mark(strings: Iterator[object]) -> object:
     mark = next(strings, None)
     if mark is None:
         raise ParseError("NaN and Infinity are not JSON")

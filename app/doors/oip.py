@@ -1,0 +1,113 @@
+"""The `/v2` door: the Open Inference Protocol with Triton's extensions, for `tritonclient` and its like.
+
+A model is an operation under one of its names, all of one version. The attributes of a call are the
+parameters of its request.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from app.doors import oip_extensions
+from app.doors.oip_documents import model_config, model_metadata, server_metadata
+from app.doors.oip_infer import Inference, OipState
+from app.replies.oip import VERSION
+from app.service import Service
+from convgrad._errors import UnknownOperation
+from schemas.tables import CalledOperation, find_operation, operation_names
+
+__all__ = ["OipState", "router"]
+
+router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
+router.include_router(oip_extensions.router)
+
+
+def find_model(name: str, version: str | None = None) -> CalledOperation:
+    """Return the operation that a model's name calls; raises `UnknownOperation` for any other, or version."""
+    called = find_operation(name)
+    if version not in (None, VERSION):
+        raise UnknownOperation(f"the model {called.called_as} has no such version: its only one is {VERSION}")
+    return called
+
+
+@router.get("")
+@router.get("/", include_in_schema=False)
+async def server(request: Request) -> Any:
+    """Describe the server and its extensions."""
+    return server_metadata(shared_memory=_state(request).regions.enabled)
+
+
+@router.get("/health/live")
+async def live() -> Any:
+    """Tell whether the server answers."""
+    return {"live": True}
+
+
+@router.get("/health/ready")
+async def ready(request: Request) -> Response:
+    """Tell whether calls are taken: 503 while kernels compile and while the service drains."""
+    return _readiness(request, {"live": True})
+
+
+@router.get("/models/stats")
+async def all_statistics(request: Request) -> Any:
+    """Report the counts and times of every model."""
+    return {"model_stats": [_state(request).statistics.report(name, VERSION) for name in operation_names()]}
+
+
+@router.get("/models/{model}")
+@router.get("/models/{model}/versions/{version}")
+async def metadata(model: str, version: str | None = None) -> Any:
+    """Describe a model's inputs and outputs."""
+    return model_metadata(find_model(model, version))
+
+
+@router.get("/models/{model}/ready")
+@router.get("/models/{model}/versions/{version}/ready")
+async def model_ready(request: Request, model: str, version: str | None = None) -> Response:
+    """Tell whether a model takes calls."""
+    return _readiness(request, {"name": find_model(model, version).called_as})
+
+
+@router.get("/models/{model}/config")
+@router.get("/models/{model}/versions/{version}/config")
+async def config(request: Request, model: str, version: str | None = None) -> Any:
+    """Give a model's configuration, its attributes among it."""
+    return model_config(find_model(model, version), _service(request).settings.worker_count)
+
+
+@router.get("/models/{model}/stats")
+@router.get("/models/{model}/versions/{version}/stats")
+async def statistics(request: Request, model: str, version: str | None = None) -> Any:
+    """Report the counts and times of a model."""
+    name = find_model(model, version).called_as
+    return {"model_stats": [_state(request).statistics.report(name, VERSION)]}
+
+
+@router.post("/models/{model}/infer")
+@router.post("/models/{model}/versions/{version}/infer")
+async def infer(request: Request, model: str, version: str | None = None) -> Response:
+    """Compute an operation: JSON, or JSON followed by the bytes of the tensors, and the same in the reply."""
+    return Inference(find_model(model, version), _service(request), _state(request))
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _state(request: Request) -> OipState:
+    state: OipState = request.app.state.oip
+    return state
+
+
+def _readiness(request: Request, about: dict[str, Any]) -> Response:
+    status = _service(request).status
+    if status == "ready":
+        return JSONResponse(about | {"ready": True})
+    headers = {"retry-after": "1"}
+    return JSONResponse(about | {"ready": False, "error": f"the service is {status}"}, 503, headers)

@@ -1,0 +1,64 @@
+"""Errors of the `/v2` door in its protocol's words: `{"error": ".."}`, on every path under it."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import as_convgrad_error, problem_headers, reply_of
+from app.middleware import context_of
+from app.replies.body import send_json
+from convgrad._errors import Cancelled, ConvgradError, InvalidParams, Unsupported
+
+__all__ = ["OipErrors"]
+
+_log = logging.getLogger("convgrad.request")
+
+_UNPROCESSABLE, _BAD_REQUEST = 422, 400
+
+
+class OipErrors:
+    """Answer what fails under `/v2`; everything else goes on to the net that all doors share."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http" or not (scope["path"] == "/v2" or scope["path"].startswith("/v2/")):
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def watch(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception as caught:
+            if begun or isinstance(caught, Cancelled):
+                raise
+            await _answer(scope, send, as_convgrad_error(caught, log=_log))
+
+
+async def _answer(scope: Scope, send: Send, error: ConvgradError) -> None:
+    context_of(scope).outcome = error.code
+    status = reply_of(error).status
+    await send_json(
+        send,
+        {"error": _message(error)},
+        # The protocol knows one status for whatever is wrong with a request that could be read.
+        status=_BAD_REQUEST if status == _UNPROCESSABLE else status,
+        headers=problem_headers(error),
+    )
+
+
+def _message(error: ConvgradError) -> str:
+    """Say every broken rule: the protocol has no other place for them."""
+    if not isinstance(error, InvalidParams | Unsupported):
+        return error.message
+    rules = list(dict.fromkeys(found["msg"] for found in error.data.get("errors", [])))
+    return "; ".join(rules) if len(rules) > 1 else error.message

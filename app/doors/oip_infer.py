@@ -1,0 +1,154 @@
+"""One inference of the `/v2` door: from the first byte of its body to the last one of its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.call import Checked
+from app.connection import cancel_on_disconnect
+from app.doors.oip_statistics import Statistics
+from app.intake.landing import Holding
+from app.intake.oip import HEAD_LENGTH, Metas, OipIntake, read_inference
+from app.intake.oip_request import InferRequest
+from app.intake.regions import Region, Regions
+from app.middleware import RequestContext, context_of
+from app.planning import tensor_bytes
+from app.replies.coding import choose_coding
+from app.replies.oip import send_inference
+from app.service import Service
+from convgrad._errors import DeadlineExceeded, InvalidParams, InvalidRequest, UnsupportedMediaType
+from schemas.problems import invalid_params, problem
+from schemas.tables import CalledOperation
+
+__all__ = ["Inference", "OipState"]
+
+# What curl sends without being told otherwise is among them: the protocol's own examples rely on it.
+_REQUEST_TYPES = ("", "application/json", "application/octet-stream", "application/x-www-form-urlencoded")
+
+
+class OipState:
+    """Hold what the door keeps between requests."""
+
+    def __init__(self, *, shared_memory: bool) -> None:
+        self.statistics = Statistics()
+        self.regions = Regions(enabled=shared_memory)
+
+
+class Inference(Response):
+    """Answer one inference with the ASGI channels in hand: the body is read, and the reply sent, piece by piece."""
+
+    def __init__(self, called: CalledOperation, service: Service, state: OipState) -> None:
+        self._called = called
+        self._service = service
+        self._state = state
+        self._checked: Checked | None = None
+        self._region: Region | None = None
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Compute, reply and count."""
+        context, name = context_of(scope), self._called.called_as
+        try:
+            await self._answer(Headers(scope=scope), context, receive, send)
+        except BaseException:
+            self._state.statistics.failed(name, time.monotonic() - context.started)
+            raise
+        self._state.statistics.succeeded(name, time.monotonic() - context.started, context.timings)
+
+    async def _answer(self, headers: Headers, context: RequestContext, receive: Receive, send: Send) -> None:
+        _check_content_type(headers)
+        service = self._service
+        with service.admit(), Holding(service.segments) as holding:
+            intake = self._intake(headers, context, holding)
+            limit = int(service.settings.body_limit)
+            try:
+                async with asyncio.timeout(service.settings.deadline_s):
+                    await read_inference(receive, headers, intake, context.timings, body_limit=limit)
+                    with context.timings.measure("decode"):
+                        request, tensors = await intake.finish()
+                        assert self._checked is not None
+                        prepared = await service.plan(self._checked)
+            except TimeoutError:
+                raise DeadlineExceeded("the deadline was over before the whole request had arrived") from None
+            running = service.call(prepared, tensors, holding, timings=context.timings)
+            async with cancel_on_disconnect(receive), running:
+                await running.finish()
+                coding = choose_coding(headers.get("accept-encoding"))
+                await send_inference(running, request, send, coding=coding, region=self._region)
+
+    def _intake(self, headers: Headers, context: RequestContext, holding: Holding) -> OipIntake:
+        async def check(request: InferRequest, metas: Metas, complete: bool) -> None:
+            self._check(request, metas, context.started, complete=complete)
+
+        return OipIntake(
+            self._called,
+            holding,
+            self._state.regions,
+            head_length=_length(headers, HEAD_LENGTH),
+            # What a coded body decodes to is not known before.
+            length=None if headers.get("content-encoding") else _length(headers, "content-length"),
+            head_limit=int(self._service.settings.head_limit),
+            check=check,
+        )
+
+    def _check(self, request: InferRequest, metas: Metas, started: float, *, complete: bool) -> None:
+        """Check all that is known by now; `complete` when the values of the weights' shape are."""
+        spellings = self._called.operation.attribute_spellings
+        attributes = request.attributes
+        if not complete:
+            # The input will win over the attribute.
+            attributes = {name: value for name, value in attributes.items() if spellings.get(name) != "weights_shape"}
+        try:
+            checked = self._service.check(self._called.called_as, attributes, metas, request.options, started=started)
+        except InvalidParams as error:
+            if complete:
+                raise
+            errors = [found for found in error.errors if not _is_missing_shape(found, spellings)]
+            if errors:
+                raise invalid_params(self._called.called_as, errors) from None
+            return
+        if request.timeout_us is not None:
+            deadline = min(checked.deadline, started + request.timeout_us / 1e6)
+            checked = replace(checked, deadline=deadline)
+        if request.output.place is not None:
+            self._region = self._region_for(request, checked)
+        self._checked = checked
+
+    def _region_for(self, request: InferRequest, checked: Checked) -> Region:
+        place, needed = request.output.place, tensor_bytes(checked.op.output)
+        assert place is not None
+        if place.byte_size < needed:
+            name = request.output.name
+            message = f"shared_memory_byte_size of {name} is {place.byte_size}, and {name} has {needed} bytes"
+            raise InvalidParams(message, errors=[problem(["outputs", name], message, "size")])
+        return self._state.regions.find(place)
+
+
+def _is_missing_shape(found: Mapping[str, Any], spellings: Mapping[str, str]) -> bool:
+    return found["type"] == "missing" and spellings.get(found["loc"][-1]) == "weights_shape"
+
+
+def _length(headers: Headers, name: str) -> int | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise InvalidRequest(f"the header {name} must be a number of bytes")
+    return int(text)
+
+
+def _check_content_type(headers: Headers) -> None:
+    given = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given not in _REQUEST_TYPES and not given.endswith("+json"):
+        raise UnsupportedMediaType(
+            "an inference request is application/json or application/octet-stream, and its Content-Type says otherwise",
+            data={"supported": list(_REQUEST_TYPES[1:3])},
+        )

@@ -1,0 +1,169 @@
+"""Tensor elements written as JSON numbers: parsed in slices while they arrive, straight into a segment.
+
+A list of numbers takes several times the memory of its elements once it is Python objects, so it never
+becomes one list: the text is cut at commas, each slice goes through the standard parser and its values to
+their landing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.intake.landing import Holding, RawLanding, TensorFault
+from app.pool.buffers import Segment
+from convgrad._dtypes import DType
+
+__all__ = ["NUMBER_SLICE", "Numbers"]
+
+NUMBER_SLICE = 16 << 10
+"""Bytes of text that are parsed at a time: about a millisecond."""
+
+_ALPHABET = b"0123456789+-.eE, \t\r\n[]"
+_BLANK = b" \t\r\n,"
+_NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
+# No number that anybody writes is longer.
+_LONGEST_NUMBER = 512
+_DEEPEST = 16
+_FLOATS = ("f32", "f16", "bf16")
+# Converting this much takes about a millisecond.
+_INLINE = 1 << 20
+
+
+class Numbers:
+    """Land the numbers of one JSON array, flat or nested; the opening bracket was read before.
+
+    With the `declared` dtype and number of elements, where they stand before the numbers, each goes to its
+    place at once; otherwise they wait as float64. `bound` is the most text that can still come. Raises
+    `TensorFault` for anything but numbers.
+    """
+
+    def __init__(
+        self, holding: Holding, declared: tuple[DType, int] | None = None, *, bound: int | None = None
+    ) -> None:
+        if declared is not None and bound is not None and declared[1] > bound // 2 + 1:
+            raise TensorFault(f"has a shape of {declared[1]} elements, more than the body can hold", "size")
+        self._holding = holding
+        kind = declared[0] if declared is not None and declared[0].name in _FLOATS else None
+        self._kind: np.dtype[Any] = np.dtype(np.float64) if kind is None else kind.numpy
+        expected = declared[1] * self._kind.itemsize if declared is not None else None
+        self._landing = RawLanding(holding, expected=expected, bound=None)
+        self._text = b""
+        self._depth = 1
+        self._lists = np.zeros(_DEEPEST + 1, np.int64)
+        self._lists[1] = 1
+        self._blank = False  # there were commas without numbers, as between empty lists
+        self.count = 0
+
+    def write(self, chunk: bytes, start: int) -> tuple[int, bool]:
+        """Take the text from `start`, one slice at most; tell where it stopped and whether the array is over."""
+        piece = chunk[start : start + NUMBER_SLICE]
+        stop = self._brackets(piece)
+        over = stop is not None
+        piece = piece[:stop]
+        if piece.translate(None, _ALPHABET):
+            raise TensorFault("must hold numbers and nothing else", "number_type")
+        text = self._text + piece.translate(_NO_BRACKETS)
+        cut = len(text) if over else text.rfind(b",")
+        if cut >= 0:
+            self._parse(text[:cut], last=over)
+            text = text[cut + 1 :]
+        if len(text) > _LONGEST_NUMBER:
+            text = text.strip(b" \t\r\n")  # white space of any length is JSON
+            if len(text) > _LONGEST_NUMBER:
+                raise TensorFault("has a number with too many digits", "number_type")
+        self._text = text
+        return start + len(piece) + over, over
+
+    async def supply(self) -> None:
+        """Take the memory that the numbers so far wait for."""
+        await self._landing.supply()
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Check that the numbers, and the lists around them, are those of a tensor of this shape."""
+        if self.count != prod(shape):
+            raise TensorFault(f"has {self.count} numbers, and the shape needs {prod(shape)}", "size")
+        depth = int(np.flatnonzero(self._lists)[-1])
+        if depth == 1 or not self.count:
+            return
+        wanted = [prod(shape[:axis]) for axis in range(len(shape))]
+        if depth != len(shape) or list(self._lists[1 : depth + 1]) != wanted:
+            raise TensorFault("must be flat, or nested like its shape", "nesting")
+
+    def integers(self) -> list[int]:
+        """Return the values of a tensor of a few integers."""
+        values = np.frombuffer(self._landing.content(), self._kind)
+        if any(float(value) != int(value) for value in values):
+            raise TensorFault("must hold integers", "int_type")
+        return [int(value) for value in values]
+
+    async def collect(self, dtype: DType) -> Segment:
+        """Bring all elements into one segment, in `dtype`."""
+        segment = await self._landing.collect()
+        if self._kind == dtype.numpy:
+            return segment
+        target = await self._holding.acquire_async(self.count * dtype.itemsize)
+        if self.count * self._kind.itemsize <= _INLINE:
+            self._convert(segment, target, dtype)
+        else:
+            await asyncio.to_thread(self._convert, segment, target, dtype)
+        self._holding.release(segment)
+        return target
+
+    def _brackets(self, piece: bytes) -> int | None:
+        """Count the lists of a slice by depth; return where the array ends, if it does."""
+        close = piece.find(b"]")
+        if b"[" not in piece and (self._depth == 1 or close < 0):
+            return None if close < 0 else close
+        codes = np.frombuffer(piece, np.uint8)
+        at = np.flatnonzero((codes == 0x5B) | (codes == 0x5D))
+        opens = codes[at] == 0x5B
+        depths = self._depth + np.cumsum(np.where(opens, 1, -1))
+        ends = np.flatnonzero(depths == 0)
+        count = int(ends[0]) if len(ends) else len(at)
+        reached = depths[:count]
+        if len(reached):
+            if reached.max() > _DEEPEST:
+                raise TensorFault(f"must have at most {_DEEPEST} lists in one another", "nesting")
+            self._lists += np.bincount(reached[opens[:count]], minlength=_DEEPEST + 1)
+            self._depth = int(reached[-1])
+        return int(at[count]) if len(ends) else None
+
+    def _parse(self, text: bytes, *, last: bool) -> None:
+        if not text.strip(_BLANK) and self.count == 0 and (self._blank or last or not text.strip()):
+            # Empty lists of a tensor without elements.
+            self._blank = True
+            return
+        if self._blank:
+            raise TensorFault("has empty lists among its numbers", "nesting")
+        try:
+            values = np.array(json.loads(b"[" + text + b"]", parse_int=float), np.float64)
+        except ValueError:
+            raise TensorFault("has something between its commas that is not one number", "number_type") from None
+        if not len(values):
+            raise TensorFault("has a comma too many", "number_type")
+        self.count += len(values)
+        self._landing.write(_bytes_of(_cast(values, self._kind)))
+
+    def _convert(self, source: Segment, target: Segment, dtype: DType) -> None:
+        values = np.frombuffer(source.view, self._kind, self.count)
+        into = np.frombuffer(target.view, dtype.numpy, self.count)
+        for start in range(0, self.count, _INLINE):
+            into[start : start + _INLINE] = _cast(values[start : start + _INLINE], dtype.numpy)
+
+
+def _cast(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    with np.errstate(over="ignore"):
+        made = values.astype(kind)
+    if not np.isfinite(made).all():
+        raise TensorFault("has a number out of the range of its datatype", "range")
+    return made
+
+
+def _bytes_of(values: npt.NDArray[Any]) -> memoryview:
+    return values.view(np.uint8).data

@@ -1,0 +1,283 @@
+"""The inference request object of the Open Inference Protocol: from parsed JSON to names, shapes and places of data.
+
+Members that the protocol does not know are passed over, as it wants them to be; a parameter of the request
+that is neither the protocol's nor an attribute of the operation is the operation's to refuse.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from app.intake.numbers import Numbers
+from convgrad._dtypes import DType, dtype_of_oip
+from convgrad._errors import InvalidRequest, Unsupported
+from schemas.problems import Problem, dims, invalid_params, problem, safe_key
+from schemas.tables import CalledOperation
+from schemas.tensors import TensorMeta, read_shape
+
+__all__ = ["InferRequest", "InputTensor", "Place", "RequestedOutput", "read_request"]
+
+Source = Literal["json", "binary", "region"]
+
+_MOST_TENSORS = 64
+_INT64_MAX = 2**63 - 1
+_LONGEST_LIST = 1024
+_LIST = re.compile(r"\[\s*((?:-?\d{1,19}\s*(?:,\s*-?\d{1,19}\s*)*)?)\]|(-?\d{1,19}\s*(?:,\s*-?\d{1,19}\s*)*)")
+_INTEGER = re.compile(r"-?\d{1,19}")
+# The protocol's own parameters; a stateless service has no use for sequences, and all calls are of one priority.
+_RESERVED = frozenset(
+    {"binary_data_output", "headers", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"}
+)
+_RESERVED_PREFIX = "triton_"
+_OPTIONS = ("reference",)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Name bytes in a registered shared-memory region."""
+
+    region: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(slots=True)
+class InputTensor:
+    """Hold one input: what the head says of it, and where its data is or will come from."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    source: Source
+    numbers: Numbers | None = None
+    place: Place | None = None
+
+    @property
+    def meta(self) -> TensorMeta:
+        """What the operation's rules need to know."""
+        return TensorMeta(self.dtype.name, self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """Name an output in the caller's own spelling, and say how it is to come back."""
+
+    name: str
+    binary: bool
+    place: Place | None = None
+
+
+@dataclass(slots=True)
+class InferRequest:
+    """Hold a request whose form is right; `timeout_us` is None where the caller set none."""
+
+    id: str | None
+    attributes: dict[str, Any]
+    options: dict[str, Any]
+    timeout_us: int | None
+    inputs: list[InputTensor]
+    output: RequestedOutput
+
+
+def read_request(called: CalledOperation, document: Any) -> InferRequest:
+    """Read an inference request.
+
+    Raises `InvalidRequest` when its outer form is wrong, `InvalidParams` with every fault of its tensors and
+    `Unsupported` for a datatype that no operation has.
+    """
+    if not isinstance(document, Mapping):
+        raise InvalidRequest("the inference request must be a JSON object")
+    request_id = document.get("id")
+    if request_id is not None and not isinstance(request_id, str):
+        raise InvalidRequest("id must be a string")
+    parameters = _parameters(document, "the request")
+    problems: list[Problem] = []
+    inputs = [
+        tensor
+        for index, given in enumerate(_list(document, "inputs", required=True))
+        if (tensor := _input(given, index, problems)) is not None
+    ]
+    names = [tensor.name for tensor in inputs]
+    problems += [
+        problem(["inputs", name], f"{name} is there twice", "conflict")
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    binary = parameters.get("binary_data_output")
+    output = _output(called, _list(document, "outputs"), binary is True, problems)
+    if binary is not None and not isinstance(binary, bool):
+        problems.append(problem(["parameters", "binary_data_output"], "binary_data_output must be a bool", "bool_type"))
+    timeout = _timeout(parameters.get("timeout"), problems)
+    if problems:
+        if problems[0]["type"] == "unsupported_dtype":
+            raise Unsupported(problems[0]["msg"], data={"errors": problems})
+        raise invalid_params(called.called_as, problems)
+    options = {name: parameters[name] for name in _OPTIONS if name in parameters}
+    return InferRequest(request_id, _attributes(called, parameters), options, timeout, inputs, output)
+
+
+def _list(document: Mapping[str, Any], name: str, *, required: bool = False) -> list[Any]:
+    given = document.get(name)
+    if given is None and not required:
+        return []
+    if not isinstance(given, list):
+        raise InvalidRequest(f"{name} must be a list of tensors")
+    if len(given) > _MOST_TENSORS:
+        raise InvalidRequest(f"{name} must have at most {_MOST_TENSORS} tensors, but has {len(given)}")
+    if not all(isinstance(entry, Mapping) and isinstance(entry.get("name"), str) for entry in given):
+        raise InvalidRequest(f"every entry of {name} must be an object with a name")
+    return given
+
+
+def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
+    parameters = owner.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, Mapping):
+        raise InvalidRequest(f"the parameters of {what} must be an object")
+    return parameters
+
+
+def _attributes(called: CalledOperation, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Take what is not the protocol's own, with lists and integers that came as strings read."""
+    return {
+        name: _value(called, name, value)
+        for name, value in parameters.items()
+        if name not in _RESERVED and name not in _OPTIONS and not name.startswith(_RESERVED_PREFIX)
+    }
+
+
+def _value(called: CalledOperation, name: str, value: Any) -> Any:
+    row = called.operation.attribute.get(called.operation.attribute_spellings.get(name, ""))
+    if row is None or not isinstance(value, str) or len(value) > _LONGEST_LIST:
+        return value
+    text = value.strip()
+    if row.kind == "s64[]" and (found := _LIST.fullmatch(text)):
+        digits = found[1] if found[1] is not None else found[2]
+        return [int(number) for number in digits.split(",")] if digits.strip() else []
+    return int(text) if row.kind == "s64" and _INTEGER.fullmatch(text) else value
+
+
+def _timeout(value: Any, problems: list[Problem]) -> int | None:
+    if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
+        value = int(value)
+    if value is None:
+        return None
+    if type(value) is not int or not 0 <= value <= _INT64_MAX:
+        problems.append(problem(["parameters", "timeout"], "timeout must be microseconds, from 0 up", "range"))
+        return None
+    return value or None  # the protocol's way to say "no timeout of mine"
+
+
+def _input(given: Mapping[str, Any], index: int, problems: list[Problem]) -> InputTensor | None:
+    name = safe_key(given["name"])
+    name = f"inputs[{index}]" if name == "?" else name
+    before = len(problems)
+    shape = read_shape(given.get("shape"), ["inputs", name, "shape"], problems)
+    dtype = _datatype(given.get("datatype"), name, problems)
+    if dtype is None or shape is None:
+        return None
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes > _INT64_MAX:
+        problems.append(problem(["inputs", name, "shape"], f"{name} must have fewer than 2^63 bytes", "overflow"))
+        return None
+    tensor = InputTensor(given["name"], dtype, shape, "json")
+    _locate(tensor, given, nbytes, name, problems)
+    return tensor if len(problems) == before else None
+
+
+def _datatype(value: Any, name: str, problems: list[Problem]) -> DType | None:
+    if not isinstance(value, str):
+        problems.append(problem(["inputs", name, "datatype"], f"{name} needs a datatype", "missing"))
+        return None
+    try:
+        return dtype_of_oip(value)
+    except Unsupported:
+        msg = f"the datatype of {name} must be FP32, FP16 or BF16, and that of a shape INT32 or INT64"
+        problems.append(problem(["inputs", name, "datatype"], msg, "unsupported_dtype"))
+        return None
+
+
+def _locate(tensor: InputTensor, given: Mapping[str, Any], nbytes: int, name: str, problems: list[Problem]) -> None:
+    """Find where the data of an input is; it must be in one place, and as long as its shape says."""
+    parameters = _parameters(given, name)
+    loc = ["inputs", name]
+    size, data = parameters.get("binary_data_size"), given.get("data")
+    tensor.place = _place(parameters, name, problems)
+    ways = [size is not None, data is not None, tensor.place is not None]
+    if sum(ways) > 1:
+        msg = f"{name} has its data in more than one of data, binary_data_size and shared memory: give one"
+        problems.append(problem(loc, msg, "conflict"))
+    elif tensor.place is not None:
+        tensor.source = "region"
+        _check_size(tensor.place.byte_size, "shared_memory_byte_size", tensor, nbytes, name, problems)
+    elif size is not None:
+        tensor.source = "binary"
+        if type(size) is not int or not 0 <= size <= _INT64_MAX:
+            problems.append(problem(loc, f"binary_data_size of {name} must be an integer from 0 up", "int_type"))
+        else:
+            _check_size(size, "binary_data_size", tensor, nbytes, name, problems)
+    elif isinstance(data, Numbers):
+        tensor.numbers = data
+    elif data is not None:
+        problems.append(problem(loc, f"data of {name} must be a list of numbers", "list_type"))
+    elif not any(found["loc"][:2] == loc for found in problems):
+        problems.append(problem(loc, f"{name} needs data, binary_data_size or shared memory", "missing"))
+
+
+def _check_size(size: int, what: str, tensor: InputTensor, nbytes: int, name: str, problems: list[Problem]) -> None:
+    if size != nbytes:
+        msg = f"{what} of {name} is {size}, and {tensor.dtype.oip} of shape {dims(tensor.shape)} needs {nbytes} bytes"
+        problems.append(problem(["inputs", name], msg, "size"))
+
+
+def _place(parameters: Mapping[str, Any], name: str, problems: list[Problem]) -> Place | None:
+    region, size = parameters.get("shared_memory_region"), parameters.get("shared_memory_byte_size")
+    offset = parameters.get("shared_memory_offset", 0)
+    if region is None and size is None:
+        return None
+    loc = ["parameters", name]
+    if region is None or size is None:
+        msg = f"{name} needs both shared_memory_region and shared_memory_byte_size"
+        problems.append(problem(loc, msg, "missing"))
+    elif not isinstance(region, str):
+        problems.append(problem(loc, f"shared_memory_region of {name} must be a string", "string_type"))
+    elif not all(type(value) is int and 0 <= value <= _INT64_MAX for value in (offset, size)):
+        msg = f"shared_memory_offset and shared_memory_byte_size of {name} must be integers from 0 up"
+        problems.append(problem(loc, msg, "int_type"))
+    else:
+        return Place(region, offset, size)
+    return None
+
+
+def _output(called: CalledOperation, given: list[Any], binary: bool, problems: list[Problem]) -> RequestedOutput:
+    """Read the requested outputs: every operation has one, under either spelling of its name."""
+    row = called.operation.output
+    default = RequestedOutput(called.wire_names[row.name], binary)
+    if not given:
+        return default
+    known = [name for name in (row.name, row.old_name) if name]
+    unknown = [safe_key(entry["name"]) for entry in given if entry["name"] not in known]
+    if unknown:
+        msg = f"{unknown[0]} is not an output of {called.called_as}: its output is {default.name}"
+        problems.append(problem(["outputs", unknown[0]], msg, "unknown_output"))
+        return default
+    if len(given) > 1:
+        problems.append(problem(["outputs"], f"{default.name} is requested more than once", "conflict"))
+        return default
+    name, parameters = given[0]["name"], _parameters(given[0], given[0]["name"])
+    if parameters.get("classification"):
+        problems.append(problem(["outputs", name], "an output can't be had as a classification", "unsupported"))
+    own = parameters.get("binary_data")
+    if own is not None and not isinstance(own, bool):
+        problems.append(problem(["outputs", name], f"binary_data of {name} must be a bool", "bool_type"))
+    return RequestedOutput(name, binary if own is None else own is True, _place(parameters, name, problems))
