@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kernels.arena import arena
 from kernels.driver import WIDTH, add, add_slab, store
+from kernels.geometry import wrapped
 from kernels.packing import KINDS
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem
@@ -186,7 +187,7 @@ def _operand(operand: Operand, array: Storage, first_group: int) -> Ints:
     size = array.itemsize
     start = array.ctypes.data + (operand.tensor.origin + first_group * operand.group) * size
     steps = (operand.group, *operand.tensor.steps, operand.lane, operand.tensor.channel)
-    return np.array((start, array.ctypes.data + array.nbytes, *(step * size for step in steps)), np.int64)
+    return wrapped((start, array.ctypes.data + array.nbytes, *(step * size for step in steps)))
 
 
 def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[tuple[int, int, int, int], Shape, Shape]]:

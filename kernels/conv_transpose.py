@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, pairwise
+from itertools import pairwise
 from math import ceil, gcd, prod
 from typing import Literal
 
@@ -65,15 +65,34 @@ class _Layout:
     cuts: Ints
 
 
-def _axis_taps(dims: Dims, axis: int) -> list[tuple[int, int, int]]:
+def _axis_taps(dims: Dims, axis: int) -> Ints:
     """Give first tap, number of taps and first src position for every dst position of an axis."""
-    stride, dilation, pad = dims.strides[axis], dims.dilations[axis], dims.pads[axis]
-    table = []
-    for u in range(dims.wide[axis]):
-        shifted = [(k, u + pad - k * dilation) for k in range(dims.kernel[axis])]
-        live = [(k, s // stride) for k, s in shifted if s % stride == 0 and 0 <= s // stride < dims.narrow[axis]]
-        table.append((live[0][0], len(live), live[0][1]) if live else (0, 0, 0))
+    table = np.zeros((dims.wide[axis], 3), np.int64)
+    for tap in reversed(range(dims.kernel[axis])):
+        low, high = dims.tap_range(axis, tap)
+        start = low * dims.strides[axis] + tap * dims.dilations[axis] - dims.pads[axis]
+        reached = (
+            table[start : start + (high - low) * dims.strides[axis] : dims.strides[axis]] if low < high else table[:0]
+        )
+        reached[:, 0], reached[:, 2] = tap, np.arange(low, low + len(reached))
+        reached[:, 1] += 1
     return table
+
+
+def _tiles(table: Ints, stride: int, limit: int) -> Ints:
+    """Cut the dst columns of each phase into register tiles of columns that share their taps.
+
+    `table` is that of `_axis_taps`. Columns with the same taps follow each other: those inside, and both borders.
+    """
+    tiles = [np.zeros((0, 5), np.int64)]
+    for phase in range(min(stride, len(table))):
+        part = table[phase::stride]
+        change = np.flatnonzero((part[1:, :2] != part[:-1, :2]).any(axis=1)) + 1
+        for low, high in pairwise([0, *change.tolist(), len(part)]):
+            edges = low + np.array(_cuts(high - low, limit), np.int64)
+            first = edges[:-1]
+            tiles.append(np.column_stack([phase + first * stride, np.diff(edges), part[first]]))
+    return np.ascontiguousarray(np.concatenate(tiles))
 
 
 def _way(dims: Dims) -> Literal["gather", "lanes", "scatter"]:
@@ -99,28 +118,17 @@ def _layout(problem: ConvProblem) -> _Layout:
     way = _way(dims)
     tables = [_axis_taps(dims, axis) for axis in range(3)]
     limit = LANE_ROWS if way == "lanes" else min(cpu().rows.values())
-    tiles = []
-    for phase in range(min(dims.strides[2], dims.wide[2])):
-        columns = [(u, *tables[2][u]) for u in range(phase, dims.wide[2], dims.strides[2])]
-        # pixels with the same taps follow each other: all inside, or a border
-        for _, run in groupby(columns, key=lambda column: (column[1], column[2])):
-            members = list(run)
-            cuts = _cuts(len(members), limit)
-            tiles += [(members[a][0], b - a, *members[a][1:]) for a, b in pairwise(cuts)]
     runs = []
     for tap in range(dims.kernel[2]):
         low, high = dims.tap_range(2, tap)
-        column = tap * dims.dilations[2] - dims.pads[2]
-        cuts = [low + cut for cut in _cuts(high - low, limit)]
-        runs += [(column + a * dims.strides[2], b - a, tap, a) for a, b in pairwise(cuts)]
+        runs.append((low * dims.strides[2] + tap * dims.dilations[2] - dims.pads[2], low, high))
     steps = []
     for stride, dilation in zip(dims.strides, dims.dilations, strict=True):
         tap_step = stride // gcd(stride, dilation)
         steps += [tap_step, tap_step * dilation // stride]
-    shaped = [np.array(table, np.int64) for table in (tables[0], tables[1], tiles)]
     return _Layout(
-        way, shaped[0], shaped[1], shaped[2], np.array(runs, np.int64).reshape(-1, 4), np.array(steps, np.int64),
-        _spans(dims) if way == "scatter" else np.empty((0, 2), np.int64),
+        way, tables[0], tables[1], _tiles(tables[2], dims.strides[2], limit), np.array(runs, np.int64),
+        np.array((*steps, limit), np.int64), _spans(dims) if way == "scatter" else np.empty((0, 2), np.int64),
         np.array(_cuts(dims.narrow[2], cpu().rows[2]), np.int64),
     )  # fmt: skip
 
@@ -134,15 +142,12 @@ def _cuts(count: int, limit: int) -> list[int]:
 def _spans(dims: Dims) -> Ints:
     """List the kernel's lines for every src line: first lane, and the dst line's place in the sums or -1."""
     out, width = dims.wide_channels, dims.kernel[2]
-    spans = []
-    for d, h in np.ndindex(*dims.narrow[:2]):
-        for index, (kd, kh) in enumerate(np.ndindex(*dims.kernel[:2])):
-            plane = d * dims.strides[0] + kd * dims.dilations[0] - dims.pads[0]
-            line = h * dims.strides[1] + kh * dims.dilations[1] - dims.pads[1]
-            inside = 0 <= plane < dims.wide[0] and 0 <= line < dims.wide[1]
-            place = (plane * dims.wide[1] + line) * dims.wide[2] * out if inside else -1
-            spans.append((index * width * out, place))
-    return np.array(spans, np.int64)
+    d, h, kd, kh = np.indices((*dims.narrow[:2], *dims.kernel[:2])).reshape(4, -1)
+    plane = d * dims.strides[0] + kd * dims.dilations[0] - dims.pads[0]
+    line = h * dims.strides[1] + kh * dims.dilations[1] - dims.pads[1]
+    inside = (plane >= 0) & (plane < dims.wide[0]) & (line >= 0) & (line < dims.wide[1])
+    place = np.where(inside, (plane * dims.wide[1] + line) * dims.wide[2] * out, -1)
+    return np.column_stack([(kd * dims.kernel[1] + kh) * width * out, place])
 
 
 class ConvTranspose:
@@ -156,7 +161,7 @@ class ConvTranspose:
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out images first, then groups, then lane blocks where the weights are the larger tensor."""
-        dims, way = problem.dims, _layout(problem).way
+        dims, way = problem.dims, _way(problem.dims)
         groups = ceil(dims.groups / WIDTH) if way == "lanes" else dims.groups
         blocks = ceil(dims.wide_channels / (2 * WIDTH)) if way == "gather" else 1
         wanted = int(max(1, min(4 * workers, problem.macs // UNIT_MACS)))
@@ -182,7 +187,7 @@ class ConvTranspose:
     ) -> bool:  # fmt: skip
         """Compute the dst box of one unit."""
         n0, n1, g0, g1, c0, c1 = unit.part
-        way = _layout(problem).way
+        way = _way(problem.dims)
         line = 4 * prod(problem.dims.kernel) * problem.dims.narrow_channels
         per_pass = max(2 * WIDTH, WEIGHTS_BYTES // line // (2 * WIDTH) * 2 * WIDTH) if way == "gather" else c1
         for g in range(g0, g1):

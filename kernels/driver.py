@@ -7,8 +7,9 @@ out; nothing is checked here. Tables, by column:
   of a line, 8 bytes between channels. The address is that of position 0 of the first group.
 * box: first (n, d, h, w), then sizes, then first (n, d, h, w) of the panel that holds it, padding included.
 * blocks: 0 first channel, 1 valid lanes, 2 vectors, 3 first lane, 4 accumulator bytes, 5 panel bytes.
-* ranges: 0-5 low and high of (d, h, w), 6 shift of the vector panel in lines, 7-8 first and last register tile.
-* tiles: 0 accumulator row, 1 rows, 2-10 byte offsets of the rows' scalars.
+* ranges: 0-5 low and high of (d, h, w), 6 shift of the vector panel in lines, 7-8 first and last register tile, 9 shift
+  of the scalars in bytes, 10 accumulator row.
+* tiles: 0 accumulator row counted from the range's, 1 rows, 2-10 byte offsets of the rows' scalars.
 * lines: 0 first channel, 1 valid lanes of each line of the scalar panel.
 """
 
@@ -91,13 +92,13 @@ def _clip(
     """Clip every tap's range to the block at (n, d, h, w), once for all lane blocks; give the number of ranges left.
 
     A row of `live`: 0 line in the vector panel, 1 byte offset of the scalars, 2-3 first and last tile, 4-13 the walk
-    of the tiles (see `kernels.simd.fma_tile`).
+    of the tiles (see `kernels.simd.fma_tile`), 14 accumulator row.
     """
     count = 0
     outer = 1 if block[1] > 1 else 0
     for r in range(ranges.shape[0]):
         row = live[count]
-        row[0], row[1] = ranges[r, 6] - zero + at[0] * vector_moves[0], at[0] * scalar_moves[0]
+        row[0], row[1] = ranges[r, 6] - zero + at[0] * vector_moves[0], ranges[r, 9] + at[0] * scalar_moves[0]
         row[10] = min(block[0], slab[1] - at[0])
         inside = True
         for axis in range(1, 4):
@@ -114,7 +115,7 @@ def _clip(
         for k in range(3):
             axis = outer if k == 0 else k + 1
             row[4 + k], row[7 + k] = vector_moves[axis], scalar_moves[axis]
-        row[13] = acc_step
+        row[13], row[14] = acc_step, ranges[r, 10]
         count += 1
     return count
 
@@ -130,7 +131,7 @@ def _walk(
     A tile's channels are visited for all taps in turn, so that their pixels stay in L1.
     """
     offsets = tiles.ctypes.data + 16
-    live = np.empty((ranges.shape[0] + 1, 14), np.int64)
+    live = np.empty((ranges.shape[0] + 1, 15), np.int64)
     walks = live.ctypes.data + 32
     at = np.empty(4, np.int64)
     for at[0] in range(slab[0], slab[1], block[0]):
@@ -150,8 +151,9 @@ def _walk(
                                 t = live[i, 2] + step
                                 if t < live[i, 3]:
                                     call_tile(
-                                        table[kind, tiles[t, 1]], walks + 112 * i, panel + live[i, 0] * line,
-                                        scalars + live[i, 1], offsets + 88 * t, sums + tiles[t, 0] * line,
+                                        table[kind, tiles[t, 1]], walks + 120 * i, panel + live[i, 0] * line,
+                                        scalars + live[i, 1], offsets + 88 * t,
+                                        sums + (live[i, 14] + tiles[t, 0]) * line,
                                     )  # fmt: skip
 
 

@@ -4,8 +4,8 @@ As in `kernels.driver`, everything is addresses, byte steps and integer tables, 
 
 * planes, lines: for every dst plane or line: first tap, number of taps, first src plane or line.
 * tiles: first dst column, rows, first tap, number of taps, first src column: pixels that share their taps.
-* runs: first dst column, rows, tap, first src column: pixels that one tap reaches.
-* steps: (tap step, src step) of d, of h, of w: from one tap of a dst position to its next.
+* runs: first dst column, first and last src column that each tap along a line joins.
+* steps: (tap step, src step) of d, of h, of w: from one tap of a dst position to its next; then rows of a tile.
 """
 
 from __future__ import annotations
@@ -76,18 +76,23 @@ def _gather_long(
         for part in range(0, channels, CHUNK):
             walk[8] = min(CHUNK, channels - part)
             for r in range(runs.shape[0]):
-                tap = (depth + row) * kernel[1] + runs[r, 2]
+                tap = (depth + row) * kernel[1] + r
                 panel = weights + (tap * channels + part) * line_bytes
+                length = runs[r, 2] - runs[r, 1]
+                pieces = (length + steps[6] - 1) // steps[6]
                 for line in range(first, last):
                     index = row - lines[line, 0]
                     if index < 0 or index % steps[2] != 0 or index // steps[2] >= lines[line, 1]:
                         continue
-                    base = level + (lines[line, 2] - index // steps[2] * steps[3]) * src_steps[1]
-                    call_tile(
-                        table[tile_kind, runs[r, 1]], walk.ctypes.data, panel,
-                        base + runs[r, 3] * src_steps[2] + part * src_steps[3], offsets.ctypes.data,
-                        acc + ((line - first) * columns + runs[r, 0]) * line_bytes,
-                    )  # fmt: skip
+                    base = level + (lines[line, 2] - index // steps[2] * steps[3]) * src_steps[1] + part * src_steps[3]
+                    sums = acc + ((line - first) * columns + runs[r, 0]) * line_bytes
+                    for piece in range(pieces):
+                        low, high = length * piece // pieces, length * (piece + 1) // pieces
+                        call_tile(
+                            table[tile_kind, high - low], walk.ctypes.data, panel,
+                            base + (runs[r, 1] + low) * src_steps[2], offsets.ctypes.data,
+                            sums + low * walk[9] * line_bytes,
+                        )  # fmt: skip
 
 
 @jit

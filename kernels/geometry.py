@@ -6,12 +6,24 @@ contiguous in both tensors and have one tap become one. A 1x1 layer turns into o
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import product
+
+import numpy as np
+import numpy.typing as npt
 
 from kernels.problem import ConvProblem
 
-__all__ = ["Axis", "Geometry", "Tensor", "geometry"]
+__all__ = ["Axis", "Geometry", "Tensor", "geometry", "wrapped"]
+
+
+def wrapped(values: Iterable[int]) -> npt.NDArray[np.int64]:
+    """Give integers modulo 2**64, in which compiled code computes addresses.
+
+    Strides, dilations and pads may be anything up to 2**63, and their products with byte steps more. What meets
+    data comes to an address inside a tensor all the same, because sums and products keep the modulus.
+    """
+    return np.array([(value + (1 << 63)) % (1 << 64) - (1 << 63) for value in values], np.int64)
 
 
 @dataclass(frozen=True)
@@ -47,12 +59,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Geometry:
-    """The two tensors and their common axes; `taps` lists (flat tap index, position along each axis)."""
+    """The two tensors and their common axes (n, d, h, w)."""
 
     wide: Tensor
     narrow: Tensor
     axes: tuple[Axis, Axis, Axis, Axis]
-    taps: tuple[tuple[int, tuple[int, int, int, int]], ...]
 
 
 def _tensor(problem: ConvProblem, channels: int, spatial: tuple[int, int, int]) -> Tensor:
@@ -81,15 +92,14 @@ def geometry(problem: ConvProblem) -> Geometry:
             shifts = tuple(tap * dims.dilations[a] - pad for tap in range(dims.kernel[a]))
             axes.append(Axis(size, dims.wide[a], stride, shifts, ranges))
     wide = Tensor((steps[0], steps[1], steps[2], steps[3]), wide.channel, wide.group, wide.channels, origin)
-    taps = tuple((i, (0, *p)) for i, p in enumerate(product(*map(range, dims.kernel))))
-    return _merge(wide, narrow, axes, taps)
+    return _merge(wide, narrow, axes)
 
 
 def _plain(axis: Axis) -> bool:
     return axis.stride == 1 and axis.shifts == (0,) and axis.ranges == ((0, axis.size),) and axis.wide == axis.size
 
 
-def _merge(wide: Tensor, narrow: Tensor, axes: list[Axis], taps: tuple[tuple[int, tuple[int, ...]], ...]) -> Geometry:
+def _merge(wide: Tensor, narrow: Tensor, axes: list[Axis]) -> Geometry:
     wide_steps, narrow_steps = list(wide.steps), list(narrow.steps)
     for inner in (3, 2, 1):
         for outer in range(inner - 1, -1, -1):
@@ -105,16 +115,6 @@ def _merge(wide: Tensor, narrow: Tensor, axes: list[Axis], taps: tuple[tuple[int
             axes[inner] = Axis(size, size, 1, (0,), ((0, size),))
             axes[outer] = Axis(1, 1, 1, (0,), ((0, 1),))
     # an axis of one position may have any step; the merged one keeps the inner step
-    merged = tuple((i, (0, p[1], p[2], p[3])) for i, p in taps)
-    return Geometry(
-        Tensor(
-            (wide_steps[0], wide_steps[1], wide_steps[2], wide_steps[3]),
-            wide.channel,
-            wide.group,
-            wide.channels,
-            wide.origin,
-        ),
-        narrow,
-        (axes[0], axes[1], axes[2], axes[3]),
-        merged,
-    )
+    steps = (wide_steps[0], wide_steps[1], wide_steps[2], wide_steps[3])
+    wide = Tensor(steps, wide.channel, wide.group, wide.channels, wide.origin)
+    return Geometry(wide, narrow, (axes[0], axes[1], axes[2], axes[3]))

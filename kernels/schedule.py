@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from kernels.cpu import cpu
 from kernels.driver import LINES, NATIVE, PLANES
-from kernels.geometry import Axis, Geometry, Tensor, geometry
+from kernels.geometry import Axis, Geometry, Tensor, geometry, wrapped
 from kernels.problem import ConvProblem
+from kernels.tables import MERGED_TAPS, Rows, merged_tables, split, tap_tables, whole_tables
 from kernels.tiles import LANE_ROWS
 
 __all__ = ["Operand", "Schedule", "schedule"]
@@ -45,6 +46,9 @@ SLAB_MACS_MIN = 8_000_000
 CHUNKS = 8
 """Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
 
+
+PADDED_PAIRS = 1024
+"""Taps times channels of a group up to which all of them are visited together, zeros around the pixels."""
 
 CHUNK_POSITIONS = 2048
 """Pixels that a chunk has at the least: adding chunks up costs a pass over the gradient each."""
@@ -104,19 +108,12 @@ class Schedule:
             starts = [low * axis.stride + min(axis.shifts) for axis, low in zip(self.axes, starts, strict=True)]
             spans = [axis.window(*span) for axis, span in zip(self.axes, spans, strict=True)]
         first = [low for low, _ in spans]
-        return np.array(
-            [*first, *(high - low for low, high in spans), *(starts if operand.padded else first)], np.int64
-        )
+        return wrapped([*first, *(high - low for low, high in spans), *(starts if operand.padded else first)])
 
 
 def _tile_cost(rows: int, vectors: int) -> float:
     """Cycles for one position of a register tile: two multiply-adds a cycle, four cycles of latency."""
     return max(rows * vectors / 2, 4.0) + 0.3
-
-
-def _split_rows(count: int, limit: int) -> list[int]:
-    parts = ceil(count / limit)
-    return [count // parts + (i < count % parts) for i in range(parts)]
 
 
 def _lane_blocks(channels: int) -> list[tuple[int, int, int]]:
@@ -134,10 +131,10 @@ def _cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: 
     total = 0.0
     for _, _, vectors in _lane_blocks(vector_channels):
         limit = cpu().rows[vectors]
-        if merge and scalar_channels < 4:
-            tiles, times = _split_rows(scalar_channels * kernel_width, limit), 1
+        if merge and scalar_channels < 4 and kernel_width <= MERGED_TAPS:
+            tiles, times = split(scalar_channels * kernel_width, limit), 1
         else:
-            tiles, times = _split_rows(scalar_channels, limit), kernel_width
+            tiles, times = split(scalar_channels, limit), kernel_width
         total += times * sum(_tile_cost(rows, vectors) for rows in tiles)
     return total
 
@@ -211,110 +208,13 @@ def _block_shape(shape: Four, target: int) -> Four:
     return (1, min(d, outer), lines, width) if d > 1 else (min(n, outer), 1, lines, width)
 
 
-@dataclass
-class _Rows:
-    """Builds the tables of tap ranges and register tiles."""
-
-    channels: int
-    limit: int
-    tap_step: int
-    channel_step: int
-    ranges: list[list[int]]
-    tiles: list[list[int]]
-
-    def add(self, spans: list[tuple[int, int]], shift: int, pieces: list[tuple[int, list[int]]]) -> None:
-        start = len(self.tiles)
-        for row, offsets in pieces:
-            self.tiles.append([row, len(offsets), *offsets, *[0] * (9 - len(offsets))])
-        self.ranges.append([*(edge for span in spans for edge in span), shift, start, len(self.tiles)])
-
-    def arrays(self) -> tuple[Ints, Ints]:
-        return np.array(self.ranges, np.int64).reshape(-1, 9), np.array(self.tiles, np.int64).reshape(-1, 11)
-
-
-def _tables(
-    table: _Rows, geo: Geometry, vector_is_wide: bool, channel_offset: list[int], wide_steps: Ints, cuts: list[int],
-    merge: bool,
-) -> tuple[Ints, Ints]:  # fmt: skip
-    """List for every tap (or run of taps) its pixel ranges and its register tiles.
-
-    `wide_steps` move one position of the wide tensor: in bytes where it gives the scalars, else in panel lines.
-    """
-    axes = geo.axes
-    lines: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
-    for index, (_, d, h, w) in geo.taps:
-        shift = sum(axes[a].shifts[p] * int(wide_steps[a]) for a, p in ((1, d), (2, h), (3, w)))
-        lines.setdefault((d, h), []).append((index, w, shift))
-    for (d, h), taps in lines.items():
-        spans = [axes[1].ranges[d], axes[2].ranges[h]]
-        if merge:
-            _merged_line(table, spans, taps, axes[3], channel_offset)
-            continue
-        for index, w, shift in taps:
-            pieces, first = [], 0
-            for size in cuts:
-                base = 0 if vector_is_wide else shift
-                row = index * table.tap_step + first * table.channel_step
-                pieces.append((row, [base + channel_offset[first + m] for m in range(size)]))
-                first += size
-            table.add([*spans, axes[3].ranges[w]], shift if vector_is_wide else 0, pieces)
-    return table.arrays()
-
-
 def _paddable(geo: Geometry) -> bool:
     """Whether zeros around the wide tensor would be needed and stay small beside it."""
     needed = any(span != (0, axis.size) for axis in geo.axes for span in axis.ranges)
     shape = tuple(axis.size for axis in geo.axes)
     windows = [prod(_window_shape(geo.axes, (shape[0], shape[1], shape[2], shape[3]), True, p)) for p in (False, True)]
-    return needed and windows[1] <= 2 * windows[0] + 64 * shape[0]
-
-
-def _padded_tables(
-    table: _Rows, geo: Geometry, channel_offset: list[int], wide_steps: Ints, padded: bool
-) -> tuple[Ints, Ints]:
-    """List register tiles that run over all taps and channels for all pixels; none where there is no padding."""
-    rows = []
-    for index, (_, *position) in geo.taps if padded else ():
-        shift = sum(axis.shifts[p] * int(s) for axis, p, s in zip(geo.axes[1:], position, wide_steps[1:], strict=True))
-        rows += [(index * table.channels + c, shift + channel_offset[c]) for c in range(table.channels)]
-    pieces, first = [], 0
-    for size in _split_rows(len(rows), table.limit) if rows else ():
-        part = rows[first : first + size]
-        pieces.append((part[0][0], [offset for _, offset in part]))
-        first += size
-    if pieces:
-        table.add([(0, axis.size) for axis in geo.axes[1:]], 0, pieces)
-    return table.arrays()
-
-
-def _merged_line(
-    table: _Rows,
-    spans: list[tuple[int, int]],
-    taps: list[tuple[int, int, int]],
-    axis: Axis,
-    channel_offset: list[int],
-) -> None:
-    """Share register tiles among the taps of one line of the kernel, for tensors of few channels.
-
-    A tile visits the pixels for which all its taps are inside; the few others are visited tap by tap.
-    """
-    channels = table.channels
-    rows = [(index * channels + c, w, shift + channel_offset[c]) for index, w, shift in taps for c in range(channels)]
-    first = 0
-    for size in _split_rows(len(rows), table.limit):
-        part = rows[first : first + size]
-        first += size
-        low = max(axis.ranges[w][0] for _, w, _ in part)
-        high = max(low, min(axis.ranges[w][1] for _, w, _ in part))
-        if low < high:
-            table.add([*spans, (low, high)], 0, [(part[0][0], [offset for _, _, offset in part])])
-        for tap in sorted({w for _, w, _ in part}):
-            own = [(row, offset) for row, w, offset in part if w == tap]
-            start, stop = axis.ranges[tap]
-            borders = [(start, min(stop, low)), (max(start, high), stop)] if low < high else [(start, stop)]
-            for border in borders:
-                if border[0] < border[1]:
-                    table.add([*spans, border], 0, [(own[0][0], [offset for _, offset in own])])
+    pairs = prod(len(axis.shifts) for axis in geo.axes) * geo.wide.channels
+    return needed and windows[1] <= 2 * windows[0] + 64 * shape[0] and pairs <= PADDED_PAIRS
 
 
 @lru_cache(maxsize=256)
@@ -332,29 +232,33 @@ def schedule(problem: ConvProblem) -> Schedule:
     by_group = lanes_are == "groups"
     vector_is_wide = lanes_are == "wide"
     vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
-    merge = width > 1 and not vector_is_wide and (by_group or wide.channels < 4)
+    merge = 1 < width <= MERGED_TAPS and not vector_is_wide and (by_group or wide.channels < 4)
     padded = by_group and _paddable(geo)
     pack = _scalar_pack(problem, scalar, by_group, padded)
     blocks = _group_blocks(vector.channels) if by_group else _lane_blocks(vector.channels)
     limit = LANE_ROWS if by_group else min(cpu().rows[vectors] for _, _, vectors in blocks)
-    cuts = [1] * scalar.channels if by_group else _split_rows(scalar.channels, limit)
+    cuts = [1] * scalar.channels if by_group else split(scalar.channels, limit)
     lane_factor = cpu().width if by_group else 1
-    packed = 4 * lane_factor * (vector.channels + (scalar.channels if pack != NATIVE else 0))
+    lanes = sum(v for _, _, v in blocks) * cpu().width
+    packed = 4 * (lanes + (lane_factor * scalar.channels if pack != NATIVE else 0))
     shape = _slab_shape(problem, geo.axes, packed)
     slabs = tuple(_slabs(geo.axes, shape))
     scalars, channel_offset, lines = _scalar_operand(
         geo, scalar, pack, cuts, shape, not vector_is_wide, by_group, padded
     )
     vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group)
-    wide_steps = vectors_.steps if vector_is_wide else scalars.steps
-    tile_cuts = _split_rows(scalar.channels, limit) if by_group else cuts
     # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
+    taps = prod(len(axis.shifts) for axis in geo.axes)
     taps_inside = problem.weights_strides[3] == 1 and not merge and not by_group
-    tap_step, channel_step = (1, len(geo.taps)) if taps_inside else (scalar.channels, 1)
-    table = _Rows(scalar.channels, limit, tap_step, channel_step, [], [])
-    ranges, tiles = _tables(table, geo, vector_is_wide, channel_offset, wide_steps, tile_cuts, merge)
-    whole = _Rows(scalar.channels, limit, tap_step, channel_step, [], [])
-    padded_tables = _padded_tables(whole, geo, channel_offset, wide_steps, padded)
+    rows = Rows(*((1, taps) if taps_inside else (scalar.channels, 1)), channel_offset, limit)
+    steps = [int(step) for step in (vectors_ if vector_is_wide else scalars).steps[1:]]
+    tile_cuts = split(scalar.channels, limit) if by_group else cuts
+    if merge:
+        ranges, tiles = merged_tables(rows, geo.axes[1:], steps)
+    else:
+        ranges, tiles = tap_tables(rows, geo.axes[1:], steps, tile_cuts, vector_is_wide)
+    none = np.zeros((0, 11), np.int64)
+    padded_ranges, padded_tiles = whole_tables(rows, geo.axes[1:], steps) if padded else (none, none)
     lane_starts = [sum(v for _, _, v in blocks[:i]) * cpu().width for i in range(len(blocks))]
     points = prod(axis.size for axis in geo.axes)
     chunks = 1
@@ -367,15 +271,15 @@ def schedule(problem: ConvProblem) -> Schedule:
         lanes_are_groups=by_group,
         groups=ceil(problem.groups / cpu().width) if by_group else problem.groups,
         axes=geo.axes,
-        rows=len(geo.taps) * scalar.channels,
-        tap_step=tap_step,
-        channel_step=channel_step,
+        rows=taps * scalar.channels,
+        tap_step=rows.tap_step,
+        channel_step=rows.channel_step,
         blocks=np.array([(*block, start) for block, start in zip(blocks, lane_starts, strict=True)], np.int64),
-        lanes=sum(v for _, _, v in blocks) * cpu().width,
+        lanes=lanes,
         ranges=ranges,
         tiles=tiles,
-        padded_ranges=padded_tables[0],
-        padded_tiles=padded_tables[1],
+        padded_ranges=padded_ranges,
+        padded_tiles=padded_tiles,
         scalar_pack=pack,
         scalar_lines=lines,
         slabs=slabs,
@@ -425,7 +329,7 @@ def _operand(
     moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
     lane, group = (tensor.group, tensor.group * cpu().width) if by_group else (tensor.channel, tensor.group)
     return Operand(
-        tensor, is_wide, lane, group, np.array(steps, np.int64), np.array(moves, np.int64),
+        tensor, is_wide, lane, group, wrapped(steps), wrapped(moves),
         prod(_window_shape(geo.axes, shape, is_wide, padded)), padded, plane, scratch,
     )  # fmt: skip
 

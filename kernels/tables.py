@@ -1,0 +1,135 @@
+"""The integer tables of a weight gradient: which pixels each tap visits, with which register tiles.
+
+Ranges and tiles are apart: a tile says which scalars its rows are, counted from a place that the range names, so that
+all taps share the few tiles that the channels need. Columns: see `kernels.driver`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.geometry import Axis
+
+__all__ = ["MERGED_TAPS", "Rows", "merged_tables", "split", "tap_tables", "whole_tables"]
+
+Ints = npt.NDArray[np.int64]
+Tables = tuple[Ints, Ints]
+
+MERGED_TAPS = 64
+"""Taps of a kernel line up to which register tiles are shared among them."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How (tap, channel) pairs of the scalar tensor are rows: of the accumulators, and of register tiles.
+
+    `tap_step` and `channel_step` are in accumulator rows, `offsets` are bytes of each channel, `limit` is the number
+    of rows of the tallest tile.
+    """
+
+    tap_step: int
+    channel_step: int
+    offsets: Sequence[int]
+    limit: int
+
+
+def split(count: int, limit: int) -> list[int]:
+    """Split `count` into equal parts of at most `limit`."""
+    parts = ceil(count / limit)
+    return [count // parts + (i < count % parts) for i in range(parts)]
+
+
+def _tile(row: int, offsets: Sequence[int]) -> list[int]:
+    return [row, len(offsets), *offsets, *[0] * (9 - len(offsets))]
+
+
+def _tiles(tiles: list[list[int]]) -> Ints:
+    return np.array(tiles, np.int64).reshape(-1, 11)
+
+
+def tap_tables(
+    rows: Rows, axes: Sequence[Axis], steps: Sequence[int], cuts: Sequence[int], vector_moves: bool
+) -> Tables:
+    """Visit every tap by itself, with tiles of `cuts` channels.
+
+    `axes` are (d, h, w) and `steps` move one position of the wide tensor: lines of the vector panel where
+    `vector_moves`, else bytes of the scalars.
+    """
+    tiles, first = [], 0
+    for size in cuts:
+        tiles.append(_tile(first * rows.channel_step, rows.offsets[first : first + size]))
+        first += size
+    grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
+    shift = sum(np.array(axis.shifts, np.int64)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
+    ranges = np.zeros((grid.shape[1], 11), np.int64)
+    for a, axis in enumerate(axes):
+        ranges[:, 2 * a : 2 * a + 2] = np.array(axis.ranges, np.int64)[grid[a]]
+    ranges[:, 6 if vector_moves else 9] = shift
+    ranges[:, 8] = len(tiles)
+    ranges[:, 10] = np.arange(len(ranges)) * rows.tap_step
+    return ranges, _tiles(tiles)
+
+
+def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
+    """Share register tiles among the taps of each kernel line, for few channels; rows are (tap, channel).
+
+    A tile visits the pixels for which all its taps are inside; the few others are visited tap by tap. All lines of
+    the kernel are alike, so one line's tiles serve them all.
+    """
+    axis, channels = axes[2], len(rows.offsets)
+    width = len(axis.shifts)
+    pairs = [(w, c) for w in range(width) for c in range(channels)]
+    tiles: list[list[int]] = []
+    line: list[tuple[int, int]] = []
+
+    def visit(span: tuple[int, int], part: Sequence[tuple[int, int]]) -> None:
+        if span[0] < span[1]:
+            offsets = [axis.shifts[w] * steps[2] + rows.offsets[c] for w, c in part]
+            tiles.append(_tile(part[0][0] * channels + part[0][1], offsets))
+            line.append(span)
+
+    first = 0
+    for size in split(len(pairs), rows.limit):
+        part = pairs[first : first + size]
+        first += size
+        low = max(axis.ranges[w][0] for w, _ in part)
+        high = min(axis.ranges[w][1] for w, _ in part)
+        visit((low, high), part)
+        for tap in sorted({w for w, _ in part}):
+            own = [(w, c) for w, c in part if w == tap]
+            start, stop = axis.ranges[tap]
+            for border in ((start, min(stop, low)), (max(start, high), stop)) if low < high else ((start, stop),):
+                visit(border, own)
+    grid = np.indices([len(axis.shifts) for axis in axes[:2]]).reshape(2, -1)
+    count, lines = len(line), grid.shape[1]
+    ranges = np.zeros((lines, count, 11), np.int64)
+    for a in range(2):
+        ranges[:, :, 2 * a : 2 * a + 2] = np.array(axes[a].ranges, np.int64)[grid[a]][:, None]
+        ranges[:, :, 9] += (np.array(axes[a].shifts, np.int64)[grid[a]] * steps[a])[:, None]
+    ranges[:, :, 4:6] = np.array(line, np.int64).reshape(-1, 2)
+    ranges[:, :, 7] = np.arange(count)
+    ranges[:, :, 8] = np.arange(count) + 1
+    ranges[:, :, 10] = (np.arange(lines) * width * channels)[:, None]
+    return ranges.reshape(-1, 11), _tiles(tiles)
+
+
+def whole_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
+    """Run register tiles over all taps and channels for all pixels, as a panel with zeros around it allows."""
+    channels = len(rows.offsets)
+    grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
+    shift = sum(np.array(axis.shifts, np.int64)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
+    places = (np.asarray(shift)[:, None] + np.array(rows.offsets, np.int64)).reshape(-1)
+    tiles, first = [], 0
+    for size in split(len(places), rows.limit):
+        tiles.append(_tile(first, [int(place) for place in places[first : first + size]]))
+        first += size
+    ranges = np.zeros((1, 11), np.int64)
+    ranges[0, 1:6:2] = [axis.size for axis in axes]
+    ranges[0, 8] = len(tiles)
+    assert first == prod(len(axis.shifts) for axis in axes) * channels
+    return ranges, _tiles(tiles)
