@@ -41,7 +41,8 @@ class OipErrors:
         except Exception as caught:
             if begun or isinstance(caught, Cancelled):
                 raise
-            await _answer(scope, send, as_convgrad_error(caught, log=_log))
+            # What is left of a refused body may take seconds to come: the traceback would hold the call's memory.
+            await _answer(scope, send, as_convgrad_error(caught, log=_log).with_traceback(None))
 
 
 async def _answer(scope: Scope, send: Send, error: ConvgradError) -> None:

@@ -67,7 +67,9 @@ class Numbers:
         over = stop is not None
         piece = piece[:stop]
         if piece.translate(None, _ALPHABET):
-            raise TensorFault("must hold numbers and nothing else", "number_type")
+            raise TensorFault(
+                "must hold finite numbers and nothing else: any others can come as binary data", "number_type"
+            )
         text = self._text + piece.translate(_NO_BRACKETS)
         cut = len(text) if over else text.rfind(b",")
         if cut >= 0:

@@ -49,7 +49,8 @@ async def send_inference(
             await region.write(request.output.place.offset, call.output)
         await _send(send, [_head(call, request)], coding=coding)
     elif request.output.binary:
-        head = _head(call, request)
+        with call.timings.measure("encode"):
+            head = _head(call, request)
         await _send(send, [head, call.output], coding=coding, head_length=len(head))
     else:
         await _send_numbers(call, request, send, coding)
