@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from kernels import ConvProblem, compute
 
 __all__ = ["CASES", "DOORS", "Case", "Door", "Reply", "Wire"]
 
-OP = "ConvolutionBackwardWeights"
+OP: Literal["ConvolutionBackwardWeights"] = "ConvolutionBackwardWeights"
 ATTRIBUTES = {
     "strides": [1, 1],
     "pads_begin": [1, 1],
@@ -110,7 +110,7 @@ def _request(path: str, headers: Mapping[str, str], body: list[bytes]) -> Wire:
 
 def _multipart(accept: str) -> Callable[[Case], Wire]:
     def build(case: Case) -> Wire:
-        inputs = {**case.inputs(), "weights_shape": case.weights_shape}
+        inputs: dict[str, Any] = {**case.inputs(), "weights_shape": case.weights_shape}
         request = call(OP, inputs, ATTRIBUTES, options={})
         assert request.body is not None
         pieces = [bytes(piece) for piece in request.body.pieces()]
@@ -121,7 +121,7 @@ def _multipart(accept: str) -> Callable[[Case], Wire]:
 
 def _document(case: Case) -> dict[str, Any]:
     tensors: dict[str, Any] = {
-        name: {"dtype": "f32", "shape": array.shape, "data": base64.b64encode(array).decode()}
+        name: {"dtype": "f32", "shape": array.shape, "data": base64.b64encode(array.tobytes()).decode()}
         for name, array in case.inputs().items()
     }
     return {"attributes": ATTRIBUTES, "inputs": {**tensors, "weights_shape": case.weights_shape}}

@@ -1,4 +1,4 @@
-"""The same PyTorch call behind PyTriton, which is Triton with models in Python. Run: pytriton_server.py PORT GRPC METRICS."""
+"""The same PyTorch call behind PyTriton, Triton with models in Python. Run: pytriton_server.py HTTP GRPC METRICS."""
 
 from __future__ import annotations
 
