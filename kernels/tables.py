@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import ceil, prod
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.geometry import Axis
+from kernels.geometry import Axis, wrapped
 
 __all__ = ["MERGED_TAPS", "Rows", "merged_tables", "split", "tap_tables", "whole_tables"]
 
@@ -49,7 +50,7 @@ def _tile(row: int, offsets: Sequence[int]) -> list[int]:
 
 
 def _tiles(tiles: list[list[int]]) -> Ints:
-    return np.array(tiles, np.int64).reshape(-1, 11)
+    return wrapped(chain.from_iterable(tiles)).reshape(-1, 11)
 
 
 def tap_tables(
@@ -65,7 +66,7 @@ def tap_tables(
         tiles.append(_tile(first * rows.channel_step, rows.offsets[first : first + size]))
         first += size
     grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
-    shift = sum(np.array(axis.shifts, np.int64)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
+    shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
     ranges = np.zeros((grid.shape[1], 11), np.int64)
     for a, axis in enumerate(axes):
         ranges[:, 2 * a : 2 * a + 2] = np.array(axis.ranges, np.int64)[grid[a]]
@@ -110,7 +111,7 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
     ranges = np.zeros((lines, count, 11), np.int64)
     for a in range(2):
         ranges[:, :, 2 * a : 2 * a + 2] = np.array(axes[a].ranges, np.int64)[grid[a]][:, None]
-        ranges[:, :, 9] += (np.array(axes[a].shifts, np.int64)[grid[a]] * steps[a])[:, None]
+        ranges[:, :, 9] += (wrapped(axes[a].shifts)[grid[a]] * steps[a])[:, None]
     ranges[:, :, 4:6] = np.array(line, np.int64).reshape(-1, 2)
     ranges[:, :, 7] = np.arange(count)
     ranges[:, :, 8] = np.arange(count) + 1
@@ -122,7 +123,7 @@ def whole_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tabl
     """Run register tiles over all taps and channels for all pixels, as a panel with zeros around it allows."""
     channels = len(rows.offsets)
     grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
-    shift = sum(np.array(axis.shifts, np.int64)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
+    shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
     places = (np.asarray(shift)[:, None] + np.array(rows.offsets, np.int64)).reshape(-1)
     tiles, first = [], 0
     for size in split(len(places), rows.limit):
