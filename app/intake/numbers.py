@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from math import prod
 from typing import Any
 
@@ -27,6 +28,8 @@ NUMBER_SLICE = 16 << 10
 _ALPHABET = b"0123456789+-.eE, \t\r\n[]"
 _BLANK = b" \t\r\n,"
 _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
+# Once its brackets are white space a text can look right that was not: `[1[2]]`, `[,]`.
+_MISPLACED = re.compile(rb"[0-9.eE\]][ \t\r\n]*+\[|\][ \t\r\n]*+[^,\] \t\r\n]|[\[,][ \t\r\n]*+,|,[ \t\r\n]*+\]")
 # No number that anybody writes is longer.
 _LONGEST_NUMBER = 512
 _DEEPEST = 16
@@ -54,6 +57,7 @@ class Numbers:
         expected = declared[1] * self._kind.itemsize if declared is not None else None
         self._landing = RawLanding(holding, expected=expected, bound=None)
         self._text = b""
+        self._before = b"["  # the last character that was no white space
         self._depth = 1
         self._lists = np.zeros(_DEEPEST + 1, np.int64)
         self._lists[1] = 1
@@ -65,6 +69,11 @@ class Numbers:
         piece = chunk[start : start + NUMBER_SLICE]
         stop = self._brackets(piece)
         over = stop is not None
+        if over or self._depth > 1 or b"[" in piece or b"]" in piece:
+            around = self._before + (piece if stop is None else piece[: stop + 1])
+            if _MISPLACED.search(around):
+                raise TensorFault("has a bracket or a comma in the wrong place", "nesting")
+        self._before = piece.rstrip(b" \t\r\n")[-1:] or self._before
         piece = piece[:stop]
         if piece.translate(None, _ALPHABET):
             raise TensorFault(
@@ -73,7 +82,7 @@ class Numbers:
         text = self._text + piece.translate(_NO_BRACKETS)
         cut = len(text) if over else text.rfind(b",")
         if cut >= 0:
-            self._parse(text[:cut], last=over)
+            self._parse(text[:cut])
             text = text[cut + 1 :]
         if len(text) > _LONGEST_NUMBER:
             text = text.strip(b" \t\r\n")  # white space of any length is JSON
@@ -136,8 +145,8 @@ class Numbers:
             self._depth = int(reached[-1])
         return int(at[count]) if len(ends) else None
 
-    def _parse(self, text: bytes, *, last: bool) -> None:
-        if not text.strip(_BLANK) and self.count == 0 and (self._blank or last or not text.strip()):
+    def _parse(self, text: bytes) -> None:
+        if not text.strip(_BLANK) and self.count == 0:
             # Empty lists of a tensor without elements.
             self._blank = True
             return

@@ -20,7 +20,7 @@ from app.intake.coding import Decoder, decoder_of
 from app.intake.landing import Holding, TensorFault
 from app.intake.lists import ListsIntake
 from app.intake.oip_request import InferRequest, InputTensor, read_request
-from app.intake.regions import Regions
+from app.intake.regions import Region, Regions
 from app.pool.buffers import Segment
 from app.timings import Timings
 from convgrad._errors import Cancelled, InvalidParams, InvalidRequest, ParseError
@@ -64,6 +64,7 @@ class OipIntake:
         self._called = called
         self._holding = holding
         self._regions = regions
+        self._found: dict[str, Region] = {}
         if head_length is not None and not 0 < head_length <= (head_length if length is None else length):
             raise InvalidRequest(f"{_HEADER} is {head_length}, and must be from 1 to the length of the body")
         self._head_left = head_length
@@ -121,10 +122,12 @@ class OipIntake:
         binary = [tensor for tensor in request.inputs if tensor.source == "binary"]
         if binary and self._head_length is None:
             raise InvalidRequest(f"binary tensors need the header {_HEADER}, the length of the JSON before them")
-        self._check_length(sum(tensor.nbytes for tensor in binary))
+        # A region may be forgotten meanwhile: this call goes on with the one that it found.
+        self._found = {tensor.name: self._regions.find(tensor.place) for tensor in request.inputs if tensor.place}
         for tensor in request.inputs:
             self._metas[tensor.name] = await self._meta(tensor)
         await self._check(request, self._metas, self._known)
+        self._check_length(sum(tensor.nbytes for tensor in binary))
         for tensor in request.inputs:
             if not self._is_shape(tensor):
                 await self._place(tensor)
@@ -156,7 +159,7 @@ class OipIntake:
                 return tensor.numbers.integers()
         room = bytearray(tensor.nbytes)
         if tensor.place is not None:
-            await self._regions.find(tensor.place).read(tensor.place.offset, memoryview(room))
+            await self._found[tensor.name].read(tensor.place.offset, memoryview(room))
             return _integers(tensor, room)
         self._shapes[tensor.name] = room
         self._known = False
@@ -171,7 +174,7 @@ class OipIntake:
             segment = await self._holding.acquire_async(tensor.nbytes)
         self._segments[tensor.name] = segment
         if tensor.place is not None:
-            await self._regions.find(tensor.place).read(tensor.place.offset, segment.view[: tensor.nbytes])
+            await self._found[tensor.name].read(tensor.place.offset, segment.view[: tensor.nbytes])
 
     def _is_shape(self, tensor: InputTensor) -> bool:
         return self._called.operation.input_spellings.get(tensor.name) == "weights_shape"

@@ -1,0 +1,70 @@
+"""Content codings: what goes in comes out, in pieces, and no more of it than allowed."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.intake.coding import decoder_of
+from convgrad._errors import ParseError, TooLarge, UnsupportedMediaType
+
+
+def bare(data: bytes) -> bytes:
+    """Deflate without zlib's frame."""
+    deflate = zlib.compressobj(wbits=-15)
+    return deflate.compress(data) + deflate.flush()
+
+
+CODERS: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("gzip", gzip.compress),
+    ("deflate", zlib.compress),
+    ("deflate", bare),
+]
+
+
+@pytest.mark.parametrize(("coding", "encode"), CODERS)
+@given(data=st.binary(max_size=2000), step=st.integers(1, 300))
+def test_any_body_cut_anywhere(coding: str, encode: Callable[[bytes], bytes], data: bytes, step: int) -> None:
+    """A coded body decodes to itself, whatever its chunks."""
+    decoder = decoder_of(coding, 1 << 20)
+    assert decoder is not None
+    coded = encode(data)
+    pieces = [piece for start in range(0, len(coded), step) for piece in decoder.pieces(coded[start : start + step])]
+    decoder.close()
+    assert b"".join(pieces) == data
+
+
+@pytest.mark.parametrize(("coding", "encode"), CODERS)
+def test_a_bomb_costs_one_piece_more_than_its_limit(coding: str, encode: Callable[[bytes], bytes]) -> None:
+    """What inflates past the limit is stopped there, and comes in pieces of moderate size."""
+    decoder = decoder_of(coding, 1 << 20)
+    assert decoder is not None
+    pieces: list[int] = []
+    with pytest.raises(TooLarge):
+        pieces.extend(map(len, decoder.pieces(encode(bytes(64 << 20)))))
+    assert max(pieces) <= 128 << 10
+    assert sum(pieces) <= 1 << 20
+
+
+def test_only_known_codings() -> None:
+    """No coding and identity are plain; anything but gzip and deflate is refused."""
+    assert decoder_of("", 1) is None
+    assert decoder_of(" Identity ", 1) is None
+    assert decoder_of("GZIP", 1) is not None
+    with pytest.raises(UnsupportedMediaType):
+        decoder_of("br", 1)
+
+
+@pytest.mark.parametrize(("coding", "encode"), CODERS)
+def test_a_coded_body_is_whole(coding: str, encode: Callable[[bytes], bytes]) -> None:
+    """A coded body that ends early is refused."""
+    decoder = decoder_of(coding, 1 << 20)
+    assert decoder is not None
+    list(decoder.pieces(encode(b"abc" * 100)[:-1]))
+    with pytest.raises(ParseError, match="ends too early"):
+        decoder.close()

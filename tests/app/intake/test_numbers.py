@@ -1,0 +1,160 @@
+"""Numbers of JSON lists, cut anywhere: the elements that a whole parser would give, straight into segments."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from itertools import pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.intake.landing import Holding, TensorFault
+from app.intake.lists import ListsIntake
+from app.intake.numbers import Numbers
+from app.pool.buffers import SegmentPool
+from convgrad._dtypes import DTYPES
+from convgrad._errors import ConvgradError, InvalidRequest, ParseError, TooLarge
+
+POOL = SegmentPool(64 << 20)
+
+
+def read(text: bytes, cuts: list[int], *, head: int = 1 << 16) -> tuple[Any, Holding]:
+    """Read a document that arrives in pieces."""
+    holding = Holding(POOL)
+
+    async def run() -> Any:
+        intake = ListsIntake(holding, length=len(text), max_skeleton=head)
+        edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+        for start, stop in pairwise(edges):
+            await intake.take(text[start:stop])
+        return await intake.finish()
+
+    return asyncio.run(run()), holding
+
+
+def elements(numbers: Numbers, dtype: str, shape: tuple[int, ...]) -> Any:
+    """Collect a list's elements as a tensor."""
+    numbers.check(shape)
+    segment = asyncio.run(numbers.collect(DTYPES[dtype]))
+    count = int(np.prod(shape))
+    return np.frombuffer(bytes(segment.view[: count * DTYPES[dtype].itemsize]), DTYPES[dtype].numpy).reshape(shape)
+
+
+def request(array: Any, datatype: str, *, first: bool, nested: bool, **dumping: Any) -> bytes:
+    """Write a tensor as a document, its data before or after what describes it."""
+    values = array.astype(np.float64) if nested else array.astype(np.float64).ravel()
+    about = {"name": "a", "shape": list(array.shape), "datatype": datatype}
+    entry = {"data": values.tolist()} | about if first else about | {"data": values.tolist()}
+    return json.dumps({"inputs": [entry], "text": 'NaN "data": [1] I\\'}, **dumping).encode()
+
+
+@given(
+    data=st.data(),
+    dtype=st.sampled_from(["f32", "f16", "bf16"]),
+    shape=st.lists(st.integers(0, 4), min_size=1, max_size=4),
+    first=st.booleans(),
+    nested=st.booleans(),
+    indent=st.sampled_from([None, 1]),
+)
+def test_any_tensor_cut_anywhere(
+    data: st.DataObject, dtype: str, shape: list[int], first: bool, nested: bool, indent: int | None
+) -> None:
+    """Whatever the order of the members, the nesting and the chunks, the bits are those of the numbers."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 1 << 16)))
+    array = rng.standard_normal(shape).astype(DTYPES[dtype].numpy)
+    text = request(array, DTYPES[dtype].oip, first=first, nested=nested, indent=indent)
+    document, holding = read(text, data.draw(st.lists(st.integers(0, 1 << 16), max_size=40)))
+    with holding:
+        assert document["text"] == 'NaN "data": [1] I\\'
+        got = elements(document["inputs"][0]["data"], dtype, tuple(shape))
+        assert got.tobytes() == array.tobytes()
+    assert POOL.stats().used == 0
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_a_large_list(dtype: str, nested: bool, first: bool) -> None:
+    """A list of many slices lands whole; the memory that it waited in goes back."""
+    array = np.random.default_rng(3).standard_normal((300, 7, 211)).astype(DTYPES[dtype].numpy)
+    text = request(array, DTYPES[dtype].oip, first=first, nested=nested)
+    document, holding = read(text, list(range(0, len(text), 99_991)))
+    with holding:
+        assert elements(document["inputs"][0]["data"], dtype, array.shape).tobytes() == array.tobytes()
+        assert POOL.stats().used <= 2 * array.nbytes
+
+
+@given(st.lists(st.sampled_from(["[", "]", ",", "1", "-2.5", "1e3", " ", "\n", "x", '"', "[]", "[1]"]), max_size=14))
+def test_what_is_taken_is_json(tokens: list[str]) -> None:
+    """Text that is taken as numbers is JSON, and its numbers are those of the standard parser."""
+    inner = "".join(tokens)
+    text = f'{{"data":[{inner}]}}'.encode()
+    try:
+        document, holding = read(text, [3, 9, 12])
+    except ConvgradError:
+        return
+    with holding:
+        try:
+            expected = json.loads(text)["data"]
+        except json.JSONDecodeError:
+            pytest.fail(f"{text!r} was taken")
+        flat = [value for value in _flat(expected) if value is not None]
+        numbers = document["data"]
+        assert numbers.count == len(flat)
+        if flat:
+            got = np.frombuffer(bytes(asyncio.run(numbers.collect(DTYPES["f32"])).view), np.float32)
+            assert list(got[: len(flat)]) == flat
+
+
+def _flat(value: Any) -> list[Any]:
+    return [found for entry in value for found in _flat(entry)] if isinstance(value, list) else [value]
+
+
+def test_integers_are_whole() -> None:
+    """The values of a shape are integers, also where they are written as floats."""
+    document, holding = read(b'{"data": [3, 2.0, 1e1]}', [])
+    with holding:
+        assert document["data"].integers() == [3, 2, 10]
+    document, holding = read(b'{"data": [3, 2.5]}', [])
+    with holding, pytest.raises(TensorFault, match="integers"):
+        document["data"].integers()
+
+
+def test_rounding_to_bf16() -> None:
+    """Numbers between two elements are rounded to the nearest one."""
+    array = np.array([1.0 + 2**-9, 1.0 + 3 * 2**-9, -3.14159], np.float64)
+    text = json.dumps({"inputs": [{"shape": [3], "datatype": "BF16", "data": array.tolist()}]}).encode()
+    document, holding = read(text, [])
+    with holding:
+        got = elements(document["inputs"][0]["data"], "bf16", (3,))
+        assert got.tobytes() == array.astype(ml_dtypes.bfloat16).tobytes()
+
+
+def test_memory_is_bounded_by_what_can_come() -> None:
+    """A shape of more elements than the body has characters takes no memory at all."""
+    text = b'{"shape": [1000000], "datatype": "FP32", "data": [1, 2]}'
+    with pytest.raises(ConvgradError, match="more than the body can hold"):
+        read(text, [])
+
+
+def test_the_rest_is_capped() -> None:
+    """What is not a list of numbers may be so long, and there may be so many lists."""
+    with pytest.raises(TooLarge):
+        read(b'{"a": "' + b"x" * 5000 + b'"}', [], head=4096)
+    with pytest.raises(InvalidRequest, match="64 data lists"):
+        read(b"[" + b",".join([b'{"data":[]}'] * 65) + b"]", [])
+    document, holding = read(b'{"data":[' + b" " * 50_000 + b"1" + b" " * 50_000 + b"]}", [], head=64)
+    with holding:
+        assert document["data"].count == 1
+
+
+@pytest.mark.parametrize("text", [b'{"data": [1', b'{"data": ', b'{"data', b'{"data": [1]', b'{"a": NaN}', b'{"a": I}'])
+def test_documents_that_end_too_early(text: bytes) -> None:
+    """A document that is not whole, or holds what JSON has not, is refused as such."""
+    with pytest.raises(ParseError):
+        read(text, [])

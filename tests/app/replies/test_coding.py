@@ -1,0 +1,40 @@
+"""Which replies are coded: those that a client asked for, not those that its library could read."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.replies.coding import choose_coding
+
+
+@pytest.mark.parametrize(
+    ("header", "coding"),
+    [
+        (None, None),
+        ("", None),
+        ("gzip", "gzip"),
+        ("deflate", "deflate"),
+        ("x-gzip", "gzip"),
+        ("GZip ; q=0.5", "gzip"),
+        ("gzip;q=0", None),
+        ("br", None),
+        ("identity", None),
+        ("*", None),
+        # What libraries send unasked.
+        ("gzip, deflate", None),
+        ("gzip, deflate, br, zstd", None),
+        ("deflate, gzip, br", None),
+        # A wish with weights.
+        ("gzip, identity;q=0.5", "gzip"),
+        ("gzip;q=0.5, identity", None),
+        ("gzip;q=0.2, deflate;q=0.8, identity;q=0.5", "deflate"),
+        ("gzip, *;q=0", "gzip"),
+        ("gzip, deflate, identity;q=0", "gzip"),
+        ("gzip, identity", None),
+        ("gzip;q=2", None),
+        ("gzip;" * 1000, None),
+    ],
+)
+def test_choice(header: str | None, coding: str | None) -> None:
+    """A coding that is named alone, or rated above a plain reply, is used."""
+    assert choose_coding(header) == coding
