@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from app.context import current_context
 from app.engines.base import Job
+from app.errors import as_convgrad_error
 from app.events import Begin, End, Event, Progress, TileReady
 from app.options import Options
 from app.planning import tensor_bytes
 from app.timings import Timings
-from convgrad._errors import DeadlineExceeded, InvalidParams
+from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
 from kernels import Plan, Unit, box, storage_dtype
 from schemas.ops import ResolvedOp
 from schemas.tables import find_operation
@@ -84,9 +86,20 @@ class Call:
         self._units: AsyncGenerator[Unit, None] | None = None
         self._output: Segment
         self._scratch: Segment | None = None
+        self._entered = 0.0
+        self._outcome: str | None = None
 
     async def __aenter__(self) -> Self:
         """Queue the call and take its segments; raises `Overloaded` when the queue or the memory is full."""
+        self._entered = time.monotonic()
+        try:
+            await self._enter()
+        except BaseException as error:
+            self._count(error)
+            raise
+        return self
+
+    async def _enter(self) -> None:
         self._service.check_queue()
         if time.monotonic() >= self.prepared.deadline:
             raise DeadlineExceeded("the deadline was over before the work began")
@@ -99,9 +112,9 @@ class Call:
             if scratch_bytes := self.prepared.plan.scratch_bytes:
                 self._scratch = await self._acquire(scratch_bytes, undo)
             self._cleanup = undo.pop_all()
-        return self
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._count(error)
         # Segments go back only after no worker can write to them: a second cancellation must not hurry it.
         closing = asyncio.ensure_future(self._close())
         self._service.closing.add(closing)
@@ -146,13 +159,18 @@ class Call:
         job = self._job()
         start = time.perf_counter()
         self._units = self._service.engine.run(job)
-        async for unit in self._units:
-            done += 1
-            if done % step == 0 or done == total:
-                yield Progress(done, total)
-            if unit.offset is not None and unit.shape is not None:
-                yield TileReady(seq, unit.offset, unit.shape, box(output, unit))
-                seq += 1
+        try:
+            async for unit in self._units:
+                done += 1
+                if done % step == 0 or done == total:
+                    yield Progress(done, total)
+                if unit.offset is not None and unit.shape is not None:
+                    yield TileReady(seq, unit.offset, unit.shape, box(output, unit))
+                    seq += 1
+        except BaseException as error:
+            self._outcome = _code(error)
+            raise
+        self._outcome = "ok"
         # Includes what a slow reader of the stream added; a whole reply has none.
         queued = job.times.queue_s or 0.0
         computing = max(0.0, time.perf_counter() - start - queued)
@@ -178,6 +196,15 @@ class Call:
             return hashlib.sha256(self.output).hexdigest()
         return (await asyncio.to_thread(hashlib.sha256, self.output)).hexdigest()
 
+    def _count(self, error: BaseException | None) -> None:
+        """Count the call as what it came to; one that nobody ran to its end was given up."""
+        if error is None:
+            outcome = self._outcome or _code(None)
+        else:
+            outcome = self._outcome if self._outcome not in (None, "ok") else _code(error)
+        seconds = time.monotonic() - self._entered
+        self._service.telemetry.call_done(self, current_context(), outcome, seconds)
+
     async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
         segment = await self._service.segments.acquire_async(max(1, nbytes))
         undo.callback(segment.release)
@@ -199,6 +226,12 @@ class Call:
                 await self._units.aclose()
         finally:
             self._cleanup.close()
+
+
+def _code(error: BaseException | None) -> str:
+    if error is None or isinstance(error, GeneratorExit | asyncio.CancelledError):
+        return Cancelled.code
+    return as_convgrad_error(error).code
 
 
 def _in_kernel_order(op: ResolvedOp, tensors: Mapping[str, Segment]) -> tuple[Segment, ...]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 __all__ = ["JsonFormatter", "TextFormatter", "logging_config"]
 
-_EXTRA = ("request_id", "status", "outcome", "ms")
+_EXTRA = ("request_id", "key", "status", "outcome", "ms", "trace_id")
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:

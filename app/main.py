@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -21,6 +22,8 @@ from app.openapi import install_openapi
 from app.pool.buffers import SegmentPool
 from app.service import Service
 from app.settings import Settings
+from app.telemetry import Telemetry
+from app.tracing import Tracing
 from convgrad import __version__
 from convgrad._errors import (
     CallerError,
@@ -43,7 +46,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """
     settings = settings or Settings()
     segments = SegmentPool(settings.memory_budget)
-    service = Service(settings, make_engine(settings, segments), segments)
+    telemetry = Telemetry(Tracing(settings.otlp_endpoint))
+    service = Service(settings, make_engine(settings, segments), segments, telemetry)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -52,6 +56,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             yield
         finally:
             await service.stop()
+            await asyncio.to_thread(telemetry.tracing.close)
 
     app = FastAPI(
         title="convgrad",
@@ -68,7 +73,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for kind in (HTTPException, RequestValidationError):  # errors of ours go to the middleware's net
         app.add_exception_handler(kind, _raise_ours)
     app.add_middleware(OipErrors)
-    app.add_middleware(RequestContextMiddleware)
+    app.add_middleware(RequestContextMiddleware, telemetry=telemetry)
     app.add_middleware(BodyLimit, limit=int(settings.body_limit))  # around it: what the net sends ends here too
     if settings.cors:
         app.add_middleware(
@@ -76,7 +81,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             allow_origins=list(settings.cors),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-tensor-dtype", "server-timing", "retry-after"],
+            expose_headers=["x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse"],
         )
     install_openapi(app)
     return app

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import time
 import uuid
-from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.context import RequestContext, context_of, door_of
 from app.errors import as_convgrad_error, problem, problem_headers, reply_of
 from app.replies.body import send_json
-from app.timings import Timings
+from app.telemetry import Telemetry
 from convgrad._errors import Cancelled, ConvgradError, TooLarge
 
 __all__ = ["BodyLimit", "RequestContext", "RequestContextMiddleware", "context_of", "send_problem"]
@@ -31,24 +31,6 @@ _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 _LINGER_S = 3.0
 # What is left of a refused body is read without closing the connection up to this size.
 _KEEP_ALIVE_REST = 1 << 20
-
-
-@dataclass(slots=True)
-class RequestContext:
-    """Carry what belongs to one request through the house."""
-
-    request_id: str
-    started: float = field(default_factory=time.monotonic)
-    outcome: str = "ok"
-    timings: Timings = field(default_factory=Timings)
-
-
-def context_of(scope: Scope) -> RequestContext:
-    """Return the context of a request; a fresh one where the middleware was left out."""
-    if _CONTEXT not in scope:
-        scope[_CONTEXT] = RequestContext(uuid.uuid4().hex)
-    context: RequestContext = scope[_CONTEXT]
-    return context
 
 
 async def send_problem(scope: Scope, send: Send, error: ConvgradError) -> None:
@@ -70,17 +52,26 @@ class RequestContextMiddleware:
     sees a broken body.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, telemetry: Telemetry | None = None) -> None:
         self._app = app
+        self._telemetry = telemetry or Telemetry()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = Headers(scope=scope).get("x-request-id", "")
-        context = RequestContext(given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex)
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        context = RequestContext(
+            given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex, door=door_of(scope["path"])
+        )
+        context.enter()
         scope[_CONTEXT] = context
+        with self._telemetry.tracing.request(scope, headers, context):
+            await self._handle(scope, receive, send, context)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
         status, replied = 0, False
 
         async def receive_until_replied() -> Message:
@@ -88,6 +79,7 @@ class RequestContextMiddleware:
             if replied and message["type"] == "http.disconnect":
                 # Servers say so after every reply; whoever watches for a client that leaves must not hear it.
                 await asyncio.Event().wait()
+            context.received += len(message.get("body", b""))
             return message
 
         async def send_with_headers(message: Message) -> None:
@@ -96,10 +88,13 @@ class RequestContextMiddleware:
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = context.request_id
+                if context.trace is not None:
+                    headers["traceresponse"] = context.trace.header()
                 if timing := context.timings.header():
                     headers["server-timing"] = timing
-            elif message["type"] == "http.response.body" and not message.get("more_body", False):
-                replied = True
+            elif message["type"] == "http.response.body":
+                context.sent += len(message.get("body", b""))
+                replied = not message.get("more_body", False)
             await send(message)
 
         try:
@@ -107,25 +102,29 @@ class RequestContextMiddleware:
         except Exception as caught:  # noqa: BLE001 - the net: nothing may pass it
             await self._answer(scope, send_with_headers, as_convgrad_error(caught, log=_log), begun=status != 0)
         finally:
-            _log.log(
-                logging.DEBUG if scope["path"] in _QUIET else logging.INFO,
-                "%s %s %s",
-                scope["method"],
-                scope["path"],
-                status or "-",
-                extra={
-                    "request_id": context.request_id,
-                    "status": status,
-                    "outcome": context.outcome,
-                    "ms": round((time.monotonic() - context.started) * 1000, 3),
-                },
-            )
+            self._telemetry.request_done(context)
+            level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+            if _log.isEnabledFor(level):
+                _log.log(
+                    level, "%s %s %s", scope["method"], scope["path"], status or "-", extra=_facts(context, status)
+                )
 
     async def _answer(self, scope: Scope, send: Send, error: ConvgradError, *, begun: bool) -> None:
-        context_of(scope).outcome = error.code
+        context_of(scope).fail(error)
         # Where nobody listens, or half a reply is out, the server closes the connection.
         if not begun and not isinstance(error, Cancelled):
             await send_problem(scope, send, error)
+
+
+def _facts(context: RequestContext, status: int) -> dict[str, Any]:
+    facts = {
+        "request_id": context.request_id,
+        "key": context.key,
+        "status": status,
+        "outcome": context.outcome,
+        "ms": round(context.age() * 1000, 3),
+    }
+    return facts | ({"trace_id": context.trace.trace_id} if context.trace else {})
 
 
 class BodyLimit:

@@ -27,6 +27,7 @@ from app.call import Call, Checked, Prepared
 from app.options import parse_options
 from app.planning import check_limits, describe_plan, plan_call
 from app.settings import Settings
+from app.telemetry import Telemetry
 from app.timings import Timings
 from convgrad._errors import Overloaded, ShuttingDown
 from schemas.ops import TensorMeta, resolve
@@ -48,7 +49,9 @@ _PLAN_INLINE = 1 << 18
 class Service:
     """Compute gradients for the doors: one object for the life of the process."""
 
-    def __init__(self, settings: Settings, engine: Engine, segments: SegmentPool) -> None:
+    def __init__(
+        self, settings: Settings, engine: Engine, segments: SegmentPool, telemetry: Telemetry | None = None
+    ) -> None:
         self.settings = settings
         self.engine = engine
         self.segments = segments
@@ -61,6 +64,13 @@ class Service:
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        self.telemetry = telemetry or Telemetry()
+        self.telemetry.watch(self)
+
+    @property
+    def requests(self) -> int:
+        """Admitted requests that are not answered yet."""
+        return self._requests
 
     @property
     def status(self) -> str:

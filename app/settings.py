@@ -41,9 +41,7 @@ class Settings(BaseSettings):
         description="Largest request without its tensors: attributes, names, shapes.",
     )
     work_limit: int = Field(default=10**13, ge=1, description="Most multiply-adds of one call.")
-    output_limit: ByteSize = Field(
-        default=ByteSize(_GIB), ge=1, description="Largest output tensor in bytes."
-    )
+    output_limit: ByteSize = Field(default=ByteSize(_GIB), ge=1, description="Largest output tensor in bytes.")
     memory_limit: ByteSize = Field(
         default=ByteSize(0),
         ge=0,
@@ -58,12 +56,14 @@ class Settings(BaseSettings):
     drain_s: float = Field(
         default=30.0, ge=0, le=3600, description="Seconds that running calls get to finish after SIGTERM."
     )
-    cors: tuple[str, ...] = Field(
-        default=(), description='Origins that browsers may call from; ["*"] for any.'
-    )
+    cors: tuple[str, ...] = Field(default=(), description='Origins that browsers may call from; ["*"] for any.')
     oip_shared_memory: bool = Field(
         default=False,
         description="Let clients of this host pass tensors to /v2 in POSIX shared memory of the service's user.",
+    )
+    otlp_endpoint: str | None = Field(
+        default=None,
+        description="Where OpenTelemetry spans go, such as http://127.0.0.1:4318/v1/traces; needs the extra [otel].",
     )
     log_format: Literal["text", "json"] = Field(default="text", description="Form of the log lines.")
 
@@ -71,10 +71,7 @@ class Settings(BaseSettings):
     @classmethod
     def _scientific(cls, value: object) -> object:
         # 1e13 is how people write such a number; int("1e13") is an error.
-        if (
-            isinstance(value, str)
-            and value.strip().lower().replace("e", "", 1).replace("+", "", 1).isdecimal()
-        ):
+        if isinstance(value, str) and value.strip().lower().replace("e", "", 1).replace("+", "", 1).isdecimal():
             return int(float(value))
         return value
 

@@ -46,7 +46,7 @@ class OipErrors:
 
 
 async def _answer(scope: Scope, send: Send, error: ConvgradError) -> None:
-    context_of(scope).outcome = error.code
+    context_of(scope).fail(error)
     status = reply_of(error).status
     await send_json(
         send,

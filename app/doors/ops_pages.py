@@ -59,6 +59,20 @@ async def readyz(request: Request) -> Response:
     return JSONResponse(readiness.model_dump(), status_code=200 if ready else 503, headers=headers)
 
 
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {"description": "The metrics, as text.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    },
+)
+async def metrics(request: Request) -> Response:
+    """Report counts and times, in Prometheus' text form or OpenMetrics."""
+    service: Service = request.app.state.service
+    body, content_type = service.telemetry.page(request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
+
+
 @router.get("/openrpc.json")
 async def openrpc() -> dict[str, Any]:
     """Describe the JSON-RPC door as an OpenRPC document."""

@@ -268,7 +268,7 @@ def _plain_text(request_id: rpc.Id, outcome: Any) -> _Text:
 
 def _error_text(request_id: rpc.Id, caught: Exception, turn: Turn) -> _Text:
     error = as_convgrad_error(caught, log=_log)
-    turn.context.outcome = error.code
+    turn.context.fail(error)
     fields = rpc_error(error)
     if fields["code"] in _STANDARD_MESSAGES:
         fields["data"]["detail"] = fields["message"]

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.types import Send
 
 from app.call import Call
+from app.context import current_context
 from app.errors import as_convgrad_error
 from app.events import Begin, End, Event, Progress, TileReady
 from app.replies.body import send_head, send_piece
@@ -107,4 +108,5 @@ async def _header(call: Call, event: Event) -> dict[str, Any]:
 
 
 def _error(error: ConvgradError) -> dict[str, Any]:
+    current_context().fail(error)
     return {"type": "error", "code": error.code, "message": error.message, "data": error.data}

@@ -15,6 +15,7 @@ from typing import Any, Self
 from starlette.types import Send
 
 from app.call import Call
+from app.context import current_context
 from app.errors import as_convgrad_error, rpc_error
 from app.events import Begin, End, Event, Progress, TileReady
 from app.replies.body import dump, send_head, send_piece
@@ -97,8 +98,13 @@ async def stream_call(call: Call, stream: EventStream, request_id: Any) -> None:
     except Exception as caught:
         if not stream.started or isinstance(caught, Cancelled):
             raise
-        error = rpc_error(as_convgrad_error(caught, log=_log))
-        await stream.message({"jsonrpc": "2.0", "id": request_id, "error": error})
+        await stream.message({"jsonrpc": "2.0", "id": request_id, "error": _error(caught)})
+
+
+def _error(caught: Exception) -> dict[str, Any]:
+    error = as_convgrad_error(caught, log=_log)
+    current_context().fail(error)
+    return rpc_error(error)
 
 
 async def _message(call: Call, event: Event, request_id: Any) -> Iterable[bytes] | None:

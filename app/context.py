@@ -1,0 +1,74 @@
+"""What belongs to one request and goes with it through the house: ids, key, trace, times, how it ended."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+from app.timings import Timings
+from app.traceparent import TraceParent
+from convgrad._errors import ConvgradError, Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised
+
+__all__ = ["ANYONE", "RequestContext", "context_of", "current_context", "door_of"]
+
+ANYONE = "-"
+"""The key id of a request where no key is asked for, or none is known."""
+
+_CONTEXT = "convgrad"
+_DOORS = {"rpc": "rpc", "v1": "rest", "v2": "oip"}
+# What the service turned away although it could be read; the rest is wrong in itself.
+_REFUSALS = (Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised)
+
+_current: ContextVar[RequestContext | None] = ContextVar("convgrad-request", default=None)
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """Carry what belongs to one request."""
+
+    request_id: str
+    started: float = field(default_factory=time.monotonic)
+    outcome: str = "ok"
+    timings: Timings = field(default_factory=Timings)
+    door: str = "pages"
+    key: str = ANYONE
+    trace: TraceParent | None = None
+    refusals: list[str] = field(default_factory=list)
+    received: int = 0
+    sent: int = 0
+
+    def fail(self, error: ConvgradError) -> None:
+        """Note an error that becomes an answer, or a part of one."""
+        self.outcome = error.code
+        if isinstance(error, _REFUSALS):
+            self.refusals.append(str(error.data.get("reason", error.code)))
+
+    def age(self) -> float:
+        """Seconds since the request came."""
+        return time.monotonic() - self.started
+
+    def enter(self) -> None:
+        """Make this the context of the running task and of those that it starts."""
+        _current.set(self)
+
+
+def context_of(scope: Scope) -> RequestContext:
+    """Return the context of a request; a fresh one where the middleware was left out."""
+    if _CONTEXT not in scope:
+        scope[_CONTEXT] = RequestContext(uuid.uuid4().hex, door=door_of(scope["path"]))
+    context: RequestContext = scope[_CONTEXT]
+    return context
+
+
+def current_context() -> RequestContext:
+    """Return the context of the request that this task works for; a fresh one outside of any."""
+    return _current.get() or RequestContext(uuid.uuid4().hex)
+
+
+def door_of(path: str) -> str:
+    """Name the door of a path: `rpc`, `rest`, `oip`, or `pages` for all others."""
+    return _DOORS.get(path[1:].partition("/")[0], "pages")
