@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.arena import arena
-from kernels.driver import WIDTH, add, add_slab, store
+from kernels.driver import WIDTH, add, add_slabs, store
 from kernels.geometry import wrapped
 from kernels.packing import KINDS
 from kernels.plan import Stop, Storage, Unit
@@ -34,6 +34,9 @@ UNIT_MACS = 20_000_000
 
 SHARED_ACC_BYTES = 1 << 20
 """Gradients up to this size are shared out by pixels, larger ones by channels."""
+
+BATCH_MACS = 250_000_000
+"""Work between two looks at whether to stop."""
 
 UNIT_ACC_BYTES = 16 << 20
 """Accumulators of one unit at the most: larger gradients have more units."""
@@ -104,9 +107,11 @@ class _Part:
         )
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
-        self.slabs = [
-            (np.array(slab, np.int64), plan.box(plan.vector, slab), plan.box(plan.scalar, slab)) for slab in plan.slabs
-        ]
+        self.slabs = _table(plan.slabs, 8)
+        self.vector_boxes = _table([plan.box(plan.vector, slab) for slab in plan.slabs], 12)
+        self.scalar_boxes = _table([plan.box(plan.scalar, slab) for slab in plan.slabs], 12)
+        macs = problem.macs * self.width // max(1, plan.lanes * len(plan.slabs))
+        self.batch = max(1, BATCH_MACS // max(1, macs))
         self.lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
 
     def sum(self, inputs: Sequence[Storage], low: int, high: int, depth: int, stop: Stop) -> Floats | None:
@@ -122,25 +127,25 @@ class _Part:
         acc = arena(f"acc{depth}", self.floats)[: self.floats]
         acc[...] = 0
         count, chunks = len(self.slabs), self.plan.chunks
-        for index in range(count * low // chunks, count * high // chunks):
+        end = count * high // chunks
+        for first in range(count * low // chunks, end, self.batch):
             if stop():
                 return None
-            self._add_slab(inputs, index, acc)
+            self._add_slabs(inputs, slice(first, min(end, first + self.batch)), acc)
         return acc
 
-    def _add_slab(self, inputs: Sequence[Storage], index: int, acc: Floats) -> None:
+    def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
         plan = self.plan
-        slab, vector_box, scalar_box = self.slabs[index]
         wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
         vector, scalar = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
         panels = arena("vector", plan.vector.points * self.width)
         scratch = arena("scalar", plan.scalar.scratch)
-        add_slab(
+        add_slabs(
             tile_table(), KINDS[self.problem.dtype], self.g1 - self.g0, self.lane_groups,
-            slab, plan.block, self.blocks, plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles,
-            _operand(plan.vector, vector, self.g0), vector_box, plan.vector.steps, plan.vector.moves,
+            self.slabs[some], plan.block, self.blocks, plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles,
+            _operand(plan.vector, vector, self.g0), self.vector_boxes[some], plan.vector.steps, plan.vector.moves,
             panels.ctypes.data,
-            plan.scalar_pack, _operand(plan.scalar, scalar, self.g0), scalar_box, plan.scalar_lines,
+            plan.scalar_pack, _operand(plan.scalar, scalar, self.g0), self.scalar_boxes[some], plan.scalar_lines,
             plan.scalar.steps, plan.scalar.moves, plan.scalar.plane, scratch.ctypes.data,
             acc.ctypes.data, 4 * self.group_floats, plan.channel_step,
         )  # fmt: skip
@@ -174,6 +179,10 @@ class _Part:
             KINDS[problem.dtype], total, self.lane_groups, self.blocks, np.array(counts, np.int64),
             np.array((step, block, lane, row, tap, self.g0 * step, int(linear)), np.int64), out32, out16,
         )  # fmt: skip
+
+
+def _table(rows: Sequence[Sequence[int] | Ints], columns: int) -> Ints:
+    return np.array(rows, np.int64).reshape(-1, columns)
 
 
 @lru_cache(maxsize=256)

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from kernels.arena import arena
 from kernels.cpu import cpu
 from kernels.gather import gather, scatter, write_block
+from kernels.geometry import wrapped
 from kernels.packing import KINDS, pack_panel
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims
@@ -285,9 +286,9 @@ class _Pass:
     def _pack(
         self, lanes: int, valid: int, dst: int, sizes: Shape, to: Shape, source: int, of: Shape, tensor: Storage
     ) -> None:
-        tables = [np.array(values, np.int64) for values in (sizes, to, of)]
-        end = tensor.ctypes.data + tensor.nbytes
-        pack_panel(self.kind, lanes, valid, dst, tables[0], tables[1], source, tables[2], end)
+        box = np.array((0, 0, 0, 0, *sizes), np.int64)
+        operand = wrapped((source, tensor.ctypes.data + tensor.nbytes, 0, *of))
+        pack_panel(self.kind, lanes, valid, dst, box, np.array(to, np.int64), source, operand)
 
     def _source(self, n: int) -> tuple[int, tuple[int, int, int, int]]:
         """Give the address of an image and the byte steps of (d, h, w, channel), packed where channels lie apart."""

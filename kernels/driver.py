@@ -23,7 +23,7 @@ from kernels.packing import F16, F32, pack_panel, pack_planes
 from kernels.simd import all_finite, call_tile, fill_zero, round_bits, transpose_panel
 from kernels.tiles import LANEWISE
 
-__all__ = ["LINES", "NATIVE", "PLANES", "add", "add_slab", "store"]
+__all__ = ["LINES", "NATIVE", "PLANES", "add", "add_slabs", "store"]
 
 NATIVE, LINES, PLANES = 0, 1, 2
 """How scalars are read: where they lie, from a panel of lines, or from channel planes converted to f32."""
@@ -36,9 +36,10 @@ _transpose = transpose_panel("f32")
 
 
 @jit
-def _pack_vector(mode: Vector, operand: Vector, box: Vector, blocks: Table, panel_lines: Vector, panels: int) -> None:
-    """Pack one group's vector tensor, a panel for each lane block; `mode` is (kind, lanes that exist, padded)."""
-    steps = np.empty(4, np.int64)
+def _pack_vector(
+    kind: int, left: int, operand: Vector, box: Vector, blocks: Table, panel_lines: Vector, steps: Vector, panels: int
+) -> None:
+    """Pack one group's vector tensor, a panel for each lane block; `left` lanes exist, `steps` is scratch."""
     source = operand[0]
     for axis in range(4):
         source += box[axis] * operand[3 + axis]
@@ -46,16 +47,15 @@ def _pack_vector(mode: Vector, operand: Vector, box: Vector, blocks: Table, pane
         lanes = blocks[b, 2] * WIDTH
         for axis in range(4):
             steps[axis] = 4 * lanes * panel_lines[axis]
-        pack_panel(
-            mode[0], lanes, min(blocks[b, 1], mode[1]), panels + blocks[b, 5], box[4:], steps,
-            source + blocks[b, 0] * operand[8], operand[3:8], operand[1],
-        )  # fmt: skip
+        place = source + blocks[b, 0] * operand[8]
+        pack_panel(kind, lanes, min(blocks[b, 1], left), panels + blocks[b, 5], box, steps, place, operand)
 
 
 @jit
 def _pack_scalar(
-    mode: Vector, pack: int, operand: Vector, box: Vector, lines: Table, steps: Vector, plane: int, scratch: int
-) -> int:
+    kind: int, left: int, padded: bool, pack: int, operand: Vector, box: Vector, lines: Table, steps: Vector,
+    plane: int, scratch: int,
+) -> int:  # fmt: skip
     """Bring one group's scalar tensor to where the tiles read it and give the address of position 0."""
     if pack == NATIVE:
         return operand[0]  # type: ignore[no-any-return]
@@ -65,15 +65,13 @@ def _pack_scalar(
         base -= box[8 + axis] * steps[axis]
         first += (box[axis] - box[8 + axis]) * steps[axis]
     if pack == PLANES:
-        pack_planes(mode[0], lines[:, 1].sum(), scratch, plane, box[4:], steps, source, operand[3:8], operand[1])
+        pack_planes(kind, lines[-1, 0] + lines[-1, 1], scratch, plane, box, steps, source, operand)
         return base
-    if mode[2] == 1:
+    if padded:
         fill_zero(scratch, plane * lines.shape[0])
     for t in range(lines.shape[0]):
-        pack_panel(
-            mode[0], steps[3] // 4, min(lines[t, 1], mode[1]), first + t * plane, box[4:], steps,
-            source + lines[t, 0] * operand[8], operand[3:8], operand[1],
-        )  # fmt: skip
+        place = source + lines[t, 0] * operand[8]
+        pack_panel(kind, steps[3] // 4, min(lines[t, 1], left), first + t * plane, box, steps, place, operand)
     return base
 
 
@@ -124,16 +122,13 @@ def _clip(
 def _walk(
     table: Table, lanewise: bool, slab: Vector, block: Vector, blocks: Table, ranges: Table, tiles: Table,
     panels: int, zero: int,
-    acc_step: int, vector_moves: Vector, scalars: int, scalar_moves: Vector, acc: int,
+    acc_step: int, vector_moves: Vector, scalars: int, scalar_moves: Vector, acc: int, live: Table, at: Vector,
 ) -> None:  # fmt: skip
     """Walk the pixel blocks of one slab of one group; see the loops in `kernels.bwd_weights`.
 
     A tile's channels are visited for all taps in turn, so that their pixels stay in L1.
     """
-    offsets = tiles.ctypes.data + 16
-    live = np.empty((ranges.shape[0] + 1, 15), np.int64)
-    walks = live.ctypes.data + 32
-    at = np.empty(4, np.int64)
+    offsets, walks = tiles.ctypes.data + 16, live.ctypes.data + 32
     for at[0] in range(slab[0], slab[1], block[0]):
         for at[1] in range(slab[2], slab[3], block[1]):
             for at[2] in range(slab[4], slab[5], block[2]):
@@ -158,58 +153,57 @@ def _walk(
 
 
 @jit
-def add_slab(
-    table: Table, kind: int, groups: int, lane_groups: int, slab: Vector, block: Vector, blocks: Table,
+def add_slabs(
+    table: Table, kind: int, groups: int, lane_groups: int, slabs: Table, block: Vector, blocks: Table,
     ranges: Table, tiles: Table, padded_ranges: Table, padded_tiles: Table,
-    vector: Vector, vector_box: Vector, vector_lines: Vector, vector_moves: Vector, panels: int,
-    pack: int, scalar: Vector, scalar_box: Vector, lines: Table, scalar_steps: Vector, scalar_moves: Vector,
+    vector: Vector, vector_boxes: Table, vector_lines: Vector, vector_moves: Vector, panels: int,
+    pack: int, scalar: Vector, scalar_boxes: Table, lines: Table, scalar_steps: Vector, scalar_moves: Vector,
     plane: int, scratch: int,
     acc: int, acc_bytes: int, acc_step: int,
 ) -> None:  # fmt: skip
-    """Add one slab of pixels to the accumulators of `groups` groups (or groups of lanes) and some lane blocks.
+    """Add slabs of pixels to the accumulators of `groups` groups (or groups of lanes) and some lane blocks.
 
-    `table` holds the tiles' addresses. `vector_lines` are the panel's steps in lines and `vector_moves`
-    the same for one narrow position;
-    `scalar_steps` and `scalar_moves` likewise, in bytes. With `lane_groups` above 0 every lane is a convolution
-    group, that many are left, and tiles run lanewise; `padded_ranges` then visit all pixels for all
+    `table` holds the tiles' addresses. `vector_lines` are the panel's steps in lines and `vector_moves` the same for
+    one narrow position; `scalar_steps` and `scalar_moves` likewise, in bytes. With `lane_groups` above 0 every lane is
+    a convolution group, that many are left, and tiles run lanewise; `padded_ranges` then visit all pixels for all
     taps over a panel with zeros around it, which only finite data allow. The caller owns panels, scratch and sums.
     """
-    zero = 0
-    for axis in range(4):
-        zero += vector_box[axis] * vector_lines[axis]
-    mode = np.empty(3, np.int64)
-    mode[0], mode[2] = kind, padded_ranges.shape[0]
-    points = vector_box[4] * vector_box[5] * vector_box[6] * vector_box[7]
+    live = np.empty((max(ranges.shape[0], padded_ranges.shape[0]) + 1, 15), np.int64)
+    at, steps = np.empty(4, np.int64), np.empty(4, np.int64)
     vector_here, scalar_here = vector.copy(), scalar.copy()
-    for g in range(groups):
-        mode[1] = lane_groups - g * WIDTH if lane_groups > 0 else 2 * WIDTH
-        _pack_vector(mode, vector_here, vector_box, blocks, vector_lines, panels)
-        base = _pack_scalar(mode, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch)
-        live_ranges, live_tiles = ranges, tiles
-        if mode[2] > 0:
-            finite = True
-            for b in range(blocks.shape[0]):
-                finite = finite and all_finite(panels + blocks[b, 5], points * WIDTH // 8)
-            if finite:
-                live_ranges, live_tiles = padded_ranges, padded_tiles
-        _walk(
-            table, lane_groups > 0, slab, block, blocks, live_ranges, live_tiles, panels, zero, acc_step, vector_moves,
-            base, scalar_moves, acc + g * acc_bytes,
-        )  # fmt: skip
-        vector_here[0] += vector[2]
-        scalar_here[0] += scalar[2]
+    padded = padded_ranges.shape[0] > 0
+    for i in range(slabs.shape[0]):
+        slab, vector_box, scalar_box = slabs[i], vector_boxes[i], scalar_boxes[i]
+        zero = 0
+        for axis in range(4):
+            zero += vector_box[axis] * vector_lines[axis]
+        points = vector_box[4] * vector_box[5] * vector_box[6] * vector_box[7]
+        vector_here[0], scalar_here[0] = vector[0], scalar[0]
+        for g in range(groups):
+            left = lane_groups - g * WIDTH if lane_groups > 0 else 2 * WIDTH
+            _pack_vector(kind, left, vector_here, vector_box, blocks, vector_lines, steps, panels)
+            base = _pack_scalar(
+                kind, left, padded, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch
+            )  # fmt: skip
+            whole = padded
+            for b in range(blocks.shape[0] if padded else 0):
+                whole = whole and all_finite(panels + blocks[b, 5], points * WIDTH // 8)
+            _walk(
+                table, lane_groups > 0, slab, block, blocks, padded_ranges if whole else ranges,
+                padded_tiles if whole else tiles, panels, zero, acc_step, vector_moves, base, scalar_moves,
+                acc + g * acc_bytes, live, at,
+            )  # fmt: skip
+            vector_here[0] += vector[2]
+            scalar_here[0] += scalar[2]
 
 
 @jit
 def _store_lines(acc: int, rows: int, lanes: int, out: int, lane_bytes: int) -> None:
     """Transpose accumulator lines into f32 rows of the output; rows are at least 8, whole vectors of lanes only."""
-    offsets = np.empty(8, np.int64)
-    for m in range(8):
-        offsets[m] = m * 4 * lanes
     row = 0
     while row < rows:
         row = min(row, rows - 8)
-        _transpose(out + 4 * row, lane_bytes, acc + row * 4 * lanes, lanes // 8, offsets.ctypes.data)
+        _transpose(out + 4 * row, lane_bytes, acc + row * 4 * lanes, lanes // 8, 4 * lanes, 7)
         row += 8
 
 

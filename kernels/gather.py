@@ -122,12 +122,9 @@ def write_block(
                 acc[p * lanes + lane] += value
     start = 0
     if kind == F32 and steps[0] == 1 and valid % 8 == 0:
-        offsets = np.empty(8, np.int64)
-        for m in range(8):
-            offsets[m] = 4 * m * lanes
         while start + 8 <= pixels:
             to = out32.ctypes.data + 4 * (place + start)
-            _transpose(to, 4 * steps[1], acc.ctypes.data + 4 * start * lanes, valid // 8, offsets.ctypes.data)
+            _transpose(to, 4 * steps[1], acc.ctypes.data + 4 * start * lanes, valid // 8, 4 * lanes, 7)
             start += 8
     for p in range(start, pixels):
         to = place + p * steps[0]

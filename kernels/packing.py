@@ -61,14 +61,13 @@ def _transpose_run(
 ) -> None:
     """Pack `run` adjacent pixels of channel-major rows; lanes past `valid` repeat the last channel."""
     size = 4 if kind == F32 else 2
-    offsets = np.empty(8, np.int64)
     for base in range(0, lanes, 8):
-        for m in range(8):
-            offsets[m] = min(base + m, valid - 1) * channel_step
+        first, last = min(base, valid - 1), min(7, valid - 1 - min(base, valid - 1))
+        rows = src + first * channel_step
         if run < 8:
             for p in range(run):
                 for m in range(8):
-                    _move(kind, dst + p * dst_step + 4 * (base + m), src + offsets[m] + p * size)
+                    _move(kind, dst + p * dst_step + 4 * (base + m), rows + min(m, last) * channel_step + p * size)
             continue
         start, left = 0, run
         while left:
@@ -79,11 +78,11 @@ def _transpose_run(
                 left = 8
             to = dst + start * dst_step + 4 * base
             if kind == F32:
-                _transpose_f32(to, dst_step, src + start * size, blocks, offsets.ctypes.data)
+                _transpose_f32(to, dst_step, rows + start * size, blocks, channel_step, last)
             elif kind == F16:
-                _transpose_f16(to, dst_step, src + start * size, blocks, offsets.ctypes.data)
+                _transpose_f16(to, dst_step, rows + start * size, blocks, channel_step, last)
             else:
-                _transpose_bf16(to, dst_step, src + start * size, blocks, offsets.ctypes.data)
+                _transpose_bf16(to, dst_step, rows + start * size, blocks, channel_step, last)
             start += 8 * blocks
             left -= 8 * blocks
 
@@ -124,63 +123,44 @@ def _pack_run(
 
 @jit
 def pack_panel(
-    kind: int,
-    lanes: int,
-    valid: int,
-    dst: int,
-    sizes: Vector,
-    dst_steps: Vector,
-    src: int,
-    src_steps: Vector,
-    end: int,
+    kind: int, lanes: int, valid: int, dst: int, box: Vector, dst_steps: Vector, src: int, operand: Vector
 ) -> None:
     """Pack a box of positions with `valid` channels into lines of `lanes` f32.
 
-    `sizes` are (n, d, h, w) of the box, `dst_steps` the panel's byte steps for them, `src_steps` the tensor's byte
-    steps for (n, d, h, w, channel), `src` the address of the box's first value, `end` the end of the tensor. Lanes
-    past `valid` hold anything: the sums they would feed are dropped. With `lanes` below a multiple of 8 positions
-    overlap and are written in rising order.
+    `box` and `operand` are those of `kernels.driver`: sizes, byte steps and end of the tensor are read from them.
+    `dst_steps` are the panel's byte steps for (n, d, h, w), `src` is the address of the box's first value. Lanes past
+    `valid` hold anything: the sums they would feed are dropped. With `lanes` below a multiple of 8 positions overlap
+    and are written in rising order.
     """
-    run, lines, planes = sizes[3], sizes[2], sizes[1]
-    if src_steps[2] == run * src_steps[3] and dst_steps[2] == run * dst_steps[3]:
+    run, lines, planes = box[7], box[6], box[5]
+    if operand[5] == run * operand[6] and dst_steps[2] == run * dst_steps[3]:
         run, lines = run * lines, 1
-        if src_steps[1] == run * src_steps[3] and dst_steps[1] == run * dst_steps[3]:
+        if operand[4] == run * operand[6] and dst_steps[1] == run * dst_steps[3]:
             run, planes = run * planes, 1
-    for n in range(sizes[0]):
+    for n in range(box[4]):
         for d in range(planes):
             for h in range(lines):
                 _pack_run(
                     kind, lanes, valid,
                     dst + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2], dst_steps[3],
-                    src + n * src_steps[0] + d * src_steps[1] + h * src_steps[2], src_steps[4], src_steps[3], run, end,
+                    src + n * operand[3] + d * operand[4] + h * operand[5], operand[7], operand[6], run, operand[1],
                 )  # fmt: skip
 
 
 @jit
 def pack_planes(
-    kind: int,
-    channels: int,
-    dst: int,
-    channel_step: int,
-    sizes: Vector,
-    dst_steps: Vector,
-    src: int,
-    src_steps: Vector,
-    end: int,
+    kind: int, channels: int, dst: int, channel_step: int, box: Vector, dst_steps: Vector, src: int, operand: Vector
 ) -> None:
-    """Convert a box of positions to f32, channel planes kept apart (`channel_step` bytes)."""
-    plane = np.empty(5, np.int64)
-    plane[:4] = src_steps[:4]
+    """Convert a box of positions to f32, channel planes kept apart (`channel_step` bytes); see `pack_panel`."""
     size = 4 if kind == F32 else 2
+    whole = box[7] // 8 if operand[6] == size and dst_steps[3] == 4 else 0
     for c in range(channels):
-        base = src + c * src_steps[4]
-        for n in range(sizes[0]):
-            for d in range(sizes[1]):
-                for h in range(sizes[2]):
+        for n in range(box[4]):
+            for d in range(box[5]):
+                for h in range(box[6]):
                     to = dst + c * channel_step + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]
-                    start = base + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
-                    whole = sizes[3] // 8 if src_steps[3] == size and dst_steps[3] == 4 else 0
+                    start = src + c * operand[7] + n * operand[3] + d * operand[4] + h * operand[5]
                     if whole > 0:
                         _copy(kind, 8, to, 32, start, 8 * size, whole)
-                    for w in range(8 * whole, sizes[3]):
-                        _move(kind, to + w * dst_steps[3], start + w * src_steps[3])
+                    for w in range(8 * whole, box[7]):
+                        _move(kind, to + w * dst_steps[3], start + w * operand[6])

@@ -34,6 +34,12 @@ BLOCK_POSITIONS = 256
 SLAB_BYTES = 1 << 20
 """Packed bytes that one slab should not pass where it can be cut without packing anything twice."""
 
+L2_BYTES = 512 << 10
+"""A second-level cache as small as they come."""
+
+LANE_SLAB_BYTES = 192 << 10
+"""The same where lanes are groups: every packed value is read once or twice only, so it should stay in L2."""
+
 SLAB_BYTES_MAX = 12 << 20
 """Packed bytes that one slab may take where cutting it costs a repeated border."""
 
@@ -160,7 +166,7 @@ def _halve(shape: list[int], position: int) -> None:
     shape[position] = ceil(shape[position] / 2)
 
 
-def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int) -> Four:
+def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int, by_group: bool) -> Four:
     """Cut the pixels so that a slab's panels fit a cache and its work a few milliseconds.
 
     `packed` is the number of bytes packed for one pixel. Images are cut apart first; inside one image a cut repeats
@@ -174,16 +180,18 @@ def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int) -> Fo
         points = prod(shape)
         return points > 2 * BLOCK_POSITIONS and (points * packed > byte_limit or points * macs > limit)
 
-    while shape[0] > 1 and over(SLAB_BYTES):
+    soft = LANE_SLAB_BYTES if by_group else SLAB_BYTES
+    hard = 4 * LANE_SLAB_BYTES // 3 if by_group else SLAB_BYTES_MAX
+    while shape[0] > 1 and over(soft):
         _halve(shape, 0)
     for axis in (1, 2, 3):
         trivial = len(axes[axis].shifts) == 1
         floor = 1 if trivial else max(1, ceil(2 * len(axes[axis].shifts) / axes[axis].stride))
         if axis == 3:
             floor = max(floor, 64)
-        while shape[axis] > floor and over(SLAB_BYTES if trivial else SLAB_BYTES_MAX):
+        while shape[axis] > floor and over(soft if trivial else hard):
             _halve(shape, axis)
-    while shape[3] > 64 and over(SLAB_BYTES_MAX):
+    while shape[3] > 64 and over(hard):
         _halve(shape, 3)
     return shape[0], shape[1], shape[2], shape[3]
 
@@ -241,7 +249,7 @@ def schedule(problem: ConvProblem) -> Schedule:
     lane_factor = cpu().width if by_group else 1
     lanes = sum(v for _, _, v in blocks) * cpu().width
     packed = 4 * (lanes + (lane_factor * scalar.channels if pack != NATIVE else 0))
-    shape = _slab_shape(problem, geo.axes, packed)
+    shape = _slab_shape(problem, geo.axes, packed, by_group)
     slabs = tuple(_slabs(geo.axes, shape))
     scalars, channel_offset, lines = _scalar_operand(
         geo, scalar, pack, cuts, shape, not vector_is_wide, by_group, padded
@@ -283,19 +291,29 @@ def schedule(problem: ConvProblem) -> Schedule:
         scalar_pack=pack,
         scalar_lines=lines,
         slabs=slabs,
-        block=np.array(_block_shape(shape, _block_positions(geo, scalar, pack, is_wide=not vector_is_wide)), np.int64),
+        block=np.array(
+            _block_shape(
+                shape, _block_positions(geo, scalar, pack, not vector_is_wide, taps * scalar.channels * lanes)
+            ),
+            np.int64,
+        ),
         chunks=chunks,
     )
 
 
-def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool) -> int:
-    """Give the pixels of a block, fewer where strided scalars draw whole cache lines into L1 for one value each."""
+def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool, acc: int) -> int:
+    """Give the pixels of a block.
+
+    Fewer where strided scalars draw whole cache lines into L1 for one value each; more where the `acc` accumulators of
+    a group lie outside L2, so that they are fetched less often.
+    """
     line = 24
     if pack != LINES and is_wide:
         step = 4 * geo.axes[3].stride
         together = pack == NATIVE and scalar.channel == 1
         line = min(128, step * scalar.steps[3]) if together else min(scalar.channels, 6) * min(64, step)
-    return max(64, min(BLOCK_POSITIONS, 24 * 1024 // (64 + line)))
+    most = BLOCK_POSITIONS if 4 * acc < L2_BYTES // 2 else 2 * BLOCK_POSITIONS
+    return max(64, min(most, (most // 256) * 40 * 1024 // (64 + line)))
 
 
 def _group_blocks(channels: int) -> list[tuple[int, int, int]]:

@@ -38,6 +38,9 @@ __all__ = [
 _I64 = ir.IntType(64)
 _F32 = ir.FloatType()
 
+SEGMENT = 64
+"""Positions that are summed in registers before the sums are added to memory; a power of two."""
+
 _typed_intrinsic: Any = intrinsic
 """Numba's decorator takes the typing context away from the parameters, which its type stubs do not know."""
 
@@ -87,8 +90,8 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
     (each at least 1), and the step from one accumulator row to the next in lines.
 
     A `lanewise` tile reads a vector in place of each scalar, so that every lane has a problem of its own (depthwise:
-    lanes are groups). The tile starts from zero in registers and adds to memory at the end: a block's sum is formed
-    on its own, which also halves the digits lost.
+    lanes are groups). The tile starts from zero in registers and adds to memory after every `SEGMENT` positions or
+    some more, and at the end: sums of sums lose fewer digits than one long sum.
     """
     line = 4 * vectors * width
 
@@ -107,6 +110,12 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
         for address in lines:
             _prefetch(builder, address)
 
+        def add_sums(sums: list[Any]) -> None:
+            for index, value in enumerate(sums):
+                m, j = divmod(index, vectors)
+                address = builder.inttoptr(builder.add(lines[m], _I64(4 * width * j)), lane.as_pointer())
+                builder.store(builder.fadd(builder.load(address, align=4), value), address, align=4)
+
         def column(carried: list[Any]) -> list[Any]:
             vp, sp, *sums = carried
             loaded = [_load(builder, builder.add(vp, _I64(4 * width * j)), lane) for j in range(vectors)]
@@ -119,22 +128,38 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
                     sums[m * vectors + j] = builder.call(fma, [scalar, loaded[j], sums[m * vectors + j]])
             return [builder.add(vp, steps[2]), builder.add(sp, steps[5]), *sums]
 
+        def segment(carried: list[Any]) -> list[Any]:
+            vp, sp, left, pending, *sums = carried
+            take = builder.select(builder.icmp_signed("<", left, _I64(SEGMENT)), left, _I64(SEGMENT))
+            vp, sp, *sums = _loop(builder, take, [vp, sp, *sums], column, "col")
+            pending = builder.add(pending, take)
+            full = builder.icmp_signed(">=", pending, _I64(SEGMENT))
+            here = builder.block
+            with builder.if_then(full):
+                add_sums(sums)
+                flushed = builder.block
+            merged = []
+            for value, empty in ((pending, _I64(0)), *((value, zero) for value in sums)):
+                phi = builder.phi(value.type)
+                phi.add_incoming(value, here)
+                phi.add_incoming(empty, flushed)
+                merged.append(phi)
+            return [vp, sp, builder.sub(left, take), *merged]
+
         def row(carried: list[Any]) -> list[Any]:
-            vp, sp, *sums = carried
-            sums = _loop(builder, steps[8], [vp, sp, *sums], column, "col")[2:]
-            return [builder.add(vp, steps[1]), builder.add(sp, steps[4]), *sums]
+            vp, sp, pending, *sums = carried
+            pending, *sums = _loop(builder, segments, [vp, sp, steps[8], pending, *sums], segment, "segment")[3:]
+            return [builder.add(vp, steps[1]), builder.add(sp, steps[4]), pending, *sums]
 
         def outer(carried: list[Any]) -> list[Any]:
-            vp, sp, *sums = carried
-            sums = _loop(builder, steps[7], [vp, sp, *sums], row, "row")[2:]
-            return [builder.add(vp, steps[0]), builder.add(sp, steps[3]), *sums]
+            vp, sp, pending, *sums = carried
+            pending, *sums = _loop(builder, steps[7], [vp, sp, pending, *sums], row, "row")[2:]
+            return [builder.add(vp, steps[0]), builder.add(sp, steps[3]), pending, *sums]
 
-        start = [ir.Constant(lane, [0.0] * width)] * (rows * vectors)
-        sums = _loop(builder, steps[6], [v, s, *start], outer, "outer")[2:]
-        for index, value in enumerate(sums):
-            m, j = divmod(index, vectors)
-            address = builder.inttoptr(builder.add(lines[m], _I64(4 * width * j)), lane.as_pointer())
-            builder.store(builder.fadd(builder.load(address, align=4), value), address, align=4)
+        zero = ir.Constant(lane, [0.0] * width)
+        segments = builder.lshr(builder.add(steps[8], _I64(SEGMENT - 1)), _I64(SEGMENT.bit_length() - 1))
+        sums = _loop(builder, steps[6], [v, s, _I64(0), *[zero] * (rows * vectors)], outer, "outer")[3:]
+        add_sums(sums)
         return context.get_dummy_value()
 
     return intrinsic(typer)
@@ -212,18 +237,19 @@ def copy_panel(kind: str, vectors: int) -> Any:
 def transpose_panel(kind: str) -> Any:
     """Make an intrinsic that turns 8 channel rows of `count` blocks of 8 pixels into rows of 8 channels, in f32.
 
-    Arguments: destination, its byte step for a pixel, source, count (at least 1), address of 8 int64 byte offsets
-    of the channel rows from the source.
+    Arguments: destination, its byte step for a pixel, source, count (at least 1), byte step between channel rows,
+    and the last row that exists: it is repeated in place of those past it.
     """
     raw = ir.VectorType(_storage(kind), 8)
     size = 4 if kind == "f32" else 2
     lane = ir.VectorType(_F32, 8)
     index = ir.VectorType(ir.IntType(32), 8)
 
-    def transpose(typingctx: Any, dst: Any, dst_step: Any, src: Any, count: Any, offsets: Any) -> Any:
+    def transpose(typingctx: Any, dst: Any, dst_step: Any, src: Any, count: Any, row_step: Any, last: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            dst, dst_step, src, count, offsets = values
-            row_offsets = [_load(builder, builder.add(offsets, _I64(8 * m)), _I64, 8) for m in range(8)]
+            dst, dst_step, src, count, row_step, last = values
+            numbers = [builder.select(builder.icmp_signed("<", _I64(m), last), _I64(m), last) for m in range(8)]
+            row_offsets = [builder.mul(number, row_step) for number in numbers]
 
             def body(carried: list[Any]) -> list[Any]:
                 to, origin = carried
@@ -248,7 +274,7 @@ def transpose_panel(kind: str) -> Any:
             _loop(builder, count, [dst, src], body, "transpose")
             return context.get_dummy_value()
 
-        return types.void(*([types.int64] * 5)), codegen
+        return types.void(*([types.int64] * 6)), codegen
 
     return intrinsic(transpose)
 
