@@ -7,13 +7,13 @@ count themselves is only read when somebody asks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
+from app.tallies import Counter, Histogram
 from app.tracing import Tracing
 from convgrad import __version__
 
@@ -50,7 +50,6 @@ class Telemetry:
             "Time of a request in one part of its way: receive, decode, queue, compute, encode.",
             *("door", "part"),
         )
-        self._child = lru_cache(maxsize=1024)(lambda metric, *labels: metric.labels(*labels))
 
     def watch(self, service: Service) -> None:
         """Report the state of a service whenever the metrics are read."""
@@ -58,22 +57,22 @@ class Telemetry:
 
     def request_done(self, context: RequestContext) -> None:
         """Count a request that is over."""
-        door, child = context.door, self._child
-        child(self._requests, door, context.outcome).inc()
+        door = context.door
+        self._requests.add(1, door, context.outcome)
         for reason in context.refusals:
-            child(self._refusals, door, reason).inc()
+            self._refusals.add(1, door, reason)
         if door == "pages":
             return
-        child(self._received, door).inc(context.received)
-        child(self._sent, door).inc(context.sent)
-        child(self._seconds, door).observe(context.age())
+        self._received.add(context.received, door)
+        self._sent.add(context.sent, door)
+        self._seconds.observe(context.age(), door)
         for part, seconds in context.timings.seconds.items():
-            child(self._parts, door, part).observe(seconds)
+            self._parts.observe(seconds, door, part)
 
     def call_done(self, call: Call, context: RequestContext, outcome: str, seconds: float) -> None:
         """Count a call that is over."""
         op, plan = call.prepared.op, call.prepared.plan
-        self._child(self._calls, op.op, op.dtype, context.door, outcome).inc()
+        self._calls.add(1, op.op, op.dtype, context.door, outcome)
         self.tracing.call(
             op.op,
             seconds,
@@ -93,10 +92,14 @@ class Telemetry:
         return encode(self.registry), content_type
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        return Counter(f"convgrad_{name}", what, labels, registry=self.registry)
+        counter = Counter(f"convgrad_{name}", what, *labels)
+        self.registry.register(counter)
+        return counter
 
     def _histogram(self, name: str, what: str, *labels: str) -> Histogram:
-        return Histogram(f"convgrad_{name}", what, labels, buckets=_SECONDS, registry=self.registry)
+        histogram = Histogram(f"convgrad_{name}", what, *labels, bounds=_SECONDS)
+        self.registry.register(histogram)
+        return histogram
 
 
 class _State:
