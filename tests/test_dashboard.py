@@ -1,0 +1,126 @@
+"""The dashboard and the Prometheus that feeds it: what they ask for is what the service reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.app.calls import FRAMES, JSON, SMALL, document, post
+from tests.live import LiveService, running_service
+
+DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
+PANELS: list[dict[str, Any]] = json.loads((DEPLOY / "grafana" / "convgrad.json").read_text("utf-8"))["panels"]
+QUERIES = [(panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]]
+_PATIENCE_S = 60.0
+
+by_script = pytest.mark.skipif(
+    "CONVGRAD_PROMETHEUS" not in os.environ, reason="needs Debian's prometheus: scripts/prometheus-smoke runs it"
+)
+
+
+def test_the_dashboard_asks_for_what_there_is(service: LiveService, http: httpx.Client) -> None:
+    """Every metric of every query is one that the service reports, and every one of its own is on the dashboard."""
+    post(http, SMALL, SMALL.inputs())
+    http.post("/v1/ops/ConvTranspose", json={}, headers={"content-type": "text/plain"})
+    families = list(text_string_to_metric_families(http.get("/metrics").text))
+    known = {_series(family.name, family.type) for family in families}
+    asked = {
+        re.sub(r"_(bucket|sum|count)$", "", name)
+        for _, query in QUERIES
+        for name in re.findall(r"\b(?:convgrad|process)_\w+", query)
+    }
+    assert asked <= known
+    ours = {name for name in known if name.startswith("convgrad_")}
+    assert ours - asked <= {"convgrad_build_info", "convgrad_warm_up_ratio", "convgrad_shared_memory_refused_total"}
+
+
+def _series(name: str, kind: str) -> str:
+    return f"{name}_total" if kind == "counter" else name
+
+
+def test_panels_do_not_overlap() -> None:
+    """Panels have places and ids of their own."""
+    cells = [
+        (x, y)
+        for panel in PANELS
+        for place in [panel["gridPos"]]
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _prometheus(target: str, folder: Path) -> Iterator[httpx.Client]:
+    """Run Prometheus with the profile's configuration, pointed at the service."""
+    text = (DEPLOY / "prometheus.yml").read_text("utf-8").replace("convgrad:8000", target)
+    config, port = folder / "prometheus.yml", _free_port()
+    config.write_text(text.replace("scrape_interval: 5s", "scrape_interval: 1s"), "utf-8")
+    subprocess.run(["promtool", "check", "config", str(config)], check=True, capture_output=True)
+    listen = [f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={folder / 'data'}"]
+    process = subprocess.Popen(
+        ["prometheus", f"--config.file={config}", *listen], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        transport = httpx.HTTPTransport(retries=8)
+        with httpx.Client(transport=transport, base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _ask(prometheus: httpx.Client, query: str) -> list[Any]:
+    reply = prometheus.get("/api/v1/query", params={"query": query.replace("$__rate_interval", "30s")})
+    if reply.status_code == 503:
+        return []
+    assert reply.status_code == 200, f"{query}: {reply.text}"
+    result: list[Any] = reply.json()["data"]["result"]
+    return result
+
+
+def _number(result: list[Any]) -> float:
+    return float(result[0]["value"][1]) if result else 0.0
+
+
+@by_script
+def test_prometheus_scrapes_the_service_and_answers_the_dashboard(tmp_path: Path) -> None:
+    """Prometheus takes the metrics, finds nothing wrong with them, and answers every query of the dashboard."""
+    assert shutil.which("prometheus")
+    with running_service("--body-limit", "1MiB") as service, _prometheus(service.url[7:], tmp_path) as prometheus:
+        until = time.monotonic() + _PATIENCE_S
+        with httpx.Client(base_url=service.url, timeout=60) as http:
+            params = document(SMALL, SMALL.inputs())
+            while _number(_ask(prometheus, "sum(rate(convgrad_calls_total[30s]))")) <= 0:
+                assert time.monotonic() < until, "Prometheus saw no calls"
+                post(http, SMALL, SMALL.inputs(), JSON)
+                post(http, SMALL, SMALL.inputs(), FRAMES)
+                http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": SMALL.op, "params": params})
+                http.post("/v1/ops/ConvTranspose", content=b" " * (2 << 20), headers={"content-type": JSON})
+            page = http.get("/metrics").text
+        lint = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True)
+        assert lint.returncode == 0, lint.stdout + lint.stderr
+        empty = [(title, query) for title, query in QUERIES if not _ask(prometheus, query)]
+        assert not empty
+        assert _number(_ask(prometheus, 'up{job="convgrad"}')) == 1
+        assert _number(_ask(prometheus, 'sum(convgrad_refusals_total{reason="body"})')) > 0
