@@ -13,6 +13,7 @@ import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NoReturn
 
 from convgrad._dtypes import DTYPES, DType
@@ -21,6 +22,9 @@ from convgrad._errors import InvalidParams, ParseError, TooLarge, Unsupported
 __all__ = ["HEADER_LIMIT", "NpyHeader", "parse_header", "write_header"]
 
 HEADER_LIMIT = 64 * 1024
+
+# A header of this size, padding included, is what `numpy.save` writes for any tensor of ours.
+_USUAL = 256
 
 _MAGIC = b"\x93NUMPY"
 _ALIGNMENT = 64
@@ -106,7 +110,8 @@ def parse_header(buffer: bytes | bytearray | memoryview) -> NpyHeader | None:
         raise TooLarge(f"a .npy header has at most {HEADER_LIMIT} bytes, this one claims {length}")
     if len(view) < begin + length:
         return None
-    return _header(bytes(view[begin : begin + length]), begin + length)
+    text = bytes(view[begin : begin + length])
+    return (_usual_header if length <= _USUAL else _header)(text, begin + length)
 
 
 def write_header(dtype: DType, shape: Sequence[int]) -> bytes:
@@ -122,6 +127,12 @@ def _length_field(major: int, minor: int) -> int:
     if minor != 0 or major not in (1, 2, 3):
         raise ParseError(f"the .npy format version must be 1.0, 2.0 or 3.0, this one says {major}.{minor}")
     return 2 if major == 1 else 4
+
+
+# Calls of the same shape come in rows, and their headers are the same.
+@lru_cache(256)
+def _usual_header(text: bytes, offset: int) -> NpyHeader:
+    return _header(text, offset)
 
 
 def _header(text: bytes, offset: int) -> NpyHeader:

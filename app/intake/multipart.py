@@ -1,6 +1,6 @@
 """Read a multipart/form-data body as it arrives: the request object first, then one `.npy` part per tensor.
 
-python-multipart finds the parts. A tensor's header is read from its first bytes and the whole call is checked
+A tensor's header is read from its first bytes and the whole call is checked
 as soon as the last header is known, which is before the data of that tensor is taken.
 """
 
@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
-from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import parse_options_header
 
 from app.intake.calls import RequestedCall, RequestObject, take_apart
 from app.intake.json import JsonIntake
 from app.intake.landing import Holding, NpyLanding, TensorFault
+from app.intake.parts import PartReader
 from app.intake.tensors import Input, landed_npy, shape_list
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, UnsupportedMediaType
 from convgrad._npy import NpyHeader
@@ -30,7 +31,7 @@ MAX_REQUEST = 64 * 1024
 """Bytes of the `request` part, beside tensors in it."""
 
 _MAX_BOUNDARY = 70  # RFC 2046
-_HEADER_BYTES = 1024
+_HEADER_BYTES = 4096
 _ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
 
 Check = Callable[[RequestedCall], Awaitable[object]]
@@ -58,32 +59,15 @@ class MultipartIntake:
         self._holding = holding
         self._check = check
         self._bound = length
-        self._part = _Headers()
         self._request: RequestObject | None = None
         self._head: JsonIntake | None = None
         self._body: _TensorPart | None = None
         self._parts: dict[str, _TensorPart] = {}  # by canonical name
-        self._ended = False
-        self._parser = _parser(
-            content_type,
-            {
-                "on_part_begin": self._begin,
-                "on_header_field": self._header_field,
-                "on_header_value": self._header_value,
-                "on_header_end": self._header_end,
-                "on_headers_finished": self._open,
-                "on_part_data": self._data,
-                "on_part_end": self._close,
-                "on_end": self._end,
-            },
-        )
+        self._reader = PartReader(_boundary(content_type), self, max_header_bytes=_HEADER_BYTES)
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the body."""
-        try:
-            self._parser.write(chunk)
-        except FormParserError:
-            raise ParseError("the body is not multipart/form-data with the declared boundary") from None
+        self._reader.feed(chunk)
         if self._bound is not None:
             self._bound -= len(chunk)
 
@@ -104,28 +88,17 @@ class MultipartIntake:
 
     def finish(self, *, need_data: bool = True) -> RequestedCall:
         """Give the call; the whole body must have been fed and supplied. See `read_call` for `need_data`."""
-        if not self._ended:
+        if not self._reader.ended:
             raise ParseError("the multipart body ends before its closing boundary")
         if self._request is None:
             raise _no_request()
         return self._call(need_data=need_data)
 
-    # What the parser calls, in this order for each part.
+    # What the reader calls, in this order for each part.
 
-    def _begin(self) -> None:
-        self._part = _Headers()
-
-    def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._part.field += data[start:end]
-
-    def _header_value(self, data: bytes, start: int, end: int) -> None:
-        self._part.value += data[start:end]
-
-    def _header_end(self) -> None:
-        self._part.end()
-
-    def _open(self) -> None:
-        name = self._part.name()
+    def open(self, headers: dict[bytes, bytes]) -> None:
+        """Begin a part."""
+        name = _name(headers.get(b"content-disposition", b""), headers.get(b"content-transfer-encoding", b""))
         if self._head is None:
             if name != "request":
                 raise _no_request()
@@ -133,20 +106,19 @@ class MultipartIntake:
             return
         self._body = self._tensor_part(name)
 
-    def _data(self, data: bytes, start: int, end: int) -> None:
+    def data(self, data: memoryview) -> None:
+        """Take the next bytes of the part."""
         if self._body is not None:
-            self._body.write(memoryview(data)[start:end])
+            self._body.write(data)
         elif self._head is not None:
-            self._head.feed(data[start:end])
+            self._head.feed(bytes(data))
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """End the part."""
         if self._body is not None:
             self._body.close()
         elif self._head is not None:
             self._request = take_apart(self._called, self._head.finish())
-
-    def _end(self) -> None:
-        self._ended = True
 
     def _tensor_part(self, name: str) -> _TensorPart:
         assert self._request is not None
@@ -240,34 +212,24 @@ class _TensorPart:
             raise _refusal(self._called, self.name, f"{self.name}: {found['msg']}", found["type"]) from None
 
 
-class _Headers:
-    """The headers of one part."""
-
-    def __init__(self) -> None:
-        self.field, self.value = b"", b""
-        self._found: dict[bytes, bytes] = {}
-
-    def end(self) -> None:
-        """Keep the header that is complete."""
-        self._found[self.field.lower()] = self.value
-        self.field, self.value = b"", b""
-
-    def name(self) -> str:
-        """Return the part's name; raises `InvalidRequest` without one, or for a part in an encoding."""
-        kind, options = parse_options_header(self._found.get(b"content-disposition"))
-        if kind != b"form-data" or b"name" not in options:
-            raise InvalidRequest('every part needs the header Content-Disposition: form-data; name=".."')
-        if self._found.get(b"content-transfer-encoding", b"binary").lower() not in _ENCODINGS:
-            raise InvalidRequest("a part must not have a Content-Transfer-Encoding other than binary")
-        return options[b"name"].decode("utf-8", "replace")
+# Clients write the same few headers in every call.
+@lru_cache(256)
+def _name(disposition: bytes, encoding: bytes) -> str:
+    """Return a part's name; raises `InvalidRequest` without one, or for a part in an encoding."""
+    kind, options = parse_options_header(disposition)
+    if kind != b"form-data" or b"name" not in options:
+        raise InvalidRequest('every part needs the header Content-Disposition: form-data; name=".."')
+    if encoding.lower() not in _ENCODINGS:
+        raise InvalidRequest("a part must not have a Content-Transfer-Encoding other than binary")
+    return options[b"name"].decode("utf-8", "replace")
 
 
-def _parser(content_type: str, callbacks: Any) -> MultipartParser:
+def _boundary(content_type: str) -> bytes:
     kind, options = parse_options_header(content_type)
     boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data" or not boundary or len(boundary) > _MAX_BOUNDARY:
         raise UnsupportedMediaType(f"multipart/form-data needs a boundary of 1 to {_MAX_BOUNDARY} characters")
-    return MultipartParser(boundary, callbacks, max_header_size=_HEADER_BYTES)
+    return boundary
 
 
 def _has_meta(given: Any) -> bool:

@@ -1,0 +1,97 @@
+"""The reader of multipart bodies: the same parts wherever the body is cut, and nothing that is not multipart."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.intake.parts import PartReader
+from convgrad._errors import ParseError
+
+BOUNDARY = b"a--boundary"
+HEADERS = b'Content-Disposition: form-data; name="x"\r\nX-Other:  spaced \t\r\n\r\n'
+
+
+class Collected:
+    """Keep what a reader tells."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[dict[bytes, bytes], bytes]] = []
+        self.closed = 0
+
+    def open(self, headers: dict[bytes, bytes]) -> None:
+        """Note a new part."""
+        self.parts.append((headers, b""))
+
+    def data(self, data: memoryview) -> None:
+        """Keep the bytes of the last part."""
+        headers, before = self.parts[-1]
+        self.parts[-1] = headers, before + bytes(data)
+
+    def close(self) -> None:
+        """Note the end of the last part."""
+        self.closed += 1
+
+
+def read(body: bytes, step: int = 10**6) -> tuple[Collected, bool]:
+    """Read a body in steps."""
+    sink = Collected()
+    reader = PartReader(BOUNDARY, sink, max_header_bytes=200)
+    for start in range(0, len(body), step):
+        reader.feed(body[start : start + step])
+    return sink, reader.ended
+
+
+def written(parts: list[bytes]) -> bytes:
+    """Write parts as a body."""
+    return b"".join(b"--%s\r\n%s%s\r\n" % (BOUNDARY, HEADERS, part) for part in parts) + b"--%s--\r\n" % BOUNDARY
+
+
+# Bytes that are nearly a boundary, and others.
+NEARLY = st.lists(
+    st.sampled_from([b"\r\n--a--boundar", b"\r", b"\n", b"\r\n", b"--a--boundary", b"\r\n--", b"x", b"\0"]), max_size=8
+).map(b"".join)
+
+
+@given(st.lists(NEARLY, max_size=4), st.integers(1, 40))
+def test_parts_are_the_same_wherever_the_body_is_cut(parts: list[bytes], step: int) -> None:
+    """Every part comes out as it went in, also when it is nearly full of boundaries."""
+    found, ended = read(written(parts), step)
+    assert [data for _, data in found.parts] == parts
+    assert found.closed == len(parts)
+    assert ended
+
+
+def test_headers_are_told_in_lower_case_and_trimmed() -> None:
+    """Names of headers don't care about case, values not about the blanks around them."""
+    found, _ = read(written([b""]))
+    assert found.parts[0][0] == {b"content-disposition": b'form-data; name="x"', b"x-other": b"spaced"}
+
+
+def test_line_breaks_before_and_anything_after_the_parts_are_passed_over() -> None:
+    """Some clients begin with a line break; what follows the last boundary belongs to nobody."""
+    found, ended = read(b"\r\n\r\n" + written([b"1"]) + b"more --a--boundary")
+    assert [data for _, data in found.parts] == [b"1"]
+    assert ended
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"--another",
+        b"x" + written([b"1"]),
+        written([b"1"]).replace(BOUNDARY + b"\r\n", BOUNDARY + b"\n", 1),
+        written([b"1"]).replace(b"X-Other:", b"X Other:"),
+        written([b"1"]).replace(b"X-Other:", b"X-Other"),
+        written([b"1"]).replace(b"spaced", b"sp\naced"),
+        written([b"1"]).replace(b"spaced", b"sp\0aced"),
+        written([b"1"]).replace(b"spaced", b"s" * 200),
+        written([b"1"]).replace(b"X-Other: ", b"A: b\r\n" * 8 + b"X-Other: "),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 10**6])
+def test_what_is_not_multipart_is_refused(body: bytes, step: int) -> None:
+    """A wrong boundary, a header that is none and too many of them are errors of the body."""
+    with pytest.raises(ParseError, match="not multipart"):
+        read(body, step)
