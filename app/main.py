@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
+from app.auth import Authentication, make_key_ring
 from app.doors import oip, ops_pages, rest, rpc
 from app.doors.oip_errors import OipErrors
 from app.engines.base import Engine
@@ -42,7 +43,8 @@ _ROUTERS = (rest.router, rpc.router, oip.router, ops_pages.router)
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the application; its service starts and stops with the ASGI lifespan.
 
-    `app.state.service` is the `Service` from the moment of construction.
+    `app.state.service` is the `Service` from the moment of construction. Raises `ValueError` where a file that
+    the settings name can't be used.
     """
     settings = settings or Settings()
     segments = SegmentPool(settings.memory_budget)
@@ -70,8 +72,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.oip = oip.OipState(shared_memory=settings.oip_shared_memory)
     for router in _ROUTERS:
         app.include_router(router)
+    app.router.routes[:0] = oip.shortcuts()
     for kind in (HTTPException, RequestValidationError):  # errors of ours go to the middleware's net
         app.add_exception_handler(kind, _raise_ours)
+    app.add_middleware(Authentication, keys=make_key_ring(settings))
     app.add_middleware(OipErrors)
     app.add_middleware(RequestContextMiddleware, telemetry=telemetry)
     app.add_middleware(BodyLimit, limit=int(settings.body_limit))  # around it: what the net sends ends here too

@@ -34,6 +34,11 @@ __all__ = ["Inference", "OipState"]
 _REQUEST_TYPES = ("", "application/json", "application/octet-stream", "application/x-www-form-urlencoded")
 
 
+# Triton forwards headers as parameters where it is told to. Here these are: load generators such as Triton's
+# perf_analyzer can set headers over HTTP, and no parameters.
+_PARAMETER = "convgrad-parameter-"
+
+
 class OipState:
     """Hold what the door keeps between requests."""
 
@@ -57,13 +62,14 @@ class Inference(Response):
         """Compute, reply and count."""
         context, name = context_of(scope), self._called.called_as
         try:
-            await self._answer(Headers(scope=scope), context, receive, send)
+            ended = await self._answer(Headers(scope=scope), context, receive, send)
         except BaseException:
             self._state.statistics.failed(name, time.monotonic() - context.started)
             raise
-        self._state.statistics.succeeded(name, time.monotonic() - context.started, context.timings)
+        self._state.statistics.succeeded(name, ended - context.started, context.timings)
 
-    async def _answer(self, headers: Headers, context: RequestContext, receive: Receive, send: Send) -> None:
+    async def _answer(self, headers: Headers, context: RequestContext, receive: Receive, send: Send) -> float:
+        """Answer; give the time at which the reply was out, before its memory is cleared away."""
         _check_content_type(headers)
         service = self._service
         with service.admit(), Holding(service.segments) as holding:
@@ -83,6 +89,8 @@ class Inference(Response):
                 await running.finish()
                 coding = choose_coding(headers.get("accept-encoding"))
                 await send_inference(running, request, send, coding=coding, region=self._region)
+                ended = time.monotonic()
+        return ended
 
     def _intake(self, headers: Headers, context: RequestContext, holding: Holding) -> OipIntake:
         async def check(request: InferRequest, metas: Metas, complete: bool) -> None:
@@ -97,6 +105,7 @@ class Inference(Response):
             length=None if headers.get("content-encoding") else _length(headers, "content-length"),
             head_limit=int(self._service.settings.head_limit),
             check=check,
+            forwarded=_forwarded(headers),
         )
 
     def _check(self, request: InferRequest, metas: Metas, started: float, *, complete: bool) -> None:
@@ -134,6 +143,15 @@ class Inference(Response):
 
 def _is_missing_shape(found: Mapping[str, Any], spellings: Mapping[str, str]) -> bool:
     return found["type"] == "missing" and spellings.get(found["loc"][-1]) == "weights_shape"
+
+
+def _forwarded(headers: Headers) -> dict[str, str]:
+    """Take the parameters that came as headers: `Convgrad-Parameter-Pads-Begin: 1,1`."""
+    return {
+        name.removeprefix(_PARAMETER).replace("-", "_"): value
+        for name, value in headers.items()
+        if name.startswith(_PARAMETER)
+    }
 
 
 def _length(headers: Headers, name: str) -> int | None:

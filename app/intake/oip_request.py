@@ -88,8 +88,8 @@ class InferRequest:
     output: RequestedOutput
 
 
-def read_request(called: CalledOperation, document: Any) -> InferRequest:
-    """Read an inference request.
+def read_request(called: CalledOperation, document: Any, forwarded: Mapping[str, str] | None = None) -> InferRequest:
+    """Read an inference request; `forwarded` are parameters that it may have beside its own, which win.
 
     Raises `InvalidRequest` when its outer form is wrong, `InvalidParams` with every fault of its tensors and
     `Unsupported` for a datatype that no operation has.
@@ -99,7 +99,7 @@ def read_request(called: CalledOperation, document: Any) -> InferRequest:
     request_id = document.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise InvalidRequest("id must be a string")
-    parameters = _parameters(document, "the request")
+    parameters = {**(forwarded or {}), **_parameters(document, "the request")}
     problems: list[Problem] = []
     inputs = [
         tensor

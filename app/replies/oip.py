@@ -57,15 +57,10 @@ async def send_inference(
 
 
 def _head(call: Call, request: InferRequest) -> bytes:
-    wanted, place = request.output, request.output.place
-    if place is not None:
-        told: dict[str, Any] = {
-            "shared_memory_region": place.region,
-            "shared_memory_offset": place.offset,
-            "shared_memory_byte_size": call.nbytes,
-        }
-    else:
-        told = {"binary_data_size": call.nbytes} if wanted.binary else {}
+    wanted = request.output
+    # Of an output in shared memory there is no more to say: Triton's own clients take any parameters here for
+    # those of binary data.
+    told = {"binary_data_size": call.nbytes} if wanted.binary and wanted.place is None else {}
     spec = call.prepared.op.output
     output: dict[str, Any] = {"name": wanted.name, "datatype": dtype(spec.dtype).oip, "shape": list(spec.shape)}
     reply: dict[str, Any] = {"model_name": call.prepared.op.called_as, "model_version": VERSION}

@@ -313,3 +313,16 @@ def test_the_documents_list_the_door(http: httpx.Client) -> None:
     """The OpenAPI document has the protocol's pages."""
     paths = json.loads(http.get("/openapi.json").text)["paths"]
     assert {"/v2", "/v2/health/live", "/v2/models/{model}/infer", "/v2/models/stats"} <= set(paths)
+
+
+def test_parameters_as_headers(client: Any) -> None:
+    """A client that can't set parameters sets headers; what the body says wins over them."""
+    inputs = SMALL.inputs()
+    attributes = {key: str(value) for key, value in SMALL.attributes().items()}
+    headers = {f"Convgrad-Parameter-{key.replace('_', '-')}": value for key, value in attributes.items()}
+    sent = oip.triton_inputs(SMALL, inputs)
+    result = client.infer(SMALL.op, sent, headers=dict(headers))
+    assert same_bits(result.as_numpy("diff_weights"), SMALL.expected(inputs))
+    headers["Convgrad-Parameter-Strides"] = "7,7"
+    result = client.infer(SMALL.op, sent, headers=dict(headers), parameters={"strides": [2, 2]})
+    assert same_bits(result.as_numpy("diff_weights"), SMALL.expected(inputs))
