@@ -18,7 +18,7 @@ from kernels.driver import WIDTH, add, add_slabs, store
 from kernels.geometry import wrapped
 from kernels.packing import KINDS
 from kernels.plan import Stop, Storage, Unit
-from kernels.problem import ConvProblem
+from kernels.problem import ConvProblem, storage_dtype
 from kernels.schedule import Operand, Schedule, schedule
 from kernels.tiles import tile_table
 
@@ -112,6 +112,8 @@ class _Part:
         self.scalar_boxes = _table([plan.box(plan.scalar, slab) for slab in plan.slabs], 12)
         macs = problem.macs * self.width // max(1, plan.lanes * len(plan.slabs))
         self.batch = max(1, BATCH_MACS // max(1, macs))
+        size = storage_dtype(problem.dtype).itemsize
+        self.vector, self.scalar = _operand(plan.vector, size, self.g0), _operand(plan.scalar, size, self.g0)
         self.lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
 
     def sum(self, inputs: Sequence[Storage], low: int, high: int, depth: int, stop: Stop) -> Floats | None:
@@ -143,9 +145,9 @@ class _Part:
         add_slabs(
             tile_table(), KINDS[self.problem.dtype], self.g1 - self.g0, self.lane_groups,
             self.slabs[some], plan.block, self.blocks, plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles,
-            _operand(plan.vector, vector, self.g0), self.vector_boxes[some], plan.vector.steps, plan.vector.moves,
+            _place(self.vector, vector), self.vector_boxes[some], plan.vector.steps, plan.vector.moves,
             panels.ctypes.data,
-            plan.scalar_pack, _operand(plan.scalar, scalar, self.g0), self.scalar_boxes[some], plan.scalar_lines,
+            plan.scalar_pack, _place(self.scalar, scalar), self.scalar_boxes[some], plan.scalar_lines,
             plan.scalar.steps, plan.scalar.moves, plan.scalar.plane, scratch.ctypes.data,
             acc.ctypes.data, 4 * self.group_floats, plan.channel_step,
         )  # fmt: skip
@@ -191,12 +193,20 @@ def _part(problem: ConvProblem, unit: Unit) -> _Part:
     return _Part(problem, schedule(problem), unit)
 
 
-def _operand(operand: Operand, array: Storage, first_group: int) -> Ints:
-    """Give a tensor's row of integers for the driver, its address counted from the first group."""
-    size = array.itemsize
-    start = array.ctypes.data + (operand.tensor.origin + first_group * operand.group) * size
+def _operand(operand: Operand, size: int, first_group: int) -> Ints:
+    """Give a tensor's row of integers for the driver, the first group counted from the tensor's own address."""
+    start = operand.tensor.origin + first_group * operand.group
     steps = (operand.group, *operand.tensor.steps, operand.lane, operand.tensor.channel)
-    return wrapped((start, array.ctypes.data + array.nbytes, *(step * size for step in steps)))
+    return wrapped((start * size, 0, *(step * size for step in steps)))
+
+
+def _place(operand: Ints, array: Storage) -> Ints:
+    """Give the row of integers with the addresses of `array` in it."""
+    placed = operand.copy()
+    address = array.ctypes.data
+    placed[0] += address
+    placed[1] = address + array.nbytes
+    return placed
 
 
 def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[tuple[int, int, int, int], Shape, Shape]]:

@@ -52,6 +52,23 @@ def _pack_vector(
 
 
 @jit
+def _zero_border(box: Vector, steps: Vector, panel: int, plane: int) -> None:
+    """Write zeros around the box in its panel; what a line of it covers is left to the packing."""
+    front = (box[2] - box[10]) * steps[2] + (box[3] - box[11]) * steps[3]
+    if steps[1] != steps[0] or box[5] * box[6] * box[7] == 0:
+        fill_zero(panel, plane)
+        return
+    for n in range(box[4]):
+        start = panel + n * steps[0]
+        end = panel + (n + 1) * steps[0] if n + 1 < box[4] else panel + plane
+        fill_zero(start, front)
+        for h in range(box[6]):
+            done = start + front + h * steps[2] + box[7] * steps[3]
+            following = start + front + (h + 1) * steps[2] if h + 1 < box[6] else end
+            fill_zero(done, following - done)
+
+
+@jit
 def _pack_scalar(
     kind: int, left: int, padded: bool, pack: int, operand: Vector, box: Vector, lines: Table, steps: Vector,
     plane: int, scratch: int,
@@ -67,9 +84,9 @@ def _pack_scalar(
     if pack == PLANES:
         pack_planes(kind, lines[-1, 0] + lines[-1, 1], scratch, plane, box, steps, source, operand)
         return base
-    if padded:
-        fill_zero(scratch, plane * lines.shape[0])
     for t in range(lines.shape[0]):
+        if padded:
+            _zero_border(box, steps, scratch + t * plane, plane)
         place = source + lines[t, 0] * operand[8]
         pack_panel(kind, steps[3] // 4, min(lines[t, 1], left), first + t * plane, box, steps, place, operand)
     return base

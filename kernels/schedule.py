@@ -56,6 +56,9 @@ CHUNKS = 8
 PADDED_PAIRS = 1024
 """Taps times channels of a group up to which all of them are visited together, zeros around the pixels."""
 
+CHUNK_MACS = 10_000_000
+"""Work of a chunk at the least: below it nobody shares it out."""
+
 CHUNK_POSITIONS = 2048
 """Pixels that a chunk has at the least: adding chunks up costs a pass over the gradient each."""
 
@@ -270,7 +273,8 @@ def schedule(problem: ConvProblem) -> Schedule:
     lane_starts = [sum(v for _, _, v in blocks[:i]) * cpu().width for i in range(len(blocks))]
     points = prod(axis.size for axis in geo.axes)
     chunks = 1
-    while chunks < CHUNKS and 2 * chunks <= len(slabs) and 2 * chunks * CHUNK_POSITIONS <= points:
+    most = min(len(slabs), points // CHUNK_POSITIONS, problem.macs // CHUNK_MACS)
+    while chunks < CHUNKS and 2 * chunks <= most:
         chunks *= 2
     return Schedule(
         vector=vectors_,
@@ -313,7 +317,7 @@ def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool, ac
         together = pack == NATIVE and scalar.channel == 1
         line = min(128, step * scalar.steps[3]) if together else min(scalar.channels, 6) * min(64, step)
     most = BLOCK_POSITIONS if 4 * acc < L2_BYTES // 2 else 2 * BLOCK_POSITIONS
-    return max(64, min(most, (most // 256) * 40 * 1024 // (64 + line)))
+    return max(64, min(most, 40 * 1024 // (64 + line)))
 
 
 def _group_blocks(channels: int) -> list[tuple[int, int, int]]:

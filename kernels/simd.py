@@ -81,6 +81,17 @@ def _splat(builder: Any, value: Any, width: int) -> Any:
     return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), mask)
 
 
+def _join(builder: Any, before: list[Any], here: Any, after: list[Any], inside: Any) -> list[Any]:
+    """Give the values behind an optional block: those from `inside` it, or those from `before` it."""
+    joined = []
+    for old, new in zip(before, after, strict=True):
+        phi = builder.phi(old.type)
+        phi.add_incoming(old, here)
+        phi.add_incoming(new, inside)
+        joined.append(phi)
+    return joined
+
+
 def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any:
     """Make the register tile of `rows` x (`vectors` x `width`) f32 accumulators as a Numba intrinsic.
 
@@ -138,12 +149,8 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
             with builder.if_then(full):
                 add_sums(sums)
                 flushed = builder.block
-            merged = []
-            for value, empty in ((pending, _I64(0)), *((value, zero) for value in sums)):
-                phi = builder.phi(value.type)
-                phi.add_incoming(value, here)
-                phi.add_incoming(empty, flushed)
-                merged.append(phi)
+            empty = [_I64(0), *[zero] * len(sums)]
+            merged = _join(builder, [pending, *sums], here, empty, flushed)
             return [vp, sp, builder.sub(left, take), *merged]
 
         def row(carried: list[Any]) -> list[Any]:
@@ -334,12 +341,25 @@ def all_finite(typingctx: Any, address: Any, count: Any) -> Any:
         zero = ir.Constant(lane, [0.0] * 8)
 
         def body(carried: list[Any]) -> list[Any]:
-            place, total = carried
             # a finite number times zero is zero, anything else is NaN, and NaN stays
-            product = builder.fmul(_load(builder, place, lane), zero)
-            return [builder.add(place, _I64(32)), builder.fadd(total, product)]
+            place, *totals = carried
+            for i, total in enumerate(totals):
+                product = builder.fmul(_load(builder, builder.add(place, _I64(32 * i)), lane), zero)
+                totals[i] = builder.fadd(total, product)
+            return [builder.add(place, _I64(32 * len(totals))), *totals]
 
-        total = _loop(builder, values[1], [values[0], zero], body, "finite")[1]
+        # four sums at a time, then those that are left one by one: an addition takes four cycles
+        address, count = values
+        fours, rest = builder.lshr(count, _I64(2)), builder.and_(count, _I64(3))
+        start, here = [address, zero, zero, zero, zero], builder.block
+        with builder.if_then(builder.icmp_unsigned(">", fours, _I64(0))):
+            many, inside = _loop(builder, fours, start, body, "finite"), builder.block
+        many = _join(builder, start, here, many, inside)
+        start, here = [many[0], many[1]], builder.block
+        with builder.if_then(builder.icmp_unsigned(">", rest, _I64(0))):
+            one, inside = _loop(builder, rest, start, body, "finite.rest"), builder.block
+        one = _join(builder, start, here, one, inside)
+        total = builder.fadd(builder.fadd(one[1], many[2]), builder.fadd(many[3], many[4]))
         finite = builder.bitcast(builder.fcmp_ordered("==", total, zero), ir.IntType(8))
         return builder.icmp_unsigned("==", finite, ir.IntType(8)(255))
 
