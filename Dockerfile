@@ -27,11 +27,13 @@ RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin conv
 COPY --from=build /opt/convgrad /opt/convgrad
 COPY --from=build --chown=convgrad /var/cache/convgrad /var/cache/convgrad
 COPY --from=build /srv/convgrad /srv/convgrad
+# Public within the container: who reaches it is decided where its port is published.
 ENV PATH=/opt/convgrad/bin:$PATH \
     PYTHONPATH=/srv/convgrad \
     PYTHONUNBUFFERED=1 \
     NUMBA_CACHE_DIR=/var/cache/convgrad \
-    CONVGRAD_HOST=0.0.0.0
+    CONVGRAD_HOST=0.0.0.0 \
+    CONVGRAD_PUBLIC=true
 WORKDIR /srv/convgrad
 USER convgrad
 EXPOSE 8000

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import logging.config
 import socket
+import ssl
 import sys
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsConfigDict
 
@@ -55,8 +57,9 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for server in self.servers:
             for listener in server.sockets:
-                self._service.addresses.append(_address(listener))
-                _log.info("listening on %s", _address(listener))
+                address = _address(listener, secure=self.config.is_ssl)
+                self._service.addresses.append(address)
+                _log.info("listening on %s", address)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to drain, or when that has begun stop."""
@@ -79,11 +82,11 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
 
-def _address(listener: Any) -> str:
+def _address(listener: Any, *, secure: bool) -> str:
     name = listener.getsockname()
     if isinstance(name, tuple):
         host = f"[{name[0]}]" if ":" in name[0] else name[0]
-        return f"http://{host}:{name[1]}"
+        return f"{'https' if secure else 'http'}://{host}:{name[1]}"
     return f"unix:{name}"
 
 
@@ -93,11 +96,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings = parse_settings(sys.argv[1:] if arguments is None else arguments)
     except ValidationError as error:
         for entry in error.errors(include_url=False, include_input=False):
-            print(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}", file=sys.stderr)  # noqa: T201
+            where = "".join(f"{part}: " for part in entry["loc"])
+            print(where + entry["msg"], file=sys.stderr)  # noqa: T201
         return 2
     logging.config.dictConfig(logging_config(settings.log_format))
-    app = create_app(settings)
-    config = uvicorn.Config(
+    try:
+        app = create_app(settings)
+        config = _server_config(settings, app)
+        config.load()
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+    server = Server(config, app.state.service)
+    server.run()
+    return 0 if server.started else 3
+
+
+def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
+    password = settings.tls_key_password
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -111,10 +128,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         server_header=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
+        ssl_keyfile_password=None if password is None else password.get_secret_value(),
+        ssl_ca_certs=None if settings.tls_client_ca is None else str(settings.tls_client_ca),
+        ssl_cert_reqs=ssl.CERT_NONE if settings.tls_client_ca is None else ssl.CERT_REQUIRED,
     )
-    server = Server(config, app.state.service)
-    server.run()
-    return 0 if server.started else 3
 
 
 if __name__ == "__main__":

@@ -36,6 +36,8 @@ class RequestContext:
     timings: Timings = field(default_factory=Timings)
     door: str = "pages"
     key: str = ANYONE
+    calls_limit: int | None = None
+    denied: ConvgradError | None = None
     trace: TraceParent | None = None
     refusals: list[str] = field(default_factory=list)
     received: int = 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import ByteSize, Field, field_validator
+from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.container import cpu_count, memory_bytes
@@ -24,6 +25,24 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     uds: Path | None = Field(default=None, description="Unix socket to listen on instead of host and port.")
+    public: bool = Field(
+        default=False, description="Listen on an address that others can reach although no key is asked for."
+    )
+    keys_file: Path | None = Field(
+        default=None, description="File of API keys, one a line; read again when it changes. See python -m app.keys."
+    )
+    keys: SecretStr | None = Field(
+        default=None,
+        description="The same lines as text, ended by line breaks or ';': a secret in the environment.",
+    )
+    tls_certificate: Path | None = Field(
+        default=None, description="Certificate chain in PEM form: serve HTTPS instead of HTTP."
+    )
+    tls_key: Path | None = Field(default=None, description="Private key of the certificate, if it is not in its file.")
+    tls_key_password: SecretStr | None = Field(default=None, description="Password of the private key.")
+    tls_client_ca: Path | None = Field(
+        default=None, description="Take only clients with a certificate that one of these authorities has signed."
+    )
     workers: int = Field(
         default=0,
         ge=0,
@@ -75,6 +94,22 @@ class Settings(BaseSettings):
             return int(float(value))
         return value
 
+    @model_validator(mode="after")
+    def _not_open_by_accident(self) -> Self:
+        if not (self.public or self.has_keys or self.uds or self.tls_client_ca or _is_loopback(self.host)):
+            raise ValueError(
+                f"host {self.host} can be reached by others and no key is asked for: name a keys_file, "
+                "or set public to true if something else keeps strangers out"
+            )
+        if self.tls_certificate is None and (self.tls_key or self.tls_client_ca):
+            raise ValueError("tls_key and tls_client_ca need a tls_certificate")
+        return self
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need a key."""
+        return self.keys_file is not None or self.keys is not None
+
     @cached_property
     def worker_count(self) -> int:
         """Worker processes to run."""
@@ -84,3 +119,10 @@ class Settings(BaseSettings):
     def memory_budget(self) -> int:
         """Bytes that the tensors of all calls may take together."""
         return int(self.memory_limit) or memory_bytes() // 2
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -24,7 +24,7 @@ from app.errors import as_convgrad_error, rpc_error
 from app.intake.body import declared_length, read_body
 from app.intake.json import JsonIntake
 from app.intake.landing import Holding
-from app.middleware import context_of
+from app.middleware import RequestContext, context_of
 from app.replies import sse
 from app.replies.accept import choose
 from app.replies.body import dump, send_head, send_piece
@@ -96,7 +96,7 @@ class RpcDoor(Response):
         headers = Headers(scope=scope)
         _check_content_type(headers)
         media_type = choose(headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
-        admission, refusal = self._admit()
+        admission, refusal = self._admit(context_of(scope))
         with admission, Holding(self._service.segments) as holding:
             turn = Turn(self._service, holding, context_of(scope), refusal)
             message = await self._read(headers, receive, turn)
@@ -116,8 +116,10 @@ class RpcDoor(Response):
                 else:
                     await self._reply(wanted[0], turn, send, media_type)
 
-    def _admit(self) -> tuple[AbstractContextManager[None], ConvgradError | None]:
+    def _admit(self, context: RequestContext) -> tuple[AbstractContextManager[None], ConvgradError | None]:
         """Admit the request, or keep the refusal: it is answered under the ids of the calls in the body."""
+        if context.denied is not None:
+            return nullcontext(), context.denied
         try:
             return self._service.admit(), None
         except (Overloaded, ShuttingDown) as refusal:
@@ -126,9 +128,12 @@ class RpcDoor(Response):
     async def _read(self, headers: Headers, receive: Receive, turn: Turn) -> _Item | rpc.Batch:
         settings = self._service.settings
         try:
+            length = declared_length(headers)
+            if turn.context.denied is not None and (length is None or length > settings.head_limit):
+                return _Unreadable(turn.context.denied)  # a stranger's tensors are not worth their reading
             intake = JsonIntake(
                 turn.holding,
-                length=declared_length(headers),
+                length=length,
                 max_skeleton=int(settings.head_limit),
                 refusal=turn.refusal,
             )
@@ -207,6 +212,8 @@ class RpcDoor(Response):
     async def _open(self, item: _Item, turn: Turn, stack: AsyncExitStack) -> Any:
         if isinstance(item, _Unreadable):
             raise item.error
+        if turn.context.denied is not None:
+            raise turn.context.denied.with_traceback(None)
         if isinstance(item, rpc.Invalid):
             raise InvalidRequest(item.message)
         method = self._methods.get(item.method)
