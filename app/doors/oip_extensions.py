@@ -12,9 +12,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from app.context import context_of
 from app.doors.oip_documents import repository_index
 from app.doors.oip_infer import OipState
 from app.intake.document import parse_document
+from app.intake.regions import Regions
 from app.service import Service
 from convgrad._errors import InvalidRequest, TooLarge, Unsupported
 from schemas.tables import find_operation
@@ -40,9 +42,9 @@ async def _document(request: Request) -> dict[str, Any]:
     return found
 
 
-def _state(request: Request) -> OipState:
+def _regions(request: Request) -> Regions:
     state: OipState = request.app.state.oip
-    return state
+    return state.regions.of(context_of(request.scope).key)
 
 
 @router.get("/repository/index")
@@ -74,41 +76,41 @@ async def unload(model: str) -> Response:
 @router.get("/systemsharedmemory/status")
 async def all_regions(request: Request) -> Any:
     """List the registered shared-memory regions."""
-    return _state(request).regions.status()
+    return _regions(request).status()
 
 
 @router.get("/systemsharedmemory/region/{region}/status")
 async def one_region(request: Request, region: str) -> Any:
     """Describe one registered region."""
-    return _state(request).regions.status(region)
+    return _regions(request).status(region)
 
 
 @router.post("/systemsharedmemory/region/{region}/register")
 async def register(request: Request, region: str) -> Any:
     """Register a part of a POSIX shared-memory object under a name, for tensors of later inferences."""
     given = await _document(request)
-    _state(request).regions.register(region, given.get("key"), given.get("offset", 0), given.get("byte_size"))
+    _regions(request).register(region, given.get("key"), given.get("offset", 0), given.get("byte_size"))
     return {}
 
 
 @router.post("/systemsharedmemory/unregister")
 async def unregister_all(request: Request) -> Any:
     """Forget every region."""
-    _state(request).regions.unregister()
+    _regions(request).unregister()
     return {}
 
 
 @router.post("/systemsharedmemory/region/{region}/unregister")
 async def unregister(request: Request, region: str) -> Any:
     """Forget one region."""
-    _state(request).regions.unregister(region)
+    _regions(request).unregister(region)
     return {}
 
 
 @router.get("/cudasharedmemory/status", include_in_schema=False)
 async def no_cuda_regions(request: Request) -> Any:
     """List the CUDA regions: none."""
-    _state(request).regions.status()
+    _regions(request).status()
     return []
 
 
@@ -116,7 +118,7 @@ async def no_cuda_regions(request: Request) -> Any:
 @router.post("/cudasharedmemory/region/{region}/unregister", include_in_schema=False)
 async def unregister_cuda(request: Request) -> Any:
     """Forget the CUDA regions, of which there are none."""
-    _state(request).regions.status()
+    _regions(request).status()
     return {}
 
 

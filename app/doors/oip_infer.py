@@ -18,7 +18,7 @@ from app.doors.oip_statistics import Statistics
 from app.intake.landing import Holding
 from app.intake.oip import HEAD_LENGTH, Metas, OipIntake, read_inference
 from app.intake.oip_request import InferRequest
-from app.intake.regions import Region, Regions
+from app.intake.regions import Region, Regions, Registry
 from app.middleware import RequestContext, context_of
 from app.planning import tensor_bytes
 from app.replies.coding import choose_coding
@@ -44,7 +44,7 @@ class OipState:
 
     def __init__(self, *, shared_memory: bool) -> None:
         self.statistics = Statistics()
-        self.regions = Regions(enabled=shared_memory)
+        self.regions = Registry(enabled=shared_memory)
 
 
 class Inference(Response):
@@ -93,13 +93,15 @@ class Inference(Response):
         return ended
 
     def _intake(self, headers: Headers, context: RequestContext, holding: Holding) -> OipIntake:
+        regions = self._state.regions.of(context.key)
+
         async def check(request: InferRequest, metas: Metas, complete: bool) -> None:
-            self._check(request, metas, context.started, complete=complete)
+            self._check(request, metas, regions, context.started, complete=complete)
 
         return OipIntake(
             self._called,
             holding,
-            self._state.regions,
+            regions,
             head_length=_length(headers, HEAD_LENGTH),
             # What a coded body decodes to is not known before.
             length=None if headers.get("content-encoding") else _length(headers, "content-length"),
@@ -108,7 +110,7 @@ class Inference(Response):
             forwarded=_forwarded(headers),
         )
 
-    def _check(self, request: InferRequest, metas: Metas, started: float, *, complete: bool) -> None:
+    def _check(self, request: InferRequest, metas: Metas, regions: Regions, started: float, *, complete: bool) -> None:
         """Check all that is known by now; `complete` when the values of the weights' shape are."""
         spellings = self._called.operation.attribute_spellings
         attributes = request.attributes
@@ -128,17 +130,19 @@ class Inference(Response):
             deadline = min(checked.deadline, started + request.timeout_us / 1e6)
             checked = replace(checked, deadline=deadline)
         if request.output.place is not None:
-            self._region = self._region_for(request, checked)
+            self._region = _region_for(request, checked, regions)
         self._checked = checked
 
-    def _region_for(self, request: InferRequest, checked: Checked) -> Region:
-        place, needed = request.output.place, tensor_bytes(checked.op.output)
-        assert place is not None
-        if place.byte_size < needed:
-            name = request.output.name
-            message = f"shared_memory_byte_size of {name} is {place.byte_size}, and {name} has {needed} bytes"
-            raise InvalidParams(message, errors=[problem(["outputs", name], message, "size")])
-        return self._state.regions.find(place)
+
+def _region_for(request: InferRequest, checked: Checked, regions: Regions) -> Region:
+    """Find the region that the output goes to, and check that it fits its place there."""
+    place, needed = request.output.place, tensor_bytes(checked.op.output)
+    assert place is not None
+    if place.byte_size < needed:
+        name = request.output.name
+        message = f"shared_memory_byte_size of {name} is {place.byte_size}, and {name} has {needed} bytes"
+        raise InvalidParams(message, errors=[problem(["outputs", name], message, "size")])
+    return regions.find(place)
 
 
 def _is_missing_shape(found: Mapping[str, Any], spellings: Mapping[str, str]) -> bool:

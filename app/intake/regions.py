@@ -21,7 +21,7 @@ from app.intake.oip_request import Place
 from convgrad._errors import CallerError, InvalidParams, InvalidRequest, NotFound, Unsupported
 from schemas.problems import safe_key
 
-__all__ = ["Region", "Regions"]
+__all__ = ["Region", "Regions", "Registry"]
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where Linux has POSIX shared memory
 _NAME = re.compile(r"[A-Za-z0-9_.:@+=-]{1,128}")
@@ -77,15 +77,27 @@ class Region:
             raise InvalidRequest(f"the region {self.name} can't be written: {error.strerror}") from None
 
 
+class Registry:
+    """Hold the regions of every owner: what one key registered no other sees or uses."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self._owners: dict[str, Regions] = {}
+
+    def of(self, owner: str) -> Regions:
+        """Return the regions of a key."""
+        return self._owners.setdefault(owner, Regions(enabled=self.enabled))
+
+
 class Regions:
-    """Hold the registered regions by name.
+    """Hold the registered regions of one owner by name.
 
     A region can be any shared-memory object of the user who runs the service, and of nobody else; every
     method raises `Unsupported` while the extension is off.
     """
 
     def __init__(self, *, enabled: bool) -> None:
-        self.enabled = enabled
+        self._enabled = enabled
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: object, offset: object, byte_size: object) -> None:
@@ -149,7 +161,7 @@ class Regions:
         return region
 
     def _check_enabled(self) -> None:
-        if not self.enabled:
+        if not self._enabled:
             raise Unsupported(
                 "shared memory is switched off: this service was started without CONVGRAD_OIP_SHARED_MEMORY=true"
             )

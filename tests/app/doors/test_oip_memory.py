@@ -18,6 +18,9 @@ import tritonclient.http as triton
 import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
+from app.intake.oip_request import Place
+from app.intake.regions import Registry
+from convgrad._errors import InvalidParams
 from tests.app import oip
 from tests.app.calls import DTYPES, SMALL, same_bits
 from tests.app.resident import Resident, resident_service
@@ -28,8 +31,8 @@ INPUTS = SMALL.inputs()
 
 @pytest.fixture(scope="module")
 def sharing() -> Iterator[Resident]:
-    """A service in this process that takes shared memory."""
-    with resident_service(workers=1, oip_shared_memory=True) as resident:
+    """A service in this process that takes shared memory, and has little of its own."""
+    with resident_service(workers=1, oip_shared_memory=True, memory_limit=40 << 20) as resident:
         yield resident
 
 
@@ -283,3 +286,31 @@ def test_regions_close_their_descriptors(client: Any) -> None:
         with region(client, 64):
             pass
     assert len(os.listdir("/proc/self/fd")) <= before + 1  # noqa: PTH208
+
+
+def test_a_call_holds_its_tensors_once(client: Any) -> None:
+    """Two inputs of 16 MB go through a service that has 40 MB for all tensors, from the body and from a region."""
+    case = Case(
+        dtype="f16", src_channels=16, dst_channels=16, src_spatial=(512, 512), dst_spatial=(512, 512), kernel=(1, 1)
+    )
+    inputs = case.inputs()
+    assert same_bits(oip.infer(client, case, inputs), case.expected(inputs))
+    shared_infer(client, case, inputs)
+
+
+def test_a_region_belongs_to_the_key_that_registered_it() -> None:
+    """What one key registered another one neither sees, uses nor forgets; names are each key's own."""
+    memory = shared_memory.SharedMemory(create=True, size=4096)
+    try:
+        registry = Registry(enabled=True)
+        ours, theirs = registry.of("ours"), registry.of("theirs")
+        ours.register("r", memory.name, 0, 100)
+        theirs.register("r", memory.name, 100, 50)
+        theirs.unregister()
+        assert [entry["byte_size"] for entry in registry.of("ours").status()] == [100]
+        with pytest.raises(InvalidParams, match="no shared memory region r"):
+            theirs.find(Place("r", 0, 10))
+        assert ours.find(Place("r", 90, 10)).name == "r"
+    finally:
+        memory.close()
+        memory.unlink()
