@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -24,7 +25,21 @@ from schemas.tables import CalledOperation, find_operation, operation_names
 
 __all__ = ["OipState", "router", "shortcuts"]
 
-router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"])
+
+class OipError(BaseModel):
+    """Say what is wrong, as every page under `/v2` does."""
+
+    error: str
+
+
+router = APIRouter(
+    prefix="/v2",
+    tags=["Open Inference Protocol"],
+    responses={
+        400: {"model": OipError, "description": "The request breaks a rule of the protocol or of the operation."},
+        404: {"model": OipError, "description": "There is no such model, version or page."},
+    },
+)
 router.include_router(oip_extensions.router)
 
 
@@ -90,8 +105,30 @@ async def statistics(request: Request, model: str, version: str | None = None) -
     return {"model_stats": [_state(request).statistics.report(name, VERSION)]}
 
 
-@router.post("/models/{model}/infer")
-@router.post("/models/{model}/versions/{version}/infer")
+_TENSORS = {
+    "application/json": {"schema": {"type": "object"}},
+    "application/octet-stream": {
+        "schema": {
+            "type": "string",
+            "format": "binary",
+            "description": "JSON, as long as the header Inference-Header-Content-Length says, then the tensors' bytes.",
+        }
+    },
+}
+_INFER: dict[str, Any] = {
+    "openapi_extra": {"requestBody": {"required": True, "content": _TENSORS}},
+    "responses": {
+        200: {"description": "The output, in the form that the request asked for.", "content": _TENSORS},
+        413: {"model": OipError, "description": "The body, or what the call needs, is over a limit."},
+        415: {"model": OipError, "description": "A content type or coding that this page does not read."},
+        503: {"model": OipError, "description": "The queue or the memory is full, or the service starts or drains."},
+        504: {"model": OipError, "description": "The deadline was over."},
+    },
+}
+
+
+@router.post("/models/{model}/infer", **_INFER)
+@router.post("/models/{model}/versions/{version}/infer", **_INFER)
 async def infer(request: Request, model: str, version: str | None = None) -> Response:
     """Compute an operation: JSON, or JSON followed by the bytes of the tensors, and the same in the reply."""
     return Inference(find_model(model, version), _service(request), _state(request))
