@@ -8,7 +8,7 @@ out; nothing is checked here. Tables, by column:
 * box: first (n, d, h, w), then sizes, then first (n, d, h, w) of the panel that holds it, padding included.
 * blocks: 0 first channel, 1 valid lanes, 2 vectors, 3 first lane, 4 accumulator bytes, 5 panel bytes.
 * ranges: 0-5 low and high of (d, h, w), 6 shift of the vector panel in lines, 7-8 first and last register tile, 9 shift
-  of the scalars in bytes, 10 accumulator row.
+  of the scalars in bytes, 10 accumulator row, 11 number of the walk over the lane blocks that it belongs to.
 * tiles: 0 accumulator row counted from the range's, 1 rows, 2-10 byte offsets of the rows' scalars.
 * lines: 0 first channel, 1 valid lanes of each line of the scalar panel.
 """
@@ -19,7 +19,7 @@ import numpy as np
 
 from kernels._jit import Floats, Halves, Table, Vector, jit
 from kernels.cpu import cpu
-from kernels.packing import F16, F32, pack_panel, pack_planes
+from kernels.packing import F16, F32, copy_lines, pack_panel, pack_planes
 from kernels.simd import all_finite, call_tile, fill_zero, round_bits, transpose_panel
 from kernels.tiles import LANEWISE
 
@@ -69,11 +69,24 @@ def _zero_border(box: Vector, steps: Vector, panel: int, plane: int) -> None:
 
 
 @jit
+def _set_apart(box: Vector, dense: Vector, source: int, steps: Vector, target: int) -> None:
+    """Copy the lines of a dense panel to where they stand among zeros."""
+    for n in range(box[4]):
+        for d in range(box[5]):
+            for h in range(box[6]):
+                to = target + n * steps[0] + d * steps[1] + h * steps[2]
+                copy_lines(steps[3] // 4, to, source + n * dense[0] + d * dense[1] + h * dense[2], box[7])
+
+
+@jit
 def _pack_scalar(
     kind: int, left: int, padded: bool, pack: int, operand: Vector, box: Vector, lines: Table, steps: Vector,
-    plane: int, scratch: int,
+    plane: int, scratch: int, dense: Vector,
 ) -> int:  # fmt: skip
-    """Bring one group's scalar tensor to where the tiles read it and give the address of position 0."""
+    """Bring one group's scalar tensor to where the tiles read it and give the address of position 0.
+
+    `dense` is scratch for four steps.
+    """
     if pack == NATIVE:
         return operand[0]  # type: ignore[no-any-return]
     source, base, first = operand[0], scratch, scratch
@@ -87,8 +100,17 @@ def _pack_scalar(
     for t in range(lines.shape[0]):
         if padded:
             _zero_border(box, steps, scratch + t * plane, plane)
-        place = source + lines[t, 0] * operand[8]
-        pack_panel(kind, steps[3] // 4, min(lines[t, 1], left), first + t * plane, box, steps, place, operand)
+        place, lanes = source + lines[t, 0] * operand[8], min(lines[t, 1], left)
+        if padded and box[7] < 16 and operand[5] == box[7] * operand[6]:
+            # short lines that follow each other are transposed as one, then set apart
+            dense[3] = steps[3]
+            for axis in range(2, -1, -1):
+                dense[axis] = dense[axis + 1] * box[5 + axis]
+            spare = scratch + lines.shape[0] * plane
+            pack_panel(kind, steps[3] // 4, lanes, spare, box, dense, place, operand)
+            _set_apart(box, dense, spare, steps, first + t * plane)
+        else:
+            pack_panel(kind, steps[3] // 4, lanes, first + t * plane, box, steps, place, operand)
     return base
 
 
@@ -103,11 +125,11 @@ def _clip(
     vector_moves: Vector,
     scalar_moves: Vector,
     live: Table,
-) -> int:
+) -> int:  # fmt: skip
     """Clip every tap's range to the block at (n, d, h, w), once for all lane blocks; give the number of ranges left.
 
     A row of `live`: 0 line in the vector panel, 1 byte offset of the scalars, 2-3 first and last tile, 4-13 the walk
-    of the tiles (see `kernels.simd.fma_tile`), 14 accumulator row.
+    of the tiles (see `kernels.simd.fma_tile`), 14 accumulator row, 15 walk it belongs to.
     """
     count = 0
     outer = 1 if block[1] > 1 else 0
@@ -130,7 +152,7 @@ def _clip(
         for k in range(3):
             axis = outer if k == 0 else k + 1
             row[4 + k], row[7 + k] = vector_moves[axis], scalar_moves[axis]
-        row[13], row[14] = acc_step, ranges[r, 10]
+        row[13], row[14], row[15] = acc_step, ranges[r, 10], ranges[r, 11]
         count += 1
     return count
 
@@ -151,22 +173,27 @@ def _walk(
             for at[2] in range(slab[4], slab[5], block[2]):
                 for at[3] in range(slab[6], slab[7], block[3]):
                     count = _clip(at, slab, block, ranges, zero, acc_step, vector_moves, scalar_moves, live)
-                    most = 0
-                    for i in range(count):
-                        most = max(most, live[i, 3] - live[i, 2])
-                    for b in range(blocks.shape[0]):
-                        kind = LANEWISE if lanewise else blocks[b, 2]
-                        line = 4 * WIDTH * blocks[b, 2]
-                        panel, sums = panels + blocks[b, 5], acc + blocks[b, 4]
-                        for step in range(most):
-                            for i in range(count):
-                                t = live[i, 2] + step
-                                if t < live[i, 3]:
-                                    call_tile(
-                                        table[kind, tiles[t, 1]], walks + 120 * i, panel + live[i, 0] * line,
-                                        scalars + live[i, 1], offsets + 88 * t,
-                                        sums + (live[i, 14] + tiles[t, 0]) * line,
-                                    )  # fmt: skip
+                    start = 0
+                    while start < count:
+                        # all taps, or one line of the kernel where its scalars fill L1 by themselves
+                        end, most = start, 0
+                        while end < count and live[end, 15] == live[start, 15]:
+                            most = max(most, live[end, 3] - live[end, 2])
+                            end += 1
+                        for b in range(blocks.shape[0]):
+                            kind = LANEWISE if lanewise else blocks[b, 2]
+                            line = 4 * WIDTH * blocks[b, 2]
+                            panel, sums = panels + blocks[b, 5], acc + blocks[b, 4]
+                            for step in range(most):
+                                for i in range(start, end):
+                                    t = live[i, 2] + step
+                                    if t < live[i, 3]:
+                                        call_tile(
+                                            table[kind, tiles[t, 1]], walks + 128 * i, panel + live[i, 0] * line,
+                                            scalars + live[i, 1], offsets + 88 * t,
+                                            sums + (live[i, 14] + tiles[t, 0]) * line,
+                                        )  # fmt: skip
+                        start = end
 
 
 @jit
@@ -185,7 +212,7 @@ def add_slabs(
     a convolution group, that many are left, and tiles run lanewise; `padded_ranges` then visit all pixels for all
     taps over a panel with zeros around it, which only finite data allow. The caller owns panels, scratch and sums.
     """
-    live = np.empty((max(ranges.shape[0], padded_ranges.shape[0]) + 1, 15), np.int64)
+    live = np.empty((max(ranges.shape[0], padded_ranges.shape[0]) + 1, 16), np.int64)
     at, steps = np.empty(4, np.int64), np.empty(4, np.int64)
     vector_here, scalar_here = vector.copy(), scalar.copy()
     padded = padded_ranges.shape[0] > 0
@@ -200,7 +227,7 @@ def add_slabs(
             left = lane_groups - g * WIDTH if lane_groups > 0 else 2 * WIDTH
             _pack_vector(kind, left, vector_here, vector_box, blocks, vector_lines, steps, panels)
             base = _pack_scalar(
-                kind, left, padded, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch
+                kind, left, padded, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch, steps
             )  # fmt: skip
             whole = padded
             for b in range(blocks.shape[0] if padded else 0):

@@ -11,7 +11,7 @@ import numpy as np
 from kernels._jit import Vector, jit
 from kernels.simd import copy_panel, load_value, store_value, transpose_panel
 
-__all__ = ["F16", "F32", "KINDS", "pack_panel", "pack_planes"]
+__all__ = ["F16", "F32", "KINDS", "copy_lines", "pack_panel", "pack_planes"]
 
 F32, F16, BF16 = 0, 1, 2
 KINDS = {"f32": F32, "f16": F16, "bf16": BF16}
@@ -42,6 +42,12 @@ def _copy(kind: int, lanes: int, dst: int, dst_step: int, src: int, src_step: in
             _copy1_f16(dst + 4 * done, dst_step, src + size * done, src_step, count)
         else:
             _copy1_bf16(dst + 4 * done, dst_step, src + size * done, src_step, count)
+
+
+@jit
+def copy_lines(lanes: int, dst: int, src: int, count: int) -> None:
+    """Copy `count` adjacent lines of `lanes` f32 (a multiple of 8)."""
+    _copy(F32, 8, dst, 32, src, 32, count * lanes // 8)
 
 
 @jit

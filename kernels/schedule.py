@@ -154,7 +154,7 @@ def _lane_cost(problem: ConvProblem, wide: Tensor, narrow: Tensor, kernel_width:
     return 0.6 * kernel_width * wide.channels * narrow.channels / cpu().width / filled
 
 
-def _scalar_pack(problem: ConvProblem, tensor: Tensor, lanes_are_groups: bool, padded: bool) -> int:
+def _scalar_pack(problem: ConvProblem, tensor: Tensor, stride: int, lanes_are_groups: bool, padded: bool) -> int:
     f32 = problem.dtype == "f32"
     if lanes_are_groups:
         direct = tensor.channel == 1 and tensor.channels == 1 and problem.groups % cpu().width == 0 and not padded
@@ -162,6 +162,8 @@ def _scalar_pack(problem: ConvProblem, tensor: Tensor, lanes_are_groups: bool, p
     if tensor.channel == 1:
         few = tensor.channels * problem.groups <= 16 or tensor.channels < 4
         return NATIVE if f32 and few else LINES
+    if stride >= 8 and tensor.channels <= 8:
+        return LINES  # a plane would give one value of every cache line or two
     return NATIVE if f32 else PLANES
 
 
@@ -245,7 +247,7 @@ def schedule(problem: ConvProblem) -> Schedule:
     vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
     merge = 1 < width <= MERGED_TAPS and not vector_is_wide and (by_group or wide.channels < 4)
     padded = by_group and _paddable(geo)
-    pack = _scalar_pack(problem, scalar, by_group, padded)
+    pack = _scalar_pack(problem, scalar, 1 if vector_is_wide else geo.axes[3].stride, by_group, padded)
     blocks = _group_blocks(vector.channels) if by_group else _lane_blocks(vector.channels)
     limit = LANE_ROWS if by_group else min(cpu().rows[vectors] for _, _, vectors in blocks)
     cuts = [1] * scalar.channels if by_group else split(scalar.channels, limit)
@@ -268,7 +270,7 @@ def schedule(problem: ConvProblem) -> Schedule:
         ranges, tiles = merged_tables(rows, geo.axes[1:], steps)
     else:
         ranges, tiles = tap_tables(rows, geo.axes[1:], steps, tile_cuts, vector_is_wide)
-    none = np.zeros((0, 11), np.int64)
+    none = np.zeros((0, 12), np.int64)
     padded_ranges, padded_tiles = whole_tables(rows, geo.axes[1:], steps) if padded else (none, none)
     lane_starts = [sum(v for _, _, v in blocks[:i]) * cpu().width for i in range(len(blocks))]
     points = prod(axis.size for axis in geo.axes)
@@ -312,8 +314,10 @@ def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool, ac
     a group lie outside L2, so that they are fetched less often.
     """
     line = 24
-    if pack != LINES and is_wide:
-        step = 4 * geo.axes[3].stride
+    step = 4 * geo.axes[3].stride
+    if pack == LINES and is_wide:
+        line = min(128, step * min(scalar.channels, 6))
+    elif is_wide:
         together = pack == NATIVE and scalar.channel == 1
         line = min(128, step * scalar.steps[3]) if together else min(scalar.channels, 6) * min(64, step)
     most = BLOCK_POSITIONS if 4 * acc < L2_BYTES // 2 else 2 * BLOCK_POSITIONS
@@ -385,4 +389,8 @@ def _scalar_operand(
         lines[:, 1] = cpu().width
     n, d, h, w = _panel_steps(geo.axes, shape, is_wide, padded)
     steps = (4 * line * n, 4 * line * d, 4 * line * h, 4 * line * w)
-    return _operand(geo, scalar, steps, shape, is_wide, by_group, padded, plane, plane * count // 4), offsets, lines
+    return (
+        _operand(geo, scalar, steps, shape, is_wide, by_group, padded, plane, plane * (count + padded) // 4),
+        offsets,
+        lines,
+    )

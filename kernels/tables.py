@@ -67,7 +67,7 @@ def tap_tables(
         first += size
     grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
     shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
-    ranges = np.zeros((grid.shape[1], 11), np.int64)
+    ranges = np.zeros((grid.shape[1], 12), np.int64)
     for a, axis in enumerate(axes):
         ranges[:, 2 * a : 2 * a + 2] = np.array(axis.ranges, np.int64)[grid[a]]
     ranges[:, 6 if vector_moves else 9] = shift
@@ -108,7 +108,7 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
                 visit(border, own)
     grid = np.indices([len(axis.shifts) for axis in axes[:2]]).reshape(2, -1)
     count, lines = len(line), grid.shape[1]
-    ranges = np.zeros((lines, count, 11), np.int64)
+    ranges = np.zeros((lines, count, 12), np.int64)
     for a in range(2):
         ranges[:, :, 2 * a : 2 * a + 2] = np.array(axes[a].ranges, np.int64)[grid[a]][:, None]
         ranges[:, :, 9] += (wrapped(axes[a].shifts)[grid[a]] * steps[a])[:, None]
@@ -116,7 +116,8 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
     ranges[:, :, 7] = np.arange(count)
     ranges[:, :, 8] = np.arange(count) + 1
     ranges[:, :, 10] = (np.arange(lines) * width * channels)[:, None]
-    return ranges.reshape(-1, 11), _tiles(tiles)
+    ranges[:, :, 11] = np.arange(lines)[:, None]
+    return ranges.reshape(-1, 12), _tiles(tiles)
 
 
 def whole_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
@@ -129,7 +130,7 @@ def whole_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tabl
     for size in split(len(places), rows.limit):
         tiles.append(_tile(first, [int(place) for place in places[first : first + size]]))
         first += size
-    ranges = np.zeros((1, 11), np.int64)
+    ranges = np.zeros((1, 12), np.int64)
     ranges[0, 1:6:2] = [axis.size for axis in axes]
     ranges[0, 8] = len(tiles)
     assert first == prod(len(axis.shifts) for axis in axes) * channels
