@@ -19,6 +19,7 @@ from pydantic_settings import CliApp, SettingsConfigDict
 
 from app.logs import logging_config
 from app.main import create_app
+from app.patience import patient_protocol
 from app.service import Service
 from app.settings import Settings
 
@@ -120,7 +121,7 @@ def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
         port=settings.port,
         uds=None if settings.uds is None else str(settings.uds),
         loop="uvloop" if sys.platform != "win32" else "asyncio",
-        http="httptools",
+        http=patient_protocol(settings.slow_s),
         ws="none",
         lifespan="on",
         access_log=False,

@@ -86,6 +86,7 @@ class Call:
         self._units: AsyncGenerator[Unit, None] | None = None
         self._output: Segment
         self._scratch: Segment | None = None
+        self._context = current_context()
         self._entered = 0.0
         self._outcome: str | None = None
 
@@ -100,10 +101,10 @@ class Call:
         return self
 
     async def _enter(self) -> None:
-        self._service.check_queue()
         if time.monotonic() >= self.prepared.deadline:
             raise DeadlineExceeded("the deadline was over before the work began")
         with ExitStack() as undo:
+            undo.enter_context(self._service.admission.call(self._context))
             self._service.calls.add(self)
             undo.callback(self._service.calls.discard, self)
             for segment in self._inputs:
@@ -203,7 +204,7 @@ class Call:
         else:
             outcome = self._outcome if self._outcome not in (None, "ok") else _code(error)
         seconds = time.monotonic() - self._entered
-        self._service.telemetry.call_done(self, current_context(), outcome, seconds)
+        self._service.telemetry.call_done(self, self._context, outcome, seconds)
 
     async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
         segment = await self._service.segments.acquire_async(max(1, nbytes))
@@ -218,6 +219,7 @@ class Call:
             output=self._output,
             scratch=self._scratch,
             deadline=self.prepared.deadline,
+            owner=self._context.key,
         )
 
     async def _close(self) -> None:

@@ -46,7 +46,7 @@ class RequestContext:
     def fail(self, error: ConvgradError) -> None:
         """Note an error that becomes an answer, or a part of one."""
         self.outcome = error.code
-        if isinstance(error, _REFUSALS):
+        if isinstance(error, _REFUSALS) or "reason" in error.data:
             self.refusals.append(str(error.data.get("reason", error.code)))
 
     def age(self) -> float:

@@ -20,6 +20,7 @@ from app.engines.base import Engine
 from app.engines.local import LocalEngine
 from app.middleware import BodyLimit, RequestContextMiddleware
 from app.openapi import install_openapi
+from app.patience import Patience
 from app.pool.buffers import SegmentPool
 from app.service import Service
 from app.settings import Settings
@@ -77,6 +78,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.add_exception_handler(kind, _raise_ours)
     app.add_middleware(Authentication, keys=make_key_ring(settings))
     app.add_middleware(OipErrors)
+    app.add_middleware(Patience, slow_s=settings.slow_s, slow_rate=int(settings.slow_rate))
     app.add_middleware(RequestContextMiddleware, telemetry=telemetry)
     app.add_middleware(BodyLimit, limit=int(settings.body_limit))  # around it: what the net sends ends here too
     if settings.cors:

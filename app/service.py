@@ -19,11 +19,13 @@ import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from app.admission import Admission
 from app.call import Call, Checked, Prepared
+from app.context import current_context
 from app.options import parse_options
 from app.planning import check_limits, describe_plan, plan_call
 from app.settings import Settings
@@ -55,6 +57,7 @@ class Service:
         self.settings = settings
         self.engine = engine
         self.segments = segments
+        self.admission = Admission(settings)
         self.draining = False
         self.calls: set[Call] = set()
         self.closing: set[asyncio.Future[None]] = set()
@@ -110,10 +113,12 @@ class Service:
         await self.engine.stop(0.0)
         self.segments.close()
 
-    def admit(self) -> AbstractContextManager[None]:
-        """Let a request in, before its body is read; a drain waits for the end of its ``with`` block.
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Let the current request in, before its body is read; a drain waits for the end of the ``with`` block.
 
-        Raises `ShuttingDown` while draining and `Overloaded` while the kernels compile or the queue is full.
+        Raises `ShuttingDown` while draining, `Overloaded` while the kernels compile or the queue is full, and
+        `RateLimited` when the key has as many calls as it may.
         """
         if self.draining:
             raise ShuttingDown("the service is shutting down", retry_after=5)
@@ -123,28 +128,15 @@ class Service:
                 retry_after=2,
                 data={"reason": "starting"},
             )
-        self.check_queue()
-        return self._request()
-
-    @contextmanager
-    def _request(self) -> Iterator[None]:
-        self._requests += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._requests -= 1
-            if not self._requests:
-                self._idle.set()
-
-    def check_queue(self) -> None:
-        """Raise `Overloaded` while the queue is full."""
-        if len(self.calls) >= self.settings.queue_length:
-            raise Overloaded(
-                f"{len(self.calls)} calls wait or compute and the queue holds {self.settings.queue_length}",
-                retry_after=1,
-                data={"reason": "queue", "limit": self.settings.queue_length},
-            )
+        with self.admission.request(current_context()):
+            self._requests += 1
+            self._idle.clear()
+            try:
+                yield
+            finally:
+                self._requests -= 1
+                if not self._requests:
+                    self._idle.set()
 
     async def validate(
         self,
@@ -224,7 +216,7 @@ class Service:
 
         The segments hold the elements from byte 0: C order, little-endian, as `prepared.op.inputs` says.
         Use the result with ``async with``; entering it queues the call and raises `Overloaded`
-        when the queue or the memory is full.
+        when the queue or the memory is full, `RateLimited` when the key has as many calls as it may.
         """
         return Call(self, prepared, tensors, holding, timings or Timings(), f"call-{next(self._ids)}")
 

@@ -53,6 +53,17 @@ class Settings(BaseSettings):
     queue_length: int = Field(
         default=64, ge=1, description="Calls that may wait or compute at a time; more are refused with 503."
     )
+    key_calls: int = Field(
+        default=0,
+        ge=0,
+        description="Calls that one key may have at a time, unless its line says otherwise; 0: its share of the queue.",
+    )
+    slow_s: float = Field(
+        default=30.0, gt=0, le=3600, description="Seconds that a sender or a reader may take for the next bytes."
+    )
+    slow_rate: ByteSize = Field(
+        default=ByteSize(16 << 10), ge=1, description="Bytes a second that a sender and a reader must reach on average."
+    )
     body_limit: ByteSize = Field(default=ByteSize(_GIB), ge=1, description="Largest request body in bytes.")
     head_limit: ByteSize = Field(
         default=ByteSize(256 << 10),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,12 @@ from starlette.types import Receive, Scope, Send
 
 from app.call import Call
 from app.connection import cancel_on_disconnect
+from app.context import RequestContext, context_of, current_context
 from app.doors.rpc_methods import METHODS, Method, Turn
 from app.errors import as_convgrad_error, rpc_error
 from app.intake.body import declared_length, read_body
 from app.intake.json import JsonIntake
 from app.intake.landing import Holding
-from app.middleware import RequestContext, context_of
 from app.replies import sse
 from app.replies.accept import choose
 from app.replies.body import dump, send_head, send_piece
@@ -36,6 +36,7 @@ from convgrad._errors import (
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
+    RateLimited,
     ShuttingDown,
     UnknownOperation,
     UnsupportedMediaType,
@@ -96,9 +97,9 @@ class RpcDoor(Response):
         headers = Headers(scope=scope)
         _check_content_type(headers)
         media_type = choose(headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
-        admission, refusal = self._admit(context_of(scope))
-        with admission, Holding(self._service.segments) as holding:
-            turn = Turn(self._service, holding, context_of(scope), refusal)
+        context = context_of(scope)
+        with ExitStack() as admission, Holding(self._service.segments) as holding:
+            turn = Turn(self._service, holding, context, self._admit(context, admission))
             message = await self._read(headers, receive, turn)
             items = message.items if isinstance(message, rpc.Batch) else (message,)
             wanted = [item for item in items if not (isinstance(item, rpc.Request) and item.is_notification)]
@@ -116,14 +117,15 @@ class RpcDoor(Response):
                 else:
                     await self._reply(wanted[0], turn, send, media_type)
 
-    def _admit(self, context: RequestContext) -> tuple[AbstractContextManager[None], ConvgradError | None]:
-        """Admit the request, or keep the refusal: it is answered under the ids of the calls in the body."""
+    def _admit(self, context: RequestContext, admission: ExitStack) -> ConvgradError | None:
+        """Admit the request, or return the refusal: it is answered under the ids of the calls in the body."""
         if context.denied is not None:
-            return nullcontext(), context.denied
+            return context.denied
         try:
-            return self._service.admit(), None
-        except (Overloaded, ShuttingDown) as refusal:
-            return nullcontext(), refusal
+            admission.enter_context(self._service.admit())
+        except (Overloaded, RateLimited, ShuttingDown) as refusal:
+            return refusal
+        return None
 
     async def _read(self, headers: Headers, receive: Receive, turn: Turn) -> _Item | rpc.Batch:
         settings = self._service.settings
@@ -229,7 +231,7 @@ class RpcDoor(Response):
     async def _some_at_once(self, work: Callable[[int], Awaitable[None]], count: int) -> None:
         """Run the numbers from 0, a few at a time; a lower number never waits for a higher one to start."""
         numbers = iter(range(count))
-        at_once = min(_AT_ONCE, count, self._service.settings.queue_length)
+        at_once = min(_AT_ONCE, count, self._service.admission.limit_of(current_context()))
 
         async def runner() -> None:
             for number in numbers:

@@ -28,7 +28,8 @@ class JobTimes:
 class Job:
     """One planned problem with its memory: inputs in the problem's order, C-contiguous in the storage dtype.
 
-    `deadline` is a time of `time.monotonic()`. The engine fills `times`.
+    `deadline` is a time of `time.monotonic()`. The jobs of one `owner` share the turns that they get. The engine
+    fills `times`.
     """
 
     id: str
@@ -37,6 +38,7 @@ class Job:
     output: Segment
     scratch: Segment | None = None
     deadline: float | None = None
+    owner: str = ""
     times: JobTimes = field(default_factory=JobTimes)
 
 

@@ -121,30 +121,36 @@ class JobRun:
 
 
 class FairQueue:
-    """Take turns: each job gives one unit to a worker, then the next job's turn comes."""
+    """Take turns: each owner gives one unit to a worker, of its jobs each in turn, then the next owner's turn comes."""
 
     def __init__(self) -> None:
-        self._runs: deque[JobRun] = deque()
+        self._owners: dict[str, deque[JobRun]] = {}  # whose turn it is comes first
 
     def add(self, run: JobRun) -> None:
         """Let a job take part."""
-        self._runs.append(run)
+        self._owners.setdefault(run.job.owner, deque()).append(run)
 
     def remove(self, run: JobRun) -> None:
         """Take a job out that is over."""
-        self._runs.remove(run)
+        runs = self._owners[run.job.owner]
+        runs.remove(run)
+        if not runs:
+            del self._owners[run.job.owner]
 
     def next(self) -> JobRun | None:
         """Return the job whose turn it is among those with a waiting unit."""
-        for _ in range(len(self._runs)):
-            run = self._runs[0]
-            self._runs.rotate(-1)
-            if run.waiting:
-                return run
+        for owner, runs in self._owners.items():
+            for _ in range(len(runs)):
+                run = runs[0]
+                runs.rotate(-1)
+                if run.waiting:
+                    # To the end: a dictionary keeps the order of insertion.
+                    self._owners[owner] = self._owners.pop(owner)
+                    return run
         return None
 
     def __iter__(self) -> Iterator[JobRun]:
-        return iter(tuple(self._runs))
+        return iter([run for runs in self._owners.values() for run in runs])
 
     def __contains__(self, run: JobRun) -> bool:
-        return run in self._runs
+        return run in self._owners.get(run.job.owner, ())

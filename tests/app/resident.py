@@ -13,6 +13,7 @@ import uvicorn
 import uvloop
 
 from app.main import create_app
+from app.patience import patient_protocol
 from app.service import Service
 from app.settings import Settings
 
@@ -47,8 +48,9 @@ class Resident:
 @contextmanager
 def resident_service(**settings: Any) -> Iterator[Resident]:
     """Run the application with settings until the block ends; ready."""
-    app = create_app(Settings(port=0, **settings))
-    config = uvicorn.Config(app, port=0, loop="uvloop", http="httptools", log_config=None, lifespan="on")
+    chosen = Settings(port=0, **settings)
+    app, protocol = create_app(chosen), patient_protocol(chosen.slow_s)
+    config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, log_config=None, lifespan="on")
     server = uvicorn.Server(config)
     started = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []

@@ -1,0 +1,149 @@
+"""Shares of keys: who gets in, who is told to wait, and whose turn it is."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from app.admission import Admission
+from app.context import RequestContext
+from app.settings import Settings
+from convgrad import Overloaded, RateLimited
+from tests.app.calls import SMALL, SSE, document, post, read, same_bits
+from tests.app.doors.test_rest_limits import SLOW, multipart
+from tests.app.resident import Resident, resident_service
+from tests.app.test_keys import digest
+
+FLOOD, OTHER, NARROW = "the-key-of-a-flood", "the-key-of-the-other", "the-key-of-few-calls"
+
+
+def context(key: str = "-", limit: int | None = None) -> RequestContext:
+    """Make the context of a request."""
+    return RequestContext("id", key=key, calls_limit=limit)
+
+
+def fill(admission: Admission, stack: ExitStack, who: RequestContext) -> int:
+    """Let calls in until one is refused; tells how many."""
+    for count in range(1000):
+        try:
+            stack.enter_context(admission.call(who))
+        except (RateLimited, Overloaded):
+            return count
+    raise AssertionError("no end")
+
+
+def test_without_keys_all_share_the_queue() -> None:
+    """Where nobody has a key the whole queue is there, and then it is full for all."""
+    admission = Admission(Settings(queue_length=8))
+    with ExitStack() as stack:
+        assert fill(admission, stack, context()) == 8
+        with pytest.raises(Overloaded) as caught, admission.request(context()):
+            pass
+        assert caught.value.data == {"reason": "queue", "limit": 8, "retry_after": 1}
+    with admission.request(context()):
+        pass
+
+
+def test_a_flood_leaves_places() -> None:
+    """One key gets half of the queue, and a second one still finds places, and a third."""
+    admission = Admission(Settings(queue_length=64))
+    with ExitStack() as stack:
+        counts = [fill(admission, stack, context(key)) for key in ("a", "b", "c", "d")]
+        with pytest.raises(RateLimited) as caught, admission.call(context("a")):
+            pass
+    assert counts == [32, 16, 8, 4]
+    assert caught.value.data["reason"] == "key_share"
+    assert caught.value.retry_after == 1
+
+
+@pytest.mark.parametrize(("line", "default", "expected"), [(3, 0, 3), (3, 5, 3), (None, 5, 5), (None, 0, 32)])
+def test_a_key_s_limit(line: int | None, default: int, expected: int) -> None:
+    """The limit of a key's line counts before the setting; without both there is the share."""
+    admission = Admission(Settings(queue_length=64, key_calls=default))
+    with ExitStack() as stack:
+        assert fill(admission, stack, context("a", line)) == expected
+    with ExitStack() as stack:
+        assert fill(admission, stack, context("a", line)) == expected, "what has ended does not count"
+
+
+def test_requests_that_are_no_calls_yet_count_for_their_key() -> None:
+    """Bodies on their way take the places of their key, and of no other."""
+    admission = Admission(Settings(queue_length=64))
+    with admission.request(context("a", 1)):
+        with pytest.raises(RateLimited, match="1 calls"), admission.request(context("a", 1)):
+            pass
+        with admission.request(context("b", 1)):
+            pass
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Resident]:
+    """A service with three keys, one worker and a queue of four."""
+    keys = f"flood {digest(FLOOD)};other {digest(OTHER)};narrow {digest(NARROW)} calls=1"
+    with resident_service(workers=1, queue_length=4, keys=keys) as resident:
+        yield resident
+
+
+@contextmanager
+def calling(service: Resident, key: str) -> Iterator[socket.socket]:
+    """Send a slow call with a key and leave when the block ends."""
+    body, kind = multipart(SLOW, reference=True)
+    lines = [f"POST /v1/ops/{SLOW.op} HTTP/1.1", "Host: x", f"Accept: {SSE}", f"X-API-Key: {key}"]
+    head = "\r\n".join([*lines, f"Content-Type: {kind}", f"Content-Length: {len(body)}", "", ""])
+    address = urlsplit(service.url)
+    with closing(socket.create_connection((address.hostname, address.port), timeout=30)) as sock:
+        sock.sendall(head.encode() + body)
+        yield sock
+
+
+def test_a_flood_of_one_key_starves_nobody(shared: Resident) -> None:
+    """While one key has all that it can get, the other's call is taken and answered, long before the flood ends."""
+    inputs = SMALL.inputs()
+    with ExitStack() as stack, httpx.Client(base_url=shared.url, timeout=60) as http:
+        for count in range(1, 3):
+            stack.enter_context(calling(shared, FLOOD))
+            shared.until(lambda count=count: len(shared.service.calls) == count)  # type: ignore[misc]
+        refused = post_as(http, FLOOD)
+        assert (refused.status_code, refused.json()["reason"]) == (429, "key_share")
+        assert int(refused.headers["retry-after"]) >= 1
+        answered = post_as(http, OTHER)
+        assert same_bits(read(answered), SMALL.expected(inputs))
+        assert len(shared.service.calls) == 2, "the flood still computes"
+    shared.run(shared.service.idle())
+
+
+def post_as(http: httpx.Client, key: str) -> httpx.Response:
+    """Make the small call with a key."""
+    http.headers["x-api-key"] = key
+    return post(http, SMALL, SMALL.inputs())
+
+
+def test_a_key_over_its_limit_is_429_on_every_door(shared: Resident) -> None:
+    """A second call of a key that may have one is refused: 429 with Retry-After, -32000 on the JSON-RPC door."""
+    with calling(shared, NARROW), httpx.Client(base_url=shared.url, timeout=60) as http:
+        shared.until(lambda: len(shared.service.calls) == 1)
+        refused = post_as(http, NARROW)
+        assert (refused.status_code, refused.json()["code"], refused.json()["reason"]) == (
+            429,
+            "rate_limited",
+            "key_calls",
+        )
+        call = {"jsonrpc": "2.0", "id": 5, "method": SMALL.op, "params": document(SMALL, SMALL.inputs())}
+        reply = http.post("/rpc", json=call).json()
+        assert (reply["id"], reply["error"]["code"], reply["error"]["data"]["reason"]) == (5, -32000, "key_calls")
+        assert reply["error"]["data"]["retry_after"] == 1
+        assert http.post("/v2/models/ConvTranspose/infer", json={}).status_code == 429
+    shared.run(shared.service.idle())
+
+
+def test_a_batch_fits_the_limit_of_its_key(shared: Resident) -> None:
+    """A batch of more calls than its key may have at a time is worked off one after another."""
+    params = document(SMALL, SMALL.inputs())
+    batch = [{"jsonrpc": "2.0", "id": number, "method": SMALL.op, "params": params} for number in range(4)]
+    reply = httpx.post(f"{shared.url}/rpc", json=batch, headers={"x-api-key": NARROW}, timeout=60).json()
+    assert all("result" in entry for entry in reply)
