@@ -73,7 +73,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.oip = oip.OipState(shared_memory=settings.oip_shared_memory)
     for router in _ROUTERS:
         app.include_router(router)
-    app.router.routes[:0] = oip.shortcuts()
+    app.router.routes[:0] = [*rest.shortcuts(), *oip.shortcuts(), *rpc.shortcuts()]
     for kind in (HTTPException, RequestValidationError):  # errors of ours go to the middleware's net
         app.add_exception_handler(kind, _raise_ours)
     app.add_middleware(Authentication, keys=make_key_ring(settings))

@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from app.call import Call, Prepared
@@ -29,10 +30,12 @@ from app.service import Service
 from convgrad._errors import DeadlineExceeded, UnsupportedMediaType
 from schemas.describe import describe, list_operations
 from schemas.tables import find_operation
+from schemas.tensors import TensorMeta
 
-__all__ = ["REPLY_TYPES", "REQUEST_TYPES", "router"]
+__all__ = ["REPLY_TYPES", "REQUEST_TYPES", "router", "shortcuts"]
 
 Check = Callable[[RequestedCall], Awaitable[object]]
+Metas = dict[str, TensorMeta | list[int]]
 
 router = APIRouter(prefix="/v1/ops", tags=["operations"])
 
@@ -74,6 +77,18 @@ async def compute(op: str, request: Request) -> Response:
     return _Computation(op, request.app.state.service)
 
 
+def shortcuts() -> list[Route]:
+    """Give the route of `compute` once more, for the front of an application's routes (see `oip.shortcuts`)."""
+    return [Route("/v1/ops/{op}", _Compute(), methods=["POST"], include_in_schema=False)]
+
+
+class _Compute:
+    """`compute` as a bare ASGI application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _Computation(scope["path_params"]["op"], scope["app"].state.service)(scope, receive, send)
+
+
 class _Deferred(Response):
     """Answer with the ASGI channels in hand: the body is read, and the reply sent, piece by piece."""
 
@@ -82,9 +97,7 @@ class _Deferred(Response):
         self._service = service
         self.background = None
 
-    async def _read(
-        self, scope: Scope, receive: Receive, holding: Holding, *, check: Check | None
-    ) -> RequestedCall:
+    async def _read(self, scope: Scope, receive: Receive, holding: Holding, *, check: Check | None) -> RequestedCall:
         """Read the call in the form that its content type names; without `check` it needs no data.
 
         A multipart body is checked with `check` as soon as its tensors' headers are known.
@@ -95,9 +108,7 @@ class _Deferred(Response):
         try:
             async with asyncio.timeout(self._service.settings.deadline_s):
                 if form == "multipart/form-data":
-                    parts = MultipartIntake(
-                        headers["content-type"], self._called, holding, length=length, check=check
-                    )
+                    parts = MultipartIntake(headers["content-type"], self._called, holding, length=length, check=check)
                     await read_body(receive, parts, timings)
                     return parts.finish(need_data=check is not None)
                 limit = int(self._service.settings.head_limit)
@@ -114,9 +125,7 @@ class _Validation(_Deferred):
         choose(Headers(scope=scope).get("accept"), ["application/json"])
         with Holding(self._service.segments) as holding:
             call = await self._read(scope, receive, holding, check=None)
-        reply = await self._service.validate(
-            self._called.called_as, call.attributes, call.metas, call.options
-        )
+        reply = await self._service.validate(self._called.called_as, call.attributes, call.metas, call.options)
         await send_json(send, reply)
 
 
@@ -125,10 +134,16 @@ class _Computation(_Deferred):
         service, context = self._service, context_of(scope)
         send_reply = _SENDERS[choose(Headers(scope=scope).get("accept"), REPLY_TYPES)]
 
+        checked: tuple[Metas, Prepared] | None = None
+
         async def prepare(call: RequestedCall) -> Prepared:
-            return await service.prepare(
-                self._called.called_as, call.attributes, call.metas, call.options, started=context.started
-            )
+            nonlocal checked
+            metas = call.metas
+            if checked is None or checked[0] != metas:  # an optional input may follow the first check
+                name, started = self._called.called_as, context.started
+                prepared = await service.prepare(name, call.attributes, metas, call.options, started=started)
+                checked = metas, prepared
+            return checked[1]
 
         with service.admit(), Holding(service.segments) as holding:
             call = await self._read(scope, receive, holding, check=prepare)

@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from app.call import Call
@@ -45,7 +46,7 @@ from schemas import rpc
 from schemas.problems import safe_key
 from schemas.tables import near_miss
 
-__all__ = ["RpcDoor", "router"]
+__all__ = ["RpcDoor", "router", "shortcuts"]
 
 _log = logging.getLogger("convgrad.request")
 
@@ -82,6 +83,18 @@ _Item = rpc.Request | rpc.Invalid | _Unreadable
 async def call(request: Request) -> Response:
     """Answer JSON-RPC 2.0: single requests, notifications and batches."""
     return RpcDoor(METHODS, request.app.state.service)
+
+
+def shortcuts() -> list[Route]:
+    """Give the route of `call` once more, for the front of an application's routes (see `oip.shortcuts`)."""
+    return [Route("/rpc", _Rpc(), methods=["POST"], include_in_schema=False)]
+
+
+class _Rpc:
+    """`call` as a bare ASGI application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await RpcDoor(METHODS, scope["app"].state.service)(scope, receive, send)
 
 
 class RpcDoor(Response):

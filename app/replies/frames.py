@@ -13,73 +13,123 @@ from app.call import Call
 from app.context import current_context
 from app.errors import as_convgrad_error
 from app.events import Begin, End, Event, Progress, TileReady
-from app.replies.body import send_head, send_piece
+from app.replies.body import send_bytes, send_head, send_piece
 from app.replies.heartbeat import INTERVAL_S, Heartbeat
-from convgrad._errors import Cancelled, ConvgradError
-from convgrad._frames import MEDIA_TYPE, encode
+from convgrad._errors import Cancelled
+from convgrad._frames import MEDIA_TYPE, Bytes, encode
 
 __all__ = ["MEDIA_TYPE", "send_frames"]
 
 _log = logging.getLogger("convgrad.request")
 
+_HEADERS = {"cache-control": "no-store"}
+
 # What goes to the socket at a time, and the size from which a checksum is made in a thread.
 _SLICE = 1 << 20
 _HASH_INLINE = 2 << 20
-# Below this a copy costs less than another message to the server.
-_JOIN = 1 << 16
+# Frames are gathered up to this size and for this long: each write to the socket costs more than a small frame,
+# and it wakes a client that has nothing to do yet.
+_GATHER = 1 << 16
+_LINGER_S = 0.002
 
 
 async def send_frames(call: Call, send: Send, *, beat_s: float = INTERVAL_S) -> None:
     """Run the call and send its frames; a quiet stream repeats its last progress.
 
-    What fails before the first frame is raised; after it the last frame is an `error`.
+    What fails before the first frame is sent is raised; after it the last frame is an `error`.
     """
     stream = _FrameStream(send, beat_s)
     try:
         async with aclosing(call.events()) as events:
             async for event in events:
-                await stream.send(await _header(call, event), event)
+                await stream.put(await _header(call, event), event)
+        await stream.finish()
     except Exception as caught:
+        await stream.settle()
         if not stream.started or isinstance(caught, Cancelled):
             raise
-        await stream.send(_error(as_convgrad_error(caught, log=_log)))
+        await stream.put(_error(caught))
+        await stream.finish()
     finally:
         stream.stop()
-    await send_piece(send, b"", last=True)
 
 
 class _FrameStream:
+    """Gather small frames and send them together; `started` once something was sent."""
+
     def __init__(self, send: Send, beat_s: float) -> None:
         self._send = send
         self._heartbeat = Heartbeat(self._beat, beat_s)
         self._progress: dict[str, Any] | None = None
+        self._held: list[Bytes] = []
+        self._size = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._lingered: asyncio.Task[None] | None = None
         self.started = False
 
-    async def send(self, header: dict[str, Any], event: Event | None = None) -> None:
+    async def put(self, header: dict[str, Any], event: Event | None = None) -> None:
+        """Send a frame, now or with those that follow soon."""
         body = event.body() if isinstance(event, TileReady) else memoryview(b"")
         if len(body) > _HASH_INLINE:
             frame = await asyncio.to_thread(encode, header, body)
         else:
             frame = encode(header, body)
-        if not self.started:
-            self.started = True
-            await send_head(self._send, MEDIA_TYPE, headers={"cache-control": "no-store"})
-            self._heartbeat.start()
         if isinstance(event, Progress):
             self._progress = header
+        self._held += frame
+        self._size += sum(map(len, frame))
+        if self._size > _GATHER:
+            await self._flush()
+        elif self._timer is None and (self._lingered is None or self._lingered.done()):
+            self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self._linger_over)
 
-        if len(body) <= _JOIN:
-            frame = [b"".join(frame)]
+    async def finish(self) -> None:
+        """Send what is left and end the reply."""
+        await self.settle()
+        if not self.started:
+            await send_bytes(self._send, b"".join(self._held), MEDIA_TYPE, headers=_HEADERS)
+            self.started = True
+            return
+        self._heartbeat.stop()
+        await send_piece(self._send, b"".join(self._held), last=True)
 
-        async def write() -> None:
-            for piece in frame:
-                for start in range(0, len(piece), _SLICE):
-                    await send_piece(self._send, memoryview(piece)[start : start + _SLICE])
-
-        await self._heartbeat.write(write)
+    async def settle(self) -> None:
+        """Wait for a write that is under way; begin none."""
+        self._stop_timer()
+        if self._lingered is not None:
+            await self._lingered
 
     def stop(self) -> None:
+        """Send nothing more, and let go of the tensor's memory."""
+        self._stop_timer()
         self._heartbeat.stop()
+        if self._lingered is not None:
+            self._lingered.cancel()
+        self._held = []
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _linger_over(self) -> None:
+        self._timer = None
+        self._lingered = asyncio.ensure_future(self._flush())
+
+    async def _flush(self) -> None:
+        self._stop_timer()
+        await self._heartbeat.write(self._write)
+
+    async def _write(self) -> None:
+        if not self.started:
+            self.started = True
+            await send_head(self._send, MEDIA_TYPE, headers=_HEADERS)
+            self._heartbeat.start()
+        while self._held:  # a slow reader may let more gather meanwhile
+            held, size, self._held, self._size = self._held, self._size, [], 0
+            for piece in held if size > _GATHER else [b"".join(held)]:
+                for start in range(0, len(piece), _SLICE):
+                    await send_piece(self._send, memoryview(piece)[start : start + _SLICE])
 
     async def _beat(self) -> None:
         if self._progress is not None:
@@ -107,6 +157,7 @@ async def _header(call: Call, event: Event) -> dict[str, Any]:
             return {"type": "end", "tiles": tiles, "sha256": await call.sha256(), "stats": stats}
 
 
-def _error(error: ConvgradError) -> dict[str, Any]:
+def _error(caught: Exception) -> dict[str, Any]:
+    error = as_convgrad_error(caught, log=_log)
     current_context().fail(error)
     return {"type": "error", "code": error.code, "message": error.message, "data": error.data}

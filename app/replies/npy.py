@@ -10,7 +10,7 @@ from starlette.types import Send
 
 from app.call import Call
 from app.events import TileReady
-from app.replies.body import send_head, send_piece
+from app.replies.body import send_bytes, send_head, send_piece
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
 
@@ -20,6 +20,8 @@ MEDIA_TYPE = "application/x-npy"
 
 # What the event loop hands to the socket at a time.
 _SLICE = 1 << 20
+# A file up to this size goes out in one piece: a copy of it is cheaper than another write to the socket.
+_WHOLE = 1 << 16
 
 
 class Frontier:
@@ -48,6 +50,11 @@ async def send_npy(call: Call, send: Send) -> None:
     kind = dtype(spec.dtype)
     header = write_header(kind, spec.shape)
     row_bytes = prod(spec.shape[1:]) * kind.itemsize
+    if call.nbytes <= _WHOLE:
+        await call.finish()
+        body = b"".join((header, call.output))
+        await send_bytes(send, body, MEDIA_TYPE, headers={"x-tensor-dtype": spec.dtype})
+        return
     frontier, sent = Frontier(spec.shape), 0
 
     async def head() -> None:
