@@ -40,9 +40,7 @@ def parse_options(given: object) -> Options:
     ]
     values = {name: given[name] for name in _CHECKS if given.get(name) is not None}
     errors += [
-        _error([name], rule, "value")
-        for name, value in values.items()
-        if (rule := _CHECKS[name](value)) is not None
+        _error([name], rule, "value") for name, value in values.items() if (rule := _CHECKS[name](value)) is not None
     ]
     if errors:
         raise _invalid(errors)

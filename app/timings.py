@@ -34,6 +34,4 @@ class Timings:
 
     def header(self) -> str:
         """Write the `Server-Timing` value: the known parts in milliseconds, in the order of the walk."""
-        return ", ".join(
-            f"{part};dur={self.seconds[part] * 1000:.3f}" for part in PARTS if part in self.seconds
-        )
+        return ", ".join(f"{part};dur={self.seconds[part] * 1000:.3f}" for part in PARTS if part in self.seconds)

@@ -1,0 +1,1 @@
+"""The tests mirror the source: one folder for each room, the oracle and the end-to-end tests beside them."""

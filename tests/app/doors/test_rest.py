@@ -145,9 +145,7 @@ def test_a_dumped_op_is_a_request(http: httpx.Client) -> None:
     """An op object as oneDNN Graph dumps it is taken as the request part."""
     inputs = SMALL.inputs()
     kinds = {list: "s64[]", int: "s64", str: "string"}
-    attributes = {
-        name: {"type": kinds[type(value)], "value": value} for name, value in SMALL.attributes().items()
-    }
+    attributes = {name: {"type": kinds[type(value)], "value": value} for name, value in SMALL.attributes().items()}
     dump = {"kind": SMALL.op, "attrs": attributes, "inputs": [], "outputs": []}
     files = parts(SMALL, inputs)
     files[0] = ("request", ("op.json", json.dumps(dump).encode(), JSON))
@@ -160,8 +158,7 @@ def test_npy_parts_of_any_order(http: httpx.Client, order: Any, endian: Any) -> 
     """Fortran order and big-endian files are read as NumPy reads them."""
     inputs = SMALL.inputs()
     turned = {
-        name: np.asarray(array.astype(array.dtype.newbyteorder(endian)), order=order)
-        for name, array in inputs.items()
+        name: np.asarray(array.astype(array.dtype.newbyteorder(endian)), order=order) for name, array in inputs.items()
     }
     assert same_bits(read(post(http, SMALL, turned, NPY)), SMALL.expected(inputs))
 

@@ -308,9 +308,7 @@ def test_an_unsupported_dtype_is_422(http: httpx.Client) -> None:
 def test_the_old_dialect_names_places_as_the_caller_did(http: httpx.Client) -> None:
     """Errors of a call in the old spelling name the old names."""
     body: dict[str, Any] = {"attributes": {}, "inputs": {}}
-    found = problem(
-        http.post("/v1/ops/ConvTransposeBackpropFilters/validate", json=body), 422, "invalid_params"
-    )
+    found = problem(http.post("/v1/ops/ConvTransposeBackpropFilters/validate", json=body), 422, "invalid_params")
     assert ["inputs", "input_forward"] in locs(found)
 
 
