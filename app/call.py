@@ -36,6 +36,7 @@ __all__ = ["Call", "Checked", "Prepared"]
 _HASH_INLINE = 1 << 20
 # A call of thousands of units tells its progress about this many times.
 _PROGRESS_STEPS = 100
+_CANCELLED = "the caller cancelled the call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,8 @@ class Call:
         self._context = current_context()
         self._entered = 0.0
         self._outcome: str | None = None
+        self.cancelled = False
+        self._waiting: asyncio.Task[Any] | None = None
 
     async def __aenter__(self) -> Self:
         """Queue the call and take its segments; raises `Overloaded` when the queue or the memory is full."""
@@ -141,7 +144,8 @@ class Call:
     async def events(self) -> AsyncGenerator[Event, None]:
         """Run the call: `Begin`, then `Progress` and `TileReady` as units finish, then `End`.
 
-        Raises `DeadlineExceeded`, `WorkerLost` or `ShuttingDown`; closing the iterator stops the work.
+        Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown` or, after `cancel`, `Cancelled`; closing the
+        iterator stops the work.
         """
         plan, op = self.prepared.plan, self.prepared.op
         spec, total = op.output, len(plan.units)
@@ -161,7 +165,7 @@ class Call:
         start = time.perf_counter()
         self._units = self._service.engine.run(job)
         try:
-            async for unit in self._units:
+            while (unit := await self._next(self._units)) is not None:
                 done += 1
                 if done % step == 0 or done == total:
                     yield Progress(done, total)
@@ -185,6 +189,13 @@ class Call:
         }
         yield End(tiles, self.stats)
 
+    def cancel(self) -> None:
+        """Stop the work because the caller says so: `events` raises `Cancelled` where it waits for work."""
+        self.cancelled = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
     async def finish(self) -> None:
         """Run the call to its end for a door that sends the whole output at once."""
         async with aclosing(self.events()) as events:
@@ -196,6 +207,22 @@ class Call:
         if self.nbytes <= _HASH_INLINE:
             return hashlib.sha256(self.output).hexdigest()
         return (await asyncio.to_thread(hashlib.sha256, self.output)).hexdigest()
+
+    async def _next(self, units: AsyncGenerator[Unit, None]) -> Unit | None:
+        """Wait for the next unit. Only here can `cancel` interrupt: never in the middle of what is being sent."""
+        if self.cancelled:
+            raise Cancelled(_CANCELLED)
+        task = self._waiting = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        try:
+            return await anext(units, None)
+        except asyncio.CancelledError:
+            if self.cancelled and task.uncancel() <= before:
+                raise Cancelled(_CANCELLED) from None
+            raise
+        finally:
+            self._waiting = None
 
     def _count(self, error: BaseException | None) -> None:
         """Count the call as what it came to; one that nobody ran to its end was given up."""

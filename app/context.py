@@ -36,6 +36,7 @@ class RequestContext:
     timings: Timings = field(default_factory=Timings)
     door: str = "pages"
     key: str = ANYONE
+    session: str = ""
     calls_limit: int | None = None
     denied: ConvgradError | None = None
     trace: TraceParent | None = None

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.admission import Admission
 from app.call import Call, Checked, Prepared
+from app.cancelling import Cancellations
 from app.context import current_context
 from app.options import parse_options
 from app.planning import check_limits, describe_plan, plan_call
@@ -58,6 +59,7 @@ class Service:
         self.engine = engine
         self.segments = segments
         self.admission = Admission(settings)
+        self.cancellations = Cancellations()
         self.draining = False
         self.calls: set[Call] = set()
         self.closing: set[asyncio.Future[None]] = set()

@@ -1,6 +1,7 @@
 """The `/rpc` door: JSON-RPC 2.0, all of it, answered as JSON or as server-sent events.
 
-No method has a side effect, so a notification, whose outcome nobody can see, costs only its reading.
+No method has a side effect, so a notification, whose outcome nobody can see, costs only its reading. Only
+`notifications/cancelled` does something (`app.cancelling`).
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from app.call import Call
+from app.cancelling import NOTIFICATION, session_of
 from app.connection import cancel_on_disconnect
 from app.context import RequestContext, context_of, current_context
 from app.doors.rpc_methods import METHODS, Method, Turn
@@ -112,9 +114,11 @@ class RpcDoor(Response):
         media_type = choose(headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
         context = context_of(scope)
         with ExitStack() as admission, Holding(self._service.segments) as holding:
+            context.session = session_of(headers)
             turn = Turn(self._service, holding, context, self._admit(context, admission))
             message = await self._read(headers, receive, turn)
             items = message.items if isinstance(message, rpc.Batch) else (message,)
+            self._hear(items, turn)
             wanted = [item for item in items if not (isinstance(item, rpc.Request) and item.is_notification)]
             if not wanted:
                 await send({"type": "http.response.start", "status": 204, "headers": []})
@@ -162,6 +166,17 @@ class RpcDoor(Response):
         except ConvgradError as error:
             return _Unreadable(error)
 
+    def _hear(self, items: Iterable[_Item], turn: Turn) -> None:
+        """Carry out what callers want stopped."""
+        context = turn.context
+        notifications = (item for item in items if isinstance(item, rpc.Request) and item.is_notification)
+        for item in () if context.denied else notifications:
+            if item.method == NOTIFICATION:
+                self._service.cancellations.cancel(context.key, context.session, item.params)
+
+    def _named(self, item: _Item, turn: Turn, call: Call) -> AbstractContextManager[None]:
+        return self._service.cancellations.named(turn.context.key, turn.context.session, item.id, call)
+
     async def _reply(self, item: _Item, turn: Turn, send: Send, media_type: str) -> None:
         async with AsyncExitStack() as open_while_sent:
             text = await self._answer(item, turn, open_while_sent)
@@ -194,16 +209,19 @@ class RpcDoor(Response):
         async with sse.EventStream(send) as stream:
 
             async def one(number: int) -> None:
-                item = items[number]
+                item, outcome = items[number], None
                 async with AsyncExitStack() as opened:
                     try:
                         outcome = await self._open(item, turn, opened)
                         if isinstance(outcome, Call):
-                            await sse.stream_call(outcome, stream, item.id)
+                            with self._named(item, turn, outcome):
+                                await sse.stream_call(outcome, stream, item.id)
                             return
                         pieces = _plain_text(item.id, outcome).pieces
-                    except Cancelled:
-                        raise
+                    except Cancelled as caught:
+                        if not _was_cancelled(outcome):
+                            raise
+                        pieces = _error_text(item.id, caught, turn).pieces
                     except Exception as caught:  # noqa: BLE001 - every fault is an answer
                         pieces = _error_text(item.id, caught, turn).pieces
                     await stream.pieces(pieces)
@@ -212,15 +230,19 @@ class RpcDoor(Response):
 
     async def _answer(self, item: _Item, turn: Turn, stack: AsyncExitStack) -> _Text:
         """Carry out one item; what its answer is made from stays open in `stack`."""
+        outcome = None
         try:
             outcome = await self._open(item, turn, stack)
             if not isinstance(outcome, Call):
                 return _plain_text(item.id, outcome)
-            await outcome.finish()
+            with self._named(item, turn, outcome):
+                await outcome.finish()
             result = JsonResult(outcome)
             return _text(item.id, result.pieces(), result.length)
-        except Cancelled:
-            raise
+        except Cancelled as caught:
+            if not _was_cancelled(outcome):
+                raise
+            return _error_text(item.id, caught, turn)
         except Exception as caught:  # noqa: BLE001 - every fault is an answer
             return _error_text(item.id, caught, turn)
 
@@ -258,6 +280,11 @@ class RpcDoor(Response):
         except BaseExceptionGroup as found:
             # Answers hold every fault of an item; what is left is about the connection, the same for all.
             raise found.exceptions[0] from None
+
+
+def _was_cancelled(outcome: Any) -> bool:
+    """Tell a call that its caller cancelled, who still listens, from one whose caller left."""
+    return isinstance(outcome, Call) and outcome.cancelled
 
 
 def _check_content_type(headers: Headers) -> None:
