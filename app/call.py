@@ -119,6 +119,9 @@ class Call:
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._count(error)
+        if self._units is None:
+            self._cleanup.close()
+            return
         # Segments go back only after no worker can write to them: a second cancellation must not hurry it.
         closing = asyncio.ensure_future(self._close())
         self._service.closing.add(closing)
@@ -175,7 +178,7 @@ class Call:
         except BaseException as error:
             self._outcome = _code(error)
             raise
-        self._outcome = "ok"
+        self._outcome, self._units = "ok", None  # the engine has let go of the job
         # Includes what a slow reader of the stream added; a whole reply has none.
         queued = job.times.queue_s or 0.0
         computing = max(0.0, time.perf_counter() - start - queued)
@@ -250,9 +253,9 @@ class Call:
         )
 
     async def _close(self) -> None:
+        assert self._units is not None
         try:
-            if self._units is not None:
-                await self._units.aclose()
+            await self._units.aclose()
         finally:
             self._cleanup.close()
 

@@ -24,6 +24,7 @@ __all__ = ["MAGIC", "MEDIA_TYPE", "Frame", "FrameDecoder", "encode"]
 MAGIC = 0x31474743
 MEDIA_TYPE = "application/x-tensor-stream"
 
+_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _HEAD = struct.Struct("<IIQ")
 _CRC = struct.Struct("<I")
 
@@ -44,7 +45,7 @@ def encode(header: dict[str, Any], body: Bytes = b"") -> list[Bytes]:
 
     The body must be contiguous and must not change before it has been sent.
     """
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    text = _JSON.encode(header).encode()
     data = _flat(body)
     head = _HEAD.pack(MAGIC, len(text), len(data)) + text
     crc = _CRC.pack(zlib.crc32(data, zlib.crc32(text)))

@@ -167,12 +167,8 @@ class SegmentPool:
         Raises TooLarge when the limit can never allow it, Overloaded when it does not now.
         """
         size = self._size_for(nbytes)
-        with self._lock:
-            self._collect()
-            block = self._take_idle(size)
-            if block is not None:
-                self._reused += 1
-                return self._lease(block, nbytes)
+        if (segment := self._reuse(size, nbytes)) is not None:
+            return segment
         block = self._create(size)
         with self._lock:
             return self._lease(block, nbytes)
@@ -180,10 +176,9 @@ class SegmentPool:
     async def acquire_async(self, nbytes: int) -> Segment:
         """Lease `nbytes` like `acquire`; a large fresh block is made and its pages are mapped in a thread."""
         size = self._size_for(nbytes)
-        with self._lock:
-            self._collect()
-            fresh = self._find_idle(size) is None
-        if fresh and size > _QUICK:
+        if (segment := self._reuse(size, nbytes)) is not None:
+            return segment
+        if size > _QUICK:
             # Into the idle list first: a caller that is cancelled meanwhile leaves a block to reuse, not a
             # leak.
             await asyncio.to_thread(self._grow, size)
@@ -239,6 +234,15 @@ class SegmentPool:
             )
         return size
 
+    def _reuse(self, size: int, nbytes: int) -> Segment | None:
+        with self._lock:
+            self._collect()
+            block = self._take_idle(size)
+            if block is None:
+                return None
+            self._reused += 1
+            return self._lease(block, nbytes)
+
     def _lease(self, block: _Block, nbytes: int) -> Segment:
         lease = np.frombuffer(block.memory, np.uint8)[:nbytes]
         number, returned = block.id, self._returned
@@ -247,23 +251,26 @@ class SegmentPool:
         return Segment(block, nbytes, lease)
 
     def _collect(self) -> None:
+        if not self._returned:
+            return
         now = time.monotonic()
         while self._returned:
             block = self._leased.pop(self._returned.popleft())
             block.idle_since = now
             self._idle.append(block)
 
-    def _find_idle(self, size: int) -> _Block | None:
+    def _take_idle(self, size: int) -> _Block | None:
         # A block up to a half larger is still better than fresh pages. Of equal ones the last used is
         # warmest.
-        fitting = [block for block in reversed(self._idle) if size <= block.size <= size + size // 2]
-        return min(fitting, key=lambda block: block.size, default=None)
-
-    def _take_idle(self, size: int) -> _Block | None:
-        block = self._find_idle(size)
-        if block is not None:
-            self._idle.remove(block)
-        return block
+        best = None
+        for block in reversed(self._idle):
+            if size <= block.size <= size + size // 2 and (best is None or block.size < best.size):
+                best = block
+                if block.size == size:
+                    break
+        if best is not None:
+            self._idle.remove(best)
+        return best
 
     def _grow(self, size: int) -> None:
         block = self._create(size)

@@ -10,10 +10,12 @@ from starlette.types import Send
 
 __all__ = ["dump", "send_bytes", "send_head", "send_json", "send_piece"]
 
+_JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
 
 def dump(value: Any) -> bytes:
     """Write a value as compact JSON."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return _JSON.encode(value).encode()
 
 
 async def send_head(
