@@ -62,13 +62,12 @@ class Authentication:
         if key is not None:
             context.key, context.calls_limit = key.name, key.calls
             return
-        reason = "no_key" if secret is None else "unknown_key"
         message = (
             "this service asks for a key, in Authorization: Bearer or X-API-Key"
             if secret is None
             else "this service does not know that key"
         )
-        error = Unauthorised(message, data={"reason": reason})
+        error = Unauthorised(message, data={"reason": "no_key" if secret is None else "unknown_key"})
         if scope["path"] != _RPC:
             raise error
         context.denied = error

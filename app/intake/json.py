@@ -270,7 +270,7 @@ class JsonIntake:
         if len(self._skeleton) > self._max_skeleton:
             raise TooLarge(
                 f"JSON may have {self._max_skeleton} bytes beside its tensors' data and npy strings",
-                data={"limit": self._max_skeleton},
+                data={"reason": "head", "limit": self._max_skeleton},
             )
 
 

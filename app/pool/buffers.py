@@ -230,7 +230,7 @@ class SegmentPool:
         if size > self.limit:
             raise TooLarge(
                 f"{nbytes} bytes of tensor memory were asked for, the service has {self.limit} for all calls",
-                data={"bytes": nbytes, "limit": self.limit},
+                data={"reason": "memory", "bytes": nbytes, "limit": self.limit},
             )
         return size
 
