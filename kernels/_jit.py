@@ -6,6 +6,7 @@ Inf and NaN carry meaning. `error_model="numpy"` leaves out the checks for divis
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -38,15 +39,18 @@ def _cache_folder() -> str:
     digest = hashlib.sha256(cpu().tag.encode())
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.read_bytes())
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convgrad"
-    chosen = os.environ.get("NUMBA_CACHE_DIR")
-    for base in ([Path(chosen)] if chosen else []) + [user, Path(tempfile.gettempdir()) / "convgrad"]:
+    candidates = [Path(value) for value in (os.environ.get("NUMBA_CACHE_DIR"),) if value]
+    with contextlib.suppress(RuntimeError):  # a user without a home
+        candidates.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convgrad")
+    candidates.append(Path(tempfile.gettempdir()) / f"convgrad-{os.getuid()}")
+    for base in candidates:
         folder = base / digest.hexdigest()[:16]
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError:
             continue
-        if os.access(folder, os.W_OK):
+        # what lies here is loaded as code: a folder that somebody else made is not ours
+        if os.access(folder, os.W_OK) and base.stat().st_uid in (os.getuid(), 0):
             return str(folder)
     return ""
 

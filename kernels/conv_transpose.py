@@ -12,10 +12,10 @@ pixels that they belong to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
+from itertools import pairwise, product
 from math import ceil, gcd, prod
 from typing import Literal
 
@@ -35,6 +35,7 @@ __all__ = ["CONV_TRANSPOSE"]
 
 Ints = npt.NDArray[np.int64]
 Shape = tuple[int, ...]
+Box = tuple[int, int, int, int]
 
 UNIT_MACS = 20_000_000
 STEP_MACS = 100_000_000
@@ -42,6 +43,9 @@ STEP_MACS = 100_000_000
 
 BLOCK_BYTES = 128 << 10
 """Sums of one block of dst lines: a part of L2."""
+
+SOURCE_BYTES = 8 << 20
+"""Packed src of one band of dst at the most, unless a single line needs more."""
 
 SCATTER_BYTES = 32 << 20
 """Sums of one image at the most, where products are scattered."""
@@ -149,6 +153,14 @@ def _spans(dims: Dims) -> Ints:
     inside = (plane >= 0) & (plane < dims.wide[0]) & (line >= 0) & (line < dims.wide[1])
     place = np.where(inside, (plane * dims.wide[1] + line) * dims.wide[2] * out, -1)
     return np.column_stack([(kd * dims.kernel[1] + kh) * width * out, place])
+
+
+def _reach(table: Ints, src_step: int) -> tuple[int, int]:
+    """Give the span of src positions that some dst positions of an axis meet (see `_axis_taps`)."""
+    live = table[table[:, 1] > 0]
+    if not len(live):
+        return 0, 0
+    return int((live[:, 2] - (live[:, 1] - 1) * src_step).min()), int(live[:, 2].max()) + 1
 
 
 class ConvTranspose:
@@ -290,8 +302,11 @@ class _Pass:
         operand = wrapped((source, tensor.ctypes.data + tensor.nbytes, 0, *of))
         pack_panel(self.kind, lanes, valid, dst, box, np.array(to, np.int64), source, operand)
 
-    def _source(self, n: int) -> tuple[int, tuple[int, int, int, int]]:
-        """Give the address of an image and the byte steps of (d, h, w, channel), packed where channels lie apart."""
+    def _source(self, n: int, box: Box) -> tuple[int, Ints]:
+        """Give the address of an image and the byte steps of (d, h, w, channel), packed where channels lie apart.
+
+        What is packed are the src planes and lines of `box`; the address is that of plane 0 and line 0 all the same.
+        """
         dims, size, problem = self.dims, self.src.itemsize, self.problem
         image, d, h, w, channel = (
             step * size for step in _steps(problem.data_format, problem.src_channels, dims.narrow)
@@ -301,43 +316,65 @@ class _Pass:
         if self.by_lane:
             lanes, valid, lane, lines = WIDTH, min(WIDTH, self.lanes_left), channels * channel, channels
             if problem.dtype == "f32" and channel == size and channels == 1 and valid == WIDTH:
-                return source, (d, h, w, 4)
+                return source, np.array((d, h, w, 4), np.int64)
         elif problem.dtype == "f32" and channel == size:
-            return source, (d, h, w, channel)
+            return source, np.array((d, h, w, channel), np.int64)
         else:
             lanes, valid, lane, lines = ceil(channels / 8) * 8, channels, channel, 1
-        depth, height, width = dims.narrow
+        low, high, top, bottom = box
+        depth, height, width = high - low, bottom - top, dims.narrow[2]
         line = 4 * lanes * lines
         packed = arena("source", depth * height * width * lanes * lines).ctypes.data
         to = (0, height * width * line, width * line, line)
         for c in range(lines):
+            first = source + low * d + top * h + c * channel
             self._pack(
-                lanes, valid, packed + 4 * lanes * c, (1, depth, height, width), to, source + c * channel,
-                (image, d, h, w, lane), self.src,
+                lanes, valid, packed + 4 * lanes * c, (1, depth, height, width), to, first, (image, d, h, w, lane),
+                self.src,
             )  # fmt: skip
-        return packed, (to[1], to[2], to[3], 4 * lanes if self.by_lane else 4)
+        start = packed - low * to[1] - top * to[2]
+        return start, np.array((to[1], to[2], to[3], 4 * lanes if self.by_lane else 4), np.int64)
+
+    def _bands(self, band: Box) -> Iterator[tuple[Box, Box]]:
+        """Cut dst planes and lines until the src that each part needs is small when packed; give both."""
+        low, high, top, bottom = band
+        layout, dims = self.layout, self.dims
+        planes = _reach(layout.planes[low:high], int(layout.steps[1]))
+        lines = _reach(layout.lines[top:bottom], int(layout.steps[3]))
+        size = 4 * dims.narrow_channels * dims.narrow[2] * (planes[1] - planes[0]) * (lines[1] - lines[0])
+        size *= WIDTH if self.by_lane else 1
+        middle = ((low + high) // 2, (top + bottom) // 2)
+        if size > SOURCE_BYTES and high - low > 1:
+            yield from self._bands((low, middle[0], top, bottom))
+            yield from self._bands((middle[0], high, top, bottom))
+        elif size > SOURCE_BYTES and bottom - top > 1:
+            yield from self._bands((low, high, top, middle[1]))
+            yield from self._bands((low, high, middle[1], bottom))
+        else:
+            yield band, (*planes, *lines)
 
     def image(self, n: int, stop: Stop) -> bool:
         """Compute one image; False when `stop` said so."""
-        src, steps = self._source(n)
-        src_steps = np.array(steps, np.int64)
         if self.layout.way == "scatter":
-            return self._scatter(n, src, src_steps, stop)
+            return self._scatter(n, stop)
         dims, layout = self.dims, self.layout
-        sizes = np.array((*dims.wide, dims.strides[2]), np.int64)
+        sizes = np.array((dims.wide[2], dims.strides[2]), np.int64)
         most_lines = max(1, min(dims.wide[1], BLOCK_BYTES // (8 * WIDTH * dims.wide[2])))
         acc = arena("sums", most_lines * dims.wide[2] * 2 * WIDTH)
         kernel = np.array(dims.kernel[1:], np.int64)
         share = self.problem.macs // max(1, self.problem.n * dims.groups * len(self.blocks))
         step = max(1, STEP_MACS // max(1, share))
-        for i in range(0, len(self.blocks), step):
-            if stop():
-                return False
-            gather(
-                tile_table(), self.kind, self.by_lane, self.blocks[i : i + step], most_lines, sizes, layout.planes,
-                layout.lines, layout.tiles, layout.runs, layout.steps, kernel, dims.narrow_channels, src, src_steps,
-                acc, *self._target(n), self.out32, self.out16,
-            )  # fmt: skip
+        for band, box in self._bands((0, dims.wide[0], 0, dims.wide[1])):
+            src, src_steps = self._source(n, box)
+            for i in range(0, len(self.blocks), step):
+                if stop():
+                    return False
+                gather(
+                    tile_table(), self.kind, self.by_lane, self.blocks[i : i + step], most_lines,
+                    np.array(band, np.int64), sizes, layout.planes, layout.lines, layout.tiles, layout.runs,
+                    layout.steps, kernel,
+                    dims.narrow_channels, src, src_steps, acc, *self._target(n), self.out32, self.out16,
+                )  # fmt: skip
         return True
 
     def _target(self, n: int) -> tuple[int, Ints, Ints]:
@@ -352,32 +389,25 @@ class _Pass:
         steps = (d, h, w, lane * channel, channel)
         return place, np.array(steps, np.int64), np.array((bias, lane * size, size), np.int64)
 
-    def _scatter(self, n: int, src: int, src_steps: Ints, stop: Stop) -> bool:
+    def _scatter(self, n: int, stop: Stop) -> bool:
         """Compute one image by adding products where they belong."""
         dims, layout = self.dims, self.layout
-        out, (depth, height, _) = dims.wide_channels, dims.narrow
+        out, (depth, height, width) = dims.wide_channels, dims.narrow
         panel, _, _, blocks = (int(value) for value in self.blocks[0])
         acc = arena("sums", prod(dims.wide) * out)
         acc[...] = 0
         part = arena("part", LANE_ROWS * blocks * 2 * WIDTH)
-        columns = (
-            out,
-            dims.kernel[2],
-            -dims.pads[2],
-            dims.strides[2],
-            dims.dilations[2],
-            dims.wide[2],
-            depth * height,
-            height,
-        )
+        columns = (out, dims.kernel[2], -dims.pads[2], dims.strides[2], dims.dilations[2], dims.wide[2])
         line_macs = self.problem.macs // max(1, self.problem.n * dims.groups * depth * height)
-        step = max(1, STEP_MACS // max(1, line_macs))
-        for line in range(0, depth * height, step):
+        step = max(1, min(STEP_MACS // max(1, line_macs), SOURCE_BYTES // (4 * width * dims.narrow_channels)))
+        for d, h in product(range(depth), range(0, height, step)):
             if stop():
                 return False
+            last = min(height, h + step)
+            src, src_steps = self._source(n, (d, d + 1, h, last))
             scatter(
-                tile_table(), line, min(depth * height, line + step), layout.cuts, dims.narrow_channels, src, src_steps,
-                panel, blocks, part, acc, layout.spans, np.array(columns, np.int64),
+                tile_table(), d * height + h, d * height + last, layout.cuts, dims.narrow_channels, src, src_steps,
+                panel, blocks, part, acc, layout.spans, np.array((*columns, depth * height, height), np.int64),
             )  # fmt: skip
         place, steps, bias = self._target(n)
         write_block(

@@ -138,31 +138,32 @@ def write_block(
 
 @jit
 def gather(
-    table: Table, kind: int, lanewise: bool, blocks: Table, most_lines: int, sizes: Vector, planes: Table, lines: Table,
-    tiles: Table, runs: Table, steps: Vector, kernel: Vector, channels: int, src: int, src_steps: Vector,
+    table: Table, kind: int, lanewise: bool, blocks: Table, most_lines: int, band: Vector, sizes: Vector,
+    planes: Table, lines: Table, tiles: Table, runs: Table, steps: Vector, kernel: Vector, channels: int, src: int,
+    src_steps: Vector,
     acc: Floats, out_place: int, out_steps: Vector, bias: Vector, out32: Floats, out16: Halves,
 ) -> None:  # fmt: skip
-    """Compute some lane blocks of one dst image and write them.
+    """Compute some lane blocks of some lines of one dst image and write them.
 
-    A row of `blocks`: address of its weights [tap][src channel][lanes], first lane, valid lanes, vectors. `sizes` are
-    dst planes, lines, columns and the stride along a line. `kernel` is (KH, KW). `src` is the address of the image's
-    first value, `src_steps` its bytes for (d, h, w, channel). `acc` holds the sums of `most_lines` dst lines as
-    [line][column][lanes]; `out_steps` are dst elements for (d, h, w, lane, first lane of a block), `bias` is the
-    address of lane 0's bias or 0, then bytes between lanes and between first lanes of blocks.
+    A row of `blocks`: address of its weights [tap][src channel][lanes], first lane, valid lanes, vectors. `band` are
+    first and last dst plane and line, `sizes` the dst columns and the stride along a line, `kernel` is (KH, KW).
+    `src` is the address of the image's first value, `src_steps` its bytes for (d, h, w, channel). `acc` holds the sums
+    of `most_lines` dst lines as [line][column][lanes]. `out_steps` are dst elements for (d, h, w, lane, first lane of
+    a block); `bias` is the address of lane 0's bias or 0, then bytes between lanes and between first lanes of blocks.
     """
     offsets, walk = np.empty(9, np.int64), np.zeros(10, np.int64)
     for m in range(9):
         offsets[m] = m * src_steps[2]
-    walk[2], walk[5], walk[9] = 1, src_steps[3], sizes[3]
-    columns, sums = sizes[2], acc.ctypes.data
+    walk[2], walk[5], walk[9] = 1, src_steps[3], sizes[1]
+    columns, sums = sizes[0], acc.ctypes.data
     short = kernel[0] * kernel[1] * channels <= CHUNK
     for b in range(blocks.shape[0]):
         tile_kind = LANEWISE if lanewise else blocks[b, 3]
         lanes = WIDTH * blocks[b, 3]
         lane_bias = bias[0] + blocks[b, 1] * bias[2] if bias[0] != 0 else 0
-        for plane in range(sizes[0]):
-            for first in range(0, sizes[1], most_lines):
-                last = min(sizes[1], first + most_lines)
+        for plane in range(band[0], band[1]):
+            for first in range(band[2], band[3], most_lines):
+                last = min(band[3], first + most_lines)
                 fill_zero(sums, (last - first) * columns * lanes * 4)
                 for k in range(planes[plane, 1]):
                     depth = (planes[plane, 0] + k * steps[0]) * kernel[0]
