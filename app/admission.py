@@ -2,7 +2,8 @@
 
 A key may have so many requests and calls at a time as its own limit says. Of the queue it gets what the others
 leave free and never more: alone it can fill half of it, beside another full one a third, and so on. So there is
-always a place for a key that has nothing in the queue yet. Where no key is asked for, everybody shares one.
+always a place for a key that has nothing in the queue yet. The same holds for the memory of all requests of a key
+but its first (`SegmentPool.acquire`). Where no key is asked for, everybody shares one.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class Admission:
         if context.key != ANYONE and self._requests[context.key] >= limit:
             raise _over_limit(limit)
         self.check(context)
+        # The first request of a key may take as much memory as a call can need; those beside it share.
+        context.owner = context.key if self._requests[context.key] and context.key != ANYONE else ""
         yield from self._counted(self._requests, context.key)
 
     @contextmanager

@@ -237,7 +237,7 @@ class Call:
         self._service.telemetry.call_done(self, self._context, outcome, seconds)
 
     async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
-        segment = await self._service.segments.acquire_async(max(1, nbytes))
+        segment = await self._service.segments.acquire_async(max(1, nbytes), self._context.owner)
         undo.callback(segment.release)
         return segment
 

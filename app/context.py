@@ -37,6 +37,8 @@ class RequestContext:
     door: str = "pages"
     key: str = ANYONE
     session: str = ""
+    owner: str = ""
+    """Whose share of the memory the request's tensors come from; nobody's where the name is empty."""
     calls_limit: int | None = None
     denied: ConvgradError | None = None
     trace: TraceParent | None = None

@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 
+from app.context import current_context
 from app.pool.buffers import Segment, SegmentPool
 from convgrad._errors import ParseError
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
@@ -53,8 +54,8 @@ class Holding:
         self.close()
 
     async def acquire_async(self, nbytes: int) -> Segment:
-        """Take a segment, not holding up the event loop meanwhile; raises `Overloaded` or `TooLarge`."""
-        segment = await self._pool.acquire_async(max(nbytes, 1))
+        """Take a segment, not holding up the event loop meanwhile; raises as `SegmentPool.acquire` does."""
+        segment = await self._pool.acquire_async(max(nbytes, 1), current_context().owner)
         self._held[id(segment)] = segment
         return segment
 

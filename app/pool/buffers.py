@@ -20,14 +20,14 @@ import tempfile
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from convgrad._errors import Overloaded, TooLarge
+from convgrad._errors import Overloaded, RateLimited, TooLarge
 
 __all__ = ["Segment", "SegmentPool", "SegmentStats", "anonymous_file", "size_class"]
 
@@ -65,6 +65,7 @@ class _Block:
         self.fd = anonymous_file()
         self.lease: weakref.ref[Lease] | None = None
         self.idle_since = 0.0
+        self.owner = ""
         try:
             # Pages are taken now: a full disk or a full memory is an error here, not a SIGBUS at some later
             # write.
@@ -155,34 +156,37 @@ class SegmentPool:
         # Leases die wherever the last reference goes, also inside the garbage collector while the lock is
         # taken: their callbacks only append here, and the next caller sorts it out.
         self._returned: deque[int] = deque()
+        self._held = Counter[str]()  # bytes by owner
         self._total = 0
         self._peak = 0
         self._next_id = 1
         self._created = self._reused = self._retired = self._refused = 0
         self._closed = False
 
-    def acquire(self, nbytes: int) -> Segment:
+    def acquire(self, nbytes: int, owner: str = "") -> Segment:
         """Lease `nbytes`, the content undefined. Fresh large blocks block for a while: see `acquire_async`.
 
-        Raises TooLarge when the limit can never allow it, Overloaded when it does not now.
+        An `owner` with a name gets what the others leave free and never more, so that there is room for the next.
+        Raises TooLarge when the limit can never allow it, Overloaded when it does not now, and RateLimited when
+        the owner has its share.
         """
         size = self._size_for(nbytes)
-        if (segment := self._reuse(size, nbytes)) is not None:
+        if (segment := self._reuse(size, nbytes, owner)) is not None:
             return segment
         block = self._create(size)
         with self._lock:
-            return self._lease(block, nbytes)
+            return self._lease(block, nbytes, owner)
 
-    async def acquire_async(self, nbytes: int) -> Segment:
+    async def acquire_async(self, nbytes: int, owner: str = "") -> Segment:
         """Lease `nbytes` like `acquire`; a large fresh block is made and its pages are mapped in a thread."""
         size = self._size_for(nbytes)
-        if (segment := self._reuse(size, nbytes)) is not None:
+        if (segment := self._reuse(size, nbytes, owner)) is not None:
             return segment
         if size > _QUICK:
             # Into the idle list first: a caller that is cancelled meanwhile leaves a block to reuse, not a
             # leak.
             await asyncio.to_thread(self._grow, size)
-        return self.acquire(nbytes)
+        return self.acquire(nbytes, owner)
 
     def release(self, segment: Segment) -> None:
         """Give a segment back; a second time does nothing."""
@@ -234,20 +238,33 @@ class SegmentPool:
             )
         return size
 
-    def _reuse(self, size: int, nbytes: int) -> Segment | None:
+    def _reuse(self, size: int, nbytes: int, owner: str) -> Segment | None:
         with self._lock:
             self._collect()
+            self._check_share(size, owner)
             block = self._take_idle(size)
             if block is None:
                 return None
             self._reused += 1
-            return self._lease(block, nbytes)
+            return self._lease(block, nbytes, owner)
 
-    def _lease(self, block: _Block, nbytes: int) -> Segment:
+    def _check_share(self, size: int, owner: str) -> None:
+        mine, free = self._held[owner] if owner else 0, self.limit - self._held.total()
+        if mine and mine + size > free:
+            self._refused += 1
+            raise RateLimited(
+                f"the calls of this key hold {mine} bytes of memory, and {free} are left for all",
+                retry_after=1.0,
+                data={"reason": "memory_share", "value": mine + size, "limit": free},
+            )
+
+    def _lease(self, block: _Block, nbytes: int, owner: str) -> Segment:
         lease = np.frombuffer(block.memory, np.uint8)[:nbytes]
         number, returned = block.id, self._returned
         block.lease = weakref.ref(lease, lambda _: returned.append(number))
         self._leased[block.id] = block
+        block.owner = owner
+        self._held[owner] += block.size
         return Segment(block, nbytes, lease)
 
     def _collect(self) -> None:
@@ -256,6 +273,9 @@ class SegmentPool:
         now = time.monotonic()
         while self._returned:
             block = self._leased.pop(self._returned.popleft())
+            self._held[block.owner] -= block.size
+            if not self._held[block.owner]:
+                del self._held[block.owner]
             block.idle_since = now
             self._idle.append(block)
 

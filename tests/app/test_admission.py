@@ -12,6 +12,7 @@ import pytest
 
 from app.admission import Admission
 from app.context import RequestContext
+from app.pool.buffers import SegmentPool
 from app.settings import Settings
 from convgrad import Overloaded, RateLimited
 from tests.app.calls import SMALL, SSE, document, post, read, same_bits
@@ -147,3 +148,26 @@ def test_a_batch_fits_the_limit_of_its_key(shared: Resident) -> None:
     batch = [{"jsonrpc": "2.0", "id": number, "method": SMALL.op, "params": params} for number in range(4)]
     reply = httpx.post(f"{shared.url}/rpc", json=batch, headers={"x-api-key": NARROW}, timeout=60).json()
     assert all("result" in entry for entry in reply)
+
+
+def test_the_first_request_of_a_key_may_take_all_memory() -> None:
+    """Only the requests beside it share, and those without a key do not at all."""
+    admission = Admission(Settings(queue_length=64))
+    first, second, nobody = context("a"), context("a"), context()
+    with admission.request(first), admission.request(second), admission.request(context()), admission.request(nobody):
+        assert (first.owner, second.owner, nobody.owner) == ("", "a", "")
+
+
+def test_memory_is_left_for_the_next_key() -> None:
+    """A key gets half of the memory, and the next one finds half of the rest; what was given back counts no more."""
+    pool = SegmentPool(64 << 20)
+    held = []
+    for owner, expected in (("a", 32), ("b", 16), ("c", 8)):
+        held += [pool.acquire(1 << 20, owner) for _ in range(expected)]
+        with pytest.raises(RateLimited) as caught:
+            pool.acquire(1 << 20, owner)
+        assert caught.value.data["reason"] == "memory_share"
+    assert pool.acquire(8 << 20).size == 8 << 20, "without an owner all that is free can be had"
+    held.clear()
+    assert pool.acquire(33 << 20, "a").size == 33 << 20
+    pool.close()
