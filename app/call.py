@@ -226,6 +226,8 @@ class Call:
             raise
         finally:
             self._waiting = None
+            # An error that ends the task would hold this frame and the frame the task: a cycle that keeps memory.
+            del task
 
     def _count(self, error: BaseException | None) -> None:
         """Count the call as what it came to; one that nobody ran to its end was given up."""
