@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -57,6 +58,7 @@ def contenders(servers: dict[str, Server]) -> Iterator[Contender]:
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
     chosen = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers are stopped on the way out
     cases = [case for case in CASES if case.name in chosen.cases.split(",")]
     document: dict[str, Any] = describe_machine() | {"load_before": load(), "absent": {}, "cases": {}, "memory": {}}
     with ExitStack() as stack:

@@ -21,4 +21,6 @@ async def read(request: Request) -> Response:
 
 if __name__ == "__main__":
     port = int(sys.argv[1])
-    uvicorn.run(app, port=port, loop="uvloop", http="httptools", log_level="warning", access_log=False)
+    uvicorn.run(
+        app, port=port, loop="uvloop", http="httptools", log_level="warning", access_log=False, timeout_keep_alive=75
+    )
