@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from convgrad._errors import UnknownOperation
 from schemas.problems import Problem, invalid_params, problem
 from schemas.tables import CalledOperation, Operation, find_operation
 
@@ -60,7 +61,17 @@ def call_of_dump(called: CalledOperation, body: Mapping[str, Any]) -> dict[str, 
         "attrs": dump.attributes,
         "outputs": [] if dump.output is None else [dump.output],
     }
-    found: dict[str, Any] = {"attributes": spec, "inputs": dump.inputs}
+    inputs = {name: _as_sent(tensor) for name, tensor in dump.inputs.items()}
+    spellings = called.operation.input_spellings
+    # A logical tensor has no values: without them the weights' shape is the attribute's, or the output's.
+    found: dict[str, Any] = {
+        "attributes": spec,
+        "inputs": {
+            name: tensor
+            for name, tensor in inputs.items()
+            if spellings.get(name) != "weights_shape" or not isinstance(tensor, Mapping) or _has_data(tensor)
+        },
+    }
     return found | ({"options": body["options"]} if "options" in body else {})
 
 
@@ -78,7 +89,14 @@ def read_dump(value: object, *, called: CalledOperation | None = None) -> Dump:
         kind = called.called_as
     if not isinstance(kind, str):
         raise invalid_params("not a dumped op", [problem([*loc, "kind"], "kind must name an operation", "missing")])
-    found = find_operation(kind)
+    try:
+        found = find_operation(kind)
+    except UnknownOperation as error:
+        if called is None:
+            raise
+        # The operation called is there: what is wrong is the spec.
+        wrong = problem([*loc, "kind"], f"kind: {error.message}", "kind")
+        raise invalid_params(called.called_as, [wrong]) from None
     if called is not None and found.operation is not called.operation:
         msg = f"the spec must be of {called.operation.name}, the operation called, but its kind is {kind}"
         raise invalid_params(called.called_as, [problem([*loc, "kind"], msg, "kind")])
@@ -117,6 +135,21 @@ def _inputs(operation: Operation, given: object, loc: list[str], problems: list[
         msg = f"{operation.name} has at most {len(operation.inputs)} inputs, but the spec has {len(given)}"
         problems.append(problem([*loc, "inputs"], msg, "too_long"))
     return {row.name: tensor for row, tensor in zip(operation.inputs, given, strict=False)}
+
+
+def _as_sent(tensor: Any) -> Any:
+    """Return a dumped tensor without a shape that the dump did not know: the data may say it."""
+    if not isinstance(tensor, Mapping) or _has_data(tensor) or not _is_unknown(tensor.get("shape")):
+        return tensor
+    return {name: value for name, value in tensor.items() if name != "shape"}
+
+
+def _has_data(tensor: Mapping[Any, Any]) -> bool:
+    return "data" in tensor or "npy" in tensor
+
+
+def _is_unknown(shape: object) -> bool:
+    return isinstance(shape, list | tuple) and (not shape or any(type(size) is int and size < 0 for size in shape))
 
 
 def _output(given: object, loc: list[str], problems: list[Problem]) -> Any:

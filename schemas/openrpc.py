@@ -36,9 +36,7 @@ _REF = "#/components/schemas/{model}"
 
 
 @cache
-def openrpc_document(
-    *, version: str = "1", url: str = "http://127.0.0.1:8000/rpc", title: str = "convgrad"
-) -> dict[str, Any]:
+def openrpc_document(*, version: str = "1", url: str = "/rpc", title: str = "convgrad") -> dict[str, Any]:
     """Return the OpenRPC 1.3 document of the service: one method for each name of each operation, and
     `ops.*`.
 
@@ -52,7 +50,7 @@ def openrpc_document(
             "description": "Convolution gradients as oneDNN Graph defines them, over JSON-RPC 2.0.",
             "license": {"name": "Apache-2.0", "url": "https://www.apache.org/licenses/LICENSE-2.0"},
         },
-        "servers": [{"name": "local", "url": url}],
+        "servers": [{"name": "this service", "url": url}],
         "methods": [*(_operation(find_operation(name)) for name in operation_names()), *_service_methods()],
         "components": {
             "schemas": _schemas(),

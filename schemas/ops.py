@@ -51,8 +51,9 @@ def _resolve(name: str, attributes: Any, inputs: Any, output: Any) -> ResolvedOp
     given, expected = attributes, output
     if is_dump(attributes):
         dump = read_dump(attributes, called=called)
-        # A dump's output belongs to its own inputs; for others it may at most say what the weights' shape is.
-        expected = output if inputs else dump.output
+        # A dump's output belongs to its own inputs, also when they were taken out of it; for others it may at
+        # most say what the weights' shape is.
+        expected = output if inputs and dump.inputs else dump.output
         given, inputs, output = dump.attributes, inputs or dump.inputs, output or dump.output
     call, problems = read_call(called, given, inputs, output)
     data_format, weights_format = call.given.data_format, call.given.weights_format

@@ -81,7 +81,7 @@ def _parse_request(item: object) -> Request | Invalid:
         return Invalid("a request must be an object")
     given, is_right = _read_id(item)
     if not is_right:
-        return Invalid("id must be a string, a number or null")
+        return Invalid(f"id must be a string of at most {_MAX_ID} characters, a number or null")
     if item.get("jsonrpc") != "2.0":
         return Invalid('jsonrpc must be "2.0"', given)
     method = item.get("method")

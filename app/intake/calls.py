@@ -8,7 +8,7 @@ from typing import Any
 
 from app.intake.landing import Holding
 from app.intake.tensors import Input, metas, read_inputs
-from schemas.dumps import call_of_dump, is_dump, read_dump
+from schemas.dumps import call_of_dump, is_dump
 from schemas.problems import invalid_params, problem, safe_key
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
@@ -92,7 +92,9 @@ def take_apart(called: CalledOperation, request: Any) -> RequestObject:
         raise invalid_params(called.called_as, problems)
     attributes, inputs = parts["attributes"], parts["inputs"]
     if is_dump(attributes) and not inputs:
-        inputs = read_dump(attributes, called=called).inputs
+        # Taken out of the dump, the inputs stay its own: its output is held to them.
+        own = call_of_dump(called, attributes)
+        attributes, inputs = own["attributes"], own["inputs"]
     return RequestObject(called, attributes, inputs, given.get("options"))
 
 

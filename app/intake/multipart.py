@@ -18,7 +18,7 @@ from app.intake.json import JsonIntake
 from app.intake.landing import Holding, NpyLanding, TensorFault
 from app.intake.parts import PartReader
 from app.intake.tensors import Input, landed_npy, shape_list
-from convgrad._errors import InvalidParams, InvalidRequest, ParseError, UnsupportedMediaType
+from convgrad._errors import InvalidParams, InvalidRequest, ParseError, Unsupported, UnsupportedMediaType
 from convgrad._npy import NpyHeader
 from schemas.dumps import is_dump
 from schemas.problems import Problem, dims, invalid_params, problem, safe_key
@@ -210,6 +210,9 @@ class _TensorPart:
         except InvalidParams as error:
             found = error.errors[0]
             raise _refusal(self._called, self.name, f"{self.name}: {found['msg']}", found["type"]) from None
+        except Unsupported as error:
+            wrong = problem(["inputs", self.name], f"{self.name}: {error.message}", "unsupported_dtype")
+            raise Unsupported(wrong["msg"], data={"errors": [wrong]}) from None
 
 
 # Clients write the same few headers in every call.

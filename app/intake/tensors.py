@@ -18,7 +18,7 @@ from app.intake.diverted import Diverted, nbytes_of
 from app.intake.landing import Holding, NpyLanding, RawLanding, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
-from convgrad._errors import InvalidParams
+from convgrad._errors import InvalidParams, Unsupported
 from schemas.problems import Problem, invalid_params, problem
 from schemas.tables import MAX_DIMS, Operation
 from schemas.tensors import TensorMeta, WireTensor, read_meta, read_tensor
@@ -86,10 +86,13 @@ def read_inputs(operation: Operation, inputs: Any, holding: Holding, *, need_dat
         if is_shape and isinstance(value, list):
             found[name] = value  # its elements are checked with the attributes
             continue
-        tensor = _read(value, ["inputs", name], problems, holding, need_data=need_data or is_shape)
+        tensor = _read(value, ["inputs", name], problems, holding, need_data=need_data)
         if tensor is not None:
-            found[name] = _values(tensor, ["inputs", name], problems) if is_shape else tensor
+            has_values = is_shape and tensor.landing is not None
+            found[name] = _values(tensor, ["inputs", name], problems) if has_values else tensor
     if problems:
+        if all(found["type"] == "unsupported_dtype" for found in problems):
+            raise Unsupported(problems[0]["msg"], data={"errors": problems})
         raise invalid_params(_WHAT, problems)
     return found
 
@@ -165,6 +168,9 @@ def _read(
     except TensorFault as fault:
         member = "npy" if wire.encoding == "npy" else "data"
         problems.append(problem([*loc, member], f"{member} of {loc[-1]}: {fault.message}", fault.kind))
+        return None
+    except Unsupported as error:
+        problems.append(problem([*loc, "npy"], f"npy of {loc[-1]}: {error.message}", "unsupported_dtype"))
         return None
     return tensor
 

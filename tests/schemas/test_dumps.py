@@ -133,6 +133,7 @@ def test_the_output_stands_in_for_an_unset_weights_shape() -> None:
             "must be of ConvTransposeBackwardWeights, the operation called",
         ),
         ({"kind": 3}, ("attributes", "kind"), "kind must name an operation"),
+        ({"kind": "MatMul"}, ("attributes", "kind"), "no such operation"),
         ({"graph": []}, ("attributes", "graph"), "must hold 1 op to be a spec, but holds 0"),
         ({"graph": [3]}, ("attributes",), "must be an object with kind, attrs, inputs and outputs"),
     ],
@@ -179,6 +180,25 @@ def test_a_request_that_is_a_dump() -> None:
     body["inputs"] = dict(zip(("input_forward", "output_delta"), body["inputs"], strict=True))
     by_name = call_of_dump(find_operation(GRADIENT), body)
     assert resolve(GRADIENT, by_name["attributes"], by_name["inputs"]).n == 1
+
+
+def test_the_output_of_a_request_that_is_a_dump() -> None:
+    """The output of a dump is held to the dump's own inputs, also when they were taken out of it."""
+    called = find_operation(FORWARD)
+    call = call_of_dump(called, forward() | {"outputs": [logical(2, [1, 128, 16, 17])]})
+    assert "but the spec says" in refused(FORWARD, call["attributes"], call["inputs"])["outputs", "dst", "shape"]
+    other = {"src": logical(0, [7, 32, 28, 28]), "weights": logical(1, [32, 128, 3, 3])}
+    template = forward() | {"outputs": [logical(2, [1, 128, 16, 17])]}
+    assert resolve(FORWARD, template, other).n == 7
+
+
+def test_a_request_that_is_a_dump_of_what_is_not_known() -> None:
+    """Shapes that a dump did not know are the data's to say, and a shape input without values says nothing."""
+    body = dumped()
+    body["inputs"] = [logical(0, [UNKNOWN] * 4), logical(1, []), logical(3, [4], "s32")]
+    inputs = call_of_dump(find_operation(GRADIENT), body)["inputs"]
+    assert set(inputs) == {"src", "diff_dst"}
+    assert all("shape" not in described and described["dtype"] == "bf16" for described in inputs.values())
 
 
 @pytest.mark.parametrize(

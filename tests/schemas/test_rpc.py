@@ -51,7 +51,7 @@ def test_without_an_id_it_is_a_notification() -> None:
 def test_ids_that_can_not_be_sent_back(given: Any) -> None:
     """Anything else as id makes the request invalid, and the answer's id null."""
     found = parse_message(message(id=given))
-    assert found == Invalid("id must be a string, a number or null")
+    assert found == Invalid("id must be a string of at most 4096 characters, a number or null")
 
 
 @pytest.mark.parametrize("params", [[], {}, [1, "a"], {"op": "x"}])

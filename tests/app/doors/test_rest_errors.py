@@ -302,7 +302,19 @@ def test_an_unsupported_dtype_is_422(http: httpx.Client) -> None:
     """s32 tensors are known on the wire and not to the operation."""
     inputs = {name: {"dtype": "s32", "shape": list(shape)} for name, shape in SMALL.input_shapes.items()}
     body = {"attributes": SMALL.attributes(), "inputs": inputs}
-    assert http.post(f"{URL}/validate", json=body).json()["code"] in ("unsupported", "invalid_params")
+    problem(http.post(f"{URL}/validate", json=body), 422, "unsupported")
+
+
+@pytest.mark.parametrize("door", ["json", "parts"])
+def test_a_dtype_that_there_is_not_is_422_with_its_place(http: httpx.Client, door: str) -> None:
+    """f64 is as unsupported as s32, in every form, and the answer says which input has it."""
+    case = replace(SMALL, dtype="f32")
+    inputs = case.inputs() | {"diff_dst": case.inputs()["diff_dst"].astype("f8")}
+    if door == "json":
+        response = http.post(URL, json=document(case, inputs, as_npy=True))
+    else:
+        response = http.post(URL, files=parts(case, inputs))
+    assert "diff_dst" in locs(problem(response, 422, "unsupported"))[0]
 
 
 def test_the_old_dialect_names_places_as_the_caller_did(http: httpx.Client) -> None:

@@ -121,6 +121,44 @@ def test_a_dumped_op_is_a_call(http: httpx.Client) -> None:
         assert same_bits(output_of(answer), SMALL.expected(inputs))
 
 
+def test_a_dumped_op_with_a_shape_input_is_a_call(http: httpx.Client) -> None:
+    """A dump has no values of its third input: the shape is the attribute's."""
+    inputs = SMALL.inputs()
+    tensors = document(SMALL, inputs)["inputs"]
+    dump = {
+        "kind": SMALL.op,
+        "attrs": wrapped(SMALL.attributes() | {"weights_shape": list(SMALL.weights_shape)}),
+        "inputs": [tensors["src"], tensors["diff_dst"], {"id": 3, "dtype": "s32", "shape": [4]}],
+    }
+    for params in (dump, {"attributes": dump}):
+        assert same_bits(output_of(rpc(http, request(SMALL.op, params)).json()), SMALL.expected(inputs))
+        checked = params if params is dump else {"op": SMALL.op, **params}
+        result = rpc(http, request("ops.validate", checked)).json()["result"]
+        assert result["outputs"]["diff_weights"]["shape"] == list(SMALL.weights_shape)
+
+
+@pytest.mark.parametrize(
+    ("changes", "loc"),
+    [
+        ({"kind": "MatMul"}, ["attributes", "kind"]),
+        ({"outputs": [{"dtype": "f64", "shape": [1, 1, 1, 1]}]}, ["outputs", "diff_weights", "dtype"]),
+    ],
+)
+def test_what_a_dump_says_of_itself_is_held_to_the_call(
+    http: httpx.Client, changes: dict[str, Any], loc: list[str]
+) -> None:
+    """A kind that there is not, or an output that can't be, is a bad parameter of a method that there is."""
+    case = replace(SMALL, dtype="f32")
+    tensors = document(case, case.inputs())["inputs"]
+    attributes = case.attributes() | {"weights_shape": list(case.weights_shape)}
+    dump = {"kind": case.op, "attrs": wrapped(attributes), "inputs": [tensors["src"], tensors["diff_dst"]]}
+    if "outputs" in changes:
+        changes["outputs"][0]["shape"] = list(case.weights_shape)
+    for params in (dump | changes, {"attributes": dump | changes}):
+        error = rpc(http, request(case.op, params)).json()["error"]
+        assert (error["code"], error["data"]["errors"][0]["loc"]) == (-32602, loc)
+
+
 def test_megabytes_of_base64_arrive(http: httpx.Client) -> None:
     """Tensors over several megabytes go in and out in one JSON-RPC call, with escaped slashes too."""
     inputs = LARGE.inputs()
