@@ -69,7 +69,8 @@ class Numbers:
         piece = chunk[start : start + NUMBER_SLICE]
         stop = self._brackets(piece)
         over = stop is not None
-        if over or self._depth > 1 or b"[" in piece or b"]" in piece:
+        # between numbers of one flat list the parser itself finds a comma too many
+        if over or not self.count or self._depth > 1 or b"[" in piece or b"]" in piece:
             around = self._before + (piece if stop is None else piece[: stop + 1])
             if _MISPLACED.search(around):
                 raise TensorFault("has a bracket or a comma in the wrong place", "nesting")

@@ -111,6 +111,14 @@ def test_what_is_taken_is_json(tokens: list[str]) -> None:
             assert list(got[: len(flat)]) == flat
 
 
+@pytest.mark.parametrize("text", [b'{"data":[,,,[]]}', b'{"data":[ , ]}', b'{"data":[,1]}', b'{"data":[[],,[]]}'])
+def test_a_comma_before_any_number_is_refused(text: bytes) -> None:
+    """Wherever the text is cut, commas that part nothing are found."""
+    for width in range(1, len(text)):
+        with pytest.raises(ConvgradError):
+            read(text, list(range(width, len(text), width)))
+
+
 def _flat(value: Any) -> list[Any]:
     return [found for entry in value for found in _flat(entry)] if isinstance(value, list) else [value]
 
