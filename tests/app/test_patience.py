@@ -84,7 +84,7 @@ def test_a_body_that_does_not_come(hasty: Resident, path: str) -> None:
     assert b"too slowly" in reply
     assert (b"-32001" if path == "/rpc" else b"HTTP/1.1 504") in reply
     hasty.run(hasty.service.idle())
-    assert hasty.service.segments.stats().used == 0
+    hasty.until(lambda: hasty.service.segments.stats().used == 0)
 
 
 @pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])

@@ -34,7 +34,7 @@ def nothing_is_left(tight: Resident) -> Iterator[None]:
     yield
     tight.run(tight.service.idle(), 10.0)
     assert not tight.service.calls
-    assert tight.service.segments.stats().used == 0
+    tight.until(lambda: tight.service.segments.stats().used == 0)
 
 
 def request(case: Case, inputs: dict[str, Array] | None = None, request_id: Any = 1, **options: Any) -> dict[str, Any]:
