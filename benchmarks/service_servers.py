@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -28,7 +29,7 @@ PACKAGES = {
     "body_only": _WEB,
 }
 _SCRIPTS = {"handwritten": "handwritten.py", "pytriton": "pytriton_server.py", "body_only": "body_only.py"}
-_READY = {"convgrad": "/readyz", "pytriton": "/v2/health/ready"}
+_READY = {"convgrad": "/readyz", "pytriton": "/v2/models/gradient/ready"}
 _START_LIMIT_S = 300.0
 
 
@@ -72,6 +73,8 @@ class Server:
             others = [str(free_port()) for _ in range(2)]  # PyTriton wants some more
             script = str(ROOT / "benchmarks" / "peers" / _SCRIPTS[self.name])
             command = [str(environment(self.name)), script, str(self.port), *others]
+            # Triton's stub brings no libpython: it must find ours before another one of the system.
+            env["LD_LIBRARY_PATH"] = str(sysconfig.get_config_var("LIBDIR"))
         self._log = tempfile.TemporaryFile("w+b")
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdout=self._log, stderr=self._log, start_new_session=True
