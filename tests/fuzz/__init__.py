@@ -1,0 +1,1 @@
+"""Fuzz targets of everything that reads bytes which nobody vouches for; `scripts/fuzz` runs them."""

@@ -1,0 +1,99 @@
+"""Fuzz with atheris, guided by what the inputs reach (`scripts/fuzz [TARGET ..]`, all when none is named).
+
+Finds are kept in `.cache/fuzz`: inputs that reach something new, and, as `TARGET-crash-..`, one that breaks a promise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["app.doors", "app.intake", "app.options", "convgrad", "schemas"]):
+    from tests.fuzz.targets import TARGETS, Target
+
+from tests.fuzz.mutation import LONGEST
+
+_FOLDER = Path(__file__).parents[2] / ".cache" / "fuzz"
+_GROWTH_MB = 64
+"""What the second half of a run may add to resident memory: libFuzzer keeps the inputs that reach something new."""
+
+
+def main() -> None:
+    """Read the command line and run a target; the process ends with the status of the run."""
+    parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
+    parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], metavar="TARGET", help=", ".join(TARGETS))
+    parser.add_argument("--runs", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--repeat", type=Path, metavar="FILE", help="try an input that was found before")
+    given = parser.parse_args()
+    if len(given.targets) != 1:
+        # libFuzzer ends the process that it runs in.
+        flags = ["--runs", str(given.runs), "--seed", str(given.seed)]
+        for name in given.targets or TARGETS:
+            subprocess.run([sys.executable, "-m", "tests.fuzz", *flags, name], check=True)
+        return
+    name = given.targets[0]
+    target = TARGETS[name]
+    # NumPy warns of headers that Python 2 wrote, and reads them.
+    warnings.simplefilter("ignore")
+    if given.repeat is not None:
+        target.take(given.repeat.read_bytes())
+        return
+    flags = [
+        f"-runs={given.runs}",
+        f"-seed={given.seed}",
+        f"-max_len={LONGEST}",
+        "-timeout=5",
+        "-rss_limit_mb=2048",
+        "-verbosity=0",
+    ]
+    atheris.Setup([sys.argv[0], *flags, *_files(name, target)], _measured(name, target, given.runs))
+    atheris.Fuzz()
+
+
+def _files(name: str, target: Target) -> list[str]:
+    """Write what libFuzzer begins with, and say where it is; the inputs of earlier runs are there too."""
+    corpus, words = _FOLDER / name, _FOLDER / f"{name}.words"
+    corpus.mkdir(parents=True, exist_ok=True)
+    for number, seed in enumerate(target.seeds):
+        (corpus / f"seed-{number}").write_bytes(seed)
+    escaped = ("".join(f"\\x{byte:02x}" for byte in word) for word in target.words)
+    words.write_text("".join(f'"{word}"\n' for word in escaped))
+    return [f"-dict={words}", f"-artifact_prefix={_FOLDER}/{name}-", str(corpus)]
+
+
+def _measured(name: str, target: Target, runs: int) -> Callable[[bytes], None]:
+    """Take inputs with `target`, and say after the last one what the run was; memory that grew is a find."""
+    begin, count, half_mb = time.monotonic(), 0, 0.0
+
+    def take(data: bytes) -> None:
+        nonlocal count, half_mb
+        target.take(data)
+        count += 1
+        if count == runs // 2:
+            half_mb = _resident_mb()
+        if count == runs:
+            grown, seconds = _resident_mb() - half_mb, time.monotonic() - begin
+            print(f"{name}: {count} inputs in {seconds:.0f} s, none broke a promise; {half_mb:.0f} MB + {grown:.0f} MB")
+            assert grown < _GROWTH_MB, "resident memory grows"
+
+    return take
+
+
+def _resident_mb() -> float:
+    gc.collect()
+    fields = Path("/proc/self/statm").read_text(encoding="ascii").split()
+    return int(fields[1]) * resource.getpagesize() / 2**20
+
+
+if __name__ == "__main__":
+    main()

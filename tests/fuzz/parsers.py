@@ -1,0 +1,196 @@
+"""Targets that drive one parser each, beside another reader of the same format where there is one.
+
+The first byte of an input says how the rest is cut, because no answer may depend on that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import struct
+import zlib
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from app.intake.diverted import Diverted
+from app.intake.json import JsonIntake
+from app.intake.landing import Holding, NpyLanding, TensorFault
+from app.intake.lists import ListsIntake
+from app.intake.numbers import Numbers
+from app.pool.buffers import SegmentPool
+from convgrad._assembly import Assembly
+from convgrad._errors import ConvgradError, InvalidParams
+from convgrad._frames import MAGIC, FrameDecoder
+from convgrad._npy import parse_header
+
+__all__ = ["RUNNER", "assembly", "frames", "json_tensors", "lists", "npy", "pieces"]
+
+RUNNER = asyncio.Runner()
+"""The event loop of all targets: a new one for each input would take most of the time."""
+
+_POOL = SegmentPool(64 << 20)
+_STEPS = (1 << 20, 1, 2, 3, 7, 64, 511, 513)
+_LARGEST = 1 << 16
+_NUMPY_HEADERS: dict[int, Callable[..., Any]] = {
+    1: np.lib.format.read_array_header_1_0,
+    2: np.lib.format.read_array_header_2_0,
+}
+
+
+def pieces(data: bytes, how: int) -> Iterator[bytes]:
+    """Cut `data` in one of eight ways."""
+    step = _STEPS[how & 7]
+    return (data[start : start + step] for start in range(0, len(data), step))
+
+
+def npy(data: bytes) -> None:
+    """Land a .npy file: in pieces as in one, and whatever we take NumPy takes for the same array."""
+    how, file = data[0] if data else 0, data[1:]
+
+    async def land(holding: Holding, how: int) -> Any:
+        landing = NpyLanding(holding, bound=len(file))
+        for piece in pieces(file, how):
+            landing.write(piece)
+            await landing.supply()
+        landing.close()
+        return landing.header, landing.data.content()
+
+    whole, cut = _outcome(land, 0), _outcome(land, how)
+    assert whole == cut or type(whole) is type(cut) is not tuple, (whole, cut)
+    try:
+        header = parse_header(file)
+    except ConvgradError:
+        return
+    if header is not None and (read := _NUMPY_HEADERS.get(file[6])):
+        shape, fortran_order, dtype = read(io.BytesIO(file[8:]), max_header_size=1 << 20)
+        assert (shape, fortran_order, dtype) == (header.shape, header.fortran_order, np.dtype(header.descr))
+
+
+def frames(data: bytes) -> None:
+    """Decode tensor frames: in pieces as in one; every second way of cutting gets its checksum mended."""
+    how, stream = data[0] if data else 0, data[1:]
+    if how & 8:
+        stream = _mended(stream)
+    assert _frames(stream, how) == _frames(stream, 0)
+
+
+def _frames(stream: bytes, how: int) -> list[Any]:
+    decoder, found = FrameDecoder(max_json=1 << 14, max_body=1 << 20), list[Any]()
+    try:
+        for piece in pieces(stream, how):
+            for frame in decoder.decode(piece):
+                found.append((frame.header, bytes(frame.body)))
+        decoder.close()
+    except ConvgradError as error:
+        found.append((type(error), error.message))
+    return found
+
+
+def _mended(stream: bytes) -> bytes:
+    """Make the first frame whole: its lengths and checksum are what the bytes there need."""
+    json_length, rest = stream[8:9], stream[16:]
+    size = min(json_length[0] if json_length else 0, len(rest))
+    return _frame(rest[:size], rest[size:])
+
+
+def _frame(text: bytes, body: bytes) -> bytes:
+    return struct.pack("<IIQ", MAGIC, len(text), len(body)) + text + body + struct.pack("<I", zlib.crc32(text + body))
+
+
+def assembly(data: bytes) -> None:
+    """Put a reply together from right frames with any headers and bodies, a line for each in turn."""
+    how, lines = data[0] if data else 0, data[1:].split(b"\n")
+    stream = b"".join(_frame(lines[at], b"".join(lines[at + 1 : at + 2])) for at in range(0, len(lines), 2))
+    reader = Assembly()
+    try:
+        for piece in pieces(stream, how):
+            for _ in reader.feed(piece):
+                pass
+        reader.close()
+    except ConvgradError:
+        pass
+
+
+def json_tensors(data: bytes) -> None:
+    """Read a JSON body as it arrives: what we take is JSON of the same content, however it was cut."""
+    how, body = data[0] if data else 0, data[1:]
+
+    async def read(holding: Holding, how: int) -> Any:
+        intake = JsonIntake(holding, length=len(body) if how & 8 else None, max_skeleton=_LARGEST)
+        for piece in pieces(body, how):
+            await intake.take(piece)
+        document = intake.finish()
+        # The text of a tensor that is refused for itself is not looked at any more, whatever is in it.
+        return _fault(document) or document
+
+    _compare(body, _outcome(read, how), _outcome(read, how & 8))
+
+
+def lists(data: bytes) -> None:
+    """Read a JSON body with lists of numbers: what we take is JSON of the same numbers, however it was cut."""
+    how, body = data[0] if data else 0, data[1:]
+
+    async def read(holding: Holding, how: int) -> Any:
+        intake = ListsIntake(holding, length=len(body), max_skeleton=_LARGEST)
+        for piece in pieces(body, how):
+            await intake.take(piece)
+        return await intake.finish()
+
+    _compare(body, _outcome(read, how), _outcome(read, 0))
+
+
+def _fault(document: Any) -> ConvgradError | None:
+    if isinstance(document, Diverted) and document.fault is not None:
+        return InvalidParams("a tensor is wrong in itself", errors=[])
+    inner = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
+    return next(filter(None, map(_fault, inner)), None)
+
+
+def _compare(body: bytes, found: Any, whole: Any) -> None:
+    """Hold a document to the one that was not cut, and to the standard parser's."""
+    refused = isinstance(found, ConvgradError)
+    assert refused == isinstance(whole, ConvgradError), (found, whole)
+    if not refused:
+        expected = json.loads(body.removeprefix(b"\xef\xbb\xbf").decode())
+        assert _same(found, expected), found
+        assert _same(whole, expected), whole
+
+
+def _same(found: Any, expected: Any) -> bool:
+    """Compare two documents; a tensor's text may have become a mark, and a list the count of its numbers."""
+    if isinstance(found, Diverted):
+        return isinstance(expected, str)
+    if isinstance(found, Numbers):
+        return isinstance(expected, list) and found.count == _count(expected)
+    if type(found) is not type(expected):
+        return False
+    if isinstance(found, dict):
+        return list(found) == list(expected) and all(_same(value, expected[name]) for name, value in found.items())
+    if isinstance(found, list):
+        return len(found) == len(expected) and all(map(_same, found, expected))
+    return bool(found == expected)
+
+
+def _count(value: Any) -> int:
+    return sum(map(_count, value)) if isinstance(value, list) else 1
+
+
+def _outcome(read: Callable[[Holding, int], Awaitable[Any]], how: int) -> Any:
+    """Run with memory of the pool, all of which must come back; gives an error of our own as a value."""
+
+    async def held() -> Any:
+        with Holding(_POOL) as holding:
+            try:
+                return await read(holding, how)
+            except ConvgradError as error:
+                return error.with_traceback(None)
+            except TensorFault as fault:
+                return InvalidParams(fault.message, errors=[])
+
+    outcome = RUNNER.run(held())
+    if isinstance(outcome, ConvgradError):
+        assert _POOL.stats().used == 0
+    return outcome

@@ -1,0 +1,207 @@
+"""Right inputs to begin with, made by code, and the words that the languages of the parsers are made of."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from convgrad._frames import encode
+from schemas.describe import example
+from schemas.tables import find_operation, operation_names
+from tests.app.calls import document
+from tests.app.calls import npy as npy_file
+from tests.fuzz.doors import BOUNDARY
+from tests.problems import Case
+
+__all__ = [
+    "FRAME_WORDS",
+    "JSON_WORDS",
+    "MULTIPART_WORDS",
+    "NPY_WORDS",
+    "OIP_WORDS",
+    "RPC_WORDS",
+    "assembly",
+    "frames",
+    "json_tensors",
+    "lists",
+    "multipart",
+    "npy",
+    "oip",
+    "rest",
+    "rpc",
+]
+
+# Its tensors are just long enough to be decoded while they arrive.
+TINY = Case(
+    op="ConvTransposeBackwardWeights",
+    n=1,
+    src_channels=1,
+    dst_channels=1,
+    src_spatial=(120,),
+    dst_spatial=(122,),
+    kernel=(3,),
+)
+
+_NUMBERS = (b"0", b"-1", b"1e400", b"-0.0", b"1e308", b"2147483648", b"9223372036854775807", b"18446744073709551616")
+_JSON = (b"null", b"true", b"NaN", b"Infinity", b"[]", b"{}", b'""', b"[[[[", b"\\ud800", b"\\u0000", b"\\/", b"\xff")
+_TENSOR = (b'"dtype":', b'"shape":', b'"data":"', b'"npy":"', b'"f32"', b'"bf16"', b'"s32"', b"AAAA", b"AA==", b"AAA=")
+_MEMBERS = tuple(
+    b'"%s":' % name.encode()
+    for name in ("attributes", "inputs", "options", "encoding", "deadline_ms", "reference", "graph", "kind", "attrs")
+)
+
+NPY_WORDS = (
+    *(b"'descr': ", b"'fortran_order': ", b"'shape': ", b"'<f4'", b"'>f2'", b"'|V2'", b"'|O'", b"True", b"False"),
+    *(b"()", b"(3,)", b"(3)", b"L", b"\x93NUMPY\x01\x00", b"\x93NUMPY\x02\x00", b"\x93NUMPY\x03\x00", *_NUMBERS),
+)
+FRAME_WORDS = (
+    *(b"CGG1", b'{"type":', b'"begin"', b'"tile"', b'"progress"', b'"end"', b'"error"', b'"offset":', b'"shape":'),
+    *(b'"dtype":"f32"', b'"tiles":', b'"sha256":"', b'"seq":', b'"code":', b'"message":', *_NUMBERS, *_JSON),
+)
+JSON_WORDS = (*_JSON, *_NUMBERS, *_TENSOR, *_MEMBERS, b'"strides":[', b'"auto_pad":"same_upper"', b'"groups":')
+RPC_WORDS = (
+    *JSON_WORDS,
+    *(b'{"jsonrpc":"2.0","method":"ops.validate","id":1}', b'"params":', b'"ops.list"', b'"id":', b'"rpc.discover"'),
+    *(b'"notifications/cancelled"', b'"requestId":'),
+)
+MULTIPART_WORDS = (
+    *(b"\r\n--" + BOUNDARY, b"--", b"\r\n\r\n", b'Content-Disposition: form-data; name="', b'"; filename="'),
+    *(b"Content-Transfer-Encoding: base64", *JSON_WORDS, *NPY_WORDS),
+)
+OIP_WORDS = (
+    *(*_JSON, *_NUMBERS, b'"inputs":[', b'"outputs":[', b'"parameters":{', b'"binary_data_size":', b'"datatype":'),
+    *(b'"FP32"', b'"BF16"', b'"INT64"', b'"data":[', b'"data":[[', b"],[", b",", b'"timeout":', b'"binary_data":true'),
+)
+
+
+def _headed(bodies: Iterator[bytes], firsts: Iterator[int], seconds: Iterator[int]) -> list[bytes]:
+    """Put the two bytes before each body that say how it is sent."""
+    return [bytes((first, second)) + body for body, first, second in zip(bodies, firsts, seconds, strict=False)]
+
+
+def _arrays() -> Iterator[np.ndarray[Any, Any]]:
+    for kind, shape in itertools.product(("<f4", ">f4", "<f2", "<i4", ">i8", "V2"), ((), (0,), (2, 3), (1, 2, 3))):
+        yield np.zeros(shape, kind)
+    yield np.asfortranarray(np.zeros((2, 3), "<f4"))
+
+
+def _text(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def npy() -> list[bytes]:
+    """Files as NumPy writes them."""
+    return [bytes((number,)) + npy_file(array) for number, array in enumerate(_arrays())]
+
+
+def _headers() -> list[dict[str, Any]]:
+    begin = {"type": "begin", "op": "x", "output": "y", "dtype": "f32", "shape": [2, 2], "tiles": 2, "resolved": {}}
+    sha256 = "374708fff7719dd5979ec875d56cd2286f6d3cf7ec317a3b25632aab28ec37bb"  # of 16 zeros
+    return [
+        begin,
+        {"type": "progress", "done": 0, "total": 2},
+        {"type": "tile", "seq": 0, "offset": [0, 0], "shape": [1, 2]},
+        {"type": "tile", "seq": 1, "offset": [1, 0], "shape": [1, 2]},
+        {"type": "end", "tiles": 2, "sha256": sha256, "stats": {}},
+        {"type": "error", "code": "worker_lost", "message": "x", "data": {}},
+    ]
+
+
+def frames() -> list[bytes]:
+    """One frame of each kind, and a whole stream."""
+    made = [
+        b"".join(bytes(piece) for piece in encode(header, b"\0" * 8 * (header["type"] == "tile")))
+        for header in _headers()
+    ]
+    return [bytes((how,)) + text for how, text in enumerate([*made, b"".join(made)])]
+
+
+def assembly() -> list[bytes]:
+    """A whole stream, and one that fails, in lines: header and body in turn."""
+    *good, error = [_text(header) + b"\n" + b"\0" * 8 * (header["type"] == "tile") for header in _headers()]
+    return [b"\0" + b"\n".join(good), b"\1" + b"\n".join([good[0], error])]
+
+
+def _documents() -> list[bytes]:
+    """Calls in JSON: base64, `.npy`, described only, dumped by oneDNN Graph, long and short."""
+    inputs = TINY.inputs()
+    described = [example(find_operation(name)) for name in operation_names()]
+    long = {"inputs": {"src": {"dtype": "f32", "shape": [300], "data": base64.b64encode(b"\0" * 1200).decode()}}}
+    op = {"id": 0, "kind": TINY.op, "attrs": {"strides": {"type": "s64[]", "value": [1]}}, "inputs": [], "outputs": []}
+    calls = [document(TINY, inputs), document(TINY, inputs, as_npy=True, encoding="npy", deadline_ms=9000)]
+    return [_text(value) for value in (*described, *calls, long, op, {"graph": [op]})]
+
+
+def json_tensors() -> list[bytes]:
+    """Documents with tensors."""
+    return [bytes((how,)) + text for how, text in enumerate(_documents())]
+
+
+def lists() -> list[bytes]:
+    """Documents with lists of numbers."""
+    shaped = {"datatype": "FP32", "shape": [2, 2]}
+    tensors = [
+        {"name": "src", "data": [1, 2.5, -3e4, 0]} | shaped,
+        {"name": "src", "data": [[1, 2], [3, 4]]} | shaped,
+        {"name": "src", "shape": [0], "datatype": "INT64", "data": []},
+        {"data": [[1e30, 2]], "name": "late"},
+    ]
+    return [bytes((how,)) + _text({"inputs": [tensor]}) for how, tensor in enumerate(tensors)]
+
+
+def rpc() -> list[bytes]:
+    """Calls, validations, a batch, notifications and questions."""
+    call = json.loads(_documents()[-5])
+    described = example(find_operation(TINY.op))
+    asked = {"jsonrpc": "2.0", "id": 1}
+    messages: list[Any] = [
+        asked | {"method": TINY.op, "params": call},
+        asked | {"method": TINY.op, "params": [call["attributes"], call["inputs"]]},
+        asked | {"method": "ops.validate", "params": {"op": TINY.op, **described}},
+        asked | {"method": "ops.describe", "params": ["ConvTranspose"]},
+        {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}},
+        [asked | {"method": "ops.list"}, 1, {"jsonrpc": "2.0", "method": "x"}],
+    ]
+    return _headed(map(_text, messages), itertools.repeat(0), itertools.count(0, 3))
+
+
+def rest() -> list[bytes]:
+    """Calls and validations of every operation."""
+    return _headed(iter(_documents()), itertools.count(32), itertools.count(0, 9)) + _headed(
+        iter(_documents()[-5:-3]), itertools.repeat(operation_names().index(TINY.op)), iter((8, 16))
+    )
+
+
+def multipart() -> list[bytes]:
+    """A call in parts, with files and without."""
+    request = json.loads(_documents()[-5])
+    parts = [("request", _text(request | {"inputs": {}}))]
+    parts += [(name, npy_file(array)) for name, array in TINY.inputs().items()]
+    form = b'--%s\r\nContent-Disposition: form-data; name="%s"; filename="f"\r\n\r\n%s\r\n'
+    written = [form % (BOUNDARY, name.encode(), content) for name, content in parts]
+    end = b"--%s--\r\n" % BOUNDARY
+    bodies = [b"".join(written) + end, written[0] + end, form % (BOUNDARY, b"request", _text(request)) + end]
+    op = operation_names().index(TINY.op)
+    return _headed(iter(bodies * 2), itertools.repeat(op), itertools.count(0, 9))
+
+
+def oip() -> list[bytes]:
+    """Inference requests: binary, with the head on a line of its own, and lists of numbers."""
+    inputs = TINY.inputs()
+    named = [(name, {"name": name, "shape": list(array.shape), "datatype": "FP32"}) for name, array in inputs.items()]
+    numbers = [head | {"data": inputs[name].ravel().tolist()} for name, head in named]
+    binary = [head | {"parameters": {"binary_data_size": inputs[name].nbytes}} for name, head in named]
+    parameters = TINY.attributes()
+    data = b"".join(array.tobytes().replace(b"\n", b"\0") for array in inputs.values())
+    outputs = [{"name": "diff_weights", "parameters": {"binary_data": True}}]
+    bodies = [
+        _text({"inputs": numbers, "parameters": parameters}),
+        _text({"id": "a", "inputs": binary, "outputs": outputs, "parameters": parameters}) + b"\n" + data,
+    ]
+    op = operation_names().index(TINY.op)
+    return _headed(iter(bodies * 3), itertools.repeat(op), iter((0, 24, 8, 56, 40, 19)))

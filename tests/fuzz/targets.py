@@ -1,0 +1,32 @@
+"""What is fuzzed: each target takes any bytes, and raises when the code under it breaks a promise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tests.fuzz import doors, parsers, seeds
+
+__all__ = ["TARGETS", "Target"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One parser: `take` any bytes; `seeds` are whole inputs, `words` are what its language is made of."""
+
+    take: Callable[[bytes], object]
+    seeds: Sequence[bytes]
+    words: Sequence[bytes]
+
+
+TARGETS = {
+    "npy": Target(parsers.npy, seeds.npy(), seeds.NPY_WORDS),
+    "frames": Target(parsers.frames, seeds.frames(), seeds.FRAME_WORDS),
+    "assembly": Target(parsers.assembly, seeds.assembly(), seeds.FRAME_WORDS),
+    "json": Target(parsers.json_tensors, seeds.json_tensors(), seeds.JSON_WORDS),
+    "lists": Target(parsers.lists, seeds.lists(), seeds.OIP_WORDS),
+    "rpc": Target(doors.rpc, seeds.rpc(), seeds.RPC_WORDS),
+    "rest": Target(doors.rest, seeds.rest(), seeds.JSON_WORDS),
+    "multipart": Target(doors.multipart, seeds.multipart(), seeds.MULTIPART_WORDS),
+    "oip": Target(doors.oip, seeds.oip(), seeds.OIP_WORDS),
+}
