@@ -12,9 +12,10 @@ from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.call import Checked
+from app.call import Prepared
 from app.connection import cancel_on_disconnect
 from app.doors.oip_statistics import Statistics
+from app.intake.heads import Heads
 from app.intake.landing import Holding
 from app.intake.oip import HEAD_LENGTH, Metas, OipIntake, read_inference
 from app.intake.oip_request import InferRequest
@@ -44,6 +45,7 @@ class OipState:
 
     def __init__(self, *, shared_memory: bool) -> None:
         self.statistics = Statistics()
+        self.heads = Heads()
         self.regions = Registry(enabled=shared_memory)
 
 
@@ -54,7 +56,6 @@ class Inference(Response):
         self._called = called
         self._service = service
         self._state = state
-        self._checked: Checked | None = None
         self._region: Region | None = None
         self.background = None
 
@@ -79,11 +80,11 @@ class Inference(Response):
                 async with asyncio.timeout(service.settings.deadline_s):
                     await read_inference(receive, headers, intake, context.timings, body_limit=limit)
                     with context.timings.measure("decode"):
-                        request, tensors = await intake.finish()
-                        assert self._checked is not None
-                        prepared = await service.plan(self._checked)
+                        request, prepared, tensors = await intake.finish()
             except TimeoutError:
                 raise DeadlineExceeded("the deadline was over before the whole request had arrived") from None
+            # The call may be one that is known from before; its time begins now.
+            prepared = replace(prepared, deadline=context.started + self._allowed(request))
             running = service.call(prepared, tensors, holding, timings=context.timings)
             async with cancel_on_disconnect(receive), running:
                 await running.finish()
@@ -95,13 +96,17 @@ class Inference(Response):
     def _intake(self, headers: Headers, context: RequestContext, holding: Holding) -> OipIntake:
         regions = self._state.regions.of(context.key)
 
-        async def check(request: InferRequest, metas: Metas, complete: bool) -> None:
-            self._check(request, metas, regions, context.started, complete=complete)
+        async def check(request: InferRequest, metas: Metas, complete: bool) -> Prepared | None:
+            prepared = await self._check(request, metas, complete=complete)
+            if prepared is not None and request.output.place is not None:
+                self._region = _region_for(request, prepared, regions)
+            return prepared
 
         return OipIntake(
             self._called,
             holding,
             regions,
+            self._state.heads,
             head_length=_length(headers, HEAD_LENGTH),
             # What a coded body decodes to is not known before.
             length=None if headers.get("content-encoding") else _length(headers, "content-length"),
@@ -110,33 +115,30 @@ class Inference(Response):
             forwarded=_forwarded(headers),
         )
 
-    def _check(self, request: InferRequest, metas: Metas, regions: Regions, started: float, *, complete: bool) -> None:
+    async def _check(self, request: InferRequest, metas: Metas, *, complete: bool) -> Prepared | None:
         """Check all that is known by now; `complete` when the values of the weights' shape are."""
+        name, attributes = self._called.called_as, request.attributes
+        if complete:
+            return await self._service.prepare(name, attributes, metas, request.options)
         spellings = self._called.operation.attribute_spellings
-        attributes = request.attributes
-        if not complete:
-            # The input will win over the attribute.
-            attributes = {name: value for name, value in attributes.items() if spellings.get(name) != "weights_shape"}
+        # The input will win over the attribute.
+        attributes = {name: value for name, value in attributes.items() if spellings.get(name) != "weights_shape"}
         try:
-            checked = self._service.check(self._called.called_as, attributes, metas, request.options, started=started)
+            self._service.check(name, attributes, metas, request.options)
         except InvalidParams as error:
-            if complete:
-                raise
             errors = [found for found in error.errors if not _is_missing_shape(found, spellings)]
             if errors:
-                raise invalid_params(self._called.called_as, errors) from None
-            return
-        if request.timeout_us is not None:
-            deadline = min(checked.deadline, started + request.timeout_us / 1e6)
-            checked = replace(checked, deadline=deadline)
-        if request.output.place is not None:
-            self._region = _region_for(request, checked, regions)
-        self._checked = checked
+                raise invalid_params(name, errors) from None
+        return None
+
+    def _allowed(self, request: InferRequest) -> float:
+        allowed = self._service.settings.deadline_s
+        return allowed if request.timeout_us is None else min(allowed, request.timeout_us / 1e6)
 
 
-def _region_for(request: InferRequest, checked: Checked, regions: Regions) -> Region:
+def _region_for(request: InferRequest, prepared: Prepared, regions: Regions) -> Region:
     """Find the region that the output goes to, and check that it fits its place there."""
-    place, needed = request.output.place, tensor_bytes(checked.op.output)
+    place, needed = request.output.place, tensor_bytes(prepared.op.output)
     assert place is not None
     if place.byte_size < needed:
         name = request.output.name

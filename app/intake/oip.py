@@ -17,8 +17,10 @@ import numpy as np
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
+from app.call import Prepared
 from app.intake.coding import Decoder, decoder_of
 from app.intake.document import parse_document
+from app.intake.heads import Head, Heads
 from app.intake.landing import Holding, TensorFault
 from app.intake.lists import ListsIntake
 from app.intake.oip_request import InferRequest, InputTensor, read_request
@@ -36,7 +38,7 @@ HEAD_LENGTH = "inference-header-content-length"
 _HEADER = "Inference-Header-Content-Length"
 
 Metas = Mapping[str, TensorMeta | list[int]]
-Check = Callable[[InferRequest, Metas, bool], Awaitable[None]]
+Check = Callable[[InferRequest, Metas, bool], Awaitable[Prepared | None]]
 
 _INTEGERS = ("s32", "s64")
 # A document of this size is parsed in less than a millisecond.
@@ -46,9 +48,10 @@ _SMALL = 16 << 10
 class OipIntake:
     """Take the body of one inference request in chunks; `finish` gives it with its tensors in segments.
 
-    `check` sees request and inputs before any tensor's bytes are taken, and refuses by raising. Its last
-    argument says whether the values of the `weights_shape` input are known; while they are still to come it
-    is called once more, with them, at the end. `forwarded` are parameters that came outside the body.
+    `check` sees request and inputs before any tensor's bytes are taken, and refuses by raising; it gives the call. Its
+    last argument says whether the values of the `weights_shape` input are known: where they come too late it gives
+    nothing yet, and sees them at the end. What is in `heads` has passed it before. `forwarded` are parameters that
+    came outside the body.
 
     Raises `ParseError` and `InvalidRequest` for a body that breaks the protocol, `InvalidParams` for inputs
     that don't hold what they say, `TooLarge` and `Overloaded` when there is no memory for them.
@@ -59,6 +62,7 @@ class OipIntake:
         called: CalledOperation,
         holding: Holding,
         regions: Regions,
+        heads: Heads,
         *,
         head_length: int | None,
         length: int | None,
@@ -69,87 +73,118 @@ class OipIntake:
         self._called = called
         self._holding = holding
         self._regions = regions
-        self._found: dict[str, Region] = {}
+        self._heads = heads
         if head_length is not None and not 0 < head_length <= (head_length if length is None else length):
             raise InvalidRequest(f"{_HEADER} is {head_length}, and must be from 1 to the length of the body")
         self._head_left = head_length
         self._head_length = head_length
+        self._head_limit = head_limit
         self._length = length
         self._check = check
         self._forwarded = forwarded
-        self._json = ListsIntake(
-            holding, length=length if head_length is None else head_length, max_skeleton=head_limit
-        )
-        self._request: InferRequest | None = None
+        self._json: ListsIntake | None = None
+        self._text = b""
+        self._head: Head | None = None
+        self._prepared: Prepared | None = None
+        self._found: dict[str, Region] = {}
         self._segments: dict[str, Segment] = {}
-        self._shapes: dict[str, bytearray] = {}  # of weights_shape inputs: a few bytes, off the pool
-        self._metas: dict[str, TensorMeta | list[int]] = {}
-        self._known = True
+        self._shapes: list[bytearray] = []  # of weights_shape inputs: a few bytes, off the pool
         self._targets: deque[memoryview] = deque()
 
     async def take(self, chunk: bytes) -> None:
         """Take the next bytes of the body."""
-        if self._request is None:
-            head = chunk if self._head_left is None else chunk[: self._head_left]
-            document = self._whole(head)
-            if document is None:
-                await self._json.take(head)
-            if self._head_left is None:
-                return
-            self._head_left -= len(head)
-            if self._head_left:
-                return
-            await self._open(await self._json.finish() if document is None else document)
-            if len(head) == len(chunk):
-                return
-            self._write(memoryview(chunk)[len(head) :])
-        else:
+        if self._head is not None:
             self._write(memoryview(chunk))
+            return
+        text = chunk if self._head_left is None else chunk[: self._head_left]
+        if (head := await self._take_head(text)) is not None:
+            rest = memoryview(chunk)[len(text) :]
+            await self._open(head, rest)
+            self._write(rest)
 
-    async def finish(self) -> tuple[InferRequest, dict[str, Segment]]:
-        """Give the request and the segments of its tensors by their names; the whole body must have come."""
-        if self._request is None:
+    async def finish(self) -> tuple[InferRequest, Prepared, dict[str, Segment]]:
+        """Give the request, its call and the segments of its tensors by their names; the whole body must have come."""
+        if self._head is None:
             if self._head_left:
                 raise ParseError(f"the body ends before the {self._head_length} bytes of its inference header")
-            await self._open(await self._json.finish())
+            await self._open(self._understood(await self._lists().finish()), memoryview(b""))
         if self._targets:
             missing = sum(map(len, self._targets))
             raise ParseError(f"the body ends {missing} bytes before the last of its binary tensors does")
-        request = self._request
-        assert request is not None
-        if not self._known:
-            for tensor in request.inputs:
-                if tensor.name in self._shapes:
-                    self._metas[tensor.name] = _integers(tensor, self._shapes[tensor.name])
-            await self._check(request, self._metas, True)
-        return request, self._segments
+        head = self._head
+        assert head is not None
+        if self._prepared is None:
+            self._prepared = await self._complete(head, b"".join(self._shapes))
+        return head.request, self._prepared, self._segments
 
-    def _whole(self, head: bytes) -> Any:
-        """Parse a head that came in one small piece and has no lists in it: most have not."""
-        if len(head) == self._head_length == self._head_left and len(head) <= _SMALL and b'"data"' not in head:
-            return parse_document(head)
-        return None
+    async def _take_head(self, text: bytes) -> Head | None:
+        """Take bytes of the head, and give it once it is complete."""
+        if len(text) == self._head_length == self._head_left and len(text) <= _SMALL and b'"data"' not in text:
+            # In one piece and without lists in it: most are.
+            self._head_left = 0
+            self._text = b"" if self._forwarded else text
+            return self._heads.find(self._called.called_as, self._text) or self._understood(parse_document(text))
+        await self._lists().take(text)
+        if self._head_left is None:
+            return None
+        self._head_left -= len(text)
+        return None if self._head_left else self._understood(await self._lists().finish())
 
-    async def _open(self, document: Any) -> None:
-        """Read the head, check the call, then take memory for its tensors."""
-        request = self._request = read_request(self._called, document, self._forwarded)
-        binary = [tensor for tensor in request.inputs if tensor.source == "binary"]
+    def _lists(self) -> ListsIntake:
+        if self._json is None:
+            length = self._length if self._head_length is None else self._head_length
+            self._json = ListsIntake(self._holding, length=length, max_skeleton=self._head_limit)
+        return self._json
+
+    def _understood(self, document: Any) -> Head:
+        request = read_request(self._called, document, self._forwarded)
+        binary = tuple(tensor for tensor in request.inputs if tensor.source == "binary")
         if binary and self._head_length is None:
             raise InvalidRequest(f"binary tensors need the header {_HEADER}, the length of the JSON before them")
+        shapes, at = [], 0
+        for tensor in binary:
+            if self._is_shape(tensor):
+                _check_shape(tensor)
+                shapes.append((tensor, at))
+            at += tensor.nbytes
+        return Head(request, binary, tuple(shapes), at)
+
+    async def _open(self, head: Head, rest: memoryview) -> None:
+        """Check the call as far as it is known, then take memory for its tensors."""
         # A region may be forgotten meanwhile: this call goes on with the one that it found.
-        self._found = {tensor.name: self._regions.find(tensor.place) for tensor in request.inputs if tensor.place}
-        for tensor in request.inputs:
-            self._metas[tensor.name] = await self._meta(tensor)
-        await self._check(request, self._metas, self._known)
-        self._check_length(sum(tensor.nbytes for tensor in binary))
-        for tensor in request.inputs:
+        self._found = {tensor.name: self._regions.find(tensor.place) for tensor in head.request.inputs if tensor.place}
+        if (shapes := head.shape_bytes(rest)) is not None:
+            self._prepared = await self._complete(head, shapes)
+        elif not head.passed:
+            await self._check(head.request, await self._metas(head), False)
+            head.passed = True
+        self._check_length(head.nbytes)
+        for tensor in head.request.inputs:
             if not self._is_shape(tensor):
                 await self._place(tensor)
-        for tensor in binary:
-            room = self._shapes.get(tensor.name)
-            target = self._segments[tensor.name].view if room is None else memoryview(room)
+        for tensor in head.binary:
+            if self._is_shape(tensor):
+                self._shapes.append(bytearray(tensor.nbytes))
+                target = memoryview(self._shapes[-1])
+            else:
+                target = self._segments[tensor.name].view[: tensor.nbytes]
             if tensor.nbytes:
-                self._targets.append(target[: tensor.nbytes])
+                self._targets.append(target)
+        self._head = head
+
+    async def _complete(self, head: Head, shapes: bytes) -> Prepared:
+        """Check all of the call, unless the same one passed before."""
+        if (known := head.calls.get(shapes)) is None:
+            metas, at = await self._metas(head), 0
+            for tensor, _ in head.shapes:
+                metas[tensor.name] = _integers(tensor, shapes[at : at + tensor.nbytes])
+                at += tensor.nbytes
+            known = await self._check(head.request, metas, True)
+            assert known is not None
+            head.remember(shapes, known)
+            if self._text:
+                self._heads.keep(self._called.called_as, self._text, head)
+        return known
 
     def _check_length(self, binary: int) -> None:
         """Compare what the head announces with the length of the body, where that is known."""
@@ -158,25 +193,24 @@ class OipIntake:
         if (rest := self._length - self._head_length) != binary:
             raise ParseError(f"the binary tensors need {binary} bytes after the JSON, and the body has {rest}")
 
+    async def _metas(self, head: Head) -> dict[str, TensorMeta | list[int]]:
+        """Find what the check needs of the inputs: their dtypes and shapes, or their values when they are shapes."""
+        return {tensor.name: await self._meta(tensor) for tensor in head.request.inputs}
+
     async def _meta(self, tensor: InputTensor) -> TensorMeta | list[int]:
-        """Find what the check needs of an input: its dtype and shape, or its values when it is a shape."""
         if tensor.numbers is not None:
             with _named(tensor.name):
                 tensor.numbers.check(tensor.shape)
         if not self._is_shape(tensor):
             return tensor.meta
-        if tensor.dtype.name not in _INTEGERS or len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
-            message = f"{tensor.name} must be INT32 or INT64, of 1 dimension with at most {MAX_DIMS} values"
-            raise InvalidParams(message, errors=[problem(["inputs", tensor.name], message, "shape_dtype")])
+        _check_shape(tensor)
         if tensor.numbers is not None:
             with _named(tensor.name):
                 return tensor.numbers.integers()
-        room = bytearray(tensor.nbytes)
         if tensor.place is not None:
+            room = bytearray(tensor.nbytes)
             await self._found[tensor.name].read(tensor.place.offset, memoryview(room))
             return _integers(tensor, room)
-        self._shapes[tensor.name] = room
-        self._known = False
         return TensorMeta("s32", tensor.shape)  # either width will do, and the rules know one
 
     async def _place(self, tensor: InputTensor) -> None:
@@ -244,6 +278,12 @@ def _named(name: str) -> Iterator[None]:
     except TensorFault as fault:
         message = f"data of {name} {fault.message}"
         raise InvalidParams(message, errors=[problem(["inputs", name], message, fault.kind)]) from None
+
+
+def _check_shape(tensor: InputTensor) -> None:
+    if tensor.dtype.name not in _INTEGERS or len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
+        message = f"{tensor.name} must be INT32 or INT64, of 1 dimension with at most {MAX_DIMS} values"
+        raise InvalidParams(message, errors=[problem(["inputs", tensor.name], message, "shape_dtype")])
 
 
 def _integers(tensor: InputTensor, data: bytes | bytearray) -> list[int]:
