@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from app.replies.oip import VERSION
 from schemas.tables import OPERATIONS, CalledOperation, find_operation, operation_names
 from schemas.wire import CallReply, Problem, ValidateReply, request_model, validate_model
 
@@ -19,12 +20,14 @@ _REF = "#/components/schemas/{model}"
 
 _STATUSES = {
     400: "The request is not in its own format.",
+    401: "No key, or one that is not known, where the service has keys.",
     404: "There is no such operation.",
     405: "This page does not take that method.",
     406: "No reply form that the Accept header allows.",
     413: "The body, or the work, output or memory that the call needs, is over a limit.",
     415: "A content type or encoding that this page does not read.",
     422: "Attributes, inputs or options break a rule, or a dtype is not supported.",
+    429: "The key has as many calls as it may; see Retry-After.",
     499: "The client left.",
     500: "A fault of the service.",
     503: "The queue or the memory is full, or the service starts or drains; see Retry-After.",
@@ -52,12 +55,15 @@ def _any_of(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
     return {"anyOf": [_ref(model) for model in models]}
 
 
-_OP = {
-    "name": "op",
-    "in": "path",
-    "required": True,
-    "description": "Name or alias of an operation.",
-    "schema": {"type": "string", "enum": list(operation_names())},
+def _place(name: str, description: str, *values: str) -> dict[str, Any]:
+    schema = {"type": "string", "enum": list(values)}
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
+
+
+_PLACES = {
+    "op": _place("op", "Name or alias of an operation.", *operation_names()),
+    "model": _place("model", "Name or alias of an operation.", *operation_names()),
+    "version": _place("version", "The one version of every model.", VERSION),
 }
 
 _REQUESTS = [request_model(called) for called in _called()]
@@ -118,7 +124,24 @@ _MESSAGE = {
     },
 }
 _MESSAGES = {"anyOf": [_MESSAGE, {"type": "array", "items": _MESSAGE, "minItems": 1}]}
-_ANSWER = {"type": ["object", "array"], "description": "A JSON-RPC response, or a batch of them."}
+_RESPONSE = {
+    "type": "object",
+    "required": ["jsonrpc", "id"],
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "result": {},
+        "error": {
+            "type": "object",
+            "required": ["code", "message", "data"],
+            "properties": {"code": {"type": "integer"}, "message": {"type": "string"}, "data": {"type": "object"}},
+            "additionalProperties": False,
+        },
+        "id": {"type": ["string", "number", "null"]},
+    },
+    "oneOf": [{"required": ["result"]}, {"required": ["error"]}],
+    "additionalProperties": False,
+}
+_ANSWER = {"anyOf": [_RESPONSE, {"type": "array", "items": _RESPONSE, "minItems": 1}]}
 _RPC = {
     "requestBody": {
         "required": True,
@@ -138,10 +161,11 @@ _RPC = {
     },
 }
 
-LIST_DOCS: dict[str, Any] = {"responses": problems(405, 500)}
+_CALL_STATUSES = (400, 401, 404, 405, 406, 413, 415, 422, 429, 500, 503, 504)
+
+LIST_DOCS: dict[str, Any] = {"responses": problems(401, 405, 500)}
 DESCRIBE_DOCS: dict[str, Any] = {
-    "responses": problems(404, 405, 500),
-    "openapi_extra": {"parameters": [_OP]},
+    "responses": problems(401, 404, 405, 500),
 }
 VALIDATE_DOCS: dict[str, Any] = {
     "responses": {
@@ -149,13 +173,20 @@ VALIDATE_DOCS: dict[str, Any] = {
             "description": "What the call would be.",
             "content": {"application/json": {"schema": _ref(ValidateReply)}},
         },
-        **problems(400, 404, 405, 406, 413, 415, 422, 500, 503, 504),
+        **problems(*_CALL_STATUSES),
     },
-    "openapi_extra": {"parameters": [_OP], "requestBody": _body(_VALIDATIONS)},
+    "openapi_extra": {"requestBody": _body(_VALIDATIONS)},
 }
 COMPUTE_DOCS: dict[str, Any] = {
-    "responses": {200: _CALL_REPLY, **problems(400, 404, 405, 406, 413, 415, 422, 500, 503, 504)},
-    "openapi_extra": {"parameters": [_OP], "requestBody": _body(_REQUESTS)},
+    "responses": {200: _CALL_REPLY, **problems(*_CALL_STATUSES)},
+    "openapi_extra": {"requestBody": _body(_REQUESTS)},
+}
+
+
+# A service without keys asks for none.
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
 
 
@@ -176,21 +207,23 @@ def install_openapi(app: FastAPI) -> None:
             _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
             schemas = made.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(definitions["$defs"])
-            for path, page in made["paths"].items():
+            for page in made["paths"].values():
                 for verb in page.values():
-                    _clean(path, verb)
+                    _clean(verb)
             made["paths"]["/rpc"]["post"].update(_RPC)
+            made["components"]["securitySchemes"] = _KEYS
+            made["security"] = [{}, *({name: []} for name in _KEYS)]
             app.openapi_schema = made
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _clean(path: str, verb: dict[str, Any]) -> None:
-    """Drop what FastAPI adds and our pages do not do: its own 422 body, a second description of `op`."""
+def _clean(verb: dict[str, Any]) -> None:
+    """Drop what FastAPI adds and our pages do not do: its own 422 body, a query for every parameter not in the path."""
     answers = verb.get("responses", {})
     if "HTTPValidationError" in str(answers.get("422")):
         del answers["422"]
-    if "{op}" in path:
-        others = [entry for entry in verb.get("parameters", []) if entry["name"] != "op"]
-        verb["parameters"] = [_OP, *others]
+    places = [entry for entry in verb.pop("parameters", []) if entry["in"] == "path"]
+    if places:
+        verb["parameters"] = [_PLACES.get(entry["name"], entry) for entry in places]

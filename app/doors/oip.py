@@ -37,6 +37,7 @@ router = APIRouter(
     tags=["Open Inference Protocol"],
     responses={
         400: {"model": OipError, "description": "The request breaks a rule of the protocol or of the operation."},
+        401: {"model": OipError, "description": "No key, or one that is not known, where the service has keys."},
         404: {"model": OipError, "description": "There is no such model, version or page."},
     },
 )
@@ -64,7 +65,10 @@ async def live() -> Any:
     return {"live": True}
 
 
-@router.get("/health/ready")
+_READY: dict[str, Any] = {"responses": {503: {"description": "Kernels compile, or the service drains."}}}
+
+
+@router.get("/health/ready", **_READY)
 async def ready(request: Request) -> Response:
     """Tell whether calls are taken: 503 while kernels compile and while the service drains."""
     return _readiness(request, {"live": True})
@@ -83,8 +87,8 @@ async def metadata(model: str, version: str | None = None) -> Any:
     return model_metadata(find_model(model, version))
 
 
-@router.get("/models/{model}/ready")
-@router.get("/models/{model}/versions/{version}/ready")
+@router.get("/models/{model}/ready", **_READY)
+@router.get("/models/{model}/versions/{version}/ready", **_READY)
 async def model_ready(request: Request, model: str, version: str | None = None) -> Response:
     """Tell whether a model takes calls."""
     return _readiness(request, {"name": find_model(model, version).called_as})
@@ -105,22 +109,57 @@ async def statistics(request: Request, model: str, version: str | None = None) -
     return {"model_stats": [_state(request).statistics.report(name, VERSION)]}
 
 
-_TENSORS = {
-    "application/json": {"schema": {"type": "object"}},
-    "application/octet-stream": {
-        "schema": {
-            "type": "string",
-            "format": "binary",
-            "description": "JSON, as long as the header Inference-Header-Content-Length says, then the tensors' bytes.",
-        }
+_TENSOR = {
+    "type": "object",
+    "required": ["name", "shape", "datatype"],
+    "properties": {
+        "name": {"type": "string"},
+        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        "datatype": {"enum": ["FP32", "FP16", "BF16", "INT32", "INT64"]},
+        "parameters": {"type": "object", "description": "Such as binary_data_size."},
+        "data": {"type": "array", "description": "Numbers, flat or nested like the shape."},
     },
 }
+_OUTPUT = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
+_REQUEST = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "parameters": {"type": "object", "description": "The attributes of the operation, timeout and others."},
+        "inputs": {"type": "array", "items": _TENSOR},
+        "outputs": {"type": "array", "items": _OUTPUT, "maxItems": 1},
+    },
+}
+_REPLY = {
+    "type": "object",
+    "required": ["model_name", "model_version", "outputs"],
+    "properties": {
+        "id": {"type": "string"},
+        "model_name": {"type": "string"},
+        "model_version": {"const": VERSION},
+        "outputs": {"type": "array", "items": _TENSOR, "minItems": 1, "maxItems": 1},
+    },
+    "additionalProperties": False,
+}
+_BYTES = {
+    "type": "string",
+    "format": "binary",
+    "description": "JSON, as long as the header Inference-Header-Content-Length says, then the tensors' bytes.",
+}
+
+
+def _forms(document: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": document}, "application/octet-stream": {"schema": _BYTES}}
+
+
 _INFER: dict[str, Any] = {
-    "openapi_extra": {"requestBody": {"required": True, "content": _TENSORS}},
+    "openapi_extra": {"requestBody": {"required": True, "content": _forms(_REQUEST)}},
     "responses": {
-        200: {"description": "The output, in the form that the request asked for.", "content": _TENSORS},
+        200: {"description": "The output, in the form that the request asked for.", "content": _forms(_REPLY)},
         413: {"model": OipError, "description": "The body, or what the call needs, is over a limit."},
         415: {"model": OipError, "description": "A content type or coding that this page does not read."},
+        429: {"model": OipError, "description": "The key has as many calls as it may; see Retry-After."},
         503: {"model": OipError, "description": "The queue or the memory is full, or the service starts or drains."},
         504: {"model": OipError, "description": "The deadline was over."},
     },

@@ -1,4 +1,5 @@
-"""Fuzz with atheris, guided by what the inputs reach (`scripts/fuzz [TARGET ..]`, all when none is named).
+"""Fuzz with atheris, guided by what the inputs reach (`scripts/fuzz [TARGET ..]`, all when none is named);
+`openapi` calls the pages of a running service with schemathesis instead.
 
 Finds are kept in `.cache/fuzz`: inputs that reach something new, and, as `TARGET-crash-..`, one that breaks a promise.
 """
@@ -21,7 +22,10 @@ with atheris.instrument_imports(include=["app.doors", "app.intake", "app.options
     from tests.fuzz.targets import TARGETS, Target
 
 from tests.fuzz.mutation import LONGEST
+from tests.hostile.openapi import run_schemathesis
+from tests.live import running_service
 
+_OPENAPI = "openapi"
 _FOLDER = Path(__file__).parents[2] / ".cache" / "fuzz"
 _GROWTH_MB = 64
 """What the second half of a run may add to resident memory: libFuzzer keeps the inputs that reach something new."""
@@ -30,33 +34,37 @@ _GROWTH_MB = 64
 def main() -> None:
     """Read the command line and run a target; the process ends with the status of the run."""
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
-    parser.add_argument("targets", nargs="*", choices=[[], *TARGETS], metavar="TARGET", help=", ".join(TARGETS))
-    parser.add_argument("--runs", type=int, default=100_000)
+    names = [*TARGETS, _OPENAPI]
+    parser.add_argument("targets", nargs="*", choices=[[], *names], metavar="TARGET", help=", ".join(names))
+    parser.add_argument("--runs", type=int, help=f"inputs of each target; of each page for {_OPENAPI}")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--repeat", type=Path, metavar="FILE", help="try an input that was found before")
     given = parser.parse_args()
     if len(given.targets) != 1:
         # libFuzzer ends the process that it runs in.
-        flags = ["--runs", str(given.runs), "--seed", str(given.seed)]
+        flags = ["--seed", str(given.seed), *([] if given.runs is None else ["--runs", str(given.runs)])]
         for name in given.targets or TARGETS:
             subprocess.run([sys.executable, "-m", "tests.fuzz", *flags, name], check=True)
-        return
-    name = given.targets[0]
+    elif given.targets == [_OPENAPI]:
+        _call_pages(given.runs or 500, given.seed)
+    elif given.repeat is not None:
+        TARGETS[given.targets[0]].take(given.repeat.read_bytes())
+    else:
+        _fuzz(given.targets[0], given.runs or 100_000, given.seed)
+
+
+def _call_pages(examples: int, seed: int) -> None:
+    with running_service() as service:
+        done = run_schemathesis(service.url, examples=examples, seed=seed)
+    print(done.stdout, done.stderr)
+    sys.exit(done.returncode)
+
+
+def _fuzz(name: str, runs: int, seed: int) -> None:
     target = TARGETS[name]
-    # NumPy warns of headers that Python 2 wrote, and reads them.
-    warnings.simplefilter("ignore")
-    if given.repeat is not None:
-        target.take(given.repeat.read_bytes())
-        return
-    flags = [
-        f"-runs={given.runs}",
-        f"-seed={given.seed}",
-        f"-max_len={LONGEST}",
-        "-timeout=5",
-        "-rss_limit_mb=2048",
-        "-verbosity=0",
-    ]
-    atheris.Setup([sys.argv[0], *flags, *_files(name, target)], _measured(name, target, given.runs))
+    warnings.simplefilter("ignore")  # NumPy warns of headers that Python 2 wrote, and reads them
+    flags = f"-runs={runs} -seed={seed} -max_len={LONGEST} -timeout=5 -rss_limit_mb=2048 -verbosity=0".split()
+    atheris.Setup([sys.argv[0], *flags, *_files(name, target)], _measured(name, target, runs))
     atheris.Fuzz()
 
 

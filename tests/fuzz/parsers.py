@@ -34,6 +34,7 @@ RUNNER = asyncio.Runner()
 _POOL = SegmentPool(64 << 20)
 _STEPS = (1 << 20, 1, 2, 3, 7, 64, 511, 513)
 _LARGEST = 1 << 16
+_PRINTABLE = bytes(range(32, 127))
 _NUMPY_HEADERS: dict[int, Callable[..., Any]] = {
     1: np.lib.format.read_array_header_1_0,
     2: np.lib.format.read_array_header_2_0,
@@ -64,7 +65,9 @@ def npy(data: bytes) -> None:
         header = parse_header(file)
     except ConvgradError:
         return
-    if header is not None and (read := _NUMPY_HEADERS.get(file[6])):
+    # White space other than blanks is no matter for us, but for NumPy, who parses Python.
+    plain = header is not None and not file[12 : header.offset - 1].translate(None, _PRINTABLE)
+    if header is not None and plain and (read := _NUMPY_HEADERS.get(file[6])):
         shape, fortran_order, dtype = read(io.BytesIO(file[8:]), max_header_size=1 << 20)
         assert (shape, fortran_order, dtype) == (header.shape, header.fortran_order, np.dtype(header.descr))
 

@@ -1,0 +1,26 @@
+"""The OpenAPI document is true: statuses, content types and schemas of every page, for right data and wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.hostile.openapi import run_schemathesis
+from tests.live import LiveService
+
+_CALLS = r"^/v1/ops/[{]op[}]"
+
+
+@pytest.mark.parametrize(
+    ("examples", "flags"),
+    [
+        # The schemas of the calls have thousands of places to be wrong at: `scripts/fuzz openapi` tries them all.
+        (4, ("--phases", "coverage,fuzzing", "--exclude-path-regex", _CALLS)),
+        (40, ("--phases", "examples,fuzzing", "--include-path-regex", _CALLS)),
+    ],
+    ids=["pages", "calls"],
+)
+def test_pages_do_as_the_document_says(service: LiveService, examples: int, flags: tuple[str, ...]) -> None:
+    """Whatever the document allows or forbids, each answer is one that it describes, and none is a fault."""
+    done = run_schemathesis(service.url, *flags, examples=examples)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "No issues found" in done.stdout
