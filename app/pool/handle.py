@@ -62,6 +62,8 @@ class WorkerHandle:
         self.number = number
         self.pid: int | None = None
         self.ready = False
+        self.parent: int | None = None
+        self.exit_code: int | None = None
         self.assignment: Assignment | None = None
         self.units = 0
         self.compute_s = 0.0

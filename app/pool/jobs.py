@@ -13,7 +13,8 @@ from kernels import Unit
 
 __all__ = ["FairQueue", "JobRun"]
 
-_MOST_DEATHS = 2
+# A crash counts for more than a kill from outside: that mostly has other reasons than the unit.
+_CRASH, _KILL, _BLAMED = 3, 1, 6
 
 
 class JobRun:
@@ -76,11 +77,11 @@ class JobRun:
             self._stages[unit.stage].appendleft(unit)
         self._off_worker()
 
-    def lost(self, unit: Unit) -> bool:
-        """Count the death of a worker that was at this unit; tell whether it is the second one."""
+    def lost(self, unit: Unit, *, killed: bool) -> bool:
+        """Count a worker's death at this unit; tell whether the unit is to blame: for two crashes, or six kills."""
         self.job.times.retried_units += 1
-        self._deaths[unit.index] = self._deaths.get(unit.index, 0) + 1
-        return self._deaths[unit.index] >= _MOST_DEATHS
+        self._deaths[unit.index] = self._deaths.get(unit.index, 0) + (_KILL if killed else _CRASH)
+        return self._deaths[unit.index] >= _BLAMED
 
     def fail(self, error: ConvgradError) -> None:
         """End the job; units on workers are still to be accounted for. Only the first error counts."""

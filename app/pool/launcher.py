@@ -20,7 +20,8 @@ from app.pool.messages import Exited, Loaded, Message, Spawn, Spawned, Warming
 __all__ = ["Launcher", "nursery_environment"]
 
 _log = logging.getLogger(__name__)
-_RETRY_FIRST_S, _RETRY_LAST_S = 0.1, 5.0
+_RETRY_FIRST_S, _RETRY_LAST_S = 0.2, 5.0
+_FORGIVEN = 3
 _GOODBYE_S = 2.0
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -45,7 +46,8 @@ class Launcher:
 
     `on_loaded` is called whenever a nursery has become able to fork, `on_spawned` with (number, pid, pidfd),
     `on_exited` with (number, exit code). Workers outlive their nursery; those that were only asked for hear
-    of its death by the end of their socket.
+    of its death by the end of their socket. `recovering` holds from the death of a nursery that was `loaded` until
+    a successor is, or some of them have died as well.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Launcher:
         on_exited: Callable[[int, int], None],
     ) -> None:
         self.loaded = False
+        self.recovering = False
         self.restarts = 0
         self.pid: int | None = None
         self.share = 0.0
@@ -89,17 +92,18 @@ class Launcher:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def _keep(self) -> None:
-        delay = _RETRY_FIRST_S
+        failures = 0
         while True:
             was_loaded = await self._live()
             if self._stopping.is_set():
                 return
             self.restarts += 1
-            delay = _RETRY_FIRST_S if was_loaded else min(delay * 2, _RETRY_LAST_S)
-            _log.warning("the nursery died; the next one starts in %.1f s", 0.0 if was_loaded else delay)
-            if not was_loaded:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._stopping.wait(), delay)
+            failures = 0 if was_loaded else failures + 1
+            self.recovering = (was_loaded or self.recovering) and failures < _FORGIVEN
+            delay = min(_RETRY_FIRST_S * 2 ** (failures - 1), _RETRY_LAST_S) if failures else 0.0
+            _log.warning("the nursery died; the next one starts in %.1f s", delay)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), delay)
 
     async def _live(self) -> bool:
         """Live through one nursery; say whether it ever was able to fork."""
@@ -144,7 +148,7 @@ class Launcher:
             case Warming(done, total):
                 self.share = max(self.share, done / total if total else 0.0)
             case Loaded():
-                self.loaded, self.share = True, 1.0
+                self.loaded, self.recovering, self.share = True, False, 1.0
                 self._on_loaded()
             case Spawned(number, pid):
                 self._on_spawned(number, pid, descriptors[0])

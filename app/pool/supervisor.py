@@ -40,6 +40,8 @@ _CHECKS = 8
 _MOST_PLANS = 256
 _GOODBYE_S = 1.0
 _RESPAWN_S = 0.5
+# So long the nursery may take to say how a worker ended.
+_VERDICT_S = 1.0
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class Supervisor:
         self._numbers = itertools.count(1)
         self._plan_numbers = itertools.count(1)
         self._workers: dict[int, WorkerHandle] = {}
+        self._unjudged: dict[int, Assignment] = {}  # of dead workers, by number, until it is known how they ended
         self._idle: list[WorkerHandle] = []  # the last one to finish is used first: its caches are warm
         self._queue = FairQueue()
         self._open: set[JobRun] = set()  # until they are settled
@@ -85,8 +88,9 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Whether units are computed at once, or as soon as a dead worker has its successor."""
-        able = self._launcher.loaded or any(worker.ready for worker in self._workers.values())
+        """Whether units are computed at once, or as soon as dead workers and a dead nursery have their successors."""
+        launcher = self._launcher
+        able = launcher.loaded or launcher.recovering or any(worker.ready for worker in self._workers.values())
         return able and self._drain_until is None
 
     def progress(self) -> float:
@@ -239,6 +243,7 @@ class Supervisor:
         if worker is None:
             os.close(pidfd)  # given up meanwhile; its socket is closed, so it ends by itself
         else:
+            worker.parent = self._launcher.pid
             worker.spawned(pid, pidfd)
 
     def _welcome(self, worker: WorkerHandle) -> None:
@@ -249,6 +254,10 @@ class Supervisor:
         if code:
             reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             _log.log(logging.DEBUG if self._closing else logging.WARNING, "worker %d ended: %s", number, reason)
+        worker = self._workers.get(number)
+        if worker is not None and worker.exit_code is None:
+            worker.exit_code = code
+        self._judge(number, code)
 
     def _died(self, worker: WorkerHandle) -> None:
         del self._workers[worker.number]
@@ -259,8 +268,28 @@ class Supervisor:
             self._counters.deaths += 1
             self._replace(worker)
         assignment, worker.assignment = worker.assignment, None
-        if assignment is not None:
-            self._requeue(assignment)
+        if assignment is None:
+            return
+        self._unjudged[worker.number] = assignment
+        if worker.exit_code is not None or assignment.run.over:
+            self._judge(worker.number, worker.exit_code or 0)
+        else:  # nobody will say how an orphan ended
+            wait = _VERDICT_S if worker.parent == self._launcher.pid else 0.0
+            asyncio.get_running_loop().call_later(wait, self._judge, worker.number, -signal.SIGKILL)
+
+    def _judge(self, number: int, code: int) -> None:
+        """Let the unit of a dead worker run again, or fail its job: it may be the unit that worker died of."""
+        if (assignment := self._unjudged.pop(number, None)) is None:
+            return
+        run, unit = assignment.run, assignment.unit
+        if not run.over:
+            self._counters.retried_units += 1
+            if run.lost(unit, killed=code in {0, -signal.SIGKILL}):
+                message = "the same piece of work keeps taking worker processes down"
+                self.fail(run, WorkerLost(message, data={"unit": unit.index}))
+        run.again(unit)
+        self._book(run)
+        self._pump()
 
     def _replace(self, worker: WorkerHandle) -> None:
         if worker.ready:
@@ -268,17 +297,6 @@ class Supervisor:
             return
         # One that never got ready may be the first of an endless row: not faster than some a second.
         asyncio.get_running_loop().call_later(_RESPAWN_S, self._fill)
-
-    def _requeue(self, assignment: Assignment) -> None:
-        run, unit = assignment.run, assignment.unit
-        if not run.over:
-            self._counters.retried_units += 1
-            if run.lost(unit):
-                message = "the same piece of work took two worker processes down"
-                self.fail(run, WorkerLost(message, data={"unit": unit.index}))
-        run.again(unit)
-        self._book(run)
-        self._pump()
 
     async def _watch(self) -> None:
         while True:
@@ -294,6 +312,7 @@ class Supervisor:
             self._launcher.kill()
         else:
             _log.warning("worker %d (process %d) hangs", worker.number, worker.pid)
+            worker.exit_code = -signal.SIGABRT  # our own kill tells nothing: what it does is as bad as a crash
             worker.kill()
 
     # --- the end

@@ -84,19 +84,20 @@ def test_a_lost_unit_goes_first(pool: SegmentPool) -> None:
     """A unit that has to run again is the next to be given out, and is counted."""
     run = JobRun(job_of(pool, 3))
     unit = run.take()
-    run.lost(unit)
+    run.lost(unit, killed=True)
     run.again(unit)
     assert run.take() is unit
     assert run.job.times.retried_units == 1
 
 
-def test_the_second_death_blames_the_unit(pool: SegmentPool) -> None:
-    """One death is bad luck, two with the same unit are not; deaths with other units don't add up."""
+@pytest.mark.parametrize(("killed", "most"), [(False, 2), (True, 6)])
+def test_too_many_deaths_blame_the_unit(pool: SegmentPool, killed: bool, most: int) -> None:
+    """One crash is bad luck, two with the same unit are not, nor six kills; deaths with other units don't add up."""
     run = JobRun(job_of(pool, 2))
     first, second = run.take(), run.take()
-    assert not run.lost(first)
-    assert not run.lost(second)
-    assert run.lost(first)
+    assert not any(run.lost(first, killed=killed) for _ in range(most - 1))
+    assert not run.lost(second, killed=killed)
+    assert run.lost(first, killed=killed)
 
 
 def test_memory_is_held_until_no_unit_is_on_a_worker(pool: SegmentPool) -> None:
@@ -184,17 +185,17 @@ class QueueMachine(RuleBasedStateMachine):
         self.on_workers.append((run, unit))
 
     @precondition(lambda self: self.on_workers)
-    @rule(pick=st.randoms(use_true_random=False), dies=st.booleans())
-    def come_back(self, pick: random.Random, dies: bool) -> None:
+    @rule(pick=st.randoms(use_true_random=False), death=st.sampled_from([None, "crash", "kill"]))
+    def come_back(self, pick: random.Random, death: str | None) -> None:
         """Finish a unit, or lose its worker."""
         run, unit = self.on_workers.pop(pick.randrange(len(self.on_workers)))
-        if not dies:
+        if death is None:
             if run.error is None:
                 self.finished[run].append(unit.index)
             run.done(unit)
             return
-        if run.lost(unit):
-            run.fail(Cancelled("two deaths"))
+        if run.lost(unit, killed=death == "kill"):
+            run.fail(Cancelled("too many deaths"))
         run.again(unit)
 
     @precondition(lambda self: self.runs)

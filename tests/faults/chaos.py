@@ -1,0 +1,214 @@
+"""Load on a running service, and processes of it that are killed or stopped while it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from tests.app.calls import SMALL, same_bits
+from tests.faults.doors import DOORS, Prepared, prepare
+from tests.live import LiveService, running_service
+from tests.problems import Case
+
+__all__ = ["CALLS", "Family", "Striker", "Tally", "family_service", "load", "prepare_all"]
+
+_MARK = "CONVGRAD_TEST_FAMILY"
+
+# Tens of milliseconds for a worker, in several units.
+MIDDLE = Case(
+    name="middle",
+    op="ConvolutionBackwardWeights",
+    dtype="bf16",
+    n=8,
+    src_channels=64,
+    dst_channels=96,
+    src_spatial=(34, 34),
+    dst_spatial=(32, 32),
+    kernel=(3, 3),
+)
+# A result of some megabytes, in tiles.
+WIDE = Case(
+    name="wide",
+    op="ConvTranspose",
+    n=2,
+    src_channels=32,
+    dst_channels=16,
+    src_spatial=(64, 64),
+    dst_spatial=(128, 128),
+    kernel=(2, 2),
+    strides=(2, 2),
+    weights_format="IOX",
+    groups_axis="O",
+)
+CALLS = (SMALL, MIDDLE, WIDE)
+"""The calls of the load; their data are integers, so that the oracle's answer is the only right one."""
+
+
+def prepare_all(cases: Sequence[Case] = CALLS, doors: Sequence[str] = tuple(DOORS)) -> list[Prepared]:
+    """Make each case ready for each door."""
+    made = []
+    for case in cases:
+        inputs = case.inputs()
+        expected = case.expected(inputs)
+        made += [prepare(door, case, inputs, expected) for door in doors]
+    return made
+
+
+class Family:
+    """All processes of one service, also those whose parent is gone: they have its mark in their environment."""
+
+    def __init__(self, server: int, mark: str) -> None:
+        self.server = server
+        self._mark = f"{_MARK}={mark}".encode()
+
+    def members(self) -> dict[int, int]:
+        """Give the processes that run, and their parents."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and (parent := self._parent(entry)) is not None:
+                found[int(entry.name)] = parent
+        return found
+
+    def nursery(self) -> int | None:
+        """Find the process that workers are forked from."""
+        return next((pid for pid, parent in self.members().items() if parent == self.server), None)
+
+    def workers(self) -> list[int]:
+        """List the workers."""
+        return sorted(pid for pid, parent in self.members().items() if self.server not in (pid, parent))
+
+    def strike(self, pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
+        """Send a signal to one of them; never to a stranger that has its number by now."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if self._parent(Path(f"/proc/{pid}")) is None:
+                return False
+            signal.pidfd_send_signal(pidfd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(pidfd)
+        return True
+
+    def _parent(self, entry: Path) -> int | None:
+        try:
+            if self._mark not in (entry / "environ").read_bytes().split(b"\0"):
+                return None
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            return None
+        return None if state in "ZX" else int(parent)
+
+
+@contextmanager
+def family_service(*flags: str, **environment: str) -> Iterator[tuple[LiveService, Family]]:
+    """Run a service whose processes can be told from all others."""
+    mark = os.urandom(8).hex()
+    with running_service(*flags, wait=True, **{**environment, _MARK: mark}) as service:
+        yield service, Family(service.pid, mark)
+
+
+class Striker:
+    """Strike `rate` times a second, each time a random worker, now and then the nursery; use with ``async with``.
+
+    One strike in `hang_one_in` stops its worker instead of killing it, one in `nursery_one_in` kills the nursery.
+    """
+
+    def __init__(
+        self, family: Family, rate: float, seed: int, *, hang_one_in: int = 40, nursery_one_in: int = 60
+    ) -> None:
+        self._family = family
+        self._rate = rate
+        self._random = random.Random(seed)
+        self._odds = hang_one_in, nursery_one_in
+        self.struck = Counter[str]()
+
+    async def __aenter__(self) -> Striker:
+        self._task = asyncio.create_task(self._go())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _go(self) -> None:
+        while True:
+            await asyncio.sleep(self._random.uniform(0.5, 1.5) / self._rate)
+            self._strike()
+
+    def _strike(self) -> None:
+        hang_one_in, nursery_one_in = self._odds
+        if self._random.randrange(nursery_one_in) == 0 and (nursery := self._family.nursery()) is not None:
+            self.struck["nursery"] += self._family.strike(nursery)
+        elif workers := self._family.workers():
+            hang = self._random.randrange(hang_one_in) == 0
+            number = signal.SIGSTOP if hang else signal.SIGKILL
+            self.struck["stopped" if hang else "killed"] += self._family.strike(self._random.choice(workers), number)
+
+
+@dataclass
+class Tally:
+    """What became of the calls of a load."""
+
+    right: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """Calls that are over."""
+        return self.right.total() + len(self.wrong) + len(self.lost)
+
+
+async def load(
+    url: str,
+    calls: Sequence[Prepared],
+    tally: Tally,
+    *,
+    count: int | None = None,
+    until: float | None = None,
+    at_once: int = 8,
+    pause_s: float = 0.0,
+    seed: int = 0,
+) -> None:
+    """Make `count` calls, or as many as there are before `until` (of `time.monotonic`), `at_once` at a time."""
+    chosen, left = random.Random(seed), count
+
+    async def caller(client: httpx.AsyncClient) -> None:
+        nonlocal left
+        while (until is None or time.monotonic() < until) and left != 0:
+            left = None if left is None else left - 1
+            await _one(client, chosen.choice(calls), tally)
+            await asyncio.sleep(chosen.uniform(0.0, 2 * pause_s))
+
+    limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+        await asyncio.gather(*(caller(client) for _ in range(at_once)))
+
+
+async def _one(client: httpx.AsyncClient, call: Prepared, tally: Tally) -> None:
+    start = time.perf_counter()
+    try:
+        got = call.read(await call.send(client))
+    except (AssertionError, httpx.HTTPError, KeyError, ValueError) as error:
+        tally.lost.append(f"{call.door}: {type(error).__name__}: {str(error)[:300]}")
+        return
+    tally.seconds.append(time.perf_counter() - start)
+    if same_bits(got, call.expected):
+        tally.right[call.door] += 1
+    else:
+        tally.wrong.append(call.door)

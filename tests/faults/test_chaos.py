@@ -1,0 +1,57 @@
+"""Calls through every door while processes of the service are killed and stopped: none is lost, none is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.chaos import CALLS, Family, Striker, Tally, family_service, load, prepare_all
+from tests.faults.doors import DOORS
+from tests.live import LiveService
+
+Hurt = tuple[LiveService, Family]
+
+
+@pytest.fixture(scope="module")
+def hurt() -> Iterator[Hurt]:
+    """A service that these tests may hurt."""
+    with family_service("--workers", "2") as found:
+        yield found
+
+
+def test_random_kills_cost_no_call(hurt: Hurt) -> None:
+    """With five workers killed a second every call of every door has the oracle's bits."""
+    service, family = hurt
+    tally = Tally()
+
+    async def scenario() -> None:
+        async with Striker(family, 5.0, seed=1, hang_one_in=1 << 30, nursery_one_in=1 << 30):
+            await load(service.url, prepare_all(), tally, count=140)
+
+    asyncio.run(scenario())
+    assert not tally.lost
+    assert not tally.wrong
+    assert tally.right.total() == 140
+    assert set(tally.right) == set(DOORS)
+
+
+def test_no_call_is_lost_with_all_processes_at_once(hurt: Hurt) -> None:
+    """When the nursery and every worker die together, calls wait for the next ones; the service stays ready."""
+    service, family = hurt
+    tally = Tally()
+
+    async def scenario() -> None:
+        loading = asyncio.create_task(load(service.url, prepare_all(CALLS[:1]), tally, count=70, pause_s=0.01))
+        while tally.count < 10:  # noqa: ASYNC110 - it counts, it does not signal
+            await asyncio.sleep(0.001)
+        nursery = family.nursery()
+        assert nursery is not None
+        assert all(family.strike(pid) for pid in (nursery, *family.workers()))
+        await loading
+
+    asyncio.run(scenario())
+    assert not tally.lost
+    assert not tally.wrong
+    assert family.nursery() is not None
