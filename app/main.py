@@ -68,6 +68,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
         redoc_url=None,
+        redirect_slashes=False,  # the redirect would lead to whatever host the caller names
     )
     app.state.service = service
     app.state.oip = oip.OipState(shared_memory=settings.oip_shared_memory)

@@ -19,6 +19,8 @@ __all__ = ["Patience", "PatientProtocol", "patient_protocol"]
 _ABORT = "convgrad.abort"
 # A reply up to this size goes to the server's own buffer and waits for nobody.
 _NEVER_WAITS = 60_000
+# The parser joins the pieces of a header again with every read: a long one would keep all others waiting.
+_LONGEST_HEAD = 64 << 10
 
 
 class Patience:
@@ -88,10 +90,11 @@ class _Waits:
 
 
 class PatientProtocol(HttpToolsProtocol):
-    """Close connections whose request's head does not come; uvicorn itself waits for it forever."""
+    """Close connections whose request's head does not come, or does not end; uvicorn itself waits for it forever."""
 
     slow_s = 30.0
     _timer: asyncio.TimerHandle | None = None
+    _head_length = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
         """Begin to wait for the first request."""
@@ -105,8 +108,13 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; those between two requests are no sign of life."""
+        waiting = self._timer
         super().data_received(data)
-        if self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+        if waiting is not None and self._timer is waiting:  # all of them belong to one head
+            self._head_length += len(data)
+            if self._head_length > _LONGEST_HEAD and not self.transport.is_closing():
+                self.send_400_response("The head of the request is too long.")
+        elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
             self._wait()
 
     def on_message_begin(self) -> None:
@@ -118,6 +126,7 @@ class PatientProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Pass the request on."""
         self._stop_waiting()
+        self._head_length = 0
         super().on_headers_complete()
 
     def _wait(self) -> None:
