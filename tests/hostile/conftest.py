@@ -1,0 +1,16 @@
+"""What the tests of hostile callers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.app.resident import Resident, resident_service
+
+
+@pytest.fixture(scope="session")
+def resident() -> Iterator[Resident]:
+    """A service in this process, to look at what is left behind, with small limits."""
+    with resident_service(workers=1, body_limit=4 << 20, head_limit=64 << 10, memory_limit=64 << 20) as resident:
+        yield resident

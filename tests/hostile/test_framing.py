@@ -1,0 +1,167 @@
+"""Requests that are wrong as HTTP: refused, or cut, and the service and its other callers do not notice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.app import oip
+from tests.app.calls import JSON, NPY, document, parts, post, read, same_bits
+from tests.app.resident import Resident
+from tests.hostile.wire import chunked, connect, head, read_all, request, status, talk
+from tests.live import LiveService
+from tests.problems import Case
+
+TINY = Case(
+    op="ConvTransposeBackwardWeights",
+    n=1,
+    src_channels=1,
+    dst_channels=1,
+    src_spatial=(4,),
+    dst_spatial=(6,),
+    kernel=(3,),
+)
+INPUTS = TINY.inputs()
+REST = f"/v1/ops/{TINY.op}"
+QUESTION = b'{"jsonrpc":"2.0","method":"ops.list","id":1}'
+RPC_CALL = json.dumps({"jsonrpc": "2.0", "method": TINY.op, "params": document(TINY, INPUTS), "id": 1}).encode()
+LAST = b"connection: close"
+
+
+@pytest.fixture(autouse=True)
+def the_next_call_works(http: httpx.Client) -> Iterator[None]:
+    """After each of these tests a good call gives the right bits."""
+    yield
+    assert same_bits(read(post(http, TINY, INPUTS, NPY)), TINY.expected(INPUTS))
+
+
+def test_a_question_by_hand(service: LiveService) -> None:
+    """The requests of this page are right where they are not made wrong."""
+    assert status(talk(service.url, request("/rpc", QUESTION, LAST))) == 200
+    assert status(talk(service.url, head("/rpc", b"transfer-encoding: chunked", LAST) + chunked(QUESTION))) == 200
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"content-length: 10"],
+        [b"content-length: -1"],
+        [b"content-length: +44"],
+        [b"content-length: 0x2c"],
+        [b"content-length: 44, 44"],
+        [b"content-length: "],
+        ["content-length: ٤٤".encode()],
+        [b"content-length: 1" + b"0" * 5000],
+        [b"content-length: 18446744073709551616"],
+        [b"content-length: 44", b"content-length: 44"],
+        [b"content-length: 44", b"transfer-encoding: chunked"],
+        [b"transfer-encoding: identity"],
+        [b"transfer-encoding: xchunked"],
+        [b"transfer-encoding: chunked, gzip"],
+        [b"content-length : 44"],
+        [b"content-length: 44", b"x-folded: a", b" b"],
+        [b"content-length: 44", b"x-nul: a\0b"],
+    ],
+    ids=lambda lines: repr(lines)[1:40],
+)
+def test_lengths_and_headers_that_are_not_http(service: LiveService, lines: list[bytes]) -> None:
+    """A body whose end is not sure is refused with 400, and nothing after it on the connection is believed."""
+    reply = talk(service.url, head("/rpc", *lines) + QUESTION + request("/rpc", QUESTION))
+    replies = [line for line in reply.split(b"\r\n") if b"HTTP/1.1" in line]
+    assert replies[-1].endswith(b"400 Bad Request"), reply
+    assert len(replies) <= 2
+    assert b" 50" not in b"".join(replies)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"%X;name=value\r\n%s\r\n0;x\r\ntrailer: 1\r\n\r\n" % (len(QUESTION), QUESTION), 200),
+        (b"0000%x\r\n%s\r\n000\r\n\r\n" % (len(QUESTION), QUESTION), 200),
+        (b"".join(b"1\r\n%c\r\n" % byte for byte in QUESTION) + b"0\r\n\r\n", 200),
+        (b"0\r\n\r\n", 200),
+        (b"f" * 20 + b"\r\n" + QUESTION, 400),
+        (b"-1\r\n" + QUESTION, 400),
+        (b"zz\r\n" + QUESTION, 400),
+        (b"%x\r\n%s0\r\n\r\n" % (len(QUESTION), QUESTION), 400),
+    ],
+)
+def test_chunks_of_all_kinds(service: LiveService, body: bytes, expected: int) -> None:
+    """Extensions, trailers, zeros and chunks of one byte are HTTP; sizes that are no numbers are not."""
+    assert status(talk(service.url, head("/rpc", b"transfer-encoding: chunked", LAST) + body)) == expected
+
+
+@pytest.mark.parametrize("piece", [b"x: " + b"a" * 1000 + b"\r\n", b"a" * 1000], ids=["many", "long"])
+def test_a_head_without_end(service: LiveService, piece: bytes) -> None:
+    """A head that goes on and on is refused after a few of its bytes, not parsed to the end."""
+    with connect(service.url) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\nx: ")
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            sock.sendall(piece * 100_000)
+
+
+def test_a_long_head_is_told_so(service: LiveService) -> None:
+    """Whoever waits for an answer to a head that is too long gets one."""
+    with connect(service.url) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nx: ")
+        for _ in range(70):
+            sock.sendall(b"a" * 1000)
+        assert status(read_all(sock)) == 400
+
+
+@pytest.mark.parametrize(
+    "path", ["/rpc/", "/v1/ops/", f"{REST}/", "/healthz/", "//v1/ops", "/v1/../v1/ops", "/%2e%2e/"]
+)
+def test_no_redirect_to_where_the_caller_wants(service: LiveService, path: str) -> None:
+    """A page that is nearly named is not found; no answer leads to the host that the request names."""
+    reply = talk(service.url, head(path, LAST, method="GET"))
+    assert status(reply) == 404
+    assert b"location" not in reply
+
+
+def _whole_requests() -> dict[str, bytes]:
+    form = httpx.Request("POST", "http://x", files=parts(TINY, INPUTS))
+    content, headers = oip.body(oip.head(TINY, INPUTS), INPUTS)
+    return {
+        "json": request(REST, json.dumps(document(TINY, INPUTS)).encode(), b"content-type: " + JSON.encode()),
+        "multipart": request(REST, form.read(), b"content-type: " + form.headers["content-type"].encode()),
+        "rpc": request("/rpc", RPC_CALL),
+        "oip": request(
+            f"/v2/models/{TINY.op}/infer", content, *(f"{name}: {value}".encode() for name, value in headers.items())
+        ),
+    }
+
+
+@pytest.mark.parametrize("door", list(_whole_requests()))
+def test_requests_that_stop_anywhere(resident: Resident, door: str) -> None:
+    """A client that stops sending in the middle gets no result, wherever that is, and holds nothing afterwards."""
+    whole = _whole_requests()[door]
+    for end in range(0, len(whole) - 4, 13):
+        assert status(talk(resident.url, whole[:end], end=True)) in (0, 400), end
+    assert status(talk(resident.url, whole.replace(b"host: x", LAST, 1))) == 200
+    resident.until(lambda: not resident.service.requests and not resident.service.segments.stats().used)
+
+
+@pytest.mark.parametrize("door", list(_whole_requests()))
+def test_bodies_that_are_cut_at_every_byte(resident: Resident, door: str) -> None:
+    """A body without its end, said to be whole, is refused in the door's own words, on a connection that goes on."""
+    start, _, body = _whole_requests()[door].partition(b"\r\n\r\n")
+    method, _, url = start.split(b"\r\n")[0].partition(b" ")
+    headers = [line.decode().split(": ", 1) for line in start.split(b"\r\n")[3:]]
+    path = url.split()[0].decode()
+    with httpx.Client(base_url=resident.url, timeout=60.0) as client:
+        for end in range(len(body.rstrip(b"\r\n"))):
+            answer = client.request(method.decode(), path, content=body[:end], headers=dict(headers))
+            found = answer.json()
+            match door:
+                case "rpc":
+                    assert (answer.status_code, found["error"]["code"], found["id"]) == (200, -32700, None), end
+                case "oip":
+                    assert (answer.status_code, list(found)) == (400, ["error"]), end
+                case _:
+                    assert answer.status_code == found["status"] == 400, (end, found)
+                    assert found["code"] in ("parse_error", "invalid_request"), end
+    resident.until(lambda: not resident.service.requests and not resident.service.segments.stats().used)

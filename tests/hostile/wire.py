@@ -1,0 +1,57 @@
+"""HTTP by hand: bytes to a socket, and what comes back, for requests that no HTTP library would write."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+__all__ = ["CRLF", "chunked", "connect", "head", "read_all", "request", "status", "talk"]
+
+CRLF = b"\r\n"
+
+
+def head(path: str, *lines: bytes, method: str = "POST") -> bytes:
+    """Write a request's head with these header lines."""
+    return CRLF.join([f"{method} {path} HTTP/1.1".encode(), b"host: x", *lines, b"", b""])
+
+
+def request(path: str, body: bytes, *lines: bytes) -> bytes:
+    """Write a whole request with a right length."""
+    return head(path, b"content-length: %d" % len(body), *lines) + body
+
+
+def chunked(body: bytes) -> bytes:
+    """Write a body as one chunk and the last one."""
+    return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+
+
+def connect(url: str) -> socket.socket:
+    """Connect to a service."""
+    address = urlsplit(url)
+    assert address.hostname
+    assert address.port
+    return socket.create_connection((address.hostname, address.port), timeout=30)
+
+
+def read_all(sock: socket.socket) -> bytes:
+    """Read until the service closes the connection."""
+    pieces = []
+    with suppress(ConnectionResetError):
+        while piece := sock.recv(1 << 16):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
+def talk(url: str, data: bytes, *, end: bool = False) -> bytes:
+    """Send bytes, and the `end` of them if told so, and read until the service closes the connection."""
+    with connect(url) as sock:
+        sock.sendall(data)
+        if end:
+            sock.shutdown(socket.SHUT_WR)
+        return read_all(sock)
+
+
+def status(reply: bytes) -> int:
+    """Return the status of the first reply; 0 when there is none."""
+    return int(reply[9:12]) if reply.startswith(b"HTTP/1.1 ") else 0
