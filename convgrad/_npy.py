@@ -157,7 +157,7 @@ def _check_shape(shape: tuple[int, ...], itemsize: int) -> None:
         raise ParseError(f"a .npy shape has at most {_MAX_RANK} axes, this one has {len(shape)}")
     # Empty axes are left out: their product hides numbers that overflow elsewhere.
     if math.prod(dim for dim in shape if dim) * itemsize > _MAX_BYTES:
-        raise TooLarge("the axes of a .npy shape multiply to more than 2**63 - 1 bytes")
+        raise ParseError("the axes of a .npy shape multiply to more than 2**63 - 1 bytes")
 
 
 def _tokens(text: bytes) -> Iterator[_Token]:

@@ -193,7 +193,7 @@ def test_refuses_a_huge_header_before_it_arrives() -> None:
 )
 def test_refuses_shapes_that_overflow(shape: str) -> None:
     """Axes whose bytes don't fit 63 bits are refused, also behind an empty axis."""
-    with pytest.raises(TooLarge):
+    with pytest.raises(ParseError, match="2\\*\\*63"):
         parse_header(header_bytes(fields(shape=shape)))
 
 
@@ -213,7 +213,7 @@ def test_write_and_parse_are_inverse(name: str, dims: list[int]) -> None:
     written = write_header(DTYPES[name], dims)
     try:
         header = parse_header(written)
-    except TooLarge:
+    except ParseError:
         assert np.prod([max(dim, 1) for dim in dims], dtype=float) > 2**55
         return
     assert header == NpyHeader(DTYPES[name].npy, False, tuple(dims), len(written))
