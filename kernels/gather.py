@@ -1,33 +1,37 @@
-"""The compiled loops of ConvTranspose forward: gather every dst pixel's taps, or scatter for few dst channels.
+"""The compiled loops of ConvTranspose forward where every dst pixel gathers its taps.
+
+Pixels that share their taps (`kernels.taps`) are the rows of a register tile, wherever they lie: in a line, in several
+lines, in several images. Its lanes are dst channels, or groups, and one call sums over all taps and src channels.
 
 As in `kernels.driver`, everything is addresses, byte steps and integer tables, and nothing is checked.
 
-* planes, lines: for every dst plane or line: first tap, number of taps, first src plane or line.
-* tiles: first dst column, rows, first tap, number of taps, first src column: pixels that share their taps.
-* runs: first dst column, first and last src column that each tap along a line joins.
-* steps: (tap step, src step) of d, of h, of w: from one tap of a dst position to its next; then rows of a tile.
+* shape: 0 src channels of a group, 1-3 kernel, 4-6 steps between a class's taps (d, h, w) in tap numbers, 7-9 the same
+  in src positions, 10-12 dst positions between those of a class.
+* grid: first, last and step of the dst positions (n, d, h, w) that one band has.
+* src, dst: 0 address, 1 end of the tensor, 2 bytes between groups, 3-6 bytes for (n, d, h, w), 7 between lanes of a
+  packed line, 8 between channels.
+* weights: 0 address, 1 end, 2 bytes between groups, 3 between lanes, 4 dst channels, 5 src channels, 6 taps.
+* bias: 0 address or 0, 1 end, 2 bytes between groups, 3 between lanes, 4 between dst channels.
+* blocks: 0 first dst channel, 1 valid lanes, 2 vectors.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernels._jit import Floats, Halves, Table, Vector, jit
+from kernels._jit import Table, Vector, jit
 from kernels.cpu import cpu
-from kernels.packing import F16, F32
-from kernels.simd import add_run, call_tile, fill_zero, load_value, round_bits, transpose_panel
+from kernels.packing import F16, F32, pack_panel
+from kernels.simd import add_run, call_tile, copy_panel, fill_zero, load_value, put_run, store_value, transpose_panel
 from kernels.tiles import LANEWISE
 
-__all__ = ["gather", "scatter", "write_block"]
+__all__ = ["bring_source", "gather", "load", "pack_weights", "write"]
 
 WIDTH = cpu().width
 
-CHUNK = 384
-"""Panel lines that one call walks: 24 KB of an L1, the rest is for the scalars."""
-
-_round_f16 = round_bits("f16")
-_round_bf16 = round_bits("bf16")
+_copy1, _copy2 = copy_panel("f32", 1), copy_panel("f32", 2)
 _load_f32, _load_f16, _load_bf16 = load_value("f32"), load_value("f16"), load_value("bf16")
+_put_f32, _put_f16, _put_bf16 = put_run("f32"), put_run("f16"), put_run("bf16")
 _transpose = transpose_panel("f32")
 
 
@@ -42,199 +46,344 @@ def load(kind: int, address: int) -> float:
 
 
 @jit
-def _gather_short(
-    table: Table, tile_kind: int, line_bytes: int, level: int, depth: int, first: int, last: int, columns: int,
-    lines: Table, tiles: Table, steps: Vector, kernel: Vector, channels: int, src_steps: Vector, weights: int,
-    walk: Vector, offsets: Vector, acc: int,
+def pack_weights(
+    kind: int, lanewise: bool, groups: int, left: int, shape: Vector, blocks: Table, numbers: Vector, backwards: bool,
+    weights: Vector, bias: Vector, panels: int, panel_bytes: int,
 ) -> None:  # fmt: skip
-    """Sum some dst lines over one plane of the kernel, all its taps in one call: short sums."""
-    walk[0], walk[1] = steps[2] * kernel[1] * channels, steps[4] * channels
-    walk[3], walk[4] = -steps[3] * src_steps[1], -steps[5] * src_steps[2]
-    walk[8] = channels
-    for line in range(first, last):
-        for t in range(tiles.shape[0] if lines[line, 1] > 0 else 0):
-            if tiles[t, 3] == 0:
-                continue
-            tap = (depth + lines[line, 0]) * kernel[1] + tiles[t, 2]
-            walk[6], walk[7] = lines[line, 1], tiles[t, 3]
-            call_tile(
-                table[tile_kind, tiles[t, 1]], walk.ctypes.data, weights + tap * channels * line_bytes,
-                level + lines[line, 2] * src_steps[1] + tiles[t, 4] * src_steps[2], offsets.ctypes.data,
-                acc + ((line - first) * columns + tiles[t, 0]) * line_bytes,
-            )  # fmt: skip
+    """Pack panels [tap number][src channel][lanes] for each group and block of lanes; at their end is a line of bias.
 
-
-@jit
-def _gather_long(
-    table: Table, tile_kind: int, line_bytes: int, level: int, depth: int, first: int, last: int, columns: int,
-    lines: Table, runs: Table, steps: Vector, kernel: Vector, channels: int, src_steps: Vector, weights: int,
-    walk: Vector, offsets: Vector, acc: int,
-) -> None:  # fmt: skip
-    """Sum some dst lines over one plane of the kernel tap by tap, so that a tap's weights meet many pixels in L1."""
-    walk[6], walk[7] = 1, 1
-    for row in range(kernel[0]):
-        for part in range(0, channels, CHUNK):
-            walk[8] = min(CHUNK, channels - part)
-            for r in range(runs.shape[0]):
-                tap = (depth + row) * kernel[1] + r
-                panel = weights + (tap * channels + part) * line_bytes
-                length = runs[r, 2] - runs[r, 1]
-                pieces = (length + steps[6] - 1) // steps[6]
-                for line in range(first, last):
-                    index = row - lines[line, 0]
-                    if index < 0 or index % steps[2] != 0 or index // steps[2] >= lines[line, 1]:
-                        continue
-                    base = level + (lines[line, 2] - index // steps[2] * steps[3]) * src_steps[1] + part * src_steps[3]
-                    sums = acc + ((line - first) * columns + runs[r, 0]) * line_bytes
-                    for piece in range(pieces):
-                        low, high = length * piece // pieces, length * (piece + 1) // pieces
-                        call_tile(
-                            table[tile_kind, high - low], walk.ctypes.data, panel,
-                            base + (runs[r, 1] + low) * src_steps[2], offsets.ctypes.data,
-                            sums + low * walk[9] * line_bytes,
-                        )  # fmt: skip
-
-
-@jit
-def _round_store(kind: int, value: float, place: int, out32: Floats, out16: Halves) -> None:
-    """Round one sum to the output's dtype."""
-    if kind == F32:
-        out32[place] = value
-    elif kind == F16:
-        out16[place] = _round_f16(value)
-    else:
-        out16[place] = _round_bf16(value)
-
-
-@jit
-def write_block(
-    kind: int, acc: Floats, pixels: int, lanes: int, valid: int, place: int, steps: Vector, bias: int, bias_step: int,
-    out32: Floats, out16: Halves,
-) -> None:  # fmt: skip
-    """Write `pixels` adjacent dst pixels of `valid` lanes; `steps` are dst elements between pixels and lanes.
-
-    `bias` is the address of the first lane's bias, or 0; it is added before the one rounding.
+    `numbers` are those of all taps; `backwards` says that they simply fall. `left` groups exist where lanes are groups.
     """
-    if bias != 0:
-        for lane in range(valid):
-            value = load(kind, bias + lane * bias_step)
-            for p in range(pixels):
-                acc[p * lanes + lane] += value
-    start = 0
-    if kind == F32 and steps[0] == 1 and valid % 8 == 0:
-        while start + 8 <= pixels:
-            to = out32.ctypes.data + 4 * (place + start)
-            _transpose(to, 4 * steps[1], acc.ctypes.data + 4 * start * lanes, valid // 8, 4 * lanes, 7)
-            start += 8
-    for p in range(start, pixels):
-        to = place + p * steps[0]
-        if kind == F32:
-            for lane in range(valid):
-                out32[to + lane * steps[1]] = acc[p * lanes + lane]
-        else:
-            for lane in range(valid):
-                _round_store(kind, acc[p * lanes + lane], to + lane * steps[1], out32, out16)
+    channels, taps = shape[0], numbers.shape[0]
+    size = 4 if kind == F32 else 2
+    operand, box, to = np.zeros(8, np.int64), np.ones(8, np.int64), np.zeros(4, np.int64)
+    operand[1], operand[7] = weights[1], weights[3]
+    by_tap = weights[6] == size and taps >= 8  # taps are adjacent: they are the run
+    for g in range(groups):
+        for b in range(blocks.shape[0]):
+            lanes = WIDTH * blocks[b, 2]
+            valid = min(blocks[b, 1], left - g * WIDTH) if lanewise else blocks[b, 1]
+            panel = panels + (g * blocks.shape[0] + b) * panel_bytes
+            source = weights[0] + g * weights[2] + blocks[b, 0] * weights[4]
+            tap_bytes = 4 * lanes * channels
+            if backwards:
+                box[6], operand[5], to[2] = taps, weights[6], -tap_bytes
+                box[7], operand[6], to[3] = channels, weights[5], 4 * lanes
+                if by_tap:
+                    box[6], operand[5], to[2], box[7], operand[6], to[3] = (
+                        box[7], operand[6], to[3], box[6], operand[5], to[2],
+                    )  # fmt: skip
+                pack_panel(kind, lanes, valid, panel + (taps - 1) * tap_bytes, box, to, source, operand)
+            else:
+                box[7], operand[6], to[3] = channels, weights[5], 4 * lanes
+                for tap in range(taps):
+                    pack_panel(
+                        kind, lanes, valid, panel + numbers[tap] * tap_bytes, box, to, source + tap * weights[6],
+                        operand,
+                    )  # fmt: skip
+            for lane in range(lanes):
+                value = 0.0
+                if bias[0] != 0 and lane < valid:
+                    place = bias[0] + g * bias[2] + lane * bias[3] + blocks[b, 0] * bias[4]
+                    value = load(kind, place)
+                store_value(panel + panel_bytes - 8 * WIDTH + 4 * lane, np.float32(value))
+
+
+@jit
+def _lines(lanes: int, dst: int, dst_step: int, src: int, src_step: int, count: int) -> None:
+    """Copy `count` lines of `lanes` f32 (a multiple of 8)."""
+    done = 0
+    while lanes - done >= 16:
+        _copy2(dst + 4 * done, dst_step, src + 4 * done, src_step, count)
+        done += 16
+    if done < lanes:
+        _copy1(dst + 4 * done, dst_step, src + 4 * done, src_step, count)
+
+
+@jit
+def _fill(lanes: int, to: int, line: int, counts: Vector, steps: Vector) -> None:
+    """Begin the sums of a box of pixels with a line of bias; `steps` as in dst."""
+    run, lines = counts[3], counts[2]
+    if steps[5] == run * steps[6]:
+        run, lines = run * lines, 1
+    for n in range(counts[0]):
+        for d in range(counts[1]):
+            for h in range(lines):
+                _lines(lanes, to + n * steps[3] + d * steps[4] + h * steps[5], steps[6], line, 0, run)
+
+
+@jit
+def _put(kind: int, to: int, source: int, count: int) -> None:
+    """Store adjacent sums as adjacent values, rounded once."""
+    if kind == F32:
+        _put_f32(to, source, count)
+    elif kind == F16:
+        _put_f16(to, source, count)
+    else:
+        _put_bf16(to, source, count)
+
+
+@jit
+def write(kind: int, acc: int, lanes: int, valid: int, counts: Vector, to: int, dst: Vector, spare: int) -> None:
+    """Write a dense box of sums [n][d][h][w][lanes] to dst; `spare` has room for 64 f32."""
+    size = 4 if kind == F32 else 2
+    run, lines, planes = counts[3], counts[2], counts[1]
+    if dst[5] == run * dst[6]:
+        run, lines = run * lines, 1
+        if dst[4] == run * dst[6]:
+            run, planes = run * planes, 1
+    for n in range(counts[0]):
+        for d in range(planes):
+            for h in range(lines):
+                source = acc + ((n * planes + d) * lines + h) * run * 4 * lanes
+                place = to + n * dst[3] + d * dst[4] + h * dst[5]
+                if dst[7] == size and valid == lanes and dst[6] == valid * size:
+                    _put(kind, place, source, run * valid)
+                elif dst[7] == size and kind == F32 and valid % 8 == 0:
+                    _lines(valid, place, dst[6], source, 4 * lanes, run)
+                elif dst[7] == size:
+                    for p in range(run):
+                        _put(kind, place + p * dst[6], source + 4 * p * lanes, valid)
+                elif dst[6] == size and run >= 8:
+                    start = 0
+                    while start < run:
+                        start = min(start, run - 8)  # a last block that is not full starts earlier
+                        target, origin = place + size * start, source + 4 * start * lanes
+                        whole = valid // 8 * 8 if kind == F32 else 0
+                        if whole > 0:
+                            _transpose(target, dst[7], origin, whole // 8, 4 * lanes, 7)
+                        for first in range(whole, valid, 8):
+                            _transpose(spare, 32, origin + 4 * first, 1, 4 * lanes, 7)
+                            for lane in range(first, min(first + 8, valid)):
+                                _put(kind, target + lane * dst[7], spare + 32 * (lane - first), 8)
+                        start += 8
+                else:
+                    for p in range(run):
+                        for lane in range(valid):
+                            _put(kind, place + p * dst[6] + lane * dst[7], source + 4 * (p * lanes + lane), 1)
+
+
+@jit
+def _clip(classes: Table, low: int, high: int, stride: int, live: Table) -> int:
+    """Keep what the dst positions ``low..high`` have of each class, counted from `low`; give the number of classes."""
+    count = 0
+    for i in range(classes.shape[0]):
+        first = max(0, (low - classes[i, 2] + stride - 1) // stride)
+        last = min(classes[i, 3], (high - classes[i, 2] + stride - 1) // stride)
+        if first < last:
+            live[count, 0], live[count, 1], live[count, 5] = classes[i, 0], classes[i, 1], classes[i, 5]
+            live[count, 2], live[count, 3] = classes[i, 2] + first * stride - low, last - first
+            live[count, 4] = classes[i, 4] + first
+            count += 1
+    return count
+
+
+@jit
+def _reach(live: Table, first: int, last: int, tap_step: int, axis: int, box: Vector) -> None:
+    """Note in `box` the src positions of an axis that some classes meet."""
+    low, high = live[first, 4], live[first, 4]
+    for i in range(first, last):
+        low = min(low, live[i, 4])
+        high = max(high, live[i, 4] + live[i, 3] + (live[i, 1] - 1) * tap_step)
+    box[axis], box[4 + axis] = low, high - low
+
+
+@jit
+def bring_source(
+    kind: int, lanewise: bool, left: int, packed: bool, channels: int, src: Vector, box: Vector, steps: Vector,
+    scratch: int,
+) -> int:  # fmt: skip
+    """Bring a box of one group's src to where tiles read it; give the address of position 0 and its byte steps.
+
+    `box` has the first positions (n, d, h, w) and their numbers; `steps` are for (n, d, h, w, channel).
+    """
+    if not packed:
+        for axis in range(4):
+            steps[axis] = src[3 + axis]
+        steps[4] = src[8]
+        return src[0]  # type: ignore[no-any-return]
+    lanes = WIDTH if lanewise else channels if channels < 8 else (channels + 7) // 8 * 8
+    steps[3], steps[4] = 4 * lanes * (channels if lanewise else 1), 4 * lanes if lanewise else 4
+    source, start = src[0], scratch
+    for axis in range(3, -1, -1):
+        if axis < 3:
+            steps[axis] = steps[axis + 1] * box[5 + axis]
+        source += box[axis] * src[3 + axis]
+        start -= box[axis] * steps[axis]
+    for c in range(channels if lanewise else 1):
+        valid = min(WIDTH, left) if lanewise else channels
+        pack_panel(kind, lanes, valid, scratch + 4 * lanes * c, box, steps, source + c * src[8], src)
+    return start
+
+
+@jit
+def _sum(
+    table: Vector, limit: int, line: int, by_line: bool, box: Vector, walk: Vector, panel: int, src: int, acc: int,
+    offsets: Vector, places: Vector, few: int,
+) -> None:  # fmt: skip
+    """Sum the pixels of one class into their accumulator lines, with one tile's worth of them in each call.
+
+    `box` has the numbers of pixels (n, d, h, w), then their byte steps in src, then in the accumulators.
+    """
+    if by_line:
+        pieces = (box[3] + limit - 1) // limit
+        rows, more = box[3] // pieces, box[3] % pieces
+        walk[9] = box[11] // line
+        for m in range(limit):
+            offsets[m] = m * box[7]
+        for n in range(box[0]):
+            for d in range(box[1]):
+                for h in range(box[2]):
+                    source = src + n * box[4] + d * box[5] + h * box[6]
+                    sums = acc + n * box[8] + d * box[9] + h * box[10]
+                    for piece in range(pieces):
+                        tall = rows + (1 if piece < more else 0)
+                        call_tile(table[tall], walk.ctypes.data, panel, source, offsets.ctypes.data, sums)
+                        source += tall * box[7]
+                        sums += tall * box[11]
+        return
+    total = box[0] * box[1] * box[2] * box[3]
+    pieces = (total + limit - 1) // limit
+    rows, more = total // pieces, total % pieces
+    walk[9] = 1
+    n, d, h, w = 0, 0, 0, 0
+    for piece in range(pieces):
+        tall = rows + (1 if piece < more else 0)
+        for m in range(tall):
+            offsets[m] = n * box[4] + d * box[5] + h * box[6] + w * box[7]
+            places[m] = acc + n * box[8] + d * box[9] + h * box[10] + w * box[11]
+            w += 1
+            if w == box[3]:
+                w, h = 0, h + 1
+                if h == box[2]:
+                    h, d = 0, d + 1
+                    if d == box[1]:
+                        d, n = 0, n + 1
+        fill_zero(few, tall * line)
+        call_tile(table[tall], walk.ctypes.data, panel, src, offsets.ctypes.data, few)
+        for m in range(tall):
+            add_run(places[m], few + m * line, line // 4)
+
+
+@jit
+def _walk(shape: Vector, planes: int, lines: int, columns: int, steps: Vector, walk: Vector) -> int:
+    """Lay out the walk over a class's taps and channels (see `kernels.simd.fma_tile`); give the number of calls.
+
+    Where the pixels of a line of taps follow each other, they and their channels are one run, and one call has all
+    planes of the kernel; else each has one.
+    """
+    channels = shape[0]
+    column, line = shape[6] * channels, shape[5] * shape[3] * channels
+    if channels == 1:
+        walk[2], walk[5], walk[8] = column, shape[9] * steps[3], columns
+    elif columns == 1 or (shape[6] == 1 and shape[9] * steps[3] == channels * steps[4]):
+        walk[2], walk[5], walk[8] = 1, steps[4], columns * channels
+    else:
+        walk[2], walk[5], walk[8] = 1, steps[4], channels
+        walk[1], walk[4], walk[7] = column, shape[9] * steps[3], columns
+        walk[0], walk[3], walk[6] = line, shape[8] * steps[2], lines
+        return planes
+    walk[1], walk[4], walk[7] = line, shape[8] * steps[2], lines
+    walk[0], walk[3], walk[6] = shape[4] * shape[2] * shape[3] * channels, shape[7] * steps[1], planes
+    return 1
 
 
 @jit
 def gather(
-    table: Table, kind: int, lanewise: bool, blocks: Table, most_lines: int, band: Vector, sizes: Vector,
-    planes: Table, lines: Table, tiles: Table, runs: Table, steps: Vector, kernel: Vector, channels: int, src: int,
-    src_steps: Vector,
-    acc: Floats, out_place: int, out_steps: Vector, bias: Vector, out32: Floats, out16: Halves,
+    table: Table, limits: Vector, kind: int, lanewise: bool, left: int, first: int, last: int, grid: Vector,
+    shape: Vector, planes: Table, lines: Table, columns: Table, blocks: Table, groups: int, panels: int,
+    panel_bytes: int, packed: bool, apart: bool, src: Vector, dst: Vector, scratch: int, acc: int,
 ) -> None:  # fmt: skip
-    """Compute some lane blocks of some lines of one dst image and write them.
+    """Compute bands ``first..last`` of the grid for some groups (or groups of lanes, of which `left` exist).
 
-    A row of `blocks`: address of its weights [tap][src channel][lanes], first lane, valid lanes, vectors. `band` are
-    first and last dst plane and line, `sizes` the dst columns and the stride along a line, `kernel` is (KH, KW).
-    `src` is the address of the image's first value, `src_steps` its bytes for (d, h, w, channel). `acc` holds the sums
-    of `most_lines` dst lines as [line][column][lanes]. `out_steps` are dst elements for (d, h, w, lane, first lane of
-    a block); `bias` is the address of lane 0's bias or 0, then bytes between lanes and between first lanes of blocks.
+    `scratch` holds the packed src of a band, `acc` its sums [n][d][h][w][lanes] for one block. With `apart` src is
+    packed class by class: where taps reach far, all that they meet would be too much.
     """
-    offsets, walk = np.empty(9, np.int64), np.zeros(10, np.int64)
-    for m in range(9):
-        offsets[m] = m * src_steps[2]
-    walk[2], walk[5], walk[9] = 1, src_steps[3], sizes[1]
-    columns, sums = sizes[0], acc.ctypes.data
-    short = kernel[0] * kernel[1] * channels <= CHUNK
-    for b in range(blocks.shape[0]):
-        tile_kind = LANEWISE if lanewise else blocks[b, 3]
-        lanes = WIDTH * blocks[b, 3]
-        lane_bias = bias[0] + blocks[b, 1] * bias[2] if bias[0] != 0 else 0
-        for plane in range(band[0], band[1]):
-            for first in range(band[2], band[3], most_lines):
-                last = min(band[3], first + most_lines)
-                fill_zero(sums, (last - first) * columns * lanes * 4)
-                for k in range(planes[plane, 1]):
-                    depth = (planes[plane, 0] + k * steps[0]) * kernel[0]
-                    level = src + (planes[plane, 2] - k * steps[1]) * src_steps[0]
-                    if short:
-                        _gather_short(
-                            table, tile_kind, 4 * lanes, level, depth, first, last, columns, lines, tiles, steps,
-                            kernel, channels, src_steps, blocks[b, 0], walk, offsets, sums,
-                        )  # fmt: skip
-                    else:
-                        _gather_long(
-                            table, tile_kind, 4 * lanes, level, depth, first, last, columns, lines, runs, steps,
-                            kernel, channels, src_steps, blocks[b, 0], walk, offsets, sums,
-                        )  # fmt: skip
-                place = out_place + plane * out_steps[0] + first * out_steps[1] + blocks[b, 1] * out_steps[4]
-                write_block(
-                    kind, acc, (last - first) * columns, lanes, blocks[b, 2], place, out_steps[2:], lane_bias, bias[1],
-                    out32, out16,
-                )  # fmt: skip
-
-
-@jit
-def _add_line(source: int, line: int, column: int, columns: Vector) -> None:
-    """Add the products of one src pixel and one line of the kernel to a dst line; taps outside are left out."""
-    depth, taps, step = columns[0], columns[1], columns[4]
-    low, high = 0, taps
-    while low < high and column + low * step < 0:
-        low += 1
-    while high > low and column + (high - 1) * step >= columns[5]:
-        high -= 1
-    if step == 1:
-        if low < high:
-            add_run(line + 4 * (column + low) * depth, source + 4 * low * depth, (high - low) * depth)
-        return
-    for tap in range(low, high):
-        add_run(line + 4 * (column + tap * step) * depth, source + 4 * tap * depth, depth)
-
-
-@jit
-def scatter(
-    table: Table, first: int, last: int, cuts: Vector, channels: int, src: int, src_steps: Vector, weights: int,
-    blocks: int, part: Floats, acc: Floats, spans: Table, columns: Vector,
-) -> None:  # fmt: skip
-    """Multiply src lines ``first..last`` (over all planes) by all taps and add the products where they belong.
-
-    `cuts` are the borders of the register tiles along a line. `weights` is a panel [block][src channel][lanes] whose
-    lanes are (tap, dst channel) pairs; `part` holds one tile's products, [row][block][lanes]. For every src line
-    `spans` has a row for each line of the kernel: its first lane, and the place in `acc` of the dst line that it
-    meets (below 0 where that is outside). `columns` are dst channels, taps of a line, first dst column of src column
-    0, dst columns between src columns and between taps, dst columns; then src lines of a plane.
-    """
-    lanes = 2 * WIDTH
-    offsets, walk = np.empty(9, np.int64), np.zeros(10, np.int64)
-    for m in range(9):
-        offsets[m] = m * src_steps[2]
-    walk[2], walk[5], walk[6], walk[7], walk[8], walk[9] = 1, src_steps[3], 1, 1, channels, blocks
-    per_line = spans.shape[0] // max(1, columns[6])
-    products, sums = part.ctypes.data, acc.ctypes.data
-    for line in range(first, last):
-        base = src + line // columns[7] * src_steps[0] + line % columns[7] * src_steps[1]
-        for c in range(cuts.shape[0] - 1):
-            rows = cuts[c + 1] - cuts[c]
-            fill_zero(products, rows * blocks * lanes * 4)
-            for b in range(blocks):
-                call_tile(
-                    table[2, rows], walk.ctypes.data, weights + b * channels * lanes * 4, base + cuts[c] * src_steps[2],
-                    offsets.ctypes.data, products + b * lanes * 4,
-                )  # fmt: skip
-            for m in range(rows):
-                column = columns[2] + (cuts[c] + m) * columns[3]
-                for s in range(line * per_line, (line + 1) * per_line):
-                    if spans[s, 1] >= 0:
-                        source = products + 4 * (m * blocks * lanes + spans[s, 0])
-                        _add_line(source, sums + 4 * spans[s, 1], column, columns)
+    channels = shape[0]
+    live_d = np.empty((planes.shape[0], 6), np.int64)
+    live_h = np.empty((lines.shape[0], 6), np.int64)
+    live_w = np.empty((columns.shape[0], 6), np.int64)
+    band, counts, reach, steps = (
+        np.empty(8, np.int64),
+        np.empty(4, np.int64),
+        np.zeros(8, np.int64),
+        np.empty(5, np.int64),
+    )
+    box, walk, offsets, places = (
+        np.empty(12, np.int64),
+        np.ones(10, np.int64),
+        np.empty(9, np.int64),
+        np.empty(9, np.int64),
+    )
+    few, here = np.empty(9 * 2 * WIDTH + 64, np.float32), src.copy()
+    dense = np.empty(7, np.int64)
+    for item in range(first, last):
+        rest, base = item, dst[0]
+        for axis in range(3, -1, -1):
+            low, high, step = grid[3 * axis], grid[3 * axis + 1], grid[3 * axis + 2]
+            parts = (high - low + step - 1) // step
+            low += rest % parts * step
+            rest //= parts
+            band[axis], counts[axis] = low, min(high, low + step) - low
+            base += low * dst[3 + axis]
+        nd = _clip(planes, band[1], band[1] + counts[1], shape[10], live_d)
+        nh = _clip(lines, band[2], band[2] + counts[2], shape[11], live_h)
+        nw = _clip(columns, band[3], band[3] + counts[3], shape[12], live_w)
+        reach[0], reach[4] = band[0], counts[0]
+        met = nd > 0 and nh > 0 and nw > 0
+        if met and not apart:
+            _reach(live_d, 0, nd, shape[7], 1, reach)
+            _reach(live_h, 0, nh, shape[8], 2, reach)
+            _reach(live_w, 0, nw, shape[9], 3, reach)
+        for g in range(groups):
+            here[0] = src[0] + g * src[2]
+            start = 0
+            if met and not apart:
+                start = bring_source(kind, lanewise, left - g * WIDTH, packed, channels, here, reach, steps, scratch)
+            for b in range(blocks.shape[0]):
+                tile = LANEWISE if lanewise else blocks[b, 2]
+                limit, lanes = limits[tile], WIDTH * blocks[b, 2]
+                line, panel = 4 * lanes, panels + (g * blocks.shape[0] + b) * panel_bytes
+                valid = min(blocks[b, 1], left - g * WIDTH) if lanewise else blocks[b, 1]
+                place = base + g * dst[2] + blocks[b, 0] * dst[8]
+                direct = kind == F32 and dst[7] == 4 and valid == lanes and dst[6] % line == 0
+                sums = place if direct else acc
+                ways = dst if direct else dense
+                dense[6] = line
+                for axis in range(5, 2, -1):
+                    dense[axis] = dense[axis + 1] * counts[axis - 2]
+                _fill(lanes, sums, panel + panel_bytes - 8 * WIDTH, counts, ways)
+                for axis in range(3):
+                    box[9 + axis] = ways[4 + axis] * shape[10 + axis]
+                box[8] = ways[3]
+                for i in range(nd if met else 0):
+                    for j in range(nh):
+                        for k in range(nw):
+                            if apart:
+                                _reach(live_d, i, i + 1, shape[7], 1, reach)
+                                _reach(live_h, j, j + 1, shape[8], 2, reach)
+                                _reach(live_w, k, k + 1, shape[9], 3, reach)
+                                start = bring_source(
+                                    kind, lanewise, left - g * WIDTH, packed, channels, here, reach, steps, scratch
+                                )  # fmt: skip
+                            number = (live_d[i, 0] * shape[2] + live_h[j, 0]) * shape[3] + live_w[k, 0]
+                            source = (
+                                start + band[0] * steps[0] + live_d[i, 4] * steps[1] + live_h[j, 4] * steps[2]
+                                + live_w[k, 4] * steps[3]
+                            )  # fmt: skip
+                            box[0], box[1], box[2], box[3] = counts[0], live_d[i, 3], live_h[j, 3], live_w[k, 3]
+                            box[4], box[5], box[6], box[7] = steps[0], steps[1], steps[2], steps[3]
+                            begin = (
+                                sums + live_d[i, 2] * ways[4] + live_h[j, 2] * ways[5]
+                                + live_w[k, 2] * ways[6]
+                            )  # fmt: skip
+                            calls = _walk(shape, live_d[i, 1], live_h[j, 1], live_w[k, 1], steps, walk)
+                            for _ in range(calls):
+                                _sum(
+                                    table[tile], limit, line, live_w[k, 5] == 1, box, walk,
+                                    panel + number * channels * line, source, begin, offsets, places, few.ctypes.data,
+                                )  # fmt: skip
+                                number += shape[4] * shape[2] * shape[3]
+                                source += shape[7] * steps[1]
+                if not direct:
+                    write(kind, acc, lanes, valid, counts, place, dst, few.ctypes.data + 9 * 8 * WIDTH)

@@ -30,6 +30,7 @@ __all__ = [
     "fill_zero",
     "fma_tile",
     "load_value",
+    "put_run",
     "round_bits",
     "store_value",
     "transpose_panel",
@@ -286,37 +287,86 @@ def transpose_panel(kind: str) -> Any:
     return intrinsic(transpose)
 
 
+def _narrow(builder: Any, value: Any, kind: str, width: int) -> Any:
+    """Round f32 lanes to the 16 bits of f16 or bf16, to nearest even; NaN stays NaN."""
+    ints = ir.VectorType(ir.IntType(32), width)
+    floats = ir.VectorType(_F32, width)
+
+    def const(value: int) -> Any:
+        return ir.Constant(ints, [value] * width)
+
+    bits = builder.bitcast(value, ints)
+    magnitude = builder.and_(bits, const(0x7FFFFFFF))
+    nan = builder.icmp_unsigned(">", magnitude, const(0x7F800000))
+    drop = 16 if kind == "bf16" else 13
+    odd = builder.and_(builder.lshr(magnitude, const(drop)), const(1))
+    nearest = builder.add(magnitude, builder.add(odd, const((1 << (drop - 1)) - 1)))
+    if kind == "bf16":
+        rounded = builder.lshr(nearest, const(16))
+        rounded = builder.select(nan, const(0x7FC0), rounded)
+    else:
+        normal = builder.lshr(builder.sub(nearest, const(112 << 23)), const(13))
+        # the last bit of 0.5 is worth 2**-24, an f16 denormal's: the addition rounds to it
+        half = ir.Constant(floats, [0.5] * width)
+        shifted = builder.bitcast(builder.fadd(builder.bitcast(magnitude, floats), half), ints)
+        denormal = builder.sub(shifted, builder.bitcast(half, ints))
+        rounded = builder.select(builder.icmp_unsigned("<", magnitude, const(0x38800000)), denormal, normal)
+        large = builder.icmp_unsigned(">=", magnitude, const(0x47800000))
+        rounded = builder.select(large, const(0x7C00), rounded)
+        rounded = builder.select(nan, const(0x7E00), rounded)
+    sign = builder.lshr(builder.and_(bits, const(0x80000000)), const(16))
+    return builder.trunc(builder.or_(rounded, sign), ir.VectorType(ir.IntType(16), width))
+
+
 def round_bits(kind: str) -> Any:
     """Make an intrinsic that rounds an f32 to the 16 bits of f16 or bf16, to nearest even; NaN stays NaN."""
 
     def round_(typingctx: Any, value: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            i32 = ir.IntType(32)
-            bits = builder.bitcast(values[0], i32)
-            magnitude = builder.and_(bits, i32(0x7FFFFFFF))
-            nan = builder.icmp_unsigned(">", magnitude, i32(0x7F800000))
-            drop = 16 if kind == "bf16" else 13
-            odd = builder.and_(builder.lshr(magnitude, i32(drop)), i32(1))
-            nearest = builder.add(magnitude, builder.add(odd, i32((1 << (drop - 1)) - 1)))
-            if kind == "bf16":
-                rounded = builder.lshr(nearest, i32(16))
-                rounded = builder.select(nan, i32(0x7FC0), rounded)
-            else:
-                normal = builder.lshr(builder.sub(nearest, i32(112 << 23)), i32(13))
-                # the last bit of 0.5 is worth 2**-24, an f16 denormal's: the addition rounds to it
-                half = _F32(0.5)
-                shifted = builder.bitcast(builder.fadd(builder.bitcast(magnitude, _F32), half), i32)
-                denormal = builder.sub(shifted, builder.bitcast(half, i32))
-                rounded = builder.select(builder.icmp_unsigned("<", magnitude, i32(0x38800000)), denormal, normal)
-                large = builder.icmp_unsigned(">=", magnitude, i32(0x47800000))
-                rounded = builder.select(large, i32(0x7C00), rounded)
-                rounded = builder.select(nan, i32(0x7E00), rounded)
-            sign = builder.lshr(builder.and_(bits, ir.Constant(i32, 0x80000000)), i32(16))
-            return builder.trunc(builder.or_(rounded, sign), ir.IntType(16))
+            single = builder.bitcast(values[0], ir.VectorType(_F32, 1))
+            return builder.extract_element(_narrow(builder, single, kind, 1), ir.IntType(32)(0))
 
         return types.uint16(types.float32), codegen
 
     return intrinsic(round_)
+
+
+def put_run(kind: str) -> Any:
+    """Make an intrinsic that stores `count` adjacent f32 at `source` as adjacent values at `target`, rounded once."""
+    size = 4 if kind == "f32" else 2
+
+    def put(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            def body(width: int) -> Callable[[list[Any]], list[Any]]:
+                def put_some(carried: list[Any]) -> list[Any]:
+                    to, origin = carried
+                    value = _load(builder, origin, ir.VectorType(_F32, width))
+                    stored = value if kind == "f32" else _narrow(builder, value, kind, width)
+                    builder.store(stored, builder.inttoptr(to, stored.type.as_pointer()), align=size)
+                    return [builder.add(to, _I64(size * width)), builder.add(origin, _I64(4 * width))]
+
+                return put_some
+
+            target, source, count = values
+            _twice(builder, count, [target, source], 8, body)
+            return context.get_dummy_value()
+
+        return types.void(*([types.int64] * 3)), codegen
+
+    return intrinsic(put)
+
+
+def _twice(
+    builder: Any, count: Any, start: list[Any], width: int, body: Callable[[int], Callable[[list[Any]], list[Any]]]
+) -> None:
+    """Emit a loop over whole vectors of `count` values (a power of two each), then one over those that are left."""
+    whole, rest = builder.lshr(count, _I64(width.bit_length() - 1)), builder.and_(count, _I64(width - 1))
+    here = builder.block
+    with builder.if_then(builder.icmp_signed(">", whole, _I64(0))):
+        many, inside = _loop(builder, whole, start, body(width), "whole"), builder.block
+    many = _join(builder, start, here, many, inside)
+    with builder.if_then(builder.icmp_signed(">", rest, _I64(0))):
+        _loop(builder, rest, many, body(1), "rest")
 
 
 def load_value(kind: str) -> Any:
@@ -371,24 +421,19 @@ def add_run(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
     """Add `count` f32 at `source` to those at `target`, four at a time while there are four."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        def add(kind: Any, step: int) -> Callable[[list[Any]], list[Any]]:
-            def body(carried: list[Any]) -> list[Any]:
+        def body(width: int) -> Callable[[list[Any]], list[Any]]:
+            kind = ir.VectorType(_F32, width)
+
+            def add(carried: list[Any]) -> list[Any]:
                 to, origin = carried
                 total = builder.fadd(_load(builder, to, kind), _load(builder, origin, kind))
                 builder.store(total, builder.inttoptr(to, kind.as_pointer()), align=4)
-                return [builder.add(to, _I64(step)), builder.add(origin, _I64(step))]
+                return [builder.add(to, _I64(4 * width)), builder.add(origin, _I64(4 * width))]
 
-            return body
+            return add
 
         target, source, count = values
-        fours = builder.and_(count, _I64(-4))
-        with builder.if_then(builder.icmp_signed(">", fours, _I64(0))):
-            _loop(builder, builder.lshr(fours, _I64(2)), [target, source], add(ir.VectorType(_F32, 4), 16), "fours")
-        rest = builder.and_(count, _I64(3))
-        with builder.if_then(builder.icmp_signed(">", rest, _I64(0))):
-            done = builder.shl(fours, _I64(2))
-            start = [builder.add(target, done), builder.add(source, done)]
-            _loop(builder, rest, start, add(_F32, 4), "rest")
+        _twice(builder, count, [target, source], 4, body)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
