@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import logging.config
 import socket
 import ssl
 import sys
@@ -17,7 +16,7 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsConfigDict
 
-from app.logs import logging_config
+from app.logs import configure
 from app.main import create_app
 from app.patience import patient_protocol
 from app.service import Service
@@ -100,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             where = "".join(f"{part}: " for part in entry["loc"])
             print(where + entry["msg"], file=sys.stderr)  # noqa: T201
         return 2
-    logging.config.dictConfig(logging_config(settings.log_format))
+    configure(settings.log_format)
     try:
         app = create_app(settings)
         config = _server_config(settings, app)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from starlette.datastructures import Headers
+from collections.abc import Mapping
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.context import context_of
+from app.context import context_of, headers_of
 from app.keys import KeyRing
 from app.settings import Settings
 from convgrad._errors import Unauthorised
@@ -57,7 +58,7 @@ class Authentication:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, keys: KeyRing) -> None:
-        context, secret = context_of(scope), _secret(Headers(scope=scope))
+        context, secret = context_of(scope), _secret(headers_of(scope))
         key = None if secret is None else keys.find(secret)
         if key is not None:
             context.key, context.calls_limit = key.name, key.calls
@@ -73,7 +74,7 @@ class Authentication:
         context.denied = error
 
 
-def _secret(headers: Headers) -> str | None:
+def _secret(headers: Mapping[str, str]) -> str | None:
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()

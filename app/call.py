@@ -164,17 +164,24 @@ class Call:
         )
         yield Progress(0, total)
         output, seq, done, step = self.array, 0, 0, max(1, total // _PROGRESS_STEPS)
-        job = self._job()
-        start = time.perf_counter()
-        self._units = self._service.engine.run(job)
-        try:
-            while (unit := await self._next(self._units)) is not None:
+        async with aclosing(self._work()) as units:
+            async for unit in units:
                 done += 1
                 if done % step == 0 or done == total:
                     yield Progress(done, total)
                 if unit.offset is not None and unit.shape is not None:
                     yield TileReady(seq, unit.offset, unit.shape, box(output, unit))
                     seq += 1
+        yield End(tiles, self.stats)
+
+    async def _work(self) -> AsyncGenerator[Unit, None]:
+        """Run the job and give its units as they are done; then there are the `stats`."""
+        plan, job = self.prepared.plan, self._job()
+        start = time.perf_counter()
+        self._units = self._service.engine.run(job)
+        try:
+            while (unit := await self._next(self._units)) is not None:
+                yield unit
         except BaseException as error:
             self._outcome = _code(error)
             raise
@@ -188,9 +195,8 @@ class Call:
             "kernel": plan.kernel,
             "gmac": plan.macs / 1e9,
             "compute_ms": round(computing * 1000, 3),
-            "tiles": tiles,
+            "tiles": sum(unit.offset is not None for unit in plan.units),
         }
-        yield End(tiles, self.stats)
 
     def cancel(self) -> None:
         """Stop the work because the caller says so: `events` raises `Cancelled` where it waits for work."""
@@ -201,8 +207,8 @@ class Call:
 
     async def finish(self) -> None:
         """Run the call to its end for a door that sends the whole output at once."""
-        async with aclosing(self.events()) as events:
-            async for _ in events:
+        async with aclosing(self._work()) as units:
+            async for _ in units:
                 pass
 
     async def sha256(self) -> str:

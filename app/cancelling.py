@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import Headers
-
 if TYPE_CHECKING:
     from app.call import Call
 
@@ -26,7 +24,7 @@ _LONGEST = 128
 Name = tuple[str, str, Any]
 
 
-def session_of(headers: Headers) -> str:
+def session_of(headers: Mapping[str, str]) -> str:
     """Read the session that a request belongs to; empty where it names none."""
     return next((headers[name][:_LONGEST] for name in _HEADERS if name in headers), "")
 

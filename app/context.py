@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -13,12 +14,12 @@ from app.timings import Timings
 from app.traceparent import TraceParent
 from convgrad._errors import ConvgradError, Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised
 
-__all__ = ["ANYONE", "RequestContext", "context_of", "current_context", "door_of"]
+__all__ = ["ANYONE", "RequestContext", "context_of", "current_context", "door_of", "headers_of"]
 
 ANYONE = "-"
 """The key id of a request where no key is asked for, or none is known."""
 
-_CONTEXT = "convgrad"
+_CONTEXT, _HEADERS = "convgrad", "convgrad.headers"
 _DOORS = {"rpc": "rpc", "v1": "rest", "v2": "oip"}
 # What the service turned away although it could be read; the rest is wrong in itself.
 _REFUSALS = (Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised)
@@ -67,6 +68,16 @@ def context_of(scope: Scope) -> RequestContext:
         scope[_CONTEXT] = RequestContext(uuid.uuid4().hex, door=door_of(scope["path"]))
     context: RequestContext = scope[_CONTEXT]
     return context
+
+
+def headers_of(scope: Scope) -> Mapping[str, str]:
+    """Return the headers of a request by their names in lower case; of one that came twice the first."""
+    if _HEADERS not in scope:
+        scope[_HEADERS] = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
+        }
+    headers: Mapping[str, str] = scope[_HEADERS]
+    return headers
 
 
 def current_context() -> RequestContext:

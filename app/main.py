@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.auth import Authentication, make_key_ring
 from app.doors import oip, ops_pages, rest, rpc
@@ -61,7 +62,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             await service.stop()
             await asyncio.to_thread(telemetry.tracing.close)
 
-    app = FastAPI(
+    app = _Application(
         title="convgrad",
         version=__version__,
         summary="Convolution gradients over HTTP.",
@@ -74,7 +75,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.oip = oip.OipState(shared_memory=settings.oip_shared_memory)
     for router in _ROUTERS:
         app.include_router(router)
-    app.router.routes[:0] = [*rest.shortcuts(), *oip.shortcuts(), *rpc.shortcuts()]
     for kind in (HTTPException, RequestValidationError):  # errors of ours go to the middleware's net
         app.add_exception_handler(kind, _raise_ours)
     app.add_middleware(Authentication, keys=make_key_ring(settings))
@@ -91,7 +91,35 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             expose_headers=["x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse"],
         )
     install_openapi(app)
+    app.shorten([*rest.shortcuts(), *oip.shortcuts(), *rpc.shortcuts()])
     return app
+
+
+class _Application(FastAPI):
+    """Pass calls to their doors through our own middlewares alone, and everything else through FastAPI."""
+
+    def shorten(self, routes: Sequence[Route]) -> None:
+        """Take these routes before FastAPI sees a request; all middlewares have to be there."""
+        self._shortcuts = routes
+        self._short: ASGIApp = _handle
+        for middleware in reversed(self.user_middleware):
+            self._short = middleware.cls(self._short, *middleware.args, **middleware.kwargs)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, or the lifespan."""
+        if scope["type"] == "http":
+            for route in self._shortcuts:
+                match, found = route.matches(scope)
+                if match is Match.FULL:
+                    scope.update(found, app=self, route=route)
+                    await self._short(scope, receive, send)
+                    return
+        await super().__call__(scope, receive, send)
+
+
+async def _handle(scope: Scope, receive: Receive, send: Send) -> None:
+    route: Route = scope["route"]
+    await route.handle(scope, receive, send)
 
 
 def make_engine(settings: Settings, segments: SegmentPool) -> Engine:

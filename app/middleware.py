@@ -8,16 +8,16 @@ import re
 import uuid
 from typing import Any
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.context import RequestContext, context_of, door_of
+from app.context import RequestContext, context_of, door_of, headers_of
 from app.errors import as_convgrad_error, problem, problem_headers, reply_of
 from app.replies.body import send_json
 from app.telemetry import Telemetry
 from convgrad._errors import Cancelled, ConvgradError, TooLarge
 
-__all__ = ["BodyLimit", "RequestContext", "RequestContextMiddleware", "context_of", "send_problem"]
+__all__ = ["BodyLimit", "RequestContext", "RequestContextMiddleware", "context_of", "headers_of", "send_problem"]
 
 _log = logging.getLogger("convgrad.request")
 
@@ -61,7 +61,7 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers = headers_of(scope)
         given = headers.get("x-request-id", "")
         context = RequestContext(
             given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex, door=door_of(scope["path"])
@@ -86,12 +86,12 @@ class RequestContextMiddleware:
             nonlocal status, replied
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = MutableHeaders(scope=message)
-                headers["x-request-id"] = context.request_id
+                headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
                 if context.trace is not None:
-                    headers["traceresponse"] = context.trace.header()
+                    headers.append((b"traceresponse", context.trace.header().encode()))
                 if timing := context.timings.header():
-                    headers["server-timing"] = timing
+                    headers.append((b"server-timing", timing.encode()))
+                message["headers"] = headers
             elif message["type"] == "http.response.body":
                 context.sent += len(message.get("body", b""))
                 replied = not message.get("more_body", False)
@@ -142,7 +142,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        headers = headers_of(scope)
         length = headers.get("content-length", "")
         declared = int(length) if length.isdecimal() else None
         if declared == 0 or (declared is None and "transfer-encoding" not in headers):

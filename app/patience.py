@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.context import RequestContext, context_of
+from app.joining import JoiningProtocol
 from convgrad._errors import Cancelled, DeadlineExceeded
 
 __all__ = ["Patience", "PatientProtocol", "patient_protocol"]
@@ -141,4 +142,4 @@ class PatientProtocol(HttpToolsProtocol):
 
 def patient_protocol(slow_s: float) -> type[asyncio.Protocol]:
     """Make the protocol class for uvicorn that waits `slow_s` seconds for a head."""
-    return type("PatientProtocol", (PatientProtocol,), {"slow_s": slow_s})
+    return type("PatientProtocol", (JoiningProtocol, PatientProtocol), {"slow_s": slow_s})

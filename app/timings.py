@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 __all__ = ["PARTS", "Timings"]
 
 PARTS = ("receive", "decode", "queue", "compute", "encode")
+
+
+class _Measure:
+    __slots__ = ("_part", "_start", "_timings")
+
+    def __init__(self, timings: Timings, part: str) -> None:
+        self._timings = timings
+        self._part = part
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._timings.add(self._part, time.perf_counter() - self._start)
 
 
 class Timings:
@@ -23,14 +35,9 @@ class Timings:
         """Add to a part."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
-    @contextmanager
-    def measure(self, part: str) -> Iterator[None]:
-        """Add the time that the block takes to a part."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(part, time.perf_counter() - start)
+    def measure(self, part: str) -> _Measure:
+        """Add the time that a ``with`` block takes to a part."""
+        return _Measure(self, part)
 
     def header(self) -> str:
         """Write the `Server-Timing` value: the known parts in milliseconds, in the order of the walk."""

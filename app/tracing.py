@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from app.context import RequestContext
@@ -46,7 +45,7 @@ class Tracing:
             self._provider.shutdown()
 
     @contextmanager
-    def request(self, scope: Scope, headers: Headers, context: RequestContext) -> Iterator[None]:
+    def request(self, scope: Scope, headers: Mapping[str, str], context: RequestContext) -> Iterator[None]:
         """Trace the block as a request; `context.trace` is its span, or the way to one of another's trace."""
         given = TraceParent.read(headers.get("traceparent", ""))
         if self._tracer is None:
@@ -58,7 +57,7 @@ class Tracing:
             span.set_attributes(_facts(context))
 
     @contextmanager
-    def _span(self, scope: Scope, headers: Headers, context: RequestContext) -> Iterator[Span]:
+    def _span(self, scope: Scope, headers: Mapping[str, str], context: RequestContext) -> Iterator[Span]:
         from opentelemetry.trace import SpanKind, use_span
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

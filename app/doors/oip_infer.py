@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,7 +19,7 @@ from app.intake.landing import Holding
 from app.intake.oip import HEAD_LENGTH, Metas, OipIntake, read_inference
 from app.intake.oip_request import InferRequest
 from app.intake.regions import Region, Regions, Registry
-from app.middleware import RequestContext, context_of
+from app.middleware import RequestContext, context_of, headers_of
 from app.planning import tensor_bytes
 from app.replies.coding import choose_coding
 from app.replies.oip import send_inference
@@ -63,13 +62,13 @@ class Inference(Response):
         """Compute, reply and count."""
         context, name = context_of(scope), self._called.called_as
         try:
-            ended = await self._answer(Headers(scope=scope), context, receive, send)
+            ended = await self._answer(headers_of(scope), context, receive, send)
         except BaseException:
             self._state.statistics.failed(name, time.monotonic() - context.started)
             raise
         self._state.statistics.succeeded(name, ended - context.started, context.timings)
 
-    async def _answer(self, headers: Headers, context: RequestContext, receive: Receive, send: Send) -> float:
+    async def _answer(self, headers: Mapping[str, str], context: RequestContext, receive: Receive, send: Send) -> float:
         """Answer; give the time at which the reply was out, before its memory is cleared away."""
         _check_content_type(headers)
         service = self._service
@@ -93,7 +92,7 @@ class Inference(Response):
                 ended = time.monotonic()
         return ended
 
-    def _intake(self, headers: Headers, context: RequestContext, holding: Holding) -> OipIntake:
+    def _intake(self, headers: Mapping[str, str], context: RequestContext, holding: Holding) -> OipIntake:
         regions = self._state.regions.of(context.key)
 
         async def check(request: InferRequest, metas: Metas, complete: bool) -> Prepared | None:
@@ -151,7 +150,7 @@ def _is_missing_shape(found: Mapping[str, Any], spellings: Mapping[str, str]) ->
     return found["type"] == "missing" and spellings.get(found["loc"][-1]) == "weights_shape"
 
 
-def _forwarded(headers: Headers) -> dict[str, str]:
+def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
     """Take the parameters that came as headers: `Convgrad-Parameter-Pads-Begin: 1,1`."""
     return {
         name.removeprefix(_PARAMETER).replace("-", "_"): value
@@ -160,7 +159,7 @@ def _forwarded(headers: Headers) -> dict[str, str]:
     }
 
 
-def _length(headers: Headers, name: str) -> int | None:
+def _length(headers: Mapping[str, str], name: str) -> int | None:
     text = headers.get(name)
     if text is None:
         return None
@@ -169,7 +168,7 @@ def _length(headers: Headers, name: str) -> int | None:
     return int(text)
 
 
-def _check_content_type(headers: Headers) -> None:
+def _check_content_type(headers: Mapping[str, str]) -> None:
     given = headers.get("content-type", "").partition(";")[0].strip().lower()
     if given not in _REQUEST_TYPES and not given.endswith("+json"):
         raise UnsupportedMediaType(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -20,7 +19,7 @@ from app.intake.json import JsonIntake
 from app.intake.landing import Holding
 from app.intake.multipart import MultipartIntake
 from app.intake.tensors import settle
-from app.middleware import context_of
+from app.middleware import context_of, headers_of
 from app.openapi import COMPUTE_DOCS, DESCRIBE_DOCS, LIST_DOCS, VALIDATE_DOCS
 from app.replies import frames, npy, sse
 from app.replies.accept import choose
@@ -102,7 +101,7 @@ class _Deferred(Response):
 
         A multipart body is checked with `check` as soon as its tensors' headers are known.
         """
-        headers = Headers(scope=scope)
+        headers = headers_of(scope)
         length, form = declared_length(headers), _request_type(headers)
         timings = context_of(scope).timings
         try:
@@ -122,7 +121,7 @@ class _Deferred(Response):
 
 class _Validation(_Deferred):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        choose(Headers(scope=scope).get("accept"), ["application/json"])
+        choose(headers_of(scope).get("accept"), ["application/json"])
         with Holding(self._service.segments) as holding:
             call = await self._read(scope, receive, holding, check=None)
         reply = await self._service.validate(self._called.called_as, call.attributes, call.metas, call.options)
@@ -132,7 +131,7 @@ class _Validation(_Deferred):
 class _Computation(_Deferred):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, context = self._service, context_of(scope)
-        send_reply = _SENDERS[choose(Headers(scope=scope).get("accept"), REPLY_TYPES)]
+        send_reply = _SENDERS[choose(headers_of(scope).get("accept"), REPLY_TYPES)]
 
         checked: tuple[Metas, Prepared] | None = None
 
@@ -155,7 +154,7 @@ class _Computation(_Deferred):
                 await send_reply(running, send, context.request_id)
 
 
-def _request_type(headers: Headers) -> str:
+def _request_type(headers: Mapping[str, str]) -> str:
     given = headers.get("content-type", "")
     name = given.partition(";")[0].strip().lower()
     if name in REQUEST_TYPES:

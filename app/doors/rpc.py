@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
@@ -22,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from app.call import Call
 from app.cancelling import NOTIFICATION, session_of
 from app.connection import cancel_on_disconnect
-from app.context import RequestContext, context_of, current_context
+from app.context import RequestContext, context_of, current_context, headers_of
 from app.doors.rpc_methods import METHODS, Method, Turn
 from app.errors import as_convgrad_error, rpc_error
 from app.intake.body import declared_length, read_body
@@ -109,7 +108,7 @@ class RpcDoor(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body, carry out what it asks for, and reply."""
-        headers = Headers(scope=scope)
+        headers = headers_of(scope)
         _check_content_type(headers)
         media_type = choose(headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
         context = context_of(scope)
@@ -144,7 +143,7 @@ class RpcDoor(Response):
             return refusal
         return None
 
-    async def _read(self, headers: Headers, receive: Receive, turn: Turn) -> _Item | rpc.Batch:
+    async def _read(self, headers: Mapping[str, str], receive: Receive, turn: Turn) -> _Item | rpc.Batch:
         settings = self._service.settings
         try:
             length = declared_length(headers)
@@ -287,7 +286,7 @@ def _was_cancelled(outcome: Any) -> bool:
     return isinstance(outcome, Call) and outcome.cancelled
 
 
-def _check_content_type(headers: Headers) -> None:
+def _check_content_type(headers: Mapping[str, str]) -> None:
     given = headers.get("content-type", "")
     media_type, _, parameters = given.partition(";")
     name, _, charset = parameters.partition("=")

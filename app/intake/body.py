@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Protocol
 
-from starlette.datastructures import Headers
 from starlette.types import Message, Receive
 
 from app.timings import Timings
@@ -24,7 +24,7 @@ class BodyReader(Protocol):
         """Take the next bytes; raises a `ConvgradError` to refuse the request."""
 
 
-def declared_length(headers: Headers) -> int | None:
+def declared_length(headers: Mapping[str, str]) -> int | None:
     """Return the body's length where the headers tell; raises `UnsupportedMediaType` when it is coded."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):

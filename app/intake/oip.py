@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from app.call import Prepared
@@ -242,7 +241,7 @@ class OipIntake:
 
 
 async def read_inference(
-    receive: Receive, headers: Headers, intake: OipIntake, timings: Timings, *, body_limit: int
+    receive: Receive, headers: Mapping[str, str], intake: OipIntake, timings: Timings, *, body_limit: int
 ) -> None:
     """Pass the body to `intake` as it arrives, decoded where it is coded; raises what that raises.
 

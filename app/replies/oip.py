@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from app.replies.body import dump, send_head, send_piece
 from app.replies.coding import coded
 from convgrad._dtypes import dtype
 from convgrad._errors import Unsupported
+from schemas.ops import TensorSpec
 
 __all__ = ["VERSION", "send_inference"]
 
@@ -57,16 +59,21 @@ async def send_inference(
 
 
 def _head(call: Call, request: InferRequest) -> bytes:
-    wanted = request.output
+    wanted, spec = request.output, call.prepared.op.output
     # Of an output in shared memory there is no more to say: Triton's own clients take any parameters here for
     # those of binary data.
-    told = {"binary_data_size": call.nbytes} if wanted.binary and wanted.place is None else {}
-    spec = call.prepared.op.output
-    output: dict[str, Any] = {"name": wanted.name, "datatype": dtype(spec.dtype).oip, "shape": list(spec.shape)}
-    reply: dict[str, Any] = {"model_name": call.prepared.op.called_as, "model_version": VERSION}
-    if request.id is not None:
-        reply["id"] = request.id
-    return dump({**reply, "outputs": [output | ({"parameters": told} if told else {})]})
+    size = call.nbytes if wanted.binary and wanted.place is None else None
+    return _text(call.prepared.op.called_as, request.id, wanted.name, spec, size)
+
+
+# The same call has the same head.
+@lru_cache(256)
+def _text(model: str, request_id: str | None, name: str, spec: TensorSpec, size: int | None) -> bytes:
+    output: dict[str, Any] = {"name": name, "datatype": dtype(spec.dtype).oip, "shape": list(spec.shape)}
+    if size is not None:
+        output["parameters"] = {"binary_data_size": size}
+    called = {"model_name": model, "model_version": VERSION} | ({} if request_id is None else {"id": request_id})
+    return dump(called | {"outputs": [output]})
 
 
 async def _send(
