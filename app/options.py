@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from convgrad._errors import InvalidParams
+from schemas.problems import number
 
 __all__ = ["Options", "parse_options"]
 
@@ -52,9 +53,10 @@ def _check_encoding(value: object) -> str | None:
 
 
 def _check_deadline(value: object) -> str | None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LONGEST_MS:
-        return f"deadline_ms must be an integer from 1 to {_LONGEST_MS}"
-    return None
+    rule = f"deadline_ms must be an integer from 1 to {_LONGEST_MS}"
+    if type(value) is not int:
+        return rule
+    return None if 1 <= value <= _LONGEST_MS else f"{rule}, but is {number(value)}"
 
 
 def _check_reference(value: object) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from convgrad._core import Request
+from convgrad._errors import InvalidParams
 from convgrad._retry import Budget, Retry
 from convgrad._tensors import Bytes
 
@@ -63,8 +64,15 @@ class Base:
 
 
 def options(reference: bool, deadline: float | None) -> dict[str, Any]:
-    """Return the options of a call that are not at their default."""
+    """Return the options of a call that are not at their default; an infinite deadline is none.
+
+    Raises `InvalidParams` when `deadline` is not a number.
+    """
     options: dict[str, Any] = {"reference": True} if reference else {}
-    if deadline is not None:
-        options["deadline_ms"] = max(1, math.ceil(deadline * 1000))
+    milliseconds = math.inf if deadline is None else deadline * 1000
+    if math.isnan(milliseconds):
+        rule = "deadline must be a number of seconds, but is NaN"
+        raise InvalidParams(rule, errors=[{"loc": ["options", "deadline_ms"], "msg": rule, "type": "value"}])
+    if milliseconds < math.inf:
+        options["deadline_ms"] = math.ceil(max(1, milliseconds))
     return options

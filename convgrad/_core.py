@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from convgrad._errors import (
     ServiceError,
     TooLarge,
     Unauthorised,
+    UnknownOperation,
     UnsupportedMediaType,
     error_from_code,
 )
@@ -68,6 +69,7 @@ _BY_STATUS: dict[int, type[ConvgradError]] = {
     504: DeadlineExceeded,
 }
 # Members of a problem object that the error has in another place.
+_OP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PROBLEM_OWN = frozenset({"type", "title", "status", "detail", "code"})
 
 
@@ -177,7 +179,10 @@ def _is_list(value: object) -> bool:
 
 
 def _op_path(op: str) -> str:
-    return f"/v1/ops/{quote(op, safe='')}"
+    if not _OP.fullmatch(op):
+        # Quoted or not, servers and proxies may take it for another path.
+        raise UnknownOperation("no operation has such a name: names are letters, digits, hyphens, dots and underscores")
+    return f"/v1/ops/{op}"
 
 
 def _dump(document: Mapping[str, Any]) -> bytes:

@@ -113,7 +113,8 @@ def _resolve_transposed(call: Call, axis: Axis, effective: int, problems: list[P
         if axis.dst < 1:
             msg = f"{sum_of} + {axis.output_padding} = {axis.dst}, but dst must have at least 1 element"
             msg = f"{msg} on spatial axis {axis.index}"
-            problems.append(problem(["attributes", call.name("pads_end"), axis.index], msg, "size"))
+            larger = call.name("pads_begin" if axis.begin > axis.end else "pads_end")
+            problems.append(problem(["attributes", larger, axis.index], msg, "size"))
     elif axis.dst is not None:
         _match_output_padding(call, axis, least, sum_of, problems)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from schemas.tables import (
@@ -16,6 +17,7 @@ from schemas.tables import (
 
 __all__ = ["describe", "example", "list_operations", "weights_layouts"]
 
+_NAME = re.compile(r"`(\w+)`")
 _RANKS = [3, 4, 5]
 _DATA_LAYOUTS = {"NXC": "(N, X, channels)", "NCX": "(N, channels, X)"}
 
@@ -73,7 +75,7 @@ def _attribute(called: CalledOperation, row: AttributeRow) -> dict[str, Any]:
         "default": row.default_in(called.dialect),
         "minimum": row.minimum,
         "values": list(row.choices) or None,
-        "description": row.doc,
+        "description": _respelled(called, row.doc),
     }
 
 
@@ -85,8 +87,13 @@ def _tensor(called: CalledOperation, row: TensorRow, index: int) -> dict[str, An
         "aliases": sorted({row.name, row.old_name or row.name} - {name}),
         "required": row.required,
         "dtypes": list(DTYPE_NAMES) if row.dtypes == "T" else ["s32"],
-        "description": row.doc,
+        "description": _respelled(called, row.doc),
     }
+
+
+def _respelled(called: CalledOperation, text: str) -> str:
+    """Write the names in a text as the caller's dialect spells them."""
+    return _NAME.sub(lambda found: f"`{called.wire_names.get(found[1], found[1])}`", text)
 
 
 def weights_layouts(called: CalledOperation) -> dict[str, dict[str, str]]:

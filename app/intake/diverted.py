@@ -25,7 +25,7 @@ _TAIL = 1024
 
 
 class Base64Feed:
-    """Decode base64 that comes in pieces of any size: standard alphabet, padded, nothing between.
+    """Decode base64 that comes in pieces of any size: standard alphabet, padded, nothing between, unused bits zero.
 
     Raises `TensorFault` for anything else.
     """
@@ -61,9 +61,12 @@ class Base64Feed:
             raise TensorFault("base64 goes on after its padding", "base64")
         self._padded = groups[-1] == 0x3D
         try:
-            return pybase64.b64decode(groups, validate=True)
+            done = pybase64.b64decode(groups, validate=True)
         except (binascii.Error, ValueError):
             raise TensorFault("base64 has a character outside its alphabet, or misplaced padding", "base64") from None
+        if self._padded and pybase64.b64encode(done[len(done) // 3 * 3 :]) != bytes(groups[-4:]):
+            raise TensorFault("base64 has bits after its last byte that are not zero", "base64")
+        return done
 
 
 class Diverted:

@@ -9,6 +9,7 @@ import pytest
 
 from app.errors import MAPPING, as_convgrad_error, problem, problem_headers, reply_of, rpc_error
 from convgrad import _errors as errors
+from schemas.openrpc import RPC_ERRORS
 
 CLASSES = list(errors.error_classes().values())
 
@@ -48,6 +49,12 @@ def test_the_map_has_nothing_else() -> None:
 def test_the_codes_of_the_contract(cls: type[errors.ConvgradError], code: int) -> None:
     """JSON-RPC codes are public: they never change."""
     assert rpc_error(cls("x"))["code"] == code
+
+
+def test_openrpc_lists_the_codes_of_the_map() -> None:
+    """The document of the JSON-RPC door has each code that an answer can have, and no other."""
+    own = {errors.TransportError, errors.ConnectFailed, errors.TimedOut, errors.BrokenStream, errors.ProtocolError}
+    assert {code for code, _, _ in RPC_ERRORS} == {MAPPING[cls].rpc_code for cls in set(CLASSES) - own}
 
 
 def test_a_problem_has_the_members_of_the_rfc() -> None:

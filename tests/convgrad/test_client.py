@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import socket
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -125,11 +127,11 @@ def test_pages(client: Client, server: Server) -> None:
         lambda handler, _: handler.reply(200, b'{"resolved": {}}'),
     ]
     assert client.operations() == [{"op": "Op"}]
-    assert client.describe("a/b") == {"name": "Op"}
+    assert client.describe("Op-1") == {"name": "Op"}
     assert client.validate("Op", {"src": SRC, "w": {"dtype": "f32", "shape": [1]}, "weights_shape": [1]}, ATTRIBUTES)
     assert [received.path for received in server.received] == [
         "/v1/ops",
-        "/v1/ops/a%2Fb",
+        "/v1/ops/Op-1",
         "/v1/ops/Op/validate",
     ]
     assert server.received[2].document["inputs"] == {
@@ -391,6 +393,18 @@ def test_bad_attributes_never_leave() -> None:
                 client.run("Op", {name: SRC})
         with pytest.raises(convgrad.Unsupported):
             client.run("Op", {"src": SRC.astype(np.float64)})
+        with pytest.raises(convgrad.InvalidParams, match="NaN"):
+            client.run("Op", {"src": SRC}, deadline=float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("deadline", "expected"), [(1e-9, 1), (-math.inf, 1), (0.0015, 2), (math.inf, None), (1e308, None)]
+)
+def test_a_deadline_is_whole_milliseconds(client: Client, server: Server, deadline: float, expected: Any) -> None:
+    """A deadline is rounded up; one that is over before the call begins is the shortest, an endless one is none."""
+    with suppress(convgrad.DeadlineExceeded):
+        client.run("Op", {"src": SRC}, deadline=deadline)
+    assert server.received[0].document.get("options", {}).get("deadline_ms") == expected
 
 
 def free_port() -> int:

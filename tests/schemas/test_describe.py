@@ -49,6 +49,15 @@ def test_defaults_go_by_the_name() -> None:
         assert rows[spelling]["default"] == default
 
 
+def test_descriptions_speak_the_dialect() -> None:
+    """What is said of attributes and inputs names others as the caller spells them."""
+    for name, spelling in (("ConvTransposeBackpropFilters", "`filter_format`"), ("ConvTranspose", "`weights_format`")):
+        told = describe(name)
+        text = " ".join(row["description"] for row in (*told["attributes"], *told["inputs"]))
+        assert spelling in text
+    assert "`weights_format`" not in json.dumps(describe("ConvTransposeBackpropFilters"))
+
+
 def test_layouts_name_the_divided_axis() -> None:
     """A layout is the format's letters, with the axis that the groups divide marked."""
     transposed = weights_layouts(find_operation("ConvTranspose"))

@@ -214,9 +214,10 @@ def test_one_broken_rule_of_a_convolution(
         (
             {"pads_begin": [4], "pads_end": [3]},
             {},
-            "attributes.pads_end.0",
+            "attributes.pads_begin.0",
             "1 * (5 - 1) + 3 - 4 - 3 + 0 = 0, but dst must have at least 1",
         ),
+        ({"pads_begin": [0], "pads_end": [7]}, {}, "attributes.pads_end.0", "but dst must have at least 1"),
         (
             {},
             {"bias": tensor(5)},

@@ -211,6 +211,8 @@ def test_a_skeleton_over_the_cap_is_too_large(body: bytes) -> None:
         ("A" * 600 + "\n" + "A" * 3, "base64"),
         ("A" * 600 + "\u00e9" * 4, "base64"),
         ("A" * 600 + "====", "base64"),
+        ("A" * 600 + "AB==", "base64"),
+        ("A" * 600 + "AAB=", "base64"),
     ],
 )
 @pytest.mark.parametrize("step", [1, 5, 10**6])
