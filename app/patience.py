@@ -9,10 +9,10 @@ import asyncio
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from app.context import RequestContext, context_of
 from app.joining import JoiningProtocol
+from app.placing import PlacingProtocol
 from convgrad._errors import Cancelled, DeadlineExceeded
 
 __all__ = ["Patience", "PatientProtocol", "patient_protocol"]
@@ -90,7 +90,7 @@ class _Waits:
             await asyncio.sleep(0)
 
 
-class PatientProtocol(HttpToolsProtocol):
+class PatientProtocol(PlacingProtocol):
     """Close connections whose request's head does not come, or does not end; uvicorn itself waits for it forever."""
 
     slow_s = 30.0

@@ -20,6 +20,7 @@ from app.intake.oip import HEAD_LENGTH, Metas, OipIntake, read_inference
 from app.intake.oip_request import InferRequest
 from app.intake.regions import Region, Regions, Registry
 from app.middleware import RequestContext, context_of, headers_of
+from app.placing import Placing, placing_of
 from app.planning import tensor_bytes
 from app.replies.coding import choose_coding
 from app.replies.oip import send_inference
@@ -62,17 +63,19 @@ class Inference(Response):
         """Compute, reply and count."""
         context, name = context_of(scope), self._called.called_as
         try:
-            ended = await self._answer(headers_of(scope), context, receive, send)
+            ended = await self._answer(headers_of(scope), context, receive, send, placing_of(scope))
         except BaseException:
             self._state.statistics.failed(name, time.monotonic() - context.started)
             raise
         self._state.statistics.succeeded(name, ended - context.started, context.timings)
 
-    async def _answer(self, headers: Mapping[str, str], context: RequestContext, receive: Receive, send: Send) -> float:
+    async def _answer(
+        self, headers: Mapping[str, str], context: RequestContext, receive: Receive, send: Send, placing: Placing | None
+    ) -> float:
         """Answer; give the time at which the reply was out, before its memory is cleared away."""
         _check_content_type(headers)
         service = self._service
-        with service.admit(), Holding(service.segments) as holding:
+        with service.admit(), Holding(service.segments, placing) as holding:
             intake = self._intake(headers, context, holding)
             limit = int(service.settings.body_limit)
             try:

@@ -21,6 +21,7 @@ from app.intake.multipart import MultipartIntake
 from app.intake.tensors import settle
 from app.middleware import context_of, headers_of
 from app.openapi import COMPUTE_DOCS, DESCRIBE_DOCS, LIST_DOCS, VALIDATE_DOCS
+from app.placing import placing_of
 from app.replies import frames, npy, sse
 from app.replies.accept import choose
 from app.replies.body import send_json
@@ -108,7 +109,7 @@ class _Deferred(Response):
             async with asyncio.timeout(self._service.settings.deadline_s):
                 if form == "multipart/form-data":
                     parts = MultipartIntake(headers["content-type"], self._called, holding, length=length, check=check)
-                    await read_body(receive, parts, timings)
+                    await read_body(receive, parts, timings, parts)
                     return parts.finish(need_data=check is not None)
                 limit = int(self._service.settings.head_limit)
                 document = JsonIntake(holding, length=length, max_skeleton=limit)
@@ -144,7 +145,7 @@ class _Computation(_Deferred):
                 checked = metas, prepared
             return checked[1]
 
-        with service.admit(), Holding(service.segments) as holding:
+        with service.admit(), Holding(service.segments, placing_of(scope)) as holding:
             call = await self._read(scope, receive, holding, check=prepare)
             with context.timings.measure("decode"):
                 prepared = await prepare(call)

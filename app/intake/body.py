@@ -33,7 +33,17 @@ def declared_length(headers: Mapping[str, str]) -> int | None:
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else None
 
 
-async def read_body(receive: Receive, reader: BodyReader, timings: Timings) -> None:
+class BodyPlacer(Protocol):
+    """Know where the next bytes of a body belong."""
+
+    def place(self) -> None:
+        """Have them put there, if the place is known."""
+
+    async def placed(self, count: int) -> None:
+        """Take note of bytes that were; raises a `ConvgradError` to refuse the request."""
+
+
+async def read_body(receive: Receive, reader: BodyReader, timings: Timings, placer: BodyPlacer | None = None) -> None:
     """Pass the whole body to `reader`; raises what it raises, and `Cancelled` when the client leaves."""
     more = True
     while more:
@@ -42,8 +52,14 @@ async def read_body(receive: Receive, reader: BodyReader, timings: Timings) -> N
         if message["type"] == "http.disconnect":
             raise Cancelled("the client left before its request was complete")
         chunk, more = message.get("body", b""), message.get("more_body", False)
+        if placer is not None and isinstance(chunk, memoryview):
+            with timings.measure("decode"):
+                await placer.placed(len(chunk))
+            continue
         for start in range(0, len(chunk), SLICE):
             if start:
                 await asyncio.sleep(0)
             with timings.measure("decode"):
                 await reader.take(chunk[start : start + SLICE])
+        if placer is not None and more:
+            placer.place()

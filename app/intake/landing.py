@@ -7,12 +7,13 @@ is left when the holding is closed goes back to the pool, on refusals and discon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Self
 
 import numpy as np
 
 from app.context import current_context
+from app.placing import Placing
 from app.pool.buffers import Segment, SegmentPool
 from convgrad._errors import ParseError
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
@@ -43,8 +44,9 @@ class TensorFault(Exception):  # noqa: N818 - not an error yet: whoever knows th
 class Holding:
     """Own the segments of one request until a call takes them over; close it on every way out."""
 
-    def __init__(self, pool: SegmentPool) -> None:
+    def __init__(self, pool: SegmentPool, placing: Placing | None = None) -> None:
         self._pool = pool
+        self._placing = placing
         self._held: dict[int, Segment] = {}
 
     def __enter__(self) -> Self:
@@ -69,8 +71,15 @@ class Holding:
         del self._held[id(segment)]
         return segment
 
+    def place(self, targets: Iterable[memoryview]) -> None:
+        """Have the next bytes of the body put there where that is possible: such come as `memoryview`."""
+        if self._placing is not None:
+            self._placing.place(targets)
+
     def close(self) -> None:
         """Give back what nobody took over."""
+        if self._placing is not None:
+            self._placing.forget()
         while self._held:
             self._pool.release(self._held.popitem()[1])
 
@@ -109,6 +118,19 @@ class RawLanding:
         rest = data if self._waiting or not self._pieces else self._put(memoryview(data))
         if rest:
             self._waiting.append(rest)
+
+    def room(self) -> memoryview:
+        """Give the place of the bytes that are still to come, as far as it is known."""
+        if self._expected is None or not self._pieces or self._waiting:
+            return memoryview(b"")
+        segment, used = self._pieces[-1]
+        return segment.view[used : self._expected]
+
+    def placed(self, count: int) -> None:
+        """Count bytes that were written to their place."""
+        self.nbytes += count
+        segment, used = self._pieces[-1]
+        self._pieces[-1] = (segment, used + count)
 
     def close(self) -> None:
         """Check that all expected bytes have come."""
@@ -226,6 +248,14 @@ class NpyLanding:
         self._open(header)
         assert self._data is not None
         self._data.write(memoryview(data)[header.offset - before :])
+
+    def room(self) -> memoryview:
+        """Give the place of the bytes that are still to come, as far as it is known."""
+        return memoryview(b"") if self._data is None else self._data.room()
+
+    def placed(self, count: int) -> None:
+        """Count bytes that were written to their place."""
+        self.data.placed(count)
 
     def close(self) -> None:
         """Check that the header came, and all data that it promises."""

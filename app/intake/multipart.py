@@ -76,6 +76,18 @@ class MultipartIntake:
         self.feed(chunk)
         await self.supply()
 
+    def place(self) -> None:
+        """Have the next bytes put in their place, if they belong to a tensor and it has its memory."""
+        if self._body is not None and self._reader.in_body:
+            self._holding.place([self._body.landing.room()])
+
+    async def placed(self, count: int) -> None:
+        """Take note of bytes of a tensor that are in their place already."""
+        assert self._body is not None
+        self._body.landing.placed(count)
+        if self._bound is not None:
+            self._bound -= count
+
     async def supply(self) -> None:
         """Check the call once that is possible, then take the memory that the bytes so far wait for."""
         if self._check is not None and self._checkable():

@@ -100,6 +100,12 @@ class OipIntake:
             rest = memoryview(chunk)[len(text) :]
             await self._open(head, rest)
             self._write(rest)
+            if self._length is not None:
+                self._holding.place(self._targets)
+
+    async def placed(self, count: int) -> None:
+        """Take note of bytes of a tensor that are in their place already."""
+        self._advance(count)
 
     async def finish(self) -> tuple[InferRequest, Prepared, dict[str, Segment]]:
         """Give the request, its call and the segments of its tensors by their names; the whole body must have come."""
@@ -234,10 +240,14 @@ class OipIntake:
             count = min(len(target), len(data))
             target[:count] = data[:count]
             data = data[count:]
-            if count == len(target):
-                self._targets.popleft()
-            else:
-                self._targets[0] = target[count:]
+            self._advance(count)
+
+    def _advance(self, count: int) -> None:
+        rest = self._targets[0][count:]
+        if rest:
+            self._targets[0] = rest
+        else:
+            self._targets.popleft()
 
 
 async def read_inference(
@@ -261,13 +271,15 @@ async def read_inference(
         decoder.close()
 
 
-async def _pass_on(chunk: bytes, intake: OipIntake, decoder: Decoder | None) -> None:
-    if decoder is None:
+async def _pass_on(chunk: bytes | memoryview, intake: OipIntake, decoder: Decoder | None) -> None:
+    if isinstance(chunk, memoryview):
+        await intake.placed(len(chunk))
+    elif decoder is None:
         await intake.take(chunk)
-        return
-    for piece in decoder.pieces(chunk):
-        await intake.take(piece)
-        await asyncio.sleep(0)
+    else:
+        for piece in decoder.pieces(chunk):
+            await intake.take(piece)
+            await asyncio.sleep(0)
 
 
 @contextmanager

@@ -46,6 +46,11 @@ class PartReader:
         self._state = self._start
         self.ended = False
 
+    @property
+    def in_body(self) -> bool:
+        """Whether the next bytes belong to the part that is open, if they are no boundary."""
+        return self._state == self._body and not self._rest
+
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes."""
         data, at = self._rest + chunk if self._rest else chunk, 0
