@@ -28,7 +28,7 @@ __all__ = ["BOUNDARY", "multipart", "oip", "rest", "rpc"]
 BOUNDARY = b"X"
 
 _LIMIT = 1 << 20
-_STEPS = (_LIMIT, 509, 127, 31)
+_STEPS = (_LIMIT, 509, 127, 53)
 _REPLIES = (b"*/*", b"application/x-npy", b"text/event-stream", b"application/x-tensor-stream")
 _PROBLEMS = {400, 404, 413, 415, 422, 503}
 _CODES = {reply.rpc_code for reply in MAPPING.values()} - {-32603}

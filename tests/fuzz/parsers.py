@@ -42,8 +42,8 @@ _NUMPY_HEADERS: dict[int, Callable[..., Any]] = {
 
 
 def pieces(data: bytes, how: int) -> Iterator[bytes]:
-    """Cut `data` in one of eight ways, into at most some hundred pieces."""
-    step = max(_STEPS[how & 7], len(data) >> 8)
+    """Cut `data` in one of eight ways, into some dozens of pieces at most."""
+    step = max(_STEPS[how & 7], len(data) >> 6)
     return (data[start : start + step] for start in range(0, len(data), step))
 
 
