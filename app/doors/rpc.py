@@ -24,7 +24,7 @@ from app.connection import cancel_on_disconnect
 from app.context import RequestContext, context_of, current_context, headers_of
 from app.doors.rpc_methods import METHODS, Method, Turn
 from app.errors import as_convgrad_error, rpc_error
-from app.intake.body import declared_length, read_body
+from app.intake.body import declared_length, media_type, read_body
 from app.intake.json import JsonIntake
 from app.intake.landing import Holding
 from app.replies import sse
@@ -52,7 +52,6 @@ __all__ = ["RpcDoor", "router", "shortcuts"]
 _log = logging.getLogger("convgrad.request")
 
 _CONTENT_TYPES = ("application/json", "application/json-rpc")
-_CHARSETS = ("utf-8", "utf8", "us-ascii")
 # Items of a batch that are worked on at a time; a call's own work is spread over all workers anyway.
 _AT_ONCE = 4
 # The specification's own words for its errors; ours go to `data.detail`.
@@ -287,14 +286,9 @@ def _was_cancelled(outcome: Any) -> bool:
 
 
 def _check_content_type(headers: Mapping[str, str]) -> None:
-    given = headers.get("content-type", "")
-    media_type, _, parameters = given.partition(";")
-    name, _, charset = parameters.partition("=")
-    if media_type.strip().lower() not in ("", *_CONTENT_TYPES) or (
-        name.strip().lower() == "charset" and charset.strip(' "').lower() not in _CHARSETS
-    ):
+    if media_type(headers) not in ("", *_CONTENT_TYPES):
         raise UnsupportedMediaType(
-            f"the body must be {' or '.join(_CONTENT_TYPES)} in UTF-8", data={"supported": _CONTENT_TYPES}
+            f"the body must be {' or '.join(_CONTENT_TYPES)}", data={"supported": _CONTENT_TYPES}
         )
 
 

@@ -11,10 +11,13 @@ from starlette.types import Message, Receive
 from app.timings import Timings
 from convgrad._errors import Cancelled, UnsupportedMediaType
 
-__all__ = ["SLICE", "BodyReader", "declared_length", "read_body"]
+__all__ = ["SLICE", "BodyReader", "declared_length", "media_type", "read_body"]
 
 SLICE = 256 * 1024
 """Bytes that are parsed before other requests get a turn; what uvloop reads at a time is just below, and is not cut."""
+
+
+_CHARSETS = ("utf-8", "utf8", "us-ascii")
 
 
 class BodyReader(Protocol):
@@ -31,6 +34,16 @@ def declared_length(headers: Mapping[str, str]) -> int | None:
         raise UnsupportedMediaType("the body must come without a content encoding")
     length = headers.get("content-length", "")
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else None
+
+
+def media_type(headers: Mapping[str, str]) -> str:
+    """Return the body's media type in lower case, or nothing; raises `UnsupportedMediaType` for another charset."""
+    name, *parameters = headers.get("content-type", "").split(";")
+    for parameter in parameters:
+        key, _, value = parameter.partition("=")
+        if key.strip().lower() == "charset" and value.strip(' "').lower() not in _CHARSETS:
+            raise UnsupportedMediaType("text must come in UTF-8, and the Content-Type header says otherwise")
+    return name.strip().lower()
 
 
 class BodyPlacer(Protocol):

@@ -35,7 +35,7 @@ class PartReader:
     """Take a body in chunks of any size; `ended` once its closing boundary has come, whatever follows that.
 
     Raises `ParseError` when it is not multipart with this boundary, and when the headers of a part are not what
-    they should be, more than eight, or more than `max_header_bytes` long.
+    they should be, more than eight, or more than `max_header_bytes` long, or the lines before the first part are that.
     """
 
     def __init__(self, boundary: bytes, sink: PartSink, *, max_header_bytes: int) -> None:
@@ -65,13 +65,14 @@ class PartReader:
     # Each state takes the bytes from a position on and returns the position after what it took, or -1.
 
     def _start(self, data: bytes, at: int) -> int:
-        if data[at] in b"\r\n":  # some clients begin with a line break
-            return len(data) - len(data[at:].lstrip(b"\r\n"))
-        first = self._delimiter[2:]
-        if not first.startswith(data[at : at + len(first)]):
-            raise _not_multipart()
-        if len(data) - at < len(first):
-            return -1
+        first, most = self._delimiter[2:], self._max_header_bytes
+        if not data.startswith(first, at):  # RFC 2046 lets lines that belong to no part come before
+            before = data.find(b"\n" + first, at, at + most)
+            if before < 0 and len(data) - at < most:
+                return -1
+            if before < 0:
+                raise _not_multipart()
+            at = before + 1
         self._state = self._after_delimiter
         return at + len(first)
 

@@ -81,6 +81,13 @@ def test_what_is_not_json(http: httpx.Client, page: str, name: str) -> None:
         assert send(http, page, body + b"\0" * 24, **{"inference-header-content-length": str(len(body))}) == expected
 
 
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-16", 'application/json;a="b" ;Charset = "latin-1"'])
+@pytest.mark.parametrize("page", PAGES)
+def test_text_in_other_charsets(http: httpx.Client, page: str, kind: str) -> None:
+    """JSON comes in UTF-8: a request that says otherwise is refused for its type, whatever its bytes are."""
+    assert http.post(page, content=b"{}", headers={"content-type": kind}).status_code == 415
+
+
 @pytest.mark.parametrize(
     "body", [b"null", b"true", b"1", b"-0.0", b'"x"', b"[]", b"[[]]", b"[1]", b'"\xf0\x9f\x98\x80"'], ids=repr
 )

@@ -329,6 +329,7 @@ def test_a_deadline_that_is_over_is_exceeded(http: httpx.Client) -> None:
         ("application/x-www-form-urlencoded", 415),
         ("multipart/form-data; boundary=x", 415),
         ("application/json; charset=latin-1", 415),
+        ("application/json; a=b; charset=utf-16", 415),
     ],
 )
 def test_content_types(http: httpx.Client, content_type: str | None, status: int) -> None:

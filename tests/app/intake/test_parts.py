@@ -70,9 +70,13 @@ def test_headers_are_told_in_lower_case_and_trimmed() -> None:
     assert found.parts[0][0] == {b"content-disposition": b'form-data; name="x"', b"x-other": b"spaced"}
 
 
-def test_line_breaks_before_and_anything_after_the_parts_are_passed_over() -> None:
-    """Some clients begin with a line break; what follows the last boundary belongs to nobody."""
-    found, ended = read(b"\r\n\r\n" + written([b"1"]) + b"more --a--boundary")
+@pytest.mark.parametrize(
+    "before", [b"", b"\r\n\r\n", b"\n", b"For mail\r\nreaders.\r\n", b"--a--bound\r\n", b"x" * 150 + b"\r\n"]
+)
+@pytest.mark.parametrize("step", [1, 7, 10**6])
+def test_what_is_before_and_after_the_parts_is_passed_over(before: bytes, step: int) -> None:
+    """Lines before the first boundary and anything after the last one belong to nobody."""
+    found, ended = read(before + written([b"1"]) + b"more --a--boundary", step)
     assert [data for _, data in found.parts] == [b"1"]
     assert ended
 
@@ -80,8 +84,8 @@ def test_line_breaks_before_and_anything_after_the_parts_are_passed_over() -> No
 @pytest.mark.parametrize(
     "body",
     [
-        b"--another",
-        b"x" + written([b"1"]),
+        b"--another" * 30,
+        b"x" * 250 + b"\r\n" + written([b"1"]),
         written([b"1"]).replace(BOUNDARY + b"\r\n", BOUNDARY + b"\n", 1),
         written([b"1"]).replace(b"X-Other:", b"X Other:"),
         written([b"1"]).replace(b"X-Other:", b"X-Other"),
