@@ -22,7 +22,7 @@ from kernels.problem import ConvProblem, storage_dtype
 from kernels.schedule import Operand, Schedule, schedule
 from kernels.tiles import tile_table
 
-__all__ = ["BWD_WEIGHTS"]
+__all__ = ["BATCH_MACS", "BWD_WEIGHTS", "BwdWeights", "Part"]
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -51,9 +51,17 @@ class BwdWeights:
         """Take every weight gradient."""
         return "computes weight gradients only" if problem.forward else None
 
+    def schedule(self, problem: ConvProblem) -> Schedule:
+        """Lay out the sum."""
+        return schedule(problem)
+
+    def part(self, problem: ConvProblem, unit: Unit) -> Part:
+        """Prepare a unit."""
+        return _part(problem, unit)
+
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out small gradients by pixels (partial sums, then tiles) and large ones by groups and channels."""
-        plan = schedule(problem)
+        plan = self.schedule(problem)
         acc_bytes = 4 * plan.rows * plan.lanes * plan.groups
         wanted = max(1, min(4 * workers, problem.macs // UNIT_MACS))
         parts = 1
@@ -64,7 +72,11 @@ class BwdWeights:
             macs = problem.macs // len(tiles)
             return [Unit(i, 0, offset, shape, macs, (*p, 0, 1)) for i, (p, offset, shape) in enumerate(tiles)], 0
         whole = (0, plan.groups, 0, len(plan.blocks))
-        first = [Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts)) for i in range(parts)]
+        ends = [len(plan.slabs) * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
+        first = [
+            Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts), plan.slabs[end - 1][1])
+            for i, end in enumerate(ends)
+        ]
         tiles = _tiles(problem, plan, min(4, wanted))
         last = [Unit(parts + i, 1, offset, shape, 0, (*p, -1, parts)) for i, (p, offset, shape) in enumerate(tiles)]
         return first + last, parts * acc_bytes
@@ -74,7 +86,7 @@ class BwdWeights:
         scratch: Storage | None, stop: Stop,
     ) -> bool:  # fmt: skip
         """Compute partial sums or a final tile."""
-        part = _part(problem, unit)
+        part = self.part(problem, unit)
         plan = part.plan
         if part.index < 0:
             assert scratch is not None
@@ -92,7 +104,7 @@ class BwdWeights:
         return True
 
 
-class _Part:
+class Part:
     """One unit's share: some groups and lane blocks, over some chunks of the pixels."""
 
     def __init__(self, problem: ConvProblem, plan: Schedule, unit: Unit) -> None:
@@ -188,9 +200,9 @@ def _table(rows: Sequence[Sequence[int] | Ints], columns: int) -> Ints:
 
 
 @lru_cache(maxsize=256)
-def _part(problem: ConvProblem, unit: Unit) -> _Part:
+def _part(problem: ConvProblem, unit: Unit) -> Part:
     """Prepare a unit's tables once: a service sees the same shapes again and again."""
-    return _Part(problem, schedule(problem), unit)
+    return Part(problem, schedule(problem), unit)
 
 
 def _operand(operand: Operand, size: int, first_group: int) -> Ints:

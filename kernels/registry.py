@@ -6,6 +6,7 @@ from functools import cache
 
 from kernels.bwd_weights import BWD_WEIGHTS
 from kernels.conv_transpose import CONV_TRANSPOSE
+from kernels.cpu import cpu
 from kernels.plan import Kernel, plan
 from kernels.problem import ConvProblem
 from kernels.reference_kernel import REFERENCE
@@ -13,6 +14,11 @@ from kernels.reference_kernel import REFERENCE
 __all__ = ["by_name", "candidates", "explain"]
 
 KERNELS: tuple[Kernel, ...] = (BWD_WEIGHTS, CONV_TRANSPOSE, REFERENCE)
+
+if cpu().dots:  # compiled only where the processor can run it
+    from kernels.bwd_dots import BWD_DOTS
+
+    KERNELS = (BWD_DOTS, *KERNELS)
 
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:

@@ -1,0 +1,224 @@
+"""The layout of a weight gradient made of bf16 pairs: common pitches, phases, taps as shifts, slabs of pixels.
+
+The narrow tensor's pixels are one flat row of positions, ``((n * D + d) * H + h) * W + w``. The wide tensor lies in
+the same pitches, one plane for each phase of the strides, so that a tap is one shift for all positions. The pitches
+leave room for zeros: where a tap is outside, the wide tensor has a zero, and between its lines the narrow one has.
+Zeros multiply, so data that are not finite take another way (see `kernels.bwd_dots`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, product
+from math import ceil, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.dots import STEP, TILE
+from kernels.geometry import Axis, Geometry, Tensor, geometry, wrapped
+from kernels.problem import ConvProblem
+
+__all__ = ["DotSchedule", "dot_schedule"]
+
+Ints = npt.NDArray[np.int64]
+
+SLAB_BYTES = 1 << 20
+"""Packed bytes of one slab where it can be cut."""
+
+SLAB_BYTES_MAX = 16 << 20
+"""Packed bytes of one slab at the most."""
+
+CHUNKS, CHUNK_MACS, CHUNK_POSITIONS = 8, 10_000_000, 2048
+"""As in `kernels.schedule`."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One axis of a slab: `size` narrow positions in `pitch`, and each live tap as (number, phase, shift)."""
+
+    axis: Axis
+    size: int
+    pitch: int
+    taps: tuple[tuple[int, int, int], ...]
+
+    @property
+    def phases(self) -> list[int]:
+        """The phases that a tap reads, in order."""
+        return sorted({phase for _, phase, _ in self.taps})
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Smallest and largest shift."""
+        shifts = [shift for _, _, shift in self.taps]
+        return min(shifts), max(shifts)
+
+    def data(self, low: int, high: int, phase: int) -> tuple[int, int]:
+        """Give the indexes, from `low` on, of the wide positions of a phase that narrow ``low..high`` meet."""
+        start, stop = (end - low * self.axis.stride - phase for end in self.axis.window(low, high))
+        return -(-start // self.axis.stride), -(-stop // self.axis.stride)
+
+
+def _line(axis: Axis, size: int) -> _Line | None:
+    """Lay out an axis for slabs of `size` positions; None where no tap meets data."""
+    live = [k for k, (low, high) in enumerate(axis.ranges) if low < high]
+    if not live:
+        return None
+    taps = tuple((k, axis.shifts[k] % axis.stride, axis.shifts[k] // axis.stride) for k in live)
+    least, most = min(shift for *_, shift in taps), max(shift for *_, shift in taps)
+    first, end = least, size + most
+    if size == axis.size:  # the border's zeros serve the line before and the line after
+        start, stop = axis.window(0, size)
+        first, end = max(first, start // axis.stride), min(end, (stop - 1) // axis.stride + 1)
+    return _Line(axis, size, max(size + most - first, end - least, size, end - first), taps)
+
+
+@dataclass(frozen=True)
+class DotSchedule:
+    """Everything that the compiled driver reads; `a` is the wide tensor, `b` the narrow one.
+
+    `taps` has a row for each live tap: bytes of its shift in a plane, number of the tap, then low and high of its
+    real (d, h, w). `slabs` are first and last (n, d, h, w); `boxes` see `kernels.planes`.
+    """
+
+    groups: int
+    blocks: Ints  # of b: first channel, valid channels, vectors, first lane, as `kernels.bwd_weights` cuts them
+    rows: int
+    lanes: int
+    a: Tensor
+    b: Tensor
+    a_blocks: int
+    a_steps: Ints
+    b_steps: Ints
+    panel_steps: Ints
+    a_plane: int
+    b_plane: int
+    positions: int
+    taps: Ints
+    slabs: tuple[tuple[int, ...], ...]
+    a_boxes: Ints
+    b_boxes: Ints
+    chunks: int
+    use: float
+    vector_is_wide: bool = False
+    lanes_are_groups: bool = False
+
+    @property
+    def packed(self) -> tuple[int, int]:
+        """Bytes of the panels of a and of b."""
+        return TILE * self.a_blocks * self.a_plane, 2 * self.lanes * self.positions
+
+
+def _odd_lines(positions: int) -> int:
+    """Give the bytes of a plane: an odd number of cache lines, so that 16 channels fall into different sets."""
+    return 64 * (ceil(2 * positions / 64) | 1)
+
+
+def _bytes(geo: Geometry, lines: tuple[_Line, ...]) -> int:
+    phases = prod(len(line.phases) for line in lines)
+    channels = phases * _up(geo.wide.channels) + 2 * _up(geo.narrow.channels)
+    return 2 * prod(line.pitch for line in lines) * channels
+
+
+def _up(channels: int) -> int:
+    return TILE * ceil(channels / TILE)
+
+
+def _lines(axes: tuple[Axis, ...], shape: list[int]) -> tuple[_Line, ...] | None:
+    lines = [_line(axis, size) for axis, size in zip(axes, shape, strict=True)]
+    return None if None in lines else tuple(line for line in lines if line is not None)
+
+
+def _cut(geo: Geometry) -> tuple[_Line, ...] | None:
+    """Halve axes, images first, until a slab's panels fit; None where they never do."""
+    shape = [axis.size for axis in geo.axes]
+    if 0 in shape:
+        return None
+    for axis in range(4):
+        while (lines := _lines(geo.axes, shape)) is not None and _bytes(geo, lines) > SLAB_BYTES:
+            reach = lines[axis].reach
+            if shape[axis] <= (4 * (reach[1] - reach[0]) or 2 * STEP * (axis == 3)) or shape[axis] == 1:
+                break
+            shape[axis] = ceil(shape[axis] / 2)
+    lines = _lines(geo.axes, shape)
+    return lines if lines is not None and _bytes(geo, lines) <= SLAB_BYTES_MAX else None
+
+
+def _slabs(axes: tuple[Axis, ...], lines: tuple[_Line, ...]) -> Iterator[tuple[int, ...]]:
+    cuts = []
+    for axis, line in zip(axes, lines, strict=True):
+        parts = ceil(axis.size / line.size)
+        cuts.append(list(pairwise(axis.size * i // parts for i in range(parts + 1))))
+    for box in product(*cuts):
+        yield tuple(edge for pair in box for edge in pair)
+
+
+@lru_cache(maxsize=256)
+def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
+    """Lay out the sum for `problem`; None where zeros would need too much room, or there is nothing to sum."""
+    geo = geometry(problem)
+    lines = _cut(geo)
+    if lines is None:
+        return None
+    slabs = tuple(_slabs(geo.axes, lines))
+    steps = [prod(line.pitch for line in lines[a + 1 :]) for a in range(4)]
+    positions = STEP * ceil(lines[0].size * steps[0] / STEP)
+    ends = [sum(line.reach[end] * step for line, step in zip(lines, steps, strict=True)) for end in range(2)]
+    front, plane = max(0, -ends[0]), _odd_lines(positions + max(0, -ends[0]) + max(0, ends[1]))
+    phases = {key: i for i, key in enumerate(product(*(line.phases for line in lines[1:])))}
+
+    def place(phase: tuple[int, ...], at: tuple[int, ...]) -> int:
+        return phases[phase] * plane + 2 * (front + sum(x * step for x, step in zip(at, steps[1:], strict=True)))
+
+    kernel = [len(axis.shifts) for axis in geo.axes[1:]]
+    taps = []
+    for d, h, w in product(*(line.taps for line in lines[1:])):
+        ranges = [end for line, tap in zip(lines[1:], (d, h, w), strict=True) for end in line.axis.ranges[tap[0]]]
+        number = (d[0] * kernel[1] + h[0]) * kernel[2] + w[0]
+        taps.append([place((d[1], h[1], w[1]), (d[2], h[2], w[2])), number, *ranges])
+    a_boxes, b_boxes = [], []
+    for slab in slabs:
+        spans = list(zip(slab[0::2], slab[1::2], strict=True))
+        for phase in phases:
+            held = [line.data(*span, f) for line, span, f in zip(lines[1:], spans[1:], phase, strict=True)]
+            counts = [spans[0][1] - spans[0][0], *(max(0, high - low) for low, high in held)]
+            starts = [spans[0][0]]
+            for line, span, f, (low, _) in zip(lines[1:], spans[1:], phase, held, strict=True):
+                starts.append((span[0] + low) * line.axis.stride + f)
+            here = sum(2 * x * step for x, step in zip(starts, geo.wide.steps, strict=True))
+            a_boxes.append([here, place(phase, tuple(low for low, _ in held)), *counts])
+        here = sum(2 * low * step for (low, _), step in zip(spans, geo.narrow.steps, strict=True))
+        b_boxes.append([here, 0, *(high - low for low, high in spans)])
+    a_steps = [2 * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
+    b_blocks = ceil(geo.narrow.channels / TILE)
+    a_blocks = ceil(geo.wide.channels / TILE)
+    points = prod(axis.size for axis in geo.axes)
+    chunks = 1
+    most = min(len(slabs), points // CHUNK_POSITIONS, problem.macs // CHUNK_MACS)
+    while chunks < CHUNKS and 2 * chunks <= most:
+        chunks *= 2
+    done = problem.groups * TILE * TILE * a_blocks * b_blocks * len(taps) * positions * len(slabs)
+    firsts = range(0, geo.narrow.channels, TILE)
+    return DotSchedule(
+        groups=problem.groups,
+        blocks=np.array([(f, min(TILE, geo.narrow.channels - f), 1, f) for f in firsts], np.int64),
+        rows=prod(kernel) * a_blocks * TILE,
+        lanes=TILE * b_blocks,
+        a=geo.wide,
+        b=geo.narrow,
+        a_blocks=a_blocks,
+        a_steps=wrapped([*a_steps, 2 * geo.wide.channel]),
+        b_steps=wrapped([2 * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
+        panel_steps=wrapped([2 * step for step in steps]),
+        a_plane=_odd_lines(plane * len(phases) // 2),
+        b_plane=_odd_lines(positions),
+        positions=positions,
+        taps=wrapped([value for tap in taps for value in tap]).reshape(-1, 8),
+        slabs=slabs,
+        a_boxes=wrapped([value for box in a_boxes for value in box]).reshape(len(slabs), -1, 6),
+        b_boxes=wrapped([value for box in b_boxes for value in box]).reshape(len(slabs), -1, 6),
+        chunks=chunks,
+        use=problem.macs / max(1, done),
+    )

@@ -1,0 +1,193 @@
+"""Packing for products of bf16 pairs: from 16-bit tensors in any layout to channel planes, and from those to pairs.
+
+A plane holds one channel's pixels one after the other, lines a common pitch apart, zeros between them. Values are
+moved as 16 bits, whatever they mean; f16 is then split into two bf16 whose sum it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from kernels._jit import Table, Vector, jit
+from kernels.simd import _load, _loop, _widen, fill_zero, transpose_panel
+
+__all__ = ["pack_pairs", "pack_planes16", "plane_finite", "split_f16"]
+
+_I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+_EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
+
+_typed_intrinsic: Any = intrinsic
+
+_pairs = transpose_panel("f32")
+
+
+def _store(builder: Any, value: Any, address: Any) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=2)
+
+
+@_typed_intrinsic
+def _transpose16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any) -> Any:
+    """Turn 8 pixels of 8 adjacent channels into 8 channels of 8 adjacent pixels."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        dst, dst_step, src, src_step = values
+        index = ir.VectorType(_I32, 8)
+        rows = [_load(builder, builder.add(src, builder.mul(src_step, _I64(m))), _EIGHT, 2) for m in range(8)]
+        for step in (1, 2, 4):  # swap the off-diagonal blocks of size 1, 2, 4
+            for i in range(8):
+                if i & step:
+                    continue
+                a, b = rows[i], rows[i + step]
+                low = [8 + j - step if j & step else j for j in range(8)]
+                high = [8 + j if j & step else j + step for j in range(8)]
+                rows[i] = builder.shuffle_vector(a, b, ir.Constant(index, low))
+                rows[i + step] = builder.shuffle_vector(a, b, ir.Constant(index, high))
+        for m, row in enumerate(rows):
+            _store(builder, row, builder.add(dst, builder.mul(dst_step, _I64(m))))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+@_typed_intrinsic
+def _move16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> Any:
+    """Move `count` (at least 1) values of 16 bits that lie some bytes apart."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        dst, dst_step, src, src_step, count = values
+
+        def body(carried: list[Any]) -> list[Any]:
+            _store(builder, _load(builder, carried[1], _I16, 2), carried[0])
+            return [builder.add(carried[0], dst_step), builder.add(carried[1], src_step)]
+
+        _loop(builder, count, [dst, src], body, "move")
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
+@_typed_intrinsic
+def _copy16(typingctx: Any, dst: Any, src: Any, count: Any) -> Any:
+    """Copy `count` (at least 1) times 16 adjacent values of 16 bits."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        def body(carried: list[Any]) -> list[Any]:
+            _store(builder, _load(builder, carried[1], _SIXTEEN, 2), carried[0])
+            return [builder.add(place, _I64(32)) for place in carried]
+
+        _loop(builder, values[2], values[:2], body, "copy")
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@_typed_intrinsic
+def plane_finite(typingctx: Any, address: Any, count: Any) -> Any:
+    """Say whether `count` (at least 1) times 16 bf16 hold neither Inf nor NaN."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        exponent = ir.Constant(_SIXTEEN, [0x7F80] * 16)
+
+        def body(carried: list[Any]) -> list[Any]:
+            place, found = carried
+            bits = builder.and_(_load(builder, place, _SIXTEEN, 2), exponent)
+            special = builder.sext(builder.icmp_unsigned("==", bits, exponent), _SIXTEEN)
+            return [builder.add(place, _I64(32)), builder.or_(found, special)]
+
+        none = ir.Constant(_SIXTEEN, [0] * 16)
+        found = _loop(builder, values[1], [values[0], none], body, "finite")[1]
+        return builder.icmp_unsigned("==", builder.bitcast(found, ir.IntType(256)), ir.IntType(256)(0))
+
+    return types.boolean(types.int64, types.int64), codegen
+
+
+@_typed_intrinsic
+def split_f16(typingctx: Any, place: Any, rest: Any, count: Any) -> Any:
+    """Turn `count` (at least 1) times 8 f16 into the nearest bf16, in place, and what is left into bf16 at `rest`.
+
+    The rest of a finite number is exact: 11 digits are 8 and a sign and 2. That of Inf and NaN is zero.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        ints = ir.VectorType(_I32, 8)
+
+        def const(value: int) -> Any:
+            return ir.Constant(ints, [value] * 8)
+
+        def body(carried: list[Any]) -> list[Any]:
+            place, rest = carried
+            value = _widen(builder, _load(builder, place, _EIGHT, 2), "f16", 8)
+            bits = builder.bitcast(value, ints)
+            odd = builder.and_(builder.lshr(bits, const(16)), const(1))
+            nearest = builder.add(bits, builder.add(odd, const(0x7FFF)))
+            special = builder.icmp_unsigned(">=", builder.and_(bits, const(0x7FFFFFFF)), const(0x7F800000))
+            high = builder.and_(builder.select(special, bits, nearest), const(0xFFFF0000))
+            left = builder.bitcast(builder.fsub(value, builder.bitcast(high, value.type)), ints)
+            left = builder.select(special, const(0), left)
+            nan = builder.fcmp_unordered("uno", value, value)
+            high = builder.select(nan, const(0x7FC00000), high)
+            for part, target in ((high, place), (left, rest)):
+                _store(builder, builder.trunc(builder.lshr(part, const(16)), _EIGHT), target)
+            return [builder.add(place, _I64(16)), builder.add(rest, _I64(16))]
+
+        _loop(builder, values[2], values[:2], body, "split")
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen
+
+
+@jit
+def _pack_line(channels: int, dst: int, plane: int, src: int, pixel: int, channel: int, run: int) -> None:
+    """Move one line of pixels into each channel's plane; `pixel` and `channel` are bytes of the tensor."""
+    done = 0
+    if channel == 2 and channels >= 8:
+        while run - done >= 8:
+            c = 0
+            while c < channels:
+                c = min(c, channels - 8)
+                _transpose16(dst + c * plane + 2 * done, plane, src + 2 * c + done * pixel, pixel)
+                c += 8
+            done += 8
+    elif pixel == 2:
+        for c in range(channels if run >= 16 else 0):
+            _copy16(dst + c * plane, src + c * channel, run // 16)
+        done = run // 16 * 16
+    if done < run:
+        for c in range(channels):
+            _move16(dst + c * plane + 2 * done, 2, src + c * channel + done * pixel, pixel, run - done)
+
+
+@jit
+def pack_planes16(
+    channels: int, blocks: int, boxes: Table, src: int, src_steps: Vector, dst: int, plane: int, dst_steps: Vector
+) -> None:
+    """Pack boxes of positions of a tensor into `blocks` times 16 planes of `plane` bytes, zeros elsewhere.
+
+    A row of `boxes`: byte offset in the tensor, byte offset in the plane, then the number of positions along
+    (n, d, h, w); `src_steps` are the bytes between those, then between channels, `dst_steps` the same in the plane.
+    """
+    fill_zero(dst, 16 * blocks * plane)
+    for b in range(boxes.shape[0]):
+        box = boxes[b]
+        if box[5] == 0:
+            continue
+        for n in range(box[2]):
+            for d in range(box[3]):
+                for h in range(box[4]):
+                    _pack_line(
+                        channels, dst + box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2], plane,
+                        src + box[0] + n * src_steps[0] + d * src_steps[1] + h * src_steps[2],
+                        src_steps[3], src_steps[4], box[5],
+                    )  # fmt: skip
+
+
+@jit
+def pack_pairs(blocks: int, dst: int, src: int, plane: int, pixels: int) -> None:
+    """Turn planes into panels of pixel pairs [block][pair][16 channels][2]; `pixels` is a multiple of 32."""
+    for half in range(2 * blocks):
+        target = dst + half // 2 * 32 * pixels + half % 2 * 32
+        _pairs(target, 64, src + 8 * half * plane, pixels // 16, plane, 7)
