@@ -1,0 +1,261 @@
+"""Bodies that are not what they say: parts, files, codings and base64, with the answer that each deserves."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.app import oip
+from tests.app.calls import JSON, NPY, document, npy, post, read, request_object, same_bits
+from tests.app.resident import Resident
+from tests.hostile.doors import SECRET, TINY
+from tests.hostile.wire import chunked, head, status, talk
+
+INPUTS = TINY.inputs()
+URL = f"/v1/ops/{TINY.op}"
+REQUEST = json.dumps(request_object(TINY)).encode()
+
+
+@pytest.fixture(autouse=True)
+def the_next_call_works(http: httpx.Client) -> Iterator[None]:
+    """After each of these tests a good call on the same connections gives the right bits."""
+    yield
+    assert same_bits(read(post(http, TINY, INPUTS, NPY)), TINY.expected(INPUTS))
+
+
+def part(name: str, content: bytes, *lines: str) -> bytes:
+    """Write one part, its headers first."""
+    told = [f'Content-Disposition: form-data; name="{name}"', *lines]
+    return ("--X\r\n" + "\r\n".join(told) + "\r\n\r\n").encode() + content + b"\r\n"
+
+
+GOOD = [part("request", REQUEST), *(part(name, npy(array)) for name, array in INPUTS.items())]
+END = b"--X--\r\n"
+
+
+def send(http: httpx.Client, body: bytes, kind: str = "multipart/form-data; boundary=X") -> httpx.Response:
+    """Post a body as multipart."""
+    answer = http.post(URL, content=body, headers={"content-type": kind})
+    assert SECRET not in answer.text
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"".join(GOOD) + END, 200),
+        (b"A preamble.\r\n" + b"".join(GOOD) + END + b"An epilogue.", 200),
+        (GOOD[0] + GOOD[2] + GOOD[1] + END, 200),
+        (b"".join(GOOD) + GOOD[1] + END, 422),
+        (GOOD[0] * 2 + b"".join(GOOD[1:]) + END, 422),
+        (b"".join(GOOD) + part(SECRET * 9, b"") + END, 422),
+        (b"".join(GOOD) + part("", b"") + END, 422),
+        (GOOD[0] + part("src", npy(INPUTS["src"]), "Content-Transfer-Encoding: base64") + END, 400),
+        (GOOD[0] + part("src", b"", 'Content-Disposition: form-data; name="diff_dst"') + END, 422),
+        (GOOD[0] + part("src", b"", *(f"X-{number}: a" for number in range(99))) + END, 400),
+        (GOOD[0] + part("src", b"", "X: " + "a" * 9000) + END, 400),
+        (GOOD[0] + part("src", b"", "X: \0") + END, 400),
+        (GOOD[0] + b"--X\r\n\r\nno headers\r\n" + END, 400),
+        (GOOD[0].replace(b"\r\n", b"\n") + END, 400),
+        (b"".join(GOOD) + b"--X", 400),
+        (b"".join(GOOD).replace(b"--X", b"--Y") + END, 400),
+        (END, 400),
+        (b"--X\r\n" * 9999, 400),
+    ],
+    ids=range(18),
+)
+def test_forms_of_all_kinds(http: httpx.Client, body: bytes, expected: int) -> None:
+    """Parts come once, with plain headers, in an encoding that is none; what stands around them is nobody's."""
+    answer = send(http, body)
+    assert answer.status_code == expected, answer.text
+    if expected != 200:
+        assert answer.json()["status"] == expected
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "multipart/form-data",
+        "multipart/form-data; boundary=",
+        f"multipart/form-data; boundary={'X' * 71}",
+        "multipart/mixed; boundary=X",
+        "multipart/form-data, application/json; boundary=X",
+        "multipart/form-data; charset=utf-7; boundary=X",
+    ],
+)
+def test_kinds_of_forms(http: httpx.Client, kind: str) -> None:
+    """Without a boundary that can be one, or as another type, a form is not read."""
+    assert send(http, b"".join(GOOD) + END, kind).status_code == 415
+
+
+def header(text: str, version: bytes = b"\1\0", length: int | None = None) -> bytes:
+    """Write the head of a .npy file around a text."""
+    size = len(text) if length is None else length
+    return b"\x93NUMPY" + version + size.to_bytes(2 if version[0] == 1 else 4, "little") + text.encode()
+
+
+def fields(descr: str = "'<f4'", order: str = "False", shape: str = "(1, 1, 4)", more: str = "") -> str:
+    """Write the text of a header, each value in Python's words."""
+    return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, {more}}}\n"
+
+
+def pickled() -> bytes:
+    """Write an array of objects, whose loading would run code."""
+    file = io.BytesIO()
+    np.save(file, np.array([{SECRET: 1}], object), allow_pickle=True)
+    return file.getvalue()
+
+
+HEADS: dict[str, bytes] = {
+    "objects": pickled(),
+    "records": header(fields("[('a', '<f4'), ('b', '<i4')]")),
+    "call": header(fields("__import__('os').system('true')")),
+    "expression": header(fields(shape="(1, 1, 2 + 2)")),
+    "negative": header(fields(shape="(-1, -1, 4)")),
+    "float": header(fields(shape="(1., 1, 4)")),
+    "bool": header(fields(shape="(True, True, 4)")),
+    "list": header(fields(shape="[1, 1, 4]")),
+    "number": header(fields(shape="4")),
+    "nested": header(fields(shape="(" * 5000 + ")" * 5000)),
+    "digits": header(fields(shape=f"({'9' * 5000},)")),
+    "axes": header(fields(shape=f"({'1, ' * 5000})")),
+    "order": header(fields(order="0")),
+    "more": header(fields(more=f"'{SECRET}': 1")),
+    "twice": header(fields(more="'shape': (1, 1, 4)")),
+    "unicode": header(fields(shape="(\u0661, 1, 4)")),
+    "unknown dtype": header(fields("'<f16'")),
+    "strings": header(fields("'<U9'")),
+    "no end": header(fields()[:-3]),
+    "empty": header(""),
+    "version 0": header(fields(), b"\0\0"),
+    "version 9": header(fields(), b"\x09\0"),
+    "length": header(fields(), b"\2\0", 2**32 - 1),
+    "longer": header(fields(), length=9999),
+    "magic": b"\x93NUMPZ\1\0" + header(fields())[8:],
+    "zip": b"PK\x03\x04" + bytes(99),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("door", ["part", "json"])
+def test_files_that_are_none(http: httpx.Client, door: str, name: str) -> None:
+    """A header that is not plain, and of a tensor of ours, is refused by its first bytes, and nothing in it runs."""
+    content = HEADS[name] + INPUTS["src"].tobytes()
+    if door == "part":
+        answer = send(http, GOOD[0] + part("src", content) + GOOD[2] + END)
+    else:
+        body = document(TINY, INPUTS)
+        body["inputs"]["src"] = {"npy": base64.b64encode(content).decode()}
+        answer = http.post(URL, json=body)
+    assert answer.status_code == (413 if name == "length" else 422), answer.text
+    assert SECRET not in answer.text
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *("A", "AA", "AAA", "AAAA====", "=AAA", "A=AA", "AA=A", "AB==", "AAB=", "AA==AAAA"),
+        *("AA AA", "AA\nAA", "AA-_", "\u00c1AAA", "\0AAA", "%41AAA", SECRET + "!AA"),
+    ],
+    ids=ascii,
+)
+@pytest.mark.parametrize("length", [0, 2000], ids=["short", "long"])
+def test_base64_that_is_none(http: httpx.Client, data: str, length: int) -> None:
+    """Text that is not base64 in its one right form is refused, at the end of a long one too."""
+    body = document(TINY, INPUTS)
+    size = length // 4 * 3 + len(data) // 4 * 3 - data[-2:].count("=")
+    body["inputs"]["src"] |= {"data": "A" * length + data, "dtype": "f32", "shape": [1, 1, max(size // 4, 1)]}
+    answer = http.post(URL, json=body)
+    assert answer.status_code == 422
+    assert ["inputs", "src", "data"] in [found["loc"] for found in answer.json()["errors"]]
+    assert SECRET not in answer.text
+
+
+def binary() -> tuple[bytes, dict[str, str]]:
+    """The right call for the binary door."""
+    return oip.body(oip.head(TINY, INPUTS), INPUTS)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_small_bodies_that_become_large(resident: Resident, coding: str) -> None:
+    """A body is cut off where it has become larger than a body may be, whatever it would have become."""
+    zeros = bytes(1 << 20)
+    packer = zlib.compressobj(9, wbits=31 if coding == "gzip" else 15)
+    bomb = packer.compress(b'{"inputs": [' + b" " * 1000) + b"".join(packer.compress(zeros) for _ in range(300))
+    bomb += packer.flush()
+    assert len(bomb) < 400_000
+    with httpx.Client(base_url=resident.url, timeout=60.0) as client:
+        for length in (1012, 400_000_000):
+            answer = oip.post(client, TINY.op, bomb, {"content-encoding": coding, oip.HEAD_LENGTH: str(length)})
+            assert answer.status_code == (400 if length == 1012 else 413)
+            assert list(answer.json()) == ["error"]
+    resident.until(lambda: not resident.service.requests and not resident.service.segments.stats().used)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda packed: packed[:-1],
+        lambda packed: packed[:-9],
+        lambda packed: packed[:20],
+        lambda packed: packed + b"x",
+        lambda packed: packed[:-8] + bytes(8),
+        lambda packed: packed[:2] + bytes(30),
+        lambda packed: gzip.compress(packed),
+        lambda packed: packed[:0],
+    ],
+    ids=range(8),
+)
+def test_coded_bodies_that_are_broken(http: httpx.Client, spoil: Any) -> None:
+    """A coded body that is cut, spoilt or coded twice is an error of the body."""
+    content, headers = binary()
+    packed = spoil(gzip.compress(content))
+    answer = oip.post(http, TINY.op, packed, headers | {"content-encoding": "gzip"})
+    assert (answer.status_code, list(answer.json())) == (400, ["error"])
+
+
+@pytest.mark.parametrize("page", [URL, f"{URL}/validate", "/rpc"])
+@pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip", "x", "chunked"])
+def test_codings_at_other_doors(http: httpx.Client, page: str, coding: str) -> None:
+    """Doors that take no codings say so."""
+    headers = {"content-type": JSON, "content-encoding": coding}
+    assert http.post(page, content=gzip.compress(b"{}"), headers=headers).status_code == 415
+
+
+@pytest.mark.parametrize(
+    "value", ["0", "-1", "1", "x", "1e3", "", "1.0", "99999", "9" * 30, "\u0661".encode().decode("latin-1")]
+)
+def test_wrong_lengths_of_heads(http: httpx.Client, value: str) -> None:
+    """A head's length that is none, or not the head's, is an error of the request."""
+    content, _ = binary()
+    url = f"/v2/models/{TINY.op}/infer"
+    lines = (
+        f"inference-header-content-length: {value}".encode("latin-1"),
+        b"transfer-encoding: chunked",
+        b"connection: close",
+    )
+    reply = talk(str(http.base_url), head(url, *lines) + chunked(content))
+    assert status(reply) == 400
+    assert b'{"error":' in reply
+
+
+@pytest.mark.parametrize(
+    "name", ["content-type", "accept", "x-request-id", "content-encoding", "traceparent", "origin"]
+)
+@pytest.mark.parametrize("values", [(b"", b""), (b"a" * 9000, b","), (b"\xff\xfe", b';;;="""')], ids=range(3))
+def test_headers_given_twice_and_full_of_rubbish(http: httpx.Client, name: str, values: tuple[bytes, bytes]) -> None:
+    """No header's text, or its number, is a fault of the service."""
+    lines = [name.encode() + b": " + value for value in values]
+    for url in (URL, "/rpc", f"/v2/models/{TINY.op}/infer"):
+        reply = talk(str(http.base_url), head(url, *lines, b"content-length: 2", b"connection: close") + b"{}")
+        assert status(reply) in (200, 400, 406, 415, 422), reply
