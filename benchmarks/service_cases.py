@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convgrad._assembly import Assembly
-from convgrad._core import call
+from convgrad._core import multipart_call
 from kernels import ConvProblem, compute
 
 __all__ = ["CASES", "DOORS", "Case", "Door", "Reply", "Wire"]
@@ -111,7 +111,7 @@ def _request(path: str, headers: Mapping[str, str], body: list[bytes]) -> Wire:
 def _multipart(accept: str) -> Callable[[Case], Wire]:
     def build(case: Case) -> Wire:
         inputs: dict[str, Any] = {**case.inputs(), "weights_shape": case.weights_shape}
-        request = call(OP, inputs, ATTRIBUTES, options={})
+        request = multipart_call(OP, inputs, ATTRIBUTES, options={})
         assert request.body is not None
         pieces = [bytes(piece) for piece in request.body.pieces()]
         return _request(request.path, {"accept": accept, "content-type": request.body.content_type}, pieces)

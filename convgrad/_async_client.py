@@ -41,7 +41,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         super().__init__(url, api_key, timeout, retry)
         if uds is not None and transport is None:
             transport = httpx.AsyncHTTPTransport(uds=os.fspath(uds))
-        self._http = httpx.AsyncClient(transport=transport, **self._settings())
+        self._http: httpx.AsyncClient = httpx.AsyncClient(transport=transport, **self._settings())
 
     async def run(
         self,
@@ -162,8 +162,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
     async def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
         content = None if request.body is None else _as_async(request.body.pieces())
         with translated():
-            built = self._http.build_request(**self._arguments(request, budget, content))
-            response = await self._http.send(built, stream=True)
+            response = await self._http.send(self._build(request, budget, content), stream=True)
             if response.is_success:
                 return response
             try:

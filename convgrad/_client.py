@@ -45,7 +45,7 @@ class Client(Base, Operations[Array]):
         super().__init__(url, api_key, timeout, retry)
         if uds is not None and transport is None:
             transport = httpx.HTTPTransport(uds=os.fspath(uds))
-        self._http = httpx.Client(transport=transport, **self._settings())
+        self._http: httpx.Client = httpx.Client(transport=transport, **self._settings())
 
     def run(
         self,
@@ -178,8 +178,7 @@ class Client(Base, Operations[Array]):
     def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
         content = None if request.body is None else iter(request.body.pieces())
         with translated():
-            built = self._http.build_request(**self._arguments(request, budget, content))
-            response = self._http.send(built, stream=True)
+            response = self._http.send(self._build(request, budget, content), stream=True)
             if response.is_success:
                 return response
             try:

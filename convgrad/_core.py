@@ -32,6 +32,7 @@ from convgrad._errors import (
     error_from_code,
 )
 from convgrad._events import Health
+from convgrad._inference import dump, inference
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Tensor, part
 
@@ -44,6 +45,7 @@ __all__ = [
     "error_of",
     "health_of",
     "json_of",
+    "multipart_call",
     "object_of",
     "operations",
     "operations_of",
@@ -68,6 +70,7 @@ _BY_STATUS: dict[int, type[ConvgradError]] = {
     503: Overloaded,
     504: DeadlineExceeded,
 }
+_PROBLEM = "application/problem+json"
 # Members of a problem object that the error has in another place.
 _OP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PROBLEM_OWN = frozenset({"type", "title", "status", "detail", "code"})
@@ -86,13 +89,25 @@ class Request:
 def call(
     op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, options: Mapping[str, Any]
 ) -> Request:
+    """Build the request that computes `op`: through the binary door, or as multipart where that has no words for it."""
+    tensors = {name: part(value) for name, value in inputs.items() if not _is_list(value)}
+    lists = {name: value for name, value in inputs.items() if _is_list(value)}
+    body = inference(tensors, lists, attributes or {}, options)
+    if body is None:
+        return multipart_call(op, inputs, attributes, options=options)
+    return Request("POST", f"/v2/models/{_name(op)}/infer", f"{_frames.MEDIA_TYPE}, {_PROBLEM}", body)
+
+
+def multipart_call(
+    op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, options: Mapping[str, Any]
+) -> Request:
     """Build the request that computes `op`; lists stay in its JSON, tensors become parts of their own."""
     tensors = {name: part(value) for name, value in inputs.items() if not _is_list(value)}
     stated: dict[str, Any] = {name: value for name, value in inputs.items() if _is_list(value)}
     # A .npy file can't say bfloat16, so the request does.
     stated |= {name: {"dtype": "bf16"} for name, sent in tensors.items() if sent.dtype.name == "bf16"}
     document = {"attributes": attributes or {}, "inputs": stated, "options": options}
-    return Request("POST", _op_path(op), _frames.MEDIA_TYPE, multipart(_dump(document), tensors))
+    return Request("POST", _op_path(op), _frames.MEDIA_TYPE, multipart(dump(document), tensors))
 
 
 def validation(op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None) -> Request:
@@ -101,7 +116,7 @@ def validation(op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = N
         name: value if _is_list(value) or isinstance(value, Mapping) else part(value).describe()
         for name, value in inputs.items()
     }
-    text = _dump({"attributes": attributes or {}, "inputs": stated})
+    text = dump({"attributes": attributes or {}, "inputs": stated})
     body = Body("application/json", len(text), lambda: [text])
     return Request("POST", _op_path(op) + "/validate", body=body)
 
@@ -179,23 +194,14 @@ def _is_list(value: object) -> bool:
 
 
 def _op_path(op: str) -> str:
+    return f"/v1/ops/{_name(op)}"
+
+
+def _name(op: str) -> str:
     if not _OP.fullmatch(op):
         # Quoted or not, servers and proxies may take it for another path.
         raise UnknownOperation("no operation has such a name: names are letters, digits, hyphens, dots and underscores")
-    return f"/v1/ops/{op}"
-
-
-def _dump(document: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(document, default=_plain, separators=(",", ":"), allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
-        raise InvalidParams("attributes must be integers, strings and lists of integers") from error
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, np.integer | np.ndarray):
-        return value.tolist()
-    raise TypeError(type(value).__name__)
+    return op
 
 
 def _problem(content: bytes) -> dict[str, Any]:

@@ -39,6 +39,7 @@ DTYPES: dict[str, DType] = {
 
 _BY_OIP = {entry.oip: entry for entry in DTYPES.values()}
 _BY_NUMPY = {entry.numpy: entry for entry in DTYPES.values()}
+_NUMPY_NAMES = [str(entry.numpy) for entry in DTYPES.values()]
 
 
 def dtype(name: str) -> DType:
@@ -53,7 +54,7 @@ def dtype_of_oip(name: str) -> DType:
 
 def dtype_of_array(array: np.ndarray[Any, Any]) -> DType:
     """Return the element type of a NumPy array, whatever its byte order."""
-    return _found(_BY_NUMPY.get(array.dtype.newbyteorder("<")), [str(entry.numpy) for entry in DTYPES.values()])
+    return _found(_BY_NUMPY.get(array.dtype.newbyteorder("<")), _NUMPY_NAMES)
 
 
 def _found(entry: DType | None, known: list[str]) -> DType:

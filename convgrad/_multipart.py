@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from convgrad._errors import InvalidParams
 from convgrad._tensors import PIECE, Bytes, Part
 
-__all__ = ["Body", "multipart"]
+__all__ = ["Body", "checked", "joined", "multipart"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 # From here on a piece is sent as it is; smaller ones are cheaper to copy than to send alone.
@@ -24,13 +24,14 @@ class Body:
     content_type: str
     length: int
     pieces: Callable[[], Iterable[Bytes]]
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def multipart(request: bytes, parts: Mapping[str, Part]) -> Body:
     """Put the JSON `request` first, then each tensor as a `.npy` part of its name."""
     boundary = f"convgrad-{secrets.token_hex(16)}"
     heads = [_head(boundary, "request", "application/json") + request]
-    heads += [b"\r\n" + _head(boundary, _checked(name), "application/x-npy") for name in parts]
+    heads += [b"\r\n" + _head(boundary, checked(name), "application/x-npy") for name in parts]
     tail = f"\r\n--{boundary}--\r\n".encode()
     length = sum(map(len, heads)) + sum(part.nbytes for part in parts.values()) + len(tail)
 
@@ -41,7 +42,7 @@ def multipart(request: bytes, parts: Mapping[str, Part]) -> Body:
             yield from part.pieces()
         yield tail
 
-    return Body(f"multipart/form-data; boundary={boundary}", length, lambda: _joined(pieces()))
+    return Body(f"multipart/form-data; boundary={boundary}", length, lambda: joined(pieces()))
 
 
 def _head(boundary: str, name: str, content_type: str) -> bytes:
@@ -50,14 +51,15 @@ def _head(boundary: str, name: str, content_type: str) -> bytes:
     return f"--{boundary}\r\n{disposition}\r\nContent-Type: {content_type}\r\n\r\n".encode()
 
 
-def _checked(name: str) -> str:
+def checked(name: str) -> str:
+    """Return the name of an input; raises `InvalidParams` for one that no part can have."""
     if name == "request" or not _NAME.fullmatch(name):
         message = "an input's name must be letters, digits and underscores, and not `request`"
         raise InvalidParams(message, errors=[{"loc": ["inputs"], "msg": message, "type": "name"}])
     return name
 
 
-def _joined(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
+def joined(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
     """Join small pieces, so that a small call is one write to the socket."""
     small = bytearray()
     for piece in pieces:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,12 +43,21 @@ Tensor = np.ndarray[Any, Any] | str | os.PathLike[str] | NpyFile
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Be one tensor to send: `pieces()` gives the `nbytes` bytes of a `.npy` file, any number of times."""
+    """Be one tensor to send: `pieces()` gives the `nbytes` bytes of a `.npy` file, any number of times.
+
+    `elements()` gives its elements alone, in C order and little-endian; None for a file that has them otherwise.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
     nbytes: int
     pieces: Callable[[], Iterator[Bytes]]
+    elements: Callable[[], Iterator[Bytes]] | None
+
+    @property
+    def size(self) -> int:
+        """Size of the elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def describe(self) -> dict[str, Any]:
         """Return what the request says about this tensor when it is not sent."""
@@ -80,7 +90,7 @@ def _array_part(array: Array) -> Part:
         yield header
         yield from _blocks(array, dtype)
 
-    return Part(dtype, array.shape, len(header) + array.nbytes, pieces)
+    return Part(dtype, array.shape, len(header) + array.nbytes, pieces, partial(_blocks, array, dtype))
 
 
 def _blocks(array: Array, dtype: DType) -> Iterator[Bytes]:
@@ -115,7 +125,9 @@ def _file_part(path: Path, declared: str | None) -> Part:
     whole = header.offset + header.nbytes
     if size != whole:
         raise ParseError(f"{path} must have {whole} bytes by its header, it has {size}")
-    return Part(dtype, header.shape, size, partial(_file_pieces, path, size))
+    plain = not (header.big_endian or (header.fortran_order and len(header.shape) > 1))
+    elements = partial(_file_pieces, path, size, header.offset) if plain else None
+    return Part(dtype, header.shape, size, partial(_file_pieces, path, size), elements)
 
 
 def _file_header(path: Path) -> tuple[NpyHeader, int]:
@@ -128,9 +140,11 @@ def _file_header(path: Path) -> tuple[NpyHeader, int]:
     return header, size
 
 
-def _file_pieces(path: Path, size: int) -> Iterator[Bytes]:
+def _file_pieces(path: Path, size: int, start: int = 0) -> Iterator[Bytes]:
     # Reads, not a mapping: a file that somebody shortens meanwhile gives an error, not SIGBUS.
     with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        size -= start
         while size > 0:
             piece = file.read(min(PIECE, size))
             if not piece:

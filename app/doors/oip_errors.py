@@ -7,7 +7,7 @@ import logging
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import as_convgrad_error, problem_headers, reply_of
-from app.middleware import context_of
+from app.middleware import context_of, headers_of
 from app.replies.body import send_json
 from convgrad._errors import Cancelled, ConvgradError, InvalidParams, Unsupported
 
@@ -16,10 +16,14 @@ __all__ = ["OipErrors"]
 _log = logging.getLogger("convgrad.request")
 
 _UNPROCESSABLE, _BAD_REQUEST = 422, 400
+_PROBLEM = "application/problem+json"
 
 
 class OipErrors:
-    """Answer what fails under `/v2`; everything else goes on to the net that all doors share."""
+    """Answer what fails under `/v2`; everything else goes on to the net that all doors share.
+
+    So does what fails for a client that accepts problem objects: they say more.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -39,8 +43,8 @@ class OipErrors:
         try:
             await self._app(scope, receive, watch)
         except Exception as caught:
-            if begun or isinstance(caught, Cancelled):
-                raise
+            if begun or isinstance(caught, Cancelled) or _PROBLEM in headers_of(scope).get("accept", ""):
+                raise  # to the net, which says it as a problem object
             # What is left of a refused body may take seconds to come: the traceback would hold the call's memory.
             await _answer(scope, send, as_convgrad_error(caught, log=_log).with_traceback(None))
 

@@ -23,6 +23,7 @@ from app.intake.regions import Region, Regions, Registry
 from app.middleware import RequestContext, context_of, headers_of
 from app.placing import Placing, placing_of
 from app.planning import tensor_bytes
+from app.replies import frames
 from app.replies.coding import choose_coding
 from app.replies.oip import send_inference
 from app.service import Service
@@ -90,9 +91,12 @@ class Inference(Response):
             prepared = replace(prepared, deadline=context.started + self._allowed(request))
             running = service.call(prepared, tensors, holding, timings=context.timings)
             async with cancel_on_disconnect(receive), running:
-                await running.finish()
-                coding = choose_coding(headers.get("accept-encoding"))
-                await send_inference(running, request, send, coding=coding, region=self._region)
+                if frames.MEDIA_TYPE in headers.get("accept", "") and self._region is None:
+                    await frames.send_frames(running, send)
+                else:
+                    await running.finish()
+                    coding = choose_coding(headers.get("accept-encoding"))
+                    await send_inference(running, request, send, coding=coding, region=self._region)
                 ended = time.monotonic()
         return ended
 

@@ -27,6 +27,7 @@ import ml_dtypes
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+OIP = {"FP32": "<f4", "FP16": "<f2", "BF16": ml_dtypes.bfloat16, "INT64": "<i8"}
 NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 
@@ -91,6 +92,8 @@ class Handler(BaseHTTPRequestHandler):
         kind = self.headers["Content-Type"]
         if kind.startswith("multipart/form-data"):
             read_multipart(body, kind.partition("boundary=")[2], received)
+        elif (length := self.headers["Inference-Header-Content-Length"]) is not None:
+            read_inference(body, int(length), received)
         else:
             received.document = json.loads(body)
         self._answer(received)
@@ -207,6 +210,17 @@ def read_multipart(body: bytes, boundary: str, into: Received) -> None:
             into.document = json.loads(content)
         else:
             into.tensors[name] = load(content, into.document["inputs"].get(name, {}))
+
+
+def read_inference(body: bytes, length: int, into: Received) -> None:
+    """Take the binary form of the Open Inference Protocol apart; the tensors follow the head in its order."""
+    into.document = json.loads(body[:length])
+    for entry in into.document["inputs"]:
+        assert entry.keys() == {"name", "datatype", "shape", "parameters"}
+        (size,) = entry["parameters"].values()
+        data, length = body[length : length + size], length + size
+        into.tensors[entry["name"]] = np.frombuffer(data, OIP[entry["datatype"]]).reshape(entry["shape"])
+    assert length == len(body)
 
 
 def load(content: bytes, stated: dict[str, Any]) -> Array:

@@ -44,14 +44,14 @@ def test_run(server: Server) -> None:
     result = using(server, lambda client: client.run("Op", {"src": SRC}, {"groups": 1}, deadline=2))
     np.testing.assert_array_equal(result, SRC)
     assert result.flags.writeable
-    assert server.received[0].document["options"] == {"deadline_ms": 2000}
+    assert server.received[0].document["parameters"]["timeout"] == 2_000_000
 
 
 def test_operations_are_methods(server: Server) -> None:
     """The methods of the operations give something to await."""
     result = using(server, lambda client: client.conv_transpose(SRC, SRC, strides=[1], dilations=[1]))
     np.testing.assert_array_equal(result, SRC)
-    assert server.received[0].path == "/v1/ops/ConvTranspose"
+    assert server.received[0].path == "/v2/models/ConvTranspose/infer"
 
 
 def test_calls_run_side_by_side(server: Server) -> None:

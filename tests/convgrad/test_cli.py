@@ -72,11 +72,11 @@ def test_run(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*arguments, "--input", "bias=src.npy", "-o", "dw.npy", "--reference", "--deadline", "9"]) == 0
     np.testing.assert_array_equal(np.load("dw.npy"), SRC)
     (received,) = server.received
-    assert received.path == "/v1/ops/Op"
-    assert received.document["attributes"] == {"strides": [2], "groups": 1}
-    assert received.document["inputs"] == {"weights_shape": [3, 4]}
-    assert received.document["options"] == {"reference": True, "deadline_ms": 9000}
-    assert sorted(received.tensors) == ["bias", "src"]
+    assert received.path == "/v2/models/Op/infer"
+    options = {"reference": True, "timeout": 9_000_000}
+    assert received.document["parameters"] == {"strides": [2], "groups": 1, **options}
+    assert received.tensors["weights_shape"].tolist() == [3, 4]
+    assert sorted(received.tensors) == ["bias", "src", "weights_shape"]
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("convgrad: diff_weights f32 [2, 3, 4] -> dw.npy (")
@@ -113,7 +113,7 @@ def test_bfloat16_in_and_out(server: Server) -> None:
     np.save("u2.npy", SRC.astype(ml_dtypes.bfloat16).view(np.uint16))
     server.script.append(bfloat16)
     assert main(["run", "Op", "--src", "u2.npy", "--dtype", "bf16", "-o", "dw.npy"]) == 0
-    assert server.received[0].document["inputs"] == {"src": {"dtype": "bf16"}}
+    assert server.received[0].document["inputs"][0]["datatype"] == "BF16"
     np.testing.assert_array_equal(np.load("dw.npy").view(ml_dtypes.bfloat16), SRC.astype(ml_dtypes.bfloat16))
 
 
@@ -124,7 +124,7 @@ def test_run_a_spec(here: Path, server: Server) -> None:
     spec = {"op": "Op", "attributes": {"groups": 1}, "inputs": {"src": "a.npy"}}
     (here / "specs" / "op.json").write_text(json.dumps(spec))
     assert main(["run", "--spec", "specs/op.json", "--attr", "groups=3"]) == 0
-    assert server.received[0].document["attributes"] == {"groups": 3}
+    assert server.received[0].document["parameters"] == {"groups": 3}
     np.testing.assert_array_equal(np.load("diff_weights.npy"), SRC + 1)
 
 
@@ -216,7 +216,7 @@ def test_bench(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
 def test_bench_has_a_call_of_its_own(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a call `bench` takes a 3x3 layer."""
     assert main(["bench", "--seconds", "0"]) == 0
-    assert server.received[0].path == "/v1/ops/ConvolutionBackwardWeights"
+    assert server.received[0].path == "/v2/models/ConvolutionBackwardWeights/infer"
     assert "calls_per_s" in capsys.readouterr().out
 
 

@@ -326,3 +326,24 @@ def test_parameters_as_headers(client: Any) -> None:
     headers["Convgrad-Parameter-Strides"] = "7,7"
     result = client.infer(SMALL.op, sent, headers=dict(headers), parameters={"strides": [2, 2]})
     assert same_bits(result.as_numpy("diff_weights"), SMALL.expected(inputs))
+
+
+def test_a_client_may_have_the_reply_in_frames(http: httpx.Client) -> None:
+    """With its media type in Accept the reply is the tensor stream of `/v1`, with the same bits."""
+    inputs = SMALL.inputs()
+    content, headers = oip.body(oip.head(SMALL, inputs), inputs)
+    response = oip.post(http, SMALL.op, content, headers | {"accept": calls.FRAMES})
+    assert response.headers["content-type"] == calls.FRAMES
+    assert same_bits(calls.read(response), SMALL.expected(inputs))
+
+
+def test_a_client_may_have_problem_objects(http: httpx.Client) -> None:
+    """With its media type in Accept an error is the problem object of `/v1`, which names the attribute."""
+    inputs = SMALL.inputs()
+    described = oip.head(SMALL, inputs)
+    described["parameters"]["strides"] = [0, 1]
+    content, headers = oip.body(described, inputs)
+    response = oip.post(http, SMALL.op, content, headers | {"accept": "application/problem+json"})
+    assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
+    assert response.json()["errors"][0]["loc"] == ["attributes", "strides", 0]
+    assert oip.error(oip.post(http, SMALL.op, content, headers), 400)

@@ -1,0 +1,85 @@
+"""The request body of a call: the head of an Open Inference Protocol request, and the tensors as they lie in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from convgrad._errors import InvalidParams
+from convgrad._multipart import Body, checked, joined
+from convgrad._tensors import Bytes, Part
+
+__all__ = ["HEAD_LENGTH", "dump", "inference"]
+
+HEAD_LENGTH = "Inference-Header-Content-Length"
+
+_SHAPES = frozenset({"weights_shape", "filter_shape"})
+_MOST_AXES = 16
+_INT64 = 2**63
+# What the protocol takes for its own among the parameters, and what makes of attributes a whole dumped op.
+_NOT_ATTRIBUTES = frozenset({"binary_data_output", "headers", "priority", "reference", "timeout", "kind", "attrs"})
+_PREFIXES = ("sequence_", "triton_")
+
+
+def inference(
+    tensors: Mapping[str, Part], lists: Mapping[str, Any], attributes: Mapping[str, Any], options: Mapping[str, Any]
+) -> Body | None:
+    """Build the body of a call; None where the protocol has no words for it.
+
+    The shapes come first, so that the service can check all of the call before it takes any tensor's bytes.
+    """
+    if any(name in _NOT_ATTRIBUTES or name.startswith(_PREFIXES) for name in attributes):
+        return None
+    if not all(name in _SHAPES and _is_shape(value) for name, value in lists.items()):
+        return None
+    if any(part.elements is None for part in tensors.values()):
+        return None
+    described = [_input(name, "INT64", [len(value)], 8 * len(value)) for name, value in lists.items()]
+    described += [_input(checked(name), part.dtype.oip, part.shape, part.size) for name, part in tensors.items()]
+    parameters = dict(attributes)
+    if "deadline_ms" in options:
+        parameters["timeout"] = options["deadline_ms"] * 1000
+    if "reference" in options:
+        parameters["reference"] = options["reference"]
+    head = dump({"inputs": described, "parameters": parameters})
+    shapes = b"".join(np.array(value, "<i8").tobytes() for value in lists.values())
+
+    def pieces() -> Iterator[Bytes]:
+        yield head + shapes
+        for part in tensors.values():
+            assert part.elements is not None
+            yield from part.elements()
+
+    length = len(head) + len(shapes) + sum(part.size for part in tensors.values())
+    return Body("application/octet-stream", length, lambda: joined(pieces()), {HEAD_LENGTH: str(len(head))})
+
+
+def dump(document: Mapping[str, Any]) -> bytes:
+    """Write the JSON of a request, which may have NumPy's integers; raises `InvalidParams` for what is no JSON."""
+    try:
+        return _JSON.encode(document).encode()
+    except (TypeError, ValueError) as error:
+        raise InvalidParams("attributes must be integers, strings and lists of integers") from error
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, np.integer | np.ndarray):
+        return value.tolist()
+    raise TypeError(type(value).__name__)
+
+
+_JSON = json.JSONEncoder(default=_plain, separators=(",", ":"), allow_nan=False)
+
+
+def _is_shape(value: Sequence[Any]) -> bool:
+    return len(value) <= _MOST_AXES and all(
+        isinstance(number, int | np.integer) and not isinstance(number, bool) and -_INT64 <= int(number) < _INT64
+        for number in value
+    )
+
+
+def _input(name: str, datatype: str, shape: Sequence[int], nbytes: int) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": nbytes}}
