@@ -74,7 +74,7 @@ class BwdWeights:
         whole = (0, plan.groups, 0, len(plan.blocks))
         ends = [len(plan.slabs) * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
         first = [
-            Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts), plan.slabs[end - 1][1])
+            Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts), _images(problem, plan, end))
             for i, end in enumerate(ends)
         ]
         tiles = _tiles(problem, plan, min(4, wanted))
@@ -193,6 +193,12 @@ class Part:
             KINDS[problem.dtype], total, self.lane_groups, self.blocks, np.array(counts, np.int64),
             np.array((step, block, lane, row, tap, self.g0 * step, int(linear)), np.int64), out32, out16,
         )  # fmt: skip
+
+
+def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
+    """Count the images that the first slabs reach into: they are the outermost axis with positions, or a part of it."""
+    outermost = next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
+    return -(-plan.slabs[slabs - 1][2 * outermost + 1] * problem.n // plan.axes[outermost].size)
 
 
 def _table(rows: Sequence[Sequence[int] | Ints], columns: int) -> Ints:

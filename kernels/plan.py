@@ -24,7 +24,8 @@ class Unit:
 
     `offset` and `shape` are the box of the output that is final when the unit is done, None for a unit that only
     leaves partial sums in the shared scratch. All units of a stage finish before the next stage starts. `part` is
-    the kernel's own description of the work.
+    the kernel's own description of the work. Of src and diff_dst a unit reads the first `images` alone, where that is
+    given: it can run before the others are there.
     """
 
     index: int
@@ -33,6 +34,7 @@ class Unit:
     shape: tuple[int, ...] | None
     macs: int
     part: tuple[int, ...] = ()
+    images: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,84 @@
+"""Units that say how many images they read: nothing behind those has any part in what they leave."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels import ConvProblem, plan, run_unit, storage_dtype
+
+SQUARE = ConvProblem(
+    op="ConvolutionBackwardWeights", dtype="f32", n=8, src_channels=32, dst_channels=48, groups=1,
+    src_spatial=(40, 40), dst_spatial=(40, 40), kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads_begin=(1, 1),
+    data_format="NCX", weights_format="OIX",
+)  # fmt: skip
+FEW = replace(SQUARE, n=32, src_channels=3, dst_channels=16, kernel=(7, 7), dst_spatial=(34, 34), pads_begin=(0, 0))
+DEPTHWISE = replace(SQUARE, n=128, src_channels=64, dst_channels=64, groups=64, groups_axis="O")
+LINE = replace(
+    SQUARE, n=9, src_channels=80, dst_channels=70, src_spatial=(1500,), dst_spatial=(1500,), kernel=(5,), strides=(1,),
+    dilations=(2,), pads_begin=(4,),
+)  # fmt: skip
+VOLUME = replace(
+    SQUARE, n=8, src_channels=20, dst_channels=24, src_spatial=(12, 14, 16), dst_spatial=(12, 14, 16), kernel=(3, 3, 3),
+    strides=(1, 1, 1), dilations=(1, 1, 1), pads_begin=(1, 1, 1),
+)  # fmt: skip
+STRIDED = replace(SQUARE, n=16, src_channels=64, dst_spatial=(20, 20), strides=(2, 2))
+PROBLEMS = {
+    "square": SQUARE,
+    "square last": replace(SQUARE, data_format="NXC", weights_format="XIO"),
+    "square f16": replace(SQUARE, dtype="f16"),
+    "square bf16 last": replace(SQUARE, dtype="bf16", data_format="NXC"),
+    "few": FEW,
+    "few last": replace(FEW, data_format="NXC"),
+    "depthwise": DEPTHWISE,
+    "depthwise last": replace(DEPTHWISE, data_format="NXC"),
+    "line": LINE,
+    "volume": VOLUME,
+    "strided": STRIDED,
+    "transposed": replace(SQUARE, op="ConvTransposeBackwardWeights", weights_format="IOX"),
+}
+
+
+def inputs_of(problem: ConvProblem) -> list[np.ndarray[Any, Any]]:
+    """Draw finite values in the storage of the problem's dtype."""
+    rng = np.random.default_rng(5)
+    if problem.dtype == "f32":
+        return [rng.standard_normal(shape).astype(np.float32) for shape in problem.input_shapes]
+    return [rng.integers(0x3000, 0x3C00, shape).astype(np.uint16) for shape in problem.input_shapes]
+
+
+def poisoned(array: np.ndarray[Any, Any], images: int) -> np.ndarray[Any, Any]:
+    """Copy a tensor, with NaN in all images but the first."""
+    copy = array.copy()
+    copy[images:] = np.nan if array.dtype == np.float32 else 0x7FFF
+    return copy
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_images_behind_are_not_read(name: str) -> None:
+    """A unit leaves the same bits whatever lies in the images behind those that it says it reads."""
+    problem = PROBLEMS[name]
+    chosen, inputs = plan(problem, workers=2), inputs_of(problem)
+    output = np.empty(problem.output_shape, storage_dtype(problem.dtype))
+    scratch = np.zeros(chosen.scratch_bytes, np.uint8)
+    for unit in chosen.units:
+        assert run_unit(chosen, unit, inputs, output, scratch)
+    expected, again = output.tobytes(), np.zeros_like(scratch)
+    early = [unit for unit in chosen.units if unit.images is not None and unit.images < problem.n]
+    assert early, "the problem has no unit that can run early"
+    for unit in chosen.units:
+        some = inputs if unit.images is None else [poisoned(array, unit.images) for array in inputs]
+        assert run_unit(chosen, unit, some, output, again)
+    assert output.tobytes() == expected
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_units_need_more_and_more(name: str) -> None:
+    """Units come in the order in which their images do, and together they read all."""
+    chosen = plan(PROBLEMS[name], workers=2)
+    needed = [unit.images for unit in chosen.units if unit.images is not None]
+    assert needed == sorted(needed)
+    assert needed[-1] == chosen.problem.n
