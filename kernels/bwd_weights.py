@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.arena import arena
-from kernels.driver import WIDTH, add, add_slabs, store
+from kernels.driver import NATIVE, WIDTH, add, add_slabs, store
 from kernels.geometry import wrapped
 from kernels.packing import KINDS
 from kernels.plan import Stop, Storage, Unit
@@ -68,6 +68,9 @@ class BwdWeights:
         while 2 * parts <= min(wanted, plan.chunks) and acc_bytes <= SHARED_ACC_BYTES:
             parts *= 2
         if parts == 1:
+            if plan.scalar_pack != NATIVE:
+                # every unit packs the scalars anew
+                wanted = min(wanted, 2 * workers - (workers == 1))
             tiles = _tiles(problem, plan, max(wanted, -(-acc_bytes // UNIT_ACC_BYTES)))
             macs = problem.macs // len(tiles)
             return [Unit(i, 0, offset, shape, macs, (*p, 0, 1)) for i, (p, offset, shape) in enumerate(tiles)], 0
@@ -161,7 +164,7 @@ class Part:
             panels.ctypes.data,
             plan.scalar_pack, _place(self.scalar, scalar), self.scalar_boxes[some], plan.scalar_lines,
             plan.scalar.steps, plan.scalar.moves, plan.scalar.plane, scratch.ctypes.data,
-            acc.ctypes.data, 4 * self.group_floats, plan.channel_step,
+            acc.ctypes.data, 4 * self.group_floats, plan.row_step,
         )  # fmt: skip
 
     def join(self, partial: Floats) -> Floats:
@@ -184,9 +187,8 @@ class Part:
         flat = output.reshape(-1)
         none32, none16 = np.empty(0, np.float32), np.empty(0, np.uint16)
         out32, out16 = (flat, none16) if problem.dtype == "f32" else (none32, flat)
-        channels = plan.scalar.tensor.channels
         counts = (
-            self.g1 - self.g0, self.group_floats, plan.rows // channels, channels, plan.tap_step, plan.channel_step,
+            self.g1 - self.g0, self.group_floats, plan.taps, plan.channels, plan.tap_step, plan.channel_step,
         )  # fmt: skip
         linear = plan.channel_step * tap == plan.tap_step * row and min(row, tap) == 1
         store(

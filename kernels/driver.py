@@ -10,7 +10,7 @@ out; nothing is checked here. Tables, by column:
 * ranges: 0-5 low and high of (d, h, w), 6 shift of the vector panel in lines, 7-8 first and last register tile, 9 shift
   of the scalars in bytes, 10 accumulator row, 11 number of the walk over the lane blocks that it belongs to.
 * tiles: 0 accumulator row counted from the range's, 1 rows, 2-10 byte offsets of the rows' scalars.
-* lines: 0 first channel, 1 valid lanes of each line of the scalar panel.
+* lines: 0 byte offset, 1 valid lanes of each line of the scalar panel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from kernels._jit import Floats, Halves, Table, Vector, jit
 from kernels.cpu import cpu
-from kernels.packing import F16, F32, copy_lines, pack_panel, pack_planes
+from kernels.packing import F16, F32, copy_lines, pack_panels, pack_planes
 from kernels.simd import all_finite, call_tile, fill_zero, round_bits, transpose_panel
 from kernels.tiles import LANEWISE
 
@@ -37,18 +37,17 @@ _transpose = transpose_panel("f32")
 
 @jit
 def _pack_vector(
-    kind: int, left: int, operand: Vector, box: Vector, blocks: Table, panel_lines: Vector, steps: Vector, panels: int
+    kind: int, left: int, operand: Vector, box: Vector, blocks: Table, panel_lines: Vector, panels: int
 ) -> None:
-    """Pack one group's vector tensor, a panel for each lane block; `left` lanes exist, `steps` is scratch."""
+    """Pack one group's vector tensor, a panel for each lane block; `left` lanes exist."""
     source = operand[0]
     for axis in range(4):
         source += box[axis] * operand[3 + axis]
+    parts = np.empty((blocks.shape[0], 5), np.int64)
     for b in range(blocks.shape[0]):
-        lanes = blocks[b, 2] * WIDTH
-        for axis in range(4):
-            steps[axis] = 4 * lanes * panel_lines[axis]
-        place = source + blocks[b, 0] * operand[8]
-        pack_panel(kind, lanes, min(blocks[b, 1], left), panels + blocks[b, 5], box, steps, place, operand)
+        parts[b, 0], parts[b, 1], parts[b, 2] = blocks[b, 2] * WIDTH, min(blocks[b, 1], left), blocks[b, 0] * operand[8]
+        parts[b, 3], parts[b, 4] = panels + blocks[b, 5], 4 * parts[b, 0]
+    pack_panels(kind, parts, box, panel_lines, source, operand)
 
 
 @jit
@@ -95,22 +94,34 @@ def _pack_scalar(
         base -= box[8 + axis] * steps[axis]
         first += (box[axis] - box[8 + axis]) * steps[axis]
     if pack == PLANES:
-        pack_planes(kind, lines[-1, 0] + lines[-1, 1], scratch, plane, box, steps, source, operand)
+        channels = 0
+        for t in range(lines.shape[0]):
+            channels += lines[t, 1]
+        pack_planes(kind, channels, scratch, plane, box, steps, source, operand)
         return base
+    line = steps[3] // 4
+    parts, to = np.empty((lines.shape[0], 5), np.int64), np.empty(4, np.int64)
     for t in range(lines.shape[0]):
         if padded:
             _zero_border(box, steps, scratch + t * plane, plane)
-        place, lanes = source + lines[t, 0] * operand[8], min(lines[t, 1], left)
-        if padded and box[7] < 16 and operand[5] == box[7] * operand[6]:
-            # short lines that follow each other are transposed as one, then set apart
-            dense[3] = steps[3]
-            for axis in range(2, -1, -1):
-                dense[axis] = dense[axis + 1] * box[5 + axis]
-            spare = scratch + lines.shape[0] * plane
-            pack_panel(kind, steps[3] // 4, lanes, spare, box, dense, place, operand)
+        parts[t, 0], parts[t, 1], parts[t, 2] = line, min(lines[t, 1], left), lines[t, 0]
+        parts[t, 3], parts[t, 4] = first + t * plane, steps[3]
+    if padded and box[7] < 16 and operand[5] == box[7] * operand[6]:
+        # short lines that follow each other are transposed as one, then set apart
+        to[3] = 1
+        for axis in range(2, -1, -1):
+            to[axis] = to[axis + 1] * box[5 + axis]
+            dense[axis] = to[axis] * steps[3]
+        dense[3] = steps[3]
+        spare = scratch + lines.shape[0] * plane
+        for t in range(lines.shape[0]):
+            parts[t, 3] = spare
+            pack_panels(kind, parts[t : t + 1], box, to, source, operand)
             _set_apart(box, dense, spare, steps, first + t * plane)
-        else:
-            pack_panel(kind, steps[3] // 4, lanes, first + t * plane, box, steps, place, operand)
+        return base
+    for axis in range(4):
+        to[axis] = steps[axis] // steps[3]
+    pack_panels(kind, parts, box, to, source, operand)
     return base
 
 
@@ -152,6 +163,11 @@ def _clip(
         for k in range(3):
             axis = outer if k == 0 else k + 1
             row[4 + k], row[7 + k] = vector_moves[axis], scalar_moves[axis]
+        # lines, then planes, that follow each other without a gap are one
+        if row[5] == row[6] * row[12] and row[8] == row[9] * row[12]:
+            row[11], row[12] = 1, row[11] * row[12]
+        if row[11] == 1 and row[4] == row[6] * row[12] and row[7] == row[9] * row[12]:
+            row[10], row[12] = 1, row[10] * row[12]
         row[13], row[14], row[15] = acc_step, ranges[r, 10], ranges[r, 11]
         count += 1
     return count
@@ -225,7 +241,7 @@ def add_slabs(
         vector_here[0], scalar_here[0] = vector[0], scalar[0]
         for g in range(groups):
             left = lane_groups - g * WIDTH if lane_groups > 0 else 2 * WIDTH
-            _pack_vector(kind, left, vector_here, vector_box, blocks, vector_lines, steps, panels)
+            _pack_vector(kind, left, vector_here, vector_box, blocks, vector_lines, panels)
             base = _pack_scalar(
                 kind, left, padded, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch, steps
             )  # fmt: skip
@@ -244,11 +260,33 @@ def add_slabs(
 @jit
 def _store_lines(acc: int, rows: int, lanes: int, out: int, lane_bytes: int) -> None:
     """Transpose accumulator lines into f32 rows of the output; rows are at least 8, whole vectors of lanes only."""
-    row = 0
-    while row < rows:
-        row = min(row, rows - 8)
-        _transpose(out + 4 * row, lane_bytes, acc + row * 4 * lanes, lanes // 8, 4 * lanes, 7)
-        row += 8
+    for start in range(0, rows, 64):
+        # few rows at a time, 8 lanes after 8: whole cache lines are written, though lanes may lie at powers of two
+        for lane in range(0, lanes, 8):
+            for first in range(start, min(start + 64, rows), 8):
+                row = min(first, rows - 8)
+                _transpose(
+                    out + 4 * row + lane * lane_bytes, lane_bytes, acc + (row * lanes + lane) * 4, 1, 4 * lanes, 7
+                )
+
+
+@jit
+def _store_whole(acc: int, lanes: int, counts: Vector, steps: Vector, out: int) -> bool:
+    """Write f32 accumulators of whole vectors in runs, where rows or lanes are adjacent in the output."""
+    taps, channels = counts[2], counts[3]
+    if steps[6] == 1 and taps * channels >= 8:
+        _store_lines(acc, taps * channels, lanes, out, 4 * steps[2])
+        return True
+    if steps[2] != 1 and not (steps[4] == 1 and counts[4] == 1 and taps >= 8):
+        return False
+    for c in range(channels):
+        line, to = acc + 4 * c * counts[5] * lanes, out + 4 * c * steps[3]
+        if steps[2] != 1:
+            _store_lines(line, taps, lanes, to, 4 * steps[2])
+            continue
+        for tap in range(taps):
+            copy_lines(lanes, to + 4 * tap * steps[4], line + 4 * tap * counts[4] * lanes, 1)
+    return True
 
 
 @jit
@@ -261,15 +299,17 @@ def store(
     between channels); `steps` are output elements between groups, first channels of blocks, lanes, row channels and
     taps, then the first group's offset, then 1 where accumulator rows follow each other in the output too.
     """
-    rows = counts[2] * counts[3]
     for g in range(counts[0]):
         for b in range(blocks.shape[0]):
             lanes = blocks[b, 2] * WIDTH
             valid = min(blocks[b, 1], lane_groups - g * WIDTH) if lane_groups > 0 else blocks[b, 1]
             base = g * counts[1] + blocks[b, 4] // 4
             place = steps[5] + g * steps[0] + blocks[b, 0] * steps[1]
-            if kind == F32 and steps[6] == 1 and valid == lanes and rows >= 8:
-                _store_lines(acc.ctypes.data + 4 * base, rows, lanes, out32.ctypes.data + 4 * place, 4 * steps[2])
+            if (
+                kind == F32
+                and valid == lanes
+                and _store_whole(acc.ctypes.data + 4 * base, lanes, counts, steps, out32.ctypes.data + 4 * place)
+            ):
                 continue
             for tap in range(counts[2]):
                 for c in range(counts[3]):

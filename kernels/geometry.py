@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.problem import ConvProblem
 
-__all__ = ["Axis", "Geometry", "Tensor", "geometry", "wrapped"]
+__all__ = ["Axis", "Geometry", "Run", "Tensor", "folded", "geometry", "wrapped"]
 
 
 def wrapped(values: Iterable[int]) -> npt.NDArray[np.int64]:
@@ -118,3 +119,54 @@ def _merge(wide: Tensor, narrow: Tensor, axes: list[Axis]) -> Geometry:
     steps = (wide_steps[0], wide_steps[1], wide_steps[2], wide_steps[3])
     wide = Tensor(steps, wide.channel, wide.group, wide.channels, wide.origin)
     return Geometry(wide, narrow, (axes[0], axes[1], axes[2], axes[3]))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Channels of a folded tensor that lie at one step from each other: the first one's offset and accumulator row."""
+
+    offset: int
+    count: int
+    row: int
+
+
+def folded(geo: Geometry) -> tuple[Geometry, tuple[Run, ...]] | None:
+    """Turn taps into channels of the wide tensor, innermost axis first, while no two taps meet the same value.
+
+    So it is where patches do not overlap. Rows are channels inside taps where channels are adjacent in memory, else
+    taps inside channels.
+    """
+    wide, axes = geo.wide, list(geo.axes)
+    steps, origin = list(wide.steps), wide.origin
+    inner, offsets, lane = 1, [0], 0
+    for a in (3, 2, 1):
+        axis = axes[a]
+        taps = len(axis.shifts)
+        if taps > 1:
+            if axis.stride <= axis.shifts[-1] - axis.shifts[0] or {*axis.ranges} != {(0, axis.size)}:
+                break
+            shifts = [(shift - axis.shifts[0]) * steps[a] for shift in axis.shifts]
+            if inner == 1:
+                inner, lane = taps, shifts[1]
+            else:
+                offsets = [shift + offset for shift in shifts for offset in offsets]
+        origin += axis.shifts[0] * steps[a]
+        steps[a] *= axis.stride
+        axes[a] = Axis(axis.size, axis.size, 1, (0,), ((0, axis.size),))
+    if inner == 1:
+        return None
+    taps, channels = inner * len(offsets), wide.channels
+    total = prod(len(axis.shifts) for axis in geo.axes)
+    if wide.channel != 1:
+        runs = [
+            Run(c * wide.channel + offset, inner, c * total + i * inner)
+            for c in range(channels)
+            for i, offset in enumerate(offsets)
+        ]
+    elif lane == channels:
+        lane = 1
+        runs = [Run(offset, inner * channels, i * inner * channels) for i, offset in enumerate(offsets)]
+    else:
+        return None
+    tensor = Tensor((steps[0], steps[1], steps[2], steps[3]), lane, wide.group, taps * channels, origin)
+    return Geometry(tensor, geo.narrow, (axes[0], axes[1], axes[2], axes[3])), tuple(runs)

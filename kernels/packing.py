@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels._jit import Vector, jit
+from kernels._jit import Table, Vector, jit
 from kernels.simd import copy_panel, load_value, store_value, transpose_panel
 
-__all__ = ["F16", "F32", "KINDS", "copy_lines", "pack_panel", "pack_planes"]
+__all__ = ["F16", "F32", "KINDS", "copy_lines", "pack_panel", "pack_panels", "pack_planes"]
 
 F32, F16, BF16 = 0, 1, 2
+
+TOGETHER = 4
+"""Panels from which on adjacent channels are packed position by position rather than panel by panel."""
 KINDS = {"f32": F32, "f16": F16, "bf16": BF16}
 
 _copy2_f32, _copy2_f16, _copy2_bf16 = (copy_panel(kind, 2) for kind in KINDS)
@@ -128,29 +131,90 @@ def _pack_run(
 
 
 @jit
+def _alike(parts: Table, first: int) -> int:
+    """Count the parts from `first` on that have the same lanes and the same distances in memory and panels."""
+    count = 1
+    while first + count < parts.shape[0]:
+        here, last = first + count, first + count - 1
+        alike = parts[here, 0] == parts[first, 0] and parts[here, 4] == parts[first, 4]
+        for column in (2, 3):
+            alike = (
+                alike and parts[here, column] - parts[last, column] == parts[first + 1, column] - parts[first, column]
+            )
+        if not alike:
+            break
+        count += 1
+    return count
+
+
+@jit
+def _pack_across(
+    kind: int, parts: Table, first: int, count: int, line: int, step: int, src: int, operand: Vector, run: int
+) -> int:
+    """Pack adjacent channels position by position, so that memory is read in its order; give the positions done.
+
+    Whole vectors are read, never past the tensor: what its end cuts off is left.
+    """
+    size = 4 if kind == F32 else 2
+    lanes = parts[first, 0]
+    vectors = (lanes + 7) // 8 * 8
+    source = src + parts[first, 2]
+    between = parts[first + 1, 2] - parts[first, 2]
+    done = run
+    while done > 0 and source + (done - 1) * operand[6] + (count - 1) * between + vectors * size > operand[1]:
+        done -= 1
+    target, apart = parts[first, 3] + line * parts[first, 4], parts[first + 1, 3] - parts[first, 3]
+    for p in range(done):
+        _copy(kind, vectors, target + p * step * parts[first, 4], apart, source + p * operand[6], between, count)
+    return done
+
+
+@jit
+def pack_panels(kind: int, parts: Table, box: Vector, steps: Vector, src: int, operand: Vector) -> None:
+    """Pack a box of positions into f32 panels, one for each part of the channels.
+
+    `box` and `operand` are those of `kernels.driver`: sizes, byte steps and end of the tensor are read from them.
+    `parts` are, row by row: lanes of a line of the panel, valid ones, byte offset of the first, address of the box's
+    first line, bytes of one of `steps`; those lead from one (n, d, h, w) to the next. `src` is the address of the box's
+    first value. Lanes past the valid ones hold anything: the sums they would feed are dropped. With lanes that are no
+    multiple of 8 positions overlap and are written in rising order: up to 7 values past a panel are written, too.
+    """
+    run, lines, planes = box[7], box[6], box[5]
+    if operand[5] == run * operand[6] and steps[2] == run * steps[3]:
+        run, lines = run * lines, 1
+        if operand[4] == run * operand[6] and steps[1] == run * steps[3]:
+            run, planes = run * planes, 1
+    first = 0
+    while first < parts.shape[0]:
+        count = _alike(parts, first)
+        adjacent = count >= TOGETHER and operand[7] == (4 if kind == F32 else 2)
+        for n in range(box[4]):
+            for d in range(planes):
+                for h in range(lines):
+                    line = n * steps[0] + d * steps[1] + h * steps[2]
+                    place = src + n * operand[3] + d * operand[4] + h * operand[5]
+                    done = 0
+                    if adjacent:
+                        done = _pack_across(kind, parts, first, count, line, steps[3], place, operand, run)
+                    for p in range(first, first + count if done < run else first):
+                        unit = parts[p, 4]
+                        _pack_run(
+                            kind, parts[p, 0], parts[p, 1],
+                            parts[p, 3] + (line + done * steps[3]) * unit, steps[3] * unit,
+                            place + done * operand[6] + parts[p, 2], operand[7], operand[6],
+                            run - done, operand[1],
+                        )  # fmt: skip
+        first += count
+
+
+@jit
 def pack_panel(
     kind: int, lanes: int, valid: int, dst: int, box: Vector, dst_steps: Vector, src: int, operand: Vector
 ) -> None:
-    """Pack a box of positions with `valid` channels into lines of `lanes` f32.
-
-    `box` and `operand` are those of `kernels.driver`: sizes, byte steps and end of the tensor are read from them.
-    `dst_steps` are the panel's byte steps for (n, d, h, w), `src` is the address of the box's first value. Lanes past
-    `valid` hold anything: the sums they would feed are dropped. With `lanes` below a multiple of 8 positions overlap
-    and are written in rising order.
-    """
-    run, lines, planes = box[7], box[6], box[5]
-    if operand[5] == run * operand[6] and dst_steps[2] == run * dst_steps[3]:
-        run, lines = run * lines, 1
-        if operand[4] == run * operand[6] and dst_steps[1] == run * dst_steps[3]:
-            run, planes = run * planes, 1
-    for n in range(box[4]):
-        for d in range(planes):
-            for h in range(lines):
-                _pack_run(
-                    kind, lanes, valid,
-                    dst + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2], dst_steps[3],
-                    src + n * operand[3] + d * operand[4] + h * operand[5], operand[7], operand[6], run, operand[1],
-                )  # fmt: skip
+    """Pack a box of positions into one panel; `dst_steps` are its byte steps for (n, d, h, w), see `pack_panels`."""
+    part = np.empty((1, 5), np.int64)
+    part[0, 0], part[0, 1], part[0, 2], part[0, 3], part[0, 4] = lanes, valid, 0, dst, 1
+    pack_panels(kind, part, box, dst_steps, src, operand)
 
 
 @jit

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from math import ceil, prod
 
 import numpy as np
@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from kernels.cpu import cpu
 from kernels.driver import LINES, NATIVE, PLANES
-from kernels.geometry import Axis, Geometry, Tensor, geometry, wrapped
-from kernels.problem import ConvProblem
+from kernels.geometry import Axis, Geometry, Run, Tensor, folded, geometry, wrapped
+from kernels.problem import ConvProblem, storage_dtype
 from kernels.tables import MERGED_TAPS, Rows, merged_tables, split, tap_tables, whole_tables
 from kernels.tiles import LANE_ROWS
 
@@ -31,7 +31,7 @@ Four = tuple[int, int, int, int]
 BLOCK_POSITIONS = 256
 """Positions of one register-tile call: a panel line of 16 f32 for each fills half of a 32 KB L1."""
 
-SLAB_BYTES = 1 << 20
+SLAB_BYTES = 512 << 10
 """Packed bytes that one slab should not pass where it can be cut without packing anything twice."""
 
 L2_BYTES = 512 << 10
@@ -48,6 +48,9 @@ SLAB_MACS = 250_000_000
 
 SLAB_MACS_MIN = 8_000_000
 """Work of a slab that makes up for laying it out."""
+
+TILE_BYTES = 192 << 10
+"""Scalars that all lane blocks visit in turn before the next are taken: they stay in L2."""
 
 CHUNKS = 8
 """Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
@@ -94,9 +97,11 @@ class Schedule:
     lanes_are_groups: bool
     groups: int  # convolution groups, or groups of lanes of them
     axes: tuple[Axis, Axis, Axis, Axis]
-    rows: int
-    tap_step: int  # accumulator rows from one tap to the next, and from one channel to the next
+    channels: int  # of the scalar tensor, and taps: each pair is an accumulator row
+    taps: int
+    tap_step: int  # accumulator rows from one tap to the next, from one channel to the next, and inside a tile
     channel_step: int
+    row_step: int
     blocks: Ints
     lanes: int
     ranges: Ints
@@ -108,6 +113,11 @@ class Schedule:
     slabs: tuple[tuple[int, ...], ...]
     block: Ints
     chunks: int
+
+    @property
+    def rows(self) -> int:
+        """Accumulator rows of one group."""
+        return self.channels * self.taps
 
     def box(self, operand: Operand, slab: tuple[int, ...]) -> Ints:
         """Give the part of a tensor that a slab of narrow positions needs (columns: see `kernels.driver`)."""
@@ -171,11 +181,11 @@ def _halve(shape: list[int], position: int) -> None:
     shape[position] = ceil(shape[position] / 2)
 
 
-def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int, by_group: bool) -> Four:
+def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int, by_group: bool, native: bool) -> Four:
     """Cut the pixels so that a slab's panels fit a cache and its work a few milliseconds.
 
     `packed` is the number of bytes packed for one pixel. Images are cut apart first; inside one image a cut repeats
-    the border of the wide tensor, so it is made only where work or scratch asks for it.
+    the border of the wide tensor, so it is made only where work or scratch asks for it, or the wide one is `native`.
     """
     shape = [axis.size for axis in axes]
     macs = problem.macs / max(1, prod(shape))
@@ -194,7 +204,7 @@ def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int, by_gr
         floor = 1 if trivial else max(1, ceil(2 * len(axes[axis].shifts) / axes[axis].stride))
         if axis == 3:
             floor = max(floor, 64)
-        while shape[axis] > floor and over(soft if trivial else hard):
+        while shape[axis] > floor and over(soft if trivial or native else hard):
             _halve(shape, axis)
     while shape[3] > 64 and over(hard):
         _halve(shape, 3)
@@ -248,28 +258,37 @@ def schedule(problem: ConvProblem) -> Schedule:
     merge = 1 < width <= MERGED_TAPS and not vector_is_wide and (by_group or wide.channels < 4)
     padded = by_group and _paddable(geo)
     pack = _scalar_pack(problem, scalar, 1 if vector_is_wide else geo.axes[3].stride, by_group, padded)
+    channels, taps = scalar.channels, prod(len(axis.shifts) for axis in geo.axes)
+    runs: tuple[Run, ...] = (Run(0, channels, 0),)
+    fold = folded(geo) if merge and not by_group else None
+    if fold:
+        geo, runs = fold
+        scalar, merge, pack = geo.wide, False, LINES
     blocks = _group_blocks(vector.channels) if by_group else _lane_blocks(vector.channels)
     limit = LANE_ROWS if by_group else min(cpu().rows[vectors] for _, _, vectors in blocks)
-    cuts = [1] * scalar.channels if by_group else split(scalar.channels, limit)
+    cuts = [[1] * run.count if by_group else split(run.count, limit) for run in runs]
     lane_factor = cpu().width if by_group else 1
     lanes = sum(v for _, _, v in blocks) * cpu().width
     packed = 4 * (lanes + (lane_factor * scalar.channels if pack != NATIVE else 0))
-    shape = _slab_shape(problem, geo.axes, packed, by_group)
+    shape = _slab_shape(problem, geo.axes, packed, by_group, pack == NATIVE and not vector_is_wide)
     slabs = tuple(_slabs(geo.axes, shape))
-    scalars, channel_offset, lines = _scalar_operand(
-        geo, scalar, pack, cuts, shape, not vector_is_wide, by_group, padded
+    scalars, channel_offset = _scalar_operand(
+        geo, scalar, pack, list(chain(*cuts)), shape, not vector_is_wide, by_group, padded
     )
     vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group)
     # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
-    taps = prod(len(axis.shifts) for axis in geo.axes)
-    taps_inside = problem.weights_strides[3] == 1 and not merge and not by_group
-    rows = Rows(*((1, taps) if taps_inside else (scalar.channels, 1)), channel_offset, limit)
+    taps_inside = wide.channel != 1 if fold else problem.weights_strides[3] == 1 and not merge and not by_group
+    tap_step, channel_step = (1, taps) if taps_inside else (channels, 1)
+    row_step = 1 if fold else channel_step
+    rows = Rows(tap_step * taps // prod(len(axis.shifts) for axis in geo.axes), row_step, channel_offset, limit)
     steps = [int(step) for step in (vectors_ if vector_is_wide else scalars).steps[1:]]
-    tile_cuts = split(scalar.channels, limit) if by_group else cuts
+    block = _block_shape(shape, _block_positions(geo, scalar, pack, not vector_is_wide, taps * channels * lanes))
     if merge:
         ranges, tiles = merged_tables(rows, geo.axes[1:], steps)
     else:
-        ranges, tiles = tap_tables(rows, geo.axes[1:], steps, tile_cuts, vector_is_wide)
+        tile_cuts = [(run.row, split(run.count, limit)) for run in runs]
+        together = TILE_BYTES // (4 * limit * max(1, prod(block)))
+        ranges, tiles = tap_tables(rows, geo.axes[1:], steps, tile_cuts, vector_is_wide, together)
     none = np.zeros((0, 12), np.int64)
     padded_ranges, padded_tiles = whole_tables(rows, geo.axes[1:], steps) if padded else (none, none)
     lane_starts = [sum(v for _, _, v in blocks[:i]) * cpu().width for i in range(len(blocks))]
@@ -285,9 +304,11 @@ def schedule(problem: ConvProblem) -> Schedule:
         lanes_are_groups=by_group,
         groups=ceil(problem.groups / cpu().width) if by_group else problem.groups,
         axes=geo.axes,
-        rows=taps * scalar.channels,
-        tap_step=rows.tap_step,
-        channel_step=rows.channel_step,
+        channels=channels,
+        taps=taps,
+        tap_step=tap_step,
+        channel_step=channel_step,
+        row_step=row_step,
         blocks=np.array([(*block, start) for block, start in zip(blocks, lane_starts, strict=True)], np.int64),
         lanes=lanes,
         ranges=ranges,
@@ -295,14 +316,9 @@ def schedule(problem: ConvProblem) -> Schedule:
         padded_ranges=padded_ranges,
         padded_tiles=padded_tiles,
         scalar_pack=pack,
-        scalar_lines=lines,
+        scalar_lines=_scalar_lines(problem, scalar, runs, cuts, by_group),
         slabs=slabs,
-        block=np.array(
-            _block_shape(
-                shape, _block_positions(geo, scalar, pack, not vector_is_wide, taps * scalar.channels * lanes)
-            ),
-            np.int64,
-        ),
+        block=np.array(block, np.int64),
         chunks=chunks,
     )
 
@@ -360,6 +376,20 @@ def _operand(
     )  # fmt: skip
 
 
+def _scalar_lines(
+    problem: ConvProblem, scalar: Tensor, runs: tuple[Run, ...], cuts: list[list[int]], by_group: bool
+) -> Ints:
+    """Give the byte offset and the lanes of each line of the scalar panel."""
+    size = storage_dtype(problem.dtype).itemsize
+    lines = []
+    for run, parts in zip(runs, cuts, strict=True):
+        offset = run.offset
+        for part in parts:
+            lines.append((offset * size, cpu().width if by_group else part))
+            offset += part * scalar.channel
+    return np.array(lines, np.int64).reshape(-1, 2)
+
+
 def _scalar_operand(
     geo: Geometry,
     scalar: Tensor,
@@ -369,28 +399,23 @@ def _scalar_operand(
     is_wide: bool,
     by_group: bool,
     padded: bool,
-) -> tuple[Operand, list[int], Ints]:
-    """Give the scalar tensor's operand, the byte offset of each of its channels, and its panel lines."""
+) -> tuple[Operand, list[int]]:
+    """Give the scalar tensor's operand and the byte offset of each of its channels."""
     channels = scalar.channels
     points = prod(_window_shape(geo.axes, shape, is_wide, padded))
-    lines = np.array([(sum(cuts[:i]), size) for i, size in enumerate(cuts)], np.int64)
     if pack == NATIVE:
         n, d, h, w = scalar.steps
         operand = _operand(geo, scalar, (4 * n, 4 * d, 4 * h, 4 * w), shape, is_wide, by_group)
-        return operand, [4 * scalar.channel * c for c in range(channels)], lines
+        return operand, [4 * scalar.channel * c for c in range(channels)]
     if pack == PLANES:
         line, plane, count = 1, 4 * points, channels
         offsets = [plane * c for c in range(channels)]
     else:
         line = cpu().width if by_group else max(cuts)
-        plane, count = 4 * points * line, len(cuts)
+        # a last line is written with whole vectors, past its end
+        plane, count = 4 * (points * line + -line % 8), len(cuts)
         offsets = [plane * tile + 4 * m for tile, size in enumerate(cuts) for m in range(size)]
-    if by_group:
-        lines[:, 1] = cpu().width
     n, d, h, w = _panel_steps(geo.axes, shape, is_wide, padded)
     steps = (4 * line * n, 4 * line * d, 4 * line * h, 4 * line * w)
-    return (
-        _operand(geo, scalar, steps, shape, is_wide, by_group, padded, plane, plane * (count + padded) // 4),
-        offsets,
-        lines,
-    )
+    scratch = plane * (count + padded) // 4
+    return _operand(geo, scalar, steps, shape, is_wide, by_group, padded, plane, scratch), offsets

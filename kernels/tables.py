@@ -29,12 +29,12 @@ MERGED_TAPS = 64
 class Rows:
     """How (tap, channel) pairs of the scalar tensor are rows: of the accumulators, and of register tiles.
 
-    `tap_step` and `channel_step` are in accumulator rows, `offsets` are bytes of each channel, `limit` is the number
-    of rows of the tallest tile.
+    `tap_step` and, inside a tile, `row_step` are in accumulator rows, `offsets` are bytes of each channel, `limit` is
+    the number of rows of the tallest tile.
     """
 
     tap_step: int
-    channel_step: int
+    row_step: int
     offsets: Sequence[int]
     limit: int
 
@@ -54,26 +54,36 @@ def _tiles(tiles: list[list[int]]) -> Ints:
 
 
 def tap_tables(
-    rows: Rows, axes: Sequence[Axis], steps: Sequence[int], cuts: Sequence[int], vector_moves: bool
+    rows: Rows,
+    axes: Sequence[Axis],
+    steps: Sequence[int],
+    cuts: Sequence[tuple[int, Sequence[int]]],
+    vector_moves: bool,
+    together: int,
 ) -> Tables:
-    """Visit every tap by itself, with tiles of `cuts` channels.
+    """Visit every tap by itself, with tiles of `cuts` channels: a first accumulator row, then channels tile by tile.
 
     `axes` are (d, h, w) and `steps` move one position of the wide tensor: lines of the vector panel where
-    `vector_moves`, else bytes of the scalars.
+    `vector_moves`, else bytes of the scalars. A walk over the lane blocks takes `together` tiles.
     """
     tiles, first = [], 0
-    for size in cuts:
-        tiles.append(_tile(first * rows.channel_step, rows.offsets[first : first + size]))
-        first += size
+    for row, sizes in cuts:
+        for size in sizes:
+            tiles.append(_tile(row, rows.offsets[first : first + size]))
+            first += size
+            row += size * rows.row_step
     grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
     shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
     ranges = np.zeros((grid.shape[1], 12), np.int64)
     for a, axis in enumerate(axes):
         ranges[:, 2 * a : 2 * a + 2] = np.array(axis.ranges, np.int64)[grid[a]]
     ranges[:, 6 if vector_moves else 9] = shift
-    ranges[:, 8] = len(tiles)
     ranges[:, 10] = np.arange(len(ranges)) * rows.tap_step
-    return ranges, _tiles(tiles)
+    walks = ceil(len(tiles) / max(1, together))
+    edges = np.arange(walks + 1) * len(tiles) // walks
+    ranges = np.tile(ranges, (walks, 1, 1))
+    ranges[:, :, 7], ranges[:, :, 8], ranges[:, :, 11] = edges[:-1, None], edges[1:, None], np.arange(walks)[:, None]
+    return ranges.reshape(-1, 12), _tiles(tiles)
 
 
 def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
