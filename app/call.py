@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.context import current_context
-from app.engines.base import Job
+from app.engines.base import Arrival, Job, JobTimes
 from app.errors import as_convgrad_error
 from app.events import Begin, End, Event, Progress, TileReady
 from app.options import Options
@@ -80,11 +80,14 @@ class Call:
         self.timings = timings
         self.id = call_id
         self.stats: dict[str, Any] = {}
+        self._times = JobTimes()
         self._service = service
         self._inputs = _in_kernel_order(prepared.op, tensors)
         self._holding = holding
         self._cleanup = ExitStack()
         self._units: AsyncGenerator[Unit, None] | None = None
+        self._first: asyncio.Task[Unit | None] | None = None
+        self._arrival: Arrival | None = None
         self._output: Segment
         self._scratch: Segment | None = None
         self._context = current_context()
@@ -112,16 +115,50 @@ class Call:
             undo.callback(self._service.calls.discard, self)
             for segment in self._inputs:
                 undo.callback(self._holding.hand_over(segment).release)
-            self._output = await self._acquire(self.nbytes, undo)
-            if scratch_bytes := self.prepared.plan.scratch_bytes:
-                self._scratch = await self._acquire(scratch_bytes, undo)
+            if self._arrival is None:
+                await self._take_memory(undo)
+            else:
+                undo.push(self._cleanup.pop_all())
+                self._arrival.advance(self.prepared.op.n)
             self._cleanup = undo.pop_all()
+
+    async def _take_memory(self, undo: ExitStack) -> None:
+        self._output = await self._acquire(self.nbytes, undo)
+        if scratch_bytes := self.prepared.plan.scratch_bytes:
+            self._scratch = await self._acquire(scratch_bytes, undo)
+
+    async def begin(self, images: int) -> None:
+        """Compute what needs only the first `images` of the inputs, before the others are there.
+
+        To be followed by ``async with`` once all are, or by `abandon`. The call is not counted before that: it takes
+        no place from calls that are complete. Raises `Overloaded` and `RateLimited` as entering does.
+        """
+        self._service.admission.check(self._context)
+        with ExitStack() as undo:
+            await self._take_memory(undo)
+            self._cleanup = undo.pop_all()
+        self._arrival = Arrival(images)
+        self._units = self._service.engine.run(self._job())
+        self._first = asyncio.ensure_future(anext(self._units, None))
+
+    def arrived(self, images: int) -> None:
+        """Tell a call that has begun how many images are there."""
+        assert self._arrival is not None
+        self._arrival.advance(images)
+
+    async def abandon(self) -> None:
+        """Stop a call that has begun and was never entered; nothing happens to others."""
+        if self._units is not None:
+            await self._let_go()
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._count(error)
         if self._units is None:
             self._cleanup.close()
-            return
+        else:
+            await self._let_go()
+
+    async def _let_go(self) -> None:
         # Segments go back only after no worker can write to them: a second cancellation must not hurry it.
         closing = asyncio.ensure_future(self._close())
         self._service.closing.add(closing)
@@ -176,9 +213,9 @@ class Call:
 
     async def _work(self) -> AsyncGenerator[Unit, None]:
         """Run the job and give its units as they are done; then there are the `stats`."""
-        plan, job = self.prepared.plan, self._job()
-        start = time.perf_counter()
-        self._units = self._service.engine.run(job)
+        plan, start = self.prepared.plan, time.perf_counter()
+        if self._units is None:
+            self._units = self._service.engine.run(self._job())
         try:
             while (unit := await self._next(self._units)) is not None:
                 yield unit
@@ -187,7 +224,8 @@ class Call:
             raise
         self._outcome, self._units = "ok", None  # the engine has let go of the job
         # Includes what a slow reader of the stream added; a whole reply has none.
-        queued = job.times.queue_s or 0.0
+        # One that began early waited for its inputs and not for a worker.
+        queued = self._times.queue_s or 0.0 if self._arrival is None else 0.0
         computing = max(0.0, time.perf_counter() - start - queued)
         self.timings.add("queue", queued)
         self.timings.add("compute", computing)
@@ -225,6 +263,9 @@ class Call:
         assert task is not None
         before = task.cancelling()
         try:
+            if self._first is not None:
+                first, self._first = self._first, None
+                return await first
             return await anext(units, None)
         except asyncio.CancelledError:
             if self.cancelled and task.uncancel() <= before:
@@ -258,12 +299,18 @@ class Call:
             scratch=self._scratch,
             deadline=self.prepared.deadline,
             owner=self._context.key,
+            arrival=self._arrival,
+            times=self._times,
         )
 
     async def _close(self) -> None:
         assert self._units is not None
+        units, self._units = self._units, None
         try:
-            await self._units.aclose()
+            if self._first is not None:
+                self._first.cancel()
+                await asyncio.gather(self._first, return_exceptions=True)
+            await units.aclose()
         finally:
             self._cleanup.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -11,7 +12,10 @@ from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
 from schemas.ops import ResolvedOp, TensorSpec
 
-__all__ = ["call_bytes", "check_limits", "describe_plan", "plan_call", "problem_of", "tensor_bytes"]
+__all__ = ["call_bytes", "check_limits", "complete_images", "describe_plan", "plan_call", "problem_of", "tensor_bytes"]
+
+_BY_IMAGE = ("src", "diff_dst")
+"""Inputs whose outermost axis is the batch, in every layout."""
 
 
 def problem_of(op: ResolvedOp) -> ConvProblem:
@@ -66,6 +70,16 @@ def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> Pl
 def call_bytes(op: ResolvedOp) -> int:
     """Count the bytes of all tensors of a call, output included."""
     return sum(map(tensor_bytes, (*op.inputs, op.output)))
+
+
+def complete_images(op: ResolvedOp, came: Mapping[str, int]) -> int:
+    """Count the leading images for which all inputs are complete, when so many bytes of each `came` in order."""
+    images = op.n
+    for spec in op.inputs:
+        there, whole = came.get(spec.name, 0), tensor_bytes(spec)
+        if there < whole:
+            images = min(images, there * op.n // whole) if spec.name in _BY_IMAGE else 0
+    return images
 
 
 def describe_plan(chosen: Plan) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from app.call import Prepared
 from app.connection import cancel_on_disconnect
 from app.doors.oip_statistics import Statistics
+from app.early import EarlyCall
 from app.intake.body import media_type
 from app.intake.heads import Heads
 from app.intake.landing import Holding
@@ -23,6 +24,7 @@ from app.intake.regions import Region, Regions, Registry
 from app.middleware import RequestContext, context_of, headers_of
 from app.placing import Placing, placing_of
 from app.planning import tensor_bytes
+from app.pool.buffers import Segment
 from app.replies import frames
 from app.replies.coding import choose_coding
 from app.replies.oip import send_inference
@@ -78,29 +80,30 @@ class Inference(Response):
         _check_content_type(headers)
         service = self._service
         with service.admit(), Holding(service.segments, placing) as holding:
-            intake = self._intake(headers, context, holding)
-            limit = int(service.settings.body_limit)
-            try:
-                async with asyncio.timeout(service.settings.deadline_s):
-                    await read_inference(receive, headers, intake, context.timings, body_limit=limit)
-                    with context.timings.measure("decode"):
-                        request, prepared, tensors = await intake.finish()
-            except TimeoutError:
-                raise DeadlineExceeded("the deadline was over before the whole request had arrived") from None
-            # The call may be one that is known from before; its time begins now.
-            prepared = replace(prepared, deadline=context.started + self._allowed(request))
-            running = service.call(prepared, tensors, holding, timings=context.timings)
-            async with cancel_on_disconnect(receive), running:
-                if frames.MEDIA_TYPE in headers.get("accept", "") and self._region is None:
-                    await frames.send_frames(running, send)
-                else:
-                    await running.finish()
-                    coding = choose_coding(headers.get("accept-encoding"))
-                    await send_inference(running, request, send, coding=coding, region=self._region)
-                ended = time.monotonic()
+            async with EarlyCall(service, holding, context.timings) as early:
+                intake = self._intake(headers, context, holding, early)
+                limit = int(service.settings.body_limit)
+                try:
+                    async with asyncio.timeout(service.settings.deadline_s):
+                        await read_inference(receive, headers, intake, context.timings, body_limit=limit)
+                        with context.timings.measure("decode"):
+                            request, prepared, tensors = await intake.finish()
+                except TimeoutError:
+                    raise DeadlineExceeded("the deadline was over before the whole request had arrived") from None
+                running = await early.settle(self._timed(prepared, request, context), tensors)
+                async with cancel_on_disconnect(receive), running:
+                    if frames.MEDIA_TYPE in headers.get("accept", "") and self._region is None:
+                        await frames.send_frames(running, send)
+                    else:
+                        await running.finish()
+                        coding = choose_coding(headers.get("accept-encoding"))
+                        await send_inference(running, request, send, coding=coding, region=self._region)
+                    ended = time.monotonic()
         return ended
 
-    def _intake(self, headers: Mapping[str, str], context: RequestContext, holding: Holding) -> OipIntake:
+    def _intake(
+        self, headers: Mapping[str, str], context: RequestContext, holding: Holding, early: EarlyCall
+    ) -> OipIntake:
         regions = self._state.regions.of(context.key)
 
         async def check(request: InferRequest, metas: Metas, complete: bool) -> Prepared | None:
@@ -108,6 +111,11 @@ class Inference(Response):
             if prepared is not None and request.output.place is not None:
                 self._region = _region_for(request, prepared, regions)
             return prepared
+
+        async def arrived(
+            request: InferRequest, prepared: Prepared, tensors: Mapping[str, Segment], came: Mapping[str, int]
+        ) -> None:
+            await early.arrived(self._timed(prepared, request, context), tensors, came)
 
         return OipIntake(
             self._called,
@@ -119,6 +127,7 @@ class Inference(Response):
             length=None if headers.get("content-encoding") else _length(headers, "content-length"),
             head_limit=int(self._service.settings.head_limit),
             check=check,
+            arrived=arrived,
             forwarded=_forwarded(headers),
         )
 
@@ -138,9 +147,12 @@ class Inference(Response):
                 raise invalid_params(name, errors) from None
         return None
 
-    def _allowed(self, request: InferRequest) -> float:
+    def _timed(self, prepared: Prepared, request: InferRequest, context: RequestContext) -> Prepared:
+        """Give a call, which may be one that is known from before, its deadline."""
         allowed = self._service.settings.deadline_s
-        return allowed if request.timeout_us is None else min(allowed, request.timeout_us / 1e6)
+        if request.timeout_us is not None:
+            allowed = min(allowed, request.timeout_us / 1e6)
+        return replace(prepared, deadline=context.started + allowed)
 
 
 def _region_for(request: InferRequest, prepared: Prepared, regions: Regions) -> Region:

@@ -13,15 +13,17 @@ from starlette.types import Receive, Scope, Send
 
 from app.call import Call, Prepared
 from app.connection import cancel_on_disconnect
+from app.early import EarlyCall
 from app.intake.body import declared_length, media_type, read_body
 from app.intake.calls import RequestedCall, read_call
 from app.intake.json import JsonIntake
 from app.intake.landing import Holding
-from app.intake.multipart import MultipartIntake
+from app.intake.multipart import Arrived, MultipartIntake
 from app.intake.tensors import settle
 from app.middleware import context_of, headers_of
 from app.openapi import COMPUTE_DOCS, DESCRIBE_DOCS, LIST_DOCS, VALIDATE_DOCS
 from app.placing import placing_of
+from app.pool.buffers import Segment
 from app.replies import frames, npy, sse
 from app.replies.accept import choose
 from app.replies.body import send_json
@@ -97,10 +99,13 @@ class _Deferred(Response):
         self._service = service
         self.background = None
 
-    async def _read(self, scope: Scope, receive: Receive, holding: Holding, *, check: Check | None) -> RequestedCall:
+    async def _read(
+        self, scope: Scope, receive: Receive, holding: Holding, *, check: Check | None, arrived: Arrived | None = None
+    ) -> RequestedCall:
         """Read the call in the form that its content type names; without `check` it needs no data.
 
-        A multipart body is checked with `check` as soon as its tensors' headers are known.
+        A multipart body is checked with `check` as soon as its tensors' headers are known; then `arrived` hears how
+        much of them has come.
         """
         headers = headers_of(scope)
         length, form = declared_length(headers), _request_type(headers)
@@ -108,7 +113,9 @@ class _Deferred(Response):
         try:
             async with asyncio.timeout(self._service.settings.deadline_s):
                 if form == "multipart/form-data":
-                    parts = MultipartIntake(headers["content-type"], self._called, holding, length=length, check=check)
+                    parts = MultipartIntake(
+                        headers["content-type"], self._called, holding, length=length, check=check, arrived=arrived
+                    )
                     await read_body(receive, parts, timings, parts)
                     return parts.finish(need_data=check is not None)
                 limit = int(self._service.settings.head_limit)
@@ -146,13 +153,19 @@ class _Computation(_Deferred):
             return checked[1]
 
         with service.admit(), Holding(service.segments, placing_of(scope)) as holding:
-            call = await self._read(scope, receive, holding, check=prepare)
-            with context.timings.measure("decode"):
-                prepared = await prepare(call)
-                tensors = await settle(call.inputs, holding)
-            running = service.call(prepared, tensors, holding, timings=context.timings)
-            async with cancel_on_disconnect(receive), running:
-                await send_reply(running, send, context.request_id)
+            async with EarlyCall(service, holding, context.timings) as early:
+
+                async def arrived(tensors: Mapping[str, Segment], came: Mapping[str, int]) -> None:
+                    assert checked is not None
+                    await early.arrived(checked[1], tensors, came)
+
+                call = await self._read(scope, receive, holding, check=prepare, arrived=arrived)
+                with context.timings.measure("decode"):
+                    prepared = await prepare(call)
+                    tensors = await settle(call.inputs, holding)
+                running = await early.settle(prepared, tensors)
+                async with cancel_on_disconnect(receive), running:
+                    await send_reply(running, send, context.request_id)
 
 
 def _request_type(headers: Mapping[str, str]) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from app.pool.buffers import Segment
 from kernels import Plan, Unit
 
-__all__ = ["Engine", "Job", "JobTimes"]
+__all__ = ["Arrival", "Engine", "Job", "JobTimes"]
 
 
 @dataclass(slots=True)
@@ -24,12 +24,27 @@ class JobTimes:
     retried_units: int = 0
 
 
+class Arrival:
+    """Tell how many leading images of a job's inputs are there, while the others are still on their way."""
+
+    def __init__(self, images: int) -> None:
+        self.images = images
+        self.on_more: Callable[[], object] = lambda: None
+
+    def advance(self, images: int) -> None:
+        """Note that so many are there; the engine hears of it when they are more than before."""
+        if images > self.images:
+            self.images = images
+            self.on_more()
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """One planned problem with its memory: inputs in the problem's order, C-contiguous in the storage dtype.
 
     `deadline` is a time of `time.monotonic()`. The jobs of one `owner` share the turns that they get. The engine
-    fills `times`.
+    fills `times`. Where there is an `arrival`, a unit runs when the images that it reads are there: all, when it does
+    not say which.
     """
 
     id: str
@@ -39,6 +54,7 @@ class Job:
     scratch: Segment | None = None
     deadline: float | None = None
     owner: str = ""
+    arrival: Arrival | None = None
     times: JobTimes = field(default_factory=JobTimes)
 
 

@@ -39,6 +39,11 @@ class Head:
             return None
         return b"".join([rest[at : at + tensor.nbytes] for tensor, at in self.shapes])
 
+    @property
+    def last_call(self) -> Prepared | None:
+        """The call that this head was the last time."""
+        return next(reversed(self.calls.values()), None)
+
     def remember(self, shapes: bytes, prepared: Prepared) -> None:
         """Keep what the call was found to be."""
         if len(self.calls) >= _MOST_CALLS:

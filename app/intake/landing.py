@@ -119,12 +119,19 @@ class RawLanding:
         if rest:
             self._waiting.append(rest)
 
+    @property
+    def settled(self) -> bool:
+        """Whether all bytes that have come are where they stay, with room behind them for the rest."""
+        return self._expected is not None and bool(self._pieces) and not self._waiting
+
+    @property
+    def segment(self) -> Segment:
+        """Where the bytes are; only once they are `settled`."""
+        return self._pieces[0][0]
+
     def room(self) -> memoryview:
         """Give the place of the bytes that are still to come, as far as it is known."""
-        if self._expected is None or not self._pieces or self._waiting:
-            return memoryview(b"")
-        segment, used = self._pieces[-1]
-        return segment.view[used : self._expected]
+        return self.segment.view[self.nbytes : self._expected] if self.settled else memoryview(b"")
 
     def placed(self, count: int) -> None:
         """Count bytes that were written to their place."""

@@ -18,6 +18,7 @@ from app.intake.json import JsonIntake
 from app.intake.landing import Holding, NpyLanding, TensorFault
 from app.intake.parts import PartReader
 from app.intake.tensors import Input, landed_npy, shape_list
+from app.pool.buffers import Segment
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, Unsupported, UnsupportedMediaType
 from convgrad._npy import NpyHeader
 from schemas.dumps import is_dump
@@ -25,7 +26,7 @@ from schemas.problems import Problem, dims, invalid_params, problem, safe_key
 from schemas.tables import MAX_DIMS, CalledOperation
 from schemas.tensors import WireTensor, read_tensor
 
-__all__ = ["MAX_REQUEST", "MultipartIntake"]
+__all__ = ["MAX_REQUEST", "Arrived", "MultipartIntake"]
 
 MAX_REQUEST = 64 * 1024
 """Bytes of the `request` part, beside tensors in it."""
@@ -35,15 +36,17 @@ _HEADER_BYTES = 4096
 _ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
 
 Check = Callable[[RequestedCall], Awaitable[object]]
+Arrived = Callable[[Mapping[str, Segment], Mapping[str, int]], Awaitable[None]]
 
 
 class MultipartIntake:
     """Take a multipart body in chunks of any size; `finish` gives the call with its tensors landed.
 
     `check` sees the call, its data not yet taken, when the header of every tensor it needs is known; it
-    refuses by raising. Raises `UnsupportedMediaType` for a content type without a usable boundary,
-    `ParseError` for a body that is not multipart, `InvalidRequest` when the request does not come first, and
-    `InvalidParams` for parts that don't belong or don't hold what they should.
+    refuses by raising. After that `arrived` hears how many bytes of each tensor are in its segment. Raises
+    `UnsupportedMediaType` for a content type without a usable boundary, `ParseError` for a body that is not
+    multipart, `InvalidRequest` when the request does not come first, and `InvalidParams` for parts that don't
+    belong or don't hold what they should.
     """
 
     def __init__(
@@ -54,10 +57,12 @@ class MultipartIntake:
         *,
         length: int | None = None,
         check: Check | None = None,
+        arrived: Arrived | None = None,
     ) -> None:
         self._called = called
         self._holding = holding
         self._check = check
+        self._arrived = arrived
         self._bound = length
         self._request: RequestObject | None = None
         self._head: JsonIntake | None = None
@@ -87,6 +92,10 @@ class MultipartIntake:
         self._body.landing.placed(count)
         if self._bound is not None:
             self._bound -= count
+        if self._arrived is not None and self._check is None:
+            there = {row: part.landing.data for row, part in self._parts.items() if part.in_place}
+            segments = {row: landing.segment for row, landing in there.items()}
+            await self._arrived(segments, {row: landing.nbytes for row, landing in there.items()})
 
     async def supply(self) -> None:
         """Check the call once that is possible, then take the memory that the bytes so far wait for."""
@@ -187,6 +196,13 @@ class _TensorPart:
     def known(self) -> bool:
         """Whether all that the operation's rules need of it has come."""
         return self.closed if self._is_shape else self.landing.header is not None
+
+    @property
+    def in_place(self) -> bool:
+        """Whether its bytes are where and how the kernels read them, as far as they have come."""
+        header = self.landing.header
+        moves = header is None or header.big_endian or (header.fortran_order and len(header.shape) > 1)
+        return not (moves or self._is_shape) and self.landing.data.settled
 
     def write(self, data: memoryview) -> None:
         with self._named():

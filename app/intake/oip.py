@@ -38,6 +38,7 @@ _HEADER = "Inference-Header-Content-Length"
 
 Metas = Mapping[str, TensorMeta | list[int]]
 Check = Callable[[InferRequest, Metas, bool], Awaitable[Prepared | None]]
+Arrived = Callable[[InferRequest, Prepared, Mapping[str, Segment], Mapping[str, int]], Awaitable[None]]
 
 _INTEGERS = ("s32", "s64")
 # A document of this size is parsed in less than a millisecond.
@@ -49,8 +50,9 @@ class OipIntake:
 
     `check` sees request and inputs before any tensor's bytes are taken, and refuses by raising; it gives the call. Its
     last argument says whether the values of the `weights_shape` input are known: where they come too late it gives
-    nothing yet, and sees them at the end. What is in `heads` has passed it before. `forwarded` are parameters that
-    came outside the body.
+    nothing yet, and sees them at the end. What is in `heads` has passed it before. `arrived` hears, while tensors are
+    on their way, of the call that this probably is: the last one with the same head, where the `weights_shape` is
+    still to come. `forwarded` are parameters that came outside the body.
 
     Raises `ParseError` and `InvalidRequest` for a body that breaks the protocol, `InvalidParams` for inputs
     that don't hold what they say, `TooLarge` and `Overloaded` when there is no memory for them.
@@ -67,6 +69,7 @@ class OipIntake:
         length: int | None,
         head_limit: int,
         check: Check,
+        arrived: Arrived | None = None,
         forwarded: Mapping[str, str] | None = None,
     ) -> None:
         self._called = called
@@ -80,6 +83,7 @@ class OipIntake:
         self._head_limit = head_limit
         self._length = length
         self._check = check
+        self._arrived = arrived
         self._forwarded = forwarded
         self._json: ListsIntake | None = None
         self._text = b""
@@ -106,6 +110,10 @@ class OipIntake:
     async def placed(self, count: int) -> None:
         """Take note of bytes of a tensor that are in their place already."""
         self._advance(count)
+        head = self._head
+        assert head is not None
+        if self._arrived is not None and (likely := self._prepared or head.last_call) is not None:
+            await self._arrived(head.request, likely, self._segments, self._came(head))
 
     async def finish(self) -> tuple[InferRequest, Prepared, dict[str, Segment]]:
         """Give the request, its call and the segments of its tensors by their names; the whole body must have come."""
@@ -241,6 +249,15 @@ class OipIntake:
             target[:count] = data[:count]
             data = data[count:]
             self._advance(count)
+
+    def _came(self, head: Head) -> dict[str, int]:
+        """Count the bytes of each input that are in its segment: binary ones come one after the other."""
+        came, left = {}, sum(map(len, self._targets))
+        for tensor in reversed(head.request.inputs):
+            missing = min(left, tensor.nbytes) if tensor.source == "binary" else 0
+            left -= missing
+            came[self._called.operation.input_spellings[tensor.name]] = tensor.nbytes - missing
+        return came
 
     def _advance(self, count: int) -> None:
         rest = self._targets[0][count:]

@@ -50,8 +50,9 @@ class JobRun:
 
     @property
     def waiting(self) -> int:
-        """Units that could be on a worker now and are not."""
-        return 0 if self.over else len(self._stages[self._stage])
+        """Units of the stage that are not on a worker; none while the first one's inputs are on their way."""
+        units = () if self.over else self._stages[self._stage]
+        return len(units) if units and self._has_inputs(units[0]) else 0
 
     @property
     def remaining(self) -> int:
@@ -104,6 +105,11 @@ class JobRun:
                 return None
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+
+    def _has_inputs(self, unit: Unit) -> bool:
+        arrival = self.job.arrival
+        needed = self.job.plan.problem.n if unit.images is None else unit.images
+        return arrival is None or needed <= arrival.images
 
     def _advance(self) -> None:
         while self._stage < len(self._stages) and self._left[self._stage] == 0:

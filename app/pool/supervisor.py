@@ -119,6 +119,8 @@ class Supervisor:
         self._open.add(run)
         self._counters.jobs += 1
         self._queue.add(run)
+        if job.arrival is not None:
+            job.arrival.on_more = self._pump
         if job.deadline is not None:
             loop = asyncio.get_running_loop()
             self._timers[run] = loop.call_later(max(0.0, job.deadline - time.monotonic()), self._too_late, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 
@@ -11,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.engines.base import Job
+from app.engines.base import Arrival, Job
 from app.pool.buffers import SegmentPool
 from app.pool.jobs import FairQueue, JobRun
 from convgrad._errors import Cancelled, DeadlineExceeded
@@ -78,6 +79,25 @@ def test_a_stage_waits_for_the_whole_stage_before_it(pool: SegmentPool) -> None:
     assert run.waiting == 1
     run.done(run.take())
     assert run.over
+
+
+def test_units_wait_for_their_images(pool: SegmentPool) -> None:
+    """A unit is given out once the images that it reads are there; one that does not say which needs all."""
+    job, heard = job_of(pool, 3), list[int]()
+    units = [
+        dataclasses.replace(unit, images=images) for unit, images in zip(job.plan.units, (1, 2, None), strict=True)
+    ]
+    chosen = dataclasses.replace(job.plan, units=tuple(units), problem=dataclasses.replace(PROBLEM, n=4))
+    arrival = Arrival(0)
+    arrival.on_more = lambda: heard.append(arrival.images)
+    run = JobRun(dataclasses.replace(job, plan=chosen, arrival=arrival))
+    given = []
+    for images in range(5):
+        arrival.advance(images)
+        while run.waiting:
+            given.append((images, run.take().images))
+    assert given == [(1, 1), (2, 2), (4, None)]
+    assert heard == [1, 2, 3, 4]
 
 
 def test_a_lost_unit_goes_first(pool: SegmentPool) -> None:
