@@ -69,7 +69,7 @@ class ConvTranspose:
         """Share out images, groups, lane blocks, then dst lines; lanes first where weights are the larger tensor."""
         dims, way = problem.dims, _way(problem.dims)
         groups = ceil(dims.groups / WIDTH) if way == "lanes" else dims.groups
-        blocks = ceil(dims.wide_channels / (LANES)) if way == "gather" else 1
+        blocks = ceil(dims.wide_channels / LANES) if way == "gather" else 1
         wanted = int(max(1, min(4 * workers, problem.macs // UNIT_MACS)))
         few_pixels = problem.n * prod(problem.src_spatial) < FEW_PIXELS and blocks * groups >= wanted
         by_image = 1 if few_pixels else min(max(1, problem.n), wanted)

@@ -17,7 +17,8 @@ from kernels.packing import KINDS
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.scatter import pack_columns, scatter
-from kernels.taps import Ints, class_tables, tap_numbers, tap_runs, tap_steps
+from kernels.simd import SEGMENT
+from kernels.taps import Ints, Only, class_tables, tap_numbers, tap_runs, tap_steps
 from kernels.tiles import LANE_ROWS, tile_table
 
 __all__ = ["LANES", "Share", "Way", "share"]
@@ -97,12 +98,12 @@ class _Gather(Share):
         super().__init__(problem, way, part)
         dims, channels = self.dims, self.dims.narrow_channels
         steps = [tap_steps(dims, axis) for axis in range(3)]
-        apart = channels < FEW_CHANNELS and steps[2][0] > 1
-        numbers = [tap_numbers(dims, axis, apart and axis == 2) for axis in range(3)]
+        joined = channels < FEW_CHANNELS and steps[2][0] > 1
+        numbers = [tap_numbers(dims, axis, joined and axis == 2) for axis in range(3)]
         d, h, w = np.ix_(*numbers)
         self.numbers = ((d * dims.kernel[1] + h) * dims.kernel[2] + w).reshape(-1)
-        self.backwards = not apart
-        tap_step = [1 if apart and axis == 2 else step for axis, (step, _) in enumerate(steps)]
+        self.backwards = not joined
+        tap_step = [1 if joined and axis == 2 else step for axis, (step, _) in enumerate(steps)]
         self.sizes = self.shape(tap_step, [step for _, step in steps])
         self.limits = np.array([LANE_ROWS, cpu().rows[1], cpu().rows[2]], np.int64)
 
@@ -122,7 +123,9 @@ class _Gather(Share):
         points = prod(reach) * (line // 4 + 8)
         self.apart = self.packed and 4 * points > SOURCE_BYTES
         tall = LANE_ROWS if self.lanewise else cpu().rows[1 if dims.wide_channels <= WIDTH else 2]
-        self.tables = class_tables(dims, numbers, channels, tall, self.apart)
+        self.together = self.lanewise and not self.packed and dims.wide_channels == 1 and len(self.numbers) <= SEGMENT
+        only: Only | None = "taps" if self.apart else "classes" if self.together else None
+        self.tables = class_tables(dims, numbers, channels, tall, only)
         if self.apart:
             points = self._band_pixels(line) * (line // 4 + 8)
         self.source_floats = points if self.packed else 0
@@ -155,12 +158,14 @@ class _Gather(Share):
     def _passes(self) -> Iterator[tuple[int, int, Ints]]:
         """Cut the share so that the packed weights of a pass have room: first and last group, and blocks of lanes."""
         low, high = self.channels
+        # with one band every weight is read once, and soon: let it be while it is in a cache
+        limit = WEIGHTS_BYTES if self.bands > 1 else WEIGHTS_BYTES // 8
         if self.lanewise:
             blocks = [(c, WIDTH, 1) for c in range(low, high)]
         else:
             valid = [(c, min(LANES, high - c)) for c in range(low, high, LANES)]
             blocks = [(c, v, 1 if v <= WIDTH else 2) for c, v in valid]
-        room = max(1, WEIGHTS_BYTES // (4 * self.panel))
+        room = max(1, limit // (4 * self.panel))
         groups = max(1, room // max(1, len(blocks)))
         for g in range(0, self.g1 - self.g0, groups):
             for b in range(0, len(blocks), room):
@@ -185,7 +190,7 @@ class _Gather(Share):
                 gather(
                     tile_table(), self.limits, self.kind, self.lanewise, left, band,
                     min(self.bands, band + self.batch), self.grid, self.sizes, *self.tables, blocks, g1 - g0, panels,
-                    4 * self.panel, self.packed, self.apart, src, dst, scratch, sums,
+                    4 * self.panel, self.packed, self.apart, self.together, src, dst, scratch, sums,
                 )  # fmt: skip
         return True
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from kernels._jit import Table, Vector, jit
 from kernels.cpu import cpu
+from kernels.lanes import LANE_PIXELS, lane_sums
 from kernels.packing import F16, F32, pack_panel
 from kernels.simd import add_run, call_tile, copy_panel, fill_zero, load_value, put_run, store_value, transpose_panel
 from kernels.tiles import LANEWISE
@@ -33,6 +34,7 @@ _copy1, _copy2 = copy_panel("f32", 1), copy_panel("f32", 2)
 _load_f32, _load_f16, _load_bf16 = load_value("f32"), load_value("f16"), load_value("bf16")
 _put_f32, _put_f16, _put_bf16 = put_run("f32"), put_run("f16"), put_run("bf16")
 _transpose = transpose_panel("f32")
+_lane_sums = lane_sums(WIDTH)
 
 
 @jit
@@ -179,6 +181,15 @@ def _clip(classes: Table, low: int, high: int, stride: int, live: Table) -> int:
 
 
 @jit
+def _pixels(live: Table, count: int) -> int:
+    """Count the dst positions of some classes."""
+    total = 0
+    for i in range(count):
+        total += live[i, 3]
+    return total
+
+
+@jit
 def _reach(live: Table, first: int, last: int, tap_step: int, axis: int, box: Vector) -> None:
     """Note in `box` the src positions of an axis that some classes meet."""
     low, high = live[first, 4], live[first, 4]
@@ -217,9 +228,23 @@ def bring_source(
 
 
 @jit
+def _collect(box: Vector, at: Vector, count: int, offsets: Vector, places: Vector) -> None:
+    """List the byte offsets of the next `count` pixels of a box, in src and in the accumulators; `at` goes along."""
+    for m in range(count):
+        offsets[m] = at[0] * box[4] + at[1] * box[5] + at[2] * box[6] + at[3] * box[7]
+        places[m] = at[0] * box[8] + at[1] * box[9] + at[2] * box[10] + at[3] * box[11]
+        at[3] += 1
+        for axis in range(3, 0, -1):
+            if at[axis] < box[axis]:
+                break
+            at[axis] = 0
+            at[axis - 1] += 1
+
+
+@jit
 def _sum(
     table: Vector, limit: int, line: int, by_line: bool, box: Vector, walk: Vector, panel: int, src: int, acc: int,
-    offsets: Vector, places: Vector, few: int,
+    at: Vector, offsets: Vector, places: Vector, few: int,
 ) -> None:  # fmt: skip
     """Sum the pixels of one class into their accumulator lines, with one tile's worth of them in each call.
 
@@ -246,23 +271,33 @@ def _sum(
     pieces = (total + limit - 1) // limit
     rows, more = total // pieces, total % pieces
     walk[9] = 1
-    n, d, h, w = 0, 0, 0, 0
+    at[0], at[1], at[2], at[3] = 0, 0, 0, 0
     for piece in range(pieces):
         tall = rows + (1 if piece < more else 0)
-        for m in range(tall):
-            offsets[m] = n * box[4] + d * box[5] + h * box[6] + w * box[7]
-            places[m] = acc + n * box[8] + d * box[9] + h * box[10] + w * box[11]
-            w += 1
-            if w == box[3]:
-                w, h = 0, h + 1
-                if h == box[2]:
-                    h, d = 0, d + 1
-                    if d == box[1]:
-                        d, n = 0, n + 1
+        _collect(box, at, tall, offsets, places)
         fill_zero(few, tall * line)
         call_tile(table[tall], walk.ctypes.data, panel, src, offsets.ctypes.data, few)
         for m in range(tall):
-            add_run(places[m], few + m * line, line // 4)
+            add_run(acc + places[m], few + m * line, line // 4)
+
+
+@jit
+def _sum_groups(
+    box: Vector, walk: Vector, panel: int, bias: int, src: int, dst: int, groups: int, panel_bytes: int, at: Vector,
+    offsets: Vector, places: Vector,
+) -> None:  # fmt: skip
+    """Sum the pixels of one class for all groups of lanes, straight into dst; `box` as in `_sum`."""
+    left = box[0] * box[1] * box[2] * box[3]
+    at[0], at[1], at[2], at[3] = 0, 0, 0, 0
+    while left > 0:
+        some = min(left, LANE_PIXELS)
+        _collect(box, at, some, offsets, places)
+        for m in range(some, LANE_PIXELS):  # too few pixels: the last one is done again
+            offsets[m], places[m] = offsets[some - 1], places[some - 1]
+        _lane_sums(
+            walk.ctypes.data, panel, bias, src, dst, offsets.ctypes.data, places.ctypes.data, groups, panel_bytes
+        )  # fmt: skip
+        left -= some
 
 
 @jit
@@ -292,12 +327,13 @@ def _walk(shape: Vector, planes: int, lines: int, columns: int, steps: Vector, w
 def gather(
     table: Table, limits: Vector, kind: int, lanewise: bool, left: int, first: int, last: int, grid: Vector,
     shape: Vector, planes: Table, lines: Table, columns: Table, blocks: Table, groups: int, panels: int,
-    panel_bytes: int, packed: bool, apart: bool, src: Vector, dst: Vector, scratch: int, acc: int,
+    panel_bytes: int, packed: bool, apart: bool, together: bool, src: Vector, dst: Vector, scratch: int, acc: int,
 ) -> None:  # fmt: skip
     """Compute bands ``first..last`` of the grid for some groups (or groups of lanes, of which `left` exist).
 
     `scratch` holds the packed src of a band, `acc` its sums [n][d][h][w][lanes] for one block. With `apart` src is
-    packed class by class: where taps reach far, all that they meet would be too much.
+    packed class by class: where taps reach far, all that they meet would be too much. With `together` groups of lanes
+    are done together, straight in dst: pixels and groups then lie as they are read and written.
     """
     channels = shape[0]
     live_d = np.empty((planes.shape[0], 6), np.int64)
@@ -315,7 +351,7 @@ def gather(
         np.empty(9, np.int64),
         np.empty(9, np.int64),
     )
-    few, here = np.empty(9 * 2 * WIDTH + 64, np.float32), src.copy()
+    few, here, at = np.empty(9 * 2 * WIDTH + 64, np.float32), src.copy(), np.empty(4, np.int64)
     dense = np.empty(7, np.int64)
     for item in range(first, last):
         rest, base = item, dst[0]
@@ -331,11 +367,12 @@ def gather(
         nw = _clip(columns, band[3], band[3] + counts[3], shape[12], live_w)
         reach[0], reach[4] = band[0], counts[0]
         met = nd > 0 and nh > 0 and nw > 0
+        covered = _pixels(live_d, nd) * _pixels(live_h, nh) * _pixels(live_w, nw) == counts[1] * counts[2] * counts[3]
         if met and not apart:
             _reach(live_d, 0, nd, shape[7], 1, reach)
             _reach(live_h, 0, nh, shape[8], 2, reach)
             _reach(live_w, 0, nw, shape[9], 3, reach)
-        for g in range(groups):
+        for g in range(1 if together else groups):
             here[0] = src[0] + g * src[2]
             start = 0
             if met and not apart:
@@ -352,7 +389,10 @@ def gather(
                 dense[6] = line
                 for axis in range(5, 2, -1):
                     dense[axis] = dense[axis + 1] * counts[axis - 2]
-                _fill(lanes, sums, panel + panel_bytes - 8 * WIDTH, counts, ways)
+                bias = panel + panel_bytes - 8 * WIDTH
+                for i in range(groups if together else 1):
+                    if not (together and covered):
+                        _fill(lanes, sums + i * line, bias + i * panel_bytes, counts, ways)
                 for axis in range(3):
                     box[9 + axis] = ways[4 + axis] * shape[10 + axis]
                 box[8] = ways[3]
@@ -377,13 +417,19 @@ def gather(
                                 sums + live_d[i, 2] * ways[4] + live_h[j, 2] * ways[5]
                                 + live_w[k, 2] * ways[6]
                             )  # fmt: skip
+                            first_line = panel + number * channels * line
                             calls = _walk(shape, live_d[i, 1], live_h[j, 1], live_w[k, 1], steps, walk)
+                            if together:
+                                _sum_groups(
+                                    box, walk, first_line, bias, source, begin, groups, panel_bytes, at, offsets, places
+                                )  # fmt: skip
+                                continue
                             for _ in range(calls):
                                 _sum(
-                                    table[tile], limit, line, live_w[k, 5] == 1, box, walk,
-                                    panel + number * channels * line, source, begin, offsets, places, few.ctypes.data,
+                                    table[tile], limit, line, live_w[k, 5] == 1, box, walk, first_line, source, begin,
+                                    at, offsets, places, few.ctypes.data,
                                 )  # fmt: skip
-                                number += shape[4] * shape[2] * shape[3]
+                                first_line += shape[4] * shape[2] * shape[3] * channels * line
                                 source += shape[7] * steps[1]
                 if not direct:
                     write(kind, acc, lanes, valid, counts, place, dst, few.ctypes.data + 9 * 8 * WIDTH)

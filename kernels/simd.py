@@ -46,8 +46,13 @@ _typed_intrinsic: Any = intrinsic
 """Numba's decorator takes the typing context away from the parameters, which its type stubs do not know."""
 
 
-def _loop(builder: Any, count: Any, carried: list[Any], body: Callable[[list[Any]], list[Any]], tag: str) -> list[Any]:
-    """Emit ``for _ in range(count): carried = body(carried)`` with the carried values in phi nodes; count >= 1."""
+def _loop(
+    builder: Any, count: Any, carried: list[Any], body: Callable[[list[Any]], list[Any]], tag: str, rolled: bool = False
+) -> list[Any]:
+    """Emit ``for _ in range(count): carried = body(carried)`` with the carried values in phi nodes; count >= 1.
+
+    A `rolled` loop is not unrolled: where counts are small, that costs more than it gives.
+    """
     before = builder.block
     block = builder.append_basic_block(tag)
     after = builder.append_basic_block(tag + ".end")
@@ -61,6 +66,9 @@ def _loop(builder: Any, count: Any, carried: list[Any], body: Callable[[list[Any
         phi.add_incoming(value, before)
         phis.append(phi)
     results = body(phis)
+    if rolled:  # an empty instruction that must not be copied
+        nothing = ir.FunctionType(ir.VoidType(), [])
+        builder.call(ir.InlineAsm(nothing, "", "", side_effect=True), [], attrs=("convergent",))
     following = builder.add(index, _I64(1))
     latch = builder.block
     index.add_incoming(following, latch)
@@ -143,7 +151,7 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
         def segment(carried: list[Any]) -> list[Any]:
             vp, sp, left, pending, *sums = carried
             take = builder.select(builder.icmp_signed("<", left, _I64(SEGMENT)), left, _I64(SEGMENT))
-            vp, sp, *sums = _loop(builder, take, [vp, sp, *sums], column, "col")
+            vp, sp, *sums = _loop(builder, take, [vp, sp, *sums], column, "col", rolled=lanewise)
             pending = builder.add(pending, take)
             full = builder.icmp_signed(">=", pending, _I64(SEGMENT))
             here = builder.block

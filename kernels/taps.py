@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from itertools import product
 from math import gcd, prod
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ __all__ = ["Ints", "Tables", "class_tables", "tap_numbers", "tap_runs", "tap_ste
 
 Ints = npt.NDArray[np.int64]
 Tables = tuple[Ints, Ints, Ints]
+Only = Literal["classes", "taps"]
 
 CLASSES_MAX = 20_000
 """Classes of whole positions up to which they are worth looking at."""
@@ -41,13 +43,13 @@ def tap_steps(dims: Dims, axis: int) -> tuple[int, int]:
     return min(step, dims.kernel[axis]), min(step * dilation // stride, dims.narrow[axis])
 
 
-def tap_numbers(dims: Dims, axis: int, apart: bool) -> Ints:
+def tap_numbers(dims: Dims, axis: int, joined: bool) -> Ints:
     """Number the taps of an axis: backwards, because src positions fall as taps rise.
 
-    With `apart`, taps that meet the same dst positions follow each other.
+    With `joined`, taps that meet the same dst positions follow each other.
     """
     taps = np.arange(dims.kernel[axis])
-    step = tap_steps(dims, axis)[0] if apart else 1
+    step = tap_steps(dims, axis)[0] if joined else 1
     numbers = np.empty(len(taps), np.int64)
     numbers[np.lexsort((-taps, taps % step))] = taps
     return numbers
@@ -87,14 +89,16 @@ def _reached(dims: Dims, axis: int, tap: int) -> tuple[int, int, int]:
     return low, low * dims.strides[axis] + tap * dims.dilations[axis] - dims.pads[axis], high - low
 
 
-def class_tables(dims: Dims, numbers: list[Ints], channels: int, limit: int, single: bool) -> Tables:
-    """Choose between classes and single taps along each axis, by an estimate of the cycles.
+def class_tables(dims: Dims, numbers: list[Ints], channels: int, limit: int, only: Only | None) -> Tables:
+    """Choose between classes and single taps along each axis, by an estimate of the cycles, unless `only` one will do.
 
-    Large kernels on small maps have classes of one pixel, which leave register tiles empty. `single` leaves no choice.
+    Large kernels on small maps have classes of one pixel, which leave register tiles empty.
     """
     runs = [tap_runs(dims, axis, numbers[axis]) for axis in range(3)]
     best = runs
-    if not single:
+    if only == "classes":
+        best = [_classes(dims, axis, numbers[axis]) for axis in range(3)]
+    elif only is None:
         classes = [_classes(dims, axis, numbers[axis]) for axis in range(3)]
         options = [[c] if len(c) == len(r) and (c == r).all() else [c, r] for c, r in zip(classes, runs, strict=True)]
         choices = [list(choice) for choice in product(*options)]

@@ -1,0 +1,110 @@
+"""ConvTranspose forward: its three ways, its bands and passes, and its units where there is one image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+import pytest
+
+from kernels import ConvProblem, forward, plan, storage_dtype
+from kernels.forward import WIDTH, Way, share
+from tests import naive
+from tests.kernels.harness import assert_same_bits, compute, problem_of, stored
+from tests.problems import Case, random_case
+
+WAYS: tuple[Way, ...] = ("gather", "lanes", "scatter")
+
+FAR = Case(  # three taps a line, far apart, on a map that no band holds
+    op="ConvTranspose", src_channels=20, dst_channels=12, src_spatial=(40, 30), dst_spatial=(40, 30), kernel=(3, 3),
+    dilations=(9, 7), pads_begin=(9, 7), pads_end=(9, 7),
+)  # fmt: skip
+WIDE = Case(
+    op="ConvTranspose", n=2, src_channels=6, dst_channels=70, src_spatial=(20, 31), dst_spatial=(40, 62),
+    kernel=(4, 4), strides=(2, 2), pads_begin=(1, 1), pads_end=(1, 1), bias=True,
+)  # fmt: skip
+DEPTHWISE = Case(
+    op="ConvTranspose", src_channels=48, dst_channels=48, groups=48, src_spatial=(25, 19), dst_spatial=(51, 39),
+    kernel=(3, 3), strides=(2, 2), data_format="NXC", bias=True,
+)  # fmt: skip
+LONG = Case(
+    op="ConvTranspose", src_channels=5, dst_channels=9, src_spatial=(3000,), dst_spatial=(8996,), kernel=(2,),
+    strides=(3,), pads_begin=(3,),
+)  # fmt: skip
+
+
+def _random(seed: int, count: int) -> Iterator[Case]:
+    rng = np.random.default_rng([20, seed])
+    for _ in range(count):
+        case = random_case(rng, macs=40_000)
+        yield replace(case if case.transposed else case.mirrored(), op="ConvTranspose")
+
+
+def _whole(problem: ConvProblem, way: Way) -> tuple[int, ...]:
+    """Give the share that is everything."""
+    dims = problem.dims
+    groups = ceil(dims.groups / WIDTH) if way == "lanes" else dims.groups
+    part: list[int] = []
+    for size in (dims.n, groups, dims.wide_channels, *dims.wide):
+        part += 0, size
+    return tuple(part)
+
+
+def _check(case: Case, way: Way) -> None:
+    problem, inputs = problem_of(case), case.inputs()
+    output = np.full(problem.output_shape, 0xFFFF, np.uint16)
+    if case.dtype == "f32":
+        output = np.full(problem.output_shape, np.nan, storage_dtype(case.dtype))
+    tensors = [stored(tensor) for tensor in inputs.values()]
+    assert share(problem, way, _whole(problem, way)).run(tensors, output, lambda: False)
+    assert_same_bits(output.view(naive.DTYPES[case.dtype]), case.expected(inputs), case)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_computes_every_problem(way: Way) -> None:
+    """Whatever would be chosen, each of the ways gives the oracle's bits."""
+    for case in _random(1, 80):
+        _check(case, way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_small_caches(way: Way, dtype: str, data_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many bands, several passes of weights, src packed tap by tap and many looks at `stop` change no bit."""
+    limits = {"SUMS_BYTES": 8192, "BAND_BYTES": 1024, "BAND_PIXELS": 24, "SOURCE_BYTES": 8192, "WEIGHTS_BYTES": 8192}
+    for name, value in limits.items():
+        monkeypatch.setattr(forward, name, value)
+    monkeypatch.setattr(forward, "STEP_MACS", 100_000)
+    for case in (FAR, WIDE, DEPTHWISE, LONG):
+        _check(replace(case, dtype=dtype, data_format=data_format), way)
+
+
+def test_one_image_is_shared_out() -> None:
+    """Two workers have work where there is one image with few dst channels, and any number gives the same bits."""
+    for channels in (1, 3, 8):
+        case = Case(
+            op="ConvTranspose", src_channels=64, dst_channels=channels, src_spatial=(250, 250),
+            dst_spatial=(500, 500), kernel=(4, 4), strides=(2, 2), pads_begin=(1, 1), pads_end=(1, 1), bias=True,
+        )  # fmt: skip
+        units = plan(problem_of(case), workers=2).units
+        assert len(units) > 1
+        assert max(unit.macs for unit in units) <= case.macs // 2
+        inputs = case.floats()
+        first = compute(case, inputs)
+        for workers in (2, 3, 8):
+            assert_same_bits(compute(case, inputs, workers=workers), first, case)
+
+
+def test_large_kernels_on_small_maps() -> None:
+    """Where every dst pixel has taps of its own, the sums are still exact."""
+    for groups, channels in ((1, 3), (1, 40), (24, 24)):
+        case = Case(
+            op="ConvTranspose", src_channels=channels, dst_channels=channels, groups=groups, src_spatial=(11, 9),
+            dst_spatial=(11, 9), kernel=(11, 9), pads_begin=(5, 4), pads_end=(5, 4),
+        )  # fmt: skip
+        for data_format in ("NCX", "NXC"):
+            for way in WAYS:
+                _check(replace(case, data_format=data_format), way)
