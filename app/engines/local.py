@@ -30,7 +30,7 @@ class LocalEngine:
         segments: SegmentPool,
         *,
         workers: int,
-        grace_s: float = 0.1,
+        grace_s: float = 0.02,
         hang_s: float = 5.0,
         idle_s: float = 60.0,
     ) -> None:

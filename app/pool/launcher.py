@@ -87,7 +87,7 @@ class Launcher:
 
     def kill(self) -> None:
         """Kill a nursery that does not answer; another one follows."""
-        if self._channel is not None:
+        if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -107,16 +107,18 @@ class Launcher:
 
     async def _live(self) -> bool:
         """Live through one nursery; say whether it ever was able to fork."""
-        channel = Channel(self._receive, lambda: None)
+        # Known before the process is: a loop that was held up may hear of a nursery's end of loading first.
+        channel = self._channel = Channel(self._receive, lambda: None)
         try:
             # Starting a process blocks until it has executed: tens of milliseconds on a busy machine.
             process = await asyncio.to_thread(_start_nursery, channel.peer.fileno())
         except OSError as error:
             _log.error("the nursery can't be started: %s", error)
             channel.close()
+            self._channel = None
             return False
         channel.hand_over()
-        self._channel, self.pid = channel, process.pid
+        self.pid = process.pid
         self._pidfd = os.pidfd_open(process.pid)
         dead = asyncio.Event()
         loop = asyncio.get_running_loop()

@@ -65,7 +65,7 @@ class Supervisor:
     sign of life during a unit.
     """
 
-    def __init__(self, workers: int, *, grace_s: float = 0.1, hang_s: float = 5.0) -> None:
+    def __init__(self, workers: int, *, grace_s: float = 0.02, hang_s: float = 5.0) -> None:
         self._wanted = workers
         self._grace_s = grace_s
         self._hang_s = hang_s

@@ -139,12 +139,12 @@ def draw(samples: Sequence[Sample], target: Path) -> None:
     ):
         memory.plot(minutes, [getattr(each, name) for each in samples], label=label)
     memory.set(ylabel="MiB", ylim=(0, None))
-    memory.legend(loc="center right")
+    memory.legend(ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
     calls.plot(minutes, [each.calls for each in samples], label="calls")
     calls.plot(minutes, [each.strikes for each in samples], label="processes killed or stopped")
     calls.plot(minutes, [each.lost for each in samples], label="calls lost or wrong")
     calls.set(xlabel="minutes", ylim=(0, None))
-    calls.legend()
+    calls.legend(loc="upper left")
     figure.savefig(target, dpi=120)
 
 

@@ -1,0 +1,39 @@
+"""A service that is told to end while it has many calls."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+
+import httpx
+
+from tests.faults.chaos import Family, Tally, load
+from tests.faults.doors import Prepared
+from tests.live import LiveService
+
+__all__ = ["drain"]
+
+
+async def drain(service: LiveService, family: Family, calls: Sequence[Prepared], tally: Tally, count: int) -> list[int]:
+    """Send SIGTERM when `count` calls are in flight, and see them to their ends; gives the processes that are left.
+
+    The workers stand still until /readyz is 503, so that it is certain which calls were in flight.
+    """
+    for pid in family.workers():
+        family.strike(pid, signal.SIGSTOP)
+    loading = asyncio.create_task(load(service.url, calls, tally, count=count, at_once=count))
+    async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
+        while f"\nconvgrad_calls_open {count}.0\n" not in (await client.get("/metrics")).text:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        service.process.send_signal(signal.SIGTERM)
+        while (ready := await client.get("/readyz")).status_code != 503:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        assert ready.json()["status"] == "draining"
+        late = await client.post("/v1/ops/ConvTranspose", json={})
+        assert (late.status_code, late.json()["code"], "retry-after" in late.headers) == (503, "shutting_down", True)
+    for pid in family.workers():
+        family.strike(pid, signal.SIGCONT)
+    await loading
+    await asyncio.to_thread(service.process.wait, 30)
+    return list(family.members())

@@ -1,0 +1,136 @@
+"""Clients that leave, at every door and at every moment: how long the service is busy with their calls after that."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from tests.app.resident import Resident
+from tests.faults.doors import Prepared, prepare
+from tests.problems import Case
+
+__all__ = ["LARGE", "LONG", "MOMENTS", "busy", "idle", "leave", "prepared", "seconds_until", "sent"]
+
+# Much work for any kernel, few bytes.
+LONG = Case(
+    name="long",
+    op="ConvolutionBackwardWeights",
+    n=4,
+    src_channels=64,
+    dst_channels=64,
+    src_spatial=(64, 64),
+    dst_spatial=(40, 40),
+    kernel=(25, 25),
+)
+# A result that no socket buffer holds.
+LARGE = Case(
+    name="large",
+    op="ConvTranspose",
+    src_channels=1,
+    dst_channels=1,
+    src_spatial=(1024, 1024),
+    dst_spatial=(2048, 2048),
+    kernel=(2, 2),
+    strides=(2, 2),
+    weights_format="IOX",
+    groups_axis="O",
+)
+
+Condition = Callable[[], bool]
+
+
+@cache
+def prepared(door: str, case: Case) -> Prepared:
+    """Make a call ready whose result nobody looks at."""
+    return prepare(door, case, case.floats(), np.empty(0))
+
+
+@contextmanager
+def sent(resident: Resident, call: Prepared, share: float = 1.0) -> Iterator[socket.socket]:
+    """Send a share of a call over a bare socket with little room for the reply."""
+    address = urlsplit(resident.url)
+    with closing(socket.socket()) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.settimeout(30)
+        sock.connect((address.hostname, address.port))
+        sock.sendall(call.head() + call.content[: int(len(call.content) * share)])
+        yield sock
+
+
+def seconds_until(resident: Resident, act: Callable[[], object], condition: Condition) -> float:
+    """Act, and measure on the service's loop how long it takes until a condition holds there."""
+
+    async def measure() -> float:
+        start = time.perf_counter()
+        act()
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110 - the point is to look from outside
+                await asyncio.sleep(0.0005)
+        return time.perf_counter() - start
+
+    found: float = resident.run(measure())
+    return found
+
+
+def busy(resident: Resident) -> bool:
+    """Tell whether a worker has a unit."""
+    return any(worker["unit"] for worker in resident.service.engine.snapshot()["workers"])
+
+
+def idle(resident: Resident) -> bool:
+    """Tell whether there is no request, no call, no unit on a worker and no memory in use."""
+    service = resident.service
+    return not (service.requests or service.calls or busy(resident) or service.segments.stats().used)
+
+
+def while_sending(resident: Resident, door: str) -> float:
+    """Leave in the middle of the body."""
+    with sent(resident, prepared(door, LONG), 0.5) as sock:
+        resident.until(lambda: resident.service.segments.stats().used > 0)
+        return seconds_until(resident, sock.close, lambda: idle(resident))
+
+
+def while_queued(resident: Resident, door: str) -> float:
+    """Leave while the workers have another call; that one goes on."""
+    with sent(resident, prepared("rest npy", LONG)) as other:
+        resident.until(lambda: len(resident.service.calls) == 1 and not idle(resident))
+        with sent(resident, prepared(door, LONG)) as sock:
+            resident.until(lambda: len(resident.service.calls) == 2)
+            found = seconds_until(resident, sock.close, lambda: len(resident.service.calls) == 1)
+        seconds_until(resident, other.close, lambda: idle(resident))
+    return found
+
+
+def while_computing(resident: Resident, door: str) -> float:
+    """Leave while workers compute."""
+    with sent(resident, prepared(door, LONG)) as sock:
+        resident.until(lambda: busy(resident), 30)
+        return seconds_until(resident, sock.close, lambda: idle(resident))
+
+
+def while_receiving(resident: Resident, door: str) -> float:
+    """Leave in the middle of the reply."""
+    with sent(resident, prepared(door, LARGE)) as sock:
+        assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        return seconds_until(resident, sock.close, lambda: idle(resident))
+
+
+MOMENTS: dict[str, Callable[[Resident, str], float]] = {
+    "sending": while_sending,
+    "queued": while_queued,
+    "computing": while_computing,
+    "receiving": while_receiving,
+}
+
+
+def leave(resident: Resident, door: str, moment: str) -> float:
+    """Let a client leave; give the seconds until nothing of its call is left."""
+    seconds_until(resident, lambda: None, lambda: idle(resident))
+    return MOMENTS[moment](resident, door)

@@ -1,0 +1,84 @@
+"""Clients that leave, and services that are told to end, in the middle of everything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.app.calls import SSE
+from tests.app.resident import Resident, resident_service
+from tests.faults.chaos import CALLS, Tally, family_service, prepare_all
+from tests.faults.doors import DOORS
+from tests.faults.draining import drain
+from tests.faults.leaving import LONG, MOMENTS, busy, idle, leave, prepared, seconds_until, sent
+
+
+@pytest.fixture(scope="module")
+def resident() -> Iterator[Resident]:
+    """A service in this process with two workers."""
+    with resident_service(workers=2) as found:
+        yield found
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_nothing_is_left_of_a_client_that_leaves(resident: Resident, door: str, moment: str) -> None:
+    """Its request, call, units and memory end soon, and the call that others wait for goes on."""
+    leave(resident, door, moment)
+    assert idle(resident)
+
+
+def test_a_cancelled_call_leaves_its_workers(resident: Resident) -> None:
+    """Soon after a call is cancelled that computes for seconds no worker has a unit."""
+    seconds_until(resident, lambda: None, lambda: idle(resident))
+    with sent(resident, prepared("rest npy", LONG)):
+        resident.until(lambda: busy(resident), 30)
+        (call,) = resident.service.calls
+        seconds_until(resident, call.cancel, lambda: not busy(resident))
+    resident.run(resident.service.idle())
+
+
+def test_a_drain_loses_no_call() -> None:
+    """Of forty calls over all doors that are in flight at SIGTERM each one ends right; no process is left."""
+    tally = Tally()
+    calls = prepare_all(CALLS[:1])
+    with family_service("--workers", "2", "--queue-length", "40", "--drain-s", "100") as (service, family):
+        left = asyncio.run(drain(service, family, calls, tally, 40))
+        assert service.process.returncode == 0
+    assert not tally.lost
+    assert (tally.right.total(), tally.wrong, left) == (40, [], [])
+
+
+def test_nothing_outlives_a_killed_server() -> None:
+    """After `kill -9` of a server whose workers compute or stand still, all its processes end by themselves."""
+    call = prepared("rest npy", LONG)
+    with family_service("--workers", "2") as (service, family):
+        members = family.members()
+        pidfds = [os.pidfd_open(pid) for pid in members]
+        family.strike(family.workers()[0], signal.SIGSTOP)
+        with httpx.Client(base_url=service.url, timeout=60) as client, httpx.Client(base_url=service.url) as other:
+            headers = call.headers | {"accept": SSE}
+            with client.stream("POST", call.path, content=call.content, headers=headers) as reply:
+                stream = reply.iter_raw()
+                assert next(stream).startswith(b"data: ")
+                assert "convgrad_calls_open 1.0" in other.get("/metrics").text
+                service.process.kill()
+                with pytest.raises(httpx.HTTPError):
+                    b"".join(stream)
+        ended = select.poll()
+        for pidfd in pidfds:
+            ended.register(pidfd, select.POLLIN)
+        waiting = set(pidfds)
+        while waiting:
+            found = ended.poll(30_000)
+            assert found, "processes outlive their server"
+            for pidfd, _ in found:
+                ended.unregister(pidfd)
+                waiting.remove(pidfd)
+                os.close(pidfd)
