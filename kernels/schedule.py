@@ -7,9 +7,9 @@ For each tap only the pixels for which it is inside are visited, so padding is n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain, pairwise, product
 from math import ceil, prod
 
@@ -20,6 +20,7 @@ from kernels.cpu import cpu
 from kernels.driver import LINES, NATIVE, PLANES
 from kernels.geometry import Axis, Geometry, Run, Tensor, folded, geometry, wrapped
 from kernels.problem import ConvProblem, storage_dtype
+from kernels.recent import recent
 from kernels.tables import MERGED_TAPS, Rows, merged_tables, split, tap_tables, whole_tables
 from kernels.tiles import LANE_ROWS
 
@@ -148,13 +149,13 @@ def _lane_blocks(channels: int) -> list[tuple[int, int, int]]:
 def _cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: bool) -> float:
     """Estimate cycles for one pixel and all taps of one (d, h)."""
     total = 0.0
-    for _, _, vectors in _lane_blocks(vector_channels):
+    for vectors, blocks in Counter(vectors for _, _, vectors in _lane_blocks(vector_channels)).items():
         limit = cpu().rows[vectors]
         if merge and scalar_channels < 4 and kernel_width <= MERGED_TAPS:
             tiles, times = split(scalar_channels * kernel_width, limit), 1
         else:
             tiles, times = split(scalar_channels, limit), kernel_width
-        total += times * sum(_tile_cost(rows, vectors) for rows in tiles)
+        total += blocks * times * sum(_tile_cost(rows, vectors) for rows in tiles)
     return total
 
 
@@ -240,7 +241,7 @@ def _paddable(geo: Geometry) -> bool:
     return needed and windows[1] <= 2 * windows[0] + 64 * shape[0] and pairs <= PADDED_PAIRS
 
 
-@lru_cache(maxsize=256)
+@recent
 def schedule(problem: ConvProblem) -> Schedule:
     """Lay out the sum for `problem`: roles, register tiles, slabs of pixels and blocks inside them."""
     geo = geometry(problem)

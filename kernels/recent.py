@@ -1,0 +1,30 @@
+"""Remember how problems are laid out: many small ones, and few large ones, whose tables take tens of megabytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from math import prod
+from typing import TypeVar
+
+from kernels.problem import ConvProblem
+
+__all__ = ["recent"]
+
+_MANY, _FEW = 256, 2
+# Tables of more positions than this take megabytes.
+_LARGE = 1 << 22
+
+T = TypeVar("T")
+
+
+def recent(make: Callable[[ConvProblem], T]) -> Callable[[ConvProblem], T]:
+    """Keep what `make` gave for the last problems: bounded memory, whatever problems callers name."""
+    many, few = lru_cache(_MANY)(make), lru_cache(_FEW)(make)
+
+    @wraps(make)
+    def remembered(problem: ConvProblem) -> T:
+        positions = problem.n * max(prod(problem.src_spatial), prod(problem.dst_spatial))
+        return (few if positions > _LARGE else many)(problem)
+
+    return remembered
