@@ -139,30 +139,30 @@ def write(kind: int, acc: int, lanes: int, valid: int, counts: Vector, to: int, 
             for h in range(lines):
                 source = acc + ((n * planes + d) * lines + h) * run * 4 * lanes
                 place = to + n * dst[3] + d * dst[4] + h * dst[5]
-                if dst[7] == size and valid == lanes and dst[6] == valid * size:
-                    _put(kind, place, source, run * valid)
-                elif dst[7] == size and kind == F32 and valid % 8 == 0:
+                if dst[7] == size and kind == F32 and valid % 8 == 0:
                     _lines(valid, place, dst[6], source, 4 * lanes, run)
-                elif dst[7] == size:
-                    for p in range(run):
-                        _put(kind, place + p * dst[6], source + 4 * p * lanes, valid)
-                elif dst[6] == size and run >= 8:
-                    start = 0
-                    while start < run:
-                        start = min(start, run - 8)  # a last block that is not full starts earlier
-                        target, origin = place + size * start, source + 4 * start * lanes
-                        whole = valid // 8 * 8 if kind == F32 else 0
-                        if whole > 0:
-                            _transpose(target, dst[7], origin, whole // 8, 4 * lanes, 7)
-                        for first in range(whole, valid, 8):
-                            _transpose(spare, 32, origin + 4 * first, 1, 4 * lanes, 7)
-                            for lane in range(first, min(first + 8, valid)):
-                                _put(kind, target + lane * dst[7], spare + 32 * (lane - first), 8)
-                        start += 8
-                else:
-                    for p in range(run):
-                        for lane in range(valid):
-                            _put(kind, place + p * dst[6] + lane * dst[7], source + 4 * (p * lanes + lane), 1)
+                    continue
+                start = 0
+                while dst[7] != size and dst[6] == size and run >= 8 and start < run:
+                    start = min(start, run - 8)  # a last block that is not full starts earlier
+                    target, origin = place + size * start, source + 4 * start * lanes
+                    whole = valid // 8 * 8 if kind == F32 else 0
+                    if whole > 0:
+                        _transpose(target, dst[7], origin, whole // 8, 4 * lanes, 7)
+                    for first in range(whole, valid, 8):
+                        _transpose(spare, 32, origin + 4 * first, 1, 4 * lanes, 7)
+                        for lane in range(first, min(first + 8, valid)):
+                            _put(kind, target + lane * dst[7], spare + 32 * (lane - first), 8)
+                    start += 8
+                # what is left goes in the longest runs that lie together on both sides
+                pixels, values, count = run - start, valid, 1
+                if dst[7] == size:
+                    values, count = 1, valid
+                    if valid == lanes and dst[6] == valid * size:
+                        pixels, count = 1, run * valid
+                for p in range(pixels):
+                    for lane in range(values):
+                        _put(kind, place + p * dst[6] + lane * dst[7], source + 4 * (p * lanes + lane), count)
 
 
 @jit
@@ -366,17 +366,10 @@ def gather(
         nh = _clip(lines, band[2], band[2] + counts[2], shape[11], live_h)
         nw = _clip(columns, band[3], band[3] + counts[3], shape[12], live_w)
         reach[0], reach[4] = band[0], counts[0]
-        met = nd > 0 and nh > 0 and nw > 0
         covered = _pixels(live_d, nd) * _pixels(live_h, nh) * _pixels(live_w, nw) == counts[1] * counts[2] * counts[3]
-        if met and not apart:
-            _reach(live_d, 0, nd, shape[7], 1, reach)
-            _reach(live_h, 0, nh, shape[8], 2, reach)
-            _reach(live_w, 0, nw, shape[9], 3, reach)
         for g in range(1 if together else groups):
             here[0] = src[0] + g * src[2]
-            start = 0
-            if met and not apart:
-                start = bring_source(kind, lanewise, left - g * WIDTH, packed, channels, here, reach, steps, scratch)
+            start, brought = 0, False
             for b in range(blocks.shape[0]):
                 tile = LANEWISE if lanewise else blocks[b, 2]
                 limit, lanes = limits[tile], WIDTH * blocks[b, 2]
@@ -396,16 +389,17 @@ def gather(
                 for axis in range(3):
                     box[9 + axis] = ways[4 + axis] * shape[10 + axis]
                 box[8] = ways[3]
-                for i in range(nd if met else 0):
+                for i in range(nd):
                     for j in range(nh):
                         for k in range(nw):
-                            if apart:
-                                _reach(live_d, i, i + 1, shape[7], 1, reach)
-                                _reach(live_h, j, j + 1, shape[8], 2, reach)
-                                _reach(live_w, k, k + 1, shape[9], 3, reach)
+                            if apart or not brought:
+                                _reach(live_d, i if apart else 0, i + 1 if apart else nd, shape[7], 1, reach)
+                                _reach(live_h, j if apart else 0, j + 1 if apart else nh, shape[8], 2, reach)
+                                _reach(live_w, k if apart else 0, k + 1 if apart else nw, shape[9], 3, reach)
                                 start = bring_source(
                                     kind, lanewise, left - g * WIDTH, packed, channels, here, reach, steps, scratch
                                 )  # fmt: skip
+                                brought = True
                             number = (live_d[i, 0] * shape[2] + live_h[j, 0]) * shape[3] + live_w[k, 0]
                             source = (
                                 start + band[0] * steps[0] + live_d[i, 4] * steps[1] + live_h[j, 4] * steps[2]
