@@ -1,0 +1,161 @@
+"""A supervisor with real workers under any order of jobs, cancels, kills and hangs: every job ends as it has to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from app.engines.base import Job
+from convgrad._errors import Cancelled, DeadlineExceeded, WorkerLost
+from kernels import compute, plan
+from tests.app.pool.fleet import TINY, Array, Fleet, fleet, random_inputs, soon
+
+_FAULTS = st.sampled_from([signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
+# Which worker or job: what is drawn must not depend on how many there happen to be.
+_TURNS = st.integers(0, 59)
+
+
+@dataclass
+class Running:
+    """A job, what has to come of it, and what was done to it."""
+
+    job: Job
+    task: asyncio.Task[Array]
+    expected: Array
+    may_fail: tuple[type[Exception], ...] = (WorkerLost,)
+
+
+class SupervisorMachine(RuleBasedStateMachine):
+    """Submit, cancel, let deadlines pass, kill, crash and stop workers, kill the nursery."""
+
+    pool: Fleet
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: list[Running] = []
+        self.seed = 0
+
+    @rule(reference=st.booleans(), hurried=st.booleans())
+    def submit(self, reference: bool, hurried: bool) -> None:
+        """Begin a job; a hurried one has next to no time."""
+        self.seed += 1
+        inputs = random_inputs(TINY, self.seed)
+        chosen = plan(TINY, workers=2, reference=reference)
+
+        async def begin() -> None:
+            job = self.pool.job(chosen, inputs, deadline=soon(0.002) if hurried else None)
+            expected = compute(TINY, *inputs, reference=reference)
+            failures = (WorkerLost, DeadlineExceeded) if hurried else (WorkerLost,)
+            self.running.append(Running(job, asyncio.create_task(self._result(job)), expected, failures))
+            await asyncio.sleep(0)
+
+        self.pool.run(begin())
+
+    async def _result(self, job: Job) -> Array:
+        result, _ = await self.pool.finish(job)
+        return result
+
+    @precondition(lambda self: self.running)
+    @rule(turn=_TURNS)
+    def cancel(self, turn: int) -> None:
+        """Give a job up."""
+        chosen = self.running[turn % len(self.running)]
+
+        async def give_up() -> None:
+            chosen.task.cancel()
+            chosen.may_fail = (*chosen.may_fail, Cancelled)
+            await asyncio.sleep(0)
+
+        if Cancelled not in chosen.may_fail:  # a second one would not wait for the workers: calls shield theirs
+            self.pool.run(give_up())
+
+    @rule(turn=_TURNS, number=_FAULTS)
+    def hurt(self, turn: int, number: signal.Signals) -> None:
+        """Kill, crash or stop a worker."""
+        if pids := sorted(pid for pid in self.pool.pids if pid is not None):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pids[turn % len(pids)], number)
+
+    @rule(odds=st.integers(0, 19))
+    def hurt_nursery(self, odds: int) -> None:
+        """Kill the nursery, not often: its successor takes a while."""
+        pid = self.pool.engine.snapshot()["nursery"]["pid"]
+        if odds == 7 and pid is not None:
+            os.kill(pid, signal.SIGKILL)
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.02]))
+    def pass_time(self, seconds: float) -> None:
+        """Let things happen."""
+        self.pool.run(asyncio.sleep(seconds))
+
+    @precondition(lambda self: self.running)
+    @rule(turn=_TURNS)
+    def finish(self, turn: int) -> None:
+        """See a job to its end."""
+        self._end(self.running.pop(turn % len(self.running)))
+
+    def _end(self, each: Running) -> None:
+        async def wait() -> Array | BaseException:
+            (outcome,) = await asyncio.gather(each.task, return_exceptions=True)
+            return outcome
+
+        outcome = self.pool.run(wait())
+        if isinstance(outcome, asyncio.CancelledError):
+            assert Cancelled in each.may_fail
+        elif isinstance(outcome, BaseException):
+            assert isinstance(outcome, each.may_fail), repr(outcome)
+        else:
+            np.testing.assert_array_equal(outcome, each.expected)
+
+    @invariant()
+    def no_more_workers_than_wanted(self) -> None:
+        """The pool never has more workers than it should, and never counts jobs that it does not have."""
+        snapshot = self.pool.engine.snapshot()
+        assert len(snapshot["workers"]) <= self.pool.count
+        assert snapshot["jobs"] <= len(self.running)
+
+    def teardown(self) -> None:
+        """Every job ends, nothing is held, and the pool becomes whole, whatever was done to it."""
+        while self.running:
+            self._end(self.running.pop())
+        self.pool.run(self._whole())
+        gc.collect()  # the tracebacks of errors hold the frames that they passed
+        self.pool.run(self.pool.until(lambda: self.pool.segments.stats().used == 0))
+
+    async def _whole(self) -> None:
+        # One that stands still and has nothing to do is not missed; it would be with its next unit.
+        for pid in self.pool.pids - {None}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        await self.pool.whole()
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Fleet]:
+    """Two workers under a supervisor without patience."""
+    with fleet(2, grace_s=0.05, hang_s=0.4) as made:
+        yield made
+
+
+def test_every_job_ends_as_it_has_to(pool: Fleet) -> None:
+    """Whatever happens in whatever order: right bits or a permitted error, no memory held, a whole pool in the end."""
+    SupervisorMachine.pool = pool
+    chosen = settings(max_examples=8, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(SupervisorMachine, settings=chosen)
