@@ -46,7 +46,7 @@ class _Instant:
 
 @cache
 def _app() -> FastAPI:
-    limits = {"body_limit": _LIMIT, "head_limit": 64 << 10, "output_limit": _LIMIT, "memory_limit": 64 << 20}
+    limits = {"body_limit": _LIMIT, "head_limit": 64 << 10, "output_limit": _LIMIT, "memory_limit": 8 << 20}
     app = create_app(Settings.model_validate({**limits, "workers": 1, "work_limit": 10**9, "deadline_s": 20.0}))
     app.state.service.engine = _Instant()
     return app

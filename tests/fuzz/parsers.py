@@ -31,7 +31,7 @@ __all__ = ["RUNNER", "assembly", "frames", "json_tensors", "lists", "npy", "piec
 RUNNER = asyncio.Runner()
 """The event loop of all targets: a new one for each input would take most of the time."""
 
-_POOL = SegmentPool(64 << 20)
+_POOL = SegmentPool(8 << 20)
 _STEPS = (1 << 20, 1, 2, 3, 7, 64, 511, 513)
 _LARGEST = 1 << 16
 _PRINTABLE = bytes(range(32, 127))
