@@ -26,8 +26,11 @@ from benchmarks.service_cases import ATTRIBUTES, CASES, DOORS, OP, Array, Case, 
 from benchmarks.service_load import Call, Connection, latencies, throughput
 from benchmarks.service_report import markdown
 from benchmarks.service_servers import NotHad, PeakMemory, Server
+from benchmarks.service_shared import open_bare, open_shared
 
 CLIENT = "Python client"
+SHARED = "/v2 shared memory"
+BARE = "bare kernels"
 CALLERS = 4
 CALLS = {"tiny": 200, "medium": 40, "large": 8}
 """Calls of one turn."""
@@ -48,8 +51,10 @@ class Contender:
 
 def contenders(servers: dict[str, Server]) -> Iterator[Contender]:
     """Give the client and every door whose server is there."""
+    yield Contender(BARE, "none", open_bare, lambda found, _: found)
     if "convgrad" in servers:
         yield Contender(CLIENT, "convgrad", _client(servers["convgrad"]), lambda found, _: found)
+        yield Contender(SHARED, "convgrad", open_shared(servers["convgrad"].port), lambda found, _: found)
     for door in DOORS:
         if door.server in servers:
             yield Contender(door.name, door.server, _plain(door, servers[door.server]), door.read)
@@ -96,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 def _start(chosen: argparse.Namespace, stack: ExitStack, absent: dict[str, str]) -> dict[str, Server]:
     """Start every server that a chosen contender needs; say which can't be had."""
     wanted = {door.server for door in DOORS if not chosen.only or any(text in door.name for text in chosen.only)}
-    if not chosen.only or any(text in CLIENT for text in chosen.only):
+    if not chosen.only or any(text in name for text in chosen.only for name in (CLIENT, SHARED)):
         wanted.add("convgrad")
     servers = {}
     for name in sorted({"convgrad"} & wanted if chosen.no_peers else wanted):
@@ -111,9 +116,9 @@ def _start(chosen: argparse.Namespace, stack: ExitStack, absent: dict[str, str])
 
 def _measure(case: Case, found: list[Contender], chosen: argparse.Namespace) -> dict[str, Any]:
     rows: dict[str, Any] = {}
+    expected = case.expected()
     with ExitStack() as stack:
         calls = {each: [each.open(case, stack) for _ in range(CALLERS)] for each in found}
-        expected = case.expected()
         for each, (first, *_) in calls.items():
             _check(each, first(), case, expected)
             latencies(first, 5)
@@ -142,7 +147,7 @@ def _memory(case: Case, workers: int) -> dict[str, float]:
         latencies(small, 200)  # until every worker has had something to do
         idle = server.memory()
         call = _plain(door, server)(case, stack)
-        with PeakMemory(server) as watch:
+        with PeakMemory(server.memory) as watch:
             latencies(call, _LARGE)
         return {"idle_mib": idle, "peak_mib": watch.peak, "tensors_mib": case.nbytes / 2**20}
 

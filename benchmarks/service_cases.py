@@ -16,7 +16,7 @@ from convgrad._assembly import Assembly
 from convgrad._core import multipart_call
 from kernels import ConvProblem, compute
 
-__all__ = ["CASES", "DOORS", "Case", "Door", "Reply", "Wire"]
+__all__ = ["CASES", "DOORS", "Case", "Door", "Reply", "Wire", "post"]
 
 OP: Literal["ConvolutionBackwardWeights"] = "ConvolutionBackwardWeights"
 ATTRIBUTES = {
@@ -100,7 +100,8 @@ class Door:
     read: Callable[[Reply, Case], Array] | None
 
 
-def _request(path: str, headers: Mapping[str, str], body: list[bytes]) -> Wire:
+def post(path: str, headers: Mapping[str, str], body: list[bytes]) -> Wire:
+    """Build a POST request."""
     fields = {"host": "127.0.0.1", **headers, "content-length": str(sum(map(len, body)))}
     head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields.items()) + "\r\n"
     # Small bodies go out with the head, as a good client does it.
@@ -114,7 +115,7 @@ def _multipart(accept: str) -> Callable[[Case], Wire]:
         request = multipart_call(OP, inputs, ATTRIBUTES, options={})
         assert request.body is not None
         pieces = [bytes(piece) for piece in request.body.pieces()]
-        return _request(request.path, {"accept": accept, "content-type": request.body.content_type}, pieces)
+        return post(request.path, {"accept": accept, "content-type": request.body.content_type}, pieces)
 
     return build
 
@@ -129,12 +130,12 @@ def _document(case: Case) -> dict[str, Any]:
 
 def _json(case: Case) -> Wire:
     body = json.dumps(_document(case)).encode()
-    return _request(f"/v1/ops/{OP}", {"content-type": "application/json"}, [body])
+    return post(f"/v1/ops/{OP}", {"content-type": "application/json"}, [body])
 
 
 def _rpc(case: Case) -> Wire:
     body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": OP, "params": _document(case)}).encode()
-    return _request("/rpc", {"content-type": "application/json"}, [body])
+    return post("/rpc", {"content-type": "application/json"}, [body])
 
 
 def _oip(path: str, *, ours: bool) -> Callable[[Case], Wire]:
@@ -156,7 +157,7 @@ def _oip(path: str, *, ours: bool) -> Callable[[Case], Wire]:
         )
         head = json.dumps(document).encode()
         headers = {"content-type": "application/octet-stream", "inference-header-content-length": str(len(head))}
-        return _request(path, headers, [head, *(array.tobytes() for _, array in inputs.values())])
+        return post(path, headers, [head, *(array.tobytes() for _, array in inputs.values())])
 
     return build
 
@@ -164,7 +165,7 @@ def _oip(path: str, *, ours: bool) -> Callable[[Case], Wire]:
 def _raw(case: Case) -> Wire:
     body = [array.tobytes() for array in case.inputs().values()]
     path = f"/gradient?n={case.n}&c={case.c}&h={case.h}&o={case.o}"
-    return _request(path, {"content-type": "application/octet-stream"}, body)
+    return post(path, {"content-type": "application/octet-stream"}, body)
 
 
 def _from_bytes(body: bytes, case: Case) -> Array:

@@ -6,7 +6,7 @@ from typing import Any
 
 __all__ = ["markdown"]
 
-_BASES = ("hand-written", "PyTriton", "reads the body")
+_BASES = ("hand-written", "PyTriton", "reads the body", "bare kernels")
 
 
 def markdown(document: dict[str, Any]) -> str:
@@ -15,8 +15,8 @@ def markdown(document: dict[str, Any]) -> str:
     if memory := document["memory"]:
         over = memory["peak_mib"] - memory["idle_mib"] - memory["tensors_mib"]
         parts.append(
-            f"Server memory (PSS of all processes) in the large run: idle {memory['idle_mib']:.0f} MiB, peak "
-            f"{memory['peak_mib']:.0f} MiB; its tensors once are {memory['tensors_mib']:.1f} MiB, "
+            f"Server memory (all processes, shared pages once) in the large run: idle {memory['idle_mib']:.0f} MiB, "
+            f"peak {memory['peak_mib']:.0f} MiB; its tensors once are {memory['tensors_mib']:.1f} MiB, "
             f"which leaves {over:.1f} MiB."
         )
     parts += [f"Not measured: {reason}." for reason in document["absent"].values()]

@@ -11,12 +11,12 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from benchmarks.startup import ROOT, descendants, free_port, memory_mib
+from benchmarks.startup import ROOT, free_port, held_mib
 
 __all__ = ["NotHad", "PeakMemory", "Server", "environment"]
 
@@ -68,6 +68,7 @@ class Server:
         env = os.environ | {"PYTHONUNBUFFERED": "1"}
         if self.name == "convgrad":
             env |= {"CONVGRAD_PORT": str(self.port), "CONVGRAD_WORKERS": str(self._workers)}
+            env |= {"CONVGRAD_OIP_SHARED_MEMORY": "true"}
             command: Sequence[str] = [sys.executable, "-m", "app"]
         else:
             others = [str(free_port()) for _ in range(2)]  # PyTriton wants some more
@@ -96,14 +97,8 @@ class Server:
         self._log.close()
 
     def memory(self) -> float:
-        """Add up the memory of all processes of the server in MiB, shared pages once."""
-        total = 0.0
-        for pid in (self._process.pid, *descendants(self._process.pid)):
-            try:
-                total += memory_mib(pid, "Pss")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-        return total
+        """Add up the memory of all processes of our server in MiB, shared pages once."""
+        return held_mib(self._process.pid)
 
     def _wait(self) -> None:
         end = time.monotonic() + _START_LIMIT_S
@@ -127,10 +122,10 @@ class Server:
 
 
 class PeakMemory:
-    """Watch a server's memory in a thread, and keep the most that was seen, in MiB; use with `with`."""
+    """Watch memory in a thread, and keep the most that was seen; use with `with`."""
 
-    def __init__(self, server: Server, every_s: float = 0.02) -> None:
-        self._server, self._every_s = server, every_s
+    def __init__(self, memory: Callable[[], float], every_s: float = 0.02) -> None:
+        self._memory, self._every_s = memory, every_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
         self.peak = 0.0
@@ -145,4 +140,4 @@ class PeakMemory:
 
     def _watch(self) -> None:
         while not self._stop.wait(self._every_s):
-            self.peak = max(self.peak, self._server.memory())
+            self.peak = max(self.peak, self._memory())

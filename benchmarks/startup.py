@@ -9,6 +9,7 @@ empty kernel cache; warm starts follow with the cache that the cold one left. Me
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -73,6 +74,19 @@ def memory_mib(pid: int, kind: str) -> float:
         if line.startswith(kind + ":"):
             return int(line.split()[1]) / 1024
     return 0.0
+
+
+def held_mib(server: int) -> float:
+    """Add up what a service's processes hold in MiB, shared pages once, memory for tensors whether mapped or not."""
+    total = 0.0
+    for pid in (server, *descendants(server)):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            total += memory_mib(pid, "Pss_Anon") + memory_mib(pid, "Pss_File")
+    for entry in Path(f"/proc/{server}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if entry.readlink().name.startswith("memfd:convgrad"):
+                total += entry.stat().st_blocks / 2048
+    return total
 
 
 def start(cache: Path, workers: int, limit_s: float) -> Start:

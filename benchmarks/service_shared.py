@@ -1,0 +1,68 @@
+"""Two more ways to a case: tensors in shared memory, so that only names are sent, and the kernels without a service."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing.shared_memory import SharedMemory
+from typing import Any
+
+import numpy as np
+
+from benchmarks.contenders import Ours
+from benchmarks.service_cases import ATTRIBUTES, OP, Array, Case, post
+from benchmarks.service_load import Call, Connection
+
+__all__ = ["open_bare", "open_shared"]
+
+
+def open_bare(case: Case, stack: ExitStack) -> Call:
+    """Compute a case with the kernels on a thread for each processor, in this process."""
+    ours = Ours(case.problem(), list(case.inputs().values()), os.cpu_count() or 1, "wall")
+    stack.callback(ours.close)
+    ours.call()  # may have to compile, while servers give up connections that say nothing
+    return ours.call
+
+
+def open_shared(port: int) -> Callable[[Case, ExitStack], Call]:
+    """Have a case computed from the client's shared memory, and the result put there."""
+
+    def open_one(case: Case, stack: ExitStack) -> Call:
+        inputs, result = case.inputs(), np.empty(case.weights_shape, np.float32)
+        memory = SharedMemory(create=True, size=case.nbytes)
+        stack.callback(memory.unlink)
+        stack.callback(memory.close)
+        connection, name, at = stack.enter_context(Connection(port)), memory.name.strip("/"), 0
+        described: list[dict[str, Any]] = []
+        room = memory.buf
+        assert room is not None
+        for key, array in (*inputs.items(), ("diff_weights", result)):
+            room[at : at + array.nbytes] = array.tobytes()
+            place = {"shared_memory_region": name, "shared_memory_offset": at, "shared_memory_byte_size": array.nbytes}
+            described.append({"name": key, "datatype": "FP32", "shape": array.shape, "parameters": place})
+            at += array.nbytes
+        region = {"key": memory.name, "offset": 0, "byte_size": case.nbytes}
+        _post(connection, f"/v2/systemsharedmemory/region/{name}/register", region)
+        stack.callback(_post, connection, f"/v2/systemsharedmemory/region/{name}/unregister", {})
+        attributes = ATTRIBUTES | {"weights_shape": case.weights_shape}
+        document = {
+            "inputs": described[:-1],
+            "outputs": [{"name": "diff_weights", "parameters": described[-1]["parameters"]}],
+            "parameters": {k: json.dumps(v) if isinstance(v, list) else v for k, v in attributes.items()},
+        }
+
+        def call() -> Array:
+            _post(connection, f"/v2/models/{OP}/infer", document)
+            return np.frombuffer(bytes(room[at - result.nbytes : at]), np.float32).reshape(result.shape)
+
+        return call
+
+    return open_one
+
+
+def _post(connection: Connection, path: str, document: dict[str, Any]) -> None:
+    reply = connection.call(post(path, {"content-type": "application/json"}, [json.dumps(document).encode()]))
+    if reply.status != 200:
+        raise SystemExit(f"{path} answered {reply.status}: {reply.body[:300]!r}")

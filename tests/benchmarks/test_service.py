@@ -1,0 +1,107 @@
+"""The benchmark of the service: its requests, its report, and one small run of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import service
+from benchmarks.service_cases import CASES, DOORS, Case, Reply
+from benchmarks.service_load import Connection, throughput
+from benchmarks.service_report import markdown
+from benchmarks.startup import free_port, is_ready
+
+ROOT = Path(__file__).parents[2]
+TINY = CASES[0]
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
+def test_requests_are_whole(door: Any) -> None:
+    """Every request's head says how long its body is."""
+    wire = b"".join(door.build(TINY).pieces)
+    head, _, body = wire.partition(b"\r\n\r\n")
+    lengths = [line.split(b":")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
+    assert [int(length) for length in lengths] == [len(body)]
+
+
+def test_a_run_measures_every_door(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run without peers checks and times our own doors, and writes figures for each."""
+    record = tmp_path / "found.json"
+    arguments = ["--no-peers", "--cases", "tiny", "--rounds", "1", "--seconds", "0.02", "--workers", "1"]
+    assert service.main([*arguments, "--json", str(record)]) == 0
+    rows = json.loads(record.read_text())["cases"]["tiny"]
+    expected = {door.name for door in DOORS if door.server == "convgrad"}
+    assert expected < set(rows)
+    for row in rows.values():
+        assert 0 < row["min_ms"] <= row["p50_ms"] <= row["p99_ms"]
+        assert row["per_s"] is None or row["per_s"] > 0
+    printed = capsys.readouterr().out
+    assert all(f"| {name} |" in printed for name in rows)
+
+
+def test_a_wrong_result_ends_the_run() -> None:
+    """The time of a contender that computes something else is not reported."""
+    door = next(door for door in DOORS if door.name == "hand-written")
+    contender = service.Contender(door.name, door.server, lambda *_: lambda: None, door.read)
+    expected = TINY.expected()
+    service._check(contender, Reply(200, {}, expected.tobytes()), TINY, expected)
+    with pytest.raises(SystemExit, match="computes something else"):
+        service._check(contender, Reply(200, {}, (expected + 1).tobytes()), TINY, expected)
+
+
+def test_the_endpoint_that_only_reads() -> None:
+    """The peer that reads the body says how long it was."""
+    port = free_port()
+    case = Case("some", 2, 8, 20, 8)
+    door = next(door for door in DOORS if door.server == "body_only")
+    script = ROOT / "benchmarks" / "peers" / "body_only.py"
+    process = subprocess.Popen([sys.executable, str(script), str(port)])
+    try:
+        while not answers(port):
+            assert process.poll() is None
+        with Connection(port) as connection:
+            assert int(connection.call(door.build(case)).body) == 4 * 2 * 400 * 16
+            count, seconds = throughput([lambda: connection.call(door.build(case))], 0.05)
+        assert count >= 1
+        assert seconds >= 0.05
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def answers(port: int) -> bool:
+    """Whether somebody listens."""
+    try:
+        Connection(port).__exit__(None, None, None)
+    except ConnectionRefusedError:
+        return is_ready(port)  # which waits for nobody
+    return True
+
+
+def test_the_report() -> None:
+    """Ratios are to the peers that were there; what was not is named."""
+    row = {"p50_ms": 2.0, "p99_ms": 3.0, "min_ms": 1.0, "per_s": None}
+    document = {
+        "cases": {"tiny": {"ours": row, "hand-written": row | {"p50_ms": 4.0}}},
+        "memory": {"idle_mib": 100.0, "peak_mib": 150.0, "tensors_mib": 25.0},
+        "absent": {"pytriton": "pytriton could not be installed: no network"},
+    }
+    text = markdown(document)
+    assert "| ours | 2.00 | 3.00 | 1.00 | - | 0.50 |" in text
+    assert "25.0 MiB" in text
+    assert "Not measured: pytriton could not be installed" in text
+
+
+def test_cases_are_what_they_say() -> None:
+    """The reference of a case is its gradient: float64 sums of small integers, by the definition."""
+    case = Case("small", 2, 3, 5, 4)
+    src, diff_dst = case.inputs().values()
+    padded = np.pad(src, [(0, 0), (0, 0), (1, 1), (1, 1)]).astype(np.float64)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (5, 5), (2, 3))
+    np.testing.assert_allclose(case.expected(), np.einsum("ncklhw,nohw->ockl", windows, diff_dst), rtol=1e-5)
