@@ -8,16 +8,17 @@ Zeros multiply, so data that are not finite take another way (see `kernels.bwd_d
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import chain, pairwise, product
 from math import ceil, prod
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.dots import STEP, TILE
+from kernels.driver import PLANES
 from kernels.geometry import Axis, Geometry, Tensor, geometry, wrapped
 from kernels.problem import ConvProblem
 
@@ -30,6 +31,9 @@ SLAB_BYTES = 1 << 20
 
 SLAB_BYTES_MAX = 16 << 20
 """Packed bytes of one slab at the most."""
+
+MOST_BOXES = 1 << 16
+"""Pieces of memory to pack: beyond that, short lines of many phases, laying them out takes too long."""
 
 CHUNKS, CHUNK_MACS, CHUNK_POSITIONS = 8, 10_000_000, 2048
 """As in `kernels.schedule`."""
@@ -55,10 +59,18 @@ class _Line:
         shifts = [shift for _, _, shift in self.taps]
         return min(shifts), max(shifts)
 
-    def data(self, low: int, high: int, phase: int) -> tuple[int, int]:
-        """Give the indexes, from `low` on, of the wide positions of a phase that narrow ``low..high`` meet."""
-        start, stop = (end - low * self.axis.stride - phase for end in self.axis.window(low, high))
-        return -(-start // self.axis.stride), -(-stop // self.axis.stride)
+    @property
+    def cuts(self) -> list[tuple[int, int]]:
+        """The narrow positions of each slab."""
+        parts = ceil(self.axis.size / self.size)
+        return list(pairwise(self.axis.size * i // parts for i in range(parts + 1)))
+
+    def data(self, phase: int) -> Iterator[tuple[int, int, int]]:
+        """Give for each cut the first wide position of a phase that it meets, its index there, and their number."""
+        stride = self.axis.stride
+        for low, high in self.cuts:
+            start, stop = (-((low * stride + phase - end) // stride) for end in self.axis.window(low, high))
+            yield (low + start) * stride + phase, start, stop - start
 
 
 def _line(axis: Axis, size: int) -> _Line | None:
@@ -83,6 +95,7 @@ class DotSchedule:
     real (d, h, w). `slabs` are first and last (n, d, h, w); `boxes` see `kernels.planes`.
     """
 
+    axes: tuple[Axis, Axis, Axis, Axis]
     groups: int
     blocks: Ints  # of b: first channel, valid channels, vectors, first lane, as `kernels.bwd_weights` cuts them
     rows: int
@@ -102,6 +115,7 @@ class DotSchedule:
     b_boxes: Ints
     chunks: int
     use: float
+    scalar_pack: int = PLANES
     vector_is_wide: bool = False
     lanes_are_groups: bool = False
 
@@ -146,13 +160,14 @@ def _cut(geo: Geometry) -> tuple[_Line, ...] | None:
     return lines if lines is not None and _bytes(geo, lines) <= SLAB_BYTES_MAX else None
 
 
-def _slabs(axes: tuple[Axis, ...], lines: tuple[_Line, ...]) -> Iterator[tuple[int, ...]]:
-    cuts = []
-    for axis, line in zip(axes, lines, strict=True):
-        parts = ceil(axis.size / line.size)
-        cuts.append(list(pairwise(axis.size * i // parts for i in range(parts + 1))))
-    for box in product(*cuts):
-        yield tuple(edge for pair in box for edge in pair)
+def _boxes(columns: Sequence[Iterable[tuple[int, int, int]]], steps: Sequence[int], panel: Sequence[int]) -> Ints:
+    """Combine the (n, d, h, w) parts of all slabs to boxes: bytes in the tensor, in the plane, and counts."""
+    tables = [np.array(list(column), object).reshape(-1, 3) for column in columns]
+    grid = np.indices([len(table) for table in tables]).reshape(4, -1)
+    sources = [wrapped(2 * step * table[:, 0])[at] for table, step, at in zip(tables, steps, grid, strict=True)]
+    places = [wrapped(2 * step * table[:, 1])[at] for table, step, at in zip(tables, panel, grid, strict=True)]
+    counts = [table[:, 2].astype(np.int64)[at] for table, at in zip(tables, grid, strict=True)]
+    return np.column_stack([sum(sources), sum(places), *counts])
 
 
 @lru_cache(maxsize=256)
@@ -162,7 +177,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     lines = _cut(geo)
     if lines is None:
         return None
-    slabs = tuple(_slabs(geo.axes, lines))
+    slabs = tuple(tuple(chain.from_iterable(slab)) for slab in product(*(line.cuts for line in lines)))
     steps = [prod(line.pitch for line in lines[a + 1 :]) for a in range(4)]
     positions = STEP * ceil(lines[0].size * steps[0] / STEP)
     ends = [sum(line.reach[end] * step for line, step in zip(lines, steps, strict=True)) for end in range(2)]
@@ -178,19 +193,15 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         ranges = [end for line, tap in zip(lines[1:], (d, h, w), strict=True) for end in line.axis.ranges[tap[0]]]
         number = (d[0] * kernel[1] + h[0]) * kernel[2] + w[0]
         taps.append([place((d[1], h[1], w[1]), (d[2], h[2], w[2])), number, *ranges])
-    a_boxes, b_boxes = [], []
-    for slab in slabs:
-        spans = list(zip(slab[0::2], slab[1::2], strict=True))
-        for phase in phases:
-            held = [line.data(*span, f) for line, span, f in zip(lines[1:], spans[1:], phase, strict=True)]
-            counts = [spans[0][1] - spans[0][0], *(max(0, high - low) for low, high in held)]
-            starts = [spans[0][0]]
-            for line, span, f, (low, _) in zip(lines[1:], spans[1:], phase, held, strict=True):
-                starts.append((span[0] + low) * line.axis.stride + f)
-            here = sum(2 * x * step for x, step in zip(starts, geo.wide.steps, strict=True))
-            a_boxes.append([here, place(phase, tuple(low for low, _ in held)), *counts])
-        here = sum(2 * low * step for (low, _), step in zip(spans, geo.narrow.steps, strict=True))
-        b_boxes.append([here, 0, *(high - low for low, high in spans)])
+    if len(slabs) * len(phases) > MOST_BOXES:
+        return None
+    images = [(low, 0, high - low) for low, high in lines[0].cuts]
+    a_boxes = []
+    for phase, number in phases.items():
+        parts = [line.data(f) for line, f in zip(lines[1:], phase, strict=True)]
+        a_boxes.append(_boxes([images, *parts], geo.wide.steps, steps))
+        a_boxes[-1][:, 1] += number * plane + 2 * front
+    whole = [[(low, 0, high - low) for low, high in line.cuts] for line in lines]
     a_steps = [2 * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
     b_blocks = ceil(geo.narrow.channels / TILE)
     a_blocks = ceil(geo.wide.channels / TILE)
@@ -202,6 +213,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     done = problem.groups * TILE * TILE * a_blocks * b_blocks * len(taps) * positions * len(slabs)
     firsts = range(0, geo.narrow.channels, TILE)
     return DotSchedule(
+        axes=geo.axes,
         groups=problem.groups,
         blocks=np.array([(f, min(TILE, geo.narrow.channels - f), 1, f) for f in firsts], np.int64),
         rows=prod(kernel) * a_blocks * TILE,
@@ -217,8 +229,8 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         positions=positions,
         taps=wrapped([value for tap in taps for value in tap]).reshape(-1, 8),
         slabs=slabs,
-        a_boxes=wrapped([value for box in a_boxes for value in box]).reshape(len(slabs), -1, 6),
-        b_boxes=wrapped([value for box in b_boxes for value in box]).reshape(len(slabs), -1, 6),
+        a_boxes=np.stack(a_boxes, axis=1),
+        b_boxes=_boxes(whole, geo.narrow.steps, steps)[:, None],
         chunks=chunks,
         use=problem.macs / max(1, done),
     )
