@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 import ssl
@@ -54,6 +55,10 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to listen and say where."""
         self._loop = asyncio.get_running_loop()
+        # What is there now stays. To look through all of it again, which every full collection would do, takes tens of
+        # milliseconds of the event loop.
+        gc.collect()
+        gc.freeze()
         await super().startup(sockets)
         for server in self.servers:
             for listener in server.sockets:

@@ -20,8 +20,8 @@ __all__ = ["Placing", "PlacingProtocol", "placing_of"]
 _PLACING = "convgrad.placing"
 # Smaller bodies come in a few pieces: nothing to gain.
 _LEAST = 1 << 20
-# Bytes of one read: as fast as more, and others get their turn.
-_ROOM = 1 << 18
+# Bytes of one read: as fast as more. libuv goes on for 32 reads before others get their turn: 4 MiB, some 2 ms.
+_ROOM = 1 << 17
 
 
 def placing_of(scope: Scope) -> Placing | None:
