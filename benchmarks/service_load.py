@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -19,18 +20,24 @@ Call = Callable[[], object]
 
 
 class Connection:
-    """A kept-alive HTTP/1.1 connection that does no more than it has to."""
+    """A kept-alive HTTP/1.1 connection that does no more than it has to, made by its first call."""
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port))
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._address = ("127.0.0.1", port)
         self._room = memoryview(bytearray(_ROOM))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._socket.close()
+        if "_socket" in self.__dict__:
+            self._socket.close()
+
+    @cached_property
+    def _socket(self) -> socket.socket:
+        made = socket.create_connection(self._address)
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return made
 
     def call(self, wire: Wire) -> Reply:
         """Send a request and read its whole reply."""
