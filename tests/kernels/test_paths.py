@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from kernels.cpu import SETTING, cpu
+from kernels.cpu import IMITATE, SETTING, cpu
 from tests.kernels.harness import check
 from tests.problems import random_case
 
@@ -39,16 +40,28 @@ def _other_paths() -> dict[str, str]:
 OTHER_PATHS = _other_paths()
 
 
+def _run(environment: dict[str, str], names: Sequence[str]) -> None:
+    here = Path(__file__).parent
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(str(here / n) for n in names)]
+    variables = {**os.environ, **environment, INNER: "1"}
+    done = subprocess.run(command, cwd=here.parents[1], env=variables, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
 @pytest.mark.skipif(INNER in os.environ, reason="already inside")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("tag", OTHER_PATHS)
 def test_suite_on_path(tag: str) -> None:
     """With features switched off, every kernel test passes."""
-    here = Path(__file__).parent
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(here)]
-    environment = {**os.environ, SETTING: OTHER_PATHS[tag], INNER: "1"}
-    done = subprocess.run(command, cwd=here.parents[1], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    _run({SETTING: OTHER_PATHS[tag]}, ["."])
+
+
+@pytest.mark.skipif(INNER in os.environ, reason="already inside")
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("imitated", ["avx512f,amx-bf16", "avx512bf16"])
+def test_numbers_on_imitated_path(imitated: str) -> None:
+    """The paths of processors that this one is not give right numbers with their instructions imitated."""
+    _run({IMITATE: imitated}, ["test_dots.py", "test_exact.py", "test_special_values.py", "test_accuracy.py"])
 
 
 def test_setting_selects_the_path() -> None:

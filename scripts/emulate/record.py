@@ -1,0 +1,219 @@
+"""Record calls of compiled kernels, and build the image that replays them on an emulated processor.
+
+    record.py calls OUT COUNT SEED    run problems here on imitated instructions and write each call's memory
+    record.py objects FOLDER          compile the same functions for Sapphire Rapids, with a table of them in C
+
+The two run as processes of their own, because the path is chosen when the kernels are imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import llvmlite.binding as llvm
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+PROCESSOR = "sapphirerapids"
+PATHS = {"amx": "avx512f,amx-bf16", "avx512bf16": "avx512f,avx512bf16"}
+
+
+def _functions() -> dict[str, Any]:
+    """Give every compiled function of the kernels by its name."""
+    from numba.core.registry import CPUDispatcher
+
+    import kernels.registry  # noqa: F401 -- imports all of them
+
+    found = {}
+    for name, module in sorted(sys.modules.items()):
+        if name.startswith("kernels."):
+            for value in vars(module).values():
+                if isinstance(value, CPUDispatcher):
+                    found[f"{value.py_func.__module__}.{value.py_func.__name__}"] = value
+    return dict(sorted(found.items()))
+
+
+class _Recorder:
+    """Stands where a compiled function stood and writes down the memory before and after each of its calls."""
+
+    def __init__(self, out: Any, index: dict[str, int], watched: Callable[[], list[Any]]) -> None:
+        self.out, self.index, self.watched, self.calls = out, index, watched, 0
+
+    def wrap(self, name: str, function: Any) -> Callable[..., Any]:
+        """Give the function that records and calls."""
+
+        def call(*arguments: Any) -> Any:
+            arrays = [np.zeros(8, np.int64)]
+            words = [arrays[0].ctypes.data, arrays[0].ctypes.data + 32]  # where Numba puts its result and its error
+            for value in arguments:
+                if isinstance(value, np.ndarray):
+                    arrays.append(value)
+                    words += [0, 0, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides]
+                else:
+                    words.append(int(value) % (1 << 64))
+            spans = _spans([*arrays, *self.watched()])
+            before = [ctypes.string_at(start, size) for start, size in spans]
+            result = function(*arguments)
+            assert result is None or isinstance(result, (int, bool)), name
+            self._write(name, words, spans, before)
+            return result
+
+        return call
+
+    def _write(self, name: str, words: list[int], spans: list[tuple[int, int]], before: list[bytes]) -> None:
+        self.calls += 1
+        self.out.write(struct.pack("<QQ", self.index[name], len(words)))
+        self.out.write(b"".join(struct.pack("<Q", word % (1 << 64)) for word in words))
+        tables = _tables()
+        self.out.write(struct.pack("<Q", len(spans) + len(tables)))
+        for (start, size), old in zip(spans, before, strict=True):
+            pad = b"\0" * (-size % 8)
+            self.out.write(struct.pack("<QQQ", start, size, 0) + old + pad + ctypes.string_at(start, size) + pad)
+        for kind, table in enumerate(tables, 1):
+            self.out.write(struct.pack("<QQQ", table.ctypes.data, table.nbytes, kind))
+
+
+def _tables() -> list[Any]:
+    from kernels.dots import dot_table
+    from kernels.tiles import tile_table
+
+    return [tile_table(), dot_table()]
+
+
+def _spans(arrays: list[Any]) -> list[tuple[int, int]]:
+    """Join the memory of arrays to disjoint spans, without the tables of tiles."""
+    tables = {table.ctypes.data for table in _tables()}
+    found: list[tuple[int, int]] = []
+    for start, end in sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays if a.ctypes.data not in tables):
+        if found and start <= found[-1][0] + found[-1][1]:
+            found[-1] = (found[-1][0], max(end, sum(found[-1])) - found[-1][0])
+        elif end > start:
+            found.append((start, end - start))
+    return found
+
+
+def _cases(count: int, seed: int) -> Iterator[Any]:
+    from tests.problems import random_case
+
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        yield random_case(rng, macs=int(rng.choice([30_000, 30_000, 30_000, 500_000])))
+
+
+def record(path: Path, count: int, seed: int) -> None:
+    """Run random problems, some with Inf and NaN, and write their calls."""
+    from kernels import arena, plan, run_unit, storage_dtype, warmup
+    from tests.kernels.harness import problem_of, stored
+
+    list(warmup())
+    index = {name: i for i, name in enumerate(_functions())}
+    inside: list[Any] = []
+    with path.open("wb") as out:
+        out.write(struct.pack("<Q", 0))
+        recorder = _Recorder(out, index, lambda: [*inside, *arena._held().values()])
+        for name, function in _functions().items():
+            for module in [m for n, m in sys.modules.items() if n.startswith("kernels.")]:
+                for key, value in list(vars(module).items()):
+                    if value is function:
+                        setattr(module, key, recorder.wrap(name, function))
+        rng = np.random.default_rng(seed + 1)
+        for case in _cases(count, seed):
+            problem, inputs = problem_of(case), case.floats() if rng.random() < 0.5 else case.inputs()
+            if rng.random() < 0.2 and inputs["src"].size:
+                tensor = inputs["src"].reshape(-1)
+                tensor[rng.integers(tensor.size)] = rng.choice([np.inf, -np.inf, np.nan])
+            arena._held().clear()
+            chosen = plan(problem, workers=int(rng.integers(1, 4)))
+            tensors = [stored(tensor) for tensor in inputs.values()]
+            output = np.zeros(problem.output_shape, storage_dtype(problem.dtype))
+            scratch = np.zeros(chosen.scratch_bytes, np.uint8)
+            inside[:] = [*tensors, output, scratch]
+            for unit in chosen.units:
+                run_unit(chosen, unit, tensors, output, scratch)
+        out.seek(0)
+        out.write(struct.pack("<Q", recorder.calls))
+    sys.stdout.write(f"{recorder.calls} calls recorded, {path.stat().st_size >> 20} MB\n")
+
+
+class _Granting:
+    """A C library in which every call succeeds: the processor compiled for is not the one that compiles."""
+
+    def __init__(self, _: object) -> None:
+        self.syscall = lambda *_: 0
+
+
+def objects(folder: Path, path: str) -> None:
+    """Compile everything for the other processor and write object files and their table."""
+    wanted = set(PATHS[path].split(",")) | {"avx2", "fma", "f16c", "avx512bw", "avx512vl", "avx512dq", "amx-tile"}
+    with (
+        mock.patch.object(llvm, "get_host_cpu_features", return_value=dict.fromkeys(wanted, True)),
+        mock.patch.object(llvm, "get_host_cpu_name", return_value=PROCESSOR),
+        mock.patch("ctypes.CDLL", _Granting),
+    ):
+        functions = _functions()
+        from kernels.cpu import cpu
+
+        assert (cpu().dots, cpu().width) == (path, 16), cpu()
+    from kernels import dots, tiles, warmup
+
+    list(warmup())
+    symbols, number = [], 0
+
+    def write(library: Any) -> None:
+        nonlocal number
+        _, _, (code, _) = library.serialize_using_object_code()
+        (folder / f"k{number}.o").write_bytes(code)
+        number += 1
+
+    for function in functions.values():
+        compiled = function.overloads[_signature(function.py_func)]
+        write(compiled.library)
+        symbols.append(compiled.fndesc.llvm_func_name)
+    rows = {(kind, count): tiles._tile(kind, count) for kind, count in tiles._entries()}
+    entries = [rows.get(divmod(place, tiles.LANE_ROWS + 1)) for place in range(3 * (tiles.LANE_ROWS + 1))]
+    table = [[entry._wrapper_name if entry else "0" for entry in entries], []]
+    table[1] = [dots._entry(entry)._wrapper_name for entry in range(7)]
+    for cfunc in [*rows.values(), *(dots._entry(entry) for entry in range(7))]:
+        write(cfunc._library)
+    _write_table(folder / "table.c", list(functions), symbols, table)
+
+
+def _signature(function: Any) -> tuple[Any, ...]:
+    """Give the argument types that the annotations say; calls among kernels may have made others, of constants."""
+    from numba.core import sigutils
+
+    from kernels._jit import _NUMBA
+
+    kinds = {name: _NUMBA[annotation] for name, annotation in function.__annotations__.items()}
+    return tuple(sigutils.normalize_signature(f"{kinds.pop('return')}({', '.join(kinds.values())})")[0])
+
+
+def _write_table(path: Path, names: list[str], symbols: list[str], tables: list[list[str]]) -> None:
+    known = [symbol for symbol in [*symbols, *tables[0], *tables[1]] if symbol != "0"]
+    alias = {symbol: f"f{i}" for i, symbol in enumerate(known)}
+    lines = [f'extern char {alias[symbol]}[] __asm__("{symbol}");' for symbol in known]
+    refer = {"0": "0", **{symbol: f"(unsigned long){name}" for symbol, name in alias.items()}}
+    lines.append(f"const unsigned long functions[] = {{{', '.join(refer[s] for s in symbols)}}};")
+    quoted = ", ".join(f'"{name}"' for name in names)
+    lines.append(f"const char *const names[] = {{{quoted}}};")
+    for i, table in enumerate(tables):
+        lines.append(f"static const unsigned long table{i}[] = {{{', '.join(refer[s] for s in table)}}};")
+    lines.append("const unsigned long *const tables[] = {table0, table1};")
+    path.write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    command, place, *rest = sys.argv[1:]
+    if command == "calls":
+        record(Path(place), int(rest[0]), int(rest[1]))
+    else:
+        assert os.environ["NUMBA_CPU_NAME"] == PROCESSOR
+        objects(Path(place), rest[0])
