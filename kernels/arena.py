@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["arena", "arena_bytes"]
+__all__ = ["address", "arena", "arena_address", "arena_bytes"]
 
 _LINE = 16
 """f32 values of a cache line."""
 
-_local = threading.local()
+
+class _Local(threading.local):
+    """What a thread holds: each array with its address, which NumPy takes a microsecond to say."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, tuple[npt.NDArray[np.float32], int]] = {}
 
 
-def _held() -> dict[str, npt.NDArray[np.float32]]:
-    if not hasattr(_local, "held"):
-        _local.held = {}
-    held: dict[str, npt.NDArray[np.float32]] = _local.held
-    return held
+_local = _Local()
 
 
 def arena(name: str, floats: int) -> npt.NDArray[np.float32]:
@@ -27,15 +29,29 @@ def arena(name: str, floats: int) -> npt.NDArray[np.float32]:
 
     Its content is undefined. It stays the caller's until the next request for the same name.
     """
-    held = _held()
-    found = held.get(name)
-    if found is None or found.size < floats + _LINE:
+    return _hold(name, floats)[0]
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Give the address of an array's first value."""
+    return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
+
+
+def arena_address(name: str, floats: int) -> int:
+    """Give the address of `arena`."""
+    return _hold(name, floats)[1]
+
+
+def _hold(name: str, floats: int) -> tuple[npt.NDArray[np.float32], int]:
+    found = _local.held.get(name)
+    if found is None or found[0].size < floats + _LINE:
         raw = np.empty(floats + 2 * _LINE, np.float32)
         start = (-raw.ctypes.data // 4) % _LINE
-        found = held[name] = raw[start : start + floats + _LINE]
+        array = raw[start : start + floats + _LINE]
+        found = _local.held[name] = array, array.ctypes.data
     return found
 
 
 def arena_bytes() -> int:
     """Give the bytes of scratch that this thread holds."""
-    return sum(array.nbytes for array in _held().values())
+    return sum(array.nbytes for array, _ in _local.held.values())

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.arena import arena
+from kernels.arena import address, arena, arena_address
 from kernels.driver import NATIVE, WIDTH, add, add_slabs, store
 from kernels.geometry import wrapped
 from kernels.packing import KINDS
@@ -37,6 +38,9 @@ SHARED_ACC_BYTES = 1 << 20
 
 BATCH_MACS = 250_000_000
 """Work between two looks at whether to stop."""
+
+UNIT_MACS_MAX = 500_000_000
+"""Work of a unit in one slab at the most, so that the look comes in time."""
 
 UNIT_ACC_BYTES = 16 << 20
 """Accumulators of one unit at the most: larger gradients have more units."""
@@ -70,8 +74,9 @@ class BwdWeights:
         if parts == 1:
             if plan.scalar_pack != NATIVE:
                 # every unit packs the scalars anew
-                wanted = min(wanted, 2 * workers - (workers == 1))
-            tiles = _tiles(problem, plan, max(wanted, -(-acc_bytes // UNIT_ACC_BYTES)))
+                wanted = min(wanted, workers)
+            least = max(acc_bytes // UNIT_ACC_BYTES, problem.macs // max(1, len(plan.slabs)) // UNIT_MACS_MAX) + 1
+            tiles = _tiles(problem, plan, max(wanted, least))
             macs = problem.macs // len(tiles)
             return [Unit(i, 0, offset, shape, macs, (*p, 0, 1)) for i, (p, offset, shape) in enumerate(tiles)], 0
         whole = (0, plan.groups, 0, len(plan.blocks))
@@ -128,8 +133,20 @@ class Part:
         macs = problem.macs * self.width // max(1, plan.lanes * len(plan.slabs))
         self.batch = max(1, BATCH_MACS // max(1, macs))
         size = storage_dtype(problem.dtype).itemsize
-        self.vector, self.scalar = _operand(plan.vector, size, self.g0), _operand(plan.scalar, size, self.g0)
-        self.lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
+        lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
+        groups, kind = self.g1 - self.g0, KINDS[problem.dtype]
+        together, panel = min(plan.together, groups), plan.vector.points * self.width
+        self.arenas = together * panel, together * plan.scalar.scratch
+        # the arguments of `add_slabs` that every call has: those before and after the slabs, and their steps
+        self.head = tile_table(), kind, groups, lane_groups
+        self.loops: tuple[Any, ...] = (
+            plan.block, self.blocks, plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles,
+            _operand(plan.vector, size, self.g0), plan.vector.steps, plan.vector.moves,
+            plan.scalar_pack, _operand(plan.scalar, size, self.g0), plan.scalar_lines, plan.scalar.steps,
+            plan.scalar.moves, plan.scalar.plane, together, 4 * panel, 4 * plan.scalar.scratch,
+            4 * self.group_floats, plan.row_step, plan.segment,
+        )  # fmt: skip
+        self.stores = (kind, lane_groups, self.blocks, *self._strides())
 
     def sum(self, inputs: Sequence[Storage], low: int, high: int, depth: int, stop: Stop) -> Floats | None:
         """Sum chunks ``low..high`` as a balanced tree, so that any aligned split among workers gives the same bits."""
@@ -155,17 +172,12 @@ class Part:
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
         vector, scalar = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
-        panels = arena("vector", plan.vector.points * self.width)
-        scratch = arena("scalar", plan.scalar.scratch)
-        add_slabs(
-            tile_table(), KINDS[self.problem.dtype], self.g1 - self.g0, self.lane_groups,
-            self.slabs[some], plan.block, self.blocks, plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles,
-            _place(self.vector, vector), self.vector_boxes[some], plan.vector.steps, plan.vector.moves,
-            panels.ctypes.data,
-            plan.scalar_pack, _place(self.scalar, scalar), self.scalar_boxes[some], plan.scalar_lines,
-            plan.scalar.steps, plan.scalar.moves, plan.scalar.plane, scratch.ctypes.data,
-            acc.ctypes.data, 4 * self.group_floats, plan.row_step,
+        every: tuple[Any, ...] = (
+            *self.head, self.slabs[some], self.vector_boxes[some], self.scalar_boxes[some], *self.loops,
+            address(vector), vector.nbytes, arena_address("vector", self.arenas[0]),
+            address(scalar), scalar.nbytes, arena_address("scalar", self.arenas[1]), address(acc),
         )  # fmt: skip
+        add_slabs(*every)
 
     def join(self, partial: Floats) -> Floats:
         """Add the partial sums of all chunks for this share's lane blocks, as the same tree."""
@@ -178,23 +190,25 @@ class Part:
             pieces = pieces[0::2] + pieces[1::2]
         return np.ascontiguousarray(pieces[0]).reshape(-1)
 
-    def write(self, total: Floats, output: Storage) -> None:
-        """Round the sums once and put them where the weights' layout wants them."""
-        plan, problem = self.plan, self.problem
-        group, wide, narrow, tap = problem.weights_strides
+    def _strides(self) -> tuple[Ints, Ints]:
+        """Give counts and steps of the output as `kernels.driver.store` reads them."""
+        plan = self.plan
+        group, wide, narrow, tap = self.problem.weights_strides
         block, row = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
         lane, step = (group, group * WIDTH) if plan.lanes_are_groups else (block, group)
-        flat = output.reshape(-1)
-        none32, none16 = np.empty(0, np.float32), np.empty(0, np.uint16)
-        out32, out16 = (flat, none16) if problem.dtype == "f32" else (none32, flat)
-        counts = (
-            self.g1 - self.g0, self.group_floats, plan.taps, plan.channels, plan.tap_step, plan.channel_step,
-        )  # fmt: skip
         linear = plan.channel_step * tap == plan.tap_step * row and min(row, tap) == 1
-        store(
-            KINDS[problem.dtype], total, self.lane_groups, self.blocks, np.array(counts, np.int64),
-            np.array((step, block, lane, row, tap, self.g0 * step, int(linear)), np.int64), out32, out16,
-        )  # fmt: skip
+        counts = self.g1 - self.g0, self.group_floats, plan.taps, plan.channels, plan.tap_step, plan.channel_step
+        steps = step, block, lane, row, tap, self.g0 * step, int(linear)
+        return np.array(counts, np.int64), np.array(steps, np.int64)
+
+    def write(self, total: Floats, output: Storage) -> None:
+        """Round the sums once and put them where the weights' layout wants them."""
+        flat = output.reshape(-1)
+        out32, out16 = (flat, _NONE16) if flat.dtype == np.float32 else (_NONE32, flat)
+        store(total, *self.stores, out32, out16)
+
+
+_NONE32, _NONE16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 
 
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
@@ -218,15 +232,6 @@ def _operand(operand: Operand, size: int, first_group: int) -> Ints:
     start = operand.tensor.origin + first_group * operand.group
     steps = (operand.group, *operand.tensor.steps, operand.lane, operand.tensor.channel)
     return wrapped((start * size, 0, *(step * size for step in steps)))
-
-
-def _place(operand: Ints, array: Storage) -> Ints:
-    """Give the row of integers with the addresses of `array` in it."""
-    placed = operand.copy()
-    address = array.ctypes.data
-    placed[0] += address
-    placed[1] = address + array.nbytes
-    return placed
 
 
 def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[tuple[int, int, int, int], Shape, Shape]]:

@@ -4,7 +4,8 @@ Everything is addresses, byte steps and integer tables that `kernels.schedule` a
 out; nothing is checked here. Tables, by column:
 
 * operand: 0 address, 1 end of the tensor, 2 bytes between groups, 3-6 bytes for (n, d, h, w), 7 bytes between lanes
-  of a line, 8 bytes between channels. The address is that of position 0 of the first group.
+  of a line, 8 bytes between channels. The address is that of position 0 of the first group; a plan's is counted from
+  the tensor's, and has no end.
 * box: first (n, d, h, w), then sizes, then first (n, d, h, w) of the panel that holds it, padding included.
 * blocks: 0 first channel, 1 valid lanes, 2 vectors, 3 first lane, 4 accumulator bytes, 5 panel bytes.
 * ranges: 0-5 low and high of (d, h, w), 6 shift of the vector panel in lines, 7-8 first and last register tile, 9 shift
@@ -37,17 +38,21 @@ _transpose = transpose_panel("f32")
 
 @jit
 def _pack_vector(
-    kind: int, left: int, operand: Vector, box: Vector, blocks: Table, panel_lines: Vector, panels: int
-) -> None:
-    """Pack one group's vector tensor, a panel for each lane block; `left` lanes exist."""
-    source = operand[0]
+    kind: int, count: int, left: int, operand: Vector, box: Vector, blocks: Table, panel_lines: Vector, panels: int,
+    panel_bytes: int, parts: Table,
+) -> None:  # fmt: skip
+    """Pack `count` groups of the vector tensor, a panel for each lane block; `left` lanes exist, `parts` is scratch."""
+    source, row = operand[0], 0
     for axis in range(4):
         source += box[axis] * operand[3 + axis]
-    parts = np.empty((blocks.shape[0], 5), np.int64)
-    for b in range(blocks.shape[0]):
-        parts[b, 0], parts[b, 1], parts[b, 2] = blocks[b, 2] * WIDTH, min(blocks[b, 1], left), blocks[b, 0] * operand[8]
-        parts[b, 3], parts[b, 4] = panels + blocks[b, 5], 4 * parts[b, 0]
-    pack_panels(kind, parts, box, panel_lines, source, operand)
+    for g in range(count):
+        for b in range(blocks.shape[0]):
+            lanes = blocks[b, 2] * WIDTH
+            parts[row, 0], parts[row, 1] = lanes, min(blocks[b, 1], left - g * WIDTH)
+            parts[row, 2] = g * operand[2] + blocks[b, 0] * operand[8]
+            parts[row, 3], parts[row, 4] = panels + g * panel_bytes + blocks[b, 5], 4 * lanes
+            row += 1
+    pack_panels(kind, parts[:row], box, panel_lines, source, operand)
 
 
 @jit
@@ -79,49 +84,47 @@ def _set_apart(box: Vector, dense: Vector, source: int, steps: Vector, target: i
 
 @jit
 def _pack_scalar(
-    kind: int, left: int, padded: bool, pack: int, operand: Vector, box: Vector, lines: Table, steps: Vector,
-    plane: int, scratch: int, dense: Vector,
+    kind: int, count: int, left: int, padded: bool, pack: int, operand: Vector, box: Vector, lines: Table,
+    steps: Vector, plane: int, scratch: int, scratch_bytes: int, parts: Table, to: Table,
 ) -> int:  # fmt: skip
-    """Bring one group's scalar tensor to where the tiles read it and give the address of position 0.
+    """Bring `count` groups of the scalar tensor to where the tiles read them; give the address of position 0.
 
-    `dense` is scratch for four steps.
+    `parts` and `to` are scratch.
     """
     if pack == NATIVE:
         return operand[0]  # type: ignore[no-any-return]
-    source, base, first = operand[0], scratch, scratch
+    source, base, first, row = operand[0], scratch, scratch, 0
     for axis in range(4):
         source += box[axis] * operand[3 + axis]
         base -= box[8 + axis] * steps[axis]
         first += (box[axis] - box[8 + axis]) * steps[axis]
+        to[0, axis] = steps[axis] // steps[3]
+    for g in range(count):
+        for t in range(lines.shape[0]):
+            panel = g * scratch_bytes + t * plane
+            if padded:
+                _zero_border(box, steps, scratch + panel, plane)
+            parts[row, 0], parts[row, 1] = steps[3] // 4, min(lines[t, 1], left - g * WIDTH)
+            parts[row, 2], parts[row, 3], parts[row, 4] = g * operand[2] + lines[t, 0], first + panel, steps[3]
+            row += 1
     if pack == PLANES:
         channels = 0
         for t in range(lines.shape[0]):
             channels += lines[t, 1]
         pack_planes(kind, channels, scratch, plane, box, steps, source, operand)
-        return base
-    line = steps[3] // 4
-    parts, to = np.empty((lines.shape[0], 5), np.int64), np.empty(4, np.int64)
-    for t in range(lines.shape[0]):
-        if padded:
-            _zero_border(box, steps, scratch + t * plane, plane)
-        parts[t, 0], parts[t, 1], parts[t, 2] = line, min(lines[t, 1], left), lines[t, 0]
-        parts[t, 3], parts[t, 4] = first + t * plane, steps[3]
-    if padded and box[7] < 16 and operand[5] == box[7] * operand[6]:
+    elif padded and count == 1 and box[7] < 16 and operand[5] == box[7] * operand[6]:
         # short lines that follow each other are transposed as one, then set apart
-        to[3] = 1
+        to[1, 3], to[2, 3] = 1, steps[3]
         for axis in range(2, -1, -1):
-            to[axis] = to[axis + 1] * box[5 + axis]
-            dense[axis] = to[axis] * steps[3]
-        dense[3] = steps[3]
+            to[1, axis] = to[1, axis + 1] * box[5 + axis]
+            to[2, axis] = to[1, axis] * steps[3]
         spare = scratch + lines.shape[0] * plane
         for t in range(lines.shape[0]):
             parts[t, 3] = spare
-            pack_panels(kind, parts[t : t + 1], box, to, source, operand)
-            _set_apart(box, dense, spare, steps, first + t * plane)
-        return base
-    for axis in range(4):
-        to[axis] = steps[axis] // steps[3]
-    pack_panels(kind, parts, box, to, source, operand)
+            pack_panels(kind, parts[t : t + 1], box, to[1], source, operand)
+            _set_apart(box, to[2], spare, steps, first + t * plane)
+    else:
+        pack_panels(kind, parts[:row], box, to[0], source, operand)
     return base
 
 
@@ -139,8 +142,8 @@ def _clip(
 ) -> int:  # fmt: skip
     """Clip every tap's range to the block at (n, d, h, w), once for all lane blocks; give the number of ranges left.
 
-    A row of `live`: 0 line in the vector panel, 1 byte offset of the scalars, 2-3 first and last tile, 4-13 the walk
-    of the tiles (see `kernels.simd.fma_tile`), 14 accumulator row, 15 walk it belongs to.
+    A row of `live`: 0 line in the vector panel, 1 byte offset of the scalars, 2-3 first and last tile, 4-14 the walk
+    of the tiles (see `kernels.simd.fma_tile`), 15 accumulator row, 16 walk it belongs to.
     """
     count = 0
     outer = 1 if block[1] > 1 else 0
@@ -168,7 +171,7 @@ def _clip(
             row[11], row[12] = 1, row[11] * row[12]
         if row[11] == 1 and row[4] == row[6] * row[12] and row[7] == row[9] * row[12]:
             row[10], row[12] = 1, row[10] * row[12]
-        row[13], row[14], row[15] = acc_step, ranges[r, 10], ranges[r, 11]
+        row[13], row[15], row[16] = acc_step, ranges[r, 10], ranges[r, 11]
         count += 1
     return count
 
@@ -193,7 +196,7 @@ def _walk(
                     while start < count:
                         # all taps, or one line of the kernel where its scalars fill L1 by themselves
                         end, most = start, 0
-                        while end < count and live[end, 15] == live[start, 15]:
+                        while end < count and live[end, 16] == live[start, 16]:
                             most = max(most, live[end, 3] - live[end, 2])
                             end += 1
                         for b in range(blocks.shape[0]):
@@ -205,32 +208,38 @@ def _walk(
                                     t = live[i, 2] + step
                                     if t < live[i, 3]:
                                         call_tile(
-                                            table[kind, tiles[t, 1]], walks + 128 * i, panel + live[i, 0] * line,
+                                            table[kind, tiles[t, 1]], walks + 136 * i, panel + live[i, 0] * line,
                                             scalars + live[i, 1], offsets + 88 * t,
-                                            sums + (live[i, 14] + tiles[t, 0]) * line,
+                                            sums + (live[i, 15] + tiles[t, 0]) * line,
                                         )  # fmt: skip
                         start = end
 
 
 @jit
 def add_slabs(
-    table: Table, kind: int, groups: int, lane_groups: int, slabs: Table, block: Vector, blocks: Table,
-    ranges: Table, tiles: Table, padded_ranges: Table, padded_tiles: Table,
-    vector: Vector, vector_boxes: Table, vector_lines: Vector, vector_moves: Vector, panels: int,
-    pack: int, scalar: Vector, scalar_boxes: Table, lines: Table, scalar_steps: Vector, scalar_moves: Vector,
-    plane: int, scratch: int,
-    acc: int, acc_bytes: int, acc_step: int,
+    table: Table, kind: int, groups: int, lane_groups: int, slabs: Table, vector_boxes: Table, scalar_boxes: Table,
+    block: Vector, blocks: Table, ranges: Table, tiles: Table, padded_ranges: Table, padded_tiles: Table,
+    vector: Vector, vector_lines: Vector, vector_moves: Vector,
+    pack: int, scalar: Vector, lines: Table, scalar_steps: Vector, scalar_moves: Vector, plane: int,
+    together: int, panel_bytes: int, scratch_bytes: int, acc_bytes: int, acc_step: int,
+    segment: int, vector_address: int, vector_bytes: int, panels: int,
+    scalar_address: int, scalar_bytes: int, scratch: int, acc: int,
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of `groups` groups (or groups of lanes) and some lane blocks.
 
     `table` holds the tiles' addresses. `vector_lines` are the panel's steps in lines and `vector_moves` the same for
     one narrow position; `scalar_steps` and `scalar_moves` likewise, in bytes. With `lane_groups` above 0 every lane is
     a convolution group, that many are left, and tiles run lanewise; `padded_ranges` then visit all pixels for all
-    taps over a panel with zeros around it, which only finite data allow. The caller owns panels, scratch and sums.
+    taps over a panel with zeros around it, which only finite data allow. Panels of `together` groups are packed at a
+    time, each `panel_bytes` and `scratch_bytes` from the last. The caller owns panels, scratch and sums.
     """
-    live = np.empty((max(ranges.shape[0], padded_ranges.shape[0]) + 1, 16), np.int64)
-    at, steps = np.empty(4, np.int64), np.empty(4, np.int64)
+    live = np.empty((max(ranges.shape[0], padded_ranges.shape[0]) + 1, 17), np.int64)
+    live[:, 14] = segment
+    at, to = np.empty(4, np.int64), np.empty((3, 4), np.int64)
+    vector_parts = np.empty((together * blocks.shape[0], 5), np.int64)
+    scalar_parts = np.empty((together * lines.shape[0], 5), np.int64)
     vector_here, scalar_here = vector.copy(), scalar.copy()
+    vector_here[1], scalar_here[1] = vector_address + vector_bytes, scalar_address + scalar_bytes
     padded = padded_ranges.shape[0] > 0
     for i in range(slabs.shape[0]):
         slab, vector_box, scalar_box = slabs[i], vector_boxes[i], scalar_boxes[i]
@@ -238,23 +247,29 @@ def add_slabs(
         for axis in range(4):
             zero += vector_box[axis] * vector_lines[axis]
         points = vector_box[4] * vector_box[5] * vector_box[6] * vector_box[7]
-        vector_here[0], scalar_here[0] = vector[0], scalar[0]
-        for g in range(groups):
-            left = lane_groups - g * WIDTH if lane_groups > 0 else 2 * WIDTH
-            _pack_vector(kind, left, vector_here, vector_box, blocks, vector_lines, panels)
+        for first in range(0, groups, together):
+            count = min(together, groups - first)
+            left = lane_groups - first * WIDTH if lane_groups > 0 else (2 + count) * WIDTH
+            vector_here[0] = vector_address + vector[0] + first * vector[2]
+            scalar_here[0] = scalar_address + scalar[0] + first * scalar[2]
+            _pack_vector(
+                kind, count, left, vector_here, vector_box, blocks, vector_lines, panels, panel_bytes, vector_parts
+            )
             base = _pack_scalar(
-                kind, left, padded, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch, steps
+                kind, count, left, padded, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch,
+                scratch_bytes, scalar_parts, to,
             )  # fmt: skip
-            whole = padded
-            for b in range(blocks.shape[0] if padded else 0):
-                whole = whole and all_finite(panels + blocks[b, 5], points * WIDTH // 8)
-            _walk(
-                table, lane_groups > 0, slab, block, blocks, padded_ranges if whole else ranges,
-                padded_tiles if whole else tiles, panels, zero, acc_step, vector_moves, base, scalar_moves,
-                acc + g * acc_bytes, live, at,
-            )  # fmt: skip
-            vector_here[0] += vector[2]
-            scalar_here[0] += scalar[2]
+            for g in range(count):
+                here = panels + g * panel_bytes
+                whole = padded
+                for b in range(blocks.shape[0] if padded else 0):
+                    whole = whole and all_finite(here + blocks[b, 5], points * WIDTH // 8)
+                _walk(
+                    table, lane_groups > 0, slab, block, blocks, padded_ranges if whole else ranges,
+                    padded_tiles if whole else tiles, here, zero, acc_step, vector_moves,
+                    base + g * (scalar[2] if pack == NATIVE else scratch_bytes), scalar_moves,
+                    acc + (first + g) * acc_bytes, live, at,
+                )  # fmt: skip
 
 
 @jit
@@ -291,7 +306,7 @@ def _store_whole(acc: int, lanes: int, counts: Vector, steps: Vector, out: int) 
 
 @jit
 def store(
-    kind: int, acc: Floats, lane_groups: int, blocks: Table, counts: Vector, steps: Vector, out32: Floats, out16: Halves
+    acc: Floats, kind: int, lane_groups: int, blocks: Table, counts: Vector, steps: Vector, out32: Floats, out16: Halves
 ) -> None:
     """Scatter accumulators to the weights' layout, rounding once.
 

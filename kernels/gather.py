@@ -23,7 +23,17 @@ from kernels._jit import Table, Vector, jit
 from kernels.cpu import cpu
 from kernels.lanes import LANE_PIXELS, lane_sums
 from kernels.packing import F16, F32, pack_panel
-from kernels.simd import add_run, call_tile, copy_panel, fill_zero, load_value, put_run, store_value, transpose_panel
+from kernels.simd import (
+    SEGMENT_LOG,
+    add_run,
+    call_tile,
+    copy_panel,
+    fill_zero,
+    load_value,
+    put_run,
+    store_value,
+    transpose_panel,
+)
 from kernels.tiles import LANEWISE
 
 __all__ = ["bring_source", "gather", "load", "pack_weights", "write"]
@@ -347,12 +357,13 @@ def gather(
     )
     box, walk, offsets, places = (
         np.empty(12, np.int64),
-        np.ones(10, np.int64),
+        np.ones(11, np.int64),
         np.empty(9, np.int64),
         np.empty(9, np.int64),
     )
     few, here, at = np.empty(9 * 2 * WIDTH + 64, np.float32), src.copy(), np.empty(4, np.int64)
     dense = np.empty(7, np.int64)
+    walk[10] = SEGMENT_LOG
     for item in range(first, last):
         rest, base = item, dst[0]
         for axis in range(3, -1, -1):

@@ -14,10 +14,13 @@ from kernels.simd import copy_panel, load_value, store_value, transpose_panel
 __all__ = ["F16", "F32", "KINDS", "copy_lines", "pack_panel", "pack_panels", "pack_planes"]
 
 F32, F16, BF16 = 0, 1, 2
-
-TOGETHER = 4
-"""Panels from which on adjacent channels are packed position by position rather than panel by panel."""
 KINDS = {"f32": F32, "f16": F16, "bf16": BF16}
+
+ACROSS = 8
+"""Panels alike from which on adjacent channels are packed position by position rather than panel by panel."""
+
+STRIP = 16
+"""Positions that fewer panels, or others, take in turn."""
 
 _copy2_f32, _copy2_f16, _copy2_bf16 = (copy_panel(kind, 2) for kind in KINDS)
 _copy1_f32, _copy1_f16, _copy1_bf16 = (copy_panel(kind, 1) for kind in KINDS)
@@ -184,26 +187,29 @@ def pack_panels(kind: int, parts: Table, box: Vector, steps: Vector, src: int, o
         run, lines = run * lines, 1
         if operand[4] == run * operand[6] and steps[1] == run * steps[3]:
             run, planes = run * planes, 1
+    adjacent = operand[7] == (4 if kind == F32 else 2)
+    across = adjacent and _alike(parts, 0) >= ACROSS
+    strip = STRIP if adjacent and not across and parts.shape[0] > 1 else max(run, 1)
     first = 0
     while first < parts.shape[0]:
-        count = _alike(parts, first)
-        adjacent = count >= TOGETHER and operand[7] == (4 if kind == F32 else 2)
+        count = _alike(parts, first) if across else parts.shape[0]
         for n in range(box[4]):
             for d in range(planes):
                 for h in range(lines):
                     line = n * steps[0] + d * steps[1] + h * steps[2]
                     place = src + n * operand[3] + d * operand[4] + h * operand[5]
                     done = 0
-                    if adjacent:
+                    if across and count > 1:
                         done = _pack_across(kind, parts, first, count, line, steps[3], place, operand, run)
-                    for p in range(first, first + count if done < run else first):
-                        unit = parts[p, 4]
-                        _pack_run(
-                            kind, parts[p, 0], parts[p, 1],
-                            parts[p, 3] + (line + done * steps[3]) * unit, steps[3] * unit,
-                            place + done * operand[6] + parts[p, 2], operand[7], operand[6],
-                            run - done, operand[1],
-                        )  # fmt: skip
+                    for w in range(done, run, strip):
+                        for p in range(first, first + count):
+                            unit = parts[p, 4]
+                            _pack_run(
+                                kind, parts[p, 0], parts[p, 1],
+                                parts[p, 3] + (line + w * steps[3]) * unit, steps[3] * unit,
+                                place + w * operand[6] + parts[p, 2], operand[7], operand[6],
+                                min(strip, run - w), operand[1],
+                            )  # fmt: skip
         first += count
 
 

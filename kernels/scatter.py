@@ -13,7 +13,7 @@ from kernels._jit import Table, Vector, jit
 from kernels.cpu import cpu
 from kernels.gather import bring_source, load, write
 from kernels.packing import pack_panel
-from kernels.simd import add_run, call_tile, fill_zero, store_value
+from kernels.simd import SEGMENT_LOG, add_run, call_tile, fill_zero, store_value
 
 __all__ = ["pack_columns", "scatter"]
 
@@ -64,7 +64,7 @@ def scatter(
         np.zeros(5, np.int64),
         np.empty(64, np.float32),
     )
-    offsets, walk = np.empty(9, np.int64), np.ones(10, np.int64)
+    offsets, walk = np.empty(9, np.int64), np.ones(11, np.int64)
     live, here = np.empty((planes.shape[0] * lines.shape[0], 2), np.int64), src.copy()
     for axis in range(1, 4):
         counts[axis] = span[2 * axis + 1] - span[2 * axis]
@@ -72,6 +72,7 @@ def scatter(
     chunks = max(1, (reach[5] - reach[4] + per_item - 1) // per_item)
     depth = max(1, reach[3] - reach[2])
     walk[2], walk[8], walk[9] = line // (8 * WIDTH), channels, used
+    walk[10] = SEGMENT_LOG
     box[3], box[7] = reach[6], reach[7] - reach[6]
     for item in range(first, last):
         g = item // (chunks * depth) % groups

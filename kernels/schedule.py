@@ -50,6 +50,9 @@ SLAB_MACS = 250_000_000
 SLAB_MACS_MIN = 8_000_000
 """Work of a slab that makes up for laying it out."""
 
+TOGETHER_VALUES = 64
+"""Adjacent channels that are packed at a time, where a group has fewer."""
+
 TILE_BYTES = 192 << 10
 """Scalars that all lane blocks visit in turn before the next are taken: they stay in L2."""
 
@@ -65,6 +68,9 @@ CHUNK_MACS = 10_000_000
 
 CHUNK_POSITIONS = 2048
 """Pixels that a chunk has at the least: adding chunks up costs a pass over the gradient each."""
+
+SMALL_BYTES, SMALL_CHUNK_POSITIONS = 1 << 20, 512
+"""The same for accumulators up to this size, which a cache holds: more chunks lose fewer digits."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,7 @@ class Schedule:
     vector_is_wide: bool
     lanes_are_groups: bool
     groups: int  # convolution groups, or groups of lanes of them
+    together: int  # groups that are packed at a time
     axes: tuple[Axis, Axis, Axis, Axis]
     channels: int  # of the scalar tensor, and taps: each pair is an accumulator row
     taps: int
@@ -114,6 +121,7 @@ class Schedule:
     slabs: tuple[tuple[int, ...], ...]
     block: Ints
     chunks: int
+    segment: int  # logarithm of the positions that are summed in registers
 
     @property
     def rows(self) -> int:
@@ -295,7 +303,8 @@ def schedule(problem: ConvProblem) -> Schedule:
     lane_starts = [sum(v for _, _, v in blocks[:i]) * cpu().width for i in range(len(blocks))]
     points = prod(axis.size for axis in geo.axes)
     chunks = 1
-    most = min(len(slabs), points // CHUNK_POSITIONS, problem.macs // CHUNK_MACS)
+    large = 4 * taps * channels * lanes * problem.groups > SMALL_BYTES
+    most = min(len(slabs), points // (CHUNK_POSITIONS if large else SMALL_CHUNK_POSITIONS), problem.macs // CHUNK_MACS)
     while chunks < CHUNKS and 2 * chunks <= most:
         chunks *= 2
     return Schedule(
@@ -304,6 +313,7 @@ def schedule(problem: ConvProblem) -> Schedule:
         vector_is_wide=vector_is_wide,
         lanes_are_groups=by_group,
         groups=ceil(problem.groups / cpu().width) if by_group else problem.groups,
+        together=_together(problem, geo, by_group, pack),
         axes=geo.axes,
         channels=channels,
         taps=taps,
@@ -321,6 +331,7 @@ def schedule(problem: ConvProblem) -> Schedule:
         slabs=slabs,
         block=np.array(block, np.int64),
         chunks=chunks,
+        segment=_segment(points // chunks),
     )
 
 
@@ -375,6 +386,22 @@ def _operand(
         tensor, is_wide, lane, group, wrapped(steps), wrapped(moves),
         prod(_window_shape(geo.axes, shape, is_wide, padded)), padded, plane, scratch,
     )  # fmt: skip
+
+
+def _together(problem: ConvProblem, geo: Geometry, by_group: bool, pack: int) -> int:
+    """Give the groups that are packed at a time, so that what is read of a position is no fraction of a cache line."""
+    if problem.data_format == "NCX" or pack == PLANES:
+        return 1
+    channels = cpu().width if by_group else max(geo.wide.channels, geo.narrow.channels)
+    return max(1, min(ceil(problem.groups / channels) if by_group else problem.groups, TOGETHER_VALUES // channels))
+
+
+def _segment(positions: int) -> int:
+    """Choose how many positions are summed in registers, as a logarithm.
+
+    The error of a sum of sums is least where both are about equally long; each segment costs a pass over the tile.
+    """
+    return 5 if positions < 1024 else 6 if positions < 8192 else 7
 
 
 def _scalar_lines(

@@ -39,8 +39,9 @@ __all__ = [
 _I64 = ir.IntType(64)
 _F32 = ir.FloatType()
 
-SEGMENT = 64
-"""Positions that are summed in registers before the sums are added to memory; a power of two."""
+SEGMENT_LOG = 6
+SEGMENT = 1 << SEGMENT_LOG
+"""Positions that are summed in registers before the sums are added to memory, where nothing asks for others."""
 
 _typed_intrinsic: Any = intrinsic
 """Numba's decorator takes the typing context away from the parameters, which its type stubs do not know."""
@@ -106,11 +107,11 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
 
     The intrinsic takes five 64-bit integers: the addresses of the walk, the vector panel, the scalar base, `rows`
     int64 byte offsets of the scalars, and the first accumulator line. A line is ``vectors * width`` f32. The walk is
-    ten int64: the panel's steps for (outer, row, column) in lines, the scalars' steps in bytes, the three counts
-    (each at least 1), and the step from one accumulator row to the next in lines.
+    eleven int64: the panel's steps for (outer, row, column) in lines, the scalars' steps in bytes, the three counts
+    (each at least 1), the step from one accumulator row to the next in lines, and the logarithm of a segment.
 
     A `lanewise` tile reads a vector in place of each scalar, so that every lane has a problem of its own (depthwise:
-    lanes are groups). The tile starts from zero in registers and adds to memory after every `SEGMENT` positions or
+    lanes are groups). The tile starts from zero in registers and adds to memory after every segment of positions or
     some more, and at the end: sums of sums lose fewer digits than one long sum.
     """
     line = 4 * vectors * width
@@ -122,7 +123,8 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
         walk, v, s, offsets, acc = values
         lane = ir.VectorType(_F32, width)
         fma = _fma(builder, lane)
-        steps = [_load(builder, builder.add(walk, _I64(8 * i)), _I64, 8) for i in range(10)]
+        steps = [_load(builder, builder.add(walk, _I64(8 * i)), _I64, 8) for i in range(11)]
+        most = builder.shl(_I64(1), steps[10])
         for i in (0, 1, 2, 9):
             steps[i] = builder.mul(steps[i], _I64(line))
         row_offsets = [_load(builder, builder.add(offsets, _I64(8 * m)), _I64, 8) for m in range(rows)]
@@ -150,10 +152,10 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
 
         def segment(carried: list[Any]) -> list[Any]:
             vp, sp, left, pending, *sums = carried
-            take = builder.select(builder.icmp_signed("<", left, _I64(SEGMENT)), left, _I64(SEGMENT))
+            take = builder.select(builder.icmp_signed("<", left, most), left, most)
             vp, sp, *sums = _loop(builder, take, [vp, sp, *sums], column, "col", rolled=lanewise)
             pending = builder.add(pending, take)
-            full = builder.icmp_signed(">=", pending, _I64(SEGMENT))
+            full = builder.icmp_signed(">=", pending, most)
             here = builder.block
             with builder.if_then(full):
                 add_sums(sums)
@@ -173,7 +175,7 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
             return [builder.add(vp, steps[0]), builder.add(sp, steps[3]), pending, *sums]
 
         zero = ir.Constant(lane, [0.0] * width)
-        segments = builder.lshr(builder.add(steps[8], _I64(SEGMENT - 1)), _I64(SEGMENT.bit_length() - 1))
+        segments = builder.lshr(builder.add(steps[8], builder.sub(most, _I64(1))), steps[10])
         sums = _loop(builder, steps[6], [v, s, _I64(0), *[zero] * (rows * vectors)], outer, "outer")[3:]
         add_sums(sums)
         return context.get_dummy_value()
