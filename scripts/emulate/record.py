@@ -89,11 +89,14 @@ def _tables() -> list[Any]:
 
 
 def _spans(arrays: list[Any]) -> list[tuple[int, int]]:
-    """Join the memory of arrays to disjoint spans, without the tables of tiles."""
-    tables = {table.ctypes.data for table in _tables()}
+    """Join the memory of arrays to disjoint spans, without the tables of tiles and parts of them."""
+    ends = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
+    tables = [(table.ctypes.data, table.ctypes.data + table.nbytes) for table in _tables()]
     found: list[tuple[int, int]] = []
-    for start, end in sorted((a.ctypes.data, a.ctypes.data + a.nbytes) for a in arrays if a.ctypes.data not in tables):
-        if found and start <= found[-1][0] + found[-1][1]:
+    for start, end in sorted(set(ends)):
+        if any(low <= start < high for low, high in tables):
+            continue
+        if found and start <= sum(found[-1]):
             found[-1] = (found[-1][0], max(end, sum(found[-1])) - found[-1][0])
         elif end > start:
             found.append((start, end - start))
