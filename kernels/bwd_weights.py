@@ -140,7 +140,7 @@ class Part:
         # the arguments of `add_slabs` that every call has: those before and after the slabs, and their steps
         self.head = tile_table(), kind, groups, lane_groups
         self.loops: tuple[Any, ...] = (
-            plan.block, self.blocks, plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles,
+            plan.block, self.blocks, plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles, plan.inner,
             _operand(plan.vector, size, self.g0), plan.vector.steps, plan.vector.moves,
             plan.scalar_pack, _operand(plan.scalar, size, self.g0), plan.scalar_lines, plan.scalar.steps,
             plan.scalar.moves, plan.scalar.plane, together, 4 * panel, 4 * plan.scalar.scratch,

@@ -218,7 +218,7 @@ def _walk(
 @jit
 def add_slabs(
     table: Table, kind: int, groups: int, lane_groups: int, slabs: Table, vector_boxes: Table, scalar_boxes: Table,
-    block: Vector, blocks: Table, ranges: Table, tiles: Table, padded_ranges: Table, padded_tiles: Table,
+    block: Vector, blocks: Table, ranges: Table, tiles: Table, padded_ranges: Table, padded_tiles: Table, inner: Vector,
     vector: Vector, vector_lines: Vector, vector_moves: Vector,
     pack: int, scalar: Vector, lines: Table, scalar_steps: Vector, scalar_moves: Vector, plane: int,
     together: int, panel_bytes: int, scratch_bytes: int, acc_bytes: int, acc_step: int,
@@ -230,8 +230,9 @@ def add_slabs(
     `table` holds the tiles' addresses. `vector_lines` are the panel's steps in lines and `vector_moves` the same for
     one narrow position; `scalar_steps` and `scalar_moves` likewise, in bytes. With `lane_groups` above 0 every lane is
     a convolution group, that many are left, and tiles run lanewise; `padded_ranges` then visit all pixels for all
-    taps over a panel with zeros around it, which only finite data allow. Panels of `together` groups are packed at a
-    time, each `panel_bytes` and `scratch_bytes` from the last. The caller owns panels, scratch and sums.
+    taps over a panel with zeros around it, which only finite data allow where a tap is outside: outside of the `inner`
+    low and high of (d, h, w). Panels of `together` groups are packed at a time, each `panel_bytes` and
+    `scratch_bytes` from the last. The caller owns panels, scratch and sums.
     """
     live = np.empty((max(ranges.shape[0], padded_ranges.shape[0]) + 1, 17), np.int64)
     live[:, 14] = segment
@@ -246,7 +247,6 @@ def add_slabs(
         zero = 0
         for axis in range(4):
             zero += vector_box[axis] * vector_lines[axis]
-        points = vector_box[4] * vector_box[5] * vector_box[6] * vector_box[7]
         for first in range(0, groups, together):
             count = min(together, groups - first)
             left = lane_groups - first * WIDTH if lane_groups > 0 else (2 + count) * WIDTH
@@ -263,13 +263,30 @@ def add_slabs(
                 here = panels + g * panel_bytes
                 whole = padded
                 for b in range(blocks.shape[0] if padded else 0):
-                    whole = whole and all_finite(here + blocks[b, 5], points * WIDTH // 8)
+                    whole = whole and _finite_border(here + blocks[b, 5], vector_box, vector_lines, inner)
                 _walk(
                     table, lane_groups > 0, slab, block, blocks, padded_ranges if whole else ranges,
                     padded_tiles if whole else tiles, here, zero, acc_step, vector_moves,
                     base + g * (scalar[2] if pack == NATIVE else scratch_bytes), scalar_moves,
                     acc + (first + g) * acc_bytes, live, at,
                 )  # fmt: skip
+
+
+@jit
+def _finite_border(panel: int, box: Vector, lines: Vector, inner: Vector) -> bool:
+    """Say whether all positions of a lanewise panel outside of `inner` (low and high of d, h, w) are finite."""
+    size, low, high = 4 * WIDTH, max(box[3], inner[4]) - box[3], min(box[3] + box[7], inner[5]) - box[3]
+    for n in range(box[4]):
+        for d in range(box[5]):
+            for h in range(box[6]):
+                start = panel + (n * lines[0] + d * lines[1] + h * lines[2]) * size
+                inside = inner[0] <= box[1] + d < inner[1] and inner[2] <= box[2] + h < inner[3] and low < high
+                first, second = (low, box[7] - high) if inside else (box[7], 0)
+                if first > 0 and not all_finite(start, first * WIDTH // 8):
+                    return False
+                if second > 0 and not all_finite(start + high * size, second * WIDTH // 8):
+                    return False
+    return True
 
 
 @jit

@@ -48,6 +48,11 @@ class Axis:
     shifts: tuple[int, ...]
     ranges: tuple[tuple[int, int], ...]
 
+    @property
+    def inner(self) -> tuple[int, int]:
+        """The narrow positions for which every tap is inside."""
+        return max(low for low, _ in self.ranges), min(high for _, high in self.ranges)
+
     def window(self, low: int, high: int) -> tuple[int, int]:
         """Give the span of wide positions that narrow positions ``low..high`` really meet."""
         ends = []

@@ -116,6 +116,7 @@ class Schedule:
     tiles: Ints
     padded_ranges: Ints
     padded_tiles: Ints
+    inner: Ints  # low and high of (d, h, w) between which every tap is inside
     scalar_pack: int
     scalar_lines: Ints
     slabs: tuple[tuple[int, ...], ...]
@@ -326,6 +327,7 @@ def schedule(problem: ConvProblem) -> Schedule:
         tiles=tiles,
         padded_ranges=padded_ranges,
         padded_tiles=padded_tiles,
+        inner=np.array([edge for axis in geo.axes[1:] for edge in axis.inner], np.int64),
         scalar_pack=pack,
         scalar_lines=_scalar_lines(problem, scalar, runs, cuts, by_group),
         slabs=slabs,
