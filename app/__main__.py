@@ -19,6 +19,7 @@ from pydantic_settings import CliApp, SettingsConfigDict
 
 from app.logs import configure
 from app.main import create_app
+from app.ops_port import OpsPort, listen_for_operators
 from app.patience import patient_protocol
 from app.service import Service
 from app.settings import Settings
@@ -46,9 +47,10 @@ def parse_settings(arguments: Sequence[str]) -> Settings:
 class Server(uvicorn.Server):
     """Let running calls finish after the first SIGTERM or SIGINT, and leave at once after the second."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, ops: OpsPort | None = None) -> None:
         super().__init__(config)
         self._service = service
+        self._ops = ops
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -65,6 +67,14 @@ class Server(uvicorn.Server):
                 address = _address(listener, secure=self.config.is_ssl)
                 self._service.addresses.append(address)
                 _log.info("listening on %s", address)
+        if self._ops is not None:
+            self._ops.start()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop to listen and to compute; operators can ask until the end."""
+        await super().shutdown(sockets)
+        if self._ops is not None:
+            await self._ops.stop(at_once=self.force_exit)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Begin to drain, or when that has begun stop."""
@@ -109,10 +119,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app = create_app(settings)
         config = _server_config(settings, app)
         config.load()
+        listener = listen_for_operators(settings)
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         print(error, file=sys.stderr)  # noqa: T201
         return 2
-    server = Server(config, app.state.service)
+    service: Service = app.state.service
+    server = Server(config, service, None if listener is None else OpsPort(service, listener))
     server.run()
     return 0 if server.started else 3
 

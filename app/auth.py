@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -20,7 +20,7 @@ FREE_PAGES = frozenset(
         *("/", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/openrpc.json"),
     }
 )
-"""Pages that need no key."""
+"""Pages that need no key; `/metrics` only while it has no port of its own."""
 
 _RPC = "/rpc"
 
@@ -42,18 +42,19 @@ def make_key_ring(settings: Settings) -> KeyRing | None:
 
 
 class Authentication:
-    """Let a request through whose key is known; without `keys` let everybody through.
+    """Let a request through whose key is known or whose page is `free`; without `keys` let everybody through.
 
     The JSON-RPC door answers a refusal itself, under the ids of the calls.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing | None) -> None:
+    def __init__(self, app: ASGIApp, keys: KeyRing | None, free: Collection[str] = FREE_PAGES) -> None:
         self._app = app
         self._keys = keys
+        self._free = free
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] == "http" and self._keys is not None and scope["path"] not in FREE_PAGES:
+        if scope["type"] == "http" and self._keys is not None and scope["path"] not in self._free:
             self._check(scope, self._keys)
         await self._app(scope, receive, send)
 

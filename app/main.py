@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.auth import Authentication, make_key_ring
+from app.auth import FREE_PAGES, Authentication, make_key_ring
 from app.doors import oip, ops_pages, rest, rpc
 from app.doors.oip_errors import OipErrors
 from app.engines.base import Engine
@@ -39,7 +39,7 @@ from convgrad._errors import (
 
 __all__ = ["create_app"]
 
-_ROUTERS = (rest.router, rpc.router, oip.router, ops_pages.router)
+_ROUTERS = (rest.router, rpc.router, oip.router, ops_pages.health, ops_pages.router)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -77,7 +77,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.include_router(router)
     for kind in (HTTPException, RequestValidationError):  # errors of ours go to the middleware's net
         app.add_exception_handler(kind, _raise_ours)
-    app.add_middleware(Authentication, keys=make_key_ring(settings))
+    free = FREE_PAGES if settings.ops_port is None else FREE_PAGES - {"/metrics"}
+    app.add_middleware(Authentication, keys=make_key_ring(settings), free=free)
     app.add_middleware(OipErrors)
     app.add_middleware(Patience, slow_s=settings.slow_s, slow_rate=int(settings.slow_rate))
     app.add_middleware(RequestContextMiddleware, telemetry=telemetry)

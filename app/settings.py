@@ -25,6 +25,13 @@ class Settings(BaseSettings):
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     uds: Path | None = Field(default=None, description="Unix socket to listen on instead of host and port.")
+    ops_host: str = Field(default="127.0.0.1", description="Address of ops_port.")
+    ops_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port for health and metrics alone, over plain HTTP without a key; by default there is none.",
+    )
     public: bool = Field(
         default=False, description="Listen on an address that others can reach although no key is asked for."
     )

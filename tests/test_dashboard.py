@@ -73,7 +73,7 @@ def _free_port() -> int:
 @contextmanager
 def _prometheus(target: str, folder: Path) -> Iterator[httpx.Client]:
     """Run Prometheus with the profile's configuration, pointed at the service."""
-    text = (DEPLOY / "prometheus.yml").read_text("utf-8").replace("convgrad:8000", target)
+    text = (DEPLOY / "prometheus.yml").read_text("utf-8").replace("convgrad:8001", target)
     config, port = folder / "prometheus.yml", _free_port()
     config.write_text(text.replace("scrape_interval: 5s", "scrape_interval: 1s"), "utf-8")
     subprocess.run(["promtool", "check", "config", str(config)], check=True, capture_output=True)

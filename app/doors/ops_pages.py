@@ -13,7 +13,7 @@ from app.service import Service
 from convgrad import __version__
 from schemas.openrpc import openrpc_document
 
-__all__ = ["router"]
+__all__ = ["health", "router"]
 
 _CONSOLE = Path(__file__).with_name("console.html").read_text(encoding="utf-8")
 # The page is whole in itself: nothing comes from elsewhere, nothing goes elsewhere.
@@ -23,6 +23,8 @@ _CONSOLE_POLICY = (
 )
 
 router = APIRouter(tags=["operations of the service"])
+health = APIRouter(tags=["operations of the service"])
+"""What is also answered on the operators' port: health and metrics."""
 
 
 class Health(BaseModel):
@@ -39,13 +41,13 @@ class Readiness(BaseModel):
     progress: float
 
 
-@router.get("/healthz")
+@health.get("/healthz")
 async def healthz() -> Health:
     """Tell whether the process is alive."""
     return Health(status="ok", version=__version__)
 
 
-@router.get(
+@health.get(
     "/readyz",
     response_model=Readiness,
     responses={503: {"model": Readiness, "description": "Starting or draining."}},
@@ -59,7 +61,7 @@ async def readyz(request: Request) -> Response:
     return JSONResponse(readiness.model_dump(), status_code=200 if ready else 503, headers=headers)
 
 
-@router.get(
+@health.get(
     "/metrics",
     response_class=Response,
     responses={
@@ -86,4 +88,4 @@ async def console() -> HTMLResponse:
 
 
 for _path, _page in (("/healthz", healthz), ("/readyz", readyz)):
-    router.add_api_route(_path, _page, methods=["HEAD"], include_in_schema=False, response_model=None)
+    health.add_api_route(_path, _page, methods=["HEAD"], include_in_schema=False, response_model=None)
