@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 
 __all__ = ["PARTS", "Timings"]
 
@@ -38,6 +39,16 @@ class Timings:
     def measure(self, part: str) -> _Measure:
         """Add the time that a ``with`` block takes to a part."""
         return _Measure(self, part)
+
+    def each(self, part: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Give `pieces`, adding the time that making each of them takes to a part."""
+        making = iter(pieces)
+        while True:
+            with self.measure(part):
+                piece = next(making, None)
+            if piece is None:
+                return
+            yield piece
 
     def header(self) -> str:
         """Write the `Server-Timing` value: the known parts in milliseconds, in the order of the walk."""

@@ -236,7 +236,7 @@ class RpcDoor(Response):
             with self._named(item, turn, outcome):
                 await outcome.finish()
             result = JsonResult(outcome)
-            return _text(item.id, result.pieces(), result.length)
+            return _text(item.id, outcome.timings.each("encode", result.pieces()), result.length)
         except Cancelled as caught:
             if not _was_cancelled(outcome):
                 raise

@@ -15,6 +15,7 @@ from app.errors import as_convgrad_error
 from app.events import Begin, End, Event, Progress, TileReady
 from app.replies.body import send_bytes, send_head, send_piece
 from app.replies.heartbeat import INTERVAL_S, Heartbeat
+from app.timings import Timings
 from convgrad._errors import Cancelled
 from convgrad._frames import MEDIA_TYPE, Bytes, encode
 
@@ -38,7 +39,7 @@ async def send_frames(call: Call, send: Send, *, beat_s: float = INTERVAL_S) -> 
 
     What fails before the first frame is sent is raised; after it the last frame is an `error`.
     """
-    stream = _FrameStream(send, beat_s)
+    stream = _FrameStream(send, beat_s, call.timings)
     try:
         async with aclosing(call.events()) as events:
             async for event in events:
@@ -57,8 +58,9 @@ async def send_frames(call: Call, send: Send, *, beat_s: float = INTERVAL_S) -> 
 class _FrameStream:
     """Gather small frames and send them together; `started` once something was sent."""
 
-    def __init__(self, send: Send, beat_s: float) -> None:
+    def __init__(self, send: Send, beat_s: float, timings: Timings) -> None:
         self._send = send
+        self._timings = timings
         self._heartbeat = Heartbeat(self._beat, beat_s)
         self._progress: dict[str, Any] | None = None
         self._held: list[Bytes] = []
@@ -69,11 +71,12 @@ class _FrameStream:
 
     async def put(self, header: dict[str, Any], event: Event | None = None) -> None:
         """Send a frame, now or with those that follow soon."""
-        body = event.body() if isinstance(event, TileReady) else memoryview(b"")
-        if len(body) > _HASH_INLINE:
-            frame = await asyncio.to_thread(encode, header, body)
-        else:
-            frame = encode(header, body)
+        with self._timings.measure("encode"):
+            body = event.body() if isinstance(event, TileReady) else memoryview(b"")
+            if len(body) > _HASH_INLINE:
+                frame = await asyncio.to_thread(encode, header, body)
+            else:
+                frame = encode(header, body)
         if isinstance(event, Progress):
             self._progress = header
         self._held += frame
@@ -154,7 +157,9 @@ async def _header(call: Call, event: Event) -> dict[str, Any]:
         case TileReady(seq, offset, shape):
             return {"type": "tile", "seq": seq, "offset": list(offset), "shape": list(shape)}
         case End(tiles, stats):
-            return {"type": "end", "tiles": tiles, "sha256": await call.sha256(), "stats": stats}
+            with call.timings.measure("encode"):
+                checksum = await call.sha256()
+            return {"type": "end", "tiles": tiles, "sha256": checksum, "stats": stats}
 
 
 def _error(caught: Exception) -> dict[str, Any]:

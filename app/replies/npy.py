@@ -52,7 +52,8 @@ async def send_npy(call: Call, send: Send) -> None:
     row_bytes = prod(spec.shape[1:]) * kind.itemsize
     if call.nbytes <= _WHOLE:
         await call.finish()
-        body = b"".join((header, call.output))
+        with call.timings.measure("encode"):
+            body = b"".join((header, call.output))
         await send_bytes(send, body, MEDIA_TYPE, headers={"x-tensor-dtype": spec.dtype})
         return
     frontier, sent = Frontier(spec.shape), 0
@@ -66,7 +67,8 @@ async def send_npy(call: Call, send: Send) -> None:
         async for event in events:
             if not isinstance(event, TileReady):
                 continue
-            final = frontier.add(event.offset, event.shape) * row_bytes
+            with call.timings.measure("encode"):
+                final = frontier.add(event.offset, event.shape) * row_bytes
             if final and not sent:
                 await head()
             while sent < final:

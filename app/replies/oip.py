@@ -123,14 +123,13 @@ async def _send_numbers(call: Call, request: InferRequest, send: Send, coding: s
             f"{request.output.name} holds NaN or infinity, which JSON has no words for: ask for it with binary_data"
         )
     head = _head(call, request).removesuffix(b"}]}")
-    pieces = _numbers(head, values)
+    pieces = _numbers(call, head, values)
     if coding is not None:
         await _send_coded(send, pieces, coding, "application/json", {})
         return
     async with aclosing(pieces):
         if len(values) <= _NUMBERS:
-            with call.timings.measure("encode"):
-                body = b"".join([piece async for piece in pieces])
+            body = b"".join([piece async for piece in pieces])
             await send_head(send, "application/json", length=len(body))
             await send_piece(send, body, last=True)
             return
@@ -140,11 +139,12 @@ async def _send_numbers(call: Call, request: InferRequest, send: Send, coding: s
         await send_piece(send, b"", last=True)
 
 
-async def _numbers(head: bytes, values: npt.NDArray[Any]) -> AsyncGenerator[bytes, None]:
+async def _numbers(call: Call, head: bytes, values: npt.NDArray[Any]) -> AsyncGenerator[bytes, None]:
     yield head + b',"data":['
     for start in range(0, len(values), _NUMBERS):
         # float64 holds every element exactly, and its text reads back as the same bits.
-        text = json.dumps(values[start : start + _NUMBERS].astype(np.float64).tolist(), separators=(",", ":"))
+        with call.timings.measure("encode"):
+            text = json.dumps(values[start : start + _NUMBERS].astype(np.float64).tolist(), separators=(",", ":"))
         yield (b"," if start else b"") + text[1:-1].encode()
         await asyncio.sleep(0)  # neither a socket nor a small compression need make anybody wait
     yield b"]}]}"

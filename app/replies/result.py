@@ -79,6 +79,6 @@ async def send_result(call: Call, send: Send) -> None:
         await send_piece(send, body, last=True)
         return
     await send_head(send, "application/json", length=result.length)
-    for piece in result.pieces():
+    for piece in call.timings.each("encode", result.pieces()):
         await send_piece(send, piece)
     await send_piece(send, b"", last=True)

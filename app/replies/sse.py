@@ -94,7 +94,7 @@ async def stream_call(call: Call, stream: EventStream, request_id: Any) -> None:
         async with aclosing(call.events()) as events:
             async for event in events:
                 if (pieces := await _message(call, event, request_id)) is not None:
-                    await stream.pieces(pieces)
+                    await stream.pieces(call.timings.each("encode", pieces))
     except Exception as caught:
         if not stream.started or isinstance(caught, Cancelled):
             raise
@@ -142,5 +142,6 @@ def _tile(call: Call, tile: TileReady, request_id: Any) -> Iterator[bytes]:
 
 async def _result(call: Call) -> dict[str, Any]:
     spec = call.prepared.op.output
-    checksum = await call.sha256()
+    with call.timings.measure("encode"):
+        checksum = await call.sha256()
     return result_members(call, {"dtype": spec.dtype, "shape": list(spec.shape), "sha256": checksum})

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import httpx
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.app.calls import FRAMES, JSON, NPY, SMALL, SSE, document, post
 from tests.app.doors.test_rest_limits import SLOW, connection
 from tests.app.resident import Resident
+from tests.faults.doors import DOORS, prepare
+from tests.faults.leaving import LARGE
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -41,7 +46,7 @@ def test_a_call_is_counted_in_every_form(tight: Resident, tight_http: httpx.Clie
     labels = {"operation": SMALL.op, "dtype": "f32", "door": "rest", "outcome": "ok"}
     assert grown(before, after, "convgrad_calls_total", **labels) == 1
     assert grown(before, after, "convgrad_requests_total", door="rest", outcome="ok") == 1
-    for part in ("receive", "decode", "queue", "compute"):
+    for part in ("receive", "decode", "queue", "compute", "encode"):
         assert grown(before, after, "convgrad_part_seconds_count", door="rest", part=part) == 1
     assert grown(before, after, "convgrad_received_bytes_total", door="rest") > SMALL.inputs()["src"].nbytes
     assert grown(before, after, "convgrad_sent_bytes_total", door="rest") > 0
@@ -49,11 +54,17 @@ def test_a_call_is_counted_in_every_form(tight: Resident, tight_http: httpx.Clie
     assert grown(before, after, "convgrad_units_total") > 0
 
 
-def test_encoding_is_timed(tight: Resident, tight_http: httpx.Client) -> None:
-    """A JSON reply has an encode part."""
+@pytest.mark.parametrize("door", list(DOORS))
+def test_encoding_of_a_large_reply_is_timed(tight: Resident, tight_http: httpx.Client, door: str) -> None:
+    """A reply that is streamed has one encode time, also where its pieces are made while they are sent."""
+    case = replace(LARGE, src_spatial=(512, 512), dst_spatial=(1024, 1024))
+    call = prepare(door, case, case.floats(), np.empty(0))
     before = scrape(tight)
-    post(tight_http, SMALL, SMALL.inputs(), JSON)
-    assert grown(before, scrape(tight), "convgrad_part_seconds_count", door="rest", part="encode") == 1
+    assert tight_http.post(call.path, content=call.content, headers=call.headers).status_code == 200
+    labels = {"door": {"rpc": "rpc", "oip": "oip"}.get(door[:3], "rest"), "part": "encode"}
+    after = scrape(tight)
+    assert grown(before, after, "convgrad_part_seconds_count", **labels) == 1
+    assert grown(before, after, "convgrad_part_seconds_sum", **labels) > 0
 
 
 def test_every_call_of_a_batch_counts(tight: Resident, tight_http: httpx.Client) -> None:
