@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import uuid
+from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
@@ -26,9 +27,12 @@ _CONTEXT = "convgrad"
 # Asked every few seconds by whatever watches the service.
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 
-# A refused body is read and dropped for so long before the connection closes: a client that sends without
-# listening would otherwise see a reset instead of the refusal.
-_LINGER_S = 3.0
+# What is left of a refused body is read and dropped before the connection closes: a client that sends without
+# listening would otherwise see a reset instead of the refusal. For so long at most, while bytes come at least every
+# few seconds (a server under load is slow itself), and for so many bytes.
+_LINGER_S = 30.0
+_LINGER_IDLE_S = 3.0
+_LINGER_BYTES = 256 << 20
 # What is left of a refused body is read without closing the connection up to this size.
 _KEEP_ALIVE_REST = 1 << 20
 
@@ -150,6 +154,7 @@ class BodyLimit:
             return
         body = _Body(receive, send, declared, self._limit, expects_continue="expect" in headers)
         await self._app(scope, body.receive, body.send)
+        await body.end()
 
 
 class _Body:
@@ -166,6 +171,7 @@ class _Body:
         self._seen = 0
         self._complete = False
         self._asked = False
+        self._owes_end = False
 
     async def receive(self) -> Message:
         if self._declared is not None and self._declared > self._limit:
@@ -192,22 +198,29 @@ class _Body:
             await self._send(message)
         else:
             await self._send({**message, "more_body": True})
-            await self._drop_the_rest()
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+            self._owes_end = True
 
     @property
     def _never_comes(self) -> bool:
         # The client waits for "100 Continue" and gets its refusal instead.
         return self._expects_continue and not self._asked
 
-    async def _drop_the_rest(self) -> None:
-        try:
+    async def end(self) -> None:
+        """End a reply that is out before its request; only now, when the request holds nothing any more."""
+        if not self._owes_end:
+            return
+        with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
-                while not self._complete:
-                    message = await self._receive()
-                    self._complete = message["type"] != "http.request" or not message.get("more_body", False)
-        except TimeoutError:
-            self._complete = True
+                await self._drop_the_rest()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _drop_the_rest(self) -> None:
+        most = self._seen + _LINGER_BYTES
+        while not self._complete and self._seen < most:
+            async with asyncio.timeout(_LINGER_IDLE_S):
+                message = await self._receive()
+            self._seen += len(message.get("body", b""))
+            self._complete = message["type"] != "http.request" or not message.get("more_body", False)
 
 
 def _too_large(limit: int) -> TooLarge:

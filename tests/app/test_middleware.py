@@ -134,6 +134,32 @@ def test_a_large_rest_closes_the_connection() -> None:
     assert len(waiting) == 2
 
 
+def test_the_rest_is_dropped_when_the_request_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a request holds is free before its unread body has come, of which not more than the bound is read."""
+    monkeypatch.setattr("app.middleware._LINGER_BYTES", 20)
+    held, came = False, 0
+
+    async def early(_: Scope, __: Receive, send: Send) -> None:
+        nonlocal held
+        held = True
+        await send_bytes(send, b"no", "text/plain", status=422)
+        held = False
+
+    async def receive() -> Message:
+        nonlocal came
+        assert not held
+        came += 1
+        return {"type": "http.request", "body": bytes(8), "more_body": True}
+
+    async def send(message: Message) -> None:
+        ends.append(not message.get("more_body", message["type"] == "http.response.start"))
+
+    ends: list[bool] = []
+    asyncio.run(BodyLimit(early, limit=1 << 40)(scope(content_length=str(1 << 30)), receive, send))
+    assert ends == [False, False, True]
+    assert came == 3
+
+
 def test_a_client_that_leaves_cancels_the_block() -> None:
     """`http.disconnect` ends the block with `Cancelled`, and the task is as good as new after it."""
 

@@ -149,3 +149,22 @@ def test_a_refusal_in_the_middle(resident: Resident) -> None:
     assert b"there is no part else" in found
     resident.run(resident.service.idle())
     resident.until(lambda: resident.service.segments.stats().used == 0)
+
+
+@pytest.mark.parametrize("refused", ["before its body", "inside its body"])
+def test_a_client_that_only_sends_reads_its_refusal(resident: Resident, refused: str) -> None:
+    """30 MB of a refused call are taken while nothing is held for them, and the answer comes before an orderly end."""
+    large = bytes(30 << 20)
+    if refused == "before its body":
+        lines = [f"POST /v1/ops/{LARGE.op} HTTP/1.1", "Host: x", "Content-Type: text/plain"]
+        head, body = "\r\n".join([*lines, f"Content-Length: {len(large)}", "", ""]).encode(), large
+    else:
+        first, *others = parts(LARGE, INPUTS)
+        head, body = form([first, ("else", ("else.npy", large, NPY)), *others])
+    with connected(resident) as sock:
+        sock.sendall(head + body[: len(body) // 2])
+        resident.until(lambda: resident.service.requests == 0 and resident.service.segments.stats().used == 0)
+        sock.sendall(body[len(body) // 2 :])
+        ((status, found),) = replies(sock, 1)
+        assert status in {415, 422}, found
+        assert sock.recv(1) == b""

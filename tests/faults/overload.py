@@ -10,14 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.queues import Queue
+from multiprocessing.connection import Connection
 from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 
 from benchmarks.startup import memory_mib
-from tests.app.calls import same_bits
+from tests.app.calls import Array, same_bits
 from tests.faults.chaos import family_service
 from tests.faults.doors import Prepared, prepare
 from tests.problems import Case
@@ -36,15 +36,18 @@ HEAVY = Case(
     kernel=(25, 25),
 )
 _RETRY_S = 0.05
+# Longer than any answer takes: who waits so long has lost it.
+_PATIENCE_S = 60.0
 
 
 @dataclass
 class Flood:
-    """Count what a flood came to: answers with the right length, refusals by status and reason, and all else."""
+    """Count what a flood came to: answers by status, refusals by status and reason, and all else by its kind."""
 
+    offered: int = 0
     accepted: int = 0
     refused: Counter[tuple[int, str]] = field(default_factory=Counter)
-    faults: list[str] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
 
 
 async def flood(url: str, call: Prepared, rate: float, seconds: float) -> Flood:
@@ -53,34 +56,41 @@ async def flood(url: str, call: Prepared, rate: float, seconds: float) -> Flood:
     head = call.head().replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
     async def one() -> None:
-        reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1 << 24)
+        stage, writer = "connecting", None
         try:
-            writer.write(head + call.content)
-            first, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        except ConnectionError as error:
-            found.faults.append(repr(error))
-            return
+            async with asyncio.timeout(_PATIENCE_S):
+                reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1 << 24)
+                stage = "waiting for the answer"
+                writer.write(head + call.content)
+                answer = (await reader.readuntil(b"\r\n\r\n")).decode()
+                stage = "reading the answer"
+                length = re.search(r"\ncontent-length: (\d+)", answer)
+                _book(found, answer, await (reader.readexactly(int(length[1])) if length else reader.read()))
+        except (OSError, EOFError, ValueError) as error:  # a TimeoutError is an OSError
+            found.faults[f"{type(error).__name__} while {stage}"] += 1
         finally:
-            writer.close()
-        _book(found, first.decode(), body)
+            if writer is not None:
+                writer.close()
 
     start = time.monotonic()
-    sent: list[asyncio.Task[None]] = []
-    while (now := time.monotonic() - start) < seconds:
-        sent += [asyncio.create_task(one()) for _ in range(int(now * rate) - len(sent))]
-        await asyncio.sleep(0.005)
-    await asyncio.gather(*sent)
+    async with asyncio.TaskGroup() as group:
+        while (now := time.monotonic() - start) < seconds:
+            for _ in range(int(now * rate) - found.offered):
+                group.create_task(one())
+                found.offered += 1
+            await asyncio.sleep(0.005)
+    assert found.offered == found.accepted + found.refused.total() + found.faults.total(), found
     return found
 
 
 def _book(found: Flood, head: str, body: bytes) -> None:
-    status = int(head.split()[1]) if head else 0
+    status = int(head.split()[1])
     if status == 200:
         found.accepted += 1
     elif status in (429, 503) and re.search(r"\nretry-after: [1-9]", head):
         found.refused[status, json.loads(body)["reason"]] += 1
     else:
-        found.faults.append(head)
+        found.faults[f"status {status}"] += 1
 
 
 @dataclass
@@ -114,41 +124,45 @@ def visit(url: str, call: Prepared, seconds: float) -> Seen:
     return seen
 
 
-def _visit(url: str, seconds: float, results: Queue[Seen]) -> None:
-    results.put(visit(url, heavy_call(), seconds))
+def _visit(url: str, seconds: float, expected: Array, results: Connection) -> None:
+    call = _heavy_call(expected)
+    results.send(None)  # ready
+    results.send(visit(url, call, seconds))
 
 
-def heavy_call() -> Prepared:
-    """Make the heavy call ready."""
-    inputs = HEAVY.inputs()
-    return prepare("rest json", HEAVY, inputs, HEAVY.expected(inputs))
+def _heavy_call(expected: Array) -> Prepared:
+    return prepare("rest json", HEAVY, HEAVY.inputs(), expected)
 
 
-def overload() -> None:
-    """Offer ten times what two workers can compute, for twenty seconds, and print what came of it."""
-    spawn, seconds = multiprocessing.get_context("spawn"), 20.0
+def overload(seconds: float = 20.0) -> None:
+    """Offer ten times what two workers can compute for so long, and print what came of it."""
     with family_service("--workers", "2", "--queue-length", "16") as (service, family):
-        call = heavy_call()
+        expected = HEAVY.expected(HEAVY.inputs())
+        call = _heavy_call(expected)
         visit(service.url, call, 1.0)
         alone = visit(service.url, call, 5.0)
         rate = 2 / float(np.median(alone.calls))  # two workers, each call is one unit or keeps both
         before = memory_mib(family.server, "Rss")
-        results: Queue[Seen] = spawn.Queue()
-        visitor = spawn.Process(target=_visit, args=(service.url, seconds, results))
+        spawn = multiprocessing.get_context("spawn")
+        results, sender = spawn.Pipe(duplex=False)
+        visitor = spawn.Process(target=_visit, args=(service.url, seconds, expected, sender))
         visitor.start()
+        sender.close()  # so that a visitor that dies ends what is read from it
+        results.recv()
         found = asyncio.run(flood(service.url, call, 10 * rate, seconds + 4))
-        seen = results.get()
+        seen: Seen = results.recv()
         visitor.join()
         after = memory_mib(family.server, "Rss")
         page = httpx.get(f"{service.url}/metrics").text
     rest = [took - queued for took, queued in zip(seen.calls, seen.queued, strict=True)]
     peak = re.search(r"^convgrad_shared_memory_peak_bytes (\S+)", page, re.MULTILINE)
     assert peak
-    print(f"overload: {rate:.0f} calls a second are possible at most, {10 * rate:.0f} were offered")
-    print(f"overload: {found.accepted} accepted, refused {dict(found.refused)}, faults {Counter(found.faults)}")
+    print(f"overload: {rate:.0f} calls a second are possible at most, {10 * rate:.0f} were offered: {found.offered}")
+    print(f"overload: {found.accepted} accepted, refused {dict(found.refused)}, faults {dict(found.faults)}")
     print(f"overload: p99 alone {_p99(alone.calls):.0f} ms; one more caller's {len(rest)} accepted calls: p99", end=" ")
     print(f"{_p99(seen.calls):.0f} ms, without their time in the queue {_p99(rest):.0f} ms")
-    print(f"overload: /healthz median {np.median(seen.health) * 1000:.0f} ms, p99 {_p99(seen.health):.0f} ms")
+    print(f"overload: /healthz median {np.median(seen.health) * 1000:.0f} ms, p99 {_p99(seen.health):.0f} ms", end=" ")
+    print(f"of {len(seen.health)}; alone p99 {_p99(alone.health):.0f} ms")
     print(
         f"overload: server {before:.0f} MiB before, {after:.0f} after; shared memory {float(peak[1]) / 2**20:.0f} MiB"
     )
