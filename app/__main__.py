@@ -30,6 +30,8 @@ _log = logging.getLogger("convgrad")
 
 # Longer than the keep-alive of clients and of most proxies: the side that closes first should not be us.
 _KEEP_ALIVE_S = 75
+# As many new connections may wait as the system allows (`net.core.somaxconn`): it resets those beyond unanswered.
+_BACKLOG = 65535
 
 
 class _Flags(Settings):
@@ -143,6 +145,7 @@ def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
+        backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,
         ssl_certfile=settings.tls_certificate,
