@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -48,10 +48,15 @@ class LiveService:
 
 
 @contextmanager
-def running_service(*flags: str, wait: bool = True, **environment: str) -> Iterator[LiveService]:
-    """Run `python -m app` with flags until the block ends; ready, unless told not to `wait`."""
+def running_service(
+    *flags: str, wait: bool = True, under: Sequence[str] = (), **environment: str
+) -> Iterator[LiveService]:
+    """Run `python -m app` with flags until the block ends; ready, unless told not to `wait`.
+
+    `under` is a command that becomes the one that follows it, such as ``prlimit --nofile=64``.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-m", "app", "--port", "0", *flags],
+        [*under, sys.executable, "-m", "app", "--port", "0", *flags],
         cwd=_ROOT,
         env={**os.environ, **environment},
         stderr=subprocess.PIPE,

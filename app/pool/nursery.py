@@ -22,6 +22,7 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from app.pool.control import ControlPage
 from app.pool.messages import (
@@ -68,6 +69,7 @@ def _warm_up(sock: socket.socket) -> int:
     send(sock, Warming(0, 0))
     from numba.core import event
 
+    _save_what_can_be_saved()
     from kernels import warmup
 
     with event.install_recorder("numba:compile") as recorder:
@@ -75,6 +77,19 @@ def _warm_up(sock: socket.socket) -> int:
             if not send(sock, Warming(done, total)):
                 sys.exit(0)
     return sum(1 for _, occurrence in recorder.buffer if occurrence.is_start)
+
+
+def _save_what_can_be_saved() -> None:
+    """Let a kernel that the cache has no room for be compiled at every start, instead of at none."""
+    from numba.core.caching import Cache
+
+    save: Any = Cache.save_overload
+
+    def try_to_save(cache: Any, signature: Any, data: Any) -> None:
+        with contextlib.suppress(OSError):
+            save(cache, signature, data)
+
+    Cache.save_overload = try_to_save  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
