@@ -76,7 +76,7 @@ class BwdWeights:
                 # every unit packs the scalars anew
                 wanted = min(wanted, workers)
             least = max(acc_bytes // UNIT_ACC_BYTES, problem.macs // max(1, len(plan.slabs)) // UNIT_MACS_MAX) + 1
-            tiles = _tiles(problem, plan, max(wanted, least))
+            tiles = _tiles(problem, plan, max(wanted, -(-least // workers) * workers if least > 1 else 1))
             macs = problem.macs // len(tiles)
             return [Unit(i, 0, offset, shape, macs, (*p, 0, 1)) for i, (p, offset, shape) in enumerate(tiles)], 0
         whole = (0, plan.groups, 0, len(plan.blocks))
