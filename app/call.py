@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.context import current_context
-from app.engines.base import Arrival, Job, JobTimes
+from app.engines.base import Arrival, Demand, Job, JobTimes
 from app.errors import as_convgrad_error
 from app.events import Begin, End, Event, Progress, TileReady
 from app.options import Options
@@ -81,6 +81,7 @@ class Call:
         self.id = call_id
         self.stats: dict[str, Any] = {}
         self._times = JobTimes()
+        self._demand = Demand()
         self._service = service
         self._inputs = _in_kernel_order(prepared.op, tensors)
         self._holding = holding
@@ -245,6 +246,7 @@ class Call:
 
     async def finish(self) -> None:
         """Run the call to its end for a door that sends the whole output at once."""
+        self._demand.each = False
         async with aclosing(self._work()) as units:
             async for _ in units:
                 pass
@@ -298,9 +300,10 @@ class Call:
             output=self._output,
             scratch=self._scratch,
             deadline=self.prepared.deadline,
-            owner=self._context.key,
+            owner=self._context.lot,
             arrival=self._arrival,
             times=self._times,
+            demand=self._demand,
         )
 
     async def _close(self) -> None:

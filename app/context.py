@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import lru_cache
+from ipaddress import IPv6Address, IPv6Network, ip_address
 
 from starlette.types import Scope
 
@@ -14,7 +16,7 @@ from app.timings import Timings
 from app.traceparent import TraceParent
 from convgrad._errors import ConvgradError, Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised
 
-__all__ = ["ANYONE", "RequestContext", "context_of", "current_context", "door_of", "headers_of"]
+__all__ = ["ANYONE", "RequestContext", "address_of", "context_of", "current_context", "door_of", "headers_of"]
 
 ANYONE = "-"
 """The key id of a request where no key is asked for, or none is known."""
@@ -37,6 +39,7 @@ class RequestContext:
     timings: Timings = field(default_factory=Timings)
     door: str = "pages"
     key: str = ANYONE
+    address: str = ANYONE
     session: str = ""
     owner: str = ""
     """Whose share of the memory the request's tensors come from; nobody's where the name is empty."""
@@ -46,6 +49,11 @@ class RequestContext:
     refusals: list[str] = field(default_factory=list)
     received: int = 0
     sent: int = 0
+
+    @property
+    def lot(self) -> str:
+        """Who shares with the others: the key, or where none is asked for the address."""
+        return self.address if self.key == ANYONE else self.key
 
     def fail(self, error: ConvgradError) -> None:
         """Note an error that becomes an answer, or a part of one."""
@@ -68,6 +76,21 @@ def context_of(scope: Scope) -> RequestContext:
         scope[_CONTEXT] = RequestContext(uuid.uuid4().hex, door=door_of(scope["path"]))
     context: RequestContext = scope[_CONTEXT]
     return context
+
+
+@lru_cache(maxsize=1024)
+def address_of(host: str) -> str:
+    """Name whom an address belongs to: of IPv6 the network of 64 bits that a host can choose its addresses from.
+
+    What is no address, such as the peer of a Unix socket, is nobody's.
+    """
+    try:
+        found = ip_address(host.partition("%")[0])
+    except ValueError:
+        return ANYONE
+    if isinstance(found, IPv6Address):
+        return str(found.ipv4_mapped or IPv6Network((found, 64), strict=False))
+    return str(found)
 
 
 def headers_of(scope: Scope) -> Mapping[str, str]:

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.context import RequestContext, context_of, door_of, headers_of
+from app.context import ANYONE, RequestContext, address_of, context_of, door_of, headers_of
 from app.errors import as_convgrad_error, problem, problem_headers, reply_of
 from app.replies.body import send_json
 from app.telemetry import Telemetry
@@ -67,8 +67,11 @@ class RequestContextMiddleware:
             return
         headers = headers_of(scope)
         given = headers.get("x-request-id", "")
+        peer = scope.get("client")
         context = RequestContext(
-            given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex, door=door_of(scope["path"])
+            given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
+            door=door_of(scope["path"]),
+            address=address_of(peer[0]) if peer else ANYONE,
         )
         context.enter()
         scope[_CONTEXT] = context

@@ -253,7 +253,7 @@ class SegmentPool:
         if mine and mine + size > free:
             self._refused += 1
             raise RateLimited(
-                f"the calls of this key hold {mine} bytes of memory, and {free} are left for all",
+                f"the calls of this key or address hold {mine} bytes of memory, and {free} are left for all",
                 retry_after=1.0,
                 data={"reason": "memory_share", "value": mine + size, "limit": free},
             )

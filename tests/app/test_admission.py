@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from app.admission import Admission
-from app.context import RequestContext
+from app.context import RequestContext, address_of
 from app.pool.buffers import SegmentPool
 from app.settings import Settings
 from convgrad import Overloaded, RateLimited
@@ -23,9 +23,9 @@ from tests.app.test_keys import digest
 FLOOD, OTHER, NARROW = "the-key-of-a-flood", "the-key-of-the-other", "the-key-of-few-calls"
 
 
-def context(key: str = "-", limit: int | None = None) -> RequestContext:
+def context(key: str = "-", limit: int | None = None, address: str = "-") -> RequestContext:
     """Make the context of a request."""
-    return RequestContext("id", key=key, calls_limit=limit)
+    return RequestContext("id", key=key, calls_limit=limit, address=address)
 
 
 def fill(admission: Admission, stack: ExitStack, who: RequestContext) -> int:
@@ -62,6 +62,72 @@ def test_a_flood_leaves_places() -> None:
     assert caught.value.retry_after == 1
 
 
+def test_an_address_has_the_queue_until_another_one_comes() -> None:
+    """Then it gets no more than the other leaves, and the other finds the first place that is free."""
+    admission = Admission(Settings(queue_length=8))
+    flood, other = context(address="10.0.0.1"), context(address="10.0.0.2")
+    with ExitStack() as stack, ExitStack() as first:
+        with admission.request(flood):
+            first.enter_context(admission.call(flood))
+        assert fill(admission, stack, flood) == 7
+        with pytest.raises(Overloaded), admission.request(other):
+            pass
+        first.close()
+        with pytest.raises(RateLimited) as caught, admission.request(flood):
+            pass
+        assert caught.value.data["reason"] == "key_share"
+        with admission.request(other), admission.call(other):
+            pass
+
+
+def test_an_address_is_reckoned_with_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address that has not come for a minute leaves its share to the one that is left."""
+    admission, now = Admission(Settings(queue_length=8)), 100.0
+    monkeypatch.setattr("app.admission.time.monotonic", lambda: now)
+    with admission.request(context(address="10.0.0.2")), admission.request(context(address="10.0.0.1")):
+        pass
+    for now, expected in ((159.0, 4), (161.0, 8)):  # noqa: B007 - read by the clock
+        with ExitStack() as stack, admission.request(context(address="10.0.0.1")):
+            assert fill(admission, stack, context(address="10.0.0.1")) == expected
+
+
+def test_requests_on_their_way_have_a_bound() -> None:
+    """Bodies that come and replies that go are counted too, so that their memory has a bound; four keys share it."""
+    admission = Admission(Settings(queue_length=100))
+    with ExitStack() as stack:
+        for _ in range(400):
+            stack.enter_context(admission.request(context()))
+        with pytest.raises(Overloaded) as caught, admission.request(context()):
+            pass
+        assert caught.value.data == {"reason": "queue", "limit": 400, "retry_after": 1}
+    with ExitStack() as stack:
+        for key in ("a", "b", "c"):
+            for _ in range(100):
+                stack.enter_context(admission.request(context(key)))
+        for _ in range(50):
+            stack.enter_context(admission.request(context("d")))
+        with pytest.raises(RateLimited), admission.request(context("d")):
+            pass
+        with admission.request(context("e")):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("", "-"),
+        ("unknown", "-"),
+    ],
+)
+def test_whom_an_address_belongs_to(host: str, expected: str) -> None:
+    """Addresses that one host can choose from are one; what is no address is nobody's."""
+    assert address_of(host) == expected
+
+
 @pytest.mark.parametrize(("line", "default", "expected"), [(3, 0, 3), (3, 5, 3), (None, 5, 5), (None, 0, 32)])
 def test_a_key_s_limit(line: int | None, default: int, expected: int) -> None:
     """The limit of a key's line counts before the setting; without both there is the share."""
@@ -91,13 +157,13 @@ def shared() -> Iterator[Resident]:
 
 
 @contextmanager
-def calling(service: Resident, key: str) -> Iterator[socket.socket]:
-    """Send a slow call with a key and leave when the block ends."""
+def calling(service: Resident, key: str = "", here: str = "127.0.0.1") -> Iterator[socket.socket]:
+    """Send a slow call with a key, from an address of this machine, and leave when the block ends."""
     body, kind = multipart(SLOW, reference=True)
     lines = [f"POST /v1/ops/{SLOW.op} HTTP/1.1", "Host: x", f"Accept: {SSE}", f"X-API-Key: {key}"]
     head = "\r\n".join([*lines, f"Content-Type: {kind}", f"Content-Length: {len(body)}", "", ""])
     address = urlsplit(service.url)
-    with closing(socket.create_connection((address.hostname, address.port), timeout=30)) as sock:
+    with closing(socket.create_connection((address.hostname, address.port), 30, (here, 0))) as sock:
         sock.sendall(head.encode() + body)
         yield sock
 
@@ -116,6 +182,28 @@ def test_a_flood_of_one_key_starves_nobody(shared: Resident) -> None:
         assert same_bits(read(answered), SMALL.expected(inputs))
         assert len(shared.service.calls) == 2, "the flood still computes"
     shared.run(shared.service.idle())
+
+
+def test_a_flood_of_one_address_starves_nobody() -> None:
+    """Without keys, and with the queue full of one address's calls, another one has the place that is next free."""
+    inputs = SMALL.inputs()
+    elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
+    with (
+        resident_service(workers=1, queue_length=2) as service,
+        ExitStack() as stack,
+        httpx.Client(base_url=service.url, timeout=60) as flood,
+        httpx.Client(base_url=service.url, timeout=60, transport=elsewhere) as other,
+    ):
+        with calling(service):
+            stack.enter_context(calling(service))
+            service.until(lambda: len(service.service.calls) == 2)
+            refused = [post(http, SMALL, inputs) for http in (flood, other)]
+            assert [reply.status_code for reply in refused] == [503, 503]
+        service.until(lambda: len(service.service.calls) == 1)
+        refused = [post(flood, SMALL, inputs)]
+        assert (refused[0].status_code, refused[0].json()["reason"]) == (429, "key_share")
+        assert same_bits(read(post(other, SMALL, inputs)), SMALL.expected(inputs))
+        assert len(service.service.calls) == 1, "the flood still computes"
 
 
 def post_as(http: httpx.Client, key: str) -> httpx.Response:
@@ -151,11 +239,15 @@ def test_a_batch_fits_the_limit_of_its_key(shared: Resident) -> None:
 
 
 def test_the_first_request_of_a_key_may_take_all_memory() -> None:
-    """Only the requests beside it share, and those without a key do not at all."""
+    """Only the requests beside it share, and those without a key do not while nobody else is there."""
+    first, second, third = context("a"), context("a"), context("b")
     admission = Admission(Settings(queue_length=64))
-    first, second, nobody = context("a"), context("a"), context()
-    with admission.request(first), admission.request(second), admission.request(context()), admission.request(nobody):
-        assert (first.owner, second.owner, nobody.owner) == ("", "a", "")
+    with admission.request(first), admission.request(second), admission.request(third):
+        assert (first.owner, second.owner, third.owner) == ("", "a", "")
+    here, there = [context(address="10.0.0.1") for _ in range(3)], context(address="10.0.0.2")
+    admission = Admission(Settings(queue_length=64))
+    with admission.request(here[0]), admission.request(here[1]), admission.request(there), admission.request(here[2]):
+        assert [each.owner for each in (*here, there)] == ["", "", "10.0.0.1", ""]
 
 
 def test_memory_is_left_for_the_next_key() -> None:
