@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from app.pool.buffers import Segment
 from kernels import Plan, Unit
 
-__all__ = ["Arrival", "Engine", "Job", "JobTimes"]
+__all__ = ["Arrival", "Demand", "Engine", "Job", "JobTimes"]
 
 
 @dataclass(slots=True)
@@ -22,6 +22,13 @@ class JobTimes:
     queue_s: float | None = None
     compute_s: float = 0.0
     retried_units: int = 0
+
+
+@dataclass(slots=True)
+class Demand:
+    """How a job's reader wants its units: each as soon as it is done, or all when the last one is."""
+
+    each: bool = True
 
 
 class Arrival:
@@ -44,7 +51,7 @@ class Job:
 
     `deadline` is a time of `time.monotonic()`. The jobs of one `owner` share the turns that they get. The engine
     fills `times`. Where there is an `arrival`, a unit runs when the images that it reads are there: all, when it does
-    not say which.
+    not say which. The reader may change its `demand` at any time.
     """
 
     id: str
@@ -56,6 +63,7 @@ class Job:
     owner: str = ""
     arrival: Arrival | None = None
     times: JobTimes = field(default_factory=JobTimes)
+    demand: Demand = field(default_factory=Demand)
 
 
 class Engine(Protocol):

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +64,7 @@ class WorkerHandle:
         self.ready = False
         self.parent: int | None = None
         self.exit_code: int | None = None
-        self.assignment: Assignment | None = None
+        self.assignments: deque[Assignment] = deque()  # of one job: what it computes, and what it has ready for then
         self.units = 0
         self.compute_s = 0.0
         self.mapped = 0
@@ -108,7 +108,7 @@ class WorkerHandle:
         """Take the next unit of a job; descriptors of segments that the worker has not mapped go along."""
         unit, job = run.take(), run.job
         self._serial += 1
-        self.assignment = Assignment(run, unit, self._serial)
+        self.assignments.append(Assignment(run, unit, self._serial))
         segments = (*job.inputs, job.output, *((job.scratch,) if job.scratch else ()))
         fresh = self._learn(segments)
         message = Run(
@@ -126,8 +126,8 @@ class WorkerHandle:
         self._channel.send(message, [segment.fd for segment in fresh])
 
     def stop(self, assignment: Assignment) -> None:
-        """Ask the worker to stop this unit, if it still has it."""
-        if self.assignment is assignment:
+        """Ask the worker to stop this unit and those before it, if it still has it."""
+        if assignment in self.assignments:
             self._control.stop(assignment.serial)
 
     def forget(self, segment: int) -> None:
@@ -158,7 +158,7 @@ class WorkerHandle:
         loses no worker.
         """
         beats, cpu = (self._serial, self.beats), _cpu_seconds(self.pid)
-        if beats != self._seen_beats or (self.ready and self.assignment is None):
+        if beats != self._seen_beats or (self.ready and not self.assignments):
             self._silent = self._still = 0
         elif cpu != self._seen_cpu:
             self._silent, self._still = self._silent + 1, 0
@@ -169,7 +169,8 @@ class WorkerHandle:
 
     def snapshot(self) -> dict[str, Any]:
         """Describe the worker."""
-        unit = self.assignment and {"job": self.assignment.run.job.id, "index": self.assignment.unit.index}
+        first = self.assignments[0] if self.assignments else None
+        unit = first and {"job": first.run.job.id, "index": first.unit.index}
         return {
             "number": self.number,
             "pid": self.pid,
@@ -187,8 +188,7 @@ class WorkerHandle:
                 self._said_hello = True
                 self._greet()
             case Done():
-                assignment, self.assignment = self.assignment, None
-                assert assignment is not None
+                assignment = self.assignments.popleft()
                 assert assignment.serial == message.serial
                 self.units += 1
                 self.compute_s += message.seconds

@@ -120,7 +120,8 @@ class JobRun:
         self._settle()
 
     def _settle(self) -> None:
-        if self._reader is not None and not self._reader.done():
+        news = self.over or (self.job.demand.each and self._finished)
+        if news and self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
         if self.over and self.on_workers == 0:
             self._holds = ()
@@ -154,6 +155,14 @@ class FairQueue:
                     # To the end: a dictionary keeps the order of insertion.
                     self._owners[owner] = self._owners.pop(owner)
                     return run
+        return None
+
+    def sole(self) -> JobRun | None:
+        """Return the job that is here alone."""
+        if len(self._owners) == 1:
+            (runs,) = self._owners.values()
+            if len(runs) == 1:
+                return runs[0]
         return None
 
     def __iter__(self) -> Iterator[JobRun]:

@@ -177,7 +177,8 @@ def send(sock: socket.socket, message: Message, descriptors: Sequence[int] = ())
     data = encode(message, len(descriptors))
     try:
         sent = socket.send_fds(sock, [data], descriptors) if descriptors else sock.send(data)
-        sock.sendall(data[sent:])
+        if sent < len(data):
+            sock.sendall(data[sent:])
     except (BrokenPipeError, ConnectionResetError):
         return False
     return True

@@ -40,6 +40,8 @@ _CHECKS = 8
 _MOST_PLANS = 256
 _GOODBYE_S = 1.0
 _RESPAWN_S = 0.5
+# Some milliseconds of work at most: a unit that a worker has ready makes the next job wait longer.
+_SMALL_MACS = 1 << 26
 # So long the nursery may take to say how a worker ended.
 _VERDICT_S = 1.0
 
@@ -134,10 +136,9 @@ class Supervisor:
         run.fail(error)
         loop = asyncio.get_running_loop()
         for worker in self._workers.values():
-            assignment = worker.assignment
-            if assignment is not None and assignment.run is run:
-                worker.stop(assignment)
-                loop.call_later(self._grace_s, self._enforce, worker, assignment)
+            if worker.assignments and (last := worker.assignments[-1]).run is run:
+                worker.stop(last)
+                loop.call_later(self._grace_s, self._enforce, worker, last)
         self._book(run)
 
     def forget_segment(self, number: int) -> None:
@@ -166,6 +167,19 @@ class Supervisor:
             if run.job.times.queue_s is None:
                 run.job.times.queue_s = time.monotonic() - run.since
             self._idle.pop().run(run, self._copy(run.job.plan))
+        self._run_ahead()
+
+    def _run_ahead(self) -> None:
+        """Have each worker with one small unit of the only job know the next: the way here and back takes as long.
+
+        The last units are left to whoever is free first.
+        """
+        if (run := self._queue.sole()) is None:
+            return
+        for worker in self._workers.values():
+            running = [each.unit.macs for each in worker.assignments if each.run is run]
+            if len(running) == 1 and running[0] <= _SMALL_MACS and run.waiting > self._wanted:
+                worker.run(run, self._copy(run.job.plan))
 
     def _copy(self, plan: Plan) -> PlanCopy:
         # Plans come from a cache, so the same call again finds the same object, pickled and known to the
@@ -201,7 +215,8 @@ class Supervisor:
                 _log.error("worker %d has no memory for unit %d of job %s", worker.number, unit.index, run.job.id)
                 self.fail(run, Overloaded("a worker ran out of memory", retry_after=1.0, data={"reason": "memory"}))
             run.again(unit)
-        self._idle.append(worker)
+        if not worker.assignments:
+            self._idle.append(worker)
         self._book(run)
         self._pump()
 
@@ -219,7 +234,7 @@ class Supervisor:
             self._changed.set()
 
     def _enforce(self, worker: WorkerHandle, assignment: Assignment) -> None:
-        if worker.assignment is assignment:
+        if assignment in worker.assignments:
             self._counters.enforced_stops += 1
             _log.warning("worker %d (process %s) did not stop in time", worker.number, worker.pid)
             worker.kill()
@@ -269,9 +284,12 @@ class Supervisor:
         if not self._closing:
             self._counters.deaths += 1
             self._replace(worker)
-        assignment, worker.assignment = worker.assignment, None
-        if assignment is None:
+        if not worker.assignments:
             return
+        assignment, *ahead = worker.assignments
+        worker.assignments.clear()
+        for never_begun in ahead:
+            never_begun.run.again(never_begun.unit)
         self._unjudged[worker.number] = assignment
         if worker.exit_code is not None or assignment.run.over:
             self._judge(worker.number, worker.exit_code or 0)

@@ -158,6 +158,38 @@ def test_results_wait_for_a_slow_reader(pool: SegmentPool) -> None:
     assert asyncio.run(read()) == [second, first, None, None]
 
 
+def test_who_wants_all_units_waits_once(pool: SegmentPool) -> None:
+    """A reader that asked for all units together hears nothing before the last one is done, then gets every one."""
+
+    async def scenario() -> None:
+        run = JobRun(job_of(pool, 2))
+        run.job.demand.each = False
+        reader = asyncio.create_task(run.next())
+        first, second = run.take(), run.take()
+        await asyncio.sleep(0)
+        run.done(first)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not reader.done()
+        run.done(second)
+        assert await reader is first
+        assert [await run.next(), await run.next()] == [second, None]
+
+    asyncio.run(scenario())
+
+
+def test_a_job_is_alone_until_another_comes(pool: SegmentPool) -> None:
+    """`sole` gives the only job of all owners together, and none when there are two or none."""
+    queue, first, second = FairQueue(), JobRun(job_of(pool, 1)), JobRun(job_of(pool, 1))
+    assert queue.sole() is None
+    queue.add(first)
+    assert queue.sole() is first
+    queue.add(second)
+    assert queue.sole() is None
+    queue.remove(first)
+    assert queue.sole() is second
+
+
 def test_an_error_reaches_a_waiting_reader(pool: SegmentPool) -> None:
     """Who waits for a unit gets the job's error the moment it fails."""
 

@@ -97,6 +97,27 @@ def test_a_lost_unit_runs_again_elsewhere(two: Fleet) -> None:
     two.run(scenario())
 
 
+def test_a_unit_that_never_began_is_not_blamed(two: Fleet) -> None:
+    """Workers have a small unit of the only job ready beside theirs; of one that dies it just goes to another."""
+    inputs = random_inputs(TINY)
+
+    async def scenario() -> None:
+        job = two.job(plan(TINY, workers=2, reference=True), inputs)
+        total = len(job.plan.units)
+        with Frozen(two.pids):
+            running = asyncio.create_task(two.finish(job))
+            await two.until(two.busy)
+            assert two.engine.snapshot()["units_waiting"] == total - 2 * two.count
+            kill(two.busy()[0])
+            await two.until(lambda: two.counters["retried_units"])
+        result, units = await running
+        assert job.times.retried_units == 1
+        assert sorted(unit.index for unit in units) == list(range(total))
+        np.testing.assert_array_equal(result, compute(TINY, *inputs, reference=True))
+
+    two.run(scenario())
+
+
 @pytest.mark.parametrize(("number", "deaths"), [(signal.SIGSEGV, 2), (signal.SIGKILL, 6)])
 def test_a_unit_that_takes_worker_after_worker(two: Fleet, number: signal.Signals, deaths: int) -> None:
     """The second crash with the same unit, and the sixth kill, is WorkerLost; the next job finds a whole pool."""
