@@ -1,0 +1,50 @@
+"""Ten times as many calls as can be computed: each one is answered or told to come again, and memory has its bound."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import httpx
+import numpy as np
+
+from benchmarks.startup import memory_mib
+from tests.faults.chaos import family_service
+from tests.faults.doors import prepare
+from tests.faults.overload import Flood, Seen, flood, visit
+from tests.problems import Case
+
+# Some tens of milliseconds for the reference kernel.
+SLOW = Case(
+    name="slow",
+    op="ConvolutionBackwardWeights",
+    src_channels=16,
+    dst_channels=16,
+    src_spatial=(48, 48),
+    dst_spatial=(38, 38),
+    kernel=(11, 11),
+)
+
+def test_ten_times_what_can_be_computed() -> None:
+    """Every call gets its result or a refusal with Retry-After and a reason; /healthz answers, results are right."""
+    inputs = SLOW.inputs()
+    call = prepare("rest json", SLOW, inputs, SLOW.expected(inputs), reference=True)
+
+    async def scenario(rate: float) -> tuple[Flood, Seen]:
+        return await asyncio.gather(flood(service.url, call, rate, 2.0), asyncio.to_thread(visit, service.url, call, 3))
+
+    with family_service("--workers", "2", "--queue-length", "8") as (service, family):
+        alone = visit(service.url, call, 1.0)
+        before = memory_mib(family.server, "Rss")
+        found, seen = asyncio.run(scenario(10 * 2 / float(np.median(alone.calls))))
+        grown = memory_mib(family.server, "Rss") - before
+        page = httpx.get(f"{service.url}/metrics").text
+    assert not found.faults
+    assert found.accepted
+    assert set(found.refused) == {(503, "queue")}
+    assert seen.health
+    bound = 2 * 256 * len(call.content) / 2**20  # requests on their way, and what of them waits in buffers
+    assert grown < bound
+    peak = re.search(r"^convgrad_shared_memory_peak_bytes (\S+)", page, re.MULTILINE)
+    assert peak
+    assert float(peak[1]) / 2**20 < bound
