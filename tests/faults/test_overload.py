@@ -25,6 +25,7 @@ SLOW = Case(
     kernel=(11, 11),
 )
 
+
 def test_ten_times_what_can_be_computed() -> None:
     """Every call gets its result or a refusal with Retry-After and a reason; /healthz answers, results are right."""
     inputs = SLOW.inputs()
