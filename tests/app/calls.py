@@ -47,6 +47,37 @@ SMALL = Case(
 )
 
 
+def doubled(size: int, src_channels: int, dst_channels: int, n: int = 1) -> Case:
+    """Make a call that doubles both sides of its images: little work for many bytes."""
+    return Case(
+        op="ConvTranspose",
+        n=n,
+        src_channels=src_channels,
+        dst_channels=dst_channels,
+        src_spatial=(size, size),
+        dst_spatial=(2 * size, 2 * size),
+        kernel=(2, 2),
+        strides=(2, 2),
+        weights_format="IOX",
+        groups_axis="O",
+    )
+
+
+# A result that no socket buffer holds.
+LARGE = doubled(1024, 1, 1)
+
+# Seconds of work for the reference kernel.
+SLOW = Case(
+    op="ConvolutionBackwardWeights",
+    n=4,
+    src_channels=48,
+    dst_channels=128,
+    src_spatial=(40, 40),
+    dst_spatial=(20, 20),
+    kernel=(21, 21),
+)
+
+
 def npy(array: Array) -> bytes:
     """Write a .npy file the way NumPy does."""
     file = io.BytesIO()

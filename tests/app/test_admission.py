@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
-from urllib.parse import urlsplit
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -15,8 +14,8 @@ from app.context import RequestContext, address_of
 from app.pool.buffers import SegmentPool
 from app.settings import Settings
 from convgrad import Overloaded, RateLimited
-from tests.app.calls import SMALL, SSE, document, post, read, same_bits
-from tests.app.doors.test_rest_limits import SLOW, multipart
+from tests.app.bare import connected, multipart
+from tests.app.calls import SLOW, SMALL, SSE, document, post, read, same_bits
 from tests.app.resident import Resident, resident_service
 from tests.app.test_keys import digest
 
@@ -159,12 +158,8 @@ def shared() -> Iterator[Resident]:
 @contextmanager
 def calling(service: Resident, key: str = "", here: str = "127.0.0.1") -> Iterator[socket.socket]:
     """Send a slow call with a key, from an address of this machine, and leave when the block ends."""
-    body, kind = multipart(SLOW, reference=True)
-    lines = [f"POST /v1/ops/{SLOW.op} HTTP/1.1", "Host: x", f"Accept: {SSE}", f"X-API-Key: {key}"]
-    head = "\r\n".join([*lines, f"Content-Type: {kind}", f"Content-Length: {len(body)}", "", ""])
-    address = urlsplit(service.url)
-    with closing(socket.create_connection((address.hostname, address.port), 30, (here, 0))) as sock:
-        sock.sendall(head.encode() + body)
+    with connected(service.url, here=here) as sock:
+        sock.sendall(b"".join(multipart(SLOW, SSE, {"x-api-key": key}, reference=True)))
         yield sock
 
 

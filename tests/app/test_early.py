@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from tests.app import oip
+from tests.app.bare import connected, written
 from tests.app.calls import NPY, SMALL, npy, parts, post, read, same_bits
 from tests.app.resident import Resident, resident_service
-from tests.app.test_placing import connected, form, replies
+from tests.app.test_placing import form, replies
 from tests.problems import Case
 
 # 4.7 MB of tensors, in four units of two images each.
@@ -48,9 +49,7 @@ def binary(shape: list[int] | None = None, **parameters: Any) -> Request:
         entry = {"name": "weights_shape", "shape": [4], "datatype": "INT64", "parameters": {"binary_data_size": 32}}
         document["inputs"].append(entry)
     body, headers = oip.body(document, inputs)
-    lines = [f"POST /v2/models/{CASE.op}/infer HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode(), body
+    return written(httpx.Request("POST", f"http://x/v2/models/{CASE.op}/infer", content=body, headers=headers))
 
 
 def multipart() -> Request:
@@ -86,7 +85,7 @@ def at_rest(resident: Resident) -> bool:
 @pytest.mark.parametrize("door", DOORS)
 def test_units_are_done_before_the_last_byte(resident: Resident, door: str) -> None:
     """A call whose body is on its way is computed as far as possible, and its result has the bits of any other."""
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         for _ in range(2):
             sock.sendall(send_some(resident, sock, DOORS[door]()))
             ((status, body),) = replies(sock, 1)
@@ -97,7 +96,7 @@ def test_units_are_done_before_the_last_byte(resident: Resident, door: str) -> N
 
 def test_a_stalled_sender_holds_no_worker(resident: Resident) -> None:
     """While one call waits for its last images, the one worker computes others."""
-    with connected(resident) as sock, httpx.Client(base_url=resident.url) as http:
+    with connected(resident.url) as sock, httpx.Client(base_url=resident.url) as http:
         rest = send_some(resident, sock, binary())
         assert not resident.service.calls, "a call that is not complete takes no place"
         assert same_bits(read(post(http, SMALL, SMALL.inputs())), SMALL.expected(SMALL.inputs()))
@@ -109,7 +108,7 @@ def test_a_stalled_sender_holds_no_worker(resident: Resident) -> None:
 @pytest.mark.parametrize("door", DOORS)
 def test_a_client_that_leaves(resident: Resident, door: str) -> None:
     """Units of a call whose client left are stopped, and its memory is free again."""
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         send_some(resident, sock, DOORS[door]())
     resident.until(lambda: at_rest(resident))
 
@@ -117,7 +116,7 @@ def test_a_client_that_leaves(resident: Resident, door: str) -> None:
 def test_a_body_that_turns_out_wrong(resident: Resident) -> None:
     """A call that has begun and is then refused leaves nothing behind."""
     head, body = form([*parts(CASE, INPUTS), ("else", ("else.npy", npy(EXPECTED), NPY))])
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         rest = send_some(resident, sock, (head, body))
         sock.sendall(rest)
         ((status, found),) = replies(sock, 1)
@@ -127,7 +126,7 @@ def test_a_body_that_turns_out_wrong(resident: Resident) -> None:
 
 def test_a_deadline_inside_the_body(resident: Resident) -> None:
     """The deadline of a call that has begun is that of any call."""
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         rest = send_some(resident, sock, binary(timeout=400_000))
         run = resident.service.engine
         resident.until(lambda: not run.snapshot()["jobs"])
@@ -139,7 +138,7 @@ def test_a_deadline_inside_the_body(resident: Resident) -> None:
 
 def test_a_worker_that_dies_early(resident: Resident) -> None:
     """A unit that is lost while the body comes runs again; the bits are the same."""
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         rest = send_some(resident, sock, binary())
         (worker,) = resident.service.engine.snapshot()["workers"]
         os.kill(worker["pid"], signal.SIGKILL)
@@ -152,7 +151,7 @@ def test_a_worker_that_dies_early(resident: Resident) -> None:
 def test_a_shape_that_comes_last(resident: Resident) -> None:
     """A known head begins as the call that it was the last time, and ends as what it is this time."""
     shape = list(EXPECTED.shape)
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         head, body = binary(shape=shape)
         sock.sendall(head + body)
         ((status, found),) = replies(sock, 1)

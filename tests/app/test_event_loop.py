@@ -30,17 +30,7 @@ DEEP = Case(
     pads_begin=(1, 1),
     pads_end=(1, 1),
 )
-WIDE = Case(
-    op="ConvTranspose",
-    src_channels=4,
-    dst_channels=16,
-    src_spatial=(180, 180),
-    dst_spatial=(360, 360),
-    kernel=(2, 2),
-    strides=(2, 2),
-    weights_format="IOX",
-    groups_axis="O",
-)
+WIDE = calls.doubled(180, 4, 16)
 # 160,000 numbers in and 64,000 out: JSON of more than a megabyte.
 PLAIN = Case(
     op="ConvTranspose",

@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from tests.app.calls import FRAMES, JSON, NPY, SMALL, SSE, post
-from tests.app.doors.test_rest_limits import head, multipart
+from tests.app.bare import connected, multipart
+from tests.app.calls import FRAMES, JSON, LARGE, NPY, SMALL, SSE, post
 from tests.app.resident import Resident, resident_service
-from tests.problems import Case
-
-# An output that no socket buffer holds.
-LARGE = Case(
-    op="ConvTranspose",
-    n=1,
-    src_channels=1,
-    dst_channels=1,
-    src_spatial=(1024, 1024),
-    dst_spatial=(2048, 2048),
-    kernel=(2, 2),
-    strides=(2, 2),
-    weights_format="IOX",
-    groups_axis="O",
-)
 
 
 @pytest.fixture(scope="module")
@@ -35,17 +18,6 @@ def hasty() -> Iterator[Resident]:
     """A service that waits a fifth of a second."""
     with resident_service(workers=1, slow_s=0.2, slow_rate=1 << 30) as resident:
         yield resident
-
-
-@contextmanager
-def connected(hasty: Resident) -> Iterator[socket.socket]:
-    """Connect to the service, with little room for what it sends."""
-    address = urlsplit(hasty.url)
-    with closing(socket.socket()) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.settimeout(30)
-        sock.connect((address.hostname, address.port))
-        yield sock
 
 
 def rest(sock: socket.socket) -> bytes:
@@ -62,14 +34,14 @@ def rest(sock: socket.socket) -> bytes:
 @pytest.mark.parametrize("start", [b"", b"POST /v1/ops HTTP/1.1\r\nHost:", b"\r\n\r\n"])
 def test_a_head_that_does_not_come(hasty: Resident, start: bytes) -> None:
     """A connection without a whole head is closed."""
-    with connected(hasty) as sock:
+    with connected(hasty.url) as sock:
         sock.sendall(start)
         assert rest(sock) == b""
 
 
 def test_a_second_head_that_does_not_come(hasty: Resident) -> None:
     """Half a head after an answered request closes the connection too."""
-    with connected(hasty) as sock:
+    with connected(hasty.url) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /heal")
         assert rest(sock).count(b"HTTP/1.1 200") == 1
 
@@ -78,7 +50,7 @@ def test_a_second_head_that_does_not_come(hasty: Resident) -> None:
 def test_a_body_that_does_not_come(hasty: Resident, path: str) -> None:
     """A body that stops is answered with the deadline error of its door, and nothing of it is kept."""
     lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", "Content-Length: 5000", "", ""]
-    with connected(hasty) as sock:
+    with connected(hasty.url) as sock:
         sock.sendall("\r\n".join(lines).encode() + b'{"jsonrpc": "2.0"')
         reply = rest(sock)
     assert b"too slowly" in reply
@@ -90,10 +62,9 @@ def test_a_body_that_does_not_come(hasty: Resident, path: str) -> None:
 @pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])
 def test_a_reply_that_nobody_reads(hasty: Resident, accept: str) -> None:
     """A client that does not read loses its connection; its call's place and memory are free again."""
-    body, kind = multipart(LARGE)
-    with connected(hasty) as sock:
+    with connected(hasty.url, little_room=True) as sock:
         # The body in one piece; this client is slow only in reading.
-        sock.sendall(head(LARGE, accept, kind, len(body)) + body)
+        sock.sendall(b"".join(multipart(LARGE, accept)))
         hasty.until(lambda: hasty.service.requests == 1, 20)
         hasty.run(hasty.service.idle(), 30)
         assert not hasty.service.calls

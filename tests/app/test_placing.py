@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import httpx
 import pytest
 
 from tests.app import oip
+from tests.app.bare import connected, written
 from tests.app.calls import NPY, parts, read_npy, same_bits
 from tests.app.resident import Resident, resident_service
 from tests.problems import Case
@@ -32,29 +32,16 @@ def resident() -> Iterator[Resident]:
         yield resident
 
 
-@contextmanager
-def connected(resident: Resident) -> Iterator[socket.socket]:
-    """Connect, and close in the end."""
-    url = httpx.URL(resident.url)
-    with socket.create_connection((url.host, url.port), timeout=30) as sock:
-        yield sock
-
-
 def binary() -> tuple[bytes, bytes]:
     """Build a `/v2` request: head and body."""
     wanted = [{"name": "diff_weights", "parameters": {"binary_data": True}}]
     body, headers = oip.body(oip.head(LARGE, INPUTS, outputs=wanted), INPUTS)
-    lines = [f"POST /v2/models/{LARGE.op}/infer HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    return "\r\n".join([*lines, "", ""]).encode(), body
+    return written(httpx.Request("POST", f"http://x/v2/models/{LARGE.op}/infer", content=body, headers=headers))
 
 
 def form(files: list[tuple[str, tuple[str, bytes, str]]]) -> tuple[bytes, bytes]:
     """Build a multipart request that asks for a `.npy` file: head and body."""
-    made = httpx.Request("POST", f"http://x/v1/ops/{LARGE.op}", files=files, headers={"accept": NPY})
-    body = made.read()
-    lines = [f"POST /v1/ops/{LARGE.op} HTTP/1.1", *(f"{name}: {value}" for name, value in made.headers.items())]
-    return "\r\n".join([*lines, "", ""]).encode(), body
+    return written(httpx.Request("POST", f"http://x/v1/ops/{LARGE.op}", files=files, headers={"accept": NPY}))
 
 
 def replies(sock: socket.socket, count: int) -> list[tuple[int, bytes]]:
@@ -84,7 +71,7 @@ def test_pieces_of_every_size(resident: Resident, door: str, seed: int) -> None:
     """However a body is cut on its way, the result is right, and so is the next one on the same connection."""
     rng = random.Random(seed)
     head, body = binary() if door == "binary" else form(parts(LARGE, INPUTS))
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         for _ in range(2):
             resident.run(resident.service.idle())
             sock.sendall(head)
@@ -103,7 +90,7 @@ def test_pieces_of_every_size(resident: Resident, door: str, seed: int) -> None:
 def test_requests_behind_a_large_body(resident: Resident, door: str) -> None:
     """What follows the body on the connection is another request, also when all is sent at once."""
     head, body = binary() if door == "binary" else form(parts(LARGE, INPUTS))
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         sock.sendall(head + body + HEALTH + head + body + HEALTH)
         found = replies(sock, 4)
     assert [status for status, _ in found] == [200] * 4, [body[:600] for _, body in found]
@@ -116,7 +103,7 @@ def test_requests_behind_a_large_body(resident: Resident, door: str) -> None:
 def test_a_client_that_leaves_inside_its_body(resident: Resident, door: str, share: float) -> None:
     """Nothing is kept of a body that does not come to its end."""
     head, body = binary() if door == "binary" else form(parts(LARGE, INPUTS))
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         sock.sendall(head + body[: int(share * len(body))])
         resident.until(lambda: resident.service.requests == 1)
     resident.run(resident.service.idle())
@@ -129,7 +116,7 @@ def test_a_part_that_ends_too_early(resident: Resident) -> None:
     name, (file, data, kind) = files[1]
     files[1] = (name, (file, data[:-1000], kind))
     head, body = form(files)
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         sock.sendall(head + body)
         ((status, found),) = replies(sock, 1)
     assert status in {400, 422}, found
@@ -142,7 +129,7 @@ def test_a_refusal_in_the_middle(resident: Resident) -> None:
     files = parts(LARGE, INPUTS)
     files.insert(2, ("else", ("else.npy", files[1][1][1], NPY)))
     head, body = form(files)
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         sock.sendall(head + body)
         ((status, found),) = replies(sock, 1)
     assert status == 422, found
@@ -156,12 +143,12 @@ def test_a_client_that_only_sends_reads_its_refusal(resident: Resident, refused:
     """30 MB of a refused call are taken while nothing is held for them, and the answer comes before an orderly end."""
     large = bytes(30 << 20)
     if refused == "before its body":
-        lines = [f"POST /v1/ops/{LARGE.op} HTTP/1.1", "Host: x", "Content-Type: text/plain"]
-        head, body = "\r\n".join([*lines, f"Content-Length: {len(large)}", "", ""]).encode(), large
+        headers = {"content-type": "text/plain"}
+        head, body = written(httpx.Request("POST", f"http://x/v1/ops/{LARGE.op}", content=large, headers=headers))
     else:
         first, *others = parts(LARGE, INPUTS)
         head, body = form([first, ("else", ("else.npy", large, NPY)), *others])
-    with connected(resident) as sock:
+    with connected(resident.url) as sock:
         sock.sendall(head + body[: len(body) // 2])
         resident.until(lambda: resident.service.requests == 0 and resident.service.segments.stats().used == 0)
         sock.sendall(body[len(body) // 2 :])

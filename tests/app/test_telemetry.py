@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.app.calls import FRAMES, JSON, NPY, SMALL, SSE, document, post
-from tests.app.doors.test_rest_limits import SLOW, connection
+from tests.app.calls import FRAMES, JSON, LARGE, NPY, SLOW, SMALL, SSE, document, post
+from tests.app.doors.test_rest_limits import connection
 from tests.app.resident import Resident
 from tests.faults.doors import DOORS, prepare
-from tests.faults.leaving import LARGE
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

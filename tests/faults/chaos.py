@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.app.calls import SMALL, same_bits
+from tests.app.calls import SMALL, doubled, same_bits
 from tests.faults.doors import DOORS, Prepared, prepare
 from tests.live import LiveService, running_service
 from tests.problems import Case
@@ -37,19 +37,7 @@ MIDDLE = Case(
     kernel=(3, 3),
 )
 # A result of some megabytes, in tiles.
-WIDE = Case(
-    name="wide",
-    op="ConvTranspose",
-    n=2,
-    src_channels=32,
-    dst_channels=16,
-    src_spatial=(64, 64),
-    dst_spatial=(128, 128),
-    kernel=(2, 2),
-    strides=(2, 2),
-    weights_format="IOX",
-    groups_axis="O",
-)
+WIDE = doubled(64, 32, 16, n=2)
 CALLS = (SMALL, MIDDLE, WIDE)
 """The calls of the load; their data are integers, so that the oracle's answer is the only right one."""
 

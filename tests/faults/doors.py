@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from tests.app import oip
+from tests.app.bare import written
 from tests.app.calls import FRAMES, JSON, NPY, SSE, Array, document, parts, read, read_events, read_tensor
 from tests.problems import Case
 
@@ -29,8 +30,8 @@ class Prepared:
 
     def head(self) -> bytes:
         """Write the request's head for a bare socket."""
-        fields = {"Host": "x", **self.headers, "Content-Length": str(len(self.content))}
-        return "\r\n".join([f"POST {self.path} HTTP/1.1", *map(": ".join, fields.items()), "", ""]).encode()
+        made = httpx.Request("POST", f"http://x{self.path}", content=self.content, headers=self.headers)
+        return written(made)[0]
 
     async def send(self, client: httpx.AsyncClient) -> httpx.Response:
         """Send it and wait for the whole reply."""

@@ -6,17 +6,18 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import cache
-from urllib.parse import urlsplit
 
 import numpy as np
 
+from tests.app.bare import connected
+from tests.app.calls import LARGE
 from tests.app.resident import Resident
 from tests.faults.doors import Prepared, prepare
 from tests.problems import Case
 
-__all__ = ["LARGE", "LONG", "MOMENTS", "busy", "idle", "leave", "prepared", "seconds_until", "sent"]
+__all__ = ["LONG", "MOMENTS", "busy", "idle", "leave", "prepared", "seconds_until", "sent"]
 
 # Much work for any kernel, few bytes.
 LONG = Case(
@@ -28,19 +29,6 @@ LONG = Case(
     src_spatial=(64, 64),
     dst_spatial=(40, 40),
     kernel=(25, 25),
-)
-# A result that no socket buffer holds.
-LARGE = Case(
-    name="large",
-    op="ConvTranspose",
-    src_channels=1,
-    dst_channels=1,
-    src_spatial=(1024, 1024),
-    dst_spatial=(2048, 2048),
-    kernel=(2, 2),
-    strides=(2, 2),
-    weights_format="IOX",
-    groups_axis="O",
 )
 
 Condition = Callable[[], bool]
@@ -55,11 +43,7 @@ def prepared(door: str, case: Case) -> Prepared:
 @contextmanager
 def sent(resident: Resident, call: Prepared, share: float = 1.0) -> Iterator[socket.socket]:
     """Send a share of a call over a bare socket with little room for the reply."""
-    address = urlsplit(resident.url)
-    with closing(socket.socket()) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.settimeout(30)
-        sock.connect((address.hostname, address.port))
+    with connected(resident.url, little_room=True) as sock:
         sock.sendall(call.head() + call.content[: int(len(call.content) * share)])
         yield sock
 

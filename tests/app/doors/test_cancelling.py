@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.calls import JSON, SMALL, SSE, read_tensor, same_bits
-from tests.app.doors.test_rest_limits import SLOW, connection
+from tests.app.calls import JSON, SLOW, SMALL, SSE, read_tensor, same_bits
+from tests.app.doors.test_rest_limits import connection
 from tests.app.doors.test_rpc_limits import connection as rpc_connection
 from tests.app.doors.test_rpc_limits import request
 from tests.app.resident import Resident

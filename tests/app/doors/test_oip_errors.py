@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.app import oip
+from tests.app.bare import connected, written
 from tests.app.calls import SMALL, same_bits
 from tests.app.resident import Resident
 from tests.live import LiveService
@@ -314,11 +315,9 @@ def test_refusals_leave_nothing_behind(tight: Resident, tight_http: httpx.Client
 def test_a_client_that_leaves_is_no_success(tight: Resident) -> None:
     """A connection that breaks in the middle of a body frees its memory and counts as a failure."""
     content, headers = changed(lambda _: None)
-    host, port = tight.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port))) as connection:
-        lines = [f"POST /v2/models/{OP}/infer HTTP/1.1", "Host: x", f"Content-Length: {len(content)}"]
-        lines.append(f"{oip.HEAD_LENGTH}: {headers[oip.HEAD_LENGTH]}")
-        connection.sendall("\r\n".join([*lines, "", ""]).encode() + content[:-10])
+    made = httpx.Request("POST", f"http://x/v2/models/{OP}/infer", content=content, headers=headers)
+    with connected(tight.url) as sock:
+        sock.sendall(b"".join(written(made))[:-10])
         tight.until(lambda: tight.service.segments.stats().used > 0)
     tight.until(lambda: tight.service.segments.stats().used == 0)
 

@@ -13,14 +13,17 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.app.bare import connected, multipart
 from tests.app.calls import (
     FRAMES,
     JSON,
     NPY,
+    SLOW,
     SMALL,
     SSE,
     Array,
     document,
+    doubled,
     frames,
     messages,
     parts,
@@ -43,17 +46,6 @@ HEAVY = Case(
     kernel=(9, 9),
 )
 
-# Seconds of work for the reference kernel.
-SLOW = Case(
-    op="ConvolutionBackwardWeights",
-    n=4,
-    src_channels=48,
-    dst_channels=128,
-    src_spatial=(40, 40),
-    dst_spatial=(20, 20),
-    kernel=(21, 21),
-)
-
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tight: Resident) -> Iterator[None]:
@@ -65,25 +57,11 @@ def nothing_is_left(tight: Resident) -> Iterator[None]:
     tight.until(lambda: tight.service.segments.stats().used == 0)
 
 
-def multipart(case: Case, **options: object) -> tuple[bytes, str]:
-    """Build a multipart body and its content type."""
-    request = httpx.Request("POST", "http://x/", files=parts(case, case.floats(), **options))
-    return request.read(), request.headers["content-type"]
-
-
-def head(case: Case, accept: str, kind: str, length: int) -> bytes:
-    """Write the head of a call's request."""
-    lines = [f"POST /v1/ops/{case.op} HTTP/1.1", "Host: x", f"Accept: {accept}"]
-    return "\r\n".join([*lines, f"Content-Type: {kind}", f"Content-Length: {length}", "", ""]).encode()
-
-
 @contextmanager
 def connection(tight: Resident, case: Case, accept: str, *, reference: bool = False) -> Iterator[socket.socket]:
     """Send a whole call over a bare socket."""
-    body, kind = multipart(case, reference=reference)
-    address = urlsplit(tight.url)
-    with closing(socket.create_connection((address.hostname, address.port), timeout=30)) as sock:
-        sock.sendall(head(case, accept, kind, len(body)) + body)
+    with connected(tight.url) as sock:
+        sock.sendall(b"".join(multipart(case, accept, reference=reference)))
         yield sock
 
 
@@ -152,10 +130,9 @@ def test_a_client_that_leaves_stops_its_call(tight: Resident, accept: str) -> No
 
 def test_a_client_that_leaves_while_sending_holds_nothing(tight: Resident) -> None:
     """When the connection closes in the middle of the body, the memory for its tensors is free again."""
-    body, kind = multipart(HEAVY)
-    address = urlsplit(tight.url)
-    with closing(socket.create_connection((address.hostname, address.port), timeout=30)) as sock:
-        sock.sendall(head(HEAVY, JSON, kind, len(body)) + body[: len(body) // 2])
+    head, body = multipart(HEAVY, JSON)
+    with connected(tight.url) as sock:
+        sock.sendall(head + body[: len(body) // 2])
         tight.until(lambda: tight.service.segments.stats().used > 0)
 
 
@@ -225,18 +202,7 @@ def _outcome(client: httpx.Client, deadline_ms: int, inputs: dict[str, Array], e
     return "right" if same_bits(read(response), expected) else "wrong"
 
 
-WIDE = Case(
-    op="ConvTranspose",
-    n=1,
-    src_channels=4,
-    dst_channels=2,
-    src_spatial=(180, 180),
-    dst_spatial=(360, 360),
-    kernel=(2, 2),
-    strides=(2, 2),
-    weights_format="IOX",
-    groups_axis="O",
-)
+WIDE = doubled(180, 4, 2)
 
 
 def test_results_outlive_their_call(tight: Resident) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
+from tests.app.bare import connected, written
 from tests.app.calls import JSON, SMALL, SSE, Array, document, messages, read_tensor, same_bits
 from tests.app.resident import Resident
 from tests.problems import Case
@@ -46,10 +45,8 @@ def request(case: Case, inputs: dict[str, Array] | None = None, request_id: Any 
 @contextmanager
 def connection(tight: Resident, body: Any, accept: str, *, share: float = 1.0) -> Iterator[socket.socket]:
     """Send a share of a request over a bare socket."""
-    text = json.dumps(body).encode()
-    address = urlsplit(tight.url)
-    head = f"POST /rpc HTTP/1.1\r\nHost: x\r\nAccept: {accept}\r\nContent-Length: {len(text)}\r\n\r\n".encode()
-    with closing(socket.create_connection((address.hostname, address.port), timeout=30)) as sock:
+    head, text = written(httpx.Request("POST", "http://x/rpc", json=body, headers={"accept": accept}))
+    with connected(tight.url) as sock:
         sock.sendall(head + text[: int(len(text) * share)])
         yield sock
 

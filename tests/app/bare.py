@@ -1,0 +1,43 @@
+"""Requests over bare sockets, for tests of what no HTTP client does: to stop in the middle, to wait, not to read."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from tests.app.calls import parts
+from tests.problems import Case
+
+__all__ = ["connected", "multipart", "written"]
+
+
+def written(request: httpx.Request) -> tuple[bytes, bytes]:
+    """Write a request as it goes over the line: head and body."""
+    lines = [f"{request.method} {request.url.path} HTTP/1.1", *map(": ".join, request.headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode(), request.read()
+
+
+def multipart(case: Case, accept: str, headers: dict[str, str] | None = None, **options: Any) -> tuple[bytes, bytes]:
+    """Write a call whose result nobody looks at: head and body."""
+    files = parts(case, case.floats(), **options)
+    given = {"accept": accept, **(headers or {})}
+    return written(httpx.Request("POST", f"http://x/v1/ops/{case.op}", files=files, headers=given))
+
+
+@contextmanager
+def connected(url: str, *, here: str = "", little_room: bool = False) -> Iterator[socket.socket]:
+    """Connect to a service: from an address of this machine, with little room for what it sends."""
+    address = urlsplit(url)
+    with closing(socket.socket()) as sock:
+        if little_room:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        if here:
+            sock.bind((here, 0))
+        sock.settimeout(30)
+        sock.connect((address.hostname, address.port))
+        yield sock
