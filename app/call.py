@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import ExitStack, aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
@@ -80,6 +80,8 @@ class Call:
         self.timings = timings
         self.id = call_id
         self.stats: dict[str, Any] = {}
+        self.nbytes = tensor_bytes(prepared.op.output)
+        """Size of the output."""
         self._times = JobTimes()
         self._demand = Demand()
         self._service = service
@@ -167,11 +169,6 @@ class Call:
         await asyncio.shield(closing)
 
     @property
-    def nbytes(self) -> int:
-        """Size of the output."""
-        return tensor_bytes(self.prepared.op.output)
-
-    @property
     def output(self) -> memoryview:
         """The output's bytes. A view may outlive the call, in a socket: its memory is not reused before."""
         return self._output.view[: self.nbytes]
@@ -202,8 +199,8 @@ class Call:
         )
         yield Progress(0, total)
         output, seq, done, step = self.array, 0, 0, max(1, total // _PROGRESS_STEPS)
-        async with aclosing(self._work()) as units:
-            async for unit in units:
+        with self._working() as units:
+            while (unit := await self._next(units)) is not None:
                 done += 1
                 if done % step == 0 or done == total:
                     yield Progress(done, total)
@@ -212,14 +209,14 @@ class Call:
                     seq += 1
         yield End(tiles, self.stats)
 
-    async def _work(self) -> AsyncGenerator[Unit, None]:
-        """Run the job and give its units as they are done; then there are the `stats`."""
+    @contextmanager
+    def _working(self) -> Iterator[AsyncGenerator[Unit, None]]:
+        """Run the job while the block takes its units, to the last one; then there are the `stats`."""
         plan, start = self.prepared.plan, time.perf_counter()
         if self._units is None:
             self._units = self._service.engine.run(self._job())
         try:
-            while (unit := await self._next(self._units)) is not None:
-                yield unit
+            yield self._units
         except BaseException as error:
             self._outcome = _code(error)
             raise
@@ -247,8 +244,8 @@ class Call:
     async def finish(self) -> None:
         """Run the call to its end for a door that sends the whole output at once."""
         self._demand.each = False
-        async with aclosing(self._work()) as units:
-            async for _ in units:
+        with self._working() as units:
+            while await self._next(units) is not None:
                 pass
 
     async def sha256(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import lru_cache
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -40,6 +41,10 @@ from convgrad._errors import (
 __all__ = ["create_app"]
 
 _ROUTERS = (rest.router, rpc.router, oip.router, ops_pages.health, ops_pages.router)
+
+# Paths whose route is remembered: the doors have some dozens, and what others ask for must not fill the memory.
+_MOST_PATHS = 256
+_LONGEST_PATH = 256
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -101,20 +106,30 @@ class _Application(FastAPI):
 
     def shorten(self, routes: Sequence[Route]) -> None:
         """Take these routes before FastAPI sees a request; all middlewares have to be there."""
-        self._shortcuts = routes
+
+        @lru_cache(_MOST_PATHS)
+        def find(method: str, path: str, root: str) -> Scope | None:
+            asked = {"type": "http", "method": method, "path": path, "root_path": root}
+            for route in routes:
+                match, found = route.matches(asked)
+                if match is Match.FULL:
+                    return {**found, "app": self, "route": route}
+            return None
+
+        self._shortcut = find
         self._short: ASGIApp = _handle
         for middleware in reversed(self.user_middleware):
             self._short = middleware.cls(self._short, *middleware.args, **middleware.kwargs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or the lifespan."""
-        if scope["type"] == "http":
-            for route in self._shortcuts:
-                match, found = route.matches(scope)
-                if match is Match.FULL:
-                    scope.update(found, app=self, route=route)
-                    await self._short(scope, receive, send)
-                    return
+        found = None
+        if scope["type"] == "http" and len(scope["path"]) <= _LONGEST_PATH:
+            found = self._shortcut(scope["method"], scope["path"], scope.get("root_path", ""))
+        if found is not None:
+            scope.update(found)
+            await self._short(scope, receive, send)
+            return
         await super().__call__(scope, receive, send)
 
 

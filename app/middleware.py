@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
-import uuid
 from contextlib import suppress
 from typing import Any
 
@@ -69,7 +69,7 @@ class RequestContextMiddleware:
         given = headers.get("x-request-id", "")
         peer = scope.get("client")
         context = RequestContext(
-            given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
+            given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex(),
             door=door_of(scope["path"]),
             address=address_of(peer[0]) if peer else ANYONE,
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
@@ -152,7 +151,7 @@ class Inference(Response):
         allowed = self._service.settings.deadline_s
         if request.timeout_us is not None:
             allowed = min(allowed, request.timeout_us / 1e6)
-        return replace(prepared, deadline=context.started + allowed)
+        return Prepared(prepared.op, prepared.plan, prepared.options, context.started + allowed)
 
 
 def _region_for(request: InferRequest, prepared: Prepared, regions: Regions) -> Region:

@@ -72,6 +72,7 @@ class Statistics:
         }
 
     def _entry(self, model: str) -> _Model:
-        entry = self._models.setdefault(model, _Model())
+        if (entry := self._models.get(model)) is None:
+            entry = self._models[model] = _Model()
         entry.last_ms = int(time.time() * 1000)
         return entry

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from app.intake.numbers import Numbers
@@ -55,16 +55,16 @@ class InputTensor:
     source: Source
     numbers: Numbers | None = None
     place: Place | None = None
+    nbytes: int = field(init=False)
+    """Size of the elements."""
+
+    def __post_init__(self) -> None:
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def meta(self) -> TensorMeta:
         """What the operation's rules need to know."""
         return TensorMeta(self.dtype.name, self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the elements."""
-        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)

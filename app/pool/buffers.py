@@ -241,7 +241,8 @@ class SegmentPool:
     def _reuse(self, size: int, nbytes: int, owner: str) -> Segment | None:
         with self._lock:
             self._collect()
-            self._check_share(size, owner)
+            if owner:
+                self._check_share(size, owner)
             block = self._take_idle(size)
             if block is None:
                 return None
@@ -249,7 +250,7 @@ class SegmentPool:
             return self._lease(block, nbytes, owner)
 
     def _check_share(self, size: int, owner: str) -> None:
-        mine, free = self._held[owner] if owner else 0, self.limit - self._held.total()
+        mine, free = self._held[owner], self.limit - self._held.total()
         if mine and mine + size > free:
             self._refused += 1
             raise RateLimited(

@@ -6,6 +6,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterator
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["choose_coding", "coded"]
@@ -19,6 +20,7 @@ _LEVEL = 1
 _INLINE = 32 << 10
 
 
+@lru_cache(256)
 def choose_coding(accept_encoding: str | None) -> str | None:
     """Return the coding that a client asked for; None to send the reply as it is.
 
