@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 __all__ = ["JsonFormatter", "TextFormatter", "configure", "logging_config"]
 
-_EXTRA = ("request_id", "key", "status", "outcome", "ms", "trace_id")
+_EXTRA = ("request_id", "key", "address", "status", "outcome", "ms", "trace_id")
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:

@@ -127,6 +127,7 @@ def _facts(context: RequestContext, status: int) -> dict[str, Any]:
     facts = {
         "request_id": context.request_id,
         "key": context.key,
+        "address": context.address,
         "status": status,
         "outcome": context.outcome,
         "ms": round(context.age() * 1000, 3),

@@ -155,10 +155,10 @@ def test_a_taken_port_is_explained(service: LiveService) -> None:
 
 
 def test_json_logs_have_the_request(tmp_path: Path) -> None:
-    """With --log-format json each line is an object, and a request's line has its id, status and outcome."""
+    """With --log-format json each line is an object, and a request's line has its id, address, status and outcome."""
     with running_service("--log-format", "json") as service, httpx.Client(base_url=service.url) as http:
         http.post("/v1/ops/none", headers={"x-request-id": "abc"})
         post(http, SMALL, SMALL.inputs(), JSON)
     lines = [json.loads(line) for line in service.log]
     (wrong,) = [line for line in lines if line.get("request_id") == "abc"]
-    assert (wrong["status"], wrong["outcome"]) == (404, "unknown_operation")
+    assert (wrong["address"], wrong["status"], wrong["outcome"]) == ("127.0.0.1", 404, "unknown_operation")
