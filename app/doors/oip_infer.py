@@ -105,11 +105,9 @@ class Inference(Response):
     ) -> OipIntake:
         regions = self._state.regions.of(context.key)
 
-        async def check(request: InferRequest, metas: Metas, complete: bool) -> Prepared | None:
-            prepared = await self._check(request, metas, complete=complete)
-            if prepared is not None and request.output.place is not None:
+        def checked(request: InferRequest, prepared: Prepared) -> None:
+            if request.output.place is not None:
                 self._region = _region_for(request, prepared, regions)
-            return prepared
 
         async def arrived(
             request: InferRequest, prepared: Prepared, tensors: Mapping[str, Segment], came: Mapping[str, int]
@@ -125,12 +123,13 @@ class Inference(Response):
             # What a coded body decodes to is not known before.
             length=None if headers.get("content-encoding") else _length(headers, "content-length"),
             head_limit=int(self._service.settings.head_limit),
-            check=check,
+            check=self._check,
+            checked=checked,
             arrived=arrived,
             forwarded=_forwarded(headers),
         )
 
-    async def _check(self, request: InferRequest, metas: Metas, *, complete: bool) -> Prepared | None:
+    async def _check(self, request: InferRequest, metas: Metas, complete: bool) -> Prepared | None:
         """Check all that is known by now; `complete` when the values of the weights' shape are."""
         name, attributes = self._called.called_as, request.attributes
         if complete:

@@ -65,9 +65,8 @@ class Heads:
         return head
 
     def keep(self, model: str, text: bytes, head: Head) -> None:
-        """Remember a head, unless it names memory that somebody may take away, or is very long."""
-        sources = {tensor.source for tensor in head.request.inputs}
-        if sources == {"binary"} and head.request.output.place is None and len(text) <= _LONGEST:
+        """Remember a head, unless it holds numbers or is very long."""
+        if len(text) <= _LONGEST and all(tensor.source != "json" for tensor in head.request.inputs):
             if len(self._known) >= _MOST_HEADS:
                 del self._known[next(iter(self._known))]
             self._known[model, text] = head

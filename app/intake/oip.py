@@ -38,6 +38,7 @@ _HEADER = "Inference-Header-Content-Length"
 
 Metas = Mapping[str, TensorMeta | list[int]]
 Check = Callable[[InferRequest, Metas, bool], Awaitable[Prepared | None]]
+Checked = Callable[[InferRequest, Prepared], None]
 Arrived = Callable[[InferRequest, Prepared, Mapping[str, Segment], Mapping[str, int]], Awaitable[None]]
 
 _INTEGERS = ("s32", "s64")
@@ -50,9 +51,9 @@ class OipIntake:
 
     `check` sees request and inputs before any tensor's bytes are taken, and refuses by raising; it gives the call. Its
     last argument says whether the values of the `weights_shape` input are known: where they come too late it gives
-    nothing yet, and sees them at the end. What is in `heads` has passed it before. `arrived` hears, while tensors are
-    on their way, of the call that this probably is: the last one with the same head, where the `weights_shape` is
-    still to come. `forwarded` are parameters that came outside the body.
+    nothing yet, and sees them at the end. What is in `heads` has passed it before; `checked` sees every call and may
+    refuse it. `arrived` hears, while tensors are on their way, of the call that this probably is: the last one with
+    the same head, where the `weights_shape` is still to come. `forwarded` are parameters that came outside the body.
 
     Raises `ParseError` and `InvalidRequest` for a body that breaks the protocol, `InvalidParams` for inputs
     that don't hold what they say, `TooLarge` and `Overloaded` when there is no memory for them.
@@ -69,6 +70,7 @@ class OipIntake:
         length: int | None,
         head_limit: int,
         check: Check,
+        checked: Checked,
         arrived: Arrived | None = None,
         forwarded: Mapping[str, str] | None = None,
     ) -> None:
@@ -83,6 +85,7 @@ class OipIntake:
         self._head_limit = head_limit
         self._length = length
         self._check = check
+        self._checked = checked
         self._arrived = arrived
         self._forwarded = forwarded
         self._json: ListsIntake | None = None
@@ -132,11 +135,16 @@ class OipIntake:
 
     async def _take_head(self, text: bytes) -> Head | None:
         """Take bytes of the head, and give it once it is complete."""
-        if len(text) == self._head_length == self._head_left and len(text) <= _SMALL and b'"data"' not in text:
+        whole = self._length if self._head_length is None else self._head_length
+        short = len(text) == whole and len(text) <= min(_SMALL, self._head_limit)
+        if short and self._json is None and b'"data"' not in text:
             # In one piece and without lists in it: most are.
             self._head_left = 0
             self._text = b"" if self._forwarded else text
-            return self._heads.find(self._called.called_as, self._text) or self._understood(parse_document(text))
+            known = self._heads.find(self._called.called_as, self._text)
+            if known is not None and not (known.binary and self._head_length is None):
+                return known
+            return self._understood(parse_document(text))
         await self._lists().take(text)
         if self._head_left is None:
             return None
@@ -194,9 +202,12 @@ class OipIntake:
                 at += tensor.nbytes
             known = await self._check(head.request, metas, True)
             assert known is not None
-            head.remember(shapes, known)
-            if self._text:
-                self._heads.keep(self._called.called_as, self._text, head)
+            # A shape that lies in shared memory may be another one the next time.
+            if not any(tensor.place and self._is_shape(tensor) for tensor in head.request.inputs):
+                head.remember(shapes, known)
+                if self._text:
+                    self._heads.keep(self._called.called_as, self._text, head)
+        self._checked(head.request, known)
         return known
 
     def _check_length(self, binary: int) -> None:

@@ -30,8 +30,8 @@ _KEY = re.compile(r"/?([A-Za-z0-9_][A-Za-z0-9_.-]{0,253})")
 _FOREIGN = "sem."
 _MOST_REGIONS = 256
 _INT64_MAX = 2**63 - 1
-# Copying this much takes less than the hop to a thread.
-_INLINE = 64 << 10
+# Copying this much takes some tenths of a millisecond, and the way to a thread and back as long.
+_INLINE = 2 << 20
 
 
 class Region:

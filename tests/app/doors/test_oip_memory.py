@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from collections.abc import Iterator
@@ -66,7 +67,9 @@ def region(client: Any, size: int, *, name: str = "", offset: int = 0) -> Iterat
         shm.destroy_shared_memory_region(handle)
 
 
-def shared_infer(client: Any, case: Case, inputs: dict[str, Any], *, offset: int = 0, shape_too: bool = False) -> Any:
+def shared_infer(
+    client: Any, case: Case, inputs: dict[str, Any], *, name: str = "", offset: int = 0, shape_too: bool = False
+) -> Any:
     """Compute a case with every tensor in one region, its output behind its inputs; gives the response too."""
     attributes = case.attributes()
     arrays = dict(inputs)
@@ -74,7 +77,7 @@ def shared_infer(client: Any, case: Case, inputs: dict[str, Any], *, offset: int
         arrays["weights_shape"] = np.array(attributes.pop("weights_shape"), np.int64)
     expected = case.expected(inputs)
     total = sum(array.nbytes for array in arrays.values()) + expected.nbytes
-    with region(client, max(1, total), offset=offset) as (name, handle):
+    with region(client, max(1, total), name=name, offset=offset) as (name, handle):
         tensors, at = [], 0
         for key, array in arrays.items():
             shm.set_shared_memory_region(handle, [array], offset + at)
@@ -108,6 +111,52 @@ def test_random_calls_in_shared_memory(client: Any) -> None:
         seen.add(case.op)
         shared_infer(client, case, case.inputs(), offset=64 * (number % 3), shape_too=number % 2 == 0)
     assert seen == set(OPS)
+
+
+@pytest.mark.parametrize("shape_too", [False, True])
+def test_the_same_words_mean_what_lies_there_now(client: Any, shape_too: bool) -> None:
+    """The same request for other memory of the same name computes that; for memory that is gone it is refused."""
+    for factor in (1, -3):
+        inputs = {name: factor * array for name, array in INPUTS.items()}
+        shared_infer(client, SMALL, inputs, name="again", shape_too=shape_too)
+    sizes = {name: array.nbytes for name, array in INPUTS.items()}
+    output = triton.InferRequestedOutput("diff_weights")
+    output.set_shared_memory("elsewhere", 4 * math.prod(SMALL.weights_shape))
+
+    def call(*outputs: Any) -> Any:
+        tensors = [triton.InferInput(name, list(array.shape), "FP32") for name, array in INPUTS.items()]
+        for at, tensor in enumerate(tensors):
+            tensor.set_shared_memory("again", sizes[tensor.name()], at)
+        return client.infer(SMALL.op, tensors, outputs=outputs or None, parameters=SMALL.attributes())
+
+    with region(client, sum(sizes.values()), name="again"):
+        call()
+        with pytest.raises(InferenceServerException, match="no shared memory region elsewhere"):
+            call(output)
+        with region(client, 1 << 16, name="elsewhere"):
+            call(output)
+        with pytest.raises(InferenceServerException, match="no shared memory region elsewhere"):
+            call(output)
+    with pytest.raises(InferenceServerException, match="no shared memory region again"):
+        call()
+
+
+def test_a_shape_in_shared_memory_is_read_every_time(client: Any) -> None:
+    """Between two equal requests the weights' shape may change where it lies."""
+    src, diff_dst = INPUTS["src"], INPUTS["diff_dst"]
+    attributes = {name: value for name, value in SMALL.attributes().items() if name != "weights_shape"}
+    shape = np.array(SMALL.weights_shape, np.int64)
+    with region(client, shape.nbytes) as (name, handle):
+        stated = triton.InferInput("weights_shape", [len(shape)], "INT64")
+        stated.set_shared_memory(name, shape.nbytes)
+        tensors = [oip.tensor("src", src, "FP32"), oip.tensor("diff_dst", diff_dst, "FP32"), stated]
+        for _ in range(2):
+            shm.set_shared_memory_region(handle, [shape])
+            result = client.infer(SMALL.op, tensors, parameters=attributes)
+            assert same_bits(result.as_numpy("diff_weights"), SMALL.expected(INPUTS))
+            shm.set_shared_memory_region(handle, [shape + 2])
+            with pytest.raises(InferenceServerException, match="must have size"):
+                client.infer(SMALL.op, tensors, parameters=attributes)
 
 
 def test_a_large_call_in_shared_memory(client: Any) -> None:
