@@ -214,6 +214,25 @@ def test_a_worker_that_hangs_is_replaced(strict: Fleet) -> None:
     strict.run(scenario())
 
 
+def test_a_unit_that_hangs_twice(strict: Fleet) -> None:
+    """The second worker that hangs at the same unit is the end of the job, as the second crash is."""
+
+    async def scenario() -> None:
+        await strict.whole()
+        running = asyncio.create_task(strict.finish(strict.job(plan(SLOW, reference=True), random_inputs(SLOW))))
+        hung: list[int] = []
+        for _ in range(2):
+            await strict.until(lambda: set(strict.busy()) - set(hung))
+            hung.extend(strict.busy())
+            os.kill(hung[-1], signal.SIGSTOP)
+            await gone(hung[-1])
+        with pytest.raises(WorkerLost):
+            await running
+        await strict.whole()
+
+    strict.run(scenario())
+
+
 def test_a_dead_nursery_is_replaced_while_workers_go_on(two: Fleet) -> None:
     """Workers outlive the process that they were forked from, and are replaced by its successor."""
     inputs = random_inputs(TINY)
