@@ -162,3 +162,14 @@ def test_json_logs_have_the_request(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in service.log]
     (wrong,) = [line for line in lines if line.get("request_id") == "abc"]
     assert (wrong["address"], wrong["status"], wrong["outcome"]) == ("127.0.0.1", 404, "unknown_operation")
+
+
+def test_whose_word_is_taken_for_an_address() -> None:
+    """A proxy on this machine says who calls; what others say of themselves does not count."""
+    elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
+    with running_service("--workers", "1", "--log-format", "json") as service:
+        for name, transport in (("proxy", None), ("caller", elsewhere)):
+            with httpx.Client(base_url=service.url, transport=transport) as http:
+                http.get("/v1/ops", headers={"x-request-id": name, "x-forwarded-for": "203.0.113.9"})
+    found = {line.get("request_id"): line.get("address") for line in map(json.loads, service.log)}
+    assert (found["proxy"], found["caller"]) == ("203.0.113.9", "127.0.0.2")
