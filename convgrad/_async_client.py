@@ -21,6 +21,7 @@ from convgrad._operations import Operations
 from convgrad._retry import Budget, Retry
 from convgrad._tensors import Bytes
 from convgrad._transport import translated
+from convgrad._whole import Whole
 
 __all__ = ["AsyncClient", "AsyncStream"]
 
@@ -53,8 +54,8 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         deadline: float | None = None,
     ) -> Array:
         """Compute `op` and return its output; see `Client.run`."""
-        result = await self.run_detailed(op, inputs, attributes, reference=reference, deadline=deadline)
-        return result.array
+        request = core.call(op, inputs, attributes, options=options(reference, deadline), whole=True)
+        return (await self._result(request, deadline)).array
 
     async def run_detailed(
         self,
@@ -67,13 +68,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
     ) -> Result:
         """Compute `op` and return the whole reply; see `Client.run_detailed`."""
         request = core.call(op, inputs, attributes, options=options(reference, deadline))
-        budget = Budget(self._retry, deadline)
-        while True:
-            try:
-                async with self._opened(request, budget) as stream:
-                    return await stream.details()
-            except BrokenStream as error:
-                await asyncio.sleep(budget.wait_after(error))
+        return await self._result(request, deadline)
 
     @asynccontextmanager
     async def stream(
@@ -135,12 +130,20 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         except ConvgradError:
             return None
 
+    async def _result(self, request: Request, deadline: float | None) -> Result:
+        budget = Budget(self._retry, deadline)
+        while True:
+            try:
+                async with self._opened(request, budget) as stream:
+                    return await stream.details()
+            except BrokenStream as error:
+                await asyncio.sleep(budget.wait_after(error))
+
     @asynccontextmanager
     async def _opened(self, request: Request, budget: Budget) -> AsyncIterator[AsyncStream]:
         response = await self._send(request, budget)
         try:
-            core.check_media_type(response.headers)
-            yield AsyncStream(response, budget)
+            yield AsyncStream(response, core.assembly_of(response.headers), budget)
         finally:
             await response.aclose()
 
@@ -174,10 +177,10 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
 class AsyncStream:
     """Be `Stream` for asyncio."""
 
-    def __init__(self, response: httpx.Response, budget: Budget) -> None:
+    def __init__(self, response: httpx.Response, assembly: Assembly | Whole, budget: Budget) -> None:
         self._response = response
         self._budget = budget
-        self._assembly = Assembly()
+        self._assembly = assembly
         self._events = self._read()
 
     def __aiter__(self) -> AsyncIterator[Event]:

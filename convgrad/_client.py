@@ -63,7 +63,8 @@ class Client(Base, Operations[Array]):
         stops and the call raises `DeadlineExceeded`. A reply that breaks off is asked for again, because
         nothing of it was used yet.
         """
-        return self.run_detailed(op, inputs, attributes, reference=reference, deadline=deadline).array
+        request = core.call(op, inputs, attributes, options=options(reference, deadline), whole=True)
+        return self._result(request, deadline).array
 
     def run_detailed(
         self,
@@ -76,13 +77,7 @@ class Client(Base, Operations[Array]):
     ) -> Result:
         """Compute `op` like `run`, and return its outputs, resolved attributes and statistics."""
         request = core.call(op, inputs, attributes, options=options(reference, deadline))
-        budget = Budget(self._retry, deadline)
-        while True:
-            try:
-                with self._opened(request, budget) as stream:
-                    return stream.details()
-            except BrokenStream as error:
-                time.sleep(budget.wait_after(error))
+        return self._result(request, deadline)
 
     @contextmanager
     def stream(
@@ -150,12 +145,20 @@ class Client(Base, Operations[Array]):
         except ConvgradError:
             return None
 
+    def _result(self, request: Request, deadline: float | None) -> Result:
+        budget = Budget(self._retry, deadline)
+        while True:
+            try:
+                with self._opened(request, budget) as stream:
+                    return stream.details()
+            except BrokenStream as error:
+                time.sleep(budget.wait_after(error))
+
     @contextmanager
     def _opened(self, request: Request, budget: Budget) -> Iterator[Stream]:
         response = self._send(request, budget)
         try:
-            core.check_media_type(response.headers)
-            yield Stream(response, budget)
+            yield Stream(response, core.assembly_of(response.headers), budget)
         finally:
             response.close()
 

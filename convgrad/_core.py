@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from convgrad import _frames
+from convgrad._assembly import Assembly
 from convgrad._errors import (
     CallerError,
     ConvgradError,
@@ -32,15 +33,16 @@ from convgrad._errors import (
     error_from_code,
 )
 from convgrad._events import Health
-from convgrad._inference import dump, inference
+from convgrad._inference import BINARY, HEAD_LENGTH, dump, inference
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Tensor, part
+from convgrad._whole import Whole
 
 __all__ = [
     "Inputs",
     "Request",
+    "assembly_of",
     "call",
-    "check_media_type",
     "description",
     "error_of",
     "health_of",
@@ -71,6 +73,8 @@ _BY_STATUS: dict[int, type[ConvgradError]] = {
     504: DeadlineExceeded,
 }
 _PROBLEM = "application/problem+json"
+# Bytes of tensors that are sent.
+_SMALL = 8 << 20
 # Members of a problem object that the error has in another place.
 _OP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _PROBLEM_OWN = frozenset({"type", "title", "status", "detail", "code"})
@@ -87,15 +91,26 @@ class Request:
 
 
 def call(
-    op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, options: Mapping[str, Any]
+    op: str,
+    inputs: Inputs,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    options: Mapping[str, Any],
+    whole: bool = False,
 ) -> Request:
-    """Build the request that computes `op`: through the binary door, or as multipart where that has no words for it."""
+    """Build the request that computes `op`: through the binary door, or as multipart where that has no words for it.
+
+    The reply comes as frames. With `whole` a small call asks for the output alone, which takes less time; a large
+    one may take long, and its frames show that the service is alive.
+    """
     tensors = {name: part(value) for name, value in inputs.items() if not _is_list(value)}
     lists = {name: value for name, value in inputs.items() if _is_list(value)}
-    body = inference(tensors, lists, attributes or {}, options)
+    whole = whole and sum(part.nbytes for part in tensors.values()) <= _SMALL
+    body = inference(tensors, lists, attributes or {}, options, whole=whole)
     if body is None:
         return multipart_call(op, inputs, attributes, options=options)
-    return Request("POST", f"/v2/models/{_name(op)}/infer", f"{_frames.MEDIA_TYPE}, {_PROBLEM}", body)
+    accept = BINARY if whole else _frames.MEDIA_TYPE
+    return Request("POST", f"/v2/models/{_name(op)}/infer", f"{accept}, {_PROBLEM}", body)
 
 
 def multipart_call(
@@ -165,10 +180,15 @@ def health_of(reply: Any) -> Health:
     return Health(True, object_of(reply))
 
 
-def check_media_type(headers: Mapping[str, str]) -> None:
-    """Raise `ProtocolError` when a reply is not a tensor stream, as from a server that is not ours."""
-    if headers.get("content-type", "").partition(";")[0].strip() != _frames.MEDIA_TYPE:
-        raise ProtocolError(f"the reply must be {_frames.MEDIA_TYPE}; is this a convgrad service?")
+def assembly_of(headers: Mapping[str, str]) -> Assembly | Whole:
+    """Begin to read a reply to `call`; raises `ProtocolError` when it is neither form, as from a server not ours."""
+    kind = headers.get("content-type", "").partition(";")[0].strip()
+    if kind == _frames.MEDIA_TYPE:
+        return Assembly()
+    length = headers.get(HEAD_LENGTH, "")
+    if kind == BINARY and length.isascii() and length.isdecimal() and len(length) < 10:
+        return Whole(int(length))
+    raise ProtocolError(f"the reply must be {_frames.MEDIA_TYPE} or {BINARY}; is this a convgrad service?")
 
 
 def error_of(status: int, headers: Mapping[str, str], content: bytes) -> ConvgradError:

@@ -12,8 +12,9 @@ from convgrad._errors import InvalidParams
 from convgrad._multipart import Body, checked, joined
 from convgrad._tensors import Bytes, Part
 
-__all__ = ["HEAD_LENGTH", "dump", "inference"]
+__all__ = ["BINARY", "HEAD_LENGTH", "dump", "inference"]
 
+BINARY = "application/octet-stream"
 HEAD_LENGTH = "Inference-Header-Content-Length"
 
 _SHAPES = frozenset({"weights_shape", "filter_shape"})
@@ -25,11 +26,17 @@ _PREFIXES = ("sequence_", "triton_")
 
 
 def inference(
-    tensors: Mapping[str, Part], lists: Mapping[str, Any], attributes: Mapping[str, Any], options: Mapping[str, Any]
+    tensors: Mapping[str, Part],
+    lists: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    whole: bool,
 ) -> Body | None:
     """Build the body of a call; None where the protocol has no words for it.
 
-    The shapes come first, so that the service can check all of the call before it takes any tensor's bytes.
+    `whole` asks for the output's bytes in one piece, where the reply has no frames. The shapes come first, so that the
+    service can check all of the call before it takes any tensor's bytes.
     """
     if any(name in _NOT_ATTRIBUTES or name.startswith(_PREFIXES) for name in attributes):
         return None
@@ -44,6 +51,8 @@ def inference(
         parameters["timeout"] = options["deadline_ms"] * 1000
     if "reference" in options:
         parameters["reference"] = options["reference"]
+    if whole:
+        parameters["binary_data_output"] = True
     head = dump({"inputs": described, "parameters": parameters})
     shapes = b"".join(np.array(value, "<i8").tobytes() for value in lists.values())
 
@@ -54,7 +63,7 @@ def inference(
             yield from part.elements()
 
     length = len(head) + len(shapes) + sum(part.size for part in tensors.values())
-    return Body("application/octet-stream", length, lambda: joined(pieces()), {HEAD_LENGTH: str(len(head))})
+    return Body(BINARY, length, lambda: joined(pieces()), {HEAD_LENGTH: str(len(head))})
 
 
 def dump(document: Mapping[str, Any]) -> bytes:

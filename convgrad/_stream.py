@@ -11,6 +11,7 @@ from convgrad._errors import TimedOut
 from convgrad._events import Array, Event, Result
 from convgrad._retry import Budget
 from convgrad._transport import translated
+from convgrad._whole import Whole
 
 __all__ = ["Stream"]
 
@@ -18,10 +19,10 @@ __all__ = ["Stream"]
 class Stream:
     """Iterate over the events of one call, each once, and then ask for the `result`."""
 
-    def __init__(self, response: httpx.Response, budget: Budget) -> None:
+    def __init__(self, response: httpx.Response, assembly: Assembly | Whole, budget: Budget) -> None:
         self._response = response
         self._budget = budget
-        self._assembly = Assembly()
+        self._assembly = assembly
         self._events = self._read()
 
     def __iter__(self) -> Iterator[Event]:

@@ -75,6 +75,14 @@ def stream_of(array: Array, *, tiles: int = 2, **begin: Any) -> list[bytes]:
     return frames
 
 
+def whole_of(array: Array, **output: Any) -> tuple[bytes, bytes]:
+    """Return head and tensor of a reply of the binary door."""
+    (kind,) = (kind for kind, dtype in OIP.items() if array.dtype == np.dtype(dtype))
+    about: dict[str, Any] = {"name": "diff_weights", "datatype": kind, "shape": list(array.shape)}
+    about |= {"parameters": {"binary_data_size": array.nbytes}, **output}
+    return json.dumps({"model_name": "Op", "model_version": "1", "outputs": [about]}).encode(), array.tobytes()
+
+
 class Handler(BaseHTTPRequestHandler):
     """Answer one connection's requests."""
 
@@ -133,6 +141,11 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self.close_connection = True
 
+    def whole(self, head: bytes, tensor: bytes) -> None:
+        """Send a reply of the binary door."""
+        length = {"Inference_Header_Content_Length": str(len(head))}
+        self.reply(200, head + tensor, "application/octet-stream", **length)
+
     def log_message(self, *_: object) -> None:
         """Keep quiet."""
 
@@ -143,8 +156,11 @@ class Handler(BaseHTTPRequestHandler):
         self.server.received.append(received)
         if self.server.script:
             self.server.script.popleft()(self, received)
-        else:
+        elif "application/x-tensor-stream" in received.headers.get("accept", ""):
             self.frames(stream_of(received.tensors["src"]))
+        else:
+            assert received.document["parameters"].pop("binary_data_output") is True
+            self.whole(*whole_of(received.tensors["src"]))
 
 
 Step = Callable[[Handler, Received], None]

@@ -18,7 +18,7 @@ import pytest
 import convgrad
 from convgrad import Client, Progress, Retry, Tile
 from tests.convgrad.conftest import QUICK
-from tests.convgrad.server import Handler, Received, Server, UnixServer, frame, running, stream_of
+from tests.convgrad.server import Handler, Received, Server, UnixServer, frame, running, stream_of, whole_of
 
 SRC = np.arange(2 * 3 * 40 * 50, dtype=np.float32).reshape(2, 3, 40, 50)
 ATTRIBUTES = {"strides": [1, 1], "dilations": (1, 1)}
@@ -31,7 +31,7 @@ def test_the_request_is_the_contract(client: Client, server: Server) -> None:
     client.run("Op", {"src": SRC, "weights_shape": (4, 3), "bias": bias}, ATTRIBUTES, reference=True, deadline=1.5)
     (received,) = server.received
     assert (received.method, received.path) == ("POST", "/v2/models/Op/infer")
-    assert received.headers["accept"] == "application/x-tensor-stream, application/problem+json"
+    assert received.headers["accept"] == "application/octet-stream, application/problem+json"
     assert received.headers["content-type"] == "application/octet-stream"
     assert received.headers["user-agent"] == f"convgrad/{convgrad.__version__}"
     assert "transfer-encoding" not in received.headers
@@ -322,6 +322,35 @@ def test_run_asks_again_for_a_reply_that_broke_off(client: Client, server: Serve
     server.script += [cut, cut]
     np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
     assert len(server.received) == 3
+
+
+def test_run_asks_again_for_an_output_that_broke_off(client: Client, server: Server) -> None:
+    """So it does when the output came without frames, cut by the connection or by the service."""
+
+    def cut_off(handler: Handler, received: Received) -> None:
+        head, tensor = whole_of(received.tensors["src"])
+        handler.whole(head, tensor[:-1])
+
+    def hang_up(handler: Handler, _: Received) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Type", "application/octet-stream")
+        handler.send_header("Content-Length", "1000")
+        handler.send_header("Inference-Header-Content-Length", "100")
+        handler.end_headers()
+        handler.close_connection = True
+
+    server.script += [cut_off, hang_up]
+    np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
+    assert len(server.received) == 3
+
+
+def test_large_calls_and_details_come_as_frames(client: Client, server: Server) -> None:
+    """Frames keep a long call alive and carry more than the output: only a small `run` goes without."""
+    client.run("Op", {"src": np.zeros((3, 1 << 20), np.float32)})
+    client.run_detailed("Op", {"src": SRC})
+    for received in server.received:
+        assert received.headers["accept"] == "application/x-tensor-stream, application/problem+json"
+        assert received.document["parameters"] == {}
 
 
 def test_stream_says_that_it_broke_off(client: Client, server: Server) -> None:

@@ -1,0 +1,91 @@
+"""The reply of the binary door: in any pieces, and never wrong without saying so."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from convgrad import BrokenStream, ProtocolError
+from convgrad._events import Array
+from convgrad._whole import Whole
+from tests.convgrad.server import whole_of
+
+ARRAY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+
+def read(head: bytes, *pieces: bytes) -> Array:
+    """Read a whole reply."""
+    whole = Whole(len(head))
+    for piece in (head, *pieces):
+        assert list(whole.feed(piece)) == []
+    return whole.close().array
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("shape", [(2, 3, 4), (24,), (0, 3), ()])
+def test_any_pieces_make_the_array(dtype: Any, shape: tuple[int, ...]) -> None:
+    """Byte by byte, head and tensor apart or all at once, the same writeable array comes out."""
+    array = np.resize(ARRAY, shape).astype(dtype)
+    head, tensor = whole_of(array)
+    for pieces in ([head + tensor], [head, tensor], [bytes([byte]) for byte in head + tensor]):
+        whole = Whole(len(head))
+        for piece in pieces:
+            assert list(whole.feed(piece)) == []
+        result = whole.close()
+        assert (result.op, list(result.outputs)) == ("Op", ["diff_weights"])
+        assert result.array.dtype == array.dtype
+        np.testing.assert_array_equal(result.array, array)
+        assert result.array.flags.writeable
+
+
+def test_what_is_missing_is_missed() -> None:
+    """A reply that ends anywhere before its last byte is broken."""
+    head, tensor = whole_of(ARRAY)
+    for end in (0, 1, len(head) - 1, len(head), len(head + tensor) - 1):
+        whole = Whole(len(head))
+        list(whole.feed((head + tensor)[:end]))
+        with pytest.raises(BrokenStream):
+            whole.close()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"{",
+        b"[]",
+        b"1",
+        b"[" * 100_000,
+        b"\xff",
+        b'{"outputs": []}',
+        json.dumps({"model_name": "Op", "outputs": [1]}).encode(),
+        json.dumps({"model_name": "Op", "outputs": [{}, {}]}).encode(),
+        whole_of(ARRAY, datatype="FP64")[0],
+        whole_of(ARRAY, datatype=["FP32"])[0],
+        whole_of(ARRAY, shape=None)[0],
+        whole_of(ARRAY, shape=[2, -3, -4])[0],
+        whole_of(ARRAY, shape=[2, 3, 4.0])[0],
+        whole_of(ARRAY, shape=[True, 24])[0],
+        whole_of(ARRAY, shape=[24] + [1] * 64)[0],
+        whole_of(ARRAY, shape=[2, 3, 5])[0],
+        whole_of(ARRAY, parameters={})[0],
+        whole_of(ARRAY, parameters={"binary_data_size": "96"})[0],
+        whole_of(ARRAY, shape=[2**60], parameters={"binary_data_size": 2**62})[0],
+    ],
+)
+def test_heads_that_are_none(head: bytes) -> None:
+    """A head that does not describe one output with its bytes behind it is refused, whatever it is."""
+    with pytest.raises(ProtocolError):
+        read(head, ARRAY.tobytes())
+
+
+def test_more_than_was_announced() -> None:
+    """Bytes behind the output, or a head beyond all measure, are refused."""
+    head, tensor = whole_of(ARRAY)
+    with pytest.raises(ProtocolError, match="goes on"):
+        read(head, tensor, b"x")
+    with pytest.raises(ProtocolError, match="at most"):
+        Whole(2 << 20)
