@@ -13,161 +13,167 @@ from typing import Any
 
 import numpy as np
 
-from kernels._jit import Floats, Halves, Table, Vector, jit
-from kernels.arena import arena
+from kernels._jit import Floats, Table, Vector, jit
+from kernels.arena import address, arena_address
 from kernels.bwd_weights import BATCH_MACS, BwdWeights, Part
 from kernels.cpu import cpu
 from kernels.dot_schedule import DotSchedule, dot_schedule
-from kernels.dots import BEGIN, END, EXACT, STEP, TILE, call_dots, dot_table
-from kernels.packing import F16, KINDS
+from kernels.dots import BEGIN, BLOCKS, END, EXACT, ROWS, STEP, TILE, call_dots, dot_table
+from kernels.packing import KINDS
 from kernels.plan import Storage, Unit
-from kernels.planes import pack_pairs, pack_planes16, plane_finite, split_f16
+from kernels.planes import pack_pairs16, pack_planes16, plane_finite, split_f16
 from kernels.problem import ConvProblem
-from kernels.simd import round_bits
 
 __all__ = ["BWD_DOTS"]
 
-BLOCK_STEPS = 16
-"""Steps of one walk over blocks and taps: 32 channels of both tensors are 64 KB."""
+BLOCK_PIXELS = 512
+"""Pixels of one walk over blocks and taps: 32 channels are 32 KB."""
 
-LEAST_USE = {("amx", "bf16"): 0.2, ("amx", "f16"): 0.85, ("avx512bf16", "bf16"): 0.6}
+LEAST_USE = {("amx", "bf16"): 0.2, ("amx", "f16"): 0.85, ("avx512bf16", "bf16"): 0.45}
 """Share of multiplications that are not by filling zeros, above which these instructions outdo f32 ones."""
 
-_BLOCK = 4 * TILE * TILE
-
-_round_f16 = round_bits("f16")
-_round_bf16 = round_bits("bf16")
+LINE = 4 * TILE
+"""Bytes of an accumulator row."""
 
 
 @jit
-def _pack(
-    parts: int, channels: int, blocks: int, boxes: Table, src: int, src_steps: Vector, dst: int, plane: int,
-    dst_steps: Vector, finite: Vector,
-) -> None:  # fmt: skip
-    """Pack one tensor's planes for a slab, in two parts for f16, and say which blocks are finite."""
-    pack_planes16(channels, blocks, boxes, src, src_steps, dst, plane, dst_steps)
-    size = TILE * plane
-    if parts == 2:
-        split_f16(dst, dst + blocks * size, blocks * size // 16)
-    for i in range(blocks):
-        finite[i] = 1 if plane_finite(dst + i * size, size // 32) else 0
+def _finite(channels: int, block: int, panel: int, plane: int, finite: Vector) -> None:
+    """Say which blocks of 16 channels, of `block` bytes, are finite; of the last one only its channels' planes."""
+    for i in range(finite.size):
+        size = block if channels >= TILE * (i + 1) else plane * (channels - TILE * i)
+        finite[i] = 1 if plane_finite(panel + i * block, size // 32) else 0
 
 
-@jit
-def _walk(
-    table: Vector, parts: int, steps: int, taps: Table, a: int, a_blocks: int, a_plane: int, a_finite: Vector, b: int,
-    b_blocks: int, b_block: int, b_finite: Vector, acc: int, acc_step: int,
-) -> None:  # fmt: skip
-    """Sum all pairs of finite blocks, two by two where all four are."""
-    a_part, b_part = TILE * a_blocks * a_plane, b_blocks * b_block
-    for first in range(0, steps, BLOCK_STEPS):
-        count = min(BLOCK_STEPS, steps - first)
-        for j0 in range(0, b_blocks, 2):
-            across = min(2, b_blocks - j0)
-            for i0 in range(0, a_blocks, 2):
-                down = min(2, a_blocks - i0)
-                whole = a_finite[i0 : i0 + down].sum() * b_finite[j0 : j0 + across].sum() == down * across
-                size = 2 if whole else 1
-                for j in range(j0, j0 + across, size):
-                    for i in range(i0, i0 + down, size):
+if cpu().dots == "amx":
+
+    @jit
+    def _walk(
+        table: Vector, parts: int, pixels: int, shifts: Table, offsets: Vector, taps: int,
+        a: int, a_blocks: int, a_plane: int, a_finite: Vector, b: int, b_blocks: int, b_block: int, b_finite: Vector,
+        acc: int, acc_step: int,
+    ) -> None:  # fmt: skip
+        """Sum all pairs of finite blocks, two by two where all four are."""
+        a_part, b_part, steps = TILE * a_blocks * a_plane, b_blocks * b_block, (pixels + STEP - 1) // STEP
+        for first in range(0, steps, BLOCK_PIXELS // STEP):
+            count = min(BLOCK_PIXELS // STEP, steps - first)
+            for j0 in range(0, b_blocks, 2):
+                across = min(2, b_blocks - j0)
+                for i0 in range(0, a_blocks, 2):
+                    down = min(2, a_blocks - i0)
+                    whole = a_finite[i0 : i0 + down].sum() * b_finite[j0 : j0 + across].sum() == down * across
+                    size = 2 if whole else 1
+                    for j in range(j0, j0 + across, size):
+                        for i in range(i0, i0 + down, size):
+                            if a_finite[i] + b_finite[j] != 2:
+                                continue
+                            entry = table[BLOCKS + 2 * (min(size, down) - 1) + min(size, across) - 1]
+                            from_a, from_b = a + TILE * i * a_plane + 64 * first, b + j * b_block + 1024 * first
+                            for t in range(shifts.shape[0]):
+                                sums = acc + j * acc_step + (TILE * i * taps + shifts[t, 1]) * LINE
+                                for p in range(parts * parts):
+                                    call_dots(
+                                        entry, from_a + p // parts * a_part + shifts[t, 0], a_plane,
+                                        from_b + p % parts * b_part, b_block, count, sums, acc_step, taps * LINE,
+                                    )  # fmt: skip
+
+else:
+
+    @jit
+    def _walk(
+        table: Vector, parts: int, pixels: int, shifts: Table, offsets: Vector, taps: int,
+        a: int, a_blocks: int, a_plane: int, a_finite: Vector, b: int, b_blocks: int, b_block: int, b_finite: Vector,
+        acc: int, acc_step: int,
+    ) -> None:  # fmt: skip
+        """Sum all rows with two blocks of b at a time, where all are finite."""
+        pairs = (pixels + STEP - 1) // STEP * STEP // 2
+        for first in range(0, pairs, BLOCK_PIXELS // 2):
+            count = min(BLOCK_PIXELS // 2, pairs - first)
+            for j0 in range(0, b_blocks, 2):
+                across = min(2, b_blocks - j0)
+                size = 2 if b_finite[j0 : j0 + across].sum() == 2 else 1
+                for i in range(a_blocks):
+                    last = min(offsets.size, TILE * (i + 1) * taps)
+                    for j in range(j0, j0 + across, size):
                         if a_finite[i] + b_finite[j] != 2:
                             continue
-                        entry = table[1 + 2 * (min(size, down) - 1) + min(size, across) - 1]
-                        from_a, from_b = a + TILE * i * a_plane + 64 * first, b + j * b_block + 1024 * first
-                        for t in range(taps.shape[0]):
-                            sums = acc + j * acc_step + (taps[t, 1] * a_blocks + i) * _BLOCK
-                            for p in range(parts * parts):
-                                call_dots(
-                                    entry, from_a + p // parts * a_part + taps[t, 0], a_plane,
-                                    from_b + p % parts * b_part, b_block, count, sums, acc_step, 0,
-                                )  # fmt: skip
+                        for row in range(TILE * i * taps, last, ROWS):
+                            call_dots(
+                                table[BLOCKS + size - 1], a + 4 * first, offsets.ctypes.data + 8 * row,
+                                b + j * b_block + 64 * first, b_block, count, acc + j * acc_step + row * LINE, acc_step,
+                                0,
+                            )  # fmt: skip
 
 
 @jit
 def _walk_exactly(
-    table: Vector, parts: int, slab: Vector, steps: Vector, taps: Table, a: int, a_blocks: int, a_plane: int,
-    a_finite: Vector, b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int, acc_step: int,
+    table: Vector, parts: int, slab: Vector, steps: Vector, shifts: Table, taps: int, channels: int,
+    a: int, a_plane: int, a_rest: int, a_finite: Vector, b: int, b_blocks: int, b_block: int, b_finite: Vector,
+    acc: int, acc_step: int,
 ) -> None:  # fmt: skip
     """Sum all pairs of blocks of which one is not finite, over the pixels for which each tap is inside."""
-    a_rest, b_rest = (parts - 1) * TILE * a_blocks * a_plane, (parts - 1) * b_blocks * b_block
+    b_rest = (parts - 1) * b_blocks * b_block
     for j in range(b_blocks):
-        for i in range(a_blocks):
-            if a_finite[i] + b_finite[j] == 2:
+        for c in range(channels):
+            if a_finite[c // TILE] + b_finite[j] == 2:
                 continue
-            for t in range(taps.shape[0]):
-                sums = acc + j * acc_step + (taps[t, 1] * a_blocks + i) * _BLOCK
-                low, high = max(slab[6], taps[t, 6]), min(slab[7], taps[t, 7])
+            for t in range(shifts.shape[0]):
+                sums = acc + j * acc_step + (c * taps + shifts[t, 1]) * LINE
+                low, high = max(slab[6], shifts[t, 6]), min(slab[7], shifts[t, 7])
                 for n in range(slab[1] - slab[0] if low < high else 0):
-                    for d in range(max(slab[2], taps[t, 2]), min(slab[3], taps[t, 3])):
-                        for h in range(max(slab[4], taps[t, 4]), min(slab[5], taps[t, 5])):
+                    for d in range(max(slab[2], shifts[t, 2]), min(slab[3], shifts[t, 3])):
+                        for h in range(max(slab[4], shifts[t, 4]), min(slab[5], shifts[t, 5])):
                             place = n * steps[0] + (d - slab[2]) * steps[1] + (h - slab[4]) * steps[2]
                             place += (low - slab[6]) * steps[3]
                             call_dots(
-                                table[EXACT], a + TILE * i * a_plane + taps[t, 0] + place, a_plane, b + j * b_block,
-                                b_rest, high - low, sums, place // 2, a_rest,
+                                table[EXACT], a + c * a_plane + shifts[t, 0] + place, a_rest, b + j * b_block, b_rest,
+                                high - low, sums, place // 2, 0,
                             )  # fmt: skip
 
 
 @jit
 def add_dots(
-    table: Vector, parts: int, groups: int, slabs: Table, taps: Table, panel_steps: Vector, sizes: Vector,
-    a: Vector, a_boxes: Table, a_steps: Vector, b: Vector, b_boxes: Table, b_steps: Vector,
-    panels: int, planes: int, acc: int, acc_bytes: int, acc_step: int,
+    table: Vector, parts: int, groups: int, slabs: Table, shifts: Table, offsets: Vector, taps: int,
+    panel_steps: Vector, sizes: Vector, a: Vector, a_boxes: Table, a_steps: Vector,
+    b: Vector, b_boxes: Table, b_steps: Vector, panels: int, acc: int, acc_bytes: int, acc_step: int,
 ) -> None:  # fmt: skip
-    """Add slabs of pixels to the accumulators of `groups` groups, [block of b][tap][block of a][16][16].
+    """Add slabs of pixels to the accumulators of `groups` groups, [block of b][channel of a][tap][16].
 
     `a` and `b` are each tensor's address and its bytes between groups; for the other tables see
-    `kernels.dot_schedule`. `sizes` are channels, blocks of 16 and bytes of a plane of a, then of b, then positions.
-    `panels` holds a's planes and b's pairs, `planes` b's planes. The caller owns all of them.
+    `kernels.dot_schedule`. `sizes` are channels, planes and bytes of a plane of a, then channels and blocks of b, and
+    positions of all images and of one. `panels` holds a's planes and b's pairs. The caller owns all of them.
     """
-    a_blocks, a_plane, b_blocks, b_plane = sizes[1], sizes[2], sizes[4], sizes[5]
+    channels, a_plane, b_blocks, b_block = sizes[0], sizes[2], sizes[4], 32 * sizes[5]
+    a_blocks, a_part, b_part = (channels + TILE - 1) // TILE, sizes[1] * a_plane, b_blocks * b_block
     a_finite, b_finite = np.empty(a_blocks, np.int64), np.empty(b_blocks, np.int64)
     a_rows, b_rows = a_boxes.shape[0] // slabs.shape[0], b_boxes.shape[0] // slabs.shape[0]
-    b_block, pairs = 32 * sizes[6], panels + parts * a_blocks * TILE * a_plane
+    pairs = panels + parts * a_part
     for s in range(slabs.shape[0]):
-        steps = ((slabs[s, 1] - slabs[s, 0]) * panel_steps[0] // 2 + STEP - 1) // STEP
+        pixels = (slabs[s, 1] - slabs[s, 0] - 1) * panel_steps[0] // 2 + sizes[6]
         for g in range(groups):
-            _pack(
-                parts, sizes[0], a_blocks, a_boxes[s * a_rows : (s + 1) * a_rows], a[0] + g * a[1], a_steps, panels,
-                a_plane, panel_steps, a_finite,
+            pack_planes16(
+                channels, sizes[1], a_boxes[s * a_rows : (s + 1) * a_rows], a[0] + g * a[1], a_steps, panels, a_plane,
+                panel_steps,
             )  # fmt: skip
-            _pack(
-                parts, sizes[3], b_blocks, b_boxes[s * b_rows : (s + 1) * b_rows], b[0] + g * b[1], b_steps, planes,
-                b_plane, panel_steps, b_finite,
+            pack_pairs16(
+                sizes[3], b_blocks, b_boxes[s * b_rows : (s + 1) * b_rows], b[0] + g * b[1], b_steps, pairs, b_block,
+                panel_steps,
             )  # fmt: skip
-            pack_pairs(parts * b_blocks, pairs, planes, b_plane, sizes[6])
+            if parts == 2:
+                split_f16(panels, panels + a_part, a_part // 16)
+                split_f16(pairs, pairs + b_part, b_part // 16)
+            _finite(channels, TILE * a_plane, panels, a_plane, a_finite)
+            _finite(TILE * b_blocks, b_block, pairs, 0, b_finite)
             sums = acc + g * acc_bytes
             call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
             _walk(
-                table, parts, steps, taps, panels, a_blocks, a_plane, a_finite, pairs, b_blocks, b_block, b_finite,
-                sums, acc_step,
+                table, parts, pixels, shifts, offsets, taps, panels, a_blocks, a_plane, a_finite, pairs, b_blocks,
+                b_block, b_finite, sums, acc_step,
             )  # fmt: skip
             call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
             _walk_exactly(
-                table, parts, slabs[s], panel_steps, taps, panels, a_blocks, a_plane, a_finite, pairs, b_blocks,
-                b_block, b_finite, sums, acc_step,
+                table, parts, slabs[s], panel_steps, shifts, taps, channels, panels, a_plane, (parts - 1) * a_part,
+                a_finite, pairs, b_blocks, b_block, b_finite, sums, acc_step,
             )  # fmt: skip
-
-
-@jit
-def store_dots(kind: int, acc: Floats, counts: Vector, steps: Vector, out: Halves) -> None:
-    """Scatter accumulators to the weights' layout, rounding once.
-
-    `counts` are groups, channels of b, taps, channels of a; `steps` are the first output element, then the elements
-    between groups, channels of b, taps and channels of a.
-    """
-    read = 0
-    for g in range(counts[0]):
-        for j in range(0, counts[1], TILE):
-            for t in range(counts[2]):
-                for i in range(0, counts[3], TILE):
-                    place = steps[0] + g * steps[1] + j * steps[2] + t * steps[3] + i * steps[4]
-                    for m in range(min(TILE, counts[3] - i)):
-                        for lane in range(min(TILE, counts[1] - j)):
-                            value = acc[read + TILE * m + lane]
-                            to = place + m * steps[4] + lane * steps[2]
-                            out[to] = _round_f16(value) if kind == F16 else _round_bf16(value)
-                    read += TILE * TILE
 
 
 class DotPart(Part):
@@ -178,42 +184,33 @@ class DotPart(Part):
     def __init__(self, problem: ConvProblem, plan: DotSchedule, unit: Unit) -> None:
         self.problem, self.plan = problem, plan
         self.g0, self.g1, self.b0, self.b1, self.index, self.parts = unit.part
-        self.first_lane, self.width = TILE * self.b0, TILE * (self.b1 - self.b0)
-        self.channels = int(plan.blocks[self.b0 : self.b1, 1].sum())
+        mine = plan.blocks[self.b0 : self.b1]
+        self.first_lane, self.width = int(mine[0, 3]), TILE * len(mine)
+        self.blocks = np.column_stack([mine, 4 * (mine[:, 3] - self.first_lane) * plan.rows, 0 * mine[:, 3]])
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
         self.slabs = np.array(plan.slabs, np.int64)
         self.batch = max(1, BATCH_MACS * len(plan.slabs) // max(1, problem.macs))
-        self.b_steps = plan.b_steps
+        self.sizes = np.array(
+            (plan.channels, plan.a_planes, plan.a_plane, int(mine[:, 1].sum()), len(mine), plan.positions, plan.pixels),
+            np.int64,
+        )
+        self.stores = (KINDS[problem.dtype], 0, self.blocks, *self._strides())
 
     def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
-        parts, blocks, slabs = 2 if self.problem.dtype == "f16" else 1, self.b1 - self.b0, self.slabs[some]
-        a_bytes, b_bytes = TILE * plan.a_blocks * plan.a_plane, TILE * blocks * plan.b_plane
-        panels = arena("vector", parts * (a_bytes + 32 * blocks * plan.positions) // 4)
-        planes = arena("scalar", parts * b_bytes // 4)
+        parts = 2 if self.problem.dtype == "f16" else 1
+        panels = plan.a_planes * plan.a_plane + 2 * self.width * plan.positions
         a = wide.ctypes.data + 2 * (plan.a.origin + self.g0 * plan.a.group)
         b = narrow.ctypes.data + 2 * (self.g0 * plan.b.group + self.first_lane * plan.b.channel)
-        sizes = (
-            plan.a.channels, plan.a_blocks, plan.a_plane, self.channels, blocks, plan.b_plane, plan.positions,
-        )  # fmt: skip
         add_dots(
-            dot_table(), parts, self.g1 - self.g0, slabs, plan.taps, plan.panel_steps, np.array(sizes, np.int64),
+            dot_table(), parts, self.g1 - self.g0, self.slabs[some], plan.shifts, plan.offsets, plan.taps,
+            plan.panel_steps, self.sizes,
             np.array((a, 2 * plan.a.group), np.int64), plan.a_boxes[some].reshape(-1, 6), plan.a_steps,
             np.array((b, 2 * plan.b.group), np.int64), plan.b_boxes[some].reshape(-1, 6), plan.b_steps,
-            panels.ctypes.data, planes.ctypes.data, acc.ctypes.data, 4 * self.group_floats, 4 * TILE * plan.rows,
+            arena_address("vector", parts * panels // 4), address(acc), 4 * self.group_floats, 4 * TILE * plan.rows,
         )  # fmt: skip
-
-    def write(self, total: Floats, output: Storage) -> None:
-        """Round the sums once and put them where the weights' layout wants them."""
-        plan = self.plan
-        group, wide, narrow, tap = self.problem.weights_strides
-        counts = (self.g1 - self.g0, self.channels, plan.rows // (TILE * plan.a_blocks), plan.a.channels)
-        steps = (self.g0 * group + self.first_lane * narrow, group, narrow, tap, wide)
-        store_dots(
-            KINDS[self.problem.dtype], total, np.array(counts, np.int64), np.array(steps, np.int64), output.reshape(-1)
-        )
 
 
 @lru_cache(maxsize=256)

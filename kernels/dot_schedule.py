@@ -10,24 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain, pairwise, product
 from math import ceil, prod
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.dots import STEP, TILE
-from kernels.driver import PLANES
+from kernels.cpu import cpu
+from kernels.dots import ROWS, STEP, TILE
+from kernels.driver import PLANES, WIDTH
 from kernels.geometry import Axis, Geometry, Tensor, geometry, wrapped
 from kernels.problem import ConvProblem
+from kernels.recent import recent
 
 __all__ = ["DotSchedule", "dot_schedule"]
 
 Ints = npt.NDArray[np.int64]
 
 SLAB_BYTES = 1 << 20
-"""Packed bytes of one slab where it can be cut."""
+"""Packed bytes of one slab where it can be cut; twice as many where accumulators fill more than a cache themselves."""
+
+SLAB_BYTES_ALL = 4 << 20
+"""Those of all groups, where their channels lie side by side: each group comes back to the same lines of memory."""
 
 SLAB_BYTES_MAX = 16 << 20
 """Packed bytes of one slab at the most."""
@@ -91,8 +95,10 @@ def _line(axis: Axis, size: int) -> _Line | None:
 class DotSchedule:
     """Everything that the compiled driver reads; `a` is the wide tensor, `b` the narrow one.
 
-    `taps` has a row for each live tap: bytes of its shift in a plane, number of the tap, then low and high of its
-    real (d, h, w). `slabs` are first and last (n, d, h, w); `boxes` see `kernels.planes`.
+    `shifts` has a row for each live tap: bytes of its shift in a plane, number of the tap, then low and high of its
+    real (d, h, w). `offsets` are those of the accumulators' rows, the taps of a channel inside channels, in the planes:
+    for dot products, which take rows one by one. `pixels` are the positions of a slab's last image, up to its last
+    pixel. `slabs` are first and last (n, d, h, w); `boxes` see `kernels.planes`.
     """
 
     axes: tuple[Axis, Axis, Axis, Axis]
@@ -106,10 +112,13 @@ class DotSchedule:
     a_steps: Ints
     b_steps: Ints
     panel_steps: Ints
+    a_planes: int
     a_plane: int
-    b_plane: int
     positions: int
-    taps: Ints
+    pixels: int
+    taps: int
+    shifts: Ints
+    offsets: Ints
     slabs: tuple[tuple[int, ...], ...]
     a_boxes: Ints
     b_boxes: Ints
@@ -118,11 +127,17 @@ class DotSchedule:
     scalar_pack: int = PLANES
     vector_is_wide: bool = False
     lanes_are_groups: bool = False
+    tap_step: int = 1
 
     @property
-    def packed(self) -> tuple[int, int]:
-        """Bytes of the panels of a and of b."""
-        return TILE * self.a_blocks * self.a_plane, 2 * self.lanes * self.positions
+    def channels(self) -> int:
+        """Channels of a group of a."""
+        return self.a.channels
+
+    @property
+    def channel_step(self) -> int:
+        """Accumulator rows from one channel to the next."""
+        return self.taps
 
 
 def _odd_lines(positions: int) -> int:
@@ -130,10 +145,20 @@ def _odd_lines(positions: int) -> int:
     return 64 * (ceil(2 * positions / 64) | 1)
 
 
+def _steps(lines: tuple[_Line, ...]) -> list[int]:
+    """Give the positions between (n, d, h, w)."""
+    return [prod(line.pitch for line in lines[a + 1 :]) for a in range(4)]
+
+
+def _pixels(lines: tuple[_Line, ...], first: int) -> int:
+    """Count the positions up to the last pixel, over the axes from `first` on."""
+    return 1 + sum((line.size - 1) * step for line, step in list(zip(lines, _steps(lines), strict=True))[first:])
+
+
 def _bytes(geo: Geometry, lines: tuple[_Line, ...]) -> int:
-    phases = prod(len(line.phases) for line in lines)
-    channels = phases * _up(geo.wide.channels) + 2 * _up(geo.narrow.channels)
-    return 2 * prod(line.pitch for line in lines) * channels
+    phases, pixels = prod(len(line.phases) for line in lines), _pixels(lines, 0)
+    reach = sum((line.reach[1] - line.reach[0]) * step for line, step in zip(lines, _steps(lines), strict=True))
+    return 2 * ((pixels + reach) * phases * _up(geo.wide.channels) + pixels * _up(geo.narrow.channels))
 
 
 def _up(channels: int) -> int:
@@ -145,13 +170,17 @@ def _lines(axes: tuple[Axis, ...], shape: list[int]) -> tuple[_Line, ...] | None
     return None if None in lines else tuple(line for line in lines if line is not None)
 
 
-def _cut(geo: Geometry) -> tuple[_Line, ...] | None:
+def _cut(geo: Geometry, groups: int) -> tuple[_Line, ...] | None:
     """Halve axes, images first, until a slab's panels fit; None where they never do."""
     shape = [axis.size for axis in geo.axes]
     if 0 in shape:
         return None
+    sums = 4 * geo.wide.channels * geo.narrow.channels * prod(len(axis.shifts) for axis in geo.axes)
+    limit = SLAB_BYTES if sums <= SLAB_BYTES else 2 * SLAB_BYTES
+    if geo.wide.channel == 1:
+        limit = min(limit, SLAB_BYTES_ALL // groups)
     for axis in range(4):
-        while (lines := _lines(geo.axes, shape)) is not None and _bytes(geo, lines) > SLAB_BYTES:
+        while (lines := _lines(geo.axes, shape)) is not None and _bytes(geo, lines) > limit:
             reach = lines[axis].reach
             if shape[axis] <= (4 * (reach[1] - reach[0]) or 2 * STEP * (axis == 3)) or shape[axis] == 1:
                 break
@@ -170,16 +199,16 @@ def _boxes(columns: Sequence[Iterable[tuple[int, int, int]]], steps: Sequence[in
     return np.column_stack([sum(sources), sum(places), *counts])
 
 
-@lru_cache(maxsize=256)
+@recent
 def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     """Lay out the sum for `problem`; None where zeros would need too much room, or there is nothing to sum."""
     geo = geometry(problem)
-    lines = _cut(geo)
+    lines = _cut(geo, problem.groups)
     if lines is None:
         return None
     slabs = tuple(tuple(chain.from_iterable(slab)) for slab in product(*(line.cuts for line in lines)))
-    steps = [prod(line.pitch for line in lines[a + 1 :]) for a in range(4)]
-    positions = STEP * ceil(lines[0].size * steps[0] / STEP)
+    steps, pixels = _steps(lines), _pixels(lines, 0)
+    positions = 32 * ceil(pixels / 32)
     ends = [sum(line.reach[end] * step for line, step in zip(lines, steps, strict=True)) for end in range(2)]
     front, plane = max(0, -ends[0]), _odd_lines(positions + max(0, -ends[0]) + max(0, ends[1]))
     phases = {key: i for i, key in enumerate(product(*(line.phases for line in lines[1:])))}
@@ -188,11 +217,11 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         return phases[phase] * plane + 2 * (front + sum(x * step for x, step in zip(at, steps[1:], strict=True)))
 
     kernel = [len(axis.shifts) for axis in geo.axes[1:]]
-    taps = []
+    shifts = []
     for d, h, w in product(*(line.taps for line in lines[1:])):
         ranges = [end for line, tap in zip(lines[1:], (d, h, w), strict=True) for end in line.axis.ranges[tap[0]]]
         number = (d[0] * kernel[1] + h[0]) * kernel[2] + w[0]
-        taps.append([place((d[1], h[1], w[1]), (d[2], h[2], w[2])), number, *ranges])
+        shifts.append([place((d[1], h[1], w[1]), (d[2], h[2], w[2])), number, *ranges])
     if len(slabs) * len(phases) > MOST_BOXES:
         return None
     images = [(low, 0, high - low) for low, high in lines[0].cuts]
@@ -210,13 +239,24 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     most = min(len(slabs), points // CHUNK_POSITIONS, problem.macs // CHUNK_MACS)
     while chunks < CHUNKS and 2 * chunks <= most:
         chunks *= 2
-    done = problem.groups * TILE * TILE * a_blocks * b_blocks * len(taps) * positions * len(slabs)
+    taps, channels = prod(kernel), geo.wide.channels
+    a_plane = _odd_lines(plane * len(phases) // 2)
+    amx = cpu().dots == "amx"
+    rows = taps * (TILE * a_blocks if amx else channels)
+    rows = ROWS * ceil(rows / ROWS)
+    live = np.array(shifts, object)
+    # a tap that meets nothing reads zeros behind the channels
+    at = np.full((channels, taps), channels * a_plane, np.int64)
+    at[:, live[:, 1].astype(int)] = np.arange(channels)[:, None] * a_plane + live[:, 0].astype(int)
+    done = problem.groups * rows * TILE * b_blocks * STEP * ceil(pixels / STEP) * len(slabs)
+    if amx:
+        done = done * len(shifts) // taps
     firsts = range(0, geo.narrow.channels, TILE)
     return DotSchedule(
         axes=geo.axes,
         groups=problem.groups,
-        blocks=np.array([(f, min(TILE, geo.narrow.channels - f), 1, f) for f in firsts], np.int64),
-        rows=prod(kernel) * a_blocks * TILE,
+        blocks=np.array([(f, min(TILE, geo.narrow.channels - f), TILE // WIDTH, f) for f in firsts], np.int64),
+        rows=rows,
         lanes=TILE * b_blocks,
         a=geo.wide,
         b=geo.narrow,
@@ -224,10 +264,13 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         a_steps=wrapped([*a_steps, 2 * geo.wide.channel]),
         b_steps=wrapped([2 * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
         panel_steps=wrapped([2 * step for step in steps]),
-        a_plane=_odd_lines(plane * len(phases) // 2),
-        b_plane=_odd_lines(positions),
+        a_planes=TILE * a_blocks if amx else channels + (len(shifts) < taps),
+        a_plane=a_plane,
         positions=positions,
-        taps=wrapped([value for tap in taps for value in tap]).reshape(-1, 8),
+        pixels=_pixels(lines, 1),
+        taps=taps,
+        shifts=wrapped([value for tap in shifts for value in tap]).reshape(-1, 8),
+        offsets=np.pad(at.reshape(-1), (0, -at.size % ROWS), mode="edge"),
         slabs=slabs,
         a_boxes=np.stack(a_boxes, axis=1),
         b_boxes=_boxes(whole, geo.narrow.steps, steps)[:, None],

@@ -1,12 +1,14 @@
 """Tiles of bf16 products summed in f32: on AMX tile registers, with AVX-512-BF16 dot products, or imitated.
 
-All of them compute the same block, 16 channels of one tensor by 16 of the other, over pixels taken in pairs:
+All of them compute a block, rows of one tensor by 16 channels of the other, over pixels taken in pairs:
 
     acc[m, l] += sum over pixels p of a[m, p] * b[p, l]
 
-`a` is a panel of channel planes [channel][pixel], `b` one of pixel pairs [pair][channel][2], both of bf16, in steps of
-32 pixels. Instructions and imitations give the same bits: each rounds like the formulas in Intel's manual, which
-treat subnormal numbers as zero, in what they read and in what they write.
+`a` is a panel of channel planes [channel][pixel], `b` one of pixel pairs [pair][channel][2], both of bf16. A row of `a`
+is a channel for AMX, and a channel as one tap sees it, anywhere in the panel, for dot products.
+
+Instructions and imitations give the same bits: each rounds like the formulas in Intel's manual, which treat subnormal
+numbers as zero, in what they read and in what they write.
 """
 
 from __future__ import annotations
@@ -24,21 +26,23 @@ from numba.extending import intrinsic
 
 from kernels._jit import LAZY, callback
 from kernels.cpu import cpu
-from kernels.simd import _fma, _load, _loop, _splat
+from kernels.simd import _fma, _load, _loop, _opaque, _prefetch, _splat
 
-__all__ = ["BEGIN", "END", "EXACT", "STEP", "TILE", "call_dots", "dot_table"]
+__all__ = ["BEGIN", "BLOCKS", "END", "ENTRIES", "EXACT", "ROWS", "STEP", "TILE", "call_dots", "dot_table"]
 
-STEP = 32
-"""Pixels of one step: what an AMX tile holds of a channel."""
+STEP = 32 if cpu().dots == "amx" else 4
+"""Pixels of one step: what an AMX tile holds of a channel, or two pairs."""
 
 TILE = 16
 """Channels on each side of a block."""
 
-EXACT, BEGIN, END = 0, 5, 6
-"""Entries of the table beside the blocks, 1 + 2 * (blocks down - 1) + blocks across - 1."""
+EXACT, BEGIN, END, BLOCKS = 0, 1, 2, 3
+"""Entries of the table; blocks are the last ones, one for each number of them across, inside one for each down."""
 
-_SEGMENT = 4
-"""Steps that the dot products sum before they add to memory, so that sums stay short."""
+ENTRIES = BLOCKS + (4 if cpu().dots == "amx" else 2)
+
+ROWS = 8
+"""Rows of a block of dot products: sums of two vectors for each fill half of the registers."""
 
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _FLOATS = ir.VectorType(_I32, 16), ir.VectorType(_F32, 16)
@@ -196,15 +200,15 @@ def _dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
 
 def _amx_block(builder: Any, down: int, across: int, values: Any) -> None:
     """Sum ``down * across`` blocks in tile registers 0-3 from `a` in 4-5 and `b` in 6-7."""
-    a, a_step, b, b_step, steps, c, c_step, _ = values
+    a, a_step, b, b_step, steps, c, c_step, c_row = values
     machine = _Imitation(builder) if "amx-bf16" in cpu().imitated else _Amx(builder)
     line = _I64(_LINE)
     places = [
-        (2 * i + j, builder.add(_address(builder, c, c_step, j), _I64(_BLOCK * i)))
+        (2 * i + j, builder.add(_address(builder, c, c_step, j), _address(builder, _I64(0), c_row, 16 * i)))
         for i in range(down) for j in range(across)
     ]  # fmt: skip
     for tile, place in places:
-        machine.load(tile, place, line)
+        machine.load(tile, place, c_row)
 
     def step(carried: list[Any]) -> list[Any]:
         ap, bp = carried
@@ -218,51 +222,51 @@ def _amx_block(builder: Any, down: int, across: int, values: Any) -> None:
 
     _loop(builder, steps, [a, b], step, "step")
     for tile, place in places:
-        machine.store(tile, place, line)
+        machine.store(tile, place, c_row)
 
 
-def _vector_block(builder: Any, down: int, across: int, values: Any) -> None:
-    """Sum ``down * across`` blocks with dot products, eight channels of `a` at a time: 16 sums in registers."""
-    a, a_step, b, b_step, steps, c, c_step, _ = values
-    zero = ir.Constant(_FLOATS, [0.0] * 16)
+def _rows_block(builder: Any, across: int, values: Any) -> None:
+    """Sum 8 rows by ``across * 16`` channels with dot products; each row of `a` lies at an offset of its own.
 
-    def pair(carried: list[Any]) -> list[Any]:
+    One block alone would wait for its 8 sums, so even and odd pairs have sums of their own there.
+    """
+    a, offsets, b, b_step, pairs, c, c_step, *_ = values
+    turns = 2 // across
+    rows = [_load(builder, builder.add(offsets, _I64(8 * m)), _I64, 8) for m in range(ROWS)]
+    places = [builder.add(_address(builder, c, c_step, j), _I64(_LINE * m)) for m in range(ROWS) for j in range(across)]
+    for place in places:
+        _prefetch(builder, place)
+
+    def step(carried: list[Any]) -> list[Any]:
         ap, bp, *sums = carried
-        right = [_load(builder, _address(builder, bp, b_step, j), _INTS) for j in range(across)]
-        for m in range(8):
-            left = _splat(builder, _load(builder, _address(builder, ap, a_step, m), _I32), 16)
-            for j in range(across):
-                sums[m * across + j] = _dot_product(builder, sums[m * across + j], left, right[j])
-        return [builder.add(ap, _I64(4)), builder.add(bp, _I64(_LINE)), *sums]
+        for turn in range(turns):
+            here = builder.add(bp, _I64(_LINE * turn))
+            right = [_load(builder, _address(builder, here, b_step, j), _INTS) for j in range(across)]
+            for m in range(ROWS):
+                place = builder.add(builder.add(ap, _I64(4 * turn)), rows[m])
+                left = _splat(builder, _load(builder, place, _I32, 2), 16)
+                for j in range(across):
+                    at = (turn * ROWS + m) * across + j
+                    sums[at] = _dot_product(builder, sums[at], left, right[j])
+        return [_opaque(builder, builder.add(ap, _I64(4 * turns))), builder.add(bp, _I64(_LINE * turns)), *sums]
 
-    for part in range(2 * down):
-        first = _address(builder, a, a_step, 8 * part)
-        target = builder.add(c, _I64(8 * _LINE * part))
-
-        def segment(carried: list[Any], target: Any = target) -> list[Any]:
-            ap, bp, left = carried
-            take = builder.select(builder.icmp_signed("<", left, _I64(_SEGMENT)), left, _I64(_SEGMENT))
-            count = builder.shl(take, _I64(4))
-            ap, bp, *sums = _loop(builder, count, [ap, bp, *[zero] * (8 * across)], pair, "pair")
-            for index, total in enumerate(sums):
-                m, j = divmod(index, across)
-                place = builder.add(_address(builder, target, c_step, j), _I64(_LINE * m))
-                _store(builder, builder.fadd(_load(builder, place, _FLOATS), total), place)
-            return [ap, bp, builder.sub(left, take)]
-
-        segments = builder.udiv(builder.add(steps, _I64(_SEGMENT - 1)), _I64(_SEGMENT))
-        _loop(builder, segments, [first, b, steps], segment, "segment")
+    zero = ir.Constant(_FLOATS, [0.0] * 16)
+    steps = builder.udiv(pairs, _I64(turns))
+    sums = _loop(builder, steps, [a, b, *[zero] * len(places) * turns], step, "pair")[2:]
+    for turn in range(1, turns):
+        sums = [builder.fadd(total, other) for total, other in zip(sums, sums[turn * len(places) :], strict=False)]
+    for place, total in zip(places, sums, strict=False):
+        _store(builder, builder.fadd(_load(builder, place, _FLOATS), total), place)
 
 
-def _exact_block(builder: Any, values: Any) -> None:
-    """Sum one block pixel by pixel in f32: Inf and NaN where they belong. See `dot_table` for the arguments."""
-    a, a_step, b, b_rest, count, c, first, a_rest = values
+def _exact_row(builder: Any, values: Any) -> None:
+    """Sum one channel with 16 others pixel by pixel in f32: Inf and NaN where they belong. See `dot_table`."""
+    a, a_rest, b, b_rest, count, c, first, _ = values
     split = builder.icmp_unsigned("!=", a_rest, _I64(0))
     fma = _fma(builder, _FLOATS)
-    sums = [_load(builder, builder.add(c, _I64(_LINE * m)), _FLOATS) for m in range(16)]
 
     def pixel(carried: list[Any]) -> list[Any]:
-        ap, place, *sums = carried
+        ap, place, total = carried
         odd = builder.icmp_unsigned("==", builder.and_(place, _I64(1)), _I64(1))
         pair = builder.add(b, builder.shl(builder.lshr(place, _I64(1)), _I64(6)))
 
@@ -279,14 +283,11 @@ def _exact_block(builder: Any, values: Any) -> None:
             return builder.fadd(part(address), more)
 
         vector = whole(right, pair, b_rest, ir.Constant(_FLOATS, [-0.0] * 16))
-        for m in range(16):
-            scalar = whole(left, _address(builder, ap, a_step, m), a_rest, _F32(-0.0))
-            sums[m] = builder.call(fma, [_splat(builder, scalar, 16), vector, sums[m]])
-        return [builder.add(ap, _I64(2)), builder.add(place, _I64(1)), *sums]
+        scalar = whole(left, ap, a_rest, _F32(-0.0))
+        total = builder.call(fma, [_splat(builder, scalar, 16), vector, total])
+        return [builder.add(ap, _I64(2)), builder.add(place, _I64(1)), total]
 
-    sums = _loop(builder, count, [a, first, *sums], pixel, "pixel")[2:]
-    for m, total in enumerate(sums):
-        _store(builder, total, builder.add(c, _I64(_LINE * m)))
+    _store(builder, _loop(builder, count, [a, first, _load(builder, c, _FLOATS)], pixel, "pixel")[2], c)
 
 
 def _configure(builder: Any) -> None:
@@ -309,11 +310,13 @@ def _release(builder: Any) -> None:
 
 def _emit(entry: int) -> Callable[[Any, Any], None]:
     if entry == EXACT:
-        return _exact_block
+        return _exact_row
     if entry in (BEGIN, END):
         return lambda builder, _: (_configure if entry == BEGIN else _release)(builder)
-    block = _amx_block if cpu().dots == "amx" else _vector_block
-    return lambda builder, values: block(builder, 1 + (entry - 1) // 2, 1 + (entry - 1) % 2, values)
+    down, across = divmod(entry - BLOCKS, 2)
+    if cpu().dots == "amx":
+        return lambda builder, values: _amx_block(builder, 1 + down, 1 + across, values)
+    return lambda builder, values: _rows_block(builder, 1 + across, values)
 
 
 _ARGUMENTS = [types.int64] * 8
@@ -344,18 +347,19 @@ def _entry(entry: int) -> Any:
 
 @cache
 def dot_table() -> npt.NDArray[np.int64]:
-    """Give the addresses of the compiled entries: `EXACT`, the four blocks, `BEGIN` and `END`.
+    """Give the addresses of the compiled entries.
 
-    All take (a, bytes between its channels, b, bytes between its blocks, steps, acc, bytes between its blocks
-    across, 0). `EXACT` takes one pixel after the other, each the sum of one or two bf16: (a, bytes between channels,
-    b, bytes from b to its rest, pixels, acc, first pixel of b, bytes from a to its rest or 0 where there is none).
-    Blocks run between a call of `BEGIN` and one of `END`.
+    Blocks of AMX take (a, bytes between its channels, b, bytes between its blocks, steps, acc, bytes between its blocks
+    across, bytes between its rows). Blocks of dot products take `ROWS` int64 byte offsets in place of the second, and
+    nothing in place of the last: their rows follow each other. `EXACT` takes one pixel after the other, each the sum of
+    one or two bf16: (a, bytes from a to its rest or 0 where there is none, b, bytes from b to its rest, pixels, acc,
+    first pixel of b, 0). Blocks run between a call of `BEGIN` and one of `END`.
     """
-    return np.array([_entry(entry).address for entry in range(7)], np.int64)
+    return np.array([_entry(entry).address for entry in range(ENTRIES)], np.int64)
 
 
 if cpu().dots:
-    LAZY.extend(partial(_entry, entry) for entry in range(7))
+    LAZY.extend(partial(_entry, entry) for entry in range(ENTRIES))
 
 
 @_typed_intrinsic

@@ -20,8 +20,8 @@ import numpy as np
 
 from kernels._jit import Floats, Halves, Table, Vector, jit
 from kernels.cpu import cpu
-from kernels.packing import F16, F32, copy_lines, pack_panels, pack_planes
-from kernels.simd import all_finite, call_tile, fill_zero, round_bits, transpose_panel
+from kernels.packing import F16, F32, KINDS, copy_lines, pack_panels, pack_planes
+from kernels.simd import all_finite, call_tile, fill_zero, put_run, round_bits, transpose_panel
 from kernels.tiles import LANEWISE
 
 __all__ = ["LINES", "NATIVE", "PLANES", "add", "add_slabs", "store"]
@@ -33,7 +33,8 @@ WIDTH = cpu().width
 
 _round_f16 = round_bits("f16")
 _round_bf16 = round_bits("bf16")
-_transpose = transpose_panel("f32")
+_turn_f32, _turn_f16, _turn_bf16 = (transpose_panel("f32", kind) for kind in KINDS)
+_put_f32, _put_f16, _put_bf16 = (put_run(kind) for kind in KINDS)
 
 
 @jit
@@ -290,35 +291,47 @@ def _finite_border(panel: int, box: Vector, lines: Vector, inner: Vector) -> boo
 
 
 @jit
-def _store_lines(acc: int, rows: int, lanes: int, out: int, lane_bytes: int) -> None:
-    """Transpose accumulator lines into f32 rows of the output; rows are at least 8, whole vectors of lanes only."""
+def _store_lines(kind: int, acc: int, rows: int, lanes: int, whole: int, out: int, lane_bytes: int) -> None:
+    """Transpose the first `whole` lanes of accumulator lines into rows of the output; rows are at least 8."""
+    size = 4 if kind == F32 else 2
     for start in range(0, rows, 64):
         # few rows at a time, 8 lanes after 8: whole cache lines are written, though lanes may lie at powers of two
-        for lane in range(0, lanes, 8):
+        for lane in range(0, whole, 8):
             for first in range(start, min(start + 64, rows), 8):
                 row = min(first, rows - 8)
-                _transpose(
-                    out + 4 * row + lane * lane_bytes, lane_bytes, acc + (row * lanes + lane) * 4, 1, 4 * lanes, 7
-                )
+                to, line = out + size * row + lane * lane_bytes, acc + (row * lanes + lane) * 4
+                if kind == F32:
+                    _turn_f32(to, lane_bytes, line, 1, 4 * lanes, 7)
+                elif kind == F16:
+                    _turn_f16(to, lane_bytes, line, 1, 4 * lanes, 7)
+                else:
+                    _turn_bf16(to, lane_bytes, line, 1, 4 * lanes, 7)
 
 
 @jit
-def _store_whole(acc: int, lanes: int, counts: Vector, steps: Vector, out: int) -> bool:
-    """Write f32 accumulators of whole vectors in runs, where rows or lanes are adjacent in the output."""
-    taps, channels = counts[2], counts[3]
+def _store_runs(kind: int, acc: int, lanes: int, valid: int, counts: Vector, steps: Vector, out: int) -> int:
+    """Write accumulators in runs, where rows or lanes are adjacent in the output; give the number of lanes written."""
+    taps, channels, whole = counts[2], counts[3], valid // 8 * 8
+    size = 4 if kind == F32 else 2
     if steps[6] == 1 and taps * channels >= 8:
-        _store_lines(acc, taps * channels, lanes, out, 4 * steps[2])
-        return True
+        _store_lines(kind, acc, taps * channels, lanes, whole, out, size * steps[2])
+        return whole
     if steps[2] != 1 and not (steps[4] == 1 and counts[4] == 1 and taps >= 8):
-        return False
+        return 0
     for c in range(channels):
-        line, to = acc + 4 * c * counts[5] * lanes, out + 4 * c * steps[3]
+        line, to = acc + 4 * c * counts[5] * lanes, out + size * c * steps[3]
         if steps[2] != 1:
-            _store_lines(line, taps, lanes, to, 4 * steps[2])
+            _store_lines(kind, line, taps, lanes, whole, to, size * steps[2])
             continue
         for tap in range(taps):
-            copy_lines(lanes, to + 4 * tap * steps[4], line + 4 * tap * counts[4] * lanes, 1)
-    return True
+            target, source = to + size * tap * steps[4], line + 4 * tap * counts[4] * lanes
+            if kind == F32:
+                _put_f32(target, source, valid)
+            elif kind == F16:
+                _put_f16(target, source, valid)
+            else:
+                _put_bf16(target, source, valid)
+    return valid if steps[2] == 1 else whole
 
 
 @jit
@@ -337,24 +350,18 @@ def store(
             valid = min(blocks[b, 1], lane_groups - g * WIDTH) if lane_groups > 0 else blocks[b, 1]
             base = g * counts[1] + blocks[b, 4] // 4
             place = steps[5] + g * steps[0] + blocks[b, 0] * steps[1]
-            if (
-                kind == F32
-                and valid == lanes
-                and _store_whole(acc.ctypes.data + 4 * base, lanes, counts, steps, out32.ctypes.data + 4 * place)
-            ):
-                continue
-            for tap in range(counts[2]):
+            out = out32.ctypes.data + 4 * place if kind == F32 else out16.ctypes.data + 2 * place
+            done = _store_runs(kind, acc.ctypes.data + 4 * base, lanes, valid, counts, steps, out)
+            for tap in range(counts[2] if done < valid else 0):
                 for c in range(counts[3]):
                     row = base + (tap * counts[4] + c * counts[5]) * lanes
                     to = place + c * steps[3] + tap * steps[4]
-                    if kind == F32:
-                        for lane in range(valid):
+                    for lane in range(done, valid):
+                        if kind == F32:
                             out32[to + lane * steps[2]] = acc[row + lane]
-                    elif kind == F16:
-                        for lane in range(valid):
+                        elif kind == F16:
                             out16[to + lane * steps[2]] = _round_f16(acc[row + lane])
-                    else:
-                        for lane in range(valid):
+                        else:
                             out16[to + lane * steps[2]] = _round_bf16(acc[row + lane])
 
 

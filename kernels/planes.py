@@ -1,11 +1,13 @@
-"""Packing for products of bf16 pairs: from 16-bit tensors in any layout to channel planes, and from those to pairs.
+"""Packing for products of bf16 pairs: from 16-bit tensors in any layout to channel planes, or to panels of pairs.
 
-A plane holds one channel's pixels one after the other, lines a common pitch apart, zeros between them. Values are
-moved as 16 bits, whatever they mean; f16 is then split into two bf16 whose sum it is.
+A plane holds one channel's pixels one after the other, a panel 16 channels' pixels two by two, [pair][channel][2];
+lines are a common pitch apart, zeros between them. Values are moved as 16 bits, whatever they mean; f16 is then split
+into two bf16 whose sum it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -13,9 +15,9 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels._jit import Table, Vector, jit
-from kernels.simd import _load, _loop, _widen, fill_zero, transpose_panel
+from kernels.simd import _join, _load, _loop, _widen, fill_zero, transpose_panel
 
-__all__ = ["pack_pairs", "pack_planes16", "plane_finite", "split_f16"]
+__all__ = ["pack_pairs16", "pack_planes16", "plane_finite", "split_f16"]
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
@@ -37,15 +39,12 @@ def _transpose16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: An
         dst, dst_step, src, src_step = values
         index = ir.VectorType(_I32, 8)
         rows = [_load(builder, builder.add(src, builder.mul(src_step, _I64(m))), _EIGHT, 2) for m in range(8)]
-        for step in (1, 2, 4):  # swap the off-diagonal blocks of size 1, 2, 4
-            for i in range(8):
-                if i & step:
-                    continue
-                a, b = rows[i], rows[i + step]
-                low = [8 + j - step if j & step else j for j in range(8)]
-                high = [8 + j if j & step else j + step for j in range(8)]
-                rows[i] = builder.shuffle_vector(a, b, ir.Constant(index, low))
-                rows[i + step] = builder.shuffle_vector(a, b, ir.Constant(index, high))
+        low, high = ([c + 4 * half + p * 8 for c in range(4) for p in (0, 1)] for half in (0, 1))
+        for _ in range(3):  # each time the values of row i and row i + 4 in turn: after three of them rows are columns
+            rows = [
+                builder.shuffle_vector(rows[i], rows[i + 4], ir.Constant(index, order))
+                for i in range(4) for order in (low, high)
+            ]  # fmt: skip
         for m, row in enumerate(rows):
             _store(builder, row, builder.add(dst, builder.mul(dst_step, _I64(m))))
         return context.get_dummy_value()
@@ -64,10 +63,53 @@ def _move16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, co
             _store(builder, _load(builder, carried[1], _I16, 2), carried[0])
             return [builder.add(carried[0], dst_step), builder.add(carried[1], src_step)]
 
-        _loop(builder, count, [dst, src], body, "move")
+        def four(carried: list[Any]) -> list[Any]:
+            for _ in range(4):
+                carried = body(carried)
+            return carried
+
+        def some(count: Any, places: list[Any], move: Callable[[list[Any]], list[Any]]) -> list[Any]:
+            here = builder.block
+            with builder.if_then(builder.icmp_signed(">", count, _I64(0))):
+                after = _loop(builder, count, places, move, "move")
+                inside = builder.block
+            return _join(builder, places, here, after, inside)
+
+        some(builder.and_(count, _I64(3)), some(builder.lshr(count, _I64(2)), [dst, src], four), body)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), codegen
+
+
+def _interleave(channels: int) -> Any:
+    """Make an intrinsic that interleaves adjacent channels of `count` (at least 1) pairs of pixels as [channel][2].
+
+    Arguments: destination, its byte step, source, its byte step, bytes from a pixel to the next, count.
+    """
+    kind = ir.VectorType(_I16, channels)
+    order = ir.Constant(ir.VectorType(_I32, 2 * channels), [c + p * channels for c in range(channels) for p in (0, 1)])
+
+    def interleave(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, pixel: Any, count: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            dst, dst_step, src, src_step, pixel, count = values
+
+            def body(carried: list[Any]) -> list[Any]:
+                to, first = carried
+                second = builder.add(first, pixel)
+                pair = builder.shuffle_vector(_load(builder, first, kind, 2), _load(builder, second, kind, 2), order)
+                _store(builder, pair, to)
+                return [builder.add(to, dst_step), builder.add(first, src_step)]
+
+            _loop(builder, count, [dst, src], body, "interleave")
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 6), codegen
+
+    return intrinsic(interleave)
+
+
+_PAIR = 64  # bytes of a pair of pixels of 16 channels
+_interleave16, _interleave8 = _interleave(16), _interleave(8)
 
 
 @_typed_intrinsic
@@ -162,15 +204,77 @@ def _pack_line(channels: int, dst: int, plane: int, src: int, pixel: int, channe
 
 
 @jit
-def pack_planes16(
-    channels: int, blocks: int, boxes: Table, src: int, src_steps: Vector, dst: int, plane: int, dst_steps: Vector
+def _pack_pixel(valid: int, panel: int, position: int, src: int, channel: int) -> None:
+    """Move one pixel's channels into their half of a pair."""
+    _move16(panel + position // 2 * _PAIR + position % 2 * 2, 4, src, channel, valid)
+
+
+@jit
+def _pack_line_pairs(
+    channels: int, panel: int, block: int, position: int, src: int, pixel: int, channel: int, run: int
 ) -> None:
-    """Pack boxes of positions of a tensor into `blocks` times 16 planes of `plane` bytes, zeros elsewhere.
+    """Move one line of pixels into the panels of 16 channels each, `block` bytes apart, from a position on."""
+    odd = min(position % 2, run)
+    pairs, whole, first = (run - odd) // 2, channels // 16, 0
+    if channel == 2 and whole > 1:  # in the order of memory
+        for pair in range(pairs):
+            _interleave16(
+                panel + ((position + 1) // 2 + pair) * _PAIR, block, src + (odd + 2 * pair) * pixel, 32, pixel, whole
+            )
+        first = 16 * whole if odd == 0 and run % 2 == 0 else 0
+    for base in range(first, channels, 16):
+        valid, to, start = min(16, channels - base), panel + base // 16 * block, src + base * channel
+        if odd == 1:
+            _pack_pixel(valid, to, position, start, channel)
+            start += pixel
+        here, done = to + (position + odd) // 2 * _PAIR, 0
+        if channel == 2 and valid >= 8 and pairs > 0:
+            if valid < 16:
+                last = 2 * (valid - 8)
+                _interleave8(here, _PAIR, start, 2 * pixel, pixel, pairs)
+                _interleave8(here + 2 * last, _PAIR, start + last, 2 * pixel, pixel, pairs)
+            elif whole == 1:
+                _interleave16(here, _PAIR, start, 2 * pixel, pixel, pairs)
+            done = 2 * pairs
+        elif pixel == 2 and pairs >= 8:
+            last = pairs - 8
+            for half in range(0, valid, 8):
+                rows, lanes, most = start + half * channel, here + 4 * half, min(7, valid - half - 1)
+                _pairs(lanes, _PAIR, rows, pairs // 8, channel, most)
+                _pairs(lanes + last * _PAIR, _PAIR, rows + 4 * last, 1, channel, most)
+            done = 2 * pairs
+        for x in range(done, run - odd):
+            _pack_pixel(valid, to, position + odd + x, start + x * pixel, channel)
+
+
+@jit
+def pack_pairs16(
+    channels: int, blocks: int, boxes: Table, src: int, src_steps: Vector, dst: int, block: int, dst_steps: Vector
+) -> None:
+    """Pack boxes of positions of a tensor into `blocks` panels of `block` bytes, as `pack_planes16` does planes."""
+    fill_zero(dst, blocks * block)
+    for b in range(boxes.shape[0]):
+        box = boxes[b]
+        for n in range(box[2] if box[5] > 0 else 0):
+            for d in range(box[3]):
+                for h in range(box[4]):
+                    _pack_line_pairs(
+                        channels, dst, block, (box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]) // 2,
+                        src + box[0] + n * src_steps[0] + d * src_steps[1] + h * src_steps[2],
+                        src_steps[3], src_steps[4], box[5],
+                    )  # fmt: skip
+
+
+@jit
+def pack_planes16(
+    channels: int, planes: int, boxes: Table, src: int, src_steps: Vector, dst: int, plane: int, dst_steps: Vector
+) -> None:
+    """Pack boxes of positions of a tensor into the first of `planes` planes of `plane` bytes, zeros elsewhere.
 
     A row of `boxes`: byte offset in the tensor, byte offset in the plane, then the number of positions along
     (n, d, h, w); `src_steps` are the bytes between those, then between channels, `dst_steps` the same in the plane.
     """
-    fill_zero(dst, 16 * blocks * plane)
+    fill_zero(dst, planes * plane)
     for b in range(boxes.shape[0]):
         box = boxes[b]
         if box[5] == 0:
@@ -183,11 +287,3 @@ def pack_planes16(
                         src + box[0] + n * src_steps[0] + d * src_steps[1] + h * src_steps[2],
                         src_steps[3], src_steps[4], box[5],
                     )  # fmt: skip
-
-
-@jit
-def pack_pairs(blocks: int, dst: int, src: int, plane: int, pixels: int) -> None:
-    """Turn planes into panels of pixel pairs [block][pair][16 channels][2]; `pixels` is a multiple of 32."""
-    for half in range(2 * blocks):
-        target = dst + half // 2 * 32 * pixels + half % 2 * 32
-        _pairs(target, 64, src + 8 * half * plane, pixels // 16, plane, 7)

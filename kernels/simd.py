@@ -262,15 +262,15 @@ def copy_panel(kind: str, vectors: int) -> Any:
     return intrinsic(copy)
 
 
-def transpose_panel(kind: str) -> Any:
-    """Make an intrinsic that turns 8 channel rows of `count` blocks of 8 pixels into rows of 8 channels, in f32.
+def transpose_panel(kind: str, stored: str = "f32") -> Any:
+    """Make an intrinsic that turns 8 channel rows of `count` blocks of 8 pixels into rows of 8 channels.
 
+    Rows are read as `kind` and written as `stored`, one of which is f32.
     Arguments: destination, its byte step for a pixel, source, count (at least 1), byte step between channel rows,
     and the last row that exists: it is repeated in place of those past it.
     """
     raw = ir.VectorType(_storage(kind), 8)
-    size = 4 if kind == "f32" else 2
-    lane = ir.VectorType(_F32, 8)
+    size, width = (4 if name == "f32" else 2 for name in (kind, stored))
     index = ir.VectorType(ir.IntType(32), 8)
 
     def transpose(typingctx: Any, dst: Any, dst_step: Any, src: Any, count: Any, row_step: Any, last: Any) -> Any:
@@ -295,7 +295,8 @@ def transpose_panel(kind: str) -> Any:
                         rows[i] = builder.shuffle_vector(a, b, ir.Constant(index, low))
                         rows[i + step] = builder.shuffle_vector(a, b, ir.Constant(index, high))
                 for row in rows:
-                    builder.store(row, builder.inttoptr(to, lane.as_pointer()), align=4)
+                    value = row if stored == "f32" else _narrow(builder, row, stored, 8)
+                    builder.store(value, builder.inttoptr(to, value.type.as_pointer()), align=width)
                     to = builder.add(to, dst_step)
                 return [to, builder.add(origin, _I64(8 * size))]
 

@@ -183,8 +183,8 @@ def objects(folder: Path, path: str) -> None:
     rows = {(kind, count): tiles._tile(kind, count) for kind, count in tiles._entries()}
     entries = [rows.get(divmod(place, tiles.LANE_ROWS + 1)) for place in range(3 * (tiles.LANE_ROWS + 1))]
     table = [[entry._wrapper_name if entry else "0" for entry in entries], []]
-    table[1] = [dots._entry(entry)._wrapper_name for entry in range(7)]
-    for cfunc in [*rows.values(), *(dots._entry(entry) for entry in range(7))]:
+    table[1] = [dots._entry(entry)._wrapper_name for entry in range(dots.ENTRIES)]
+    for cfunc in [*rows.values(), *(dots._entry(entry) for entry in range(dots.ENTRIES))]:
         write(cfunc._library)
     _write_table(folder / "table.c", list(functions), symbols, table)
 
