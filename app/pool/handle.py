@@ -74,10 +74,13 @@ class WorkerHandle:
         self._segments: OrderedDict[int, None] = OrderedDict()
         self._plans: OrderedDict[int, None] = OrderedDict()
         self._pidfd = -1
-        self._page = anonymous_file()
-        self._control = ControlPage.create(self._page)
-        # The end of the socket: the process is dying, or there never was one.
-        self._channel = Channel(self._receive, self.kill)
+        with contextlib.ExitStack() as undo:
+            self._page = anonymous_file()
+            undo.callback(os.close, self._page)
+            self._control = ControlPage.create(self._page)
+            # The end of the socket: the process is dying, or there never was one.
+            self._channel = Channel(self._receive, self.kill)
+            undo.pop_all()
         self._dead = False
         self._seen_beats, self._seen_cpu = (0, 0), 0.0
         self._silent = self._still = 0

@@ -44,17 +44,17 @@ def nursery_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class Launcher:
     """Keep one nursery alive.
 
-    `on_loaded` is called whenever a nursery has become able to fork, `on_spawned` with (number, pid, pidfd),
-    `on_exited` with (number, exit code). Workers outlive their nursery; those that were only asked for hear
-    of its death by the end of their socket. `recovering` holds from the death of a nursery that was `loaded` until
-    a successor is, or some of them have died as well.
+    `on_loaded` is called whenever a nursery has become able to fork, `on_spawned` with (number, pid, pidfd), the last
+    None where this process may open no more files, `on_exited` with (number, exit code). Workers outlive their
+    nursery; those that were only asked for hear of its death by the end of their socket. `recovering` holds from the
+    death of a nursery that was `loaded` until a successor is, or some of them have died as well.
     """
 
     def __init__(
         self,
         *,
         on_loaded: Callable[[], None],
-        on_spawned: Callable[[int, int, int], None],
+        on_spawned: Callable[[int, int, int | None], None],
         on_exited: Callable[[int, int], None],
     ) -> None:
         self.loaded = False
@@ -107,19 +107,19 @@ class Launcher:
 
     async def _live(self) -> bool:
         """Live through one nursery; say whether it ever was able to fork."""
-        # Known before the process is: a loop that was held up may hear of a nursery's end of loading first.
-        channel = self._channel = Channel(self._receive, lambda: None)
         try:
+            # Known before the process is: a loop that was held up may hear of a nursery's end of loading first.
+            channel = self._channel = Channel(self._receive, lambda: None)
             # Starting a process blocks until it has executed: tens of milliseconds on a busy machine.
-            process = await asyncio.to_thread(_start_nursery, channel.peer.fileno())
+            process, self._pidfd = await asyncio.to_thread(_start_nursery, channel.peer.fileno())
         except OSError as error:
             _log.error("the nursery can't be started: %s", error)
-            channel.close()
-            self._channel = None
+            if self._channel is not None:
+                self._channel.close()
+                self._channel = None
             return False
         channel.hand_over()
         self.pid = process.pid
-        self._pidfd = os.pidfd_open(process.pid)
         dead = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pidfd, dead.set)
@@ -153,17 +153,23 @@ class Launcher:
                 self.loaded, self.recovering, self.share = True, False, 1.0
                 self._on_loaded()
             case Spawned(number, pid):
-                self._on_spawned(number, pid, descriptors[0])
+                self._on_spawned(number, pid, descriptors[0] if descriptors else None)
             case Exited(number, code):
                 self._on_exited(number, code)
 
 
-def _start_nursery(descriptor: int) -> subprocess.Popen[bytes]:
+def _start_nursery(descriptor: int) -> tuple[subprocess.Popen[bytes], int]:
     # -P: not what happens to lie in the working folder. A session of its own: Ctrl-C is for the server.
-    return subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
+    process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
         [sys.executable, "-P", "-m", "app.pool.nursery", str(descriptor)],
         env=nursery_environment(os.environ),
         stdin=subprocess.DEVNULL,
         pass_fds=[descriptor],
         start_new_session=True,
     )
+    try:
+        return process, os.pidfd_open(process.pid)
+    except OSError:
+        process.kill()
+        process.wait()
+        raise

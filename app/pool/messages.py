@@ -137,7 +137,10 @@ class Decoder:
         self._descriptors.extend(descriptors)
 
     def next(self) -> tuple[Message, list[int]] | None:
-        """Return the next message with its descriptors, now the caller's; None while it isn't whole."""
+        """Return the next message with its descriptors, now the caller's; None while it isn't whole.
+
+        Where the process may open no more files the kernel drops descriptors: then there are fewer.
+        """
         if len(self._bytes) < _HEADER.size:
             return None
         length, count = _HEADER.unpack_from(self._bytes)
@@ -148,7 +151,7 @@ class Decoder:
         message: Message = _KINDS[code](*fields)
         del self._bytes[:end]
         # The kernel keeps bytes and descriptors in step, so the oldest ones belong to the oldest message.
-        return message, [self._descriptors.popleft() for _ in range(count)]
+        return message, [self._descriptors.popleft() for _ in range(min(count, len(self._descriptors)))]
 
 
 def receive_some(sock: socket.socket, decoder: Decoder) -> bool:

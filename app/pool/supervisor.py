@@ -1,7 +1,8 @@
 """Keep N workers alive and at work: units out, results in, deaths and hangs noticed, cancels enforced.
 
-Everything happens on the event loop, in callbacks that take microseconds. A unit is on one worker at a time;
-it leaves the worker when the worker says so or when its process is gone for certain, never earlier.
+Everything happens on the event loop, in callbacks that take microseconds. A unit is on one worker at a time, which has
+no more than one other ready; it leaves the worker when the worker says so or when its process is gone for certain, never
+earlier.
 """
 
 from __future__ import annotations
@@ -255,9 +256,13 @@ class Supervisor:
             self._launcher.spawn(worker.number, worker.descriptors)
             worker.handed_over()
 
-    def _spawned(self, number: int, pid: int, pidfd: int) -> None:
+    def _spawned(self, number: int, pid: int, pidfd: int | None) -> None:
         worker = self._workers.get(number)
-        if worker is None:
+        if pidfd is None:
+            _log.error("worker %d can't be watched: there are too many open files", number)
+            if worker is not None:
+                worker.hang_up()
+        elif worker is None:
             os.close(pidfd)  # given up meanwhile; its socket is closed, so it ends by itself
         else:
             worker.parent = self._launcher.pid

@@ -84,7 +84,7 @@ class _Worker:
                 # In one go for all pages: cheaper than a fault for each.
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
                 self._segments[number] = mmap.mmap(descriptor, size, flags=flags)
-        except OSError as error:  # address space or the number of maps is at its limit
+        except (OSError, ValueError) as error:  # descriptors, address space or the number of maps are at their limit
             raise MemoryError(str(error)) from error
         finally:
             for descriptor in descriptors:

@@ -7,13 +7,16 @@ import dataclasses
 import gc
 import os
 import re
+import resource
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from app.pool.handle import WorkerHandle
 from convgrad._errors import InternalError, WorkerLost
 from kernels import Plan, compute, plan
 from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, gone, kill, random_inputs
@@ -265,6 +268,68 @@ def test_a_nursery_that_hangs_is_replaced(strict: Fleet) -> None:
         await strict.whole()
 
     strict.run(scenario())
+
+
+@contextmanager
+def no_more_files(least: int = 0) -> Iterator[None]:
+    """Let this process open no more files in the block, but for descriptors below `least`; those that are open stay."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (least, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_worker_that_no_descriptor_is_left_for(two: Fleet) -> None:
+    """A worker whose pidfd can't be received is given up, and another one follows when there are descriptors again."""
+
+    async def scenario() -> None:
+        await two.whole()
+        nursery = two.engine.snapshot()["nursery"]["pid"]
+        with Frozen({nursery}):
+            kill(two.workers[0]["pid"])
+            await two.until(lambda: any(worker["pid"] is None for worker in two.workers))
+            (number,) = (worker["number"] for worker in two.workers if worker["pid"] is None)
+            with no_more_files():
+                os.kill(nursery, signal.SIGCONT)
+                await two.until(lambda: number not in [worker["number"] for worker in two.workers])
+        await two.whole()
+
+    two.run(scenario())
+
+
+def test_a_worker_that_cannot_be_asked_for(two: Fleet) -> None:
+    """Where there is a descriptor for its control page and none for its socket, the first is given back."""
+
+    async def scenario() -> None:
+        free = os.dup(0)
+        os.close(free)
+        with no_more_files(free + 1), pytest.raises(OSError, match="Too many open files"):
+            WorkerHandle(1, on_ready=lambda _: None, on_done=lambda *_: None, on_death=lambda _: None)
+        again = os.dup(0)
+        os.close(again)
+        assert again == free
+
+    two.run(scenario())
+
+
+def test_a_nursery_that_no_descriptors_are_left_for(two: Fleet) -> None:
+    """A dead nursery gets its successor when there are descriptors again; each attempt in vain leaves none behind."""
+
+    async def scenario() -> None:
+        await two.whole()
+        nursery, before = two.engine.snapshot()["nursery"], descriptors(os.getpid())
+        with no_more_files():
+            kill(nursery["pid"])
+            await two.until(lambda: two.engine.snapshot()["nursery"]["restarts"] > nursery["restarts"] + 2)
+        victim = two.workers[0]["pid"]
+        kill(victim)
+        await two.until(lambda: victim not in two.pids)
+        await two.whole()
+        assert len(descriptors(os.getpid())) == len(before)
+
+    two.run(scenario())
 
 
 def test_a_kernel_that_raises_fails_its_job_alone(two: Fleet, caplog: pytest.LogCaptureFixture) -> None:
