@@ -1,8 +1,8 @@
 """Keep N workers alive and at work: units out, results in, deaths and hangs noticed, cancels enforced.
 
-Everything happens on the event loop, in callbacks that take microseconds. A unit is on one worker at a time, which has
-no more than one other ready; it leaves the worker when the worker says so or when its process is gone for certain, never
-earlier.
+Everything happens on the event loop, in callbacks that take microseconds. A unit is on one worker at a time, which
+has no more than one other ready; it leaves the worker when the worker says so or when its process is gone for
+certain, never earlier.
 """
 
 from __future__ import annotations
