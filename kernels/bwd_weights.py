@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.arena import address, arena, arena_address
-from kernels.driver import NATIVE, WIDTH, add, add_slabs, store
+from kernels.driver import NATIVE, WIDTH, add, add_lanes, add_slabs, store
 from kernels.geometry import wrapped
 from kernels.packing import KINDS
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.schedule import Operand, Schedule, schedule
-from kernels.tiles import tile_table
+from kernels.tiles import DIRECT, tile_table
 
 __all__ = ["BATCH_MACS", "BWD_WEIGHTS", "BwdWeights", "Part"]
 
@@ -146,6 +146,12 @@ class Part:
             plan.scalar.moves, plan.scalar.plane, together, 4 * panel, 4 * plan.scalar.scratch,
             4 * self.group_floats, plan.row_step, plan.segment,
         )  # fmt: skip
+        if plan.direct:
+            starts = np.array([_operand(each, size, self.g0)[0] for each in (plan.vector, plan.scalar)], np.int64)
+            self.loops = (
+                tile_table()[DIRECT[problem.dtype]], groups, 4 * self.group_floats, plan.block, plan.ranges, plan.tiles,
+                plan.vector.moves, plan.scalar.moves, starts, plan.segment,
+            )  # fmt: skip
         self.stores = (kind, lane_groups, self.blocks, *self._strides())
 
     def sum(self, inputs: Sequence[Storage], low: int, high: int, depth: int, stop: Stop) -> Floats | None:
@@ -172,6 +178,10 @@ class Part:
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
         vector, scalar = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
+        if plan.direct:
+            here: tuple[Any, ...] = self.slabs[some], address(vector), address(scalar), address(acc)
+            add_lanes(*self.loops, *here)
+            return
         every: tuple[Any, ...] = (
             *self.head, self.slabs[some], self.vector_boxes[some], self.scalar_boxes[some], *self.loops,
             address(vector), vector.nbytes, arena_address("vector", self.arenas[0]),

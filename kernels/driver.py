@@ -24,7 +24,7 @@ from kernels.packing import F16, F32, KINDS, copy_lines, pack_panels, pack_plane
 from kernels.simd import all_finite, call_tile, fill_zero, put_run, round_bits, transpose_panel
 from kernels.tiles import LANEWISE
 
-__all__ = ["LINES", "NATIVE", "PLANES", "add", "add_slabs", "store"]
+__all__ = ["LINES", "NATIVE", "PLANES", "add", "add_lanes", "add_slabs", "store"]
 
 NATIVE, LINES, PLANES = 0, 1, 2
 """How scalars are read: where they lie, from a panel of lines, or from channel planes converted to f32."""
@@ -144,7 +144,7 @@ def _clip(
     """Clip every tap's range to the block at (n, d, h, w), once for all lane blocks; give the number of ranges left.
 
     A row of `live`: 0 line in the vector panel, 1 byte offset of the scalars, 2-3 first and last tile, 4-14 the walk
-    of the tiles (see `kernels.simd.fma_tile`), 15 accumulator row, 16 walk it belongs to.
+    of the tiles (see `kernels.walks.fma_tile`), 15 accumulator row, 16 walk it belongs to.
     """
     count = 0
     outer = 1 if block[1] > 1 else 0
@@ -271,6 +271,37 @@ def add_slabs(
                     base + g * (scalar[2] if pack == NATIVE else scratch_bytes), scalar_moves,
                     acc + (first + g) * acc_bytes, live, at,
                 )  # fmt: skip
+
+
+@jit
+def add_lanes(
+    table: Vector, groups: int, acc_bytes: int, block: Vector, ranges: Table, tiles: Table, vector_moves: Vector,
+    scalar_moves: Vector, starts: Vector, segment: int, slabs: Table, vector: int, scalar: int, acc: int,
+) -> None:  # fmt: skip
+    """Add slabs of pixels to the accumulators of `groups` groups of lanes, reading both tensors where they lie.
+
+    `table` holds the addresses of `kernels.lanes.lane_taps` by rows. All moves are in bytes, and so are `starts`, from
+    the tensors' addresses to their position 0.
+    """
+    vector += starts[0]
+    scalar += starts[1]
+    live, at = np.empty((ranges.shape[0] + 1, 17), np.int64), np.empty(4, np.int64)
+    live[:, 14] = segment
+    walks, offsets = live.ctypes.data + 32, tiles.ctypes.data + 16
+    for i in range(slabs.shape[0]):
+        slab = slabs[i]
+        for at[0] in range(slab[0], slab[1], block[0]):
+            for at[1] in range(slab[2], slab[3], block[1]):
+                for at[2] in range(slab[4], slab[5], block[2]):
+                    for at[3] in range(slab[6], slab[7], block[3]):
+                        count = _clip(at, slab, block, ranges, 0, 0, vector_moves, scalar_moves, live)
+                        for r in range(count):
+                            live[r, 15], live[r, 16] = groups, acc_bytes
+                            for t in range(live[r, 2], live[r, 3]):
+                                call_tile(
+                                    table[tiles[t, 1]], walks + 136 * r, vector + live[r, 0], scalar + live[r, 1],
+                                    offsets + 8 * tiles.shape[1] * t, acc,
+                                )  # fmt: skip
 
 
 @jit

@@ -312,7 +312,7 @@ def _sum_groups(
 
 @jit
 def _walk(shape: Vector, planes: int, lines: int, columns: int, steps: Vector, walk: Vector) -> int:
-    """Lay out the walk over a class's taps and channels (see `kernels.simd.fma_tile`); give the number of calls.
+    """Lay out the walk over a class's taps and channels (see `kernels.walks.fma_tile`); give the number of calls.
 
     Where the pixels of a line of taps follow each other, they and their channels are one run, and one call has all
     planes of the kernel; else each has one.

@@ -21,8 +21,8 @@ from kernels.driver import LINES, NATIVE, PLANES
 from kernels.geometry import Axis, Geometry, Run, Tensor, folded, geometry, wrapped
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.recent import recent
-from kernels.tables import MERGED_TAPS, Rows, merged_tables, split, tap_tables, whole_tables
-from kernels.tiles import LANE_ROWS
+from kernels.tables import MERGED_TAPS, Rows, merged_tables, region_tables, split, tap_tables, whole_tables
+from kernels.tiles import DIRECT, LANE_ROWS
 
 __all__ = ["Operand", "Schedule", "schedule"]
 
@@ -102,6 +102,7 @@ class Schedule:
     scalar: Operand
     vector_is_wide: bool
     lanes_are_groups: bool
+    direct: bool  # lanes are groups, and both tensors are read where they lie
     groups: int  # convolution groups, or groups of lanes of them
     together: int  # groups that are packed at a time
     axes: tuple[Axis, Axis, Axis, Axis]
@@ -174,11 +175,10 @@ def _lane_cost(problem: ConvProblem, wide: Tensor, narrow: Tensor, kernel_width:
     return 0.6 * kernel_width * wide.channels * narrow.channels / cpu().width / filled
 
 
-def _scalar_pack(problem: ConvProblem, tensor: Tensor, stride: int, lanes_are_groups: bool, padded: bool) -> int:
+def _scalar_pack(problem: ConvProblem, tensor: Tensor, stride: int, lanes_are_groups: bool) -> int:
     f32 = problem.dtype == "f32"
     if lanes_are_groups:
-        direct = tensor.channel == 1 and tensor.channels == 1 and problem.groups % cpu().width == 0 and not padded
-        return NATIVE if f32 and direct else LINES
+        return LINES
     if tensor.channel == 1:
         few = tensor.channels * problem.groups <= 16 or tensor.channels < 4
         return NATIVE if f32 and few else LINES
@@ -267,7 +267,13 @@ def schedule(problem: ConvProblem) -> Schedule:
     vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
     merge = 1 < width <= MERGED_TAPS and not vector_is_wide and (by_group or wide.channels < 4)
     padded = by_group and _paddable(geo)
-    pack = _scalar_pack(problem, scalar, 1 if vector_is_wide else geo.axes[3].stride, by_group, padded)
+    pack = _scalar_pack(problem, scalar, 1 if vector_is_wide else geo.axes[3].stride, by_group)
+    size = storage_dtype(problem.dtype).itemsize
+    regions = None
+    if by_group and _adjacent_groups(problem, geo):
+        regions = region_tables(geo.axes[1:], [size * step for step in wide.steps[1:]], LANE_ROWS, 4 * cpu().width)
+    if regions:
+        pack, padded = NATIVE, False
     channels, taps = scalar.channels, prod(len(axis.shifts) for axis in geo.axes)
     runs: tuple[Run, ...] = (Run(0, channels, 0),)
     fold = folded(geo) if merge and not by_group else None
@@ -279,13 +285,15 @@ def schedule(problem: ConvProblem) -> Schedule:
     cuts = [[1] * run.count if by_group else split(run.count, limit) for run in runs]
     lane_factor = cpu().width if by_group else 1
     lanes = sum(v for _, _, v in blocks) * cpu().width
-    packed = 4 * (lanes + (lane_factor * scalar.channels if pack != NATIVE else 0))
+    packed = 0 if regions else 4 * (lanes + (lane_factor * scalar.channels if pack != NATIVE else 0))
     shape = _slab_shape(problem, geo.axes, packed, by_group, pack == NATIVE and not vector_is_wide)
     slabs = tuple(_slabs(geo.axes, shape))
     scalars, channel_offset = _scalar_operand(
         geo, scalar, pack, list(chain(*cuts)), shape, not vector_is_wide, by_group, padded
     )
     vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group)
+    if regions:
+        scalars, vectors_ = (_in_place(geo, tensor, size) for tensor in (wide, narrow))
     # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
     taps_inside = wide.channel != 1 if fold else problem.weights_strides[3] == 1 and not merge and not by_group
     tap_step, channel_step = (1, taps) if taps_inside else (channels, 1)
@@ -293,7 +301,11 @@ def schedule(problem: ConvProblem) -> Schedule:
     rows = Rows(tap_step * taps // prod(len(axis.shifts) for axis in geo.axes), row_step, channel_offset, limit)
     steps = [int(step) for step in (vectors_ if vector_is_wide else scalars).steps[1:]]
     block = _block_shape(shape, _block_positions(geo, scalar, pack, not vector_is_wide, taps * channels * lanes))
-    if merge:
+    if regions:
+        taken = size * problem.groups * (1 + prod(axis.stride for axis in geo.axes))
+        block = _block_shape(shape, max(1, L2_BYTES // taken))
+        ranges, tiles = regions
+    elif merge:
         ranges, tiles = merged_tables(rows, geo.axes[1:], steps)
     else:
         tile_cuts = [(run.row, split(run.count, limit)) for run in runs]
@@ -313,6 +325,7 @@ def schedule(problem: ConvProblem) -> Schedule:
         scalar=scalars,
         vector_is_wide=vector_is_wide,
         lanes_are_groups=by_group,
+        direct=regions is not None,
         groups=ceil(problem.groups / cpu().width) if by_group else problem.groups,
         together=_together(problem, geo, by_group, pack),
         axes=geo.axes,
@@ -352,6 +365,20 @@ def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool, ac
         line = min(128, step * scalar.steps[3]) if together else min(scalar.channels, 6) * min(64, step)
     most = BLOCK_POSITIONS if 4 * acc < L2_BYTES // 2 else 2 * BLOCK_POSITIONS
     return max(64, min(most, 40 * 1024 // (64 + line)))
+
+
+def _adjacent_groups(problem: ConvProblem, geo: Geometry) -> bool:
+    """Whether groups follow each other in both tensors, and fill whole vectors."""
+    single = geo.wide.channels == geo.narrow.channels == geo.wide.group == geo.narrow.group == 1
+    return single and problem.groups % cpu().width == 0 and problem.dtype in DIRECT
+
+
+def _in_place(geo: Geometry, tensor: Tensor, size: int) -> Operand:
+    """Give a tensor's operand, all steps in bytes, where it is read as vectors of groups where it lies."""
+    is_wide = tensor is geo.wide
+    steps = [size * step for step in tensor.steps]
+    moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
+    return Operand(tensor, is_wide, 1, cpu().width, wrapped(steps), wrapped(moves), 0)
 
 
 def _group_blocks(channels: int) -> list[tuple[int, int, int]]:

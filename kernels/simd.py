@@ -1,15 +1,9 @@
-"""Vector instructions for Numba: register tiles of fused multiply-adds, emitted as LLVM IR.
+"""Vector instructions for Numba, emitted as LLVM IR.
 
 Numba's loop vectoriser keeps no accumulators in registers across a loop nest; an intrinsic may emit any LLVM IR,
-so the tiles below are written as vectors, phi nodes and `llvm.fma`, for whatever vector length the processor has.
-LLVM lowers them to AVX-512, AVX2 or NEON instructions; a length the processor lacks still runs, only slower.
-
-The one tile serves the whole convolution family. Over a box of ``outer x rows x cols`` positions it computes
-
-    acc[m, :] += sum over positions p of scalar[m, p] * vector[p, :]
-
-`vector` walks a packed panel, `scalar[m, p]` is read where it lies: each of the MR rows has its own byte offset, so
-channels, taps and pixels in any layout can be rows, and strides and dilations are only other steps.
+so what is here and in `kernels.walks` is written as vectors, phi nodes and `llvm.fma`, for whatever vector length the
+processor has. LLVM lowers them to AVX-512, AVX2 or NEON instructions; a length the processor lacks still runs, only
+slower.
 """
 
 from __future__ import annotations
@@ -28,7 +22,6 @@ __all__ = [
     "call_tile",
     "copy_panel",
     "fill_zero",
-    "fma_tile",
     "load_value",
     "put_run",
     "round_bits",
@@ -100,87 +93,6 @@ def _join(builder: Any, before: list[Any], here: Any, after: list[Any], inside: 
         phi.add_incoming(new, inside)
         joined.append(phi)
     return joined
-
-
-def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any:
-    """Make the register tile of `rows` x (`vectors` x `width`) f32 accumulators as a Numba intrinsic.
-
-    The intrinsic takes five 64-bit integers: the addresses of the walk, the vector panel, the scalar base, `rows`
-    int64 byte offsets of the scalars, and the first accumulator line. A line is ``vectors * width`` f32. The walk is
-    eleven int64: the panel's steps for (outer, row, column) in lines, the scalars' steps in bytes, the three counts
-    (each at least 1), the step from one accumulator row to the next in lines, and the logarithm of a segment.
-
-    A `lanewise` tile reads a vector in place of each scalar, so that every lane has a problem of its own (depthwise:
-    lanes are groups). The tile starts from zero in registers and adds to memory after every segment of positions or
-    some more, and at the end: sums of sums lose fewer digits than one long sum.
-    """
-    line = 4 * vectors * width
-
-    def typer(typingctx: Any, walk: Any, v: Any, s: Any, offsets: Any, acc: Any) -> Any:
-        return types.void(*([types.int64] * 5)), codegen
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        walk, v, s, offsets, acc = values
-        lane = ir.VectorType(_F32, width)
-        fma = _fma(builder, lane)
-        steps = [_load(builder, builder.add(walk, _I64(8 * i)), _I64, 8) for i in range(11)]
-        most = builder.shl(_I64(1), steps[10])
-        for i in (0, 1, 2, 9):
-            steps[i] = builder.mul(steps[i], _I64(line))
-        row_offsets = [_load(builder, builder.add(offsets, _I64(8 * m)), _I64, 8) for m in range(rows)]
-        lines = [builder.add(acc, builder.mul(steps[9], _I64(m))) for m in range(rows)]
-        for address in lines:
-            _prefetch(builder, address)
-
-        def add_sums(sums: list[Any]) -> None:
-            for index, value in enumerate(sums):
-                m, j = divmod(index, vectors)
-                address = builder.inttoptr(builder.add(lines[m], _I64(4 * width * j)), lane.as_pointer())
-                builder.store(builder.fadd(builder.load(address, align=4), value), address, align=4)
-
-        def column(carried: list[Any]) -> list[Any]:
-            vp, sp, *sums = carried
-            loaded = [_load(builder, builder.add(vp, _I64(4 * width * j)), lane) for j in range(vectors)]
-            for m in range(rows):
-                place = builder.add(sp, row_offsets[m])
-                scalar = (
-                    _load(builder, place, lane) if lanewise else _splat(builder, _load(builder, place, _F32), width)
-                )
-                for j in range(vectors):
-                    sums[m * vectors + j] = builder.call(fma, [scalar, loaded[j], sums[m * vectors + j]])
-            return [builder.add(vp, steps[2]), _opaque(builder, builder.add(sp, steps[5])), *sums]
-
-        def segment(carried: list[Any]) -> list[Any]:
-            vp, sp, left, pending, *sums = carried
-            take = builder.select(builder.icmp_signed("<", left, most), left, most)
-            vp, sp, *sums = _loop(builder, take, [vp, sp, *sums], column, "col", rolled=lanewise)
-            pending = builder.add(pending, take)
-            full = builder.icmp_signed(">=", pending, most)
-            here = builder.block
-            with builder.if_then(full):
-                add_sums(sums)
-                flushed = builder.block
-            empty = [_I64(0), *[zero] * len(sums)]
-            merged = _join(builder, [pending, *sums], here, empty, flushed)
-            return [vp, sp, builder.sub(left, take), *merged]
-
-        def row(carried: list[Any]) -> list[Any]:
-            vp, sp, pending, *sums = carried
-            pending, *sums = _loop(builder, segments, [vp, sp, steps[8], pending, *sums], segment, "segment")[3:]
-            return [builder.add(vp, steps[1]), builder.add(sp, steps[4]), pending, *sums]
-
-        def outer(carried: list[Any]) -> list[Any]:
-            vp, sp, pending, *sums = carried
-            pending, *sums = _loop(builder, steps[7], [vp, sp, pending, *sums], row, "row")[2:]
-            return [builder.add(vp, steps[0]), builder.add(sp, steps[3]), pending, *sums]
-
-        zero = ir.Constant(lane, [0.0] * width)
-        segments = builder.lshr(builder.add(steps[8], builder.sub(most, _I64(1))), steps[10])
-        sums = _loop(builder, steps[6], [v, s, _I64(0), *[zero] * (rows * vectors)], outer, "outer")[3:]
-        add_sums(sums)
-        return context.get_dummy_value()
-
-    return intrinsic(typer)
 
 
 def _opaque(builder: Any, value: Any) -> Any:
@@ -484,7 +396,7 @@ def store_value(typingctx: Any, address: Any, value: Any) -> Any:
 
 @_typed_intrinsic
 def call_tile(typingctx: Any, tile: Any, walk: Any, v: Any, s: Any, offsets: Any, acc: Any) -> Any:
-    """Call the compiled tile at address `tile`; the other arguments are those of `fma_tile`."""
+    """Call the compiled tile at address `tile`; the other arguments are those of `kernels.walks.fma_tile`."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [_I64] * 5)

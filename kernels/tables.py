@@ -8,21 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise, product
 from math import ceil, prod
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.geometry import Axis, wrapped
+from kernels.lanes import LINE_TAPS
+from kernels.tiles import LANE_ROWS, LINES_KEPT
 
-__all__ = ["MERGED_TAPS", "Rows", "merged_tables", "split", "tap_tables", "whole_tables"]
+__all__ = ["MERGED_TAPS", "Rows", "merged_tables", "region_tables", "split", "tap_tables", "whole_tables"]
 
 Ints = npt.NDArray[np.int64]
 Tables = tuple[Ints, Ints]
 
 MERGED_TAPS = 64
 """Taps of a kernel line up to which register tiles are shared among them."""
+
+REGION_TAPS = 8192
+"""Taps of all regions together up to which each region has its own tiles."""
 
 
 @dataclass(frozen=True)
@@ -145,3 +150,54 @@ def whole_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tabl
     ranges[0, 8] = len(tiles)
     assert first == prod(len(axis.shifts) for axis in axes) * channels
     return ranges, _tiles(tiles)
+
+
+def _regions(axis: Axis) -> list[tuple[int, int, list[int]]]:
+    """Cut an axis where a tap's range begins or ends: low, high and the taps that are inside between them."""
+    edges = sorted({edge for span in axis.ranges for edge in span})
+    cuts = [
+        (a, b, [k for k, (low, high) in enumerate(axis.ranges) if low <= a and b <= high]) for a, b in pairwise(edges)
+    ]
+    return [cut for cut in cuts if cut[2]]
+
+
+def region_tables(axes: Sequence[Axis], steps: Sequence[int], limit: int, line: int) -> Tables | None:
+    """Visit boxes of pixels for which the same taps are inside, up to `limit` taps in a tile; for tiles that read where
+    the data lie (`kernels.lanes.lane_taps`).
+
+    `steps` are bytes for one position of the wide tensor along (d, h, w), `line` those of an accumulator row. Gives
+    None where there would be too many.
+    """
+    if max(len(axis.shifts) for axis in axes) > MERGED_TAPS:
+        return None
+    cuts = [_regions(axis) for axis in axes]
+    if prod(sum(len(taps) for _, _, taps in cut) for cut in cuts) > REGION_TAPS:
+        return None
+    sizes = [len(axis.shifts) for axis in axes]
+    line_taps = axes[2].shifts
+    kept = LINES_KEPT > 0 and axes[2].stride == 1 and line_taps == tuple(range(line_taps[0], line_taps[0] + LINE_TAPS))
+    ranges: list[list[int]] = []
+    tiles: list[list[int]] = []
+    for box in product(*cuts):
+        first, taps = len(tiles), list(product(*(inside for _, _, inside in box)))
+        places = [sum(axis.shifts[k] * step for axis, k, step in zip(axes, tap, steps, strict=True)) for tap in taps]
+        numbers = [line * ((d * sizes[1] + h) * sizes[2] + w) for d, h, w in taps]
+        done = 0
+        for size in split(len(taps), limit):
+            part = slice(done, done + size)
+            whole = kept and len(box[2][2]) == LINE_TAPS and size % LINE_TAPS == 0
+            tiles.append(
+                [
+                    0,
+                    LANE_ROWS + size // LINE_TAPS if whole else size,
+                    *places[part],
+                    *numbers[part],
+                    *[0] * (2 * (LANE_ROWS - size)),
+                ]
+            )
+            done += size
+        ranges.append([*(edge for low, high, _ in box for edge in (low, high)), 0, first, len(tiles), 0, 0, 0])
+    columns = 2 + 2 * LANE_ROWS
+    return wrapped(chain.from_iterable(ranges)).reshape(-1, 12), wrapped(chain.from_iterable(tiles)).reshape(
+        -1, columns
+    )

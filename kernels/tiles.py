@@ -15,15 +15,22 @@ import numpy.typing as npt
 
 from kernels._jit import LAZY, callback
 from kernels.cpu import cpu
-from kernels.simd import fma_tile
+from kernels.lanes import LINE_TAPS, lane_taps
+from kernels.walks import fma_tile
 
-__all__ = ["LANEWISE", "LANE_ROWS", "tile_table"]
+__all__ = ["DIRECT", "LANEWISE", "LANE_ROWS", "LINES_KEPT", "tile_table"]
 
 LANEWISE = 0
 """Row of the table with the lanewise tiles; rows 1 and 2 are the tiles of one and two vectors."""
 
+DIRECT = {"f32": 3, "bf16": 4}
+"""Rows of the table with the tiles of `kernels.lanes.lane_taps`."""
+
 LANE_ROWS = 9
 """Rows of the tallest lanewise tile: a 3x3 kernel."""
+
+LINES_KEPT = LANE_ROWS // LINE_TAPS if cpu().width == 16 else 0
+"""Kernel lines up to which direct tiles keep values in registers, where there are 32; the table has them last."""
 
 _SIGNATURE = "void(" + ", ".join(["int64"] * 5) + ")"
 
@@ -37,22 +44,28 @@ def {name}(walk, v, s, offsets, acc):
 @cache
 def _tile(kind: int, rows: int) -> Any:
     """Compile one tile, or load it: a function from source, because Numba does not find closures in its cache."""
-    name = f"_tile_{rows}x{max(1, kind)}{'_lanes' * (kind == LANEWISE)}"
+    stored = next((dtype for dtype, direct in DIRECT.items() if direct == kind), None)
     space: dict[str, Any] = {"__name__": __name__}
-    space[f"{name}_emit"] = fma_tile(rows, max(1, kind), cpu().width, kind == LANEWISE)
+    if stored:
+        name = f"_taps_{rows}_{stored}"
+        kept, taps = (2, LINE_TAPS * (rows - LANE_ROWS)) if rows > LANE_ROWS else (0, rows)
+        space[f"{name}_emit"] = lane_taps(taps, cpu().width // 8, cpu().width, stored, kept)
+    else:
+        name = f"_tile_{rows}x{max(1, kind)}{'_lanes' * (kind == LANEWISE)}"
+        space[f"{name}_emit"] = fma_tile(rows, max(1, kind), cpu().width, kind == LANEWISE)
     exec(compile(_SOURCE.format(name=name), __file__, "exec"), space)  # noqa: S102 -- our own constant text
     return callback(_SIGNATURE, space[name])
 
 
 def _entries() -> list[tuple[int, int]]:
-    most = {LANEWISE: LANE_ROWS, **cpu().rows}
-    return [(kind, rows) for kind in (LANEWISE, 1, 2) for rows in range(1, most[kind] + 1)]
+    most = {LANEWISE: LANE_ROWS, **cpu().rows, **dict.fromkeys(DIRECT.values(), LANE_ROWS + LINES_KEPT)}
+    return [(kind, rows) for kind in sorted(most) for rows in range(1, most[kind] + 1)]
 
 
 @cache
 def tile_table() -> npt.NDArray[np.int64]:
-    """Give the addresses of the tiles as [LANEWISE, one vector, two vectors][rows], compiling what is missing."""
-    table = np.zeros((3, LANE_ROWS + 1), np.int64)
+    """Give the tiles' addresses as [LANEWISE, one vector, two vectors, *DIRECT][rows], compiling what is missing."""
+    table = np.zeros((3 + len(DIRECT), LANE_ROWS + LINES_KEPT + 1), np.int64)
     for kind, rows in _entries():
         table[kind, rows] = _tile(kind, rows).address
     return table

@@ -1,0 +1,69 @@
+"""Depthwise gradients whose groups follow each other in memory, which are read where they lie."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kernels.schedule import schedule
+from tests.kernels.harness import Tensor, assert_same_bits, check, compute, problem_of
+from tests.problems import Case
+
+
+def _case(kernel: tuple[int, ...], stride: int = 1, dilation: int = 1, pads: int = 1, groups: int = 48) -> Case:
+    rank = len(kernel)
+    src = (6, 11, 13)[-rank:]
+    dst = tuple((s + 2 * pads - (k - 1) * dilation - 1) // stride + 1 for s, k in zip(src, kernel, strict=True))
+    return Case(
+        n=2, groups=groups, src_channels=groups, dst_channels=groups, src_spatial=src, dst_spatial=dst, kernel=kernel,
+        strides=(stride,) * rank, dilations=(dilation,) * rank, pads_begin=(pads,) * rank, pads_end=(pads,) * rank,
+        data_format="NXC",
+    )  # fmt: skip
+
+
+CASES = {
+    "3x3": _case((3, 3)),
+    "3x3, one vector": _case((3, 3), groups=16),
+    "3x3, no padding": _case((3, 3), pads=0),
+    "3x3 stride 2": _case((3, 3), stride=2),
+    "3x3 dilation 2": _case((3, 3), dilation=2, pads=2),
+    "3x3 far outside": _case((3, 3), pads=4),
+    "5x5": _case((5, 5), pads=2),
+    "2x3": _case((2, 3)),
+    "1x1": _case((1, 1), pads=0),
+    "1x1 stride 3, padding": _case((1, 1), stride=3),
+    "3": _case((3,)),
+    "3x3x3": _case((3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_reads_in_place(name: str, dtype: str) -> None:
+    """Both operations give the oracle's bits without packing, for one worker and for three."""
+    case = replace(CASES[name], dtype=dtype)
+    for each in (case, case.mirrored()):
+        assert schedule(problem_of(each)).direct
+        for workers in (1, 3):
+            check(each, workers=workers)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_special_values(name: str) -> None:
+    """Inf and NaN at the ends of both tensors meet real taps only."""
+    case = CASES[name]
+    inputs: dict[str, Tensor] = case.inputs()
+    for tensor, special in zip(inputs.values(), (np.inf, np.nan), strict=True):
+        tensor.reshape(-1)[[0, -1]] = special
+    assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+
+
+def test_packs_others() -> None:
+    """Groups that fill no whole vectors, and kernels with very many borders, are packed as ever."""
+    assert not schedule(problem_of(_case((3, 3), groups=20))).direct
+    assert not schedule(problem_of(replace(_case((3, 3)), data_format="NCX"))).direct
+    many = replace(_case((90,), pads=45), src_spatial=(100,), dst_spatial=(101,))
+    assert not schedule(problem_of(many)).direct
+    check(many)
