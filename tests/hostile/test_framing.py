@@ -107,7 +107,7 @@ def test_a_long_head_is_told_so(service: LiveService) -> None:
     """Whoever waits for an answer to a head that is too long gets one."""
     with connect(service.url) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nx: ")
-        for _ in range(70):
+        for _ in range(66):  # only the last one is too much: the service does not close what is still being sent
             sock.sendall(b"a" * 1000)
         assert status(read_all(sock)) == 400
 
