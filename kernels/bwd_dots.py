@@ -41,7 +41,7 @@ def _finite(channels: int, block: int, panel: int, plane: int, finite: Vector) -
     """Say which blocks of 16 channels, of `block` bytes, are finite; of the last one only its channels' planes."""
     for i in range(finite.size):
         size = block if channels >= TILE * (i + 1) else plane * (channels - TILE * i)
-        finite[i] = 1 if plane_finite(panel + i * block, size // 32) else 0
+        finite[i] = 1 if plane_finite(panel + i * block, size // 64) else 0
 
 
 if cpu().dots == "amx":
@@ -149,15 +149,15 @@ def add_dots(
     pairs = panels + parts * a_part
     for s in range(slabs.shape[0]):
         pixels = (slabs[s, 1] - slabs[s, 0] - 1) * panel_steps[0] // 2 + sizes[6]
+        a_now, b_now = a_boxes[s * a_rows : (s + 1) * a_rows], b_boxes[s * b_rows : (s + 1) * b_rows]
         for g in range(groups):
-            pack_planes16(
-                channels, sizes[1], a_boxes[s * a_rows : (s + 1) * a_rows], a[0] + g * a[1], a_steps, panels, a_plane,
-                panel_steps,
-            )  # fmt: skip
-            pack_pairs16(
-                sizes[3], b_blocks, b_boxes[s * b_rows : (s + 1) * b_rows], b[0] + g * b[1], b_steps, pairs, b_block,
-                panel_steps,
-            )  # fmt: skip
+            last = s if g > 0 else s - 1
+            a_before, b_before = (
+                a_boxes[last * a_rows : (last + 1) * a_rows],
+                b_boxes[last * b_rows : (last + 1) * b_rows],
+            )
+            pack_planes16(channels, sizes[1], a_now, a_before, a[0] + g * a[1], a_steps, panels, a_plane, panel_steps)
+            pack_pairs16(sizes[3], b_blocks, b_now, b_before, b[0] + g * b[1], b_steps, pairs, b_block, panel_steps)
             if parts == 2:
                 split_f16(panels, panels + a_part, a_part // 16)
                 split_f16(pairs, pairs + b_part, b_part // 16)

@@ -182,7 +182,7 @@ def _cut(geo: Geometry, groups: int) -> tuple[_Line, ...] | None:
     for axis in range(4):
         while (lines := _lines(geo.axes, shape)) is not None and _bytes(geo, lines) > limit:
             reach = lines[axis].reach
-            if shape[axis] <= (4 * (reach[1] - reach[0]) or 2 * STEP * (axis == 3)) or shape[axis] == 1:
+            if shape[axis] <= max(1, reach[1] - reach[0], 64 * (axis == 3)):
                 break
             shape[axis] = ceil(shape[axis] / 2)
     lines = _lines(geo.axes, shape)

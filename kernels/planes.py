@@ -81,6 +81,56 @@ def _move16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, co
     return types.void(*[types.int64] * 5), codegen
 
 
+def _every(builder: Any, address: Any, step: int) -> Any:
+    """Read `PICKED` values, each the first of `step` adjacent ones, by shuffles of at most two registers."""
+    kind, index = ir.VectorType(_I16, 32), ir.VectorType(_I32, PICKED)
+    places = [i * step for i in range(PICKED)]
+    found = ir.Constant(_SIXTEEN, ir.Undefined)
+    for first in range(0, step * PICKED, 64):
+        starts = [min(at, step * PICKED - 32) for at in (first, first + 32)]  # nothing behind the values is read
+        parts = [_load(builder, builder.add(address, _I64(2 * at)), kind, 2) for at in starts]
+        at = [place - starts[0] if place < first + 32 else 32 + place - starts[1] for place in places]
+        mine = [first <= place < first + 64 for place in places]
+        here = [place if inside else 0 for place, inside in zip(at, mine, strict=True)]
+        some = builder.shuffle_vector(*parts, ir.Constant(index, here))
+        found = builder.shuffle_vector(found, some, ir.Constant(index, [i + PICKED * mine[i] for i in range(PICKED)]))
+    return found
+
+
+def _pick(step: int) -> Any:
+    """Make an intrinsic that moves `count` (more than `PICKED`) values, each the first of `step` adjacent ones."""
+
+    def pick(typingctx: Any, dst: Any, src: Any, count: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            dst, src, count = values
+            last = builder.sub(count, _I64(1))  # what follows this value is not read
+
+            def some(to: Any, first: Any) -> None:
+                _store(builder, _every(builder, first, step), to)
+
+            def body(carried: list[Any]) -> list[Any]:
+                some(*carried)
+                return [builder.add(carried[0], _I64(2 * PICKED)), builder.add(carried[1], _I64(2 * PICKED * step))]
+
+            _loop(builder, builder.udiv(last, _I64(PICKED)), [dst, src], body, "pick")
+            to, first = (
+                builder.add(place, builder.mul(last, _I64(size))) for place, size in ((dst, 2), (src, 2 * step))
+            )
+            some(builder.sub(to, _I64(2 * PICKED)), builder.sub(first, _I64(2 * PICKED * step)))
+            _store(builder, _load(builder, first, _I16, 2), to)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), codegen
+
+    return intrinsic(pick)
+
+
+PICKED = 16
+"""Values that are picked at a time."""
+
+_pick2, _pick3, _pick4, _pick6 = _pick(2), _pick(3), _pick(4), _pick(6)
+
+
 def _interleave(channels: int) -> Any:
     """Make an intrinsic that interleaves adjacent channels of `count` (at least 1) pairs of pixels as [channel][2].
 
@@ -129,20 +179,21 @@ def _copy16(typingctx: Any, dst: Any, src: Any, count: Any) -> Any:
 
 @_typed_intrinsic
 def plane_finite(typingctx: Any, address: Any, count: Any) -> Any:
-    """Say whether `count` (at least 1) times 16 bf16 hold neither Inf nor NaN."""
+    """Say whether `count` (at least 1) times 32 bf16 hold neither Inf nor NaN."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        exponent = ir.Constant(_SIXTEEN, [0x7F80] * 16)
+        kind = ir.VectorType(_I16, 32)
+        exponent = ir.Constant(kind, [0x7F80] * 32)
 
         def body(carried: list[Any]) -> list[Any]:
             place, found = carried
-            bits = builder.and_(_load(builder, place, _SIXTEEN, 2), exponent)
-            special = builder.sext(builder.icmp_unsigned("==", bits, exponent), _SIXTEEN)
-            return [builder.add(place, _I64(32)), builder.or_(found, special)]
+            bits = builder.and_(_load(builder, place, kind, 2), exponent)
+            special = builder.icmp_unsigned("==", bits, exponent)
+            return [builder.add(place, _I64(64)), builder.or_(found, special)]
 
-        none = ir.Constant(_SIXTEEN, [0] * 16)
+        none = ir.Constant(ir.VectorType(ir.IntType(1), 32), [0] * 32)
         found = _loop(builder, values[1], [values[0], none], body, "finite")[1]
-        return builder.icmp_unsigned("==", builder.bitcast(found, ir.IntType(256)), ir.IntType(256)(0))
+        return builder.icmp_unsigned("==", builder.bitcast(found, _I32), _I32(0))
 
     return types.boolean(types.int64, types.int64), codegen
 
@@ -198,6 +249,18 @@ def _pack_line(channels: int, dst: int, plane: int, src: int, pixel: int, channe
         for c in range(channels if run >= 16 else 0):
             _copy16(dst + c * plane, src + c * channel, run // 16)
         done = run // 16 * 16
+    elif run > PICKED and (pixel == 4 or pixel == 6 or pixel == 8 or pixel == 12):
+        for c in range(channels):
+            to, first = dst + c * plane, src + c * channel
+            if pixel == 4:
+                _pick2(to, first, run)
+            elif pixel == 6:
+                _pick3(to, first, run)
+            elif pixel == 8:
+                _pick4(to, first, run)
+            else:
+                _pick6(to, first, run)
+        done = run
     if done < run:
         for c in range(channels):
             _move16(dst + c * plane + 2 * done, 2, src + c * channel + done * pixel, pixel, run - done)
@@ -248,42 +311,64 @@ def _pack_line_pairs(
 
 
 @jit
-def pack_pairs16(
-    channels: int, blocks: int, boxes: Table, src: int, src_steps: Vector, dst: int, block: int, dst_steps: Vector
-) -> None:
-    """Pack boxes of positions of a tensor into `blocks` panels of `block` bytes, as `pack_planes16` does planes."""
-    fill_zero(dst, blocks * block)
+def _same_places(boxes: Table, before: Table) -> bool:
+    """Say whether boxes lie where others lay, so that what is not packed is zero already."""
+    if boxes.shape[0] != before.shape[0]:
+        return False
     for b in range(boxes.shape[0]):
-        box = boxes[b]
-        for n in range(box[2] if box[5] > 0 else 0):
-            for d in range(box[3]):
-                for h in range(box[4]):
-                    _pack_line_pairs(
-                        channels, dst, block, (box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]) // 2,
-                        src + box[0] + n * src_steps[0] + d * src_steps[1] + h * src_steps[2],
-                        src_steps[3], src_steps[4], box[5],
-                    )  # fmt: skip
+        for column in range(1, 6):
+            if boxes[b, column] != before[b, column]:
+                return False
+    return True
+
+
+@jit
+def pack_pairs16(
+    channels: int, blocks: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int, block: int,
+    dst_steps: Vector,
+) -> None:  # fmt: skip
+    """Pack boxes of positions of a tensor into `blocks` panels of `block` bytes, as `pack_planes16` does planes."""
+    if not _same_places(boxes, before):
+        fill_zero(dst, blocks * block)
+    span = channels if src_steps[4] == 2 else 16
+    for first in range(0, channels, span):
+        for b in range(boxes.shape[0]):
+            box, some, to = boxes[b], min(span, channels - first), dst + first // 16 * block
+            start = src + first * src_steps[4] + box[0]
+            for n in range(box[2] if box[5] > 0 else 0):
+                for d in range(box[3]):
+                    for h in range(box[4]):
+                        _pack_line_pairs(
+                            some, to, block, (box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]) // 2,
+                            start + n * src_steps[0] + d * src_steps[1] + h * src_steps[2],
+                            src_steps[3], src_steps[4], box[5],
+                        )  # fmt: skip
 
 
 @jit
 def pack_planes16(
-    channels: int, planes: int, boxes: Table, src: int, src_steps: Vector, dst: int, plane: int, dst_steps: Vector
-) -> None:
+    channels: int, planes: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int, plane: int,
+    dst_steps: Vector,
+) -> None:  # fmt: skip
     """Pack boxes of positions of a tensor into the first of `planes` planes of `plane` bytes, zeros elsewhere.
 
     A row of `boxes`: byte offset in the tensor, byte offset in the plane, then the number of positions along
     (n, d, h, w); `src_steps` are the bytes between those, then between channels, `dst_steps` the same in the plane.
+    `before` are the boxes that were packed there last, if any. Where channels are adjacent, all of a line are packed
+    before the next line, else all lines of a few channels.
     """
-    fill_zero(dst, planes * plane)
-    for b in range(boxes.shape[0]):
-        box = boxes[b]
-        if box[5] == 0:
-            continue
-        for n in range(box[2]):
-            for d in range(box[3]):
-                for h in range(box[4]):
-                    _pack_line(
-                        channels, dst + box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2], plane,
-                        src + box[0] + n * src_steps[0] + d * src_steps[1] + h * src_steps[2],
-                        src_steps[3], src_steps[4], box[5],
-                    )  # fmt: skip
+    if not _same_places(boxes, before):
+        fill_zero(dst, planes * plane)
+    span = channels if src_steps[4] == 2 else 8
+    for first in range(0, channels, span):
+        for b in range(boxes.shape[0]):
+            box, some, to = boxes[b], min(span, channels - first), dst + first * plane
+            start = src + first * src_steps[4] + box[0]
+            for n in range(box[2] if box[5] > 0 else 0):
+                for d in range(box[3]):
+                    for h in range(box[4]):
+                        _pack_line(
+                            some, to + box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2], plane,
+                            start + n * src_steps[0] + d * src_steps[1] + h * src_steps[2],
+                            src_steps[3], src_steps[4], box[5],
+                        )  # fmt: skip

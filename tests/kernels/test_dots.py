@@ -10,7 +10,7 @@ import numba
 import numpy as np
 import pytest
 
-from kernels import ConvProblem, explain, plan
+from kernels import ConvProblem, bwd_dots, explain, plan
 from kernels.cpu import SETTING, _amx_granted, cpu
 from kernels.planes import split_f16
 from tests.kernels.harness import assert_same_bits, compute, problem_of
@@ -93,6 +93,37 @@ def test_special_values_and_workers(dtype: str) -> None:
     floats["src"][0, 47, 3, 3] = -np.inf
     one = compute(case, floats)
     assert one.tobytes() == compute(case, floats, workers=8).tobytes()
+
+
+@pytest.mark.skipif(not cpu().dots, reason="no instruction for pairs of bf16 here, nor imitated")
+@pytest.mark.parametrize("layout", [("NCX", "OIX"), ("NXC", "XIO")], ids="-".join)
+@pytest.mark.parametrize(
+    ("groups", "wide", "narrow", "stride", "pixels"),
+    [
+        (1, 1, 16, 2, 41), (1, 2, 24, 1, 37), (1, 3, 40, 1, 50), (1, 3, 20, 2, 39), (1, 4, 33, 1, 18), (1, 4, 7, 3, 35),
+        (1, 6, 16, 6, 23), (1, 17, 1, 2, 20), (3, 8, 9, 1, 34), (12, 16, 16, 2, 17), (1, 20, 70, 1, 15),
+        (2, 33, 12, 1, 1),
+    ],
+)  # fmt: skip
+def test_packing(
+    monkeypatch: pytest.MonkeyPatch, layout: tuple[str, str], groups: int, wide: int, narrow: int, stride: int,
+    pixels: int,
+) -> None:  # fmt: skip
+    """Few and many channels, odd lines, strides that pick values, taps that meet nothing: all sums are exact."""
+    monkeypatch.setattr(bwd_dots, "LEAST_USE", {(cpu().dots, "bf16"): 0.0})
+    case = Case(
+        dtype="bf16", n=3, src_channels=wide * groups, dst_channels=narrow * groups, groups=groups,
+        src_spatial=(5, stride * (pixels - 1) + 1), dst_spatial=(7, pixels), kernel=(5, 3), strides=(1, stride),
+        pads_begin=(3, 1), pads_end=(3, 1), data_format=layout[0], weights_format=layout[1],
+    )  # fmt: skip
+    try:
+        plan.cache_clear()
+        assert plan(problem_of(case)).kernel == f"bwd_weights_{cpu().dots}"
+        inputs = case.inputs()
+        for workers in (1, 3):
+            assert_same_bits(compute(case, inputs, workers=workers), case.expected(inputs), case)
+    finally:
+        plan.cache_clear()
 
 
 def test_f16_is_the_sum_of_two_bf16() -> None:
