@@ -312,6 +312,7 @@ class SegmentPool:
         try:
             block = _Block(number, size)
         except OSError as error:
+            self.trim()  # what lies idle holds descriptors and memory, which the next caller may need
             with self._lock:
                 self._total -= size
                 raise self._refusal(size, f"no shared memory: {error.strerror}") from error

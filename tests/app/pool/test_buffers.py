@@ -191,6 +191,23 @@ def test_no_memory_is_an_error_not_a_signal(pool: SegmentPool) -> None:
     assert pool.acquire(2 * _MIB).size == 2 * _MIB
 
 
+def test_what_is_idle_gives_its_descriptors_back(pool: SegmentPool) -> None:
+    """Where no more files may be opened the call is refused, and the next one finds the descriptors of idle blocks."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    pool.acquire(1 << 16).release()
+    most = max(descriptors()) + 1
+    taken = [os.dup(0) for _ in range(most - len(descriptors()))]  # the lowest that are free
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        with pytest.raises(Overloaded, match="Too many open files"):
+            pool.acquire(1 << 20)
+        assert pool.acquire(1 << 20).size == 1 << 20
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for number in taken:
+            os.close(number)
+
+
 def test_large_segments_are_made_beside_the_event_loop(pool: SegmentPool) -> None:
     """`acquire_async` gives the same as `acquire`, fresh or reused, and refuses the same."""
 
