@@ -122,9 +122,8 @@ class Part:
         lanes = mine[:, 3] - mine[0, 3]
         self.first_lane = int(mine[0, 3])
         self.width = int(mine[:, 2].sum()) * WIDTH
-        self.blocks = np.ascontiguousarray(
-            np.column_stack([mine, 4 * lanes * plan.rows, 4 * lanes * plan.vector.points])
-        )
+        panel_starts = 4 * mine[:, 0] if plan.in_place else 4 * lanes * plan.vector.points
+        self.blocks = np.ascontiguousarray(np.column_stack([mine, 4 * lanes * plan.rows, panel_starts]))
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
         self.slabs = _table(plan.slabs, 8)
@@ -136,6 +135,7 @@ class Part:
         lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
         groups, kind = self.g1 - self.g0, KINDS[problem.dtype]
         together, panel = min(plan.together, groups), plan.vector.points * self.width
+        panel_step = plan.vector.group if plan.in_place else panel
         self.arenas = together * panel, together * plan.scalar.scratch
         # the arguments of `add_slabs` that every call has: those before and after the slabs, and their steps
         self.head = tile_table(), kind, groups, lane_groups
@@ -143,8 +143,8 @@ class Part:
             plan.block, self.blocks, plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles, plan.inner,
             _operand(plan.vector, size, self.g0), plan.vector.steps, plan.vector.moves,
             plan.scalar_pack, _operand(plan.scalar, size, self.g0), plan.scalar_lines, plan.scalar.steps,
-            plan.scalar.moves, plan.scalar.plane, together, 4 * panel, 4 * plan.scalar.scratch,
-            4 * self.group_floats, plan.row_step, plan.segment,
+            plan.scalar.moves, plan.scalar.plane, together, 4 * panel_step, 4 * plan.scalar.scratch,
+            4 * self.group_floats, plan.row_step, plan.segment, plan.in_place,
         )  # fmt: skip
         if plan.direct:
             starts = np.array([_operand(each, size, self.g0)[0] for each in (plan.vector, plan.scalar)], np.int64)

@@ -80,6 +80,6 @@ def cpu() -> Cpu:
     dots = _dots(host, imitated)
     name = llvm.get_host_cpu_name()
     if "avx512f" in host | imitated:
-        return Cpu(name, host, 16, {1: 8, 2: 8}, dots, imitated)
+        return Cpu(name, host, 16, {1: 9, 2: 9}, dots, imitated)
     rows = 6 if "fma" in host or setting is None else 4
     return Cpu(name, host, 8, {1: 8, 2: rows}, dots, imitated)

@@ -223,7 +223,7 @@ def add_slabs(
     vector: Vector, vector_lines: Vector, vector_moves: Vector,
     pack: int, scalar: Vector, lines: Table, scalar_steps: Vector, scalar_moves: Vector, plane: int,
     together: int, panel_bytes: int, scratch_bytes: int, acc_bytes: int, acc_step: int,
-    segment: int, vector_address: int, vector_bytes: int, panels: int,
+    segment: int, in_place: bool, vector_address: int, vector_bytes: int, panels: int,
     scalar_address: int, scalar_bytes: int, scratch: int, acc: int,
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of `groups` groups (or groups of lanes) and some lane blocks.
@@ -233,7 +233,8 @@ def add_slabs(
     a convolution group, that many are left, and tiles run lanewise; `padded_ranges` then visit all pixels for all
     taps over a panel with zeros around it, which only finite data allow where a tap is outside: outside of the `inner`
     low and high of (d, h, w). Panels of `together` groups are packed at a time, each `panel_bytes` and
-    `scratch_bytes` from the last. The caller owns panels, scratch and sums.
+    `scratch_bytes` from the last. The caller owns panels, scratch and sums. A vector tensor that is read `in_place` is
+    its own panel, of which position 0 is the first line.
     """
     live = np.empty((max(ranges.shape[0], padded_ranges.shape[0]) + 1, 17), np.int64)
     live[:, 14] = segment
@@ -253,9 +254,12 @@ def add_slabs(
             left = lane_groups - first * WIDTH if lane_groups > 0 else (2 + count) * WIDTH
             vector_here[0] = vector_address + vector[0] + first * vector[2]
             scalar_here[0] = scalar_address + scalar[0] + first * scalar[2]
-            _pack_vector(
-                kind, count, left, vector_here, vector_box, blocks, vector_lines, panels, panel_bytes, vector_parts
-            )
+            if in_place:
+                panels = vector_here[0]
+            else:
+                _pack_vector(
+                    kind, count, left, vector_here, vector_box, blocks, vector_lines, panels, panel_bytes, vector_parts
+                )
             base = _pack_scalar(
                 kind, count, left, padded, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch,
                 scratch_bytes, scalar_parts, to,
@@ -346,6 +350,11 @@ def _store_runs(kind: int, acc: int, lanes: int, valid: int, counts: Vector, ste
     size = 4 if kind == F32 else 2
     if steps[6] == 1 and taps * channels >= 8:
         _store_lines(kind, acc, taps * channels, lanes, whole, out, size * steps[2])
+        return whole
+    if steps[2] != 1 and steps[3] == 1 and counts[5] == 1 and channels >= 8:
+        for tap in range(taps):
+            line, to = acc + 4 * tap * counts[4] * lanes, out + size * tap * steps[4]
+            _store_lines(kind, line, channels, lanes, whole, to, size * steps[2])
         return whole
     if steps[2] != 1 and not (steps[4] == 1 and counts[4] == 1 and taps >= 8):
         return 0

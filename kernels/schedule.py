@@ -103,6 +103,7 @@ class Schedule:
     vector_is_wide: bool
     lanes_are_groups: bool
     direct: bool  # lanes are groups, and both tensors are read where they lie
+    in_place: bool  # the vector tensor is its own panel
     groups: int  # convolution groups, or groups of lanes of them
     together: int  # groups that are packed at a time
     axes: tuple[Axis, Axis, Axis, Axis]
@@ -146,6 +147,12 @@ def _tile_cost(rows: int, vectors: int) -> float:
     return max(rows * vectors / 2, 4.0) + 0.3
 
 
+def _tile_rows(count: int, vectors: int) -> int:
+    """Give the rows of the tallest tile: no more than 8, which fill lines of scalars, unless `count` asks for it."""
+    most = cpu().rows[vectors]
+    return most if count % most == 0 else min(8, most)
+
+
 def _lane_blocks(channels: int) -> list[tuple[int, int, int]]:
     """Cut channels into (first, valid, vectors) lines of two vectors, the last of one where that holds it."""
     width = cpu().width
@@ -160,11 +167,9 @@ def _cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: 
     """Estimate cycles for one pixel and all taps of one (d, h)."""
     total = 0.0
     for vectors, blocks in Counter(vectors for _, _, vectors in _lane_blocks(vector_channels)).items():
-        limit = cpu().rows[vectors]
-        if merge and scalar_channels < 4 and kernel_width <= MERGED_TAPS:
-            tiles, times = split(scalar_channels * kernel_width, limit), 1
-        else:
-            tiles, times = split(scalar_channels, limit), kernel_width
+        merged = merge and scalar_channels < 4 and kernel_width <= MERGED_TAPS
+        count, times = (scalar_channels * kernel_width, 1) if merged else (scalar_channels, kernel_width)
+        tiles = split(count, _tile_rows(count, vectors))
         total += blocks * times * sum(_tile_cost(rows, vectors) for rows in tiles)
     return total
 
@@ -280,18 +285,24 @@ def schedule(problem: ConvProblem) -> Schedule:
     if fold:
         geo, runs = fold
         scalar, merge, pack = geo.wide, False, LINES
-    blocks = _group_blocks(vector.channels) if by_group else _lane_blocks(vector.channels)
-    limit = LANE_ROWS if by_group else min(cpu().rows[vectors] for _, _, vectors in blocks)
+    blocks = _lane_blocks(vector.channels)
+    if by_group:  # one for each channel of a group
+        blocks = [(channel, cpu().width, 1) for channel in range(vector.channels)]
+    count = channels * width if merge else channels
+    limit = LANE_ROWS if by_group else min(_tile_rows(count, vectors) for _, _, vectors in blocks)
     cuts = [[1] * run.count if by_group else split(run.count, limit) for run in runs]
     lane_factor = cpu().width if by_group else 1
     lanes = sum(v for _, _, v in blocks) * cpu().width
-    packed = 0 if regions else 4 * (lanes + (lane_factor * scalar.channels if pack != NATIVE else 0))
+    in_place = not by_group and not vector_is_wide and _whole_lines(problem, vector)
+    packed = 0 if regions else 4 * (lanes * (not in_place) + (lane_factor * scalar.channels if pack != NATIVE else 0))
     shape = _slab_shape(problem, geo.axes, packed, by_group, pack == NATIVE and not vector_is_wide)
     slabs = tuple(_slabs(geo.axes, shape))
     scalars, channel_offset = _scalar_operand(
         geo, scalar, pack, list(chain(*cuts)), shape, not vector_is_wide, by_group, padded
     )
     vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group)
+    if in_place:
+        vectors_ = _lines_in_place(vector)
     if regions:
         scalars, vectors_ = (_in_place(geo, tensor, size) for tensor in (wide, narrow))
     # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
@@ -326,6 +337,7 @@ def schedule(problem: ConvProblem) -> Schedule:
         vector_is_wide=vector_is_wide,
         lanes_are_groups=by_group,
         direct=regions is not None,
+        in_place=in_place,
         groups=ceil(problem.groups / cpu().width) if by_group else problem.groups,
         together=_together(problem, geo, by_group, pack),
         axes=geo.axes,
@@ -367,6 +379,20 @@ def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool, ac
     return max(64, min(most, 40 * 1024 // (64 + line)))
 
 
+def _whole_lines(problem: ConvProblem, vector: Tensor) -> bool:
+    """Whether channels lie as lines of a panel, two at the most, so that at least half of a cache's sets are used."""
+    line = cpu().width * min(2, ceil(vector.channels / cpu().width))
+    few = vector.channels % line == 0 and vector.channels * problem.groups <= 2 * line
+    return problem.dtype == "f32" and vector.channel == 1 and few
+
+
+def _lines_in_place(vector: Tensor) -> Operand:
+    """Give the operand of a narrow vector tensor that is its own panel."""
+    line = cpu().width * min(2, vector.channels // cpu().width)
+    none = np.zeros(4, np.int64)
+    return Operand(vector, False, 1, vector.group, none, wrapped(step // line for step in vector.steps), 0)
+
+
 def _adjacent_groups(problem: ConvProblem, geo: Geometry) -> bool:
     """Whether groups follow each other in both tensors, and fill whole vectors."""
     single = geo.wide.channels == geo.narrow.channels == geo.wide.group == geo.narrow.group == 1
@@ -379,11 +405,6 @@ def _in_place(geo: Geometry, tensor: Tensor, size: int) -> Operand:
     steps = [size * step for step in tensor.steps]
     moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
     return Operand(tensor, is_wide, 1, cpu().width, wrapped(steps), wrapped(moves), 0)
-
-
-def _group_blocks(channels: int) -> list[tuple[int, int, int]]:
-    """Give one lane block for each channel of a group, where lanes are groups."""
-    return [(channel, cpu().width, 1) for channel in range(channels)]
 
 
 def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bool = False) -> Four:

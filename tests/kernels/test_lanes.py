@@ -1,4 +1,4 @@
-"""Depthwise gradients whose groups follow each other in memory, which are read where they lie."""
+"""Channels-last tensors that are read where they lie, as vectors of groups or of channels."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from kernels.cpu import cpu
 from kernels.schedule import schedule
 from tests.kernels.harness import Tensor, assert_same_bits, check, compute, problem_of
 from tests.problems import Case
@@ -67,3 +68,26 @@ def test_packs_others() -> None:
     many = replace(_case((90,), pads=45), src_spatial=(100,), dst_spatial=(101,))
     assert not schedule(problem_of(many)).direct
     check(many)
+
+
+@pytest.mark.parametrize("channels", [16, 32])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_few_channels_in_place(channels: int, groups: int, stride: int) -> None:
+    """A stem's gradient, whose channels fill lines, gives the oracle's bits without packing them."""
+    case = replace(_case((3, 3), stride=stride), groups=groups, src_channels=3 * groups, dst_channels=channels * groups)
+    assert schedule(problem_of(case)).in_place == (channels * groups <= 4 * cpu().width)
+    for workers in (1, 3):
+        check(case, workers=workers)
+    inputs: dict[str, Tensor] = case.inputs()
+    inputs["diff_dst"].reshape(-1)[[0, -1]] = np.nan
+    assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+
+
+@pytest.mark.parametrize("weights_format", ["XIO", "OIX", "IOX", "XOI"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_writes_every_layout(weights_format: str, dtype: str) -> None:
+    """Sums of either tensor's channels as lanes are written to every layout of the weights."""
+    for src, dst in ((40, 19), (19, 40)):
+        case = replace(_case((2, 3), groups=1), src_channels=src, dst_channels=dst, dtype=dtype)
+        check(replace(case, weights_format=weights_format))
