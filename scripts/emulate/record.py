@@ -181,7 +181,8 @@ def objects(folder: Path, path: str) -> None:
         write(compiled.library)
         symbols.append(compiled.fndesc.llvm_func_name)
     rows = {(kind, count): tiles._tile(kind, count) for kind, count in tiles._entries()}
-    entries = [rows.get(divmod(place, tiles.LANE_ROWS + 1)) for place in range(3 * (tiles.LANE_ROWS + 1))]
+    columns = tiles.LANE_ROWS + tiles.LINES_KEPT + 1
+    entries = [rows.get(divmod(place, columns)) for place in range((3 + len(tiles.DIRECT)) * columns)]
     table = [[entry._wrapper_name if entry else "0" for entry in entries], []]
     table[1] = [dots._entry(entry)._wrapper_name for entry in range(dots.ENTRIES)]
     for cfunc in [*rows.values(), *(dots._entry(entry) for entry in range(dots.ENTRIES))]:
