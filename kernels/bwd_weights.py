@@ -30,8 +30,8 @@ Ints = npt.NDArray[np.int64]
 Pair = tuple[int, int]
 Shape = tuple[int, ...]
 
-UNIT_MACS = 20_000_000
-"""Work that makes a unit worth its message to a worker (about half a millisecond)."""
+UNIT_MACS, MORE_MACS = 20_000_000, 50_000_000
+"""Work that makes a unit worth its message to a worker, where each gets one and where some get several."""
 
 SHARED_ACC_BYTES = 1 << 20
 """Gradients up to this size are shared out by pixels, larger ones by channels."""
@@ -67,7 +67,7 @@ class BwdWeights:
         """Share out small gradients by pixels (partial sums, then tiles) and large ones by groups and channels."""
         plan = self.schedule(problem)
         acc_bytes = 4 * plan.rows * plan.lanes * plan.groups
-        wanted = max(1, min(4 * workers, problem.macs // UNIT_MACS))
+        wanted = max(1, min(workers, problem.macs // UNIT_MACS), min(4 * workers, problem.macs // MORE_MACS))
         parts = 1
         while 2 * parts <= min(wanted, plan.chunks) and acc_bytes <= SHARED_ACC_BYTES:
             parts *= 2

@@ -21,7 +21,7 @@ from tests.problems import Case
 
 # 4.7 MB of tensors, in four units of two images each.
 CASE = Case(
-    name="early", n=8, src_channels=32, dst_channels=32, src_spatial=(48, 48), dst_spatial=(48, 48), kernel=(3, 3),
+    name="early", n=8, src_channels=64, dst_channels=64, src_spatial=(48, 48), dst_spatial=(48, 48), kernel=(3, 3),
     pads_begin=(1, 1), pads_end=(1, 1),
 )  # fmt: skip
 INPUTS = CASE.inputs()
