@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from benchmarks.accuracy import Tensor, stored
+from benchmarks.team import Team
 from kernels import ConvProblem, Unit, plan, run_unit, storage_dtype
 from kernels.arena import arena_bytes
 
@@ -62,7 +63,8 @@ class Contender(ABC):
 class Ours(Contender):
     """The kernels here: the units of the plan on `threads` threads, a stage after the other.
 
-    The threads are the contender's own, so that their scratch memory is what this layer and layout need.
+    The threads are the contender's own, so that their scratch memory is what this layer and layout need. Each keeps to
+    processors of its own, as the service's workers do.
     """
 
     def __init__(self, problem: ConvProblem, inputs: list[Tensor], threads: int, clock: str) -> None:
@@ -71,19 +73,18 @@ class Ours(Contender):
         self._inputs = [stored(tensor) for tensor in inputs]
         self._scratch = np.empty(self.plan.scratch_bytes, np.uint8) if self.plan.scratch_bytes else None
         self._stages = [[u for u in self.plan.units if u.stage == s] for s in range(self.plan.stages)]
-        self._threads = threads
-        self._pool = ThreadPoolExecutor(threads)
+        self._team = Team(threads)
+        self._first = ThreadPoolExecutor(1, initializer=self._team.keep)
 
     def call(self) -> Tensor:
-        """Compute with this thread and, where a stage has more than one unit, with helpers from the pool."""
+        """Compute with this thread and, where a stage has more than one unit, with the others of the team."""
         output = np.empty(self.problem.output_shape, storage_dtype(self.problem.dtype))
         for units in self._stages:
             left = iter(units)
-            others = min(self._threads, len(units)) - 1
-            helpers = [self._pool.submit(self._work, left, output) for _ in range(others)]
-            self._work(left, output)
-            for helper in helpers:
-                helper.result()
+            if len(units) == 1:
+                self._work(left, output)
+            else:
+                self._team.run(partial(self._work, left, output))
         return output
 
     def _work(self, units: Iterable[Unit], output: Tensor) -> None:
@@ -92,12 +93,12 @@ class Ours(Contender):
             run_unit(self.plan, unit, self._inputs, output, self._scratch)
 
     def first(self) -> tuple[float, Any]:
-        """Compute on a thread of the pool, which then holds the scratch."""
-        return self._pool.submit(super().first).result()
+        """Compute on the team's first thread, which then holds the scratch."""
+        return self._first.submit(super().first).result()
 
     def time(self, repeats: int) -> float:
         """Time on that thread."""
-        return self._pool.submit(super().time, repeats).result()
+        return self._first.submit(super().time, repeats).result()
 
     def result(self, called: Any) -> tuple[Tensor, ConvProblem]:
         """Give the output with its own problem."""
@@ -105,21 +106,17 @@ class Ours(Contender):
 
     def about(self) -> dict[str, Any]:
         """Name the kernel and the cut, and the bytes of scratch: the largest thread's own, and what all share."""
-        barrier = threading.Barrier(self._threads)
-
-        def held(_: int) -> int:
-            barrier.wait()  # one task for each thread
-            return arena_bytes()
-
-        scratch = max(self._pool.map(held, range(self._threads)))
+        held: list[int] = []
+        self._first.submit(self._team.run, lambda: held.append(arena_bytes())).result()
         return {
             "kernel": self.plan.kernel,
             "units": len(self.plan.units),
             "stages": self.plan.stages,
-            "worker_scratch_bytes": scratch,
+            "worker_scratch_bytes": max(held),
             "shared_scratch_bytes": self.plan.scratch_bytes,
         }
 
     def close(self) -> None:
         """End the threads; their scratch goes with them."""
-        self._pool.shutdown()
+        self._first.shutdown()
+        self._team.close()

@@ -23,8 +23,8 @@ __all__ = ["Settings", "measure", "take_turns"]
 SAMPLE_S = 0.01
 """Shortest sample: quick calls are repeated up to this, for the clock's sake."""
 
-PAUSE_S = 0.003
-"""Between samples of several threads: a team that has just finished spins for a while, on the next one's processors."""
+PAUSE_S = 0.02
+"""Between samples of several threads: a team that has finished spins for milliseconds where the next one computes."""
 
 TOLERANCE = {"f32": 1e-2, "bf16": 0.25, "f16": 5e-2}
 """Largest difference, in units of the exact values' RMS, that rounding may explain, that of a peer which rounds often

@@ -18,14 +18,19 @@ __all__ = ["drain"]
 async def drain(service: LiveService, family: Family, calls: Sequence[Prepared], tally: Tally, count: int) -> list[int]:
     """Send SIGTERM when `count` calls are in flight, and see them to their ends; gives the processes that are left.
 
-    The workers stand still until /readyz is 503, so that it is certain which calls were in flight.
+    Both workers stand still until /readyz is 503, so that it is certain which calls were in flight.
     """
-    for pid in family.workers():
-        family.strike(pid, signal.SIGSTOP)
-    loading = asyncio.create_task(load(service.url, calls, tally, count=count, at_once=count))
     async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
-        while f"\nconvgrad_calls_open {count}.0\n" not in (await client.get("/metrics")).text:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+
+        async def seen(metric: str) -> None:
+            while f"\n{metric}\n" not in (await client.get("/metrics")).text:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+        await seen('convgrad_workers{state="idle"} 2.0')
+        for pid in family.workers():
+            family.strike(pid, signal.SIGSTOP)
+        loading = asyncio.create_task(load(service.url, calls, tally, count=count, at_once=count))
+        await seen(f"convgrad_calls_open {count}.0")
         service.process.send_signal(signal.SIGTERM)
         while (ready := await client.get("/readyz")).status_code != 503:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
