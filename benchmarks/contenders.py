@@ -63,8 +63,7 @@ class Contender(ABC):
 class Ours(Contender):
     """The kernels here: the units of the plan on `threads` threads, a stage after the other.
 
-    The threads are the contender's own, so that their scratch memory is what this layer and layout need. Each keeps to
-    processors of its own, as the service's workers do.
+    The threads are the contender's own, so that their scratch memory is what this layer and layout need.
     """
 
     def __init__(self, problem: ConvProblem, inputs: list[Tensor], threads: int, clock: str) -> None:

@@ -18,8 +18,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.cpu import processors
-
 __all__ = ["Team"]
 
 _AWAKE = 3_000_000  # looks at a number before a thread goes to sleep, one to three milliseconds
@@ -58,7 +56,7 @@ class Team:
         self._begun = threading.Condition()
         self._work: Callable[[], None] | None = None
         self._error: BaseException | None = None
-        self._own, *others = (processors(place, threads) for place in range(threads))
+        self._own, *others = (_processors(place, threads) for place in range(threads))
         self._helpers = [
             threading.Thread(target=self._help, args=(number, some), daemon=True)
             for number, some in enumerate(others, 1)
@@ -119,3 +117,9 @@ class Team:
 def _keep_to(some: tuple[int, ...]) -> None:
     if some:
         os.sched_setaffinity(0, some)
+
+
+def _processors(place: int, threads: int) -> tuple[int, ...]:
+    """Deal the processors out in turn; none where there are fewer than threads: any will do."""
+    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return tuple(mine[place::threads]) if 1 < threads <= len(mine) else ()

@@ -12,7 +12,7 @@ from typing import Literal
 
 import llvmlite.binding as llvm
 
-__all__ = ["IMITATE", "SETTING", "Cpu", "cpu", "processors"]
+__all__ = ["IMITATE", "SETTING", "Cpu", "cpu"]
 
 SETTING = "CONVGRAD_CPU_FEATURES"
 
@@ -83,13 +83,3 @@ def cpu() -> Cpu:
         return Cpu(name, host, 16, {1: 9, 2: 9}, dots, imitated)
     rows = 6 if "fma" in host or setting is None else 4
     return Cpu(name, host, 8, {1: 8, 2: rows}, dots, imitated)
-
-
-def processors(place: int, workers: int) -> tuple[int, ...]:
-    """Share this process's processors out among workers, and give those of the worker at `place`; none: any will do.
-
-    A processor has one worker at most, so that two that wake at once never wait for each other on one, while others
-    idle. Processors of one core are mostly numbered half their count apart, so they come to one worker.
-    """
-    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return tuple(mine[place::workers]) if 1 < workers <= len(mine) else ()

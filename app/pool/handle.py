@@ -54,14 +54,12 @@ class WorkerHandle:
     def __init__(
         self,
         number: int,
-        place: int,
         *,
         on_ready: Callable[[WorkerHandle], None],
         on_done: Callable[[WorkerHandle, Assignment, Done], None],
         on_death: Callable[[WorkerHandle], None],
     ) -> None:
         self.number = number
-        self.place = place  # among the workers that there are at a time
         self.pid: int | None = None
         self.ready = False
         self.parent: int | None = None

@@ -80,10 +80,10 @@ class Launcher:
         if self._task is not None:
             await self._task
 
-    def spawn(self, number: int, processors: tuple[int, ...], descriptors: Sequence[int]) -> None:
+    def spawn(self, number: int, descriptors: Sequence[int]) -> None:
         """Ask for a worker; descriptors are its socket and its control page."""
         assert self._channel is not None
-        self._channel.send(Spawn(number, processors), descriptors)
+        self._channel.send(Spawn(number), descriptors)
 
     def kill(self) -> None:
         """Kill a nursery that does not answer; another one follows."""

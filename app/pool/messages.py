@@ -40,10 +40,9 @@ _ANCILLARY = socket.CMSG_SPACE(64 * struct.calcsize("i"))
 
 
 class Spawn(NamedTuple):
-    """Server to nursery: fork worker `number`, for these processors or any. Descriptors: its socket, its page."""
+    """Server to nursery: fork worker `number`. Descriptors: its socket, its control page."""
 
     number: int
-    processors: tuple[int, ...] = ()
 
 
 class Spawned(NamedTuple):

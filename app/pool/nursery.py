@@ -125,15 +125,14 @@ class _Nursery:
         while (found := self._decoder.next()) is not None:
             message, descriptors = found
             assert isinstance(message, Spawn)
-            self._fork(message, *descriptors)
+            self._fork(message.number, *descriptors)
         return True
 
-    def _fork(self, asked: Spawn, sock: int, page: int) -> None:
-        number = asked.number
+    def _fork(self, number: int, sock: int, page: int) -> None:
         try:
             pid = os.fork()
             if pid == 0:
-                self._become_worker(asked.processors, sock, page)
+                self._become_worker(sock, page)
         except OSError as error:  # processes or memory at their limit: the closed socket tells the server
             sys.stderr.write(f"worker {number} can't be forked: {error.strerror}\n")
             return
@@ -145,16 +144,13 @@ class _Nursery:
         self._poll.register(child.pidfd, select.POLLIN)
         send(self._sock, Spawned(number, pid), [child.pidfd])
 
-    def _become_worker(self, processors: tuple[int, ...], sock: int, page: int) -> None:
+    def _become_worker(self, sock: int, page: int) -> None:
         code = 1
         try:
             # Nothing of another process may stay open here: the others' ends would go unnoticed.
             self._sock.close()
             for pidfd in self._children:
                 os.close(pidfd)
-            if processors:
-                with contextlib.suppress(OSError):  # taken away meanwhile: any will do
-                    os.sched_setaffinity(0, processors)
             from app.pool.worker import work
 
             control = ControlPage(page)

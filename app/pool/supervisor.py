@@ -33,7 +33,6 @@ from convgrad._errors import (
     WorkerLost,
 )
 from kernels import Plan
-from kernels.cpu import processors
 
 __all__ = ["Supervisor"]
 
@@ -245,17 +244,16 @@ class Supervisor:
 
     def _fill(self) -> None:
         while self._launcher.loaded and not self._closing and len(self._workers) < self._wanted:
-            place = min({*range(self._wanted)} - {worker.place for worker in self._workers.values()})
             try:
                 worker = WorkerHandle(
-                    next(self._numbers), place, on_ready=self._welcome, on_done=self._done, on_death=self._died
+                    next(self._numbers), on_ready=self._welcome, on_done=self._done, on_death=self._died
                 )
             except OSError as error:
                 _log.error("a worker can't be started: %s", error)
                 asyncio.get_running_loop().call_later(_RESPAWN_S, self._fill)
                 return
             self._workers[worker.number] = worker
-            self._launcher.spawn(worker.number, processors(place, self._wanted), worker.descriptors)
+            self._launcher.spawn(worker.number, worker.descriptors)
             worker.handed_over()
 
     def _spawned(self, number: int, pid: int, pidfd: int | None) -> None:

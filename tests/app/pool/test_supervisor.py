@@ -19,7 +19,6 @@ import pytest
 from app.pool.handle import WorkerHandle
 from convgrad._errors import InternalError, WorkerLost
 from kernels import Plan, compute, plan
-from kernels.cpu import processors
 from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, gone, kill, random_inputs
 from tests.app.pool.proc import descriptors
 
@@ -64,32 +63,6 @@ def test_a_worker_killed_in_the_middle_of_a_unit(two: Fleet) -> None:
         np.testing.assert_array_equal(result, compute(SLOW, *inputs, reference=True))
 
     two.run(scenario())
-
-
-def test_workers_keep_to_processors_of_their_own(two: Fleet) -> None:
-    """No two workers share a processor where there are enough, also after one was replaced."""
-
-    async def scenario() -> None:
-        kill(min(two.pids))
-        await two.whole()
-        first, second = (os.sched_getaffinity(pid) for pid in two.pids)
-        everything = os.sched_getaffinity(0)
-        assert first | second == everything
-        assert not first & second or len(everything) < 2
-
-    two.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("mine", "workers", "shares"),
-    [({0, 1}, 2, [(0,), (1,)]), ({3, 5, 6, 9}, 2, [(3, 6), (5, 9)]), ({0, 1}, 3, [(), (), ()]), ({0, 1}, 1, [()])],
-)
-def test_shares_of_the_processors(
-    monkeypatch: pytest.MonkeyPatch, mine: set[int], workers: int, shares: list[tuple[int, ...]]
-) -> None:
-    """Processors are dealt out in turn; a lone worker, or one of too many, may run anywhere."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: mine)
-    assert [processors(place, workers) for place in range(workers)] == shares
 
 
 def test_no_call_is_refused_while_all_workers_are_replaced(two: Fleet) -> None:
@@ -333,7 +306,7 @@ def test_a_worker_that_cannot_be_asked_for(two: Fleet) -> None:
         free = os.dup(0)
         os.close(free)
         with no_more_files(free + 1), pytest.raises(OSError, match="Too many open files"):
-            WorkerHandle(1, 0, on_ready=lambda _: None, on_done=lambda *_: None, on_death=lambda _: None)
+            WorkerHandle(1, on_ready=lambda _: None, on_done=lambda *_: None, on_death=lambda _: None)
         again = os.dup(0)
         os.close(again)
         assert again == free
