@@ -33,6 +33,9 @@ Shape = tuple[int, ...]
 UNIT_MACS, MORE_MACS = 20_000_000, 50_000_000
 """Work that makes a unit worth its message to a worker, where each gets one and where some get several."""
 
+JOIN_BYTES = 1 << 20
+"""Partial sums that make adding them up worth one more unit."""
+
 SHARED_ACC_BYTES = 1 << 20
 """Gradients up to this size are shared out by pixels, larger ones by channels."""
 
@@ -85,7 +88,7 @@ class BwdWeights:
             Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts), _images(problem, plan, end))
             for i, end in enumerate(ends)
         ]
-        tiles = _tiles(problem, plan, min(4, wanted))
+        tiles = _tiles(problem, plan, max(1, min(4, wanted, parts * acc_bytes // JOIN_BYTES)))
         last = [Unit(parts + i, 1, offset, shape, 0, (*p, -1, parts)) for i, (p, offset, shape) in enumerate(tiles)]
         return first + last, parts * acc_bytes
 
