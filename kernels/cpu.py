@@ -68,7 +68,7 @@ def _dots(host: frozenset[str], imitated: frozenset[str]) -> Literal["", "amx", 
 def cpu() -> Cpu:
     """Read the processor once.
 
-    `CONVGRAD_CPU_FEATURES` is a comma-separated list of the optional features to use (``avx512f``, ``fma``,
+    `CONVGRAD_CPU_FEATURES` is a comma-separated list of the optional features to use (``avx512f``, ``fma``, ``f16c``,
     ``avx512bf16``, ``amx-tile``, ``amx-bf16``); unset means all that there are. An empty value leaves the portable
     path.
     """

@@ -16,6 +16,8 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from kernels.cpu import cpu
+
 __all__ = [
     "add_run",
     "all_finite",
@@ -119,11 +121,16 @@ def _prefetch(builder: Any, address: Any) -> None:
 
 
 def _widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
-    """Convert loaded lanes to f32: bf16 by shifting, f16 by rescaling the exponent (exact, denormals included)."""
+    """Convert loaded lanes to f32: bf16 by shifting, f16 by its instruction.
+
+    Where there is none, f16 is converted by rescaling the exponent (exact, denormals included).
+    """
     if kind == "f32":
         return raw
     ints = ir.VectorType(ir.IntType(32), width)
     floats = ir.VectorType(_F32, width)
+    if kind == "f16" and "f16c" in cpu().features:
+        return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), width)), floats)
 
     def const(value: int) -> Any:
         return ir.Constant(ints, [value] * width)

@@ -23,8 +23,8 @@ __all__ = ["DIRECT", "LANEWISE", "LANE_ROWS", "LINES_KEPT", "tile_table"]
 LANEWISE = 0
 """Row of the table with the lanewise tiles; rows 1 and 2 are the tiles of one and two vectors."""
 
-DIRECT = {"f32": 3, "bf16": 4}
-"""Rows of the table with the tiles of `kernels.lanes.lane_taps`."""
+DIRECT = {"f32": 3, "bf16": 4} | ({"f16": 5} if "f16c" in cpu().features else {})
+"""Rows of the table with the tiles of `kernels.lanes.lane_taps`; reading f16 there takes an instruction for it."""
 
 LANE_ROWS = 9
 """Rows of the tallest lanewise tile: a 3x3 kernel."""

@@ -9,6 +9,7 @@ import pytest
 
 from kernels.cpu import cpu
 from kernels.schedule import schedule
+from kernels.tiles import DIRECT
 from tests.kernels.harness import Tensor, assert_same_bits, check, compute, problem_of
 from tests.problems import Case
 
@@ -41,7 +42,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("dtype", sorted(DIRECT))
 def test_reads_in_place(name: str, dtype: str) -> None:
     """Both operations give the oracle's bits without packing, for one worker and for three."""
     case = replace(CASES[name], dtype=dtype)
