@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -40,28 +41,43 @@ def _other_paths() -> dict[str, str]:
 OTHER_PATHS = _other_paths()
 
 
-def _run(environment: dict[str, str], names: Sequence[str]) -> None:
+IMITATED = ("avx512f,amx-bf16", "avx512bf16")
+
+
+def _run(environment: dict[str, str], names: Sequence[str]) -> str:
+    """Run test files in a process of their own; gives what went wrong."""
     here = Path(__file__).parent
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(str(here / n) for n in names)]
     variables = {**os.environ, **environment, INNER: "1"}
     done = subprocess.run(command, cwd=here.parents[1], env=variables, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout[-6000:] + done.stderr[-2000:] if done.returncode else ""
+
+
+@pytest.fixture(scope="module")
+def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
+    """Start the processes that the chosen tests ask for, as many at a time as there are processors."""
+    chosen = {item.callspec.params.get("path") for item in request.session.items if hasattr(item, "callspec")}
+    wanted = [(tag, {SETTING: setting}, ["."]) for tag, setting in OTHER_PATHS.items()]
+    numbers = ["test_dots.py", "test_units.py", "test_special_values.py"]
+    wanted += [(imitated, {IMITATE: imitated}, numbers) for imitated in IMITATED]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        yield {path: pool.submit(_run, setting, names) for path, setting, names in wanted if path in chosen}
 
 
 @pytest.mark.skipif(INNER in os.environ, reason="already inside")
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("tag", OTHER_PATHS)
-def test_suite_on_path(tag: str) -> None:
+@pytest.mark.parametrize("path", OTHER_PATHS)
+def test_suite_on_path(path: str, runs: dict[str, Future[str]]) -> None:
     """With features switched off, every kernel test passes."""
-    _run({SETTING: OTHER_PATHS[tag]}, ["."])
+    assert not (wrong := runs[path].result()), wrong
 
 
 @pytest.mark.skipif(INNER in os.environ, reason="already inside")
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("imitated", ["avx512f,amx-bf16", "avx512bf16"])
-def test_numbers_on_imitated_path(imitated: str) -> None:
+@pytest.mark.parametrize("path", IMITATED)
+def test_numbers_on_imitated_path(path: str, runs: dict[str, Future[str]]) -> None:
     """The paths of processors that this one is not give right numbers with their instructions imitated."""
-    _run({IMITATE: imitated}, ["test_dots.py", "test_units.py", "test_special_values.py"])
+    assert not (wrong := runs[path].result()), wrong
 
 
 def test_setting_selects_the_path() -> None:
