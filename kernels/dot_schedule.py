@@ -39,6 +39,9 @@ SLAB_BYTES_MAX = 16 << 20
 MOST_BOXES = 1 << 16
 """Pieces of memory to pack: beyond that, short lines of many phases, laying them out takes too long."""
 
+MOST_ROWS = 1 << 17
+"""Pairs of a channel and a tap: their table has 1 MiB."""
+
 CHUNKS, CHUNK_MACS, CHUNK_POSITIONS = 8, 10_000_000, 2048
 """As in `kernels.schedule`."""
 
@@ -203,6 +206,8 @@ def _boxes(columns: Sequence[Iterable[tuple[int, int, int]]], steps: Sequence[in
 def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     """Lay out the sum for `problem`; None where zeros would need too much room, or there is nothing to sum."""
     geo = geometry(problem)
+    if geo.wide.channels * prod(len(axis.shifts) for axis in geo.axes) > MOST_ROWS:
+        return None
     lines = _cut(geo, problem.groups)
     if lines is None:
         return None
