@@ -14,6 +14,12 @@ from schemas.ops import ResolvedOp, TensorSpec
 
 __all__ = ["call_bytes", "check_limits", "complete_images", "describe_plan", "plan_call", "problem_of", "tensor_bytes"]
 
+_PLAN_LIMITS = {"taps of a filter": 1 << 17, "channels of a group": 1 << 21}
+"""Up to here a plan takes a tenth of a second and its tables some tens of megabytes."""
+
+_REFERENCE_UNITS = 1 << 14
+"""Filter taps or, for ConvTranspose, images, each of them a unit of the reference kernel."""
+
 _BY_IMAGE = ("src", "diff_dst")
 """Inputs whose outermost axis is the batch, in every layout."""
 
@@ -49,15 +55,23 @@ def tensor_bytes(spec: TensorSpec) -> int:
 
 
 def check_limits(op: ResolvedOp, settings: Settings) -> None:
-    """Raise `TooLarge` when work, output or tensors together are over a limit; nothing is planned yet."""
+    """Raise `TooLarge` when work, output, tensors together or a plan would be over a limit; nothing is planned yet."""
     _check("work", op.macs, settings.work_limit, "multiply-adds")
     _check("output", tensor_bytes(op.output), settings.output_limit, "bytes of output")
     _check("memory", call_bytes(op), settings.memory_budget, "bytes of tensors")
+    problem = problem_of(op)
+    counts = prod(problem.kernel), max(problem.dims.wide_channels, problem.dims.narrow_channels)
+    for count, (what, limit) in zip(counts, _PLAN_LIMITS.items(), strict=True):
+        _check("plan", count, limit, what)
 
 
 def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> Plan:
-    """Plan `op` for the workers of this service; raises `TooLarge` when its scratch is over the limit."""
-    chosen = plan(problem_of(op), workers=settings.worker_count, reference=reference)
+    """Plan `op` for the workers of this service; raises `TooLarge` when its scratch or its units are over a limit."""
+    problem = problem_of(op)
+    if reference:
+        units = problem.n if problem.forward else prod(problem.kernel)
+        _check("plan", units, _REFERENCE_UNITS, "units of the reference kernel")
+    chosen = plan(problem, workers=settings.worker_count, reference=reference)
     _check(
         "scratch",
         call_bytes(op) + chosen.scratch_bytes,

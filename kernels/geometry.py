@@ -8,14 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.problem import ConvProblem
+from kernels.problem import ConvProblem, Dims
 
 __all__ = ["Axis", "Geometry", "Run", "Tensor", "folded", "geometry", "wrapped"]
+
+FEW_TAPS = 64
+"""Taps of an axis up to which their ranges are computed one by one."""
+
+MOST_RUNS = 4096
+"""Runs of channels up to which folding pays its layout."""
 
 
 def wrapped(values: Iterable[int]) -> npt.NDArray[np.int64]:
@@ -53,8 +61,22 @@ class Axis:
         """The narrow positions for which every tap is inside."""
         return max(low for low, _ in self.ranges), min(high for _, high in self.ranges)
 
+    @cached_property
+    def _spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """Shifts and ranges as tables, where there are many and 64 bits hold what is computed from them."""
+        most = max(abs(self.shifts[0]), abs(self.shifts[-1])) + (self.size + 1) * self.stride
+        if len(self.shifts) <= FEW_TAPS or most >= 1 << 62:
+            return None
+        return np.array(self.shifts), np.fromiter(chain.from_iterable(self.ranges), np.int64).reshape(-1, 2)
+
     def window(self, low: int, high: int) -> tuple[int, int]:
         """Give the span of wide positions that narrow positions ``low..high`` really meet."""
+        if self._spans is not None:
+            shifts, ranges = self._spans
+            starts, stops = np.maximum(low, ranges[:, 0]), np.minimum(high, ranges[:, 1])
+            meets = starts < stops
+            begin, end = starts * self.stride + shifts, (stops - 1) * self.stride + shifts
+            return (int(begin[meets].min()), int(end[meets].max()) + 1) if meets.any() else (0, 0)
         ends = []
         for shift, (first, last) in zip(self.shifts, self.ranges, strict=True):
             start, stop = max(low, first), min(high, last)
@@ -89,16 +111,27 @@ def geometry(problem: ConvProblem) -> Geometry:
     axes = [Axis(dims.n, dims.n, 1, (0,), ((0, dims.n),))]
     for a in range(3):
         stride, size, pad = dims.strides[a], dims.narrow[a], dims.pads[a]
-        ranges = tuple(dims.tap_range(a, tap) for tap in range(dims.kernel[a]))
+        ranges = _ranges(dims, a)
         if dims.kernel[a] == 1:
             origin -= pad * steps[a + 1]
             steps[a + 1] *= stride
             axes.append(Axis(size, size, 1, (0,), ranges))
         else:
-            shifts = tuple(tap * dims.dilations[a] - pad for tap in range(dims.kernel[a]))
+            shifts = tuple(range(-pad, dims.kernel[a] * dims.dilations[a] - pad, dims.dilations[a]))
             axes.append(Axis(size, dims.wide[a], stride, shifts, ranges))
     wide = Tensor((steps[0], steps[1], steps[2], steps[3]), wide.channel, wide.group, wide.channels, origin)
     return _merge(wide, narrow, axes)
+
+
+def _ranges(dims: Dims, axis: int) -> tuple[tuple[int, int], ...]:
+    """Give `Dims.tap_range` of every tap of an axis: one by one where they are few, or 64 bits too small."""
+    taps, stride, dilation, pad = dims.kernel[axis], dims.strides[axis], dims.dilations[axis], dims.pads[axis]
+    if taps <= FEW_TAPS or max(taps * dilation, pad, stride) + dims.wide[axis] >= 1 << 62:
+        return tuple(dims.tap_range(axis, tap) for tap in range(taps))
+    shifts = np.arange(taps) * dilation - pad
+    low = np.maximum(0, -(shifts // stride))
+    high = np.maximum(low, np.minimum(dims.narrow[axis], (dims.wide[axis] - 1 - shifts) // stride + 1))
+    return tuple(zip(low.tolist(), high.tolist(), strict=True))
 
 
 def _plain(axis: Axis) -> bool:
@@ -158,9 +191,9 @@ def folded(geo: Geometry) -> tuple[Geometry, tuple[Run, ...]] | None:
         origin += axis.shifts[0] * steps[a]
         steps[a] *= axis.stride
         axes[a] = Axis(axis.size, axis.size, 1, (0,), ((0, axis.size),))
-    if inner == 1:
-        return None
     taps, channels = inner * len(offsets), wide.channels
+    if inner == 1 or channels * len(offsets) > MOST_RUNS:
+        return None
     total = prod(len(axis.shifts) for axis in geo.axes)
     if wide.channel != 1:
         runs = [

@@ -12,7 +12,7 @@ from kernels.problem import ConvProblem
 __all__ = ["recent"]
 
 _MANY, _FEW = 256, 2
-# Tables of more positions than this take megabytes.
+# Tables for more positions or weights than this take megabytes, and those for a sixteenth as many channels or taps.
 _LARGE = 1 << 22
 
 T = TypeVar("T")
@@ -24,7 +24,12 @@ def recent(make: Callable[[ConvProblem], T]) -> Callable[[ConvProblem], T]:
 
     @wraps(make)
     def remembered(problem: ConvProblem) -> T:
-        positions = problem.n * max(prod(problem.src_spatial), prod(problem.dst_spatial))
-        return (few if positions > _LARGE else many)(problem)
+        return (few if _size(problem) > _LARGE else many)(problem)
 
     return remembered
+
+
+def _size(problem: ConvProblem) -> int:
+    positions = problem.n * max(prod(problem.src_spatial), prod(problem.dst_spatial))
+    taps, channels = prod(problem.kernel), max(problem.src_channels, problem.dst_channels) // problem.groups
+    return max(positions, prod(problem.weights_shape), 16 * taps, 16 * channels)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from kernels.problem import ConvProblem, Dims
 
-__all__ = ["conv_transpose", "tap_gradient", "taps"]
+__all__ = ["conv_transpose", "tap_gradient", "tap_slices", "taps"]
 
 Array = npt.NDArray[np.float64]
 Storage = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
@@ -70,16 +70,19 @@ def taps(dims: Dims) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]
     Positions that lie in the padding are left out, not multiplied by zero, so Inf and NaN meet only real data.
     """
     for index, position in enumerate(product(*map(range, dims.kernel))):
-        narrow_slices, wide_slices = [], []
-        for axis, tap in enumerate(position):
-            low, high = dims.tap_range(axis, tap)
-            stride = dims.strides[axis]
-            start = low * stride + tap * dims.dilations[axis] - dims.pads[axis]
-            narrow_slices.append(slice(low, high))
-            wide_slices.append(
-                slice(start, start + (high - low - 1) * stride + 1, stride) if high > low else slice(0, 0)
-            )
-        yield index, tuple(narrow_slices), tuple(wide_slices)
+        yield index, *tap_slices(dims, position)
+
+
+def tap_slices(dims: Dims, position: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """Give the slices of narrow and wide pixels that meet in one kernel position."""
+    narrow_slices, wide_slices = [], []
+    for axis, tap in enumerate(position):
+        low, high = dims.tap_range(axis, tap)
+        stride = dims.strides[axis]
+        start = low * stride + tap * dims.dilations[axis] - dims.pads[axis]
+        narrow_slices.append(slice(low, high))
+        wide_slices.append(slice(start, start + (high - low - 1) * stride + 1, stride) if high > low else slice(0, 0))
+    return tuple(narrow_slices), tuple(wide_slices)
 
 
 def tap_gradient(

@@ -61,9 +61,8 @@ class ReferenceKernel:
                 channels = np.moveaxis(channels, 0, -1)
             target[0] = reference.narrow(channels, problem.dtype)
             return True
-        positions = list(reference.taps(problem.dims))
-        _, *slices = positions[unit.part[0]]
-        gradient = reference.tap_gradient(problem, inputs, (slices[0], slices[1]), stop)
+        position = [int(at) for at in np.unravel_index(unit.part[0], problem.dims.kernel)]
+        gradient = reference.tap_gradient(problem, inputs, reference.tap_slices(problem.dims, position), stop)
         if gradient is None:
             return False
         target[...] = reference.narrow(_arrange(gradient, problem), problem.dtype).reshape(target.shape)

@@ -7,7 +7,6 @@ For each tap only the pixels for which it is inside are visited, so padding is n
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, pairwise, product
@@ -21,6 +20,7 @@ from kernels.driver import LINES, NATIVE, PLANES
 from kernels.geometry import Axis, Geometry, Run, Tensor, folded, geometry, wrapped
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.recent import recent
+from kernels.roles import groups_cost, lane_blocks, lines_cost, tile_rows
 from kernels.tables import MERGED_TAPS, Rows, merged_tables, region_tables, split, tap_tables, whole_tables
 from kernels.tiles import DIRECT, LANE_ROWS
 
@@ -56,9 +56,15 @@ TOGETHER_VALUES = 64
 TILE_BYTES = 192 << 10
 """Scalars that all lane blocks visit in turn before the next are taken: they stay in L2."""
 
+MOST_SLABS = 1 << 16
+"""Slabs up to which laying them out takes no time that is felt."""
+
 CHUNKS = 8
 """Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
 
+
+MERGED_PAIRS = 1 << 14
+"""Taps of a kernel line times channels of a group up to which they are laid out together where lanes are groups."""
 
 PADDED_PAIRS = 1024
 """Taps times channels of a group up to which all of them are visited together, zeros around the pixels."""
@@ -142,44 +148,6 @@ class Schedule:
         return wrapped([*first, *(high - low for low, high in spans), *(starts if operand.padded else first)])
 
 
-def _tile_cost(rows: int, vectors: int) -> float:
-    """Cycles for one position of a register tile: two multiply-adds a cycle, four cycles of latency."""
-    return max(rows * vectors / 2, 4.0) + 0.3
-
-
-def _tile_rows(count: int, vectors: int) -> int:
-    """Give the rows of the tallest tile: no more than 8, which fill lines of scalars, unless `count` asks for it."""
-    most = cpu().rows[vectors]
-    return most if count % most == 0 else min(8, most)
-
-
-def _lane_blocks(channels: int) -> list[tuple[int, int, int]]:
-    """Cut channels into (first, valid, vectors) lines of two vectors, the last of one where that holds it."""
-    width = cpu().width
-    blocks = []
-    for first in range(0, channels, 2 * width):
-        valid = min(2 * width, channels - first)
-        blocks.append((first, valid, 1 if valid <= width else 2))
-    return blocks
-
-
-def _cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: bool) -> float:
-    """Estimate cycles for one pixel and all taps of one (d, h)."""
-    total = 0.0
-    for vectors, blocks in Counter(vectors for _, _, vectors in _lane_blocks(vector_channels)).items():
-        merged = merge and scalar_channels < 4 and kernel_width <= MERGED_TAPS
-        count, times = (scalar_channels * kernel_width, 1) if merged else (scalar_channels, kernel_width)
-        tiles = split(count, _tile_rows(count, vectors))
-        total += blocks * times * sum(_tile_cost(rows, vectors) for rows in tiles)
-    return total
-
-
-def _lane_cost(problem: ConvProblem, wide: Tensor, narrow: Tensor, kernel_width: int) -> float:
-    """Estimate cycles for one pixel of one group where lanes are groups: a load for every multiply-add."""
-    filled = problem.groups / (ceil(problem.groups / cpu().width) * cpu().width)
-    return 0.6 * kernel_width * wide.channels * narrow.channels / cpu().width / filled
-
-
 def _scalar_pack(problem: ConvProblem, tensor: Tensor, stride: int, lanes_are_groups: bool) -> int:
     f32 = problem.dtype == "f32"
     if lanes_are_groups:
@@ -203,12 +171,13 @@ def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int, by_gr
     the border of the wide tensor, so it is made only where work or scratch asks for it, or the wide one is `native`.
     """
     shape = [axis.size for axis in axes]
+    least = max(2 * BLOCK_POSITIONS, prod(shape) // MOST_SLABS)
     macs = problem.macs / max(1, prod(shape))
     limit = min(SLAB_MACS, max(SLAB_MACS_MIN, problem.macs // (2 * CHUNKS)))
 
     def over(byte_limit: int) -> bool:
         points = prod(shape)
-        return points > 2 * BLOCK_POSITIONS and (points * packed > byte_limit or points * macs > limit)
+        return points > least and (points * packed > byte_limit or points * macs > limit)
 
     soft = LANE_SLAB_BYTES if by_group else SLAB_BYTES
     hard = 4 * LANE_SLAB_BYTES // 3 if by_group else SLAB_BYTES_MAX
@@ -262,15 +231,16 @@ def schedule(problem: ConvProblem) -> Schedule:
     wide, narrow = geo.wide, geo.narrow
     width = len(geo.axes[3].shifts)
     costs = {
-        "narrow": _cost(narrow.channels, wide.channels, width, True),
-        "wide": _cost(wide.channels, narrow.channels, width, False),
-        "groups": _lane_cost(problem, wide, narrow, width),
+        "narrow": lines_cost(narrow.channels, wide.channels, width, True),
+        "wide": lines_cost(wide.channels, narrow.channels, width, False),
+        "groups": groups_cost(problem, wide, narrow, width),
     }
     lanes_are = min(costs, key=lambda name: costs[name])
     by_group = lanes_are == "groups"
     vector_is_wide = lanes_are == "wide"
     vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
-    merge = 1 < width <= MERGED_TAPS and not vector_is_wide and (by_group or wide.channels < 4)
+    few = wide.channels < 4 or (by_group and wide.channels * width <= MERGED_PAIRS)
+    merge = 1 < width <= MERGED_TAPS and not vector_is_wide and few
     padded = by_group and _paddable(geo)
     pack = _scalar_pack(problem, scalar, 1 if vector_is_wide else geo.axes[3].stride, by_group)
     size = storage_dtype(problem.dtype).itemsize
@@ -285,14 +255,16 @@ def schedule(problem: ConvProblem) -> Schedule:
     if fold:
         geo, runs = fold
         scalar, merge, pack = geo.wide, False, LINES
-    blocks = _lane_blocks(vector.channels)
+    blocks = lane_blocks(vector.channels)
+    heights = {int(blocks[0, 2]), int(blocks[-1, 2])}
     if by_group:  # one for each channel of a group
-        blocks = [(channel, cpu().width, 1) for channel in range(vector.channels)]
+        firsts, one = np.arange(vector.channels), np.ones(vector.channels, np.int64)
+        blocks = np.column_stack([firsts, cpu().width * one, one, cpu().width * firsts])
     count = channels * width if merge else channels
-    limit = LANE_ROWS if by_group else min(_tile_rows(count, vectors) for _, _, vectors in blocks)
+    limit = LANE_ROWS if by_group else min(tile_rows(count, vectors) for vectors in heights)
     cuts = [[1] * run.count if by_group else split(run.count, limit) for run in runs]
     lane_factor = cpu().width if by_group else 1
-    lanes = sum(v for _, _, v in blocks) * cpu().width
+    lanes = int(blocks[:, 2].sum()) * cpu().width
     in_place = not by_group and not vector_is_wide and _whole_lines(problem, vector)
     packed = 0 if regions else 4 * (lanes * (not in_place) + (lane_factor * scalar.channels if pack != NATIVE else 0))
     shape = _slab_shape(problem, geo.axes, packed, by_group, pack == NATIVE and not vector_is_wide)
@@ -324,7 +296,6 @@ def schedule(problem: ConvProblem) -> Schedule:
         ranges, tiles = tap_tables(rows, geo.axes[1:], steps, tile_cuts, vector_is_wide, together)
     none = np.zeros((0, 12), np.int64)
     padded_ranges, padded_tiles = whole_tables(rows, geo.axes[1:], steps) if padded else (none, none)
-    lane_starts = [sum(v for _, _, v in blocks[:i]) * cpu().width for i in range(len(blocks))]
     points = prod(axis.size for axis in geo.axes)
     chunks = 1
     large = 4 * taps * channels * lanes * problem.groups > SMALL_BYTES
@@ -346,7 +317,7 @@ def schedule(problem: ConvProblem) -> Schedule:
         tap_step=tap_step,
         channel_step=channel_step,
         row_step=row_step,
-        blocks=np.array([(*block, start) for block, start in zip(blocks, lane_starts, strict=True)], np.int64),
+        blocks=blocks,
         lanes=lanes,
         ranges=ranges,
         tiles=tiles,
@@ -461,11 +432,10 @@ def _scalar_lines(
     size = storage_dtype(problem.dtype).itemsize
     lines = []
     for run, parts in zip(runs, cuts, strict=True):
-        offset = run.offset
-        for part in parts:
-            lines.append((offset * size, cpu().width if by_group else part))
-            offset += part * scalar.channel
-    return np.array(lines, np.int64).reshape(-1, 2)
+        counts = np.array(parts, np.int64)
+        offsets = run.offset + (np.cumsum(counts) - counts) * scalar.channel
+        lines.append(np.column_stack([offsets * size, np.full(len(counts), cpu().width) if by_group else counts]))
+    return np.concatenate(lines)
 
 
 def _scalar_operand(
@@ -477,22 +447,24 @@ def _scalar_operand(
     is_wide: bool,
     by_group: bool,
     padded: bool,
-) -> tuple[Operand, list[int]]:
+) -> tuple[Operand, Ints]:
     """Give the scalar tensor's operand and the byte offset of each of its channels."""
     channels = scalar.channels
     points = prod(_window_shape(geo.axes, shape, is_wide, padded))
     if pack == NATIVE:
         n, d, h, w = scalar.steps
         operand = _operand(geo, scalar, (4 * n, 4 * d, 4 * h, 4 * w), shape, is_wide, by_group)
-        return operand, [4 * scalar.channel * c for c in range(channels)]
+        return operand, 4 * scalar.channel * np.arange(channels)
     if pack == PLANES:
         line, plane, count = 1, 4 * points, channels
-        offsets = [plane * c for c in range(channels)]
+        offsets = plane * np.arange(channels)
     else:
         line = cpu().width if by_group else max(cuts)
         # a last line is written with whole vectors, past its end
         plane, count = 4 * (points * line + -line % 8), len(cuts)
-        offsets = [plane * tile + 4 * m for tile, size in enumerate(cuts) for m in range(size)]
+        sizes = np.array(cuts, np.int64)
+        tiles = np.repeat(np.arange(count), sizes)
+        offsets = plane * tiles + 4 * (np.arange(channels) - (np.cumsum(sizes) - sizes)[tiles])
     n, d, h, w = _panel_steps(geo.axes, shape, is_wide, padded)
     steps = (4 * line * n, 4 * line * d, 4 * line * h, 4 * line * w)
     scratch = plane * (count + padded) // 4

@@ -29,6 +29,9 @@ MERGED_TAPS = 64
 REGION_TAPS = 8192
 """Taps of all regions together up to which each region has its own tiles."""
 
+MOST_RANGES = 1 << 16
+"""Rows of a table of taps, up to which all tiles need not be one walk: 6 MiB."""
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -40,7 +43,7 @@ class Rows:
 
     tap_step: int
     row_step: int
-    offsets: Sequence[int]
+    offsets: Ints
     limit: int
 
 
@@ -69,26 +72,31 @@ def tap_tables(
     """Visit every tap by itself, with tiles of `cuts` channels: a first accumulator row, then channels tile by tile.
 
     `axes` are (d, h, w) and `steps` move one position of the wide tensor: lines of the vector panel where
-    `vector_moves`, else bytes of the scalars. A walk over the lane blocks takes `together` tiles.
+    `vector_moves`, else bytes of the scalars. A walk over the lane blocks takes `together` tiles, or more where there
+    would be too many walks.
     """
-    tiles, first = [], 0
-    for row, sizes in cuts:
-        for size in sizes:
-            tiles.append(_tile(row, rows.offsets[first : first + size]))
-            first += size
-            row += size * rows.row_step
+    sizes = np.fromiter(chain.from_iterable(each for _, each in cuts), np.int64)
+    ends, counts = np.cumsum(sizes), [len(each) for _, each in cuts]
+    firsts = ends - sizes
+    inside = firsts - np.repeat(firsts[np.cumsum([0, *counts[:-1]])], counts)
+    tiles = np.zeros((len(sizes), 11), np.int64)
+    tiles[:, 0] = np.repeat([row for row, _ in cuts], counts) + inside * rows.row_step
+    tiles[:, 1] = sizes
+    for i in range(max(sizes.tolist())):
+        has = np.flatnonzero(sizes > i)
+        tiles[has, 2 + i] = rows.offsets[firsts[has] + i]
     grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
     shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
     ranges = np.zeros((grid.shape[1], 12), np.int64)
     for a, axis in enumerate(axes):
-        ranges[:, 2 * a : 2 * a + 2] = np.array(axis.ranges, np.int64)[grid[a]]
+        ranges[:, 2 * a : 2 * a + 2] = np.fromiter(chain.from_iterable(axis.ranges), np.int64).reshape(-1, 2)[grid[a]]
     ranges[:, 6 if vector_moves else 9] = shift
     ranges[:, 10] = np.arange(len(ranges)) * rows.tap_step
-    walks = ceil(len(tiles) / max(1, together))
+    walks = min(ceil(len(tiles) / max(1, together)), max(1, MOST_RANGES // len(ranges)))
     edges = np.arange(walks + 1) * len(tiles) // walks
-    ranges = np.tile(ranges, (walks, 1, 1))
+    ranges = np.tile(ranges, (walks, 1, 1)) if walks > 1 else ranges[None]
     ranges[:, :, 7], ranges[:, :, 8], ranges[:, :, 11] = edges[:-1, None], edges[1:, None], np.arange(walks)[:, None]
-    return ranges.reshape(-1, 12), _tiles(tiles)
+    return ranges.reshape(-1, 12), tiles
 
 
 def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
@@ -97,7 +105,7 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
     A tile visits the pixels for which all its taps are inside; the few others are visited tap by tap. All lines of
     the kernel are alike, so one line's tiles serve them all.
     """
-    axis, channels = axes[2], len(rows.offsets)
+    axis, channels, places = axes[2], len(rows.offsets), rows.offsets.tolist()
     width = len(axis.shifts)
     pairs = [(w, c) for w in range(width) for c in range(channels)]
     tiles: list[list[int]] = []
@@ -105,7 +113,7 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
 
     def visit(span: tuple[int, int], part: Sequence[tuple[int, int]]) -> None:
         if span[0] < span[1]:
-            offsets = [axis.shifts[w] * steps[2] + rows.offsets[c] for w, c in part]
+            offsets = [axis.shifts[w] * steps[2] + places[c] for w, c in part]
             tiles.append(_tile(part[0][0] * channels + part[0][1], offsets))
             line.append(span)
 
@@ -140,7 +148,7 @@ def whole_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tabl
     channels = len(rows.offsets)
     grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
     shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
-    places = (np.asarray(shift)[:, None] + np.array(rows.offsets, np.int64)).reshape(-1)
+    places = (np.asarray(shift)[:, None] + rows.offsets).reshape(-1)
     tiles, first = [], 0
     for size in split(len(places), rows.limit):
         tiles.append(_tile(first, [int(place) for place in places[first : first + size]]))

@@ -42,6 +42,28 @@ def test_each_limit_refuses(name: str) -> None:
     assert caught.value.data == {"reason": name.removesuffix("_limit"), "limit": need - 1, "value": need}
 
 
+@pytest.mark.parametrize(
+    ("kernel", "channels"), [((1 << 18,), 1), ((1 << 9, 1 << 9), 1), ((1,), 1 << 22)], ids=["1D", "2D", "channels"]
+)
+def test_a_filter_whose_plan_would_be_huge_is_refused(kernel: tuple[int, ...], channels: int) -> None:
+    """A short request can't make the service lay out tables of gigabytes."""
+    ones = (1,) * len(kernel)
+    op = resolved(Case(src_channels=channels, src_spatial=kernel, dst_spatial=ones, kernel=kernel))
+    with pytest.raises(TooLarge) as caught:
+        check_limits(op, Settings())
+    assert caught.value.data["reason"] == "plan"
+    assert caught.value.data["value"] > caught.value.data["limit"]
+
+
+def test_the_reference_kernel_takes_no_endless_row_of_units() -> None:
+    """What other kernels plan at once would be a unit a tap there."""
+    op = resolved(Case(src_spatial=(1 << 15,), dst_spatial=(1,), kernel=(1 << 15,)))
+    assert len(plan_call(op, Settings()).units) < 64
+    with pytest.raises(TooLarge) as caught:
+        plan_call(op, Settings(), reference=True)
+    assert caught.value.data == {"reason": "plan", "limit": 1 << 14, "value": 1 << 15}
+
+
 def test_a_plan_is_described() -> None:
     """Kernel, work, units and tiles of a plan are said."""
     plan = plan_call(resolved(SMALL), Settings(workers=2))
