@@ -18,7 +18,7 @@ from kernels.arena import address, arena_address
 from kernels.bwd_weights import BATCH_MACS, BwdWeights, Part
 from kernels.cpu import cpu
 from kernels.dot_schedule import DotSchedule, dot_schedule
-from kernels.dots import BEGIN, BLOCKS, END, EXACT, ROWS, STEP, TILE, call_dots, dot_table
+from kernels.dots import BEGIN, BLOCKS, END, EXACT, ROWS, STAGE, STEP, TILE, call_dots, dot_table
 from kernels.packing import KINDS
 from kernels.plan import Storage, Unit
 from kernels.planes import pack_pairs16, pack_planes16, plane_finite, split_f16
@@ -26,10 +26,13 @@ from kernels.problem import ConvProblem
 
 __all__ = ["BWD_DOTS"]
 
-BLOCK_PIXELS = 512
-"""Pixels of one walk over blocks and taps: 32 channels are 32 KB."""
+BLOCK_PIXELS = 320 if cpu().dots == "amx" else 512
+"""Pixels of one walk over rows and blocks at the most: staged rows, or 32 channels, leave room in the first cache."""
 
-LEAST_USE = {("amx", "bf16"): 0.2, ("amx", "f16"): 0.85, ("avx512bf16", "bf16"): 0.45}
+STAGE_BYTES = 2 * ROWS * (2 * BLOCK_PIXELS + 64) if cpu().dots == "amx" else 0
+"""Rows staged at a time."""
+
+LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.85, ("avx512bf16", "bf16"): 0.45}
 """Share of multiplications that are not by filling zeros, above which these instructions outdo f32 ones."""
 
 LINE = 4 * TILE
@@ -47,61 +50,83 @@ def _finite(channels: int, block: int, panel: int, plane: int, finite: Vector) -
 if cpu().dots == "amx":
 
     @jit
-    def _walk(
-        table: Vector, parts: int, pixels: int, shifts: Table, offsets: Vector, taps: int,
-        a: int, a_blocks: int, a_plane: int, a_finite: Vector, b: int, b_blocks: int, b_block: int, b_finite: Vector,
-        acc: int, acc_step: int,
+    def _add_rows(
+        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, taps: int,
+        a: int, a_part: int, a_plane: int, b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int,
+        acc_step: int, stage: int,
     ) -> None:  # fmt: skip
-        """Sum all pairs of finite blocks, two by two where all four are."""
-        a_part, b_part, steps = TILE * a_blocks * a_plane, b_blocks * b_block, (pixels + STEP - 1) // STEP
-        for first in range(0, steps, BLOCK_PIXELS // STEP):
-            count = min(BLOCK_PIXELS // STEP, steps - first)
-            for j0 in range(0, b_blocks, 2):
-                across = min(2, b_blocks - j0)
-                for i0 in range(0, a_blocks, 2):
-                    down = min(2, a_blocks - i0)
-                    whole = a_finite[i0 : i0 + down].sum() * b_finite[j0 : j0 + across].sum() == down * across
-                    size = 2 if whole else 1
-                    for j in range(j0, j0 + across, size):
-                        for i in range(i0, i0 + down, size):
-                            if a_finite[i] + b_finite[j] != 2:
-                                continue
-                            entry = table[BLOCKS + 2 * (min(size, down) - 1) + min(size, across) - 1]
-                            from_a, from_b = a + TILE * i * a_plane + 64 * first, b + j * b_block + 1024 * first
-                            for t in range(shifts.shape[0]):
-                                sums = acc + j * acc_step + (TILE * i * taps + shifts[t, 1]) * LINE
-                                for p in range(parts * parts):
-                                    call_dots(
-                                        entry, from_a + p // parts * a_part + shifts[t, 0], a_plane,
-                                        from_b + p % parts * b_part, b_block, count, sums, acc_step, taps * LINE,
-                                    )  # fmt: skip
+        """Sum 32 rows at a time with all finite blocks of b; they are staged first, unless they are whole planes.
+
+        Those 32 rows of sums stay in the second cache, and the rows of one walk in the first.
+        """
+        last, b_part = min(offsets.size, TILE * i1 * taps), b_blocks * b_block
+        walks = (steps * STEP + BLOCK_PIXELS - 1) // BLOCK_PIXELS
+        for row in range(TILE * i0 * taps, last, 2 * ROWS):
+            down = min(2, (last - row) // ROWS)
+            for walk in range(walks):
+                first, end = steps * walk // walks, steps * (walk + 1) // walks
+                count = end - first
+                pitch = LINE * (count | 1)
+                for p in range(parts):
+                    call_dots(
+                        table[STAGE], a + p * a_part + LINE * first, offsets.ctypes.data + 8 * row, 0, pitch, count,
+                        stage, 0, down * ROWS,
+                    )  # fmt: skip
+                    for j0 in range(0, b_blocks, 2):
+                        across = min(2, b_blocks - j0)
+                        size = 2 if b_finite[j0 : j0 + across].sum() == 2 else 1
+                        for j in range(j0, j0 + across, size):
+                            for q in range(parts if b_finite[j] == 1 else 0):
+                                call_dots(
+                                    table[BLOCKS + 2 * (down - 1) + size - 1], stage, pitch,
+                                    b + q * b_part + j * b_block + STEP // 2 * LINE * first, b_block, count,
+                                    acc + j * acc_step + row * LINE, acc_step, 0,
+                                )  # fmt: skip
 
 else:
 
     @jit
-    def _walk(
-        table: Vector, parts: int, pixels: int, shifts: Table, offsets: Vector, taps: int,
-        a: int, a_blocks: int, a_plane: int, a_finite: Vector, b: int, b_blocks: int, b_block: int, b_finite: Vector,
-        acc: int, acc_step: int,
+    def _add_rows(
+        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, taps: int,
+        a: int, a_part: int, a_plane: int, b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int,
+        acc_step: int, stage: int,
     ) -> None:  # fmt: skip
-        """Sum all rows with two blocks of b at a time, where all are finite."""
-        pairs = (pixels + STEP - 1) // STEP * STEP // 2
+        """Sum the rows of 16 channels at a time with two blocks of b, where both are finite."""
+        pairs = steps * STEP // 2
         for first in range(0, pairs, BLOCK_PIXELS // 2):
             count = min(BLOCK_PIXELS // 2, pairs - first)
-            for j0 in range(0, b_blocks, 2):
-                across = min(2, b_blocks - j0)
-                size = 2 if b_finite[j0 : j0 + across].sum() == 2 else 1
-                for i in range(a_blocks):
-                    last = min(offsets.size, TILE * (i + 1) * taps)
+            for i in range(i0, i1):
+                last = min(offsets.size, TILE * (i + 1) * taps)
+                for j0 in range(0, b_blocks, 2):
+                    across = min(2, b_blocks - j0)
+                    size = 2 if b_finite[j0 : j0 + across].sum() == 2 else 1
                     for j in range(j0, j0 + across, size):
-                        if a_finite[i] + b_finite[j] != 2:
-                            continue
-                        for row in range(TILE * i * taps, last, ROWS):
+                        for row in range(TILE * i * taps, last if b_finite[j] == 1 else 0, ROWS):
                             call_dots(
                                 table[BLOCKS + size - 1], a + 4 * first, offsets.ctypes.data + 8 * row,
-                                b + j * b_block + 64 * first, b_block, count, acc + j * acc_step + row * LINE, acc_step,
-                                0,
+                                b + j * b_block + LINE * first, b_block, count, acc + j * acc_step + row * LINE,
+                                acc_step, 0,
                             )  # fmt: skip
+
+
+@jit
+def _walk(
+    table: Vector, parts: int, pixels: int, offsets: Vector, taps: int, a: int, a_part: int, a_plane: int,
+    a_finite: Vector, b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int, acc_step: int, stage: int,
+) -> None:  # fmt: skip
+    """Sum the rows of finite channels, as many in a row as there are, with finite blocks of b."""
+    steps, i = (pixels + STEP - 1) // STEP, 0
+    while i < a_finite.size:
+        start = i
+        while i < a_finite.size and a_finite[i] == 1:
+            i += 1
+        if start < i:
+            _add_rows(
+                table, parts, start, i, steps, offsets, taps, a, a_part, a_plane, b, b_blocks, b_block, b_finite, acc,
+                acc_step, stage,
+            )  # fmt: skip
+        else:
+            i += 1
 
 
 @jit
@@ -140,13 +165,13 @@ def add_dots(
 
     `a` and `b` are each tensor's address and its bytes between groups; for the other tables see
     `kernels.dot_schedule`. `sizes` are channels, planes and bytes of a plane of a, then channels and blocks of b, and
-    positions of all images and of one. `panels` holds a's planes and b's pairs. The caller owns all of them.
+    positions of all images and of one. `panels` holds a's planes, b's pairs and staged rows. The caller owns all of them.
     """
     channels, a_plane, b_blocks, b_block = sizes[0], sizes[2], sizes[4], 32 * sizes[5]
     a_blocks, a_part, b_part = (channels + TILE - 1) // TILE, sizes[1] * a_plane, b_blocks * b_block
     a_finite, b_finite = np.empty(a_blocks, np.int64), np.empty(b_blocks, np.int64)
     a_rows, b_rows = a_boxes.shape[0] // slabs.shape[0], b_boxes.shape[0] // slabs.shape[0]
-    pairs = panels + parts * a_part
+    pairs, stage = panels + parts * a_part, panels + parts * (a_part + b_part)
     for s in range(slabs.shape[0]):
         pixels = (slabs[s, 1] - slabs[s, 0] - 1) * panel_steps[0] // 2 + sizes[6]
         a_now, b_now = a_boxes[s * a_rows : (s + 1) * a_rows], b_boxes[s * b_rows : (s + 1) * b_rows]
@@ -166,8 +191,8 @@ def add_dots(
             sums = acc + g * acc_bytes
             call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
             _walk(
-                table, parts, pixels, shifts, offsets, taps, panels, a_blocks, a_plane, a_finite, pairs, b_blocks,
-                b_block, b_finite, sums, acc_step,
+                table, parts, pixels, offsets, taps, panels, a_part, a_plane, a_finite, pairs, b_blocks, b_block,
+                b_finite, sums, acc_step, stage,
             )  # fmt: skip
             call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
             _walk_exactly(
@@ -209,7 +234,7 @@ class DotPart(Part):
             plan.panel_steps, self.sizes,
             np.array((a, 2 * plan.a.group), np.int64), plan.a_boxes[some].reshape(-1, 6), plan.a_steps,
             np.array((b, 2 * plan.b.group), np.int64), plan.b_boxes[some].reshape(-1, 6), plan.b_steps,
-            arena_address("vector", parts * panels // 4), address(acc), 4 * self.group_floats, 4 * TILE * plan.rows,
+            arena_address("vector", (parts * panels + STAGE_BYTES) // 4), address(acc), 4 * self.group_floats, 4 * TILE * plan.rows,
         )  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu import cpu
 from kernels.dots import ROWS, STEP, TILE
 from kernels.driver import PLANES, WIDTH
 from kernels.geometry import Axis, Geometry, Tensor, geometry, wrapped
@@ -99,8 +98,8 @@ class DotSchedule:
     """Everything that the compiled driver reads; `a` is the wide tensor, `b` the narrow one.
 
     `shifts` has a row for each live tap: bytes of its shift in a plane, number of the tap, then low and high of its
-    real (d, h, w). `offsets` are those of the accumulators' rows, the taps of a channel inside channels, in the planes:
-    for dot products, which take rows one by one. `pixels` are the positions of a slab's last image, up to its last
+    real (d, h, w). `offsets` are those of the accumulators' rows, the taps of a channel inside channels, in the planes.
+    `pixels` are the positions of a slab's last image, up to its last
     pixel. `slabs` are first and last (n, d, h, w); `boxes` see `kernels.planes`.
     """
 
@@ -111,7 +110,6 @@ class DotSchedule:
     lanes: int
     a: Tensor
     b: Tensor
-    a_blocks: int
     a_steps: Ints
     b_steps: Ints
     panel_steps: Ints
@@ -238,7 +236,6 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     whole = [[(low, 0, high - low) for low, high in line.cuts] for line in lines]
     a_steps = [2 * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
     b_blocks = ceil(geo.narrow.channels / TILE)
-    a_blocks = ceil(geo.wide.channels / TILE)
     points = prod(axis.size for axis in geo.axes)
     chunks = 1
     most = min(len(slabs), points // CHUNK_POSITIONS, problem.macs // CHUNK_MACS)
@@ -246,16 +243,12 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         chunks *= 2
     taps, channels = prod(kernel), geo.wide.channels
     a_plane = _odd_lines(plane * len(phases) // 2)
-    amx = cpu().dots == "amx"
-    rows = taps * (TILE * a_blocks if amx else channels)
-    rows = ROWS * ceil(rows / ROWS)
+    rows = ROWS * ceil(taps * channels / ROWS)
     live = np.array(shifts, object)
     # a tap that meets nothing reads zeros behind the channels
     at = np.full((channels, taps), channels * a_plane, np.int64)
     at[:, live[:, 1].astype(int)] = np.arange(channels)[:, None] * a_plane + live[:, 0].astype(int)
     done = problem.groups * rows * TILE * b_blocks * STEP * ceil(pixels / STEP) * len(slabs)
-    if amx:
-        done = done * len(shifts) // taps
     firsts = range(0, geo.narrow.channels, TILE)
     return DotSchedule(
         axes=geo.axes,
@@ -265,11 +258,10 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         lanes=TILE * b_blocks,
         a=geo.wide,
         b=geo.narrow,
-        a_blocks=a_blocks,
         a_steps=wrapped([*a_steps, 2 * geo.wide.channel]),
         b_steps=wrapped([2 * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
         panel_steps=wrapped([2 * step for step in steps]),
-        a_planes=TILE * a_blocks if amx else channels + (len(shifts) < taps),
+        a_planes=channels + (len(shifts) < taps),
         a_plane=a_plane,
         positions=positions,
         pixels=_pixels(lines, 1),

@@ -5,7 +5,8 @@ All of them compute a block, rows of one tensor by 16 channels of the other, ove
     acc[m, l] += sum over pixels p of a[m, p] * b[p, l]
 
 `a` is a panel of channel planes [channel][pixel], `b` one of pixel pairs [pair][channel][2], both of bf16. A row of `a`
-is a channel for AMX, and a channel as one tap sees it, anywhere in the panel, for dot products.
+is a channel as one tap sees it, anywhere in the panel. Dot products read rows where they lie; tile registers read lines
+of memory, so their rows are staged on line starts first.
 
 Instructions and imitations give the same bits: each rounds like the formulas in Intel's manual, which treat subnormal
 numbers as zero, in what they read and in what they write.
@@ -28,7 +29,7 @@ from kernels._jit import LAZY, callback
 from kernels.cpu import cpu
 from kernels.simd import _fma, _load, _loop, _opaque, _prefetch, _splat
 
-__all__ = ["BEGIN", "BLOCKS", "END", "ENTRIES", "EXACT", "ROWS", "STEP", "TILE", "call_dots", "dot_table"]
+__all__ = ["BEGIN", "BLOCKS", "END", "ENTRIES", "EXACT", "ROWS", "STAGE", "STEP", "TILE", "call_dots", "dot_table"]
 
 STEP = 32 if cpu().dots == "amx" else 4
 """Pixels of one step: what an AMX tile holds of a channel, or two pairs."""
@@ -36,13 +37,13 @@ STEP = 32 if cpu().dots == "amx" else 4
 TILE = 16
 """Channels on each side of a block."""
 
-EXACT, BEGIN, END, BLOCKS = 0, 1, 2, 3
+EXACT, BEGIN, END, STAGE, BLOCKS = 0, 1, 2, 3, 4
 """Entries of the table; blocks are the last ones, one for each number of them across, inside one for each down."""
 
 ENTRIES = BLOCKS + (4 if cpu().dots == "amx" else 2)
 
-ROWS = 8
-"""Rows of a block of dot products: sums of two vectors for each fill half of the registers."""
+ROWS = TILE if cpu().dots == "amx" else 8
+"""Rows of a block: those of a tile, or as many as fill half of the registers with sums of two vectors for each."""
 
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _FLOATS = ir.VectorType(_I32, 16), ir.VectorType(_F32, 16)
@@ -200,29 +201,49 @@ def _dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
 
 def _amx_block(builder: Any, down: int, across: int, values: Any) -> None:
     """Sum ``down * across`` blocks in tile registers 0-3 from `a` in 4-5 and `b` in 6-7."""
-    a, a_step, b, b_step, steps, c, c_step, c_row = values
+    a, a_step, b, b_step, steps, c, c_step, _ = values
     machine = _Imitation(builder) if "amx-bf16" in cpu().imitated else _Amx(builder)
     line = _I64(_LINE)
     places = [
-        (2 * i + j, builder.add(_address(builder, c, c_step, j), _address(builder, _I64(0), c_row, 16 * i)))
+        (2 * i + j, builder.add(_address(builder, c, c_step, j), _I64(_BLOCK * i)))
         for i in range(down) for j in range(across)
     ]  # fmt: skip
     for tile, place in places:
-        machine.load(tile, place, c_row)
+        machine.load(tile, place, line)
 
     def step(carried: list[Any]) -> list[Any]:
         ap, bp = carried
         for i in range(down):
             machine.load(4 + i, _address(builder, ap, a_step, 16 * i), a_step)
         for j in range(across):
-            machine.load(6 + j, _address(builder, bp, b_step, j), line)
+            here = _address(builder, bp, b_step, j)
+            machine.load(6 + j, here, line)
+            for ahead in range(0, _BLOCK, 4 * _LINE):  # the processor itself fetches what lies between
+                _prefetch(builder, builder.add(here, _I64(_BLOCK + ahead)))
         for tile, _ in places:
             machine.dot(tile, 4 + tile // 2, 6 + tile % 2)
         return [builder.add(ap, line), builder.add(bp, _I64(_BLOCK))]
 
     _loop(builder, steps, [a, b], step, "step")
     for tile, place in places:
-        machine.store(tile, place, c_row)
+        machine.store(tile, place, line)
+
+
+def _stage_rows(builder: Any, values: Any) -> None:
+    """Copy rows of `a`, from any offsets, to rows that start on lines of memory and are `pitch` bytes apart."""
+    a, offsets, _, pitch, steps, to, _, rows = values
+
+    def row(carried: list[Any]) -> list[Any]:
+        offset, dst = carried
+
+        def line(places: list[Any]) -> list[Any]:
+            _store(builder, _load(builder, places[1], _INTS, 2), places[0])
+            return [builder.add(place, _I64(_LINE)) for place in places]
+
+        _loop(builder, steps, [dst, builder.add(a, _load(builder, offset, _I64, 8))], line, "line")
+        return [builder.add(offset, _I64(8)), builder.add(dst, pitch)]
+
+    _loop(builder, rows, [offsets, to], row, "row")
 
 
 def _rows_block(builder: Any, across: int, values: Any) -> None:
@@ -311,6 +332,8 @@ def _release(builder: Any) -> None:
 def _emit(entry: int) -> Callable[[Any, Any], None]:
     if entry == EXACT:
         return _exact_row
+    if entry == STAGE:
+        return _stage_rows
     if entry in (BEGIN, END):
         return lambda builder, _: (_configure if entry == BEGIN else _release)(builder)
     down, across = divmod(entry - BLOCKS, 2)
@@ -349,9 +372,9 @@ def _entry(entry: int) -> Any:
 def dot_table() -> npt.NDArray[np.int64]:
     """Give the addresses of the compiled entries.
 
-    Blocks of AMX take (a, bytes between its channels, b, bytes between its blocks, steps, acc, bytes between its blocks
-    across, bytes between its rows). Blocks of dot products take `ROWS` int64 byte offsets in place of the second, and
-    nothing in place of the last: their rows follow each other. `EXACT` takes one pixel after the other, each the sum of
+    Blocks of AMX take (a, bytes between its rows, b, bytes between its blocks, steps, acc, bytes between its blocks
+    across, 0), those of dot products `ROWS` int64 byte offsets in place of the second. `STAGE` takes (a, int64 byte
+    offsets of rows, 0, bytes between rows staged, steps, their place, 0, rows). `EXACT` takes one pixel after the other, each the sum of
     one or two bf16: (a, bytes from a to its rest or 0 where there is none, b, bytes from b to its rest, pixels, acc,
     first pixel of b, 0). Blocks run between a call of `BEGIN` and one of `END`.
     """
