@@ -32,7 +32,7 @@ BLOCK_PIXELS = 320 if cpu().dots == "amx" else 512
 STAGE_BYTES = 2 * ROWS * (2 * BLOCK_PIXELS + 64) if cpu().dots == "amx" else 0
 """Rows staged at a time."""
 
-LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.85, ("avx512bf16", "bf16"): 0.45}
+LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.5, ("avx512bf16", "bf16"): 0.45}
 """Share of multiplications that are not by filling zeros, above which these instructions outdo f32 ones."""
 
 LINE = 4 * TILE
