@@ -298,15 +298,16 @@ def put_run(kind: str) -> Any:
 
 def _twice(
     builder: Any, count: Any, start: list[Any], width: int, body: Callable[[int], Callable[[list[Any]], list[Any]]]
-) -> None:
+) -> list[Any]:
     """Emit a loop over whole vectors of `count` values (a power of two each), then one over those that are left."""
     whole, rest = builder.lshr(count, _I64(width.bit_length() - 1)), builder.and_(count, _I64(width - 1))
-    here = builder.block
-    with builder.if_then(builder.icmp_signed(">", whole, _I64(0))):
-        many, inside = _loop(builder, whole, start, body(width), "whole"), builder.block
-    many = _join(builder, start, here, many, inside)
-    with builder.if_then(builder.icmp_signed(">", rest, _I64(0))):
-        _loop(builder, rest, many, body(1), "rest")
+    carried = start
+    for number, size in ((whole, width), (rest, 1)):
+        here = builder.block
+        with builder.if_then(builder.icmp_signed(">", number, _I64(0))):
+            after, inside = _loop(builder, number, carried, body(size), "vector"), builder.block
+        carried = _join(builder, carried, here, after, inside)
+    return carried
 
 
 def load_value(kind: str) -> Any:

@@ -26,6 +26,7 @@ from kernels.simd import _loop as loop
 from kernels.simd import _opaque as opaque
 from kernels.simd import _prefetch as prefetch
 from kernels.simd import _splat as splat
+from kernels.simd import _twice as twice
 
 __all__ = ["fma_tile", "sum_box"]
 
@@ -53,7 +54,11 @@ def sum_box(
         vp, sp, left, pending, *sums = carried
         take = builder.select(builder.icmp_signed("<", left, most), left, most)
         carried = [vp, sp, *sums, *begin([vp, sp])]
-        vp, sp, *sums = loop(builder, take, carried, column, "col", rolled=rolled)[: 2 + len(zeros)]
+        if rolled:
+            carried = loop(builder, take, carried, column, "col", rolled=True)
+        else:  # what a loop itself costs is shared by two columns
+            carried = twice(builder, take, carried, 2, lambda size: column if size == 1 else two)
+        vp, sp, *sums = carried[: 2 + len(zeros)]
         pending = builder.add(pending, take)
         full = builder.icmp_signed(">=", pending, most)
         here = builder.block
@@ -62,6 +67,9 @@ def sum_box(
             flushed = builder.block
         merged = join(builder, [pending, *sums], here, [I64(0), *zeros], flushed)
         return [vp, sp, builder.sub(left, take), *merged]
+
+    def two(carried: list[Any]) -> list[Any]:
+        return column(column(carried))
 
     def row(carried: list[Any]) -> list[Any]:
         vp, sp, pending, *sums = carried
