@@ -74,7 +74,7 @@ if cpu().dots == "amx":
                     )  # fmt: skip
                     for j0 in range(0, b_blocks, 2):
                         across = min(2, b_blocks - j0)
-                        size = 2 if b_finite[j0 : j0 + across].sum() == 2 else 1
+                        size = across if b_finite[j0] + b_finite[j0 + across - 1] == 2 else 1
                         for j in range(j0, j0 + across, size):
                             for q in range(parts if b_finite[j] == 1 else 0):
                                 call_dots(
@@ -99,7 +99,7 @@ else:
                 last = min(offsets.size, TILE * (i + 1) * taps)
                 for j0 in range(0, b_blocks, 2):
                     across = min(2, b_blocks - j0)
-                    size = 2 if b_finite[j0 : j0 + across].sum() == 2 else 1
+                    size = across if b_finite[j0] + b_finite[j0 + across - 1] == 2 else 1
                     for j in range(j0, j0 + across, size):
                         for row in range(TILE * i * taps, last if b_finite[j] == 1 else 0, ROWS):
                             call_dots(
