@@ -21,7 +21,7 @@ from tests.kernels.harness import check
 from tests.problems import random_case
 
 INNER = "CONVGRAD_TEST_INNER"
-SETTINGS = ("avx512f,avx2,fma", "avx2,fma", "fma", "")
+SETTINGS = ("avx512f,avx512bf16,avx2,fma", "avx512f,avx2,fma", "avx2,fma", "fma", "")
 
 
 def _other_paths() -> dict[str, str]:
@@ -78,6 +78,27 @@ def test_suite_on_path(path: str, runs: dict[str, Future[str]]) -> None:
 def test_numbers_on_imitated_path(path: str, runs: dict[str, Future[str]]) -> None:
     """The paths of processors that this one is not give right numbers with their instructions imitated."""
     assert not (wrong := runs[path].result()), wrong
+
+
+@pytest.mark.parametrize(
+    ("path", "instructions", "imitated"),
+    [("amx", "avx512f,amx-tile,amx-bf16", "avx512f,amx-bf16"), ("avx512bf16", "avx512f,avx512bf16", "avx512bf16")],
+)
+def test_imitations_give_the_bits_of_instructions(path: str, instructions: str, imitated: str) -> None:
+    """Where the processor has the instructions for bf16, random sums on them and on their imitations are the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(SETTING, instructions)
+        patch.delenv(IMITATE, raising=False)
+        if cpu.__wrapped__().dots != path:
+            pytest.skip(f"this processor has no {path}")
+    command = [sys.executable, "-m", "tests.kernels.bits", "100"]
+    settings = {SETTING: instructions}, {SETTING: "avx512f", IMITATE: imitated}
+    real, like = (
+        subprocess.run(command, env={**os.environ, **setting}, capture_output=True, text=True, check=True).stdout
+        for setting in settings
+    )
+    assert len(real.splitlines()) == 100
+    assert real == like
 
 
 def test_setting_selects_the_path() -> None:

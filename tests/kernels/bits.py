@@ -1,0 +1,43 @@
+"""Sums of random 16-bit problems, a checksum for each: `test_paths` compares those of instructions and imitations.
+
+    python -m tests.kernels.bits COUNT
+
+The values reach from the smallest subnormal numbers to half the largest, so that each rounding and flush shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from kernels import bwd_dots, plan
+from kernels.cpu import cpu
+from tests.kernels.harness import compute, problem_of
+from tests.naive import round_to
+from tests.problems import OPS, random_case
+
+
+def main(count: int) -> None:
+    """Print one checksum a line, of sums that all ran on products of bf16 pairs."""
+    bwd_dots.LEAST_USE = {(cpu().dots, dtype): 0.0 for dtype in ("bf16", "f16")}
+    rng = np.random.default_rng(61)
+    gradients = [op for op in OPS if op != "ConvTranspose"]
+    while count > 0:
+        case = replace(random_case(rng, longer=8), dtype=str(rng.choice(["bf16", "bf16", "f16"])))
+        kernel = plan(problem_of(case)).kernel
+        if case.op not in gradients or not kernel.endswith(cpu().dots):
+            continue
+        scales = np.array([-133, -100, -30, 0, 0, 0, 0, 30, 120]) if case.dtype == "bf16" else np.array([-24, 0, 0, 7])
+        inputs = {
+            name: round_to(case.dtype, rng.standard_normal(shape) * np.exp2(rng.choice(scales, shape)))
+            for name, shape in case.input_shapes.items()
+        }
+        print(case.dtype, hashlib.sha256(compute(case, inputs).tobytes()).hexdigest()[:16], case)
+        count -= 1
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
