@@ -53,6 +53,32 @@ def _transpose16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: An
 
 
 @_typed_intrinsic
+def _four_pairs(typingctx: Any, dst: Any, dst_step: Any, src: Any, row_step: Any, last: Any) -> Any:
+    """Turn 8 channel rows of 4 adjacent pairs into 4 pairs of 8 channels; the row `last` stands for those behind it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        dst, dst_step, src, row_step, last = values
+
+        def row(m: int) -> Any:
+            number = builder.select(builder.icmp_signed("<", _I64(m), last), _I64(m), last)
+            return _load(builder, builder.add(src, builder.mul(number, row_step)), ir.VectorType(_I32, 4), 2)
+
+        def shuffle(a: Any, b: Any, order: list[int]) -> Any:
+            return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, 8), order))
+
+        halves = [shuffle(row(m), row(m + 4), list(range(8))) for m in range(4)]
+        low, high = ([4 * half + i + p for half in (0, 1) for i in at for p in (0, 8)] for at in ((0, 1), (2, 3)))
+        twos = [shuffle(halves[m], halves[m + 1], order) for m in (0, 2) for order in (low, high)]
+        first, second = ([4 * half + p + i for half in (0, 1) for p in (0, 8) for i in at] for at in ((0, 1), (2, 3)))
+        pairs = [shuffle(twos[at], twos[at + 2], order) for at in (0, 1) for order in (first, second)]
+        for m, pair in enumerate(pairs):
+            _store(builder, pair, builder.add(dst, builder.mul(dst_step, _I64(m))))
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
+@_typed_intrinsic
 def _move16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> Any:
     """Move `count` (at least 1) values of 16 bits that lie some bytes apart."""
 
@@ -162,19 +188,29 @@ _PAIR = 64  # bytes of a pair of pixels of 16 channels
 _interleave16, _interleave8 = _interleave(16), _interleave(8)
 
 
-@_typed_intrinsic
-def _copy16(typingctx: Any, dst: Any, src: Any, count: Any) -> Any:
-    """Copy `count` (at least 1) times 16 adjacent values of 16 bits."""
+def _copy(width: int) -> Any:
+    """Make an intrinsic that copies `count` (at least `width`) adjacent values; the last ones overlap."""
+    kind = ir.VectorType(_I16, width)
 
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        def body(carried: list[Any]) -> list[Any]:
-            _store(builder, _load(builder, carried[1], _SIXTEEN, 2), carried[0])
-            return [builder.add(place, _I64(32)) for place in carried]
+    def copy(typingctx: Any, dst: Any, src: Any, count: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            *places, count = values
 
-        _loop(builder, values[2], values[:2], body, "copy")
-        return context.get_dummy_value()
+            def body(carried: list[Any]) -> list[Any]:
+                _store(builder, _load(builder, carried[1], kind, 2), carried[0])
+                return [builder.add(place, _I64(2 * width)) for place in carried]
 
-    return types.void(*[types.int64] * 3), codegen
+            _loop(builder, builder.udiv(count, _I64(width)), places, body, "copy")
+            last = builder.mul(builder.sub(count, _I64(width)), _I64(2))
+            body([builder.add(place, last) for place in places])
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 3), codegen
+
+    return intrinsic(copy)
+
+
+_copy16, _copy8 = _copy(16), _copy(8)
 
 
 @_typed_intrinsic
@@ -245,10 +281,13 @@ def _pack_line(channels: int, dst: int, plane: int, src: int, pixel: int, channe
                 _transpose16(dst + c * plane + 2 * done, plane, src + 2 * c + done * pixel, pixel)
                 c += 8
             done += 8
-    elif pixel == 2:
-        for c in range(channels if run >= 16 else 0):
-            _copy16(dst + c * plane, src + c * channel, run // 16)
-        done = run // 16 * 16
+    elif pixel == 2 and run >= 8:
+        for c in range(channels):
+            if run >= 16:
+                _copy16(dst + c * plane, src + c * channel, run)
+            else:
+                _copy8(dst + c * plane, src + c * channel, run)
+        done = run
     elif run > PICKED and (pixel == 4 or pixel == 6 or pixel == 8 or pixel == 12):
         for c in range(channels):
             to, first = dst + c * plane, src + c * channel
@@ -299,12 +338,16 @@ def _pack_line_pairs(
             elif whole == 1:
                 _interleave16(here, _PAIR, start, 2 * pixel, pixel, pairs)
             done = 2 * pairs
-        elif pixel == 2 and pairs >= 8:
-            last = pairs - 8
+        elif pixel == 2 and pairs >= 4:
+            last = pairs - (8 if pairs >= 8 else 4)
             for half in range(0, valid, 8):
                 rows, lanes, most = start + half * channel, here + 4 * half, min(7, valid - half - 1)
-                _pairs(lanes, _PAIR, rows, pairs // 8, channel, most)
-                _pairs(lanes + last * _PAIR, _PAIR, rows + 4 * last, 1, channel, most)
+                if pairs >= 8:
+                    _pairs(lanes, _PAIR, rows, pairs // 8, channel, most)
+                    _pairs(lanes + last * _PAIR, _PAIR, rows + 4 * last, 1, channel, most)
+                else:
+                    _four_pairs(lanes, _PAIR, rows, channel, most)
+                    _four_pairs(lanes + last * _PAIR, _PAIR, rows + 4 * last, channel, most)
             done = 2 * pairs
         for x in range(done, run - odd):
             _pack_pixel(valid, to, position + odd + x, start + x * pixel, channel)
