@@ -27,10 +27,10 @@ from kernels.problem import ConvProblem
 __all__ = ["BWD_DOTS"]
 
 BLOCK_PIXELS = 320 if cpu().dots == "amx" else 512
-"""Pixels of one walk over rows and blocks at the most: staged rows, or 32 channels, leave room in the first cache."""
+"""Pixels of one walk at the most: 32 staged rows, or 32 channels of b, leave room for others in the first cache."""
 
 STAGE_BYTES = 2 * ROWS * (2 * BLOCK_PIXELS + 64) if cpu().dots == "amx" else 0
-"""Rows staged at a time."""
+"""Staged rows, an odd number of cache lines each."""
 
 LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.5, ("avx512bf16", "bf16"): 0.45}
 """Share of multiplications that are not by filling zeros, above which these instructions outdo f32 ones."""
@@ -51,13 +51,12 @@ if cpu().dots == "amx":
 
     @jit
     def _add_rows(
-        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, taps: int,
-        a: int, a_part: int, a_plane: int, b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int,
-        acc_step: int, stage: int,
+        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, taps: int, a: int, a_part: int,
+        b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int, acc_step: int, stage: int,
     ) -> None:  # fmt: skip
-        """Sum 32 rows at a time with all finite blocks of b; they are staged first, unless they are whole planes.
+        """Stage 32 rows at a time and sum them with all finite blocks of b.
 
-        Those 32 rows of sums stay in the second cache, and the rows of one walk in the first.
+        Their sums stay in the second cache for all pixels, and the rows of one walk in the first.
         """
         last, b_part = min(offsets.size, TILE * i1 * taps), b_blocks * b_block
         walks = (steps * STEP + BLOCK_PIXELS - 1) // BLOCK_PIXELS
@@ -87,32 +86,29 @@ else:
 
     @jit
     def _add_rows(
-        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, taps: int,
-        a: int, a_part: int, a_plane: int, b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int,
-        acc_step: int, stage: int,
+        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, taps: int, a: int, a_part: int,
+        b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int, acc_step: int, stage: int,
     ) -> None:  # fmt: skip
-        """Sum the rows of 16 channels at a time with two blocks of b, where both are finite."""
-        pairs = steps * STEP // 2
+        """Sum the rows with two blocks of b at a time, where both are finite: their pixels stay in the first cache."""
+        last, pairs = min(offsets.size, TILE * i1 * taps), steps * STEP // 2
         for first in range(0, pairs, BLOCK_PIXELS // 2):
             count = min(BLOCK_PIXELS // 2, pairs - first)
-            for i in range(i0, i1):
-                last = min(offsets.size, TILE * (i + 1) * taps)
-                for j0 in range(0, b_blocks, 2):
-                    across = min(2, b_blocks - j0)
-                    size = across if b_finite[j0] + b_finite[j0 + across - 1] == 2 else 1
-                    for j in range(j0, j0 + across, size):
-                        for row in range(TILE * i * taps, last if b_finite[j] == 1 else 0, ROWS):
-                            call_dots(
-                                table[BLOCKS + size - 1], a + 4 * first, offsets.ctypes.data + 8 * row,
-                                b + j * b_block + LINE * first, b_block, count, acc + j * acc_step + row * LINE,
-                                acc_step, 0,
-                            )  # fmt: skip
+            for j0 in range(0, b_blocks, 2):
+                across = min(2, b_blocks - j0)
+                size = across if b_finite[j0] + b_finite[j0 + across - 1] == 2 else 1
+                for j in range(j0, j0 + across, size):
+                    for row in range(TILE * i0 * taps, last if b_finite[j] == 1 else 0, ROWS):
+                        call_dots(
+                            table[BLOCKS + size - 1], a + 4 * first, offsets.ctypes.data + 8 * row,
+                            b + j * b_block + LINE * first, b_block, count, acc + j * acc_step + row * LINE, acc_step,
+                            0,
+                        )  # fmt: skip
 
 
 @jit
 def _walk(
-    table: Vector, parts: int, pixels: int, offsets: Vector, taps: int, a: int, a_part: int, a_plane: int,
-    a_finite: Vector, b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int, acc_step: int, stage: int,
+    table: Vector, parts: int, pixels: int, offsets: Vector, taps: int, a: int, a_part: int, a_finite: Vector,
+    b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int, acc_step: int, stage: int,
 ) -> None:  # fmt: skip
     """Sum the rows of finite channels, as many in a row as there are, with finite blocks of b."""
     steps, i = (pixels + STEP - 1) // STEP, 0
@@ -122,8 +118,8 @@ def _walk(
             i += 1
         if start < i:
             _add_rows(
-                table, parts, start, i, steps, offsets, taps, a, a_part, a_plane, b, b_blocks, b_block, b_finite, acc,
-                acc_step, stage,
+                table, parts, start, i, steps, offsets, taps, a, a_part, b, b_blocks, b_block, b_finite, acc, acc_step,
+                stage,
             )  # fmt: skip
         else:
             i += 1
@@ -165,7 +161,8 @@ def add_dots(
 
     `a` and `b` are each tensor's address and its bytes between groups; for the other tables see
     `kernels.dot_schedule`. `sizes` are channels, planes and bytes of a plane of a, then channels and blocks of b, and
-    positions of all images and of one. `panels` holds a's planes, b's pairs and staged rows. The caller owns all of them.
+    positions of all images and of one. `panels` holds a's planes, b's pairs and staged rows. The caller owns all of
+    them.
     """
     channels, a_plane, b_blocks, b_block = sizes[0], sizes[2], sizes[4], 32 * sizes[5]
     a_blocks, a_part, b_part = (channels + TILE - 1) // TILE, sizes[1] * a_plane, b_blocks * b_block
@@ -191,8 +188,8 @@ def add_dots(
             sums = acc + g * acc_bytes
             call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
             _walk(
-                table, parts, pixels, offsets, taps, panels, a_part, a_plane, a_finite, pairs, b_blocks, b_block,
-                b_finite, sums, acc_step, stage,
+                table, parts, pixels, offsets, taps, panels, a_part, a_finite, pairs, b_blocks, b_block, b_finite,
+                sums, acc_step, stage,
             )  # fmt: skip
             call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
             _walk_exactly(
@@ -234,7 +231,8 @@ class DotPart(Part):
             plan.panel_steps, self.sizes,
             np.array((a, 2 * plan.a.group), np.int64), plan.a_boxes[some].reshape(-1, 6), plan.a_steps,
             np.array((b, 2 * plan.b.group), np.int64), plan.b_boxes[some].reshape(-1, 6), plan.b_steps,
-            arena_address("vector", (parts * panels + STAGE_BYTES) // 4), address(acc), 4 * self.group_floats, 4 * TILE * plan.rows,
+            arena_address("vector", (parts * panels + STAGE_BYTES) // 4), address(acc), 4 * self.group_floats,
+            4 * TILE * plan.rows,
         )  # fmt: skip
 
 

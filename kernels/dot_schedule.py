@@ -99,8 +99,8 @@ class DotSchedule:
 
     `shifts` has a row for each live tap: bytes of its shift in a plane, number of the tap, then low and high of its
     real (d, h, w). `offsets` are those of the accumulators' rows, the taps of a channel inside channels, in the planes.
-    `pixels` are the positions of a slab's last image, up to its last
-    pixel. `slabs` are first and last (n, d, h, w); `boxes` see `kernels.planes`.
+    `pixels` are the positions of a slab's last image, up to its last pixel. `slabs` are first and last (n, d, h, w);
+    `boxes` see `kernels.planes`.
     """
 
     axes: tuple[Axis, Axis, Axis, Axis]

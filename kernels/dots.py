@@ -374,9 +374,9 @@ def dot_table() -> npt.NDArray[np.int64]:
 
     Blocks of AMX take (a, bytes between its rows, b, bytes between its blocks, steps, acc, bytes between its blocks
     across, 0), those of dot products `ROWS` int64 byte offsets in place of the second. `STAGE` takes (a, int64 byte
-    offsets of rows, 0, bytes between rows staged, steps, their place, 0, rows). `EXACT` takes one pixel after the other, each the sum of
-    one or two bf16: (a, bytes from a to its rest or 0 where there is none, b, bytes from b to its rest, pixels, acc,
-    first pixel of b, 0). Blocks run between a call of `BEGIN` and one of `END`.
+    offsets of its rows, 0, bytes between staged rows, steps, their place, 0, rows). `EXACT` takes one pixel after the
+    other, each the sum of one or two bf16: (a, bytes from a to its rest or 0 where there is none, b, bytes from b to
+    its rest, pixels, acc, first pixel of b, 0). Blocks run between a call of `BEGIN` and one of `END`.
     """
     return np.array([_entry(entry).address for entry in range(ENTRIES)], np.int64)
 
