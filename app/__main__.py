@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsConfigDict
 
+from app.entrance import Entrance, listen
 from app.logs import configure
 from app.main import create_app
 from app.ops_port import OpsPort, listen_for_operators
@@ -56,14 +57,23 @@ class Server(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - none is given
         """Start to listen and say where."""
         self._loop = asyncio.get_running_loop()
         # What is there now stays. To look through all of it again, which every full collection would do, takes tens of
         # milliseconds of the event loop.
         gc.collect()
         gc.freeze()
-        await super().startup(sockets)
+        await super().startup(sockets=[])
+        try:
+            listeners = await listen(self.config, _BACKLOG)
+        except OSError as error:
+            _log.error("%s", error)
+            await self.lifespan.shutdown()
+            sys.exit(3)
+        entrance = Entrance(self._service, listeners, self._protocol, self.server_state, self.config.ssl)
+        self.servers = [entrance]  # type: ignore[list-item] # which has all that is asked of it
+        entrance.start()
         for server in self.servers:
             for listener in server.sockets:
                 address = _address(listener, secure=self.config.is_ssl)
@@ -71,6 +81,11 @@ class Server(uvicorn.Server):
                 _log.info("listening on %s", address)
         if self._ops is not None:
             self._ops.start()
+
+    def _protocol(self) -> asyncio.Protocol:
+        make: Any = self.config.http_protocol_class
+        made: asyncio.Protocol = make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+        return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop to listen and to compute; operators can ask until the end."""

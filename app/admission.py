@@ -29,6 +29,8 @@ _RETRY_AFTER_S = 1
 _REQUESTS_PER_PLACE, _LEAST_REQUESTS = 4, 256
 # So long after its last request an address is still reckoned with: one that was refused is to find a place.
 _COMPANY_S = 60.0
+# So long after the queue was full those who are on their way are reckoned with.
+_PRESSED_S = 1.0
 
 
 class Admission:
@@ -40,6 +42,7 @@ class Admission:
         self._key_calls = settings.key_calls
         self._requests = Counter[str]()
         self._calls = Counter[str]()
+        self._was_full = -math.inf
         # Which lot came last, when, and when the last one that was not it.
         self._latest, self._latest_came, self._other_came = "", -math.inf, -math.inf
 
@@ -53,7 +56,7 @@ class Admission:
     def request(self, context: RequestContext) -> Iterator[None]:
         """Count a request while the block runs; raises as `check` does before that."""
         lot = context.lot
-        self._note(lot)
+        self.note(lot)
         # Without keys there is no telling whose request it is: those that only send their body are no calls yet.
         if context.key != ANYONE:
             self._check_limit(self._requests, context)
@@ -67,6 +70,7 @@ class Admission:
     def call(self, context: RequestContext) -> Iterator[None]:
         """Count a call while the block runs; raises as `check` does before that."""
         self.check(context)
+        context.settle()
         yield from self._counted(self._calls, context.lot)
 
     def check(self, context: RequestContext) -> None:
@@ -74,6 +78,21 @@ class Admission:
         if context.key != ANYONE:
             self._check_limit(self._calls, context)
         self._check_room(self._calls, self._queue_length, context)
+
+    def full(self, coming: int) -> Overloaded | None:
+        """Return the refusal of anybody's call, or None while there is a place.
+
+        `coming` are on their way and no requests yet. They count where the queue was full a moment ago: when a place
+        is free again, all who come before it is taken would be let in for it.
+        """
+        requests, calls = self._requests.total(), self._calls.total()
+        if requests >= self._most_requests:
+            return _overloaded(requests, self._most_requests)
+        if calls >= self._queue_length:
+            self._was_full = time.monotonic()
+        elif not coming or time.monotonic() - self._was_full > _PRESSED_S:
+            return None
+        return _overloaded(calls + coming, self._queue_length) if calls + coming >= self._queue_length else None
 
     def _check_limit(self, counter: Counter[str], context: RequestContext) -> None:
         limit = self.limit_of(context)
@@ -87,11 +106,7 @@ class Admission:
     def _check_room(self, counter: Counter[str], most: int, context: RequestContext) -> None:
         total, mine = counter.total(), counter[context.lot]
         if total >= most:
-            raise Overloaded(
-                f"{total} calls wait, compute or are on their way, and {most} may",
-                retry_after=_RETRY_AFTER_S,
-                data={"reason": "queue", "limit": most},
-            )
+            raise _overloaded(total, most)
         if mine >= most - total and self._shares(context):
             raise RateLimited(
                 f"{mine} calls of this key or address are there, and {most - total} places are left for others",
@@ -99,7 +114,8 @@ class Admission:
                 data={"reason": "key_share", "value": mine, "limit": most - total},
             )
 
-    def _note(self, lot: str) -> None:
+    def note(self, lot: str) -> None:
+        """Take note that a lot asks, whether it gets in or not: from now on others leave it a place."""
         if lot != self._latest:
             self._latest, self._other_came = lot, self._latest_came
         self._latest_came = time.monotonic()
@@ -116,3 +132,11 @@ class Admission:
             counter[lot] -= 1
             if not counter[lot]:
                 del counter[lot]
+
+
+def _overloaded(total: int, most: int) -> Overloaded:
+    return Overloaded(
+        f"{total} calls wait, compute or are on their way, and {most} may",
+        retry_after=_RETRY_AFTER_S,
+        data={"reason": "queue", "limit": most},
+    )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -16,10 +17,26 @@ from app.timings import Timings
 from app.traceparent import TraceParent
 from convgrad._errors import ConvgradError, Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised
 
-__all__ = ["ANYONE", "RequestContext", "address_of", "context_of", "current_context", "door_of", "headers_of"]
+__all__ = [
+    "ANYONE",
+    "REQUEST_ID",
+    "SETTLE",
+    "RequestContext",
+    "address_of",
+    "context_of",
+    "current_context",
+    "door_of",
+    "headers_of",
+]
 
 ANYONE = "-"
 """The key id of a request where no key is asked for, or none is known."""
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
+"""The ids of requests that callers may choose."""
+
+SETTLE = "convgrad.settle"
+"""Where the scope of a request has `RequestContext.settle`, if somebody waits for it."""
 
 _CONTEXT, _HEADERS = "convgrad", "convgrad.headers"
 _DOORS = {"rpc": "rpc", "v1": "rest", "v2": "oip"}
@@ -46,6 +63,8 @@ class RequestContext:
     calls_limit: int | None = None
     denied: ConvgradError | None = None
     trace: TraceParent | None = None
+    settle: Callable[[], object] = lambda: None
+    """Says that the request is one of those that are counted: the entrance need not reckon with it any more."""
     refusals: list[str] = field(default_factory=list)
     received: int = 0
     sent: int = 0

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.context import ANYONE, RequestContext, address_of, context_of, door_of, headers_of
+from app.context import ANYONE, REQUEST_ID, SETTLE, RequestContext, address_of, context_of, door_of, headers_of
 from app.errors import as_convgrad_error, problem, problem_headers, reply_of
 from app.replies.body import send_json
 from app.telemetry import Telemetry
@@ -22,7 +21,6 @@ __all__ = ["BodyLimit", "RequestContext", "RequestContextMiddleware", "context_o
 
 _log = logging.getLogger("convgrad.request")
 
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
 _CONTEXT = "convgrad"
 # Asked every few seconds by whatever watches the service.
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
@@ -69,10 +67,12 @@ class RequestContextMiddleware:
         given = headers.get("x-request-id", "")
         peer = scope.get("client")
         context = RequestContext(
-            given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex(),
+            given if REQUEST_ID.fullmatch(given) else os.urandom(16).hex(),
             door=door_of(scope["path"]),
             address=address_of(peer[0]) if peer else ANYONE,
         )
+        if (settle := scope.get(SETTLE)) is not None:
+            context.settle = settle
         context.enter()
         scope[_CONTEXT] = context
         with self._telemetry.tracing.request(scope, headers, context):
@@ -109,6 +109,7 @@ class RequestContextMiddleware:
         except Exception as caught:  # noqa: BLE001 - the net: nothing may pass it
             await self._answer(scope, send_with_headers, as_convgrad_error(caught, log=_log), begun=status != 0)
         finally:
+            context.settle()
             self._telemetry.request_done(context)
             level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
             if _log.isEnabledFor(level):

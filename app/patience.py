@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.context import RequestContext, context_of
+from app.context import SETTLE, RequestContext, context_of
 from app.joining import JoiningProtocol
 from app.placing import PlacingProtocol
 from convgrad._errors import Cancelled, DeadlineExceeded
@@ -94,18 +95,31 @@ class PatientProtocol(PlacingProtocol):
     """Close connections whose request's head does not come, or does not end; uvicorn itself waits for it forever."""
 
     slow_s = 30.0
+    once = False
+    """Whether the connection closes after one request."""
+    entered: Callable[[], object] | None = None
+    """Called when it is one of the server's connections."""
+    settle: Callable[[], object] | None = None
+    """Called when its request is one of those that are counted."""
+
     _timer: asyncio.TimerHandle | None = None
     _head_length = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        if self.entered is not None:
+            self.entered()
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait no more."""
         self._stop_waiting()
+        if self.settle is not None:
+            self.settle()
         super().connection_lost(exc)
+        # uvicorn forgets it where an error ended the connection, all of which its timer would hold for a minute
+        self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
         """Take bytes; those between two requests are no sign of life."""
@@ -122,6 +136,8 @@ class PatientProtocol(PlacingProtocol):
         """Begin a request, which goes with the means to cut its connection."""
         super().on_message_begin()
         self.scope[_ABORT] = self.transport.abort  # type: ignore[literal-required]
+        if self.settle is not None:
+            self.scope[SETTLE] = self.settle  # type: ignore[literal-required]
         self._wait()
 
     def on_headers_complete(self) -> None:
@@ -129,6 +145,8 @@ class PatientProtocol(PlacingProtocol):
         self._stop_waiting()
         self._head_length = 0
         super().on_headers_complete()
+        if self.once and self.cycle is not None:
+            self.cycle.default_headers = [*self.cycle.default_headers, (b"connection", b"close")]
 
     def _wait(self) -> None:
         if self._timer is None and not self.transport.is_closing():

@@ -18,7 +18,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,8 @@ class Service:
         self.engine = engine
         self.segments = segments
         self.admission = Admission(settings)
+        self.connections: Callable[[], int] = lambda: 0
+        """Tell how many connections are open; the server knows."""
         self.cancellations = Cancellations()
         self.draining = False
         self.calls: set[Call] = set()

@@ -65,6 +65,11 @@ class Settings(BaseSettings):
         ge=0,
         description="Calls that one key may have at a time, unless its line says otherwise; 0: its share of the queue.",
     )
+    connections: int = Field(
+        default=1024,
+        ge=1,
+        description="Connections at a time; more are refused with 503, but for health and metrics.",
+    )
     slow_s: float = Field(
         default=30.0, gt=0, le=3600, description="Seconds that a sender or a reader may take for the next bytes."
     )

@@ -16,6 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from app.tallies import Counter, Histogram
 from app.tracing import Tracing
 from convgrad import __version__
+from convgrad._errors import Overloaded
 
 if TYPE_CHECKING:
     from app.call import Call
@@ -69,6 +70,11 @@ class Telemetry:
         for part, seconds in context.timings.seconds.items():
             self._parts.observe(seconds, door, part)
 
+    def turned_away(self, door: str, error: Overloaded) -> None:
+        """Count a request that got no further than its head."""
+        self._requests.add(1, door, error.code)
+        self._refusals.add(1, door, str(error.data["reason"]))
+
     def call_done(self, call: Call, context: RequestContext, outcome: str, seconds: float) -> None:
         """Count a call that is over."""
         op, plan = call.prepared.op, call.prepared.plan
@@ -114,6 +120,8 @@ class _State:
         yield InfoMetricFamily("convgrad_build", "The version that runs.", {"version": __version__})
         yield _gauge("ready", "1 while calls are taken, else 0.", float(service.status == "ready"))
         yield _gauge("warm_up_ratio", "Share of the kernels that are compiled, 0 to 1.", service.engine.progress())
+        yield _gauge("connections_open", "Connections that have been let in.", service.connections())
+        yield _gauge("connections_limit", "Connections that may be open at a time.", service.settings.connections)
         yield _gauge("requests_open", "Admitted requests that are not answered yet.", service.requests)
         yield _gauge("calls_open", "Calls that wait or compute: the queue.", len(service.calls))
         yield _gauge("calls_limit", "Calls that may wait or compute at a time.", service.settings.queue_length)
