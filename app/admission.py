@@ -82,12 +82,12 @@ class Admission:
     def full(self, coming: int) -> Overloaded | None:
         """Return the refusal of anybody's call, or None while there is a place.
 
-        `coming` are on their way and no requests yet. They count where the queue was full a moment ago: when a place
-        is free again, all who come before it is taken would be let in for it.
+        `coming` are on their way and no requests yet. They count as requests, and as calls where the queue was full a
+        moment ago: when a place is free again, all who come before it is taken would be let in for it.
         """
         requests, calls = self._requests.total(), self._calls.total()
-        if requests >= self._most_requests:
-            return _overloaded(requests, self._most_requests)
+        if requests + coming >= self._most_requests:
+            return _overloaded(requests + coming, self._most_requests)
         if calls >= self._queue_length:
             self._was_full = time.monotonic()
         elif not coming or time.monotonic() - self._was_full > _PRESSED_S:

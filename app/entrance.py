@@ -12,11 +12,12 @@ import asyncio
 import itertools
 import logging
 import os
+import resource
 import socket
 import ssl
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,9 @@ _log = logging.getLogger("convgrad")
 _AT_ONCE = 16
 # Beyond the bound, for health and metrics.
 _RESERVED = 32
-# Connections without a first byte, or with their refusal. Then the oldest makes room for the next, once it has been
-# there for some time; before that nobody else is accepted.
-_AT_THE_DOOR, _LEAST_AGE_S = 2048, 1.0
+# Connections without a first byte, and those with their refusal, and what share of the descriptors they may take. Then
+# the oldest makes room for the next, once it has been there for some time; before that nobody else is accepted.
+_WAITING, _LEAVING, _SHARE, _LEAST_AGE_S = 2048, 8192, 4, 1.0
 # Idle connections that are closed at a time when there is no more room.
 _CLEARED, _CLEAR_S = 32, 0.1
 _SWEEP_S = 0.5
@@ -102,6 +103,10 @@ class _Waiting:
         self.sock.close()
 
 
+_Door = MutableMapping[int, Any]
+"""Connections that are a `_Waiting` or a `TurnedAway`."""
+
+
 class Entrance:
     """Accept connections from listeners until closed; what a loop's server is to uvicorn."""
 
@@ -120,7 +125,14 @@ class Entrance:
         self._coming: dict[int, asyncio.Task[None]] = {}  # those that are none of the server's connections yet
         self._fresh: dict[int, float] = {}  # when those came whose first request is none of those that are counted
         self._numbers = itertools.count()
-        self._at_the_door: dict[int, TurnedAway | _Waiting] = {}  # by descriptor, the oldest first
+        # By descriptor, the oldest first.
+        self._waiting: dict[int, _Waiting] = {}
+        self._leaving: dict[int, TurnedAway] = {}
+        share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE
+        self._doors: tuple[tuple[_Door, int], ...] = (
+            (self._leaving, min(_LEAVING, share)),
+            (self._waiting, min(_WAITING, share)),
+        )
         self._refused = 0
         self._sweeping: asyncio.TimerHandle | None = None
         self._cleared = 0.0
@@ -146,9 +158,10 @@ class Entrance:
                 self._loop.remove_reader(listener.fileno())
                 listener.close()
                 os.close(self._spare)
-        for each in self._at_the_door.values():
-            each.close()
-        self._at_the_door.clear()
+        for door, _ in self._doors:
+            for each in door.values():
+                each.close()
+            door.clear()
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None
@@ -159,7 +172,7 @@ class Entrance:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_AT_ONCE):
-            if len(self._at_the_door) >= _AT_THE_DOOR and not self._close_oldest():
+            if any(len(door) >= most and not _close_oldest(door) for door, most in self._doors):
                 return
             try:
                 sock, address = listener.accept()
@@ -189,9 +202,10 @@ class Entrance:
         try:
             data = sock.recv(HEAD_BYTES, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
-            if sock.fileno() not in self._at_the_door:
+            if sock.fileno() not in self._waiting:
                 self._loop.add_reader(sock.fileno(), self._came, sock, address)
-                self._put(sock, _Waiting(self._loop, sock, self._service.settings.slow_s))
+                self._waiting[sock.fileno()] = _Waiting(self._loop, sock, self._service.settings.slow_s)
+                self._sweep_later()
             return
         except OSError:
             data = b""
@@ -228,7 +242,7 @@ class Entrance:
         sock.close()
 
     def _leaves_the_door(self, sock: socket.socket) -> None:
-        if self._at_the_door.pop(sock.fileno(), None) is not None:
+        if self._waiting.pop(sock.fileno(), None) is not None:
             self._loop.remove_reader(sock.fileno())
 
     def _let_in(self, sock: socket.socket, *, once: bool = False) -> None:
@@ -261,32 +275,26 @@ class Entrance:
         self._service.telemetry.turned_away(head.door, error)
         self._refused += 1
         descriptor = sock.fileno()
-        each = TurnedAway(self._loop, sock, lambda: self._at_the_door.pop(descriptor).close())
+        each = TurnedAway(self._loop, sock, lambda: self._leaving.pop(descriptor).close())
         if each.begin(answer(head, error)):
-            self._put(sock, each)
+            self._waiting.pop(descriptor, None)
+            self._leaving[descriptor] = each
+            self._sweep_later()
         else:
             self._close(sock)
 
-    def _put(self, sock: socket.socket, each: TurnedAway | _Waiting) -> None:
-        self._at_the_door.pop(sock.fileno(), None)  # it comes last now
-        self._at_the_door[sock.fileno()] = each
+    def _sweep_later(self) -> None:
         if self._sweeping is None:
             self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
-
-    def _close_oldest(self, least_age: float = _LEAST_AGE_S) -> bool:
-        """Close who has been at the door for longest, if that is long."""
-        descriptor, oldest = next(iter(self._at_the_door.items()))
-        if oldest.since > time.monotonic() - least_age:
-            return False
-        self._at_the_door.pop(descriptor).close()
-        return True
 
     def _sweep(self) -> None:
         """Close those at the door that have had their time; when none is left, a flood is over."""
         now = time.monotonic()
-        for descriptor in [key for key, each in self._at_the_door.items() if each.is_over(now)]:
-            self._at_the_door.pop(descriptor).close()
-        self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep) if self._at_the_door else None
+        for door, _ in self._doors:
+            for descriptor in [key for key, each in door.items() if each.is_over(now)]:
+                door.pop(descriptor).close()
+        at_the_door = self._waiting or self._leaving
+        self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep) if at_the_door else None
         if self._sweeping is None and self._refused >= _FLOOD:
             self._refused = 0
             give_back()
@@ -304,10 +312,18 @@ class Entrance:
     def _no_descriptor(self, listener: socket.socket, error: OSError) -> None:
         """Close who has waited longest at the door, or else who comes: nobody is to wait for ever."""
         _log.warning("a connection can't be accepted: %s", error.strerror)
-        if self._at_the_door:
-            self._close_oldest(0.0)
+        if any(door and _close_oldest(door, 0.0) for door, _ in self._doors):
             return
         os.close(self._spare)
         with suppress(OSError):
             listener.accept()[0].close()
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _close_oldest(door: _Door, least_age: float = _LEAST_AGE_S) -> bool:
+    """Close who has been at the door for longest, if that is long."""
+    descriptor, oldest = next(iter(door.items()))
+    if oldest.since > time.monotonic() - least_age:
+        return False
+    door.pop(descriptor).close()
+    return True

@@ -52,11 +52,11 @@ def test_without_keys_all_share_the_queue() -> None:
 def test_the_entrance_knows_when_the_queue_is_full() -> None:
     """It refuses as a request would be; for a second after that those who are on their way are reckoned with."""
     admission = Admission(Settings(queue_length=4))
-    assert admission.full(coming=100) is None
+    assert admission.full(coming=200) is None
     with ExitStack() as stack, ExitStack() as last:
         for _ in range(3):
             stack.enter_context(admission.call(context()))
-        assert admission.full(coming=100) is None
+        assert admission.full(coming=200) is None
         last.enter_context(admission.call(context()))
         refusal = admission.full(coming=0)
         assert refusal is not None
