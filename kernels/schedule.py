@@ -29,8 +29,9 @@ __all__ = ["Operand", "Schedule", "schedule"]
 Ints = npt.NDArray[np.int64]
 Four = tuple[int, int, int, int]
 
-BLOCK_POSITIONS = 256
-"""Positions of one register-tile call: a panel line of 16 f32 for each fills half of a 32 KB L1."""
+BLOCK_POSITIONS = 192 if cpu().width == 16 else 256
+"""Positions of one register-tile call: panel lines of two vectors for each fill half of L1 (48 KB where there are 16
+lanes, else 32 KB), and the scalars of some rows the other half."""
 
 SLAB_BYTES = 512 << 10
 """Packed bytes that one slab should not pass where it can be cut without packing anything twice."""
