@@ -41,7 +41,7 @@ _AT_ONCE = 16
 _RESERVED = 32
 # Connections without a first byte, and those with their refusal, and what share of the descriptors they may take. Then
 # the oldest makes room for the next, once it has been there for some time; before that nobody else is accepted.
-_WAITING, _LEAVING, _SHARE, _LEAST_AGE_S = 2048, 8192, 4, 1.0
+_WAITING, _LEAVING, _SHARE, _LEAST_AGE_S = 8192, 8192, 4, 2.0
 # Idle connections that are closed at a time when there is no more room.
 _CLEARED, _CLEAR_S = 32, 0.1
 _SWEEP_S = 0.5
