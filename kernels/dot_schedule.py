@@ -38,6 +38,9 @@ SLAB_BYTES_MAX = 16 << 20
 MOST_BOXES = 1 << 16
 """Pieces of memory to pack: beyond that, short lines of many phases, laying them out takes too long."""
 
+MOST_TAPS = 1 << 12
+"""Taps: each is laid out by itself, for every size of a slab that is tried."""
+
 MOST_ROWS = 1 << 17
 """Pairs of a channel and a tap: their table has 1 MiB."""
 
@@ -204,10 +207,13 @@ def _boxes(columns: Sequence[Iterable[tuple[int, int, int]]], steps: Sequence[in
 def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     """Lay out the sum for `problem`; None where zeros would need too much room, or there is nothing to sum."""
     geo = geometry(problem)
-    if geo.wide.channels * prod(len(axis.shifts) for axis in geo.axes) > MOST_ROWS:
+    taps = prod(len(axis.shifts) for axis in geo.axes)
+    if taps > MOST_TAPS or geo.wide.channels * taps > MOST_ROWS:
         return None
     lines = _cut(geo, problem.groups)
     if lines is None:
+        return None
+    if prod(ceil(line.axis.size / line.size) for line in lines) * prod(len(line.phases) for line in lines) > MOST_BOXES:
         return None
     slabs = tuple(tuple(chain.from_iterable(slab)) for slab in product(*(line.cuts for line in lines)))
     steps, pixels = _steps(lines), _pixels(lines, 0)
@@ -225,8 +231,6 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         ranges = [end for line, tap in zip(lines[1:], (d, h, w), strict=True) for end in line.axis.ranges[tap[0]]]
         number = (d[0] * kernel[1] + h[0]) * kernel[2] + w[0]
         shifts.append([place((d[1], h[1], w[1]), (d[2], h[2], w[2])), number, *ranges])
-    if len(slabs) * len(phases) > MOST_BOXES:
-        return None
     images = [(low, 0, high - low) for low, high in lines[0].cuts]
     a_boxes = []
     for phase, number in phases.items():
@@ -241,7 +245,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     most = min(len(slabs), points // CHUNK_POSITIONS, problem.macs // CHUNK_MACS)
     while chunks < CHUNKS and 2 * chunks <= most:
         chunks *= 2
-    taps, channels = prod(kernel), geo.wide.channels
+    channels = geo.wide.channels
     a_plane = _odd_lines(plane * len(phases) // 2)
     rows = ROWS * ceil(taps * channels / ROWS)
     live = np.array(shifts, object)

@@ -12,6 +12,7 @@ import pytest
 
 from kernels import ConvProblem, bwd_dots, explain, plan
 from kernels.cpu import SETTING, _amx_granted, cpu
+from kernels.dot_schedule import dot_schedule
 from kernels.planes import split_f16
 from tests.kernels.harness import assert_same_bits, compute, problem_of
 from tests.problems import OPS, Case
@@ -147,3 +148,13 @@ def test_large_paddings_are_refused() -> None:
         pads_begin=(0,), data_format="NCX", weights_format="OIX",
     )  # fmt: skip
     assert plan(problem).kernel == "bwd_weights_tiles"
+
+
+@pytest.mark.parametrize(("channels", "taps", "taken"), [(16, 4096, True), (16, 4097, False), (64, 4096, False)])
+def test_very_many_taps_are_refused(channels: int, taps: int, taken: bool) -> None:
+    """Laying out each tap of each channel has a bound; beyond it the path of the f32 tiles takes the gradient."""
+    case = Case(
+        dtype="bf16", src_channels=channels, dst_channels=16, src_spatial=(taps + 99,), dst_spatial=(100,),
+        kernel=(taps,),
+    )  # fmt: skip
+    assert (dot_schedule(problem_of(case)) is not None) == taken
