@@ -172,7 +172,7 @@ class Entrance:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_AT_ONCE):
-            if any(len(door) >= most and not _close_oldest(door) for door, most in self._doors):
+            if any(len(door) >= most and not self._oldest_goes(door) for door, most in self._doors):
                 return
             try:
                 sock, address = listener.accept()
@@ -222,15 +222,7 @@ class Entrance:
         if head.is_watching and self.open < self._most + _RESERVED:
             self._let_in(sock, once=over)
         elif over:
-            self._turn_away(
-                sock,
-                head,
-                Overloaded(
-                    f"{self._most} connections are open, and no more may be",
-                    retry_after=_RETRY_AFTER_S,
-                    data={"reason": "connections", "limit": self._most},
-                ),
-            )
+            self._turn_away(sock, head, _too_many(f"{self._most} connections are open, and no more may be", self._most))
         elif head.is_call and not head.is_proxied and (full := self._full()) is not None:
             self._service.admission.note(address_of(address[0]) if isinstance(address, tuple) else ANYONE)
             self._turn_away(sock, head, full)
@@ -309,21 +301,29 @@ class Entrance:
         for each in idle[:_CLEARED]:
             each.shutdown()
 
+    def _oldest_goes(self, door: _Door) -> bool:
+        """Part from who has been at the door for longest, if that is long; who has no answer yet gets one first."""
+        descriptor, oldest = next(iter(door.items()))
+        if oldest.since > time.monotonic() - _LEAST_AGE_S:
+            return False
+        if door is self._waiting:
+            self._turn_away(oldest.sock, Head(b""), _too_many(f"{len(door)} connections wait to be let in", len(door)))
+        else:
+            door.pop(descriptor).close()
+        return True
+
     def _no_descriptor(self, listener: socket.socket, error: OSError) -> None:
         """Close who has waited longest at the door, or else who comes: nobody is to wait for ever."""
         _log.warning("a connection can't be accepted: %s", error.strerror)
-        if any(door and _close_oldest(door, 0.0) for door, _ in self._doors):
-            return
+        for door, _ in self._doors:
+            if door:
+                door.pop(next(iter(door))).close()
+                return
         os.close(self._spare)
         with suppress(OSError):
             listener.accept()[0].close()
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _close_oldest(door: _Door, least_age: float = _LEAST_AGE_S) -> bool:
-    """Close who has been at the door for longest, if that is long."""
-    descriptor, oldest = next(iter(door.items()))
-    if oldest.since > time.monotonic() - least_age:
-        return False
-    door.pop(descriptor).close()
-    return True
+def _too_many(message: str, limit: int) -> Overloaded:
+    return Overloaded(message, retry_after=_RETRY_AFTER_S, data={"reason": "connections", "limit": limit})

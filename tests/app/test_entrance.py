@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -139,6 +140,27 @@ def test_a_head_that_begins_late(narrow: LiveService) -> None:
             page(narrow)  # by now it has been accepted
         late.sendall(f"GET {PATH} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
         assert late.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_the_longest_silence_ends_with_an_answer() -> None:
+    """When as many say nothing as there may be, the oldest of them hear why they go, and new ones get to the door."""
+    if shutil.which("prlimit") is None:
+        pytest.skip("no prlimit here")
+    under = ["prlimit", "--nofile=200:200"]  # a quarter of them may wait
+    with running_service("--workers", "1", "--connections", str(BOUND), under=under) as service, ExitStack() as stack:
+        with full(service):
+            first = stack.enter_context(connected(service.url))
+            for _ in range(55):
+                stack.enter_context(connected(service.url))
+            head, _, body = whole(first).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503")
+            assert json.loads(body)["reason"] == "connections"
+        assert right(service)
+
+
+def whole(connection: socket.socket) -> bytes:
+    """Read until the end."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
 def test_idle_connections_make_room(narrow: LiveService) -> None:
