@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from functools import partial
 from typing import Any
 
@@ -75,7 +75,7 @@ class LocalEngine:
         finally:
             if not run.over:
                 self._supervisor.fail(run, Cancelled("the call was cancelled"))
-            await run.settled.wait()
+            await _to_the_end(run.settled.wait())
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory and counters."""
@@ -85,3 +85,15 @@ class LocalEngine:
         while True:
             await asyncio.sleep(_TRIM_EVERY_S)
             await asyncio.to_thread(self._segments.trim, self._idle_s)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, object]) -> None:
+    """Wait for what comes in any case, and be cancelled only then."""
+    waiting, cancelled = asyncio.ensure_future(work), False
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError

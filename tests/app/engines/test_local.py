@@ -59,6 +59,21 @@ def test_workers_give_the_bits_of_one_process(two: Fleet, problem: ConvProblem, 
     np.testing.assert_array_equal(result, compute(problem, *inputs, reference=reference))
 
 
+def test_a_cancel_does_not_hurry_the_end_of_a_failed_job(two: Fleet) -> None:
+    """A job whose deadline is over is not left while a worker that stands still may write to its memory."""
+
+    async def scenario() -> None:
+        with Frozen(two.pids):
+            failing = asyncio.create_task(two.finish(two.job(plan(TINY), random_inputs(TINY), deadline=soon(0.02))))
+            await asyncio.sleep(0.05)  # over now, with `grace_s` to go
+            assert two.engine.snapshot()["jobs"] == 1
+            failing.cancel()
+            await asyncio.gather(failing, return_exceptions=True)
+            assert two.engine.snapshot()["jobs"] == 0
+
+    two.run(scenario())
+
+
 def test_the_number_of_workers_changes_no_bit(two: Fleet) -> None:
     """One, two and three workers give the same bits for sums that depend on their order."""
     inputs = random_inputs(WIDE)
