@@ -1,8 +1,11 @@
-"""Filter gradients of bf16 and f16 on products of bf16 pairs, where the processor has instructions for them.
+"""Filter gradients on products of bf16 pairs, where the processor has instructions for them.
+
+Values of f16 are sums of two bf16, those of f32 of three (`kernels.dots`, `kernels.planes32`).
 
 Zeros multiply here: those that fill up channels, pairs and steps, and those of the padding. With finite data they add
-nothing. A block of 16 channels that holds Inf or NaN among a slab's pixels is summed pixel by pixel over real taps
-instead, for that slab; the slabs and blocks depend on the problem alone, so the bits do not depend on the workers.
+nothing. Where a block of 16 channels holds Inf or NaN among a slab's pixels, or f32 so large or so small that parts of
+their products would overflow or vanish, it is summed pixel by pixel over real taps instead, for that slab; the slabs
+and blocks depend on the problem alone, so the bits do not depend on the workers.
 """
 
 from __future__ import annotations
@@ -18,86 +21,181 @@ from kernels.arena import address, arena_address
 from kernels.bwd_weights import BATCH_MACS, BwdWeights, Part
 from kernels.cpu import cpu
 from kernels.dot_schedule import DotSchedule, dot_schedule
-from kernels.dots import BEGIN, BLOCKS, END, EXACT, ROWS, STAGE, STEP, TILE, call_dots, dot_table
+from kernels.dots import BEGIN, BLOCKS, END, EXACT, PARTS, ROWS, STAGE, STEP, TILE, call_dots, dot_table
 from kernels.packing import KINDS
 from kernels.plan import Storage, Unit
-from kernels.planes import pack_pairs16, pack_planes16, plane_finite, split_f16
-from kernels.problem import ConvProblem
+from kernels.planes import lane_peaks, pack_pairs, pack_planes, split_f16
+from kernels.planes32 import SPLIT_BYTES
+from kernels.problem import ConvProblem, storage_dtype
+from kernels.simd import load_value
 
 __all__ = ["BWD_DOTS"]
 
-BLOCK_PIXELS = 320 if cpu().dots == "amx" else 512
-"""Pixels of one walk at the most: 32 staged rows, or 32 channels of b, leave room for others in the first cache."""
+BLOCK_PIXELS = np.array((320, 160, 512) if cpu().dots == "amx" else (512, 512, 512), np.int64)
+"""Pixels of one walk at the most, by parts: 32 staged rows, or 32 channels of b, leave room in the first cache."""
 
-STAGE_BYTES = 2 * ROWS * (2 * BLOCK_PIXELS + 64) if cpu().dots == "amx" else 0
-"""Staged rows, an odd number of cache lines each."""
+STAGE_BYTES = 2 * ROWS * max((p + 1) * 2 * int(pixels) for p, pixels in enumerate(BLOCK_PIXELS))
+"""Room for staged rows, and before that for what packing needs."""
 
-LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.5, ("avx512bf16", "bf16"): 0.45}
+assert STAGE_BYTES >= SPLIT_BYTES
+
+LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.5, ("amx", "f32"): 0.5, ("avx512bf16", "bf16"): 0.45}
 """Share of multiplications that are not by filling zeros, above which these instructions outdo f32 ones."""
+
+BATCH = 4 if cpu().dots == "amx" else 1
+"""Times as much work between two looks at whether to stop as in `kernels.bwd_weights`: it is done in less time."""
+
+SPECIAL = 0x7F80
+"""Bits of Inf without its sign: of bf16, or of the first part of others."""
+
+LEAST_PEAK, LEAST_PEAKS, MOST_PEAKS = 41, 168, 350
+"""Exponents, as f32 stores them, of the largest values of each channel, and sums of two channels' exponents.
+
+Subnormal numbers count as zeros here. Within these bounds what that loses of a product is below 2**-40 of the largest
+product of both channels, and sums of 2**31 pixels stay below the largest number.
+"""
+
+_load_f32 = load_value("f32")
 
 LINE = 4 * TILE
 """Bytes of an accumulator row."""
 
 
 @jit
-def _finite(channels: int, block: int, panel: int, plane: int, finite: Vector) -> None:
-    """Say which blocks of 16 channels, of `block` bytes, are finite; of the last one only its channels' planes."""
-    for i in range(finite.size):
-        size = block if channels >= TILE * (i + 1) else plane * (channels - TILE * i)
-        finite[i] = 1 if plane_finite(panel + i * block, size // 64) else 0
+def _empty(boxes: Table, src: int, steps: Vector) -> bool:
+    """Say whether all f32 of one channel are zero."""
+    for b in range(boxes.shape[0]):
+        box = boxes[b]
+        for n in range(box[2]):
+            for d in range(box[3]):
+                for h in range(box[4]):
+                    start = src + box[0] + n * steps[0] + d * steps[1] + h * steps[2]
+                    for w in range(box[5]):
+                        if _load_f32(start + w * steps[3]) != 0:
+                            return False
+    return True
+
+
+@jit
+def _peaks(
+    parts: int, channels: int, together: int, panel: int, step: int, size: int, boxes: Table, src: int, steps: Vector,
+    low: Vector, high: Vector,
+) -> None:  # fmt: skip
+    """Find the smallest and the largest of the channels' largest values, as bf16, for each block of 16 channels.
+
+    The first parts of `together` channels lie every `step` bytes from `panel` on, `size` bytes of them, in lanes by
+    turns of two. Channels of zeros do not count. An f32 may be too small for a first part: then it counts as 1.
+    """
+    lanes = np.empty((16, 2), np.uint16)
+    low[:], high[:] = 2 * SPECIAL, 0
+    for first in range(0, channels, together):
+        lane_peaks(panel + first // together * step, size // LINE, lanes.ctypes.data)
+        for c in range(first, min(first + together, channels)):
+            peak = int(lanes[c - first].max() if together == TILE else lanes.max())
+            if peak == 0 and parts == 3 and not _empty(boxes, src + c * steps[4], steps):
+                peak = 1
+            if peak > 0:
+                low[c // TILE], high[c // TILE] = min(low[c // TILE], peak), max(high[c // TILE], peak)
+
+
+@jit
+def _plain(parts: int, a_low: Vector, a_high: Vector, b_low: Vector, b_high: Vector, plain: Table) -> None:
+    """Say which pairs of blocks may be summed with zeros between their values, from their channels' peaks."""
+    for i in range(a_low.size):
+        for j in range(b_low.size):
+            fits = a_high[i] < SPECIAL and b_high[j] < SPECIAL
+            if parts == 3 and fits and a_high[i] > 0 and b_high[j] > 0:
+                first, second = a_low[i] >> 7, b_low[j] >> 7
+                fits = min(first, second) >= LEAST_PEAK and first + second >= LEAST_PEAKS
+                fits &= (a_high[i] >> 7) + (b_high[j] >> 7) <= MOST_PEAKS
+            plain[i, j] = 1 if fits else 0
 
 
 if cpu().dots == "amx":
 
     @jit
-    def _add_rows(
-        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, taps: int, a: int, a_part: int,
-        b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int, acc_step: int, stage: int,
+    def _add_tiles(
+        table: Vector, parts: int, a: int, a_step: int, b: int, b_blocks: int, b_block: int, steps: int, plain: Vector,
+        acc: int, acc_step: int, down: int, where: Vector,
     ) -> None:  # fmt: skip
-        """Stage 32 rows at a time and sum them with all finite blocks of b.
+        """Sum one or two tiles of rows with all plain blocks of b; for `where` see `kernels.dots.dot_table`."""
+        for j0 in range(0, b_blocks, 2):
+            across = min(2, b_blocks - j0)
+            size = across if plain[j0] + plain[j0 + across - 1] == 2 else 1
+            for j in range(j0, j0 + across, size):
+                if plain[j] == 1:
+                    call_dots(
+                        table[BLOCKS + 4 * (parts - 1) + 2 * (down - 1) + size - 1], a, a_step, b + j * b_block,
+                        b_block, steps, acc + j * acc_step, acc_step, where.ctypes.data,
+                    )  # fmt: skip
 
-        Their sums stay in the second cache for all pixels, and the rows of one walk in the first.
+    @jit
+    def _add_rows(
+        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, shifts: Table, taps: int,
+        channels: int, a: int, a_plane: int, a_part: int, b: int, b_blocks: int, b_block: int, plain: Vector, acc: int,
+        acc_step: int, stage: int,
+    ) -> None:  # fmt: skip
+        """Sum tiles of rows, two at a time, with all plain blocks of b.
+
+        Their sums stay in the second cache for all pixels. A tile of one tap of 16 channels is read where it lies, if
+        there are products enough to hide that its rows cross lines of memory; others are staged.
         """
-        last, b_part = min(offsets.size, TILE * i1 * taps), b_blocks * b_block
-        walks = (steps * STEP + BLOCK_PIXELS - 1) // BLOCK_PIXELS
-        for row in range(TILE * i0 * taps, last, 2 * ROWS):
-            down = min(2, (last - row) // ROWS)
+        where = np.empty(6, np.int64)
+        where[0] = b_blocks * b_block
+        most = BLOCK_PIXELS[parts - 1]
+        walks, live = (steps * STEP + most - 1) // most, shifts.shape[0]
+        whole = min(i1, channels // TILE) if parts > 1 else i0
+        tiles = (whole - i0) * live
+        for tile in range(0, tiles, 2):
+            down = min(2, tiles - tile)
+            i, t = divmod(tile, live)
+            i2, t2 = divmod(tile + down - 1, live)
+            i, i2 = i0 + i, i0 + i2
+            where[1], where[2], where[4] = a_part, a_plane, taps * LINE
+            where[3] = (i2 - i) * TILE * a_plane + shifts[t2, 0] - shifts[t, 0]
+            where[5] = ((i2 - i) * TILE * taps + shifts[t2, 1] - shifts[t, 1]) * LINE
             for walk in range(walks):
                 first, end = steps * walk // walks, steps * (walk + 1) // walks
-                count = end - first
-                pitch = LINE * (count | 1)
-                for p in range(parts):
+                _add_tiles(
+                    table, parts, a + i * TILE * a_plane + shifts[t, 0] + LINE * first, LINE,
+                    b + STEP // 2 * LINE * first, b_blocks, b_block, end - first, plain,
+                    acc + (i * TILE * taps + shifts[t, 1]) * LINE, acc_step, down, where,
+                )  # fmt: skip
+        last = min(offsets.size, TILE * i1 * taps)
+        for row in range(TILE * max(i0, whole) * taps, last, 2 * ROWS):
+            down = min(2, (last - row) // ROWS)
+            pitch = parts * down * ROWS * LINE
+            where[1], where[2], where[3], where[4], where[5] = down * ROWS * LINE, LINE, ROWS * LINE, LINE, ROWS * LINE
+            for walk in range(walks):
+                first, end = steps * walk // walks, steps * (walk + 1) // walks
+                for tile in range(parts * down):
+                    p, i = divmod(tile, down)
                     call_dots(
-                        table[STAGE], a + p * a_part + LINE * first, offsets.ctypes.data + 8 * row, 0, pitch, count,
-                        stage, 0, down * ROWS,
+                        table[STAGE], a + p * a_part + LINE * first, offsets.ctypes.data + 8 * (row + ROWS * i), 0,
+                        pitch, end - first, stage + tile * ROWS * LINE, 0, 0,
                     )  # fmt: skip
-                    for j0 in range(0, b_blocks, 2):
-                        across = min(2, b_blocks - j0)
-                        size = across if b_finite[j0] + b_finite[j0 + across - 1] == 2 else 1
-                        for j in range(j0, j0 + across, size):
-                            for q in range(parts if b_finite[j] == 1 else 0):
-                                call_dots(
-                                    table[BLOCKS + 2 * (down - 1) + size - 1], stage, pitch,
-                                    b + q * b_part + j * b_block + STEP // 2 * LINE * first, b_block, count,
-                                    acc + j * acc_step + row * LINE, acc_step, 0,
-                                )  # fmt: skip
+                _add_tiles(
+                    table, parts, stage, pitch, b + STEP // 2 * LINE * first, b_blocks, b_block, end - first, plain,
+                    acc + row * LINE, acc_step, down, where,
+                )  # fmt: skip
 
 else:
 
     @jit
     def _add_rows(
-        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, taps: int, a: int, a_part: int,
-        b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int, acc_step: int, stage: int,
+        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, shifts: Table, taps: int,
+        channels: int, a: int, a_plane: int, a_part: int, b: int, b_blocks: int, b_block: int, plain: Vector, acc: int,
+        acc_step: int, stage: int,
     ) -> None:  # fmt: skip
-        """Sum the rows with two blocks of b at a time, where both are finite: their pixels stay in the first cache."""
-        last, pairs = min(offsets.size, TILE * i1 * taps), steps * STEP // 2
-        for first in range(0, pairs, BLOCK_PIXELS // 2):
-            count = min(BLOCK_PIXELS // 2, pairs - first)
+        """Sum the rows with two blocks of b at a time, where both are plain: their pixels stay in the first cache."""
+        last, pairs, most = min(offsets.size, TILE * i1 * taps), steps * STEP // 2, BLOCK_PIXELS[0] // 2
+        for first in range(0, pairs, most):
+            count = min(most, pairs - first)
             for j0 in range(0, b_blocks, 2):
                 across = min(2, b_blocks - j0)
-                size = across if b_finite[j0] + b_finite[j0 + across - 1] == 2 else 1
+                size = across if plain[j0] + plain[j0 + across - 1] == 2 else 1
                 for j in range(j0, j0 + across, size):
-                    for row in range(TILE * i0 * taps, last if b_finite[j] == 1 else 0, ROWS):
+                    for row in range(TILE * i0 * taps, last if plain[j] == 1 else 0, ROWS):
                         call_dots(
                             table[BLOCKS + size - 1], a + 4 * first, offsets.ctypes.data + 8 * row,
                             b + j * b_block + LINE * first, b_block, count, acc + j * acc_step + row * LINE, acc_step,
@@ -107,48 +205,50 @@ else:
 
 @jit
 def _walk(
-    table: Vector, parts: int, pixels: int, offsets: Vector, taps: int, a: int, a_part: int, a_finite: Vector,
-    b: int, b_blocks: int, b_block: int, b_finite: Vector, acc: int, acc_step: int, stage: int,
+    table: Vector, parts: int, pixels: int, offsets: Vector, shifts: Table, taps: int, channels: int, a: int,
+    a_plane: int, a_part: int, b: int, b_blocks: int, b_block: int, plain: Table, acc: int, acc_step: int, stage: int,
 ) -> None:  # fmt: skip
-    """Sum the rows of finite channels, as many in a row as there are, with finite blocks of b."""
+    """Sum the plain pairs of blocks, as many blocks of rows at once as have the same ones."""
     steps, i = (pixels + STEP - 1) // STEP, 0
-    while i < a_finite.size:
-        start = i
-        while i < a_finite.size and a_finite[i] == 1:
+    while i < plain.shape[0]:
+        start, same, some = i, True, 0
+        while same:
             i += 1
-        if start < i:
+            same = i < plain.shape[0]
+            for j in range(b_blocks if same else 0):
+                same &= plain[i, j] == plain[start, j]
+        for j in range(b_blocks):
+            some += plain[start, j]
+        if some > 0:
             _add_rows(
-                table, parts, start, i, steps, offsets, taps, a, a_part, b, b_blocks, b_block, b_finite, acc, acc_step,
-                stage,
+                table, parts, start, i, steps, offsets, shifts, taps, channels, a, a_plane, a_part, b, b_blocks,
+                b_block, plain[start], acc, acc_step, stage,
             )  # fmt: skip
-        else:
-            i += 1
 
 
 @jit
 def _walk_exactly(
-    table: Vector, parts: int, slab: Vector, steps: Vector, shifts: Table, taps: int, channels: int,
-    a: int, a_plane: int, a_rest: int, a_finite: Vector, b: int, b_blocks: int, b_block: int, b_finite: Vector,
-    acc: int, acc_step: int,
+    exact: int, slab: Vector, shifts: Table, taps: int, a: int, a_steps: Vector, channels: int, b: int,
+    b_steps: Vector, b_channels: int, plain: Table, acc: int, acc_step: int,
 ) -> None:  # fmt: skip
-    """Sum all pairs of blocks of which one is not finite, over the pixels for which each tap is inside."""
-    b_rest = (parts - 1) * b_blocks * b_block
-    for j in range(b_blocks):
-        for c in range(channels):
-            if a_finite[c // TILE] + b_finite[j] == 2:
-                continue
-            for t in range(shifts.shape[0]):
-                sums = acc + j * acc_step + (c * taps + shifts[t, 1]) * LINE
-                low, high = max(slab[6], shifts[t, 6]), min(slab[7], shifts[t, 7])
-                for n in range(slab[1] - slab[0] if low < high else 0):
-                    for d in range(max(slab[2], shifts[t, 2]), min(slab[3], shifts[t, 3])):
-                        for h in range(max(slab[4], shifts[t, 4]), min(slab[5], shifts[t, 5])):
-                            place = n * steps[0] + (d - slab[2]) * steps[1] + (h - slab[4]) * steps[2]
-                            place += (low - slab[6]) * steps[3]
-                            call_dots(
-                                table[EXACT], a + c * a_plane + shifts[t, 0] + place, a_rest, b + j * b_block, b_rest,
-                                high - low, sums, place // 2, 0,
-                            )  # fmt: skip
+    """Sum all other pairs of blocks, over the pixels for which each tap is inside, from the tensors themselves."""
+    where = np.empty(4, np.int64)
+    for pair in range(plain.size):
+        i, j = divmod(pair, plain.shape[1])
+        where[0], where[1] = a_steps[4], min(TILE, channels - TILE * i) - 1
+        where[2], where[3] = b_steps[4], min(TILE, b_channels - TILE * j) - 1
+        for t in range(shifts.shape[0] if plain[i, j] == 0 else 0):
+            sums = acc + j * acc_step + (i * TILE * taps + shifts[t, 1]) * LINE
+            first, second = a + TILE * i * a_steps[4] + shifts[t, 8], b + TILE * j * b_steps[4]
+            low, high = max(slab[6], shifts[t, 6]), min(slab[7], shifts[t, 7])
+            for n in range(slab[0], slab[1] if low < high else 0):
+                for d in range(max(slab[2], shifts[t, 2]), min(slab[3], shifts[t, 3])):
+                    for h in range(max(slab[4], shifts[t, 4]), min(slab[5], shifts[t, 5])):
+                        call_dots(
+                            exact, first + n * a_steps[0] + d * a_steps[1] + h * a_steps[2] + low * a_steps[3],
+                            a_steps[3], second + n * b_steps[0] + d * b_steps[1] + h * b_steps[2] + low * b_steps[3],
+                            b_steps[3], high - low, sums, taps * LINE, where.ctypes.data,
+                        )  # fmt: skip
 
 
 @jit
@@ -166,7 +266,13 @@ def add_dots(
     """
     channels, a_plane, b_blocks, b_block = sizes[0], sizes[2], sizes[4], 32 * sizes[5]
     a_blocks, a_part, b_part = (channels + TILE - 1) // TILE, sizes[1] * a_plane, b_blocks * b_block
-    a_finite, b_finite = np.empty(a_blocks, np.int64), np.empty(b_blocks, np.int64)
+    a_low, a_high, b_low, b_high = (
+        np.empty(a_blocks, np.int64),
+        np.empty(a_blocks, np.int64),
+        np.empty(b_blocks, np.int64),
+        np.empty(b_blocks, np.int64),
+    )
+    plain = np.empty((a_blocks, b_blocks), np.int64)
     a_rows, b_rows = a_boxes.shape[0] // slabs.shape[0], b_boxes.shape[0] // slabs.shape[0]
     pairs, stage = panels + parts * a_part, panels + parts * (a_part + b_part)
     for s in range(slabs.shape[0]):
@@ -178,23 +284,30 @@ def add_dots(
                 a_boxes[last * a_rows : (last + 1) * a_rows],
                 b_boxes[last * b_rows : (last + 1) * b_rows],
             )
-            pack_planes16(channels, sizes[1], a_now, a_before, a[0] + g * a[1], a_steps, panels, a_plane, panel_steps)
-            pack_pairs16(sizes[3], b_blocks, b_now, b_before, b[0] + g * b[1], b_steps, pairs, b_block, panel_steps)
+            pack_planes(
+                parts, channels, sizes[1], a_now, a_before, a[0] + g * a[1], a_steps, panels, a_plane, panel_steps,
+                stage,
+            )  # fmt: skip
+            pack_pairs(
+                parts, sizes[3], b_blocks, b_now, b_before, b[0] + g * b[1], b_steps, pairs, b_block, panel_steps,
+                stage,
+            )  # fmt: skip
             if parts == 2:
                 split_f16(panels, panels + a_part, a_part // 16)
                 split_f16(pairs, pairs + b_part, b_part // 16)
-            _finite(channels, TILE * a_plane, panels, a_plane, a_finite)
-            _finite(TILE * b_blocks, b_block, pairs, 0, b_finite)
+            _peaks(parts, channels, 1, panels, a_plane, a_plane, a_now, a[0] + g * a[1], a_steps, a_low, a_high)
+            _peaks(parts, sizes[3], TILE, pairs, b_block, b_block, b_now, b[0] + g * b[1], b_steps, b_low, b_high)
+            _plain(parts, a_low, a_high, b_low, b_high, plain)
             sums = acc + g * acc_bytes
             call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
             _walk(
-                table, parts, pixels, offsets, taps, panels, a_part, a_finite, pairs, b_blocks, b_block, b_finite,
-                sums, acc_step, stage,
+                table, parts, pixels, offsets, shifts, taps, channels, panels, a_plane, a_part, pairs, b_blocks,
+                b_block, plain, sums, acc_step, stage,
             )  # fmt: skip
             call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
             _walk_exactly(
-                table, parts, slabs[s], panel_steps, shifts, taps, channels, panels, a_plane, (parts - 1) * a_part,
-                a_finite, pairs, b_blocks, b_block, b_finite, sums, acc_step,
+                table[EXACT + parts - 1], slabs[s], shifts, taps, a[0] + g * a[1], a_steps, channels, b[0] + g * b[1],
+                b_steps, sizes[3], plain, sums, acc_step,
             )  # fmt: skip
 
 
@@ -212,7 +325,7 @@ class DotPart(Part):
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
         self.slabs = np.array(plan.slabs, np.int64)
-        self.batch = max(1, BATCH_MACS * len(plan.slabs) // max(1, problem.macs))
+        self.batch = max(1, BATCH * BATCH_MACS * len(plan.slabs) // max(1, problem.macs))
         self.sizes = np.array(
             (plan.channels, plan.a_planes, plan.a_plane, int(mine[:, 1].sum()), len(mine), plan.positions, plan.pixels),
             np.int64,
@@ -222,15 +335,15 @@ class DotPart(Part):
     def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
-        parts = 2 if self.problem.dtype == "f16" else 1
+        parts, size = PARTS[self.problem.dtype], storage_dtype(self.problem.dtype).itemsize
         panels = plan.a_planes * plan.a_plane + 2 * self.width * plan.positions
-        a = wide.ctypes.data + 2 * (plan.a.origin + self.g0 * plan.a.group)
-        b = narrow.ctypes.data + 2 * (self.g0 * plan.b.group + self.first_lane * plan.b.channel)
+        a = wide.ctypes.data + size * (plan.a.origin + self.g0 * plan.a.group)
+        b = narrow.ctypes.data + size * (self.g0 * plan.b.group + self.first_lane * plan.b.channel)
         add_dots(
             dot_table(), parts, self.g1 - self.g0, self.slabs[some], plan.shifts, plan.offsets, plan.taps,
             plan.panel_steps, self.sizes,
-            np.array((a, 2 * plan.a.group), np.int64), plan.a_boxes[some].reshape(-1, 6), plan.a_steps,
-            np.array((b, 2 * plan.b.group), np.int64), plan.b_boxes[some].reshape(-1, 6), plan.b_steps,
+            np.array((a, size * plan.a.group), np.int64), plan.a_boxes[some].reshape(-1, 6), plan.a_steps,
+            np.array((b, size * plan.b.group), np.int64), plan.b_boxes[some].reshape(-1, 6), plan.b_steps,
             arena_address("vector", (parts * panels + STAGE_BYTES) // 4), address(acc), 4 * self.group_floats,
             4 * TILE * plan.rows,
         )  # fmt: skip
@@ -249,7 +362,7 @@ class BwdDots(BwdWeights):
     name = f"bwd_weights_{cpu().dots}"
 
     def refuse(self, problem: ConvProblem) -> str | None:
-        """Take 16-bit weight gradients whose channels and pixels fill the registers well."""
+        """Take weight gradients whose channels and pixels fill the registers well."""
         if problem.forward:
             return "computes weight gradients only"
         least = LEAST_USE.get((cpu().dots, problem.dtype))

@@ -16,10 +16,10 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
-from kernels.dots import ROWS, STEP, TILE
+from kernels.dots import PARTS, ROWS, STEP, TILE
 from kernels.driver import PLANES, WIDTH
 from kernels.geometry import Axis, Geometry, Tensor, geometry, wrapped
-from kernels.problem import ConvProblem
+from kernels.problem import ConvProblem, storage_dtype
 from kernels.recent import recent
 
 __all__ = ["DotSchedule", "dot_schedule"]
@@ -28,6 +28,12 @@ Ints = npt.NDArray[np.int64]
 
 SLAB_BYTES = 1 << 20
 """Packed bytes of one slab where it can be cut; twice as many where accumulators fill more than a cache themselves."""
+
+NARROW_BYTES = 1 << 20
+"""Packed bytes of all parts of the narrow tensor, which every pair of a channel and a tap reads again."""
+
+SOME, SOME_STEPS = 1.5, 1.05
+"""How much more than these bounds a slab may have where half of it would take that many times the steps."""
 
 SLAB_BYTES_ALL = 4 << 20
 """Those of all groups, where their channels lie side by side: each group comes back to the same lines of memory."""
@@ -100,10 +106,10 @@ def _line(axis: Axis, size: int) -> _Line | None:
 class DotSchedule:
     """Everything that the compiled driver reads; `a` is the wide tensor, `b` the narrow one.
 
-    `shifts` has a row for each live tap: bytes of its shift in a plane, number of the tap, then low and high of its
-    real (d, h, w). `offsets` are those of the accumulators' rows, the taps of a channel inside channels, in the planes.
-    `pixels` are the positions of a slab's last image, up to its last pixel. `slabs` are first and last (n, d, h, w);
-    `boxes` see `kernels.planes`.
+    `shifts` has a row for each live tap: bytes of its shift in a plane, number of the tap, low and high of its real
+    (d, h, w), and bytes of its shift in the tensor. `offsets` are those of the accumulators' rows, the taps of a
+    channel inside channels, in the planes. `pixels` are the positions of a slab's last image, up to its last pixel.
+    `slabs` are first and last (n, d, h, w); `boxes` see `kernels.planes`.
     """
 
     axes: tuple[Axis, Axis, Axis, Axis]
@@ -159,10 +165,11 @@ def _pixels(lines: tuple[_Line, ...], first: int) -> int:
     return 1 + sum((line.size - 1) * step for line, step in list(zip(lines, _steps(lines), strict=True))[first:])
 
 
-def _bytes(geo: Geometry, lines: tuple[_Line, ...]) -> int:
+def _bytes(geo: Geometry, lines: tuple[_Line, ...]) -> tuple[int, int]:
+    """Give the bytes of a slab's planes and panels, one part of each value."""
     phases, pixels = prod(len(line.phases) for line in lines), _pixels(lines, 0)
     reach = sum((line.reach[1] - line.reach[0]) * step for line, step in zip(lines, _steps(lines), strict=True))
-    return 2 * ((pixels + reach) * phases * _up(geo.wide.channels) + pixels * _up(geo.narrow.channels))
+    return 2 * (pixels + reach) * phases * geo.wide.channels, 2 * pixels * _up(geo.narrow.channels)
 
 
 def _up(channels: int) -> int:
@@ -174,8 +181,11 @@ def _lines(axes: tuple[Axis, ...], shape: list[int]) -> tuple[_Line, ...] | None
     return None if None in lines else tuple(line for line in lines if line is not None)
 
 
-def _cut(geo: Geometry, groups: int) -> tuple[_Line, ...] | None:
-    """Halve axes, images first, until a slab's panels fit; None where they never do."""
+def _cut(geo: Geometry, groups: int, parts: int) -> tuple[_Line, ...] | None:
+    """Halve axes, images first, until a slab's panels fit; None where they never do.
+
+    The last halving is undone where it leaves much of the steps empty.
+    """
     shape = [axis.size for axis in geo.axes]
     if 0 in shape:
         return None
@@ -183,21 +193,38 @@ def _cut(geo: Geometry, groups: int) -> tuple[_Line, ...] | None:
     limit = SLAB_BYTES if sums <= SLAB_BYTES else 2 * SLAB_BYTES
     if geo.wide.channel == 1:
         limit = min(limit, SLAB_BYTES_ALL // groups)
+    lines = before = _lines(geo.axes, shape)
     for axis in range(4):
-        while (lines := _lines(geo.axes, shape)) is not None and _bytes(geo, lines) > limit:
+        while lines is not None:
+            wide, narrow = _bytes(geo, lines)
             reach = lines[axis].reach
-            if shape[axis] <= max(1, reach[1] - reach[0], 64 * (axis == 3)):
+            fits = wide + narrow <= limit and parts * narrow <= NARROW_BYTES
+            if fits or shape[axis] <= max(1, reach[1] - reach[0], 64 * (axis == 3)):
                 break
             shape[axis] = ceil(shape[axis] / 2)
-    lines = _lines(geo.axes, shape)
-    return lines if lines is not None and _bytes(geo, lines) <= SLAB_BYTES_MAX else None
+            lines, before = _lines(geo.axes, shape), lines
+    if lines is None or before is None or sum(_bytes(geo, lines)) > SLAB_BYTES_MAX:
+        return None
+    wide, narrow = _bytes(geo, before)
+    if max((wide + narrow) / limit, parts * narrow / NARROW_BYTES) <= SOME and SOME_STEPS * _count(before) < _count(
+        lines
+    ):
+        return before
+    return lines
 
 
-def _boxes(columns: Sequence[Iterable[tuple[int, int, int]]], steps: Sequence[int], panel: Sequence[int]) -> Ints:
+def _count(lines: tuple[_Line, ...]) -> int:
+    """Count the steps of all slabs."""
+    return ceil(_pixels(lines, 0) / STEP) * prod(ceil(line.axis.size / line.size) for line in lines)
+
+
+def _boxes(
+    columns: Sequence[Iterable[tuple[int, int, int]]], steps: Sequence[int], panel: Sequence[int], size: int
+) -> Ints:
     """Combine the (n, d, h, w) parts of all slabs to boxes: bytes in the tensor, in the plane, and counts."""
     tables = [np.array(list(column), object).reshape(-1, 3) for column in columns]
     grid = np.indices([len(table) for table in tables]).reshape(4, -1)
-    sources = [wrapped(2 * step * table[:, 0])[at] for table, step, at in zip(tables, steps, grid, strict=True)]
+    sources = [wrapped(size * step * table[:, 0])[at] for table, step, at in zip(tables, steps, grid, strict=True)]
     places = [wrapped(2 * step * table[:, 1])[at] for table, step, at in zip(tables, panel, grid, strict=True)]
     counts = [table[:, 2].astype(np.int64)[at] for table, at in zip(tables, grid, strict=True)]
     return np.column_stack([sum(sources), sum(places), *counts])
@@ -210,13 +237,13 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     taps = prod(len(axis.shifts) for axis in geo.axes)
     if taps > MOST_TAPS or geo.wide.channels * taps > MOST_ROWS:
         return None
-    lines = _cut(geo, problem.groups)
+    lines = _cut(geo, problem.groups, PARTS[problem.dtype])
     if lines is None:
         return None
     if prod(ceil(line.axis.size / line.size) for line in lines) * prod(len(line.phases) for line in lines) > MOST_BOXES:
         return None
     slabs = tuple(tuple(chain.from_iterable(slab)) for slab in product(*(line.cuts for line in lines)))
-    steps, pixels = _steps(lines), _pixels(lines, 0)
+    steps, pixels, size = _steps(lines), _pixels(lines, 0), storage_dtype(problem.dtype).itemsize
     positions = 32 * ceil(pixels / 32)
     ends = [sum(line.reach[end] * step for line, step in zip(lines, steps, strict=True)) for end in range(2)]
     front, plane = max(0, -ends[0]), _odd_lines(positions + max(0, -ends[0]) + max(0, ends[1]))
@@ -230,15 +257,19 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     for d, h, w in product(*(line.taps for line in lines[1:])):
         ranges = [end for line, tap in zip(lines[1:], (d, h, w), strict=True) for end in line.axis.ranges[tap[0]]]
         number = (d[0] * kernel[1] + h[0]) * kernel[2] + w[0]
-        shifts.append([place((d[1], h[1], w[1]), (d[2], h[2], w[2])), number, *ranges])
+        source = sum(
+            step * line.axis.shifts[tap[0]]
+            for step, line, tap in zip(geo.wide.steps[1:], lines[1:], (d, h, w), strict=True)
+        )
+        shifts.append([place((d[1], h[1], w[1]), (d[2], h[2], w[2])), number, *ranges, size * source])
     images = [(low, 0, high - low) for low, high in lines[0].cuts]
     a_boxes = []
     for phase, number in phases.items():
         parts = [line.data(f) for line, f in zip(lines[1:], phase, strict=True)]
-        a_boxes.append(_boxes([images, *parts], geo.wide.steps, steps))
+        a_boxes.append(_boxes([images, *parts], geo.wide.steps, steps, size))
         a_boxes[-1][:, 1] += number * plane + 2 * front
     whole = [[(low, 0, high - low) for low, high in line.cuts] for line in lines]
-    a_steps = [2 * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
+    a_steps = [size * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
     b_blocks = ceil(geo.narrow.channels / TILE)
     points = prod(axis.size for axis in geo.axes)
     chunks = 1
@@ -262,19 +293,19 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         lanes=TILE * b_blocks,
         a=geo.wide,
         b=geo.narrow,
-        a_steps=wrapped([*a_steps, 2 * geo.wide.channel]),
-        b_steps=wrapped([2 * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
+        a_steps=wrapped([*a_steps, size * geo.wide.channel]),
+        b_steps=wrapped([size * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
         panel_steps=wrapped([2 * step for step in steps]),
         a_planes=channels + (len(shifts) < taps),
         a_plane=a_plane,
         positions=positions,
         pixels=_pixels(lines, 1),
         taps=taps,
-        shifts=wrapped([value for tap in shifts for value in tap]).reshape(-1, 8),
+        shifts=wrapped([value for tap in shifts for value in tap]).reshape(-1, 9),
         offsets=np.pad(at.reshape(-1), (0, -at.size % ROWS), mode="edge"),
         slabs=slabs,
         a_boxes=np.stack(a_boxes, axis=1),
-        b_boxes=_boxes(whole, geo.narrow.steps, steps)[:, None],
+        b_boxes=_boxes(whole, geo.narrow.steps, steps, size)[:, None],
         chunks=chunks,
         use=problem.macs / max(1, done),
     )

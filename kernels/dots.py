@@ -6,7 +6,10 @@ All of them compute a block, rows of one tensor by 16 channels of the other, ove
 
 `a` is a panel of channel planes [channel][pixel], `b` one of pixel pairs [pair][channel][2], both of bf16. A row of `a`
 is a channel as one tap sees it, anywhere in the panel. Dot products read rows where they lie; tile registers read lines
-of memory, so their rows are staged on line starts first.
+of memory, so their rows are staged first, tile by tile.
+
+AMX multiplies bf16 sixteen times as fast as vector registers multiply f32. So a value of f16 goes as the sum of two
+bf16, one of f32 as that of three, and what counts of their products is summed: all four, or six of nine.
 
 Instructions and imitations give the same bits: each rounds like the formulas in Intel's manual, which treat subnormal
 numbers as zero, in what they read and in what they write.
@@ -27,9 +30,23 @@ from numba.extending import intrinsic
 
 from kernels._jit import LAZY, callback
 from kernels.cpu import cpu
-from kernels.simd import _fma, _load, _loop, _opaque, _prefetch, _splat
+from kernels.simd import _fma, _load, _loop, _opaque, _prefetch, _splat, _widen
 
-__all__ = ["BEGIN", "BLOCKS", "END", "ENTRIES", "EXACT", "ROWS", "STAGE", "STEP", "TILE", "call_dots", "dot_table"]
+__all__ = [
+    "BEGIN",
+    "BLOCKS",
+    "END",
+    "ENTRIES",
+    "EXACT",
+    "PARTS",
+    "PRODUCTS",
+    "ROWS",
+    "STAGE",
+    "STEP",
+    "TILE",
+    "call_dots",
+    "dot_table",
+]
 
 STEP = 32 if cpu().dots == "amx" else 4
 """Pixels of one step: what an AMX tile holds of a channel, or two pairs."""
@@ -37,10 +54,23 @@ STEP = 32 if cpu().dots == "amx" else 4
 TILE = 16
 """Channels on each side of a block."""
 
-EXACT, BEGIN, END, STAGE, BLOCKS = 0, 1, 2, 3, 4
-"""Entries of the table; blocks are the last ones, one for each number of them across, inside one for each down."""
+EXACT, BEGIN, END, STAGE, BLOCKS = 0, 3, 4, 5, 6
+"""Entries of the table: one exact block for each number of parts, and so on.
 
-ENTRIES = BLOCKS + (4 if cpu().dots == "amx" else 2)
+The last are blocks: for each number of parts and of blocks down, one for each number across.
+"""
+
+ENTRIES = BLOCKS + (12 if cpu().dots == "amx" else 2)
+
+PARTS = {"bf16": 1, "f16": 2, "f32": 3}
+"""How many bf16 a value is the sum of."""
+
+PRODUCTS = {1: ((0, 0),), 2: ((1, 1), (0, 1), (1, 0), (0, 0)), 3: ((2, 0), (1, 0), (1, 1), (0, 2), (0, 1), (0, 0))}
+"""Which parts of `a` and of `b` are multiplied, by how many parts a value has: small products first.
+
+In this order no sum on the way is larger than the absolute products of what it stands for, so sums that fit f32 are
+exact. The three products that are left out are below 2**-22 of the whole one; see `kernels.planes32`.
+"""
 
 ROWS = TILE if cpu().dots == "amx" else 8
 """Rows of a block: those of a tile, or as many as fill half of the registers with sums of two vectors for each."""
@@ -113,10 +143,24 @@ class _Amx:
         function = _declare(self.builder, name, ir.VoidType(), _I8, pointer, _I64)
         self.builder.call(function, [_I8(tile), self.builder.inttoptr(address, pointer), step])
 
+    def zero(self, tile: int) -> None:
+        """TILEZERO."""
+        self.builder.call(_declare(self.builder, "llvm.x86.tilezero", ir.VoidType(), _I8), [_I8(tile)])
+
     def dot(self, c: int, a: int, b: int) -> None:
         """TDPBF16PS: add the products of 16 channels' 16 pixel pairs with those of 16 other channels."""
         function = _declare(self.builder, "llvm.x86.tdpbf16ps", ir.VoidType(), _I8, _I8, _I8)
         self.builder.call(function, [_I8(c), _I8(a), _I8(b)])
+
+    def stay_awake(self) -> None:
+        """Do something in f32: without that for 2,048 cycles, the next store of a tile waits for 700.
+
+        Measured on a processor with AMX-BF16; nothing else keeps what a store needs awake, neither tile instructions
+        nor those on integers.
+        """
+        keep = ir.InlineAsm(ir.FunctionType(_FLOATS, [_FLOATS]), "", "=v,0", side_effect=True)
+        one = ir.Constant(_FLOATS, [1.0] * 16)
+        self.builder.call(keep, [self.builder.fadd(self.builder.call(keep, [one]), one)])
 
 
 class _Imitation:
@@ -138,6 +182,14 @@ class _Imitation:
     def store(self, tile: int, address: Any, step: Any) -> None:
         """Do TILESTORED."""
         self._call("imitated_move", _imitate_move, address, step, self.tiles[tile], _I64(_LINE))
+
+    def zero(self, tile: int) -> None:
+        """Do TILEZERO."""
+        pointer = self.builder.inttoptr(self.tiles[tile], _I8.as_pointer())
+        cgutils.memset(self.builder, pointer, _I64(_BLOCK), 0)
+
+    def stay_awake(self) -> None:
+        """Do nothing."""
 
     def dot(self, c: int, a: int, b: int) -> None:
         """Do TDPBF16PS."""
@@ -199,51 +251,76 @@ def _dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     return total
 
 
-def _amx_block(builder: Any, down: int, across: int, values: Any) -> None:
-    """Sum ``down * across`` blocks in tile registers 0-3 from `a` in 4-5 and `b` in 6-7."""
-    a, a_step, b, b_step, steps, c, c_step, _ = values
+def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) -> None:
+    """Sum ``down * across`` blocks in tile registers 0-3 from `a` in 4-5 and `b` in 6-7.
+
+    The sums of one call are formed by themselves: added one by one to long sums, products would lose more digits.
+    """
+    a, a_step, b, b_step, steps, c, c_step, table = values
+    b_part, a_part, a_line, a_down, c_line, c_down = (
+        _load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(6)
+    )
     machine = _Imitation(builder) if "amx-bf16" in cpu().imitated else _Amx(builder)
     line = _I64(_LINE)
-    places = [
-        (2 * i + j, builder.add(_address(builder, c, c_step, j), _I64(_BLOCK * i)))
-        for i in range(down) for j in range(across)
-    ]  # fmt: skip
-    for tile, place in places:
-        machine.load(tile, place, line)
+    with builder.goto_entry_block():
+        room = builder.ptrtoint(builder.alloca(ir.ArrayType(_FLOATS, 16 * down * across)), _I64)
+    blocks = [(2 * i + j, i, j) for i in range(down) for j in range(across)]
+    for tile, _, _ in blocks:
+        machine.zero(tile)
 
     def step(carried: list[Any]) -> list[Any]:
         ap, bp = carried
-        for i in range(down):
-            machine.load(4 + i, _address(builder, ap, a_step, 16 * i), a_step)
-        for j in range(across):
-            here = _address(builder, bp, b_step, j)
-            machine.load(6 + j, here, line)
-            for ahead in range(0, _BLOCK, 4 * _LINE):  # the processor itself fetches what lies between
-                _prefetch(builder, builder.add(here, _I64(_BLOCK + ahead)))
-        for tile, _ in places:
-            machine.dot(tile, 4 + tile // 2, 6 + tile % 2)
-        return [builder.add(ap, line), builder.add(bp, _I64(_BLOCK))]
+        held: list[int | None] = [None, None]
+        for p, q in PRODUCTS[parts]:
+            if held[0] != p:
+                start = _address(builder, ap, a_part, p)
+                for i in range(down):
+                    machine.load(4 + i, _address(builder, start, a_down, i), a_line)
+            if held[1] != q:
+                start = _address(builder, bp, b_part, q)
+                for j in range(across):
+                    here = _address(builder, start, b_step, j)
+                    machine.load(6 + j, here, line)
+                    for ahead in range(0, _BLOCK, 4 * _LINE):  # the processor itself fetches what lies between
+                        _prefetch(builder, builder.add(here, _I64(_BLOCK + ahead)))
+            held = [p, q]
+            for tile, i, j in blocks:
+                machine.dot(tile, 4 + i, 6 + j)
+        machine.stay_awake()
+        return [builder.add(ap, a_step), builder.add(bp, _I64(_BLOCK))]
 
     _loop(builder, steps, [a, b], step, "step")
-    for tile, place in places:
+
+    def row(carried: list[Any]) -> list[Any]:
+        to, source = carried
+        _store(builder, builder.fadd(_load(builder, to, _FLOATS), _load(builder, source, _FLOATS)), to)
+        return [builder.add(to, c_line), builder.add(source, line)]
+
+    places = [builder.add(room, _I64(_BLOCK * place)) for place in range(len(blocks))]
+    for (tile, _, _), place in zip(blocks, places, strict=True):
         machine.store(tile, place, line)
+    for (_, i, j), place in zip(blocks, places, strict=True):
+        to = builder.add(_address(builder, c, c_step, j), _address(builder, _I64(0), c_down, i))
+        _loop(builder, _I64(16), [to, place], row, "row")
 
 
 def _stage_rows(builder: Any, values: Any) -> None:
-    """Copy rows of `a`, from any offsets, to rows that start on lines of memory and are `pitch` bytes apart."""
-    a, offsets, _, pitch, steps, to, _, rows = values
+    """Copy 16 rows of `a`, from any offsets, into tiles of 16 lines that are `tile` bytes apart."""
+    a, offsets, _, tile, steps, to, *_ = values
 
     def row(carried: list[Any]) -> list[Any]:
         offset, dst = carried
 
         def line(places: list[Any]) -> list[Any]:
             _store(builder, _load(builder, places[1], _INTS, 2), places[0])
-            return [builder.add(place, _I64(_LINE)) for place in places]
+            return [builder.add(places[0], tile), builder.add(places[1], _I64(_LINE))]
 
         _loop(builder, steps, [dst, builder.add(a, _load(builder, offset, _I64, 8))], line, "line")
-        return [builder.add(offset, _I64(8)), builder.add(dst, pitch)]
+        return [builder.add(offset, _I64(8)), builder.add(dst, _I64(_LINE))]
 
-    _loop(builder, rows, [offsets, to], row, "row")
+    _loop(builder, _I64(16), [offsets, to], row, "row")
+    if "amx-bf16" not in cpu().imitated:
+        _Amx(builder).dot(0, 4, 6)  # a unit of tiles that rests for 2,048 cycles needs as many again to be awake
 
 
 def _rows_block(builder: Any, across: int, values: Any) -> None:
@@ -280,35 +357,38 @@ def _rows_block(builder: Any, across: int, values: Any) -> None:
         _store(builder, builder.fadd(_load(builder, place, _FLOATS), total), place)
 
 
-def _exact_row(builder: Any, values: Any) -> None:
-    """Sum one channel with 16 others pixel by pixel in f32: Inf and NaN where they belong. See `dot_table`."""
-    a, a_rest, b, b_rest, count, c, first, _ = values
-    split = builder.icmp_unsigned("!=", a_rest, _I64(0))
-    fma = _fma(builder, _FLOATS)
+def _exact_block(builder: Any, kind: str, values: Any) -> None:
+    """Sum up to 16 channels with 16 others pixel by pixel in f32, from the tensors themselves. See `dot_table`.
+
+    Rows and lanes behind the last channel repeat it.
+    """
+    a, a_pixel, b, b_pixel, count, c, c_line, table = values
+    a_channel, a_last, b_channel, b_last = (_load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(4))
+    stored, size = (_F32, 4) if kind == "f32" else (ir.IntType(16), 2)
+    fma, nothing = _fma(builder, _FLOATS), ir.Constant(ir.VectorType(stored, 16), ir.Undefined)
+
+    def offsets(step: Any, last: Any) -> list[Any]:
+        numbers = [builder.select(builder.icmp_signed("<", _I64(m), last), _I64(m), last) for m in range(16)]
+        return [builder.mul(number, step) for number in numbers]
+
+    rows, lanes = offsets(a_channel, a_last), offsets(b_channel, b_last)
+    places = [builder.add(c, offset) for offset in offsets(c_line, a_last)]
 
     def pixel(carried: list[Any]) -> list[Any]:
-        ap, place, total = carried
-        odd = builder.icmp_unsigned("==", builder.and_(place, _I64(1)), _I64(1))
-        pair = builder.add(b, builder.shl(builder.lshr(place, _I64(1)), _I64(6)))
+        ap, bp, *sums = carried
+        vector = nothing
+        for lane, offset in enumerate(lanes):
+            value = _load(builder, builder.add(bp, offset), stored, size)
+            vector = builder.insert_element(vector, value, _I32(lane))
+        vector = _widen(builder, vector, kind, 16)
+        for m, offset in enumerate(rows):
+            scalar = _splat(builder, _load(builder, builder.add(ap, offset), stored, size), 16)
+            sums[m] = builder.call(fma, [_widen(builder, scalar, kind, 16), vector, sums[m]])
+        return [builder.add(ap, a_pixel), builder.add(bp, b_pixel), *sums]
 
-        def right(address: Any) -> Any:
-            first, second = _halves(builder, _load(builder, address, _INTS))
-            return builder.select(odd, second, first)
-
-        def left(address: Any) -> Any:
-            bits = builder.zext(_load(builder, address, ir.IntType(16), 2), _I32)
-            return builder.bitcast(builder.shl(bits, _I32(16)), _F32)
-
-        def whole(part: Callable[[Any], Any], address: Any, rest: Any, nothing: Any) -> Any:
-            more = builder.select(split, part(builder.add(address, rest)), nothing)
-            return builder.fadd(part(address), more)
-
-        vector = whole(right, pair, b_rest, ir.Constant(_FLOATS, [-0.0] * 16))
-        scalar = whole(left, ap, a_rest, _F32(-0.0))
-        total = builder.call(fma, [_splat(builder, scalar, 16), vector, total])
-        return [builder.add(ap, _I64(2)), builder.add(place, _I64(1)), total]
-
-    _store(builder, _loop(builder, count, [a, first, _load(builder, c, _FLOATS)], pixel, "pixel")[2], c)
+    sums = _loop(builder, count, [a, b, *[_load(builder, place, _FLOATS) for place in places]], pixel, "pixel")[2:]
+    for place, total in zip(places, sums, strict=True):
+        _store(builder, total, place)
 
 
 def _configure(builder: Any) -> None:
@@ -330,15 +410,16 @@ def _release(builder: Any) -> None:
 
 
 def _emit(entry: int) -> Callable[[Any, Any], None]:
-    if entry == EXACT:
-        return _exact_row
+    if entry < BEGIN:
+        kind = next(kind for kind, parts in PARTS.items() if parts == 1 + entry - EXACT)
+        return lambda builder, values: _exact_block(builder, kind, values)
     if entry == STAGE:
         return _stage_rows
     if entry in (BEGIN, END):
         return lambda builder, _: (_configure if entry == BEGIN else _release)(builder)
-    down, across = divmod(entry - BLOCKS, 2)
+    parts, (down, across) = (entry - BLOCKS) // 4, divmod((entry - BLOCKS) % 4, 2)
     if cpu().dots == "amx":
-        return lambda builder, values: _amx_block(builder, 1 + down, 1 + across, values)
+        return lambda builder, values: _amx_block(builder, 1 + parts, 1 + down, 1 + across, values)
     return lambda builder, values: _rows_block(builder, 1 + across, values)
 
 
@@ -372,11 +453,14 @@ def _entry(entry: int) -> Any:
 def dot_table() -> npt.NDArray[np.int64]:
     """Give the addresses of the compiled entries.
 
-    Blocks of AMX take (a, bytes between its rows, b, bytes between its blocks, steps, acc, bytes between its blocks
-    across, 0), those of dot products `ROWS` int64 byte offsets in place of the second. `STAGE` takes (a, int64 byte
-    offsets of its rows, 0, bytes between staged rows, steps, their place, 0, rows). `EXACT` takes one pixel after the
-    other, each the sum of one or two bf16: (a, bytes from a to its rest or 0 where there is none, b, bytes from b to
-    its rest, pixels, acc, first pixel of b, 0). Blocks run between a call of `BEGIN` and one of `END`.
+    Blocks of AMX take (a, bytes between its steps, b, bytes between its blocks across, steps, acc, bytes between its
+    blocks across, six int64): bytes between parts of b, between parts of a, between the rows of a, between its blocks
+    down, between the rows of acc, and between its blocks down. Those of dot products take `ROWS` int64 byte offsets in
+    place of the second, and 0 as the last. `STAGE` takes (a, int64 byte offsets of 16 rows, 0, bytes from a staged
+    tile to that of the next step, steps, the first one, 0, 0). Exact blocks, which take one pixel after the other
+    from the tensors, take (a, bytes between its pixels, b, bytes between its pixels, pixels, acc, bytes between its
+    rows, four int64): bytes between channels of a, its last channel, and the same of b. Blocks
+    run between a call of `BEGIN` and one of `END`.
     """
     return np.array([_entry(entry).address for entry in range(ENTRIES)], np.int64)
 

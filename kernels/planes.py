@@ -1,8 +1,8 @@
-"""Packing for products of bf16 pairs: from 16-bit tensors in any layout to channel planes, or to panels of pairs.
+"""Packing for products of bf16 pairs: from tensors in any layout to channel planes, or to panels of pairs.
 
 A plane holds one channel's pixels one after the other, a panel 16 channels' pixels two by two, [pair][channel][2];
-lines are a common pitch apart, zeros between them. Values are moved as 16 bits, whatever they mean; f16 is then split
-into two bf16 whose sum it is.
+lines are a common pitch apart, zeros between them. Values of 16 bits are moved as they are; f16 is then split into two
+bf16 whose sum it is. An f32 becomes three of them on its way (`kernels.planes32`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels._jit import Table, Vector, jit
+from kernels.planes32 import split_line, split_line_pairs
 from kernels.simd import _join, _load, _loop, _widen, fill_zero, transpose_panel
 
-__all__ = ["pack_pairs16", "pack_planes16", "plane_finite", "split_f16"]
+__all__ = ["lane_peaks", "pack_pairs", "pack_planes", "split_f16"]
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
@@ -214,24 +215,23 @@ _copy16, _copy8 = _copy(16), _copy(8)
 
 
 @_typed_intrinsic
-def plane_finite(typingctx: Any, address: Any, count: Any) -> Any:
-    """Say whether `count` (at least 1) times 32 bf16 hold neither Inf nor NaN."""
+def lane_peaks(typingctx: Any, address: Any, count: Any, peaks: Any) -> Any:
+    """Store the largest of `count` (at least 1) bf16 in each of 32 lanes, without their signs: NaN is above Inf."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = ir.VectorType(_I16, 32)
-        exponent = ir.Constant(kind, [0x7F80] * 32)
 
         def body(carried: list[Any]) -> list[Any]:
-            place, found = carried
-            bits = builder.and_(_load(builder, place, kind, 2), exponent)
-            special = builder.icmp_unsigned("==", bits, exponent)
-            return [builder.add(place, _I64(64)), builder.or_(found, special)]
+            place, peak = carried
+            bits = builder.and_(_load(builder, place, kind, 2), ir.Constant(kind, [0x7FFF] * 32))
+            larger = builder.select(builder.icmp_unsigned(">", bits, peak), bits, peak)
+            return [builder.add(place, _I64(64)), larger]
 
-        none = ir.Constant(ir.VectorType(ir.IntType(1), 32), [0] * 32)
-        found = _loop(builder, values[1], [values[0], none], body, "finite")[1]
-        return builder.icmp_unsigned("==", builder.bitcast(found, _I32), _I32(0))
+        peak = _loop(builder, values[1], [values[0], ir.Constant(kind, [0] * 32)], body, "peak")[1]
+        _store(builder, peak, values[2])
+        return context.get_dummy_value()
 
-    return types.boolean(types.int64, types.int64), codegen
+    return types.void(*[types.int64] * 3), codegen
 
 
 @_typed_intrinsic
@@ -366,14 +366,15 @@ def _same_places(boxes: Table, before: Table) -> bool:
 
 
 @jit
-def pack_pairs16(
-    channels: int, blocks: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int, block: int,
-    dst_steps: Vector,
+def pack_pairs(
+    parts: int, channels: int, blocks: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int,
+    block: int, dst_steps: Vector, scratch: int,
 ) -> None:  # fmt: skip
-    """Pack boxes of positions of a tensor into `blocks` panels of `block` bytes, as `pack_planes16` does planes."""
+    """Pack boxes of positions of a tensor into `blocks` panels of `block` bytes, as `pack_planes` does planes."""
+    split = parts == 3
     if not _same_places(boxes, before):
-        fill_zero(dst, blocks * block)
-    span = channels if src_steps[4] == 2 else 16
+        fill_zero(dst, (3 if split else 1) * blocks * block)
+    span = channels if src_steps[4] == (4 if split else 2) else 16
     for first in range(0, channels, span):
         for b in range(boxes.shape[0]):
             box, some, to = boxes[b], min(span, channels - first), dst + first // 16 * block
@@ -381,28 +382,34 @@ def pack_pairs16(
             for n in range(box[2] if box[5] > 0 else 0):
                 for d in range(box[3]):
                     for h in range(box[4]):
-                        _pack_line_pairs(
-                            some, to, block, (box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]) // 2,
-                            start + n * src_steps[0] + d * src_steps[1] + h * src_steps[2],
-                            src_steps[3], src_steps[4], box[5],
-                        )  # fmt: skip
+                        position = (box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]) // 2
+                        line = start + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
+                        if split:
+                            split_line_pairs(
+                                some, to, block, blocks * block, position, line, src_steps[3], src_steps[4], box[5],
+                                scratch,
+                            )  # fmt: skip
+                        else:
+                            _pack_line_pairs(some, to, block, position, line, src_steps[3], src_steps[4], box[5])
 
 
 @jit
-def pack_planes16(
-    channels: int, planes: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int, plane: int,
-    dst_steps: Vector,
+def pack_planes(
+    parts: int, channels: int, planes: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int,
+    plane: int, dst_steps: Vector, scratch: int,
 ) -> None:  # fmt: skip
     """Pack boxes of positions of a tensor into the first of `planes` planes of `plane` bytes, zeros elsewhere.
 
     A row of `boxes`: byte offset in the tensor, byte offset in the plane, then the number of positions along
     (n, d, h, w); `src_steps` are the bytes between those, then between channels, `dst_steps` the same in the plane.
     `before` are the boxes that were packed there last, if any. Where channels are adjacent, all of a line are packed
-    before the next line, else all lines of a few channels.
+    before the next line, else all lines of a few channels. Three `parts` say that the tensor is of f32; the planes of
+    its parts follow each other. `scratch` holds `SPLIT_BYTES` then.
     """
+    split = parts == 3
     if not _same_places(boxes, before):
-        fill_zero(dst, planes * plane)
-    span = channels if src_steps[4] == 2 else 8
+        fill_zero(dst, (3 if split else 1) * planes * plane)
+    span = channels if src_steps[4] == (4 if split else 2) else 8
     for first in range(0, channels, span):
         for b in range(boxes.shape[0]):
             box, some, to = boxes[b], min(span, channels - first), dst + first * plane
@@ -410,8 +417,11 @@ def pack_planes16(
             for n in range(box[2] if box[5] > 0 else 0):
                 for d in range(box[3]):
                     for h in range(box[4]):
-                        _pack_line(
-                            some, to + box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2], plane,
-                            start + n * src_steps[0] + d * src_steps[1] + h * src_steps[2],
-                            src_steps[3], src_steps[4], box[5],
-                        )  # fmt: skip
+                        at = to + box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]
+                        line = start + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
+                        if split:
+                            split_line(
+                                some, at, plane, planes * plane, line, src_steps[3], src_steps[4], box[5], scratch
+                            )
+                        else:
+                            _pack_line(some, at, plane, line, src_steps[3], src_steps[4], box[5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import replace
 
 import llvmlite.binding as llvm
@@ -14,8 +15,11 @@ from kernels import ConvProblem, bwd_dots, explain, plan
 from kernels.cpu import SETTING, _amx_granted, cpu
 from kernels.dot_schedule import dot_schedule
 from kernels.planes import split_f16
+from kernels.planes32 import split_line
+from tests.kernels.bits import DTYPES
 from tests.kernels.harness import assert_same_bits, compute, problem_of
-from tests.problems import OPS, Case
+from tests.kernels.test_accuracy import assert_accurate, tolerance
+from tests.problems import OPS, Case, random_case
 
 LAYER = Case(
     dtype="bf16", n=12, src_channels=48, dst_channels=64, src_spatial=(20, 20), dst_spatial=(20, 20), kernel=(3, 3),
@@ -23,6 +27,11 @@ LAYER = Case(
 )  # fmt: skip
 
 FEATURES = "avx2", "fma", "avx512f", "avx512bf16", "amx-tile", "amx-bf16"
+
+
+@numba.njit("void(int64, int64, int64, int64)")
+def _split_f32(dst: int, part: int, src: int, count: int) -> None:
+    split_line(1, dst, 0, part, src, 4, 0, count, 0)
 
 
 @numba.njit("void(int64, int64, int64)")
@@ -71,9 +80,10 @@ def test_choice(monkeypatch: pytest.MonkeyPatch, setting: str | None, answer: in
 @pytest.mark.skipif(not cpu().dots, reason="no instruction for pairs of bf16 here, nor imitated")
 @pytest.mark.parametrize("op", [op for op in OPS if op != "ConvTranspose"])
 def test_layers_are_taken(op: str) -> None:
-    """An ordinary bf16 layer runs on these instructions, an f32 one does not."""
+    """An ordinary bf16 layer runs on these instructions, an f32 one where they are fast enough for six products."""
     assert plan(problem_of(_of(op))).kernel == f"bwd_weights_{cpu().dots}"
-    assert "f32 is no sum of few bf16 products" in explain(problem_of(_of(op, "f32")))
+    f32 = explain(problem_of(_of(op, "f32")))
+    assert ("f32 is no sum of few bf16 products" in f32) == (cpu().dots != "amx")
 
 
 def _of(op: str, dtype: str = "bf16") -> Case:
@@ -138,6 +148,86 @@ def test_f16_is_the_sum_of_two_bf16() -> None:
     assert same.all()
     assert (wide[1][~np.isfinite(expected)] == 0).all()
     assert (np.abs(wide[1][np.isfinite(expected)]) <= np.abs(expected[np.isfinite(expected)]) * 2.0**-8).all()
+
+
+@pytest.fixture
+def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let these instructions take all that they can, however many zeros they multiply."""
+    monkeypatch.setattr(bwd_dots, "LEAST_USE", {(cpu().dots, dtype): 0.0 for dtype in DTYPES[cpu().dots]})
+    plan.cache_clear()
+    yield
+    plan.cache_clear()
+
+
+def test_f32_is_the_sum_of_three_bf16() -> None:
+    """Every f32 is the sum of its parts, but for digits below the smallest bf16; Inf has no rest, NaN stays NaN."""
+    rng = np.random.default_rng(71)
+    bits = rng.integers(1 << 32, size=4096, dtype=np.uint64).astype(np.uint32)
+    special = [0x7F800000, 0xFF800000, 0x7F800001, 0xFF80FFFF, 0x7FFFFFFF, 0x7FC00000, 0x7F7FFFFF, 0x80000000, 1]
+    bits[: len(special)] = special
+    values = bits.view(np.float32)
+    for count in (1, 7, 31, 32, 33, 95, values.size):
+        parts = np.zeros((3, values.size), np.uint16)
+        _split_f32(parts.ctypes.data, parts.strides[0], values.ctypes.data, count)
+        assert not parts[:, count:].any()
+        wide = (parts[:, :count].astype(np.uint32) << 16).view(np.float32)
+        with np.errstate(invalid="ignore"):
+            total = wide[0] + (wide[1] + wide[2])
+            lost = np.abs(total.astype(np.float64) - values[:count])
+        assert (lost[np.isfinite(values[:count])] < 2.0**-133).all()
+        ordinary = np.abs(values[:count]) >= 2.0**-110
+        assert np.array_equal(total[ordinary], values[:count][ordinary])
+        assert np.isnan(total[np.isnan(values[:count])]).all()
+        ordinary &= np.isfinite(values[:count])
+        assert (np.abs(wide[1][ordinary]) <= np.abs(values[:count][ordinary]) * 2.0**-7).all()
+        assert (wide[1:, np.isinf(values[:count])] == 0).all()
+
+
+@pytest.mark.skipif(cpu().dots != "amx", reason="f32 goes this way on AMX alone, or its imitation")
+@pytest.mark.usefixtures("everything")
+@pytest.mark.parametrize("block", range(4))
+def test_f32_is_exact(block: int) -> None:
+    """Sums of random problems in all layouts are exact on integers, of few digits and of many, and near on others."""
+    rng = np.random.default_rng([72, block])
+    done = 0
+    while done < 40:
+        case = replace(random_case(rng, macs=60_000), dtype="f32")
+        if case.op == "ConvTranspose" or not plan(problem_of(case)).kernel.endswith("amx"):
+            continue
+        inputs = case.inputs()
+        assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+        # few products, of numbers whose digits are 24 together
+        some = int(rng.integers(1, 24))
+        for (name, shape), digits in zip(case.input_shapes.items(), (some, 24 - some), strict=True):
+            values = rng.integers(-(2**digits), 2**digits, shape).astype(np.float32)
+            inputs[name] = values * (rng.random(shape) < (0.02 if name == "src" else 1))
+        magnitude = case.exact({name: np.abs(values.astype(np.float64)) for name, values in inputs.items()})
+        exact, fits = case.exact(inputs), magnitude <= 2**24
+        assert (compute(case, inputs)[fits] == exact[fits]).all(), case
+        assert_accurate(case)
+        done += 1
+
+
+@pytest.mark.skipif(cpu().dots != "amx", reason="f32 goes this way on AMX alone, or its imitation")
+@pytest.mark.parametrize(
+    "scales", [(-60, -60), (-100, 90), (-126, 0), (-149, 127), (-140, 20), (60, 60), (0, 127), (0, 0)]
+)
+def test_f32_of_all_sizes(scales: tuple[int, int]) -> None:
+    """Very large and very small numbers lose nothing that f32 has room for, next to ordinary ones as well."""
+    rng = np.random.default_rng(73)
+    case = replace(LAYER, dtype="f32", n=1, src_channels=40, dst_channels=40)
+    assert plan(problem_of(case)).kernel == "bwd_weights_amx"
+    inputs = case.floats()
+    for tensor, scale in zip(inputs.values(), scales, strict=True):
+        tensor[:, 17:] = np.ldexp(np.clip(tensor[:, 17:], -1, 1).astype(np.float64), scale).astype(np.float32)
+        tensor[:, 33:] *= rng.integers(2, size=tensor[:, 33:].shape).astype(np.float32)
+    exact = case.exact(inputs)
+    magnitude = case.exact({name: np.abs(values.astype(np.float64)) for name, values in inputs.items()})
+    result = compute(case, inputs).astype(np.float64)
+    held = magnitude < np.finfo(np.float32).max
+    # what is rounded below the smallest normal number is granted once for each product, as in any f32 sum
+    allowed = tolerance(case, exact, magnitude) + case.sum_length * 2.0**-149
+    assert (np.abs(result - exact)[held] <= allowed[held]).all()
 
 
 def test_large_paddings_are_refused() -> None:

@@ -1,0 +1,273 @@
+"""Packing of f32 for products of bf16: each value as three bf16, in three planes or three panels of pairs.
+
+The first holds a value's first 8 binary digits, the second the nearest to what is left, the third the rest of that:
+their sum is the value, but for digits below 2**-133, the smallest bf16. Of the nine products of two values' parts, six
+are kept (`kernels.dots`). Wherever a product of two f32 fits f32, what is left out is zero: if one value has a third
+part, its digits span more than 16, and if the other has a second one, its digits span more than 8.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from kernels._jit import jit
+from kernels.simd import _loop, transpose_panel
+
+__all__ = ["SPLIT_BYTES", "split_line", "split_line_pairs"]
+
+_I1, _I16, _I32, _I64, _F32 = ir.IntType(1), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_INTS, _LONGS, _FLOATS = (ir.VectorType(kind, 16) for kind in (_I32, _I64, _F32))
+_HALVES = ir.VectorType(_I16, 32)
+_SOME, _SOME_HALVES = ir.VectorType(_I1, 16), ir.VectorType(_I1, 32)
+
+_typed_intrinsic: Any = intrinsic
+
+_transpose = transpose_panel("f32")
+
+SPLIT_BYTES = 2048
+"""Scratch of one call: 32 pixels of 16 channels."""
+
+_CHUNK = 32
+_PAIR = 64  # bytes of a pair of pixels of 16 channels
+
+
+def _upper(value: int) -> Any:
+    return ir.Constant(_INTS, [value] * 16)
+
+
+def _below(builder: Any, count: Any) -> Any:
+    """Mask the first `count` of 16 lanes."""
+    wide = _LONGS(ir.Undefined)
+    lanes = builder.insert_element(wide, count, _I32(0))
+    lanes = builder.shuffle_vector(lanes, wide, ir.Constant(_INTS, [0] * 16))
+    return builder.icmp_signed("<", ir.Constant(_LONGS, list(range(16))), lanes)
+
+
+def _function(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
+    found = builder.module.globals.get(name)
+    return found or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def _read(builder: Any, address: Any, step: Any, mask: Any) -> Any:
+    """Load 16 f32 that lie `step` bytes apart (None: side by side), zeros where the mask is unset: nothing is read."""
+    zero = ir.Constant(_FLOATS, [0.0] * 16)
+    if step is None:
+        pointer = builder.inttoptr(address, _FLOATS.as_pointer())
+        load = _function(builder, "llvm.masked.load.v16f32.p0", _FLOATS, [pointer.type, _I32, _SOME, _FLOATS])
+        return builder.call(load, [pointer, _I32(4), mask, zero])
+    wide = _LONGS(ir.Undefined)
+
+    def splat(value: Any) -> Any:
+        single = builder.insert_element(wide, value, _I32(0))
+        return builder.shuffle_vector(single, wide, ir.Constant(_INTS, [0] * 16))
+
+    lanes = builder.mul(splat(step), ir.Constant(_LONGS, list(range(16))))
+    kind = ir.VectorType(_F32.as_pointer(), 16)
+    pointers = builder.inttoptr(builder.add(lanes, splat(address)), kind)
+    gather = _function(builder, "llvm.masked.gather.v16f32.v16p0", _FLOATS, [kind, _I32, _SOME, _FLOATS])
+    return builder.call(gather, [pointers, _I32(4), mask, zero])
+
+
+def _write(builder: Any, value: Any, address: Any, mask: Any) -> None:
+    """Store those of 32 halves that the mask names."""
+    pointer = builder.inttoptr(address, _HALVES.as_pointer())
+    name = "llvm.masked.store.v32i16.p0"
+    store = _function(builder, name, ir.VoidType(), [_HALVES, pointer.type, _I32, _SOME_HALVES])
+    builder.call(store, [value, pointer, _I32(2), mask])
+
+
+def _parts(builder: Any, value: Any) -> list[Any]:
+    """Give 16 f32 as three vectors whose upper halves are bf16; Inf has no rest, that of NaN is NaN."""
+    whole = builder.bitcast(value, _INTS)
+    first = builder.and_(whole, _upper(0xFFFF0000))
+    known = builder.bitcast(first, _FLOATS)
+    rest = builder.select(
+        builder.fcmp_ordered("==", value, known), ir.Constant(_FLOATS, [0.0] * 16), builder.fsub(value, known)
+    )
+    near = builder.add(builder.bitcast(rest, _INTS), _upper(0x8000))
+    second = builder.and_(near, _upper(0xFFFF0000))
+    third = builder.fsub(rest, builder.bitcast(second, _FLOATS))
+    return [first, second, builder.bitcast(third, _INTS)]
+
+
+def _split(strided: bool) -> Any:
+    """Make an intrinsic that splits a run of `count` (at least 1) pixels, `step` bytes apart, into parts of a plane.
+
+    Arguments: destination, bytes to its next part, source, step, count.
+    """
+
+    def split(typingctx: Any, dst: Any, part: Any, src: Any, step: Any, count: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            dst, part, src, step, count = values
+            size = step if strided else _I64(4)
+            odd = ir.Constant(ir.VectorType(_I32, 32), list(range(1, 64, 2)))
+
+            def move(to: Any, origin: Any, left: Any) -> None:
+                halves, masks = [], []
+                for half in range(2):
+                    masks.append(_below(builder, builder.sub(left, _I64(16 * half))))
+                    start = builder.add(origin, builder.mul(size, _I64(16 * half)))
+                    halves.append(_parts(builder, _read(builder, start, step if strided else None, masks[-1])))
+                every = ir.Constant(ir.VectorType(_I32, 32), list(range(32)))
+                mask = builder.shuffle_vector(*masks, every)
+                for number, (low, high) in enumerate(zip(*halves, strict=True)):
+                    both = builder.shuffle_vector(builder.bitcast(low, _HALVES), builder.bitcast(high, _HALVES), odd)
+                    _write(builder, both, builder.add(to, builder.mul(part, _I64(number))), mask)
+
+            def body(carried: list[Any]) -> list[Any]:
+                to, origin = carried
+                move(to, origin, _I64(32))
+                return [builder.add(to, _I64(64)), builder.add(origin, builder.mul(size, _I64(32)))]
+
+            whole = builder.lshr(count, _I64(5))
+            with builder.if_then(builder.icmp_signed(">", whole, _I64(0))):
+                _loop(builder, whole, [dst, src], body, "split")
+            left = builder.and_(count, _I64(31))
+            with builder.if_then(builder.icmp_signed(">", left, _I64(0))):
+                done = builder.sub(count, left)
+                move(
+                    builder.add(dst, builder.mul(done, _I64(2))), builder.add(src, builder.mul(done, size)), left
+                )  # fmt: skip
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5), codegen
+
+    return intrinsic(split)
+
+
+_split_run, _split_strided = _split(strided=False), _split(strided=True)
+
+
+def _split_pairs(strided: bool) -> Any:
+    """Make an intrinsic that splits `count` (at least 1) pairs of pixels of 16 channels into parts of a panel.
+
+    Arguments: destination, its byte step, bytes to its next part, source, its byte step, bytes from a pixel to the
+    next, bytes from a channel to the next, channels (at most 16), which pixels of a pair there are (bits 1 and 2), and
+    count. Nothing is written in the place of a pixel that there is not.
+    """
+
+    def split(
+        typingctx: Any, dst: Any, dst_step: Any, part: Any, src: Any, src_step: Any, pixel: Any, channel: Any,
+        valid: Any, which: Any, count: Any,
+    ) -> Any:  # fmt: skip
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            dst, dst_step, part, src, src_step, pixel, channel, valid, which, count = values
+            step = channel if strided else None
+            masks, write = [], _I32(0)
+            for bit, lanes in ((1, 0x55555555), (2, 0xAAAAAAAA)):
+                there = builder.icmp_unsigned("!=", builder.and_(which, _I64(bit)), _I64(0))
+                masks.append(_below(builder, builder.select(there, valid, _I64(0))))
+                write = builder.or_(write, builder.select(there, _I32(lanes), _I32(0)))
+            mask = builder.bitcast(write, _SOME_HALVES)
+
+            def body(carried: list[Any]) -> list[Any]:
+                to, first = carried
+                even, odd = (
+                    _parts(builder, _read(builder, place, step, some))
+                    for place, some in zip((first, builder.add(first, pixel)), masks, strict=True)
+                )
+                for number, (low, high) in enumerate(zip(even, odd, strict=True)):
+                    pair = builder.or_(
+                        builder.lshr(low, _upper(16)), builder.and_(high, _upper(0xFFFF0000))
+                    )  # fmt: skip
+                    place = builder.add(to, builder.mul(part, _I64(number)))
+                    _write(builder, builder.bitcast(pair, _HALVES), place, mask)
+                return [builder.add(to, dst_step), builder.add(first, src_step)]
+
+            _loop(builder, count, [dst, src], body, "split")
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 10), codegen
+
+    return intrinsic(split)
+
+
+_split_adjacent, _split_apart = _split_pairs(strided=False), _split_pairs(strided=True)
+
+
+@jit
+def split_line(
+    channels: int, dst: int, plane: int, part: int, src: int, pixel: int, channel: int, run: int, scratch: int
+) -> None:
+    """Split one line of pixels into each channel's planes, `part` bytes apart; the rest is as for 16 bits."""
+    if channel == 4 and channels >= 8 and pixel != 4:
+        for done in range(0, run, _CHUNK):
+            some = min(_CHUNK, run - done)
+            c = 0
+            while c < channels:
+                c = min(c, channels - 8)
+                here = src + 4 * c + done * pixel
+                count = 2 if channels - c >= 16 else 1
+                for x in range(0, some, 8):
+                    _transpose(scratch + 4 * x, 4 * _CHUNK, here + x * pixel, count, pixel, min(7, some - x - 1))
+                for row in range(8 * count):
+                    _split_run(dst + (c + row) * plane + 2 * done, part, scratch + 4 * _CHUNK * row, 4, some)
+                c += 8 * count
+    elif pixel == 4:
+        for c in range(channels):
+            _split_run(dst + c * plane, part, src + c * channel, 4, run)
+    else:
+        for c in range(channels):
+            _split_strided(dst + c * plane, part, src + c * channel, pixel, run)
+
+
+@jit
+def _split_some_pairs(
+    channels: int, panel: int, block: int, part: int, position: int, src: int, pixel: int, channel: int, run: int
+) -> None:
+    """Split pixels into pairs, from a position that may be odd on, in the order of memory where it is of channels."""
+    odd = position % 2
+    if odd == 1:
+        for c in range(0, channels, 16):
+            # the pixel before it is in the pair but not in the line
+            _split_apart(
+                panel + c // 16 * block + position // 2 * _PAIR, 0, part, src + c * channel - pixel, 0, pixel, channel,
+                min(16, channels - c), 2, 1,
+            )  # fmt: skip
+    pairs, whole = (run - odd) // 2, channels // 16 if channel == 4 else 0
+    first, start = (position + odd) // 2, src + odd * pixel
+    for pair in range(pairs if whole > 0 else 0):
+        _split_adjacent(
+            panel + (first + pair) * _PAIR, block, part, start + 2 * pair * pixel, _PAIR, pixel, 4, 16, 3, whole
+        )
+    for c in range(16 * whole, channels if pairs > 0 else 0, 16):
+        to, here, valid = panel + c // 16 * block + first * _PAIR, start + c * channel, min(16, channels - c)
+        if channel == 4:
+            _split_adjacent(to, _PAIR, part, here, 2 * pixel, pixel, 4, valid, 3, pairs)
+        else:
+            _split_apart(to, _PAIR, part, here, 2 * pixel, pixel, channel, valid, 3, pairs)
+    if odd + 2 * pairs < run:
+        for c in range(0, channels, 16):
+            _split_apart(
+                panel + c // 16 * block + (first + pairs) * _PAIR, 0, part, start + 2 * pairs * pixel + c * channel, 0,
+                pixel, channel, min(16, channels - c), 1, 1,
+            )  # fmt: skip
+
+
+@jit
+def split_line_pairs(
+    channels: int, panel: int, block: int, part: int, position: int, src: int, pixel: int, channel: int, run: int,
+    scratch: int,
+) -> None:  # fmt: skip
+    """Split one line of pixels into the panels of 16 channels each, `part` bytes apart; the rest is as for 16 bits."""
+    if channel == 4 or pixel != 4 or run < 8:
+        _split_some_pairs(channels, panel, block, part, position, src, pixel, channel, run)
+        return
+    for c in range(0, channels, 16):
+        valid, done = min(16, channels - c), 0
+        while done < run:
+            some = min(_CHUNK, run - done)
+            if some < 8:  # whole blocks of pixels are read, so the last one reaches back
+                done, some = run - 8, 8
+            for half in range(0, valid, 8):
+                start, last = src + (c + half) * channel + 4 * done, min(7, valid - half - 1)
+                _transpose(scratch + 4 * half, _PAIR, start, some // 8, channel, last)
+                if some % 8 > 0:
+                    at = some - 8
+                    _transpose(scratch + 4 * half + _PAIR * at, _PAIR, start + 4 * at, 1, channel, last)
+            _split_some_pairs(valid, panel + c // 16 * block, block, part, position + done, scratch, _PAIR, 4, some)
+            done += some
