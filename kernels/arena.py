@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["address", "arena", "arena_address", "arena_bytes"]
+__all__ = ["address", "arena", "arena_address", "arena_bytes", "arena_kept"]
 
 _LINE = 16
 """f32 values of a cache line."""
@@ -19,6 +19,7 @@ class _Local(threading.local):
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[npt.NDArray[np.float32], int]] = {}
+        self.marks: dict[str, tuple[object, int]] = {}
 
 
 _local = _Local()
@@ -42,7 +43,21 @@ def arena_address(name: str, floats: int) -> int:
     return _hold(name, floats)[1]
 
 
+def arena_kept(name: str, floats: int, owner: object, mark: int) -> tuple[int, int | None]:
+    """Give the address of `arena`, and the mark that `owner` left there if the content is still its own.
+
+    It leaves `mark` for the next time. Any other request for the same name, and room for more, takes the marks away.
+    """
+    owned, last = _local.marks.get(name, (None, None))
+    before = _local.held.get(name)
+    address = _hold(name, floats)[1]
+    kept = last if owned is owner and before is _local.held[name] else None
+    _local.marks[name] = owner, mark
+    return address, kept
+
+
 def _hold(name: str, floats: int) -> tuple[npt.NDArray[np.float32], int]:
+    _local.marks.pop(name, None)
     found = _local.held.get(name)
     if found is None or found[0].size < floats + _LINE:
         raw = np.empty(floats + 2 * _LINE, np.float32)

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from kernels._jit import Floats, Table, Vector, jit
-from kernels.arena import address, arena_address
+from kernels.arena import address, arena_kept
 from kernels.bwd_weights import BATCH_MACS, BwdWeights, Part
 from kernels.cpu import cpu
 from kernels.dot_schedule import DotSchedule, dot_schedule
-from kernels.dots import BEGIN, BLOCKS, END, EXACT, PARTS, ROWS, STAGE, STEP, TILE, call_dots, dot_table
+from kernels.dots import BEGIN, BLOCKS, END, EXACT, PARTS, ROWS, SHAPES, STAGE, STEP, TILE, call_dots, dot_table
 from kernels.packing import KINDS
 from kernels.plan import Storage, Unit
 from kernels.planes import lane_peaks, pack_pairs, pack_planes, split_f16
@@ -31,16 +31,22 @@ from kernels.simd import load_value
 
 __all__ = ["BWD_DOTS"]
 
-BLOCK_PIXELS = np.array((320, 160, 512) if cpu().dots == "amx" else (512, 512, 512), np.int64)
-"""Pixels of one walk at the most, by parts: 32 staged rows, or 32 channels of b, leave room in the first cache."""
+BLOCK_PIXELS = 512
+"""Pixels of one walk at the most: those of 32 channels of b leave room in the first cache, or in the second."""
 
-STAGE_BYTES = 2 * ROWS * max((p + 1) * 2 * int(pixels) for p, pixels in enumerate(BLOCK_PIXELS))
+STAGED_PIXELS = np.array((320, 192, 128), np.int64)
+"""Those of a walk of staged rows, by parts, which should stay in the first cache."""
+
+STAGE_BYTES = 4 * ROWS * max((p + 1) * 2 * int(pixels) for p, pixels in enumerate(STAGED_PIXELS))
 """Room for staged rows, and before that for what packing needs."""
 
 assert STAGE_BYTES >= SPLIT_BYTES
 
-LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.5, ("amx", "f32"): 0.5, ("avx512bf16", "bf16"): 0.45}
+LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.5, ("amx", "f32"): 0.1, ("avx512bf16", "bf16"): 0.45}
 """Share of multiplications that are not by filling zeros, above which these instructions outdo f32 ones."""
+
+MOST_CYCLES = 0.98
+"""Of an f32 gradient, over those on f32 tiles."""
 
 BATCH = 4 if cpu().dots == "amx" else 1
 """Times as much work between two looks at whether to stop as in `kernels.bwd_weights`: it is done in less time."""
@@ -86,12 +92,12 @@ def _peaks(
     The first parts of `together` channels lie every `step` bytes from `panel` on, `size` bytes of them, in lanes by
     turns of two. Channels of zeros do not count. An f32 may be too small for a first part: then it counts as 1.
     """
-    lanes = np.empty((16, 2), np.uint16)
+    lanes = np.empty(TILE, np.uint16)
     low[:], high[:] = 2 * SPECIAL, 0
     for first in range(0, channels, together):
-        lane_peaks(panel + first // together * step, size // LINE, lanes.ctypes.data)
+        whole = lane_peaks(panel + first // together * step, size // LINE, lanes.ctypes.data)
         for c in range(first, min(first + together, channels)):
-            peak = int(lanes[c - first].max() if together == TILE else lanes.max())
+            peak = int(lanes[c - first]) if together == TILE else whole
             if peak == 0 and parts == 3 and not _empty(boxes, src + c * steps[4], steps):
                 peak = 1
             if peak > 0:
@@ -114,19 +120,30 @@ def _plain(parts: int, a_low: Vector, a_high: Vector, b_low: Vector, b_high: Vec
 if cpu().dots == "amx":
 
     @jit
+    def _together(tiles: int, b_blocks: int) -> int:
+        """Give how many tiles of rows to sum at once: two, with a single block of b three or four."""
+        if b_blocks > 1 or tiles < 3:
+            return min(tiles, 2)
+        return 3 if tiles % 3 == 0 or tiles == 5 else 4
+
+    @jit
     def _add_tiles(
         table: Vector, parts: int, a: int, a_step: int, b: int, b_blocks: int, b_block: int, steps: int, plain: Vector,
         acc: int, acc_step: int, down: int, where: Vector,
     ) -> None:  # fmt: skip
-        """Sum one or two tiles of rows with all plain blocks of b; for `where` see `kernels.dots.dot_table`."""
+        """Sum as many tiles of rows as `_together` says with all plain blocks of b.
+
+        For `where` see the last argument of blocks in `kernels.dots.dot_table`.
+        """
+        entry = BLOCKS + len(SHAPES) * (parts - 1) + (2 * down - 2 if down < 3 else 1 + down)
         for j0 in range(0, b_blocks, 2):
             across = min(2, b_blocks - j0)
             size = across if plain[j0] + plain[j0 + across - 1] == 2 else 1
             for j in range(j0, j0 + across, size):
                 if plain[j] == 1:
                     call_dots(
-                        table[BLOCKS + 4 * (parts - 1) + 2 * (down - 1) + size - 1], a, a_step, b + j * b_block,
-                        b_block, steps, acc + j * acc_step, acc_step, where.ctypes.data,
+                        table[entry + size - 1], a, a_step, b + j * b_block, b_block, steps, acc + j * acc_step,
+                        acc_step, where.ctypes.data,
                     )  # fmt: skip
 
     @jit
@@ -135,49 +152,50 @@ if cpu().dots == "amx":
         channels: int, a: int, a_plane: int, a_part: int, b: int, b_blocks: int, b_block: int, plain: Vector, acc: int,
         acc_step: int, stage: int,
     ) -> None:  # fmt: skip
-        """Sum tiles of rows, two at a time, with all plain blocks of b.
+        """Sum tiles of rows, some at a time, with all plain blocks of b.
 
         Their sums stay in the second cache for all pixels. A tile of one tap of 16 channels is read where it lies, if
         there are products enough to hide that its rows cross lines of memory; others are staged.
         """
-        where = np.empty(6, np.int64)
-        where[0] = b_blocks * b_block
-        most = BLOCK_PIXELS[parts - 1]
-        walks, live = (steps * STEP + most - 1) // most, shifts.shape[0]
+        live = shifts.shape[0]
         whole = min(i1, channels // TILE) if parts > 1 else i0
-        tiles = (whole - i0) * live
-        for tile in range(0, tiles, 2):
-            down = min(2, tiles - tile)
-            i, t = divmod(tile, live)
-            i2, t2 = divmod(tile + down - 1, live)
-            i, i2 = i0 + i, i0 + i2
-            where[1], where[2], where[4] = a_part, a_plane, taps * LINE
-            where[3] = (i2 - i) * TILE * a_plane + shifts[t2, 0] - shifts[t, 0]
-            where[5] = ((i2 - i) * TILE * taps + shifts[t2, 1] - shifts[t, 1]) * LINE
+        tiles, start = max(0, whole - i0) * live, TILE * max(i0, whole) * taps
+        rest = (min(offsets.size, TILE * i1 * taps) - start) // ROWS
+        places, where = np.empty((2, 4), np.int64), np.empty(10, np.int64)
+        tile = 0
+        while tile < tiles + rest:
+            down = _together((tiles if tile < tiles else tiles + rest) - tile, b_blocks)
+            for k in range(down):
+                if tile < tiles:
+                    i, t = divmod(tile + k, live)
+                    places[0, k] = (i0 + i) * TILE * a_plane + shifts[t, 0]
+                    places[1, k] = ((i0 + i) * TILE * taps + shifts[t, 1]) * LINE
+                else:
+                    places[0, k], places[1, k] = k * ROWS * LINE, (start + (tile - tiles + k) * ROWS) * LINE
+            where[0], where[1], where[2], where[3] = b_blocks * b_block, a_part, a_plane, taps * LINE
+            if tile >= tiles:
+                where[1], where[2], where[3] = down * ROWS * LINE, LINE, LINE
+            for k in range(1, down):
+                where[3 + k], where[2 + down + k] = places[0, k] - places[0, 0], places[1, k] - places[1, 0]
+            most = BLOCK_PIXELS if tile < tiles else STAGED_PIXELS[parts - 1]
+            walks = (steps * STEP + most - 1) // most
             for walk in range(walks):
                 first, end = steps * walk // walks, steps * (walk + 1) // walks
+                source, pitch = a + places[0, 0] + LINE * first, LINE
+                if tile >= tiles:
+                    source, pitch = stage, parts * down * ROWS * LINE
+                    for piece in range(parts * down):
+                        p, k = divmod(piece, down)
+                        call_dots(
+                            table[STAGE], a + p * a_part + LINE * first,
+                            offsets.ctypes.data + 8 * (start + (tile - tiles + k) * ROWS), 0, pitch, end - first,
+                            stage + piece * ROWS * LINE, 0, 0,
+                        )  # fmt: skip
                 _add_tiles(
-                    table, parts, a + i * TILE * a_plane + shifts[t, 0] + LINE * first, LINE,
-                    b + STEP // 2 * LINE * first, b_blocks, b_block, end - first, plain,
-                    acc + (i * TILE * taps + shifts[t, 1]) * LINE, acc_step, down, where,
+                    table, parts, source, pitch, b + STEP // 2 * LINE * first, b_blocks, b_block, end - first, plain,
+                    acc + places[1, 0], acc_step, down, where,
                 )  # fmt: skip
-        last = min(offsets.size, TILE * i1 * taps)
-        for row in range(TILE * max(i0, whole) * taps, last, 2 * ROWS):
-            down = min(2, (last - row) // ROWS)
-            pitch = parts * down * ROWS * LINE
-            where[1], where[2], where[3], where[4], where[5] = down * ROWS * LINE, LINE, ROWS * LINE, LINE, ROWS * LINE
-            for walk in range(walks):
-                first, end = steps * walk // walks, steps * (walk + 1) // walks
-                for tile in range(parts * down):
-                    p, i = divmod(tile, down)
-                    call_dots(
-                        table[STAGE], a + p * a_part + LINE * first, offsets.ctypes.data + 8 * (row + ROWS * i), 0,
-                        pitch, end - first, stage + tile * ROWS * LINE, 0, 0,
-                    )  # fmt: skip
-                _add_tiles(
-                    table, parts, stage, pitch, b + STEP // 2 * LINE * first, b_blocks, b_block, end - first, plain,
-                    acc + row * LINE, acc_step, down, where,
-                )  # fmt: skip
+            tile += down
 
 else:
 
@@ -188,7 +206,7 @@ else:
         acc_step: int, stage: int,
     ) -> None:  # fmt: skip
         """Sum the rows with two blocks of b at a time, where both are plain: their pixels stay in the first cache."""
-        last, pairs, most = min(offsets.size, TILE * i1 * taps), steps * STEP // 2, BLOCK_PIXELS[0] // 2
+        last, pairs, most = min(offsets.size, TILE * i1 * taps), steps * STEP // 2, BLOCK_PIXELS // 2
         for first in range(0, pairs, most):
             count = min(most, pairs - first)
             for j0 in range(0, b_blocks, 2):
@@ -255,14 +273,15 @@ def _walk_exactly(
 def add_dots(
     table: Vector, parts: int, groups: int, slabs: Table, shifts: Table, offsets: Vector, taps: int,
     panel_steps: Vector, sizes: Vector, a: Vector, a_boxes: Table, a_steps: Vector,
-    b: Vector, b_boxes: Table, b_steps: Vector, panels: int, acc: int, acc_bytes: int, acc_step: int,
+    b: Vector, b_boxes: Table, b_steps: Vector, panels: int, a_last: Table, b_last: Table, acc: int, acc_bytes: int,
+    acc_step: int,
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of `groups` groups, [block of b][channel of a][tap][16].
 
     `a` and `b` are each tensor's address and its bytes between groups; for the other tables see
     `kernels.dot_schedule`. `sizes` are channels, planes and bytes of a plane of a, then channels and blocks of b, and
-    positions of all images and of one. `panels` holds a's planes, b's pairs and staged rows. The caller owns all of
-    them.
+    positions of all images and of one. `panels` holds a's planes, b's pairs and staged rows; `a_last` and `b_last` are
+    the boxes that were packed there last, if any. The caller owns all of them.
     """
     channels, a_plane, b_blocks, b_block = sizes[0], sizes[2], sizes[4], 32 * sizes[5]
     a_blocks, a_part, b_part = (channels + TILE - 1) // TILE, sizes[1] * a_plane, b_blocks * b_block
@@ -279,19 +298,15 @@ def add_dots(
         pixels = (slabs[s, 1] - slabs[s, 0] - 1) * panel_steps[0] // 2 + sizes[6]
         a_now, b_now = a_boxes[s * a_rows : (s + 1) * a_rows], b_boxes[s * b_rows : (s + 1) * b_rows]
         for g in range(groups):
-            last = s if g > 0 else s - 1
-            a_before, b_before = (
-                a_boxes[last * a_rows : (last + 1) * a_rows],
-                b_boxes[last * b_rows : (last + 1) * b_rows],
-            )
             pack_planes(
-                parts, channels, sizes[1], a_now, a_before, a[0] + g * a[1], a_steps, panels, a_plane, panel_steps,
+                parts, channels, sizes[1], a_now, a_last, a[0] + g * a[1], a_steps, panels, a_plane, panel_steps,
                 stage,
             )  # fmt: skip
             pack_pairs(
-                parts, sizes[3], b_blocks, b_now, b_before, b[0] + g * b[1], b_steps, pairs, b_block, panel_steps,
+                parts, sizes[3], b_blocks, b_now, b_last, b[0] + g * b[1], b_steps, pairs, b_block, panel_steps,
                 stage,
             )  # fmt: skip
+            a_last, b_last = a_now, b_now
             if parts == 2:
                 split_f16(panels, panels + a_part, a_part // 16)
                 split_f16(pairs, pairs + b_part, b_part // 16)
@@ -339,12 +354,14 @@ class DotPart(Part):
         panels = plan.a_planes * plan.a_plane + 2 * self.width * plan.positions
         a = wide.ctypes.data + size * (plan.a.origin + self.g0 * plan.a.group)
         b = narrow.ctypes.data + size * (self.g0 * plan.b.group + self.first_lane * plan.b.channel)
+        a_boxes, b_boxes = plan.a_boxes[some].reshape(-1, 6), plan.b_boxes[some].reshape(-1, 6)
+        place, last = arena_kept("vector", (parts * panels + STAGE_BYTES) // 4, self, some.stop - 1)
+        none = slice(0, 0) if last is None else slice(last, last + 1)
         add_dots(
             dot_table(), parts, self.g1 - self.g0, self.slabs[some], plan.shifts, plan.offsets, plan.taps,
-            plan.panel_steps, self.sizes,
-            np.array((a, size * plan.a.group), np.int64), plan.a_boxes[some].reshape(-1, 6), plan.a_steps,
-            np.array((b, size * plan.b.group), np.int64), plan.b_boxes[some].reshape(-1, 6), plan.b_steps,
-            arena_address("vector", (parts * panels + STAGE_BYTES) // 4), address(acc), 4 * self.group_floats,
+            plan.panel_steps, self.sizes, np.array((a, size * plan.a.group), np.int64), a_boxes, plan.a_steps,
+            np.array((b, size * plan.b.group), np.int64), b_boxes, plan.b_steps, place,
+            plan.a_boxes[none].reshape(-1, 6), plan.b_boxes[none].reshape(-1, 6), address(acc), 4 * self.group_floats,
             4 * TILE * plan.rows,
         )  # fmt: skip
 
@@ -373,6 +390,8 @@ class BwdDots(BwdWeights):
             return "pixels with zeros between them would take too much room"
         if plan.use < least and not cpu().imitated:
             return f"only {plan.use:.0%} of its products would not be filling zeros, at least {least:.0%} pay"
+        if problem.dtype == "f32" and plan.cycles > MOST_CYCLES and not cpu().imitated:
+            return f"f32 tiles would do it in {1 / plan.cycles:.0%} of the time that six products of bf16 take"
         return None
 
     def schedule(self, problem: ConvProblem) -> Any:

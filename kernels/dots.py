@@ -57,10 +57,13 @@ TILE = 16
 EXACT, BEGIN, END, STAGE, BLOCKS = 0, 3, 4, 5, 6
 """Entries of the table: one exact block for each number of parts, and so on.
 
-The last are blocks: for each number of parts and of blocks down, one for each number across.
+The last are blocks: for each number of parts one of each of `SHAPES`; of dot products one for each number across.
 """
 
-ENTRIES = BLOCKS + (12 if cpu().dots == "amx" else 2)
+SHAPES = (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1)
+"""Blocks down and across that tile registers sum at once: four hide how long a product takes."""
+
+ENTRIES = BLOCKS + (3 * len(SHAPES) if cpu().dots == "amx" else 2)
 
 PARTS = {"bf16": 1, "f16": 2, "f32": 3}
 """How many bf16 a value is the sum of."""
@@ -252,40 +255,51 @@ def _dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
 
 
 def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) -> None:
-    """Sum ``down * across`` blocks in tile registers 0-3 from `a` in 4-5 and `b` in 6-7.
+    """Sum ``down * across`` blocks in the first tile registers from `a` and `b` in the others.
 
     The sums of one call are formed by themselves: added one by one to long sums, products would lose more digits.
     """
     a, a_step, b, b_step, steps, c, c_step, table = values
-    b_part, a_part, a_line, a_down, c_line, c_down = (
-        _load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(6)
+    b_part, a_part, a_line, c_line, *offsets = (
+        _load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(2 + 2 * down)
     )
     machine = _Imitation(builder) if "amx-bf16" in cpu().imitated else _Amx(builder)
     line = _I64(_LINE)
+    a_down, c_down = [_I64(0), *offsets[: down - 1]], [_I64(0), *offsets[down - 1 :]]
     with builder.goto_entry_block():
         room = builder.ptrtoint(builder.alloca(ir.ArrayType(_FLOATS, 16 * down * across)), _I64)
-    blocks = [(2 * i + j, i, j) for i in range(down) for j in range(across)]
-    for tile, _, _ in blocks:
+    blocks = [(i, j) for i in range(down) for j in range(across)]
+    for tile in range(len(blocks)):
         machine.zero(tile)
+
+    turns = [(p, q, blocks[turn % down :] + blocks[: turn % down]) for turn, (p, q) in enumerate(PRODUCTS[parts])]
+    wanted = [(("a", i, p), ("b", j, q)) for p, q, order in turns for i, j in order]
 
     def step(carried: list[Any]) -> list[Any]:
         ap, bp = carried
-        held: list[int | None] = [None, None]
-        for p, q in PRODUCTS[parts]:
-            if held[0] != p:
-                start = _address(builder, ap, a_part, p)
-                for i in range(down):
-                    machine.load(4 + i, _address(builder, start, a_down, i), a_line)
-            if held[1] != q:
-                start = _address(builder, bp, b_part, q)
-                for j in range(across):
-                    here = _address(builder, start, b_step, j)
-                    machine.load(6 + j, here, line)
-                    for ahead in range(0, _BLOCK, 4 * _LINE):  # the processor itself fetches what lies between
-                        _prefetch(builder, builder.add(here, _I64(_BLOCK + ahead)))
-            held = [p, q]
-            for tile, i, j in blocks:
-                machine.dot(tile, 4 + i, 6 + j)
+        held: dict[tuple[str, int, int], int] = {}
+
+        def fetch(turn: int, key: tuple[str, int, int]) -> int:
+            if key in held:
+                return held[key]
+            tile = len(blocks) + len(held)
+            if tile == 8:  # instead of what is wanted last
+                order = [each for pair in wanted[turn:] for each in pair]
+                unused = [each for each in held if each not in wanted[turn]]
+                tile = held.pop(max(unused, key=lambda each: order.index(each) if each in order else len(order)))
+            held[key] = tile
+            which, number, part = key
+            if which == "a":
+                machine.load(tile, builder.add(_address(builder, ap, a_part, part), a_down[number]), a_line)
+                return tile
+            here = _address(builder, _address(builder, bp, b_part, part), b_step, number)
+            machine.load(tile, here, line)
+            for ahead in range(0, _BLOCK, 4 * _LINE):  # the processor itself fetches what lies between
+                _prefetch(builder, builder.add(here, _I64(_BLOCK + ahead)))
+            return tile
+
+        for turn, (a_key, b_key) in enumerate(wanted):
+            machine.dot(across * a_key[1] + b_key[1], fetch(turn, a_key), fetch(turn, b_key))
         machine.stay_awake()
         return [builder.add(ap, a_step), builder.add(bp, _I64(_BLOCK))]
 
@@ -296,11 +310,11 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
         _store(builder, builder.fadd(_load(builder, to, _FLOATS), _load(builder, source, _FLOATS)), to)
         return [builder.add(to, c_line), builder.add(source, line)]
 
-    places = [builder.add(room, _I64(_BLOCK * place)) for place in range(len(blocks))]
-    for (tile, _, _), place in zip(blocks, places, strict=True):
+    places = [builder.add(room, _I64(_BLOCK * tile)) for tile in range(len(blocks))]
+    for tile, place in enumerate(places):
         machine.store(tile, place, line)
-    for (_, i, j), place in zip(blocks, places, strict=True):
-        to = builder.add(_address(builder, c, c_step, j), _address(builder, _I64(0), c_down, i))
+    for (i, j), place in zip(blocks, places, strict=True):
+        to = builder.add(_address(builder, c, c_step, j), c_down[i])
         _loop(builder, _I64(16), [to, place], row, "row")
 
 
@@ -417,10 +431,10 @@ def _emit(entry: int) -> Callable[[Any, Any], None]:
         return _stage_rows
     if entry in (BEGIN, END):
         return lambda builder, _: (_configure if entry == BEGIN else _release)(builder)
-    parts, (down, across) = (entry - BLOCKS) // 4, divmod((entry - BLOCKS) % 4, 2)
+    parts, shape = divmod(entry - BLOCKS, len(SHAPES))
     if cpu().dots == "amx":
-        return lambda builder, values: _amx_block(builder, 1 + parts, 1 + down, 1 + across, values)
-    return lambda builder, values: _rows_block(builder, 1 + across, values)
+        return lambda builder, values: _amx_block(builder, 1 + parts, *SHAPES[shape], values)
+    return lambda builder, values: _rows_block(builder, 1 + shape, values)
 
 
 _ARGUMENTS = [types.int64] * 8
@@ -453,14 +467,17 @@ def _entry(entry: int) -> Any:
 def dot_table() -> npt.NDArray[np.int64]:
     """Give the addresses of the compiled entries.
 
-    Blocks of AMX take (a, bytes between its steps, b, bytes between its blocks across, steps, acc, bytes between its
-    blocks across, six int64): bytes between parts of b, between parts of a, between the rows of a, between its blocks
-    down, between the rows of acc, and between its blocks down. Those of dot products take `ROWS` int64 byte offsets in
-    place of the second, and 0 as the last. `STAGE` takes (a, int64 byte offsets of 16 rows, 0, bytes from a staged
-    tile to that of the next step, steps, the first one, 0, 0). Exact blocks, which take one pixel after the other
-    from the tensors, take (a, bytes between its pixels, b, bytes between its pixels, pixels, acc, bytes between its
-    rows, four int64): bytes between channels of a, its last channel, and the same of b. Blocks
-    run between a call of `BEGIN` and one of `END`.
+    - Blocks of AMX take (a, bytes between its steps, b, bytes between its blocks across, steps, acc, bytes between its
+      blocks across, int64): bytes between parts of b, between parts of a, between the rows of a, between the rows of
+      acc, then from the first block of a to each other one down, and the same of acc.
+    - Blocks of dot products take `ROWS` int64 byte offsets in place of the second, and 0 as the last.
+    - `STAGE` takes (a, int64 byte offsets of 16 rows, 0, bytes from a staged tile to that of the next step, steps, the
+      first one, 0, 0).
+    - Exact blocks, which take one pixel after the other from the tensors, take (a, bytes between its pixels, b, bytes
+      between its pixels, pixels, acc, bytes between its rows, four int64): bytes between channels of a, its last
+      channel, and the same of b.
+
+    Blocks run between a call of `BEGIN` and one of `END`.
     """
     return np.array([_entry(entry).address for entry in range(ENTRIES)], np.int64)
 

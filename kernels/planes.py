@@ -216,7 +216,10 @@ _copy16, _copy8 = _copy(16), _copy(8)
 
 @_typed_intrinsic
 def lane_peaks(typingctx: Any, address: Any, count: Any, peaks: Any) -> Any:
-    """Store the largest of `count` (at least 1) bf16 in each of 32 lanes, without their signs: NaN is above Inf."""
+    """Give the largest of `count` (at least 1) times 32 bf16, as bits without their signs: NaN is above Inf.
+
+    The largest of every two lanes are stored at `peaks`, 16 values of 16 bits.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         kind = ir.VectorType(_I16, 32)
@@ -224,14 +227,20 @@ def lane_peaks(typingctx: Any, address: Any, count: Any, peaks: Any) -> Any:
         def body(carried: list[Any]) -> list[Any]:
             place, peak = carried
             bits = builder.and_(_load(builder, place, kind, 2), ir.Constant(kind, [0x7FFF] * 32))
-            larger = builder.select(builder.icmp_unsigned(">", bits, peak), bits, peak)
-            return [builder.add(place, _I64(64)), larger]
+            return [builder.add(place, _I64(64)), larger(bits, peak)]
+
+        def larger(one: Any, other: Any) -> Any:
+            return builder.select(builder.icmp_unsigned(">", one, other), one, other)
 
         peak = _loop(builder, values[1], [values[0], ir.Constant(kind, [0] * 32)], body, "peak")[1]
-        _store(builder, peak, values[2])
-        return context.get_dummy_value()
+        for width in (16, 8, 4, 2, 1):
+            lanes = [ir.Constant(ir.VectorType(_I32, width), list(range(odd, 2 * width, 2))) for odd in (0, 1)]
+            peak = larger(*(builder.shuffle_vector(peak, peak, half) for half in lanes))
+            if width == 16:
+                _store(builder, peak, values[2])
+        return builder.zext(builder.extract_element(peak, _I32(0)), _I64)
 
-    return types.void(*[types.int64] * 3), codegen
+    return types.int64(*[types.int64] * 3), codegen
 
 
 @_typed_intrinsic
@@ -354,15 +363,37 @@ def _pack_line_pairs(
 
 
 @jit
-def _same_places(boxes: Table, before: Table) -> bool:
-    """Say whether boxes lie where others lay, so that what is not packed is zero already."""
-    if boxes.shape[0] != before.shape[0]:
+def _holds(box: Vector, steps: Vector, place: int, run: int) -> bool:
+    """Say whether a box has a line of at least `run` positions at a place."""
+    offset = place - box[1]
+    if offset < 0 or box[5] < run:
         return False
+    n, d, h = offset // steps[0], offset % steps[0] // steps[1], offset % steps[0] % steps[1] // steps[2]
+    inside: bool = n < box[2] and d < box[3] and h < box[4]
+    return inside and bool(n * steps[0] + d * steps[1] + h * steps[2] == offset)
+
+
+@jit
+def _clear(boxes: Table, before: Table, steps: Vector, dst: int, count: int, plane: int, pairs: bool) -> None:
+    """Write zeros where `before` has lines and `boxes` has none, in `count` planes or panels of `plane` bytes.
+
+    With nothing `before`, everything becomes zero. Of panels whole pairs are cleared: what is packed now is so later.
+    """
+    if boxes.shape[0] != before.shape[0]:
+        fill_zero(dst, count * plane)
+        return
     for b in range(boxes.shape[0]):
-        for column in range(1, 6):
-            if boxes[b, column] != before[b, column]:
-                return False
-    return True
+        was, now = before[b], boxes[b]
+        for n in range(was[2] if was[5] > 0 else 0):
+            for d in range(was[3]):
+                for h in range(was[4]):
+                    place = was[1] + n * steps[0] + d * steps[1] + h * steps[2]
+                    if not _holds(now, steps, place, was[5]):
+                        first, last = place, place + 2 * was[5]
+                        if pairs:
+                            first, last = first // 4 * _PAIR, (last + 2) // 4 * _PAIR
+                        for p in range(count):
+                            fill_zero(dst + p * plane + first, last - first)
 
 
 @jit
@@ -372,8 +403,7 @@ def pack_pairs(
 ) -> None:  # fmt: skip
     """Pack boxes of positions of a tensor into `blocks` panels of `block` bytes, as `pack_planes` does planes."""
     split = parts == 3
-    if not _same_places(boxes, before):
-        fill_zero(dst, (3 if split else 1) * blocks * block)
+    _clear(boxes, before, dst_steps, dst, (3 if split else 1) * blocks, block, True)
     span = channels if src_steps[4] == (4 if split else 2) else 16
     for first in range(0, channels, span):
         for b in range(boxes.shape[0]):
@@ -407,8 +437,7 @@ def pack_planes(
     its parts follow each other. `scratch` holds `SPLIT_BYTES` then.
     """
     split = parts == 3
-    if not _same_places(boxes, before):
-        fill_zero(dst, (3 if split else 1) * planes * plane)
+    _clear(boxes, before, dst_steps, dst, (3 if split else 1) * planes, plane, False)
     span = channels if src_steps[4] == (4 if split else 2) else 8
     for first in range(0, channels, span):
         for b in range(boxes.shape[0]):

@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels._jit import jit
-from kernels.simd import _loop, transpose_panel
+from kernels.simd import _loop, _prefetch, transpose_panel
 
 __all__ = ["SPLIT_BYTES", "split_line", "split_line_pairs"]
 
@@ -32,6 +32,9 @@ SPLIT_BYTES = 2048
 """Scratch of one call: 32 pixels of 16 channels."""
 
 _CHUNK = 32
+_AHEAD = 256
+"""Bytes that memory is asked for before they are needed: by itself the processor asks too late for many rows."""
+
 _PAIR = 64  # bytes of a pair of pixels of 16 channels
 
 
@@ -120,6 +123,9 @@ def _split(strided: bool) -> Any:
 
             def body(carried: list[Any]) -> list[Any]:
                 to, origin = carried
+                if not strided:
+                    for line in (0, 64):
+                        _prefetch(builder, builder.add(origin, _I64(_AHEAD + line)))
                 move(to, origin, _I64(32))
                 return [builder.add(to, _I64(64)), builder.add(origin, builder.mul(size, _I64(32)))]
 
@@ -166,6 +172,9 @@ def _split_pairs(strided: bool) -> Any:
 
             def body(carried: list[Any]) -> list[Any]:
                 to, first = carried
+                if not strided:
+                    _prefetch(builder, builder.add(first, _I64(_AHEAD)))
+                    _prefetch(builder, builder.add(builder.add(first, pixel), _I64(_AHEAD)))
                 even, odd = (
                     _parts(builder, _read(builder, place, step, some))
                     for place, some in zip((first, builder.add(first, pixel)), masks, strict=True)
@@ -189,6 +198,17 @@ def _split_pairs(strided: bool) -> Any:
 _split_adjacent, _split_apart = _split_pairs(strided=False), _split_pairs(strided=True)
 
 
+@_typed_intrinsic
+def _touch(typingctx: Any, address: Any) -> Any:
+    """Ask for a line of memory."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        _prefetch(builder, values[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
 @jit
 def split_line(
     channels: int, dst: int, plane: int, part: int, src: int, pixel: int, channel: int, run: int, scratch: int
@@ -201,6 +221,8 @@ def split_line(
             while c < channels:
                 c = min(c, channels - 8)
                 here = src + 4 * c + done * pixel
+                for x in range(some):
+                    _touch(here + (x + _CHUNK) * pixel)
                 count = 2 if channels - c >= 16 else 1
                 for x in range(0, some, 8):
                     _transpose(scratch + 4 * x, 4 * _CHUNK, here + x * pixel, count, pixel, min(7, some - x - 1))
@@ -263,6 +285,10 @@ def split_line_pairs(
             some = min(_CHUNK, run - done)
             if some < 8:  # whole blocks of pixels are read, so the last one reaches back
                 done, some = run - 8, 8
+            for row in range(valid):
+                ahead = src + (c + row) * channel + 4 * done + _AHEAD
+                _touch(ahead)
+                _touch(ahead + 64)
             for half in range(0, valid, 8):
                 start, last = src + (c + half) * channel + 4 * done, min(7, valid - half - 1)
                 _transpose(scratch + 4 * half, _PAIR, start, some // 8, channel, last)

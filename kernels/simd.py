@@ -113,7 +113,7 @@ def _fma(builder: Any, lane: Any) -> Any:
 
 
 def _prefetch(builder: Any, address: Any) -> None:
-    """Ask for the line at an address, to be written soon."""
+    """Ask for the line at an address, to be used soon."""
     pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
