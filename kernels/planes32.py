@@ -76,10 +76,10 @@ def _read(builder: Any, address: Any, step: Any, mask: Any) -> Any:
 
 
 def _write(builder: Any, value: Any, address: Any, mask: Any) -> None:
-    """Store those of 32 halves that the mask names."""
-    pointer = builder.inttoptr(address, _HALVES.as_pointer())
-    name = "llvm.masked.store.v32i16.p0"
-    store = _function(builder, name, ir.VoidType(), [_HALVES, pointer.type, _I32, _SOME_HALVES])
+    """Store those of 16 or 32 halves that the mask names."""
+    pointer = builder.inttoptr(address, value.type.as_pointer())
+    name = f"llvm.masked.store.v{value.type.count}i16.p0"
+    store = _function(builder, name, ir.VoidType(), [value.type, pointer.type, _I32, mask.type])
     builder.call(store, [value, pointer, _I32(2), mask])
 
 
@@ -109,17 +109,24 @@ def _split(strided: bool) -> Any:
             size = step if strided else _I64(4)
             odd = ir.Constant(ir.VectorType(_I32, 32), list(range(1, 64, 2)))
 
+            def half(origin: Any, left: Any, number: int) -> tuple[list[Any], Any]:
+                mask = _below(builder, builder.sub(left, _I64(16 * number)))
+                start = builder.add(origin, builder.mul(size, _I64(16 * number)))
+                return _parts(builder, _read(builder, start, step if strided else None, mask)), mask
+
             def move(to: Any, origin: Any, left: Any) -> None:
-                halves, masks = [], []
-                for half in range(2):
-                    masks.append(_below(builder, builder.sub(left, _I64(16 * half))))
-                    start = builder.add(origin, builder.mul(size, _I64(16 * half)))
-                    halves.append(_parts(builder, _read(builder, start, step if strided else None, masks[-1])))
+                (lows, low_mask), (highs, high_mask) = (half(origin, left, number) for number in range(2))
                 every = ir.Constant(ir.VectorType(_I32, 32), list(range(32)))
-                mask = builder.shuffle_vector(*masks, every)
-                for number, (low, high) in enumerate(zip(*halves, strict=True)):
+                mask = builder.shuffle_vector(low_mask, high_mask, every)
+                for number, (low, high) in enumerate(zip(lows, highs, strict=True)):
                     both = builder.shuffle_vector(builder.bitcast(low, _HALVES), builder.bitcast(high, _HALVES), odd)
                     _write(builder, both, builder.add(to, builder.mul(part, _I64(number))), mask)
+
+            def move_few(to: Any, origin: Any, left: Any) -> None:
+                values, mask = half(origin, left, 0)
+                for number, value in enumerate(values):
+                    few = builder.trunc(builder.lshr(value, _upper(16)), ir.VectorType(_I16, 16))
+                    _write(builder, few, builder.add(to, builder.mul(part, _I64(number))), mask)
 
             def body(carried: list[Any]) -> list[Any]:
                 to, origin = carried
@@ -133,11 +140,13 @@ def _split(strided: bool) -> Any:
             with builder.if_then(builder.icmp_signed(">", whole, _I64(0))):
                 _loop(builder, whole, [dst, src], body, "split")
             left = builder.and_(count, _I64(31))
-            with builder.if_then(builder.icmp_signed(">", left, _I64(0))):
-                done = builder.sub(count, left)
-                move(
-                    builder.add(dst, builder.mul(done, _I64(2))), builder.add(src, builder.mul(done, size)), left
-                )  # fmt: skip
+            done = builder.sub(count, left)
+            rest = builder.add(dst, builder.mul(done, _I64(2))), builder.add(src, builder.mul(done, size)), left
+            with builder.if_then(builder.icmp_signed(">", left, _I64(16))):
+                move(*rest)
+            few = builder.icmp_unsigned("<=", builder.sub(left, _I64(1)), _I64(15))
+            with builder.if_then(few):
+                move_few(*rest)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 5), codegen
