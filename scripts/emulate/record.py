@@ -121,7 +121,7 @@ def record(path: Path, count: int, seed: int) -> None:
     inside: list[Any] = []
     with path.open("wb") as out:
         out.write(struct.pack("<Q", 0))
-        recorder = _Recorder(out, index, lambda: [*inside, *arena._held().values()])
+        recorder = _Recorder(out, index, lambda: [*inside, *(array for array, _ in arena._local.held.values())])
         for name, function in _functions().items():
             for module in [m for n, m in sys.modules.items() if n.startswith("kernels.")]:
                 for key, value in list(vars(module).items()):
@@ -133,7 +133,8 @@ def record(path: Path, count: int, seed: int) -> None:
             if rng.random() < 0.2 and inputs["src"].size:
                 tensor = inputs["src"].reshape(-1)
                 tensor[rng.integers(tensor.size)] = rng.choice([np.inf, -np.inf, np.nan])
-            arena._held().clear()
+            arena._local.held.clear()
+            arena._local.marks.clear()
             chosen = plan(problem, workers=int(rng.integers(1, 4)))
             tensors = [stored(tensor) for tensor in inputs.values()]
             output = np.zeros(problem.output_shape, storage_dtype(problem.dtype))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import llvmlite.binding as llvm
 import numba
@@ -155,9 +157,11 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let these instructions take all that they can, however many zeros they multiply."""
     monkeypatch.setattr(bwd_dots, "LEAST_USE", {(cpu().dots, dtype): 0.0 for dtype in DTYPES[cpu().dots]})
     monkeypatch.setattr(bwd_dots, "MOST_CYCLES", np.inf)
-    plan.cache_clear()
+    for cached in (plan, bwd_dots._part):
+        cached.cache_clear()
     yield
-    plan.cache_clear()
+    for cached in (plan, bwd_dots._part):
+        cached.cache_clear()
 
 
 def test_f32_is_the_sum_of_three_bf16() -> None:
@@ -182,6 +186,27 @@ def test_f32_is_the_sum_of_three_bf16() -> None:
         ordinary &= np.isfinite(values[:count])
         assert (np.abs(wide[1][ordinary]) <= np.abs(values[:count][ordinary]) * 2.0**-7).all()
         assert (wide[1:, np.isinf(values[:count])] == 0).all()
+
+
+@pytest.mark.skipif(not cpu().dots, reason="no instruction for pairs of bf16 here, nor imitated")
+@pytest.mark.usefixtures("everything")
+@pytest.mark.parametrize("block", range(4))
+def test_small_slabs(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """Cut along every axis into many slabs, of unequal sizes, what one leaves behind does not reach the next one."""
+    monkeypatch.setattr("kernels.dot_schedule.SLAB_BYTES", 2048)
+    small: Callable[[ConvProblem], Any] = lru_cache(dot_schedule.__wrapped__)  # type: ignore[attr-defined]
+    monkeypatch.setattr(bwd_dots, "dot_schedule", small)
+    rng = np.random.default_rng([74, block])
+    slabs = 0
+    while slabs < 400:
+        case = replace(random_case(rng, macs=200_000, longer=4), dtype=str(rng.choice(DTYPES[cpu().dots])))
+        problem = problem_of(case)
+        if case.op == "ConvTranspose" or not plan(problem).kernel.endswith(cpu().dots):
+            continue
+        slabs += len(small(problem).slabs) - 1
+        inputs = case.inputs()
+        for _ in range(2):  # the second time, memory holds what the first one packed
+            assert_same_bits(compute(case, inputs), case.expected(inputs), case)
 
 
 @pytest.mark.skipif(cpu().dots != "amx", reason="f32 goes this way on AMX alone, or its imitation")
