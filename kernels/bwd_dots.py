@@ -85,7 +85,7 @@ def _empty(boxes: Table, src: int, steps: Vector) -> bool:
 @jit
 def _peaks(
     parts: int, channels: int, together: int, panel: int, step: int, size: int, boxes: Table, src: int, steps: Vector,
-    low: Vector, high: Vector,
+    peaks: Table,
 ) -> None:  # fmt: skip
     """Find the smallest and the largest of the channels' largest values, as bf16, for each block of 16 channels.
 
@@ -93,6 +93,7 @@ def _peaks(
     turns of two. Channels of zeros do not count. An f32 may be too small for a first part: then it counts as 1.
     """
     lanes = np.empty(TILE, np.uint16)
+    low, high = peaks[0], peaks[1]
     low[:], high[:] = 2 * SPECIAL, 0
     for first in range(0, channels, together):
         whole = lane_peaks(panel + first // together * step, size // LINE, lanes.ctypes.data)
@@ -105,15 +106,15 @@ def _peaks(
 
 
 @jit
-def _plain(parts: int, a_low: Vector, a_high: Vector, b_low: Vector, b_high: Vector, plain: Table) -> None:
-    """Say which pairs of blocks may be summed with zeros between their values, from their channels' peaks."""
-    for i in range(a_low.size):
-        for j in range(b_low.size):
-            fits = a_high[i] < SPECIAL and b_high[j] < SPECIAL
-            if parts == 3 and fits and a_high[i] > 0 and b_high[j] > 0:
-                first, second = a_low[i] >> 7, b_low[j] >> 7
+def _plain(parts: int, a: Table, b: Table, plain: Table) -> None:
+    """Say which pairs of blocks may be summed with zeros between their values, from what `_peaks` found."""
+    for i in range(a.shape[1]):
+        for j in range(b.shape[1]):
+            fits = a[1, i] < SPECIAL and b[1, j] < SPECIAL
+            if parts == 3 and fits and a[1, i] > 0 and b[1, j] > 0:
+                first, second = a[0, i] >> 7, b[0, j] >> 7
                 fits = min(first, second) >= LEAST_PEAK and first + second >= LEAST_PEAKS
-                fits &= (a_high[i] >> 7) + (b_high[j] >> 7) <= MOST_PEAKS
+                fits &= (a[1, i] >> 7) + (b[1, j] >> 7) <= MOST_PEAKS
             plain[i, j] = 1 if fits else 0
 
 
@@ -285,12 +286,7 @@ def add_dots(
     """
     channels, a_plane, b_blocks, b_block = sizes[0], sizes[2], sizes[4], 32 * sizes[5]
     a_blocks, a_part, b_part = (channels + TILE - 1) // TILE, sizes[1] * a_plane, b_blocks * b_block
-    a_low, a_high, b_low, b_high = (
-        np.empty(a_blocks, np.int64),
-        np.empty(a_blocks, np.int64),
-        np.empty(b_blocks, np.int64),
-        np.empty(b_blocks, np.int64),
-    )
+    a_peaks, b_peaks = np.empty((2, a_blocks), np.int64), np.empty((2, b_blocks), np.int64)
     plain = np.empty((a_blocks, b_blocks), np.int64)
     a_rows, b_rows = a_boxes.shape[0] // slabs.shape[0], b_boxes.shape[0] // slabs.shape[0]
     pairs, stage = panels + parts * a_part, panels + parts * (a_part + b_part)
@@ -310,9 +306,9 @@ def add_dots(
             if parts == 2:
                 split_f16(panels, panels + a_part, a_part // 16)
                 split_f16(pairs, pairs + b_part, b_part // 16)
-            _peaks(parts, channels, 1, panels, a_plane, a_plane, a_now, a[0] + g * a[1], a_steps, a_low, a_high)
-            _peaks(parts, sizes[3], TILE, pairs, b_block, b_block, b_now, b[0] + g * b[1], b_steps, b_low, b_high)
-            _plain(parts, a_low, a_high, b_low, b_high, plain)
+            _peaks(parts, channels, 1, panels, a_plane, a_plane, a_now, a[0] + g * a[1], a_steps, a_peaks)
+            _peaks(parts, sizes[3], TILE, pairs, b_block, b_block, b_now, b[0] + g * b[1], b_steps, b_peaks)
+            _plain(parts, a_peaks, b_peaks, plain)
             sums = acc + g * acc_bytes
             call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
             _walk(

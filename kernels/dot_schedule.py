@@ -207,11 +207,8 @@ def _cut(geo: Geometry, groups: int, parts: int) -> tuple[_Line, ...] | None:
     if lines is None or before is None or sum(_bytes(geo, lines)) > SLAB_BYTES_MAX:
         return None
     wide, narrow = _bytes(geo, before)
-    if max((wide + narrow) / limit, parts * narrow / NARROW_BYTES) <= SOME and SOME_STEPS * _count(before) < _count(
-        lines
-    ):
-        return before
-    return lines
+    little = max((wide + narrow) / limit, parts * narrow / NARROW_BYTES) <= SOME
+    return before if little and SOME_STEPS * _count(before) < _count(lines) else lines
 
 
 def _count(lines: tuple[_Line, ...]) -> int:

@@ -12,17 +12,18 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kernels._jit import jit
-from kernels.simd import _loop, _prefetch, transpose_panel
+from kernels.simd import _loop, _prefetch, _splat, transpose_panel
 
 __all__ = ["SPLIT_BYTES", "split_line", "split_line_pairs"]
 
-_I1, _I16, _I32, _I64, _F32 = ir.IntType(1), ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _LONGS, _FLOATS = (ir.VectorType(kind, 16) for kind in (_I32, _I64, _F32))
 _HALVES = ir.VectorType(_I16, 32)
-_SOME, _SOME_HALVES = ir.VectorType(_I1, 16), ir.VectorType(_I1, 32)
+_SOME_HALVES = ir.VectorType(ir.IntType(1), 32)
 
 _typed_intrinsic: Any = intrinsic
 
@@ -44,15 +45,12 @@ def _upper(value: int) -> Any:
 
 def _below(builder: Any, count: Any) -> Any:
     """Mask the first `count` of 16 lanes."""
-    wide = _LONGS(ir.Undefined)
-    lanes = builder.insert_element(wide, count, _I32(0))
-    lanes = builder.shuffle_vector(lanes, wide, ir.Constant(_INTS, [0] * 16))
-    return builder.icmp_signed("<", ir.Constant(_LONGS, list(range(16))), lanes)
+    return builder.icmp_signed("<", ir.Constant(_LONGS, list(range(16))), _splat(builder, count, 16))
 
 
-def _function(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
-    found = builder.module.globals.get(name)
-    return found or ir.Function(builder.module, ir.FunctionType(result, arguments), name)
+def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    kind = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
 
 def _read(builder: Any, address: Any, step: Any, mask: Any) -> Any:
@@ -60,27 +58,18 @@ def _read(builder: Any, address: Any, step: Any, mask: Any) -> Any:
     zero = ir.Constant(_FLOATS, [0.0] * 16)
     if step is None:
         pointer = builder.inttoptr(address, _FLOATS.as_pointer())
-        load = _function(builder, "llvm.masked.load.v16f32.p0", _FLOATS, [pointer.type, _I32, _SOME, _FLOATS])
-        return builder.call(load, [pointer, _I32(4), mask, zero])
-    wide = _LONGS(ir.Undefined)
-
-    def splat(value: Any) -> Any:
-        single = builder.insert_element(wide, value, _I32(0))
-        return builder.shuffle_vector(single, wide, ir.Constant(_INTS, [0] * 16))
-
-    lanes = builder.mul(splat(step), ir.Constant(_LONGS, list(range(16))))
-    kind = ir.VectorType(_F32.as_pointer(), 16)
-    pointers = builder.inttoptr(builder.add(lanes, splat(address)), kind)
-    gather = _function(builder, "llvm.masked.gather.v16f32.v16p0", _FLOATS, [kind, _I32, _SOME, _FLOATS])
-    return builder.call(gather, [pointers, _I32(4), mask, zero])
+        return _call(builder, "llvm.masked.load.v16f32.p0", _FLOATS, pointer, _I32(4), mask, zero)
+    offsets = builder.mul(_splat(builder, step, 16), ir.Constant(_LONGS, list(range(16))))
+    places = builder.add(offsets, _splat(builder, address, 16))
+    pointers = builder.inttoptr(places, ir.VectorType(_F32.as_pointer(), 16))
+    return _call(builder, "llvm.masked.gather.v16f32.v16p0", _FLOATS, pointers, _I32(4), mask, zero)
 
 
 def _write(builder: Any, value: Any, address: Any, mask: Any) -> None:
     """Store those of 16 or 32 halves that the mask names."""
     pointer = builder.inttoptr(address, value.type.as_pointer())
     name = f"llvm.masked.store.v{value.type.count}i16.p0"
-    store = _function(builder, name, ir.VoidType(), [value.type, pointer.type, _I32, mask.type])
-    builder.call(store, [value, pointer, _I32(2), mask])
+    _call(builder, name, ir.VoidType(), value, pointer, _I32(2), mask)
 
 
 def _parts(builder: Any, value: Any) -> list[Any]:
@@ -189,9 +178,7 @@ def _split_pairs(strided: bool) -> Any:
                     for place, some in zip((first, builder.add(first, pixel)), masks, strict=True)
                 )
                 for number, (low, high) in enumerate(zip(even, odd, strict=True)):
-                    pair = builder.or_(
-                        builder.lshr(low, _upper(16)), builder.and_(high, _upper(0xFFFF0000))
-                    )  # fmt: skip
+                    pair = builder.or_(builder.lshr(low, _upper(16)), builder.and_(high, _upper(0xFFFF0000)))
                     place = builder.add(to, builder.mul(part, _I64(number)))
                     _write(builder, builder.bitcast(pair, _HALVES), place, mask)
                 return [builder.add(to, dst_step), builder.add(first, src_step)]
