@@ -45,8 +45,9 @@ class Launcher:
     """Keep one nursery alive.
 
     `on_loaded` is called whenever a nursery has become able to fork, `on_spawned` with (number, pid, pidfd), the last
-    None where this process may open no more files, `on_exited` with (number, exit code). Workers outlive their
-    nursery; those that were only asked for hear of its death by the end of their socket. `recovering` holds from the
+    None where this process may open no more files, `on_exited` with (number, exit code), `on_died` when it is gone and
+    all that it said is delivered. Workers outlive their nursery, even one that it had no time to speak of: whoever
+    asked for that must close its socket. `recovering` holds from the
     death of a nursery that was `loaded` until a successor is, or some of them have died as well.
     """
 
@@ -56,6 +57,7 @@ class Launcher:
         on_loaded: Callable[[], None],
         on_spawned: Callable[[int, int, int | None], None],
         on_exited: Callable[[int, int], None],
+        on_died: Callable[[], None],
     ) -> None:
         self.loaded = False
         self.recovering = False
@@ -65,6 +67,7 @@ class Launcher:
         self._on_loaded = on_loaded
         self._on_spawned = on_spawned
         self._on_exited = on_exited
+        self._on_died = on_died
         self._channel: Channel | None = None
         self._pidfd = -1
         self._stopping = asyncio.Event()
@@ -133,6 +136,7 @@ class Launcher:
             channel.close()
             process.wait()
             self._channel, self.pid, self.loaded = None, None, False
+            self._on_died()
 
     async def _until_over(self, dead: asyncio.Event, channel: Channel) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (dead, self._stopping)]

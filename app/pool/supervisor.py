@@ -87,7 +87,9 @@ class Supervisor:
         self._drain_until: float | None = None
         self._changed = asyncio.Event()
         self._stop_task: asyncio.Task[None] | None = None
-        self._launcher = Launcher(on_loaded=self._fill, on_spawned=self._spawned, on_exited=self._exited)
+        self._launcher = Launcher(
+            on_loaded=self._fill, on_spawned=self._spawned, on_exited=self._exited, on_died=self._abandoned
+        )
 
     @property
     def ready(self) -> bool:
@@ -267,6 +269,12 @@ class Supervisor:
         else:
             worker.parent = self._launcher.pid
             worker.spawned(pid, pidfd)
+
+    def _abandoned(self) -> None:
+        """Let go of workers that a dead nursery may have forked but did not tell of: nobody can watch them."""
+        for worker in tuple(self._workers.values()):
+            if worker.pid is None:
+                worker.hang_up()
 
     def _welcome(self, worker: WorkerHandle) -> None:
         self._idle.append(worker)

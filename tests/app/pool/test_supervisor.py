@@ -9,7 +9,8 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from app.pool.handle import WorkerHandle
+from app.pool.launcher import Launcher
 from convgrad._errors import InternalError, WorkerLost
 from kernels import Plan, compute, plan
 from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, gone, kill, random_inputs
@@ -254,6 +256,27 @@ def test_a_dead_nursery_is_replaced_while_workers_go_on(two: Fleet) -> None:
         np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
 
     two.run(scenario())
+
+
+def test_a_nursery_that_dies_between_a_fork_and_its_word_of_it(two: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that nobody told of is let go: its socket ends, and the pool becomes whole without it."""
+    orphans: list[int] = []
+
+    def fork_unseen(self: Launcher, number: int, descriptors: Sequence[int]) -> None:
+        monkeypatch.undo()
+        orphans.append(os.dup(descriptors[0]))  # what a forked worker would hold
+
+    async def scenario() -> None:
+        monkeypatch.setattr(Launcher, "spawn", fork_unseen)
+        kill(next(iter(two.pids)))
+        await two.until(lambda: orphans)
+        kill(two.engine.snapshot()["nursery"]["pid"])
+        await two.whole()
+
+    two.run(scenario())
+    with socket.socket(fileno=orphans[0]) as orphan:
+        orphan.settimeout(10)
+        assert orphan.recv(1) == b""
 
 
 def test_a_nursery_that_hangs_is_replaced(strict: Fleet) -> None:
