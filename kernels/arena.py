@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["address", "arena", "arena_address", "arena_bytes", "arena_kept"]
+__all__ = ["address", "arena", "arena_address", "arena_bytes", "arena_keeps", "arena_kept"]
 
 _LINE = 16
 """f32 values of a cache line."""
@@ -43,17 +43,21 @@ def arena_address(name: str, floats: int) -> int:
     return _hold(name, floats)[1]
 
 
-def arena_kept(name: str, floats: int, owner: object, mark: int) -> tuple[int, int | None]:
-    """Give the address of `arena`, and the mark that `owner` left there if the content is still its own.
+def arena_kept(name: str, floats: int, owner: object) -> tuple[int, int | None]:
+    """Give the address of `arena`, and what `owner` said of its content if nobody had it since.
 
-    It leaves `mark` for the next time. Any other request for the same name, and room for more, takes the marks away.
+    Any other request for the same name, and room for more, takes that away; so does this one, until the owner says
+    anew what is there (`arena_keeps`).
     """
-    owned, last = _local.marks.get(name, (None, None))
+    owned, mark = _local.marks.get(name, (None, None))
     before = _local.held.get(name)
     address = _hold(name, floats)[1]
-    kept = last if owned is owner and before is _local.held[name] else None
+    return address, mark if owned is owner and before is _local.held[name] else None
+
+
+def arena_keeps(name: str, owner: object, mark: int) -> None:
+    """Say what the content of `arena` is, for the owner's next request."""
     _local.marks[name] = owner, mark
-    return address, kept
 
 
 def _hold(name: str, floats: int) -> tuple[npt.NDArray[np.float32], int]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from kernels._jit import Floats, Table, Vector, jit
-from kernels.arena import address, arena_kept
+from kernels.arena import address, arena_keeps, arena_kept
 from kernels.bwd_weights import BATCH_MACS, BwdWeights, Part
 from kernels.cpu import cpu
 from kernels.dot_schedule import DotSchedule, dot_schedule
@@ -57,8 +57,8 @@ SPECIAL = 0x7F80
 LEAST_PEAK, LEAST_PEAKS, MOST_PEAKS = 41, 168, 350
 """Exponents, as f32 stores them, of the largest values of each channel, and sums of two channels' exponents.
 
-Subnormal numbers count as zeros here. Within these bounds what that loses of a product is below 2**-40 of the largest
-product of both channels, and sums of 2**31 pixels stay below the largest number.
+Subnormal numbers count as zeros here, parts and their products as well. Within these bounds what that loses of a
+product is a few 2**-40 of the largest product of both channels, and sums of 2**29 pixels stay below the largest number.
 """
 
 _load_f32 = load_value("f32")
@@ -351,7 +351,7 @@ class DotPart(Part):
         a = wide.ctypes.data + size * (plan.a.origin + self.g0 * plan.a.group)
         b = narrow.ctypes.data + size * (self.g0 * plan.b.group + self.first_lane * plan.b.channel)
         a_boxes, b_boxes = plan.a_boxes[some].reshape(-1, 6), plan.b_boxes[some].reshape(-1, 6)
-        place, last = arena_kept("vector", (parts * panels + STAGE_BYTES) // 4, self, some.stop - 1)
+        place, last = arena_kept("vector", (parts * panels + STAGE_BYTES) // 4, self)
         none = slice(0, 0) if last is None else slice(last, last + 1)
         add_dots(
             dot_table(), parts, self.g1 - self.g0, self.slabs[some], plan.shifts, plan.offsets, plan.taps,
@@ -360,6 +360,7 @@ class DotPart(Part):
             plan.a_boxes[none].reshape(-1, 6), plan.b_boxes[none].reshape(-1, 6), address(acc), 4 * self.group_floats,
             4 * TILE * plan.rows,
         )  # fmt: skip
+        arena_keeps("vector", self, some.stop - 1)
 
 
 @lru_cache(maxsize=256)

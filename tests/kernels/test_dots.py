@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from kernels import ConvProblem, bwd_dots, explain, plan
+from kernels.arena import arena
 from kernels.cpu import SETTING, _amx_granted, cpu
 from kernels.dot_schedule import dot_schedule
 from kernels.planes import split_f16
@@ -207,6 +208,24 @@ def test_small_slabs(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
         inputs = case.inputs()
         for _ in range(2):  # the second time, memory holds what the first one packed
             assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+
+
+@pytest.mark.skipif(not cpu().dots, reason="no instruction for pairs of bf16 here, nor imitated")
+@pytest.mark.usefixtures("everything")
+def test_a_sum_that_failed_leaves_nothing_to_rely_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When memory ran out in the middle, the next sum does not take what lies there for zeros."""
+    inputs = LAYER.inputs()
+    compute(LAYER, inputs)
+    arena("vector", 1).fill(3.0)
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bwd_dots, "add_dots", fail)
+        with pytest.raises(MemoryError):
+            compute(LAYER, inputs)
+    assert_same_bits(compute(LAYER, inputs), LAYER.expected(inputs), LAYER)
 
 
 @pytest.mark.skipif(cpu().dots != "amx", reason="f32 goes this way on AMX alone, or its imitation")
