@@ -170,7 +170,7 @@ def _bytes(geo: Geometry, lines: tuple[_Line, ...]) -> tuple[int, int]:
     """Give the bytes of a slab's planes and panels, one part of each value."""
     phases, pixels = prod(len(line.phases) for line in lines), _pixels(lines, 0)
     reach = sum((line.reach[1] - line.reach[0]) * step for line, step in zip(lines, _steps(lines), strict=True))
-    return 2 * (pixels + reach) * phases * geo.wide.channels, 2 * pixels * _up(geo.narrow.channels)
+    return 2 * (pixels + reach) * phases * _up(geo.wide.channels), 2 * pixels * _up(geo.narrow.channels)
 
 
 def _up(channels: int) -> int:

@@ -257,7 +257,8 @@ def _dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
 def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) -> None:
     """Sum ``down * across`` blocks in the first tile registers from `a` and `b` in the others.
 
-    The sums of one call are formed by themselves: added one by one to long sums, products would lose more digits.
+    Where values have parts, the sums of one call are formed by themselves: added one by one to long sums, products
+    would lose more digits.
     """
     a, a_step, b, b_step, steps, c, c_step, table = values
     b_part, a_part, a_line, c_line, *offsets = (
@@ -266,11 +267,13 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
     machine = _Imitation(builder) if "amx-bf16" in cpu().imitated else _Amx(builder)
     line = _I64(_LINE)
     a_down, c_down = [_I64(0), *offsets[: down - 1]], [_I64(0), *offsets[down - 1 :]]
-    with builder.goto_entry_block():
-        room = builder.ptrtoint(builder.alloca(ir.ArrayType(_FLOATS, 16 * down * across)), _I64)
     blocks = [(i, j) for i in range(down) for j in range(across)]
-    for tile in range(len(blocks)):
-        machine.zero(tile)
+    places = [builder.add(_address(builder, c, c_step, j), c_down[i]) for i, j in blocks]
+    for tile, place in enumerate(places):
+        if parts == 1:
+            machine.load(tile, place, c_line)
+        else:
+            machine.zero(tile)
 
     turns = [(p, q, blocks[turn % down :] + blocks[: turn % down]) for turn, (p, q) in enumerate(PRODUCTS[parts])]
     wanted = [(("a", i, p), ("b", j, q)) for p, q, order in turns for i, j in order]
@@ -305,17 +308,23 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
 
     _loop(builder, steps, [a, b], step, "step")
 
+    if parts == 1:
+        for tile, place in enumerate(places):
+            machine.store(tile, place, c_line)
+        return
+
     def row(carried: list[Any]) -> list[Any]:
         to, source = carried
         _store(builder, builder.fadd(_load(builder, to, _FLOATS), _load(builder, source, _FLOATS)), to)
         return [builder.add(to, c_line), builder.add(source, line)]
 
-    places = [builder.add(room, _I64(_BLOCK * tile)) for tile in range(len(blocks))]
-    for tile, place in enumerate(places):
-        machine.store(tile, place, line)
-    for (i, j), place in zip(blocks, places, strict=True):
-        to = builder.add(_address(builder, c, c_step, j), c_down[i])
-        _loop(builder, _I64(16), [to, place], row, "row")
+    with builder.goto_entry_block():
+        room = builder.ptrtoint(builder.alloca(ir.ArrayType(_FLOATS, 16 * len(blocks))), _I64)
+    rooms = [builder.add(room, _I64(_BLOCK * tile)) for tile in range(len(blocks))]
+    for tile, source in enumerate(rooms):
+        machine.store(tile, source, line)
+    for place, source in zip(places, rooms, strict=True):
+        _loop(builder, _I64(16), [place, source], row, "row")
 
 
 def _stage_rows(builder: Any, values: Any) -> None:

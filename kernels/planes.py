@@ -383,8 +383,10 @@ def _clear(boxes: Table, before: Table, steps: Vector, dst: int, count: int, pla
         fill_zero(dst, count * plane)
         return
     for b in range(boxes.shape[0]):
-        was, now = before[b], boxes[b]
-        for n in range(was[2] if was[5] > 0 else 0):
+        was, now, same = before[b], boxes[b], True
+        for column in range(1, 6):
+            same &= was[column] == now[column]
+        for n in range(was[2] if was[5] > 0 and not same else 0):
             for d in range(was[3]):
                 for h in range(was[4]):
                     place = was[1] + n * steps[0] + d * steps[1] + h * steps[2]
