@@ -30,7 +30,7 @@ from numba.extending import intrinsic
 
 from kernels._jit import LAZY, callback
 from kernels.cpu import cpu
-from kernels.simd import _fma, _load, _loop, _opaque, _prefetch, _splat, _widen
+from kernels.simd import _BFloat, _fma, _load, _loop, _opaque, _prefetch, _splat, _widen
 
 __all__ = [
     "BEGIN",
@@ -84,19 +84,6 @@ _LINE = 64  # bytes of 16 f32, or of 16 pairs of bf16
 _BLOCK = 16 * _LINE
 
 _typed_intrinsic: Any = intrinsic
-
-
-class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
-    """LLVM's type of bf16, which llvmlite does not know."""
-
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
 
 
 def _address(builder: Any, base: Any, step: Any, count: int) -> Any:

@@ -42,6 +42,19 @@ _typed_intrinsic: Any = intrinsic
 """Numba's decorator takes the typing context away from the parameters, which its type stubs do not know."""
 
 
+class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
+    """LLVM's type of bf16, which llvmlite does not know."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
 def _loop(
     builder: Any, count: Any, carried: list[Any], body: Callable[[list[Any]], list[Any]], tag: str, rolled: bool = False
 ) -> list[Any]:
