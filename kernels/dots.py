@@ -41,6 +41,7 @@ __all__ = [
     "PARTS",
     "PRODUCTS",
     "ROWS",
+    "SHAPES",
     "STAGE",
     "STEP",
     "TILE",
@@ -145,8 +146,8 @@ class _Amx:
     def stay_awake(self) -> None:
         """Do something in f32: without that for 2,048 cycles, the next store of a tile waits for 700.
 
-        Measured on a processor with AMX-BF16; nothing else keeps what a store needs awake, neither tile instructions
-        nor those on integers.
+        Measured on a processor with AMX-BF16. Stores of tiles keep it awake as well; products of tiles and instructions
+        on integers do not.
         """
         keep = ir.InlineAsm(ir.FunctionType(_FLOATS, [_FLOATS]), "", "=v,0", side_effect=True)
         one = ir.Constant(_FLOATS, [1.0] * 16)
@@ -330,7 +331,7 @@ def _stage_rows(builder: Any, values: Any) -> None:
 
     _loop(builder, _I64(16), [offsets, to], row, "row")
     if "amx-bf16" not in cpu().imitated:
-        _Amx(builder).dot(0, 4, 6)  # a unit of tiles that rests for 2,048 cycles needs as many again to be awake
+        _Amx(builder).dot(0, 4, 6)  # tile products that rested for 2,048 cycles are slow at first
 
 
 def _rows_block(builder: Any, across: int, values: Any) -> None:

@@ -47,8 +47,8 @@ class Launcher:
     `on_loaded` is called whenever a nursery has become able to fork, `on_spawned` with (number, pid, pidfd), the last
     None where this process may open no more files, `on_exited` with (number, exit code), `on_died` when it is gone and
     all that it said is delivered. Workers outlive their nursery, even one that it had no time to speak of: whoever
-    asked for that must close its socket. `recovering` holds from the
-    death of a nursery that was `loaded` until a successor is, or some of them have died as well.
+    asked for that must close its socket. `recovering` holds from the death of a nursery that was `loaded` until a
+    successor is, or some of them have died as well.
     """
 
     def __init__(
