@@ -103,8 +103,8 @@ class _Tile:
         self.flops = 2 * rows * 2 * width
 
     def __call__(self, count: int) -> None:
-        # the panel is walked again and again: steps of 0 for all but the column, then the three counts, then the row
-        walk = np.array([0, 0, 1, 0, 0, 4, 1, max(1, count // self.PIXELS), self.PIXELS, 1], np.int64)
+        # the panel is walked again and again: steps of 0 for all but the column, then the counts, the row, one segment
+        walk = np.array([0, 0, 1, 0, 0, 4, 1, max(1, count // self.PIXELS), self.PIXELS, 1, 30], np.int64)
         places = (self._panel, self._scalars, self._offsets, self._sums)
         _tile(self._tile, walk.ctypes.data, *(each.ctypes.data for each in places))
 

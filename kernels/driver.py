@@ -22,7 +22,7 @@ from kernels._jit import Floats, Halves, Table, Vector, jit
 from kernels.cpu import cpu
 from kernels.packing import F16, F32, KINDS, copy_lines, pack_panels, pack_planes
 from kernels.simd import all_finite, call_tile, fill_zero, put_run, round_bits, transpose_panel
-from kernels.tiles import LANEWISE
+from kernels.tiles import FROM_MEMORY, LANEWISE
 
 __all__ = ["LINES", "NATIVE", "PLANES", "add", "add_lanes", "add_slabs", "store"]
 
@@ -179,9 +179,9 @@ def _clip(
 
 @jit
 def _walk(
-    table: Table, lanewise: bool, slab: Vector, block: Vector, blocks: Table, ranges: Table, tiles: Table,
-    panels: int, zero: int,
-    acc_step: int, vector_moves: Vector, scalars: int, scalar_moves: Vector, acc: int, live: Table, at: Vector,
+    table: Table, lanewise: bool, in_place: bool, slab: Vector, block: Vector, blocks: Table, ranges: Table,
+    tiles: Table, panels: int, zero: int, acc_step: int, vector_moves: Vector, scalars: int, scalar_moves: Vector,
+    acc: int, live: Table, at: Vector,
 ) -> None:  # fmt: skip
     """Walk the pixel blocks of one slab of one group; see the loops in `kernels.bwd_weights`.
 
@@ -201,7 +201,7 @@ def _walk(
                             most = max(most, live[end, 3] - live[end, 2])
                             end += 1
                         for b in range(blocks.shape[0]):
-                            kind = LANEWISE if lanewise else blocks[b, 2]
+                            kind = LANEWISE if lanewise else blocks[b, 2] + (FROM_MEMORY if in_place else 0)
                             line = 4 * WIDTH * blocks[b, 2]
                             panel, sums = panels + blocks[b, 5], acc + blocks[b, 4]
                             for step in range(most):
@@ -270,7 +270,7 @@ def add_slabs(
                 for b in range(blocks.shape[0] if padded else 0):
                     whole = whole and _finite_border(here + blocks[b, 5], vector_box, vector_lines, inner)
                 _walk(
-                    table, lane_groups > 0, slab, block, blocks, padded_ranges if whole else ranges,
+                    table, lane_groups > 0, in_place, slab, block, blocks, padded_ranges if whole else ranges,
                     padded_tiles if whole else tiles, here, zero, acc_step, vector_moves,
                     base + g * (scalar[2] if pack == NATIVE else scratch_bytes), scalar_moves,
                     acc + (first + g) * acc_bytes, live, at,

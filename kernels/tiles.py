@@ -18,12 +18,15 @@ from kernels.cpu import cpu
 from kernels.lanes import LINE_TAPS, lane_taps
 from kernels.walks import fma_tile
 
-__all__ = ["DIRECT", "LANEWISE", "LANE_ROWS", "LINES_KEPT", "tile_table"]
+__all__ = ["DIRECT", "FROM_MEMORY", "LANEWISE", "LANE_ROWS", "LINES_KEPT", "tile_table"]
 
 LANEWISE = 0
 """Row of the table with the lanewise tiles; rows 1 and 2 are the tiles of one and two vectors."""
 
-DIRECT = {"f32": 3, "bf16": 4} | ({"f16": 5} if "f16c" in cpu().features else {})
+FROM_MEMORY = 2
+"""Rows of the table from the tiles of one and two vectors to those of vectors that are in no cache yet."""
+
+DIRECT = {"f32": 5, "bf16": 6} | ({"f16": 7} if "f16c" in cpu().features else {})
 """Rows of the table with the tiles of `kernels.lanes.lane_taps`; reading f16 there takes an instruction for it."""
 
 LANE_ROWS = 9
@@ -51,21 +54,27 @@ def _tile(kind: int, rows: int) -> Any:
         kept, taps = (2, LINE_TAPS * (rows - LANE_ROWS)) if rows > LANE_ROWS else (0, rows)
         space[f"{name}_emit"] = lane_taps(taps, cpu().width // 8, cpu().width, stored, kept)
     else:
-        name = f"_tile_{rows}x{max(1, kind)}{'_lanes' * (kind == LANEWISE)}"
-        space[f"{name}_emit"] = fma_tile(rows, max(1, kind), cpu().width, kind == LANEWISE)
+        ahead = kind > FROM_MEMORY
+        vectors = max(1, kind - FROM_MEMORY * ahead)
+        name = f"_tile_{rows}x{vectors}{'_lanes' * (kind == LANEWISE)}{'_ahead' * ahead}"
+        space[f"{name}_emit"] = fma_tile(rows, vectors, cpu().width, kind == LANEWISE, ahead)
     exec(compile(_SOURCE.format(name=name), __file__, "exec"), space)  # noqa: S102 -- our own constant text
     return callback(_SIGNATURE, space[name])
 
 
 def _entries() -> list[tuple[int, int]]:
-    most = {LANEWISE: LANE_ROWS, **cpu().rows, **dict.fromkeys(DIRECT.values(), LANE_ROWS + LINES_KEPT)}
+    far = {FROM_MEMORY + vectors: rows for vectors, rows in cpu().rows.items()}
+    most = {LANEWISE: LANE_ROWS, **cpu().rows, **far, **dict.fromkeys(DIRECT.values(), LANE_ROWS + LINES_KEPT)}
     return [(kind, rows) for kind in sorted(most) for rows in range(1, most[kind] + 1)]
 
 
 @cache
 def tile_table() -> npt.NDArray[np.int64]:
-    """Give the tiles' addresses as [LANEWISE, one vector, two vectors, *DIRECT][rows], compiling what is missing."""
-    table = np.zeros((3 + len(DIRECT), LANE_ROWS + LINES_KEPT + 1), np.int64)
+    """Give the tiles' addresses as [kind][rows], compiling what is missing.
+
+    Kinds are LANEWISE, one vector, two vectors, the latter two FROM_MEMORY, and those of DIRECT.
+    """
+    table = np.zeros((5 + len(DIRECT), LANE_ROWS + LINES_KEPT + 1), np.int64)
     for kind, rows in _entries():
         table[kind, rows] = _tile(kind, rows).address
     return table

@@ -30,6 +30,10 @@ from kernels.simd import _twice as twice
 
 __all__ = ["fma_tile", "sum_box"]
 
+AHEAD_BYTES = 4096
+"""How far before it needs them a tile asks for vectors that lie in memory: a page, where the processor's own asking
+begins anew."""
+
 
 def sum_box(
     builder: Any,
@@ -84,7 +88,7 @@ def sum_box(
     return loop(builder, steps[6], [*places, I64(0), *zeros], outer, "outer")[3:]
 
 
-def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any:
+def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead: bool = False) -> Any:
     """Make the register tile of `rows` x (`vectors` x `width`) f32 accumulators as a Numba intrinsic.
 
     The intrinsic takes five 64-bit integers: the addresses of the walk, the vector panel, the scalar base, `rows`
@@ -94,7 +98,8 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
 
     A `lanewise` tile reads a vector in place of each scalar, so that every lane has a problem of its own (depthwise:
     lanes are groups). The tile starts from zero in registers and adds to memory after every segment of positions or
-    some more, and at the end: sums of sums lose fewer digits than one long sum.
+    some more, and at the end: sums of sums lose fewer digits than one long sum. One that asks
+    `ahead` is for vectors that are in no cache yet.
     """
     line = 4 * vectors * width
 
@@ -122,6 +127,8 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False) -> Any
         def column(carried: list[Any]) -> list[Any]:
             vp, sp, *sums = carried
             loaded = [load_vector(builder, builder.add(vp, I64(4 * width * j)), lane) for j in range(vectors)]
+            for place in range(0, line if ahead else 0, 64):
+                prefetch(builder, builder.add(vp, I64(AHEAD_BYTES + place)))
             for m in range(rows):
                 place = builder.add(sp, row_offsets[m])
                 scalar = (
