@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,9 @@ Shape = tuple[int, ...]
 
 UNIT_MACS, MORE_MACS = 20_000_000, 50_000_000
 """Work that makes a unit worth its message to a worker, where each gets one and where some get several."""
+
+BYTE_MACS = 5
+"""Multiply-adds that take as long as reading a byte from memory: depthwise gradients wait for that."""
 
 JOIN_BYTES = 1 << 20
 """Partial sums that make adding them up worth one more unit."""
@@ -70,7 +74,9 @@ class BwdWeights:
         """Share out small gradients by pixels (partial sums, then tiles) and large ones by groups and channels."""
         plan = self.schedule(problem)
         acc_bytes = 4 * plan.rows * plan.lanes * plan.groups
-        wanted = max(1, min(workers, problem.macs // UNIT_MACS), min(4 * workers, problem.macs // MORE_MACS))
+        values = sum(prod(shape) for shape in problem.input_shapes)
+        work = max(problem.macs, BYTE_MACS * storage_dtype(problem.dtype).itemsize * values)
+        wanted = max(1, min(workers, work // UNIT_MACS), min(4 * workers, problem.macs // MORE_MACS))
         parts = 1
         while 2 * parts <= min(wanted, plan.chunks) and acc_bytes <= SHARED_ACC_BYTES:
             parts *= 2
