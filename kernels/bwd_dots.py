@@ -162,7 +162,8 @@ if cpu().dots == "amx":
         whole = min(i1, channels // TILE) if parts > 1 else i0
         tiles, start = max(0, whole - i0) * live, TILE * max(i0, whole) * taps
         rest = (min(offsets.size, TILE * i1 * taps) - start) // ROWS
-        places, where = np.empty((2, 4), np.int64), np.empty(10, np.int64)
+        places, where = np.empty((2, 4), np.int64), np.zeros(13, np.int64)
+        where[4], where[5] = 1, where.ctypes.data + 96  # one walk, from 0 on
         tile = 0
         while tile < tiles + rest:
             down = _together((tiles if tile < tiles else tiles + rest) - tile, b_blocks)
@@ -177,7 +178,7 @@ if cpu().dots == "amx":
             if tile >= tiles:
                 where[1], where[2], where[3] = down * ROWS * LINE, LINE, LINE
             for k in range(1, down):
-                where[3 + k], where[2 + down + k] = places[0, k] - places[0, 0], places[1, k] - places[1, 0]
+                where[5 + k], where[4 + down + k] = places[0, k] - places[0, 0], places[1, k] - places[1, 0]
             most = BLOCK_PIXELS if tile < tiles else STAGED_PIXELS[parts - 1]
             walks = (steps * STEP + most - 1) // most
             for walk in range(walks):

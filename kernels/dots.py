@@ -29,6 +29,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kernels._jit import LAZY, callback
+from kernels.amx import _declare, _flush, _halves, _store, machine
 from kernels.cpu import cpu
 from kernels.simd import _BFloat, _fma, _load, _loop, _opaque, _prefetch, _splat, _widen
 
@@ -91,144 +92,6 @@ def _address(builder: Any, base: Any, step: Any, count: int) -> Any:
     return builder.add(base, builder.mul(step, _I64(count)))
 
 
-def _store(builder: Any, value: Any, address: Any) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
-
-
-def _declare(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
-
-
-def _halves(builder: Any, pairs: Any) -> tuple[Any, Any]:
-    """Give the first and the second bf16 of each pair as f32."""
-    first = builder.shl(pairs, ir.Constant(_INTS, [16] * 16))
-    second = builder.and_(pairs, ir.Constant(_INTS, [0xFFFF0000] * 16))
-    return builder.bitcast(first, _FLOATS), builder.bitcast(second, _FLOATS)
-
-
-def _flush(builder: Any, value: Any) -> Any:
-    """Turn subnormal numbers into zeros of their sign."""
-    bits = builder.bitcast(value, _INTS)
-    exponent = builder.and_(bits, ir.Constant(_INTS, [0x7F800000] * 16))
-    zero = builder.and_(bits, ir.Constant(_INTS, [0x80000000] * 16))
-    small = builder.icmp_unsigned("==", exponent, ir.Constant(_INTS, [0] * 16))
-    return builder.bitcast(builder.select(small, zero, bits), _FLOATS)
-
-
-class _Amx:
-    """The instructions of AMX on the eight tile registers, each 16 rows of 64 bytes."""
-
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-
-    def load(self, tile: int, address: Any, step: Any) -> None:
-        """TILELOADD: read 16 rows that lie `step` bytes apart."""
-        self._move("llvm.x86.tileloadd64", tile, address, step)
-
-    def store(self, tile: int, address: Any, step: Any) -> None:
-        """TILESTORED: write 16 rows."""
-        self._move("llvm.x86.tilestored64", tile, address, step)
-
-    def _move(self, name: str, tile: int, address: Any, step: Any) -> None:
-        pointer = _I8.as_pointer()
-        function = _declare(self.builder, name, ir.VoidType(), _I8, pointer, _I64)
-        self.builder.call(function, [_I8(tile), self.builder.inttoptr(address, pointer), step])
-
-    def zero(self, tile: int) -> None:
-        """TILEZERO."""
-        self.builder.call(_declare(self.builder, "llvm.x86.tilezero", ir.VoidType(), _I8), [_I8(tile)])
-
-    def dot(self, c: int, a: int, b: int) -> None:
-        """TDPBF16PS: add the products of 16 channels' 16 pixel pairs with those of 16 other channels."""
-        function = _declare(self.builder, "llvm.x86.tdpbf16ps", ir.VoidType(), _I8, _I8, _I8)
-        self.builder.call(function, [_I8(c), _I8(a), _I8(b)])
-
-    def stay_awake(self) -> None:
-        """Do something in f32: without that for 2,048 cycles, the next store of a tile waits for 700.
-
-        Measured on a processor with AMX-BF16. Stores of tiles keep it awake as well; products of tiles and instructions
-        on integers do not.
-        """
-        keep = ir.InlineAsm(ir.FunctionType(_FLOATS, [_FLOATS]), "", "=v,0", side_effect=True)
-        one = ir.Constant(_FLOATS, [1.0] * 16)
-        self.builder.call(keep, [self.builder.fadd(self.builder.call(keep, [one]), one)])
-
-
-class _Imitation:
-    """AMX in plain instructions: tile registers in memory, bits as by the manual.
-
-    The instructions are functions of their own, which LLVM may not inline.
-    """
-
-    def __init__(self, builder: Any) -> None:
-        self.builder = builder
-        with builder.goto_entry_block():  # cgutils would fill it with zeros, byte by byte
-            start = builder.ptrtoint(builder.alloca(ir.ArrayType(_I8, 8 * _BLOCK)), _I64)
-        self.tiles = [builder.add(start, _I64(_BLOCK * tile)) for tile in range(8)]
-
-    def load(self, tile: int, address: Any, step: Any) -> None:
-        """Do TILELOADD."""
-        self._call("imitated_move", _imitate_move, self.tiles[tile], _I64(_LINE), address, step)
-
-    def store(self, tile: int, address: Any, step: Any) -> None:
-        """Do TILESTORED."""
-        self._call("imitated_move", _imitate_move, address, step, self.tiles[tile], _I64(_LINE))
-
-    def zero(self, tile: int) -> None:
-        """Do TILEZERO."""
-        pointer = self.builder.inttoptr(self.tiles[tile], _I8.as_pointer())
-        cgutils.memset(self.builder, pointer, _I64(_BLOCK), 0)
-
-    def stay_awake(self) -> None:
-        """Do nothing."""
-
-    def dot(self, c: int, a: int, b: int) -> None:
-        """Do TDPBF16PS."""
-        self._call("imitated_dot", _imitate_dot, *(self.tiles[tile] for tile in (c, a, b)))
-
-    def _call(self, name: str, emit: Callable[..., None], *arguments: Any) -> None:
-        function = _declare(self.builder, name, ir.VoidType(), *[_I64] * len(arguments))
-        if function.is_declaration:
-            function.linkage = "internal"
-            function.attributes.add("noinline")
-            inside = ir.IRBuilder(function.append_basic_block("entry"))
-            emit(inside, *function.args)
-            inside.ret_void()
-        self.builder.call(function, arguments)
-
-
-def _imitate_move(builder: Any, to: Any, to_step: Any, source: Any, source_step: Any) -> None:
-    def body(carried: list[Any]) -> list[Any]:
-        _store(builder, _load(builder, carried[1], _INTS), carried[0])
-        return [builder.add(carried[0], to_step), builder.add(carried[1], source_step)]
-
-    _loop(builder, _I64(16), [to, source], body, "row")
-
-
-def _imitate_dot(builder: Any, c: Any, a: Any, b: Any) -> None:
-    """Sum first and second products of the 16 pairs apart, then both, then add that to memory."""
-    zero, fma = ir.Constant(_FLOATS, [0.0] * 16), _fma(builder, _FLOATS)
-
-    def pair(carried: list[Any]) -> list[Any]:
-        ap, bp, *sums = carried
-        left = _halves(builder, _splat(builder, _load(builder, ap, _I32), 16))
-        right = _halves(builder, _load(builder, bp, _INTS))
-        for half in range(2):
-            factors = [_flush(builder, left[half]), _flush(builder, right[half])]
-            sums[half] = _flush(builder, builder.call(fma, [*factors, sums[half]]))
-        return [builder.add(ap, _I64(4)), builder.add(bp, _I64(_LINE)), *sums]
-
-    def row(carried: list[Any]) -> list[Any]:
-        cp, ap = carried
-        sums = _loop(builder, _I64(16), [ap, b, zero, zero], pair, "pair")[2:]
-        total = _flush(builder, builder.fadd(*sums))
-        before = _flush(builder, _load(builder, cp, _FLOATS))
-        _store(builder, _flush(builder, builder.fadd(before, total)), cp)
-        return [builder.add(cp, _I64(_LINE)), builder.add(ap, _I64(_LINE))]
-
-    _loop(builder, _I64(16), [c, a], row, "row")
-
-
 def _dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     """VDPBF16PS: add the second products of 16 pairs, then the first ones."""
     if "avx512bf16" not in cpu().imitated:
@@ -249,19 +112,19 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
     would lose more digits.
     """
     a, a_step, b, b_step, steps, c, c_step, table = values
-    b_part, a_part, a_line, c_line, *offsets = (
-        _load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(2 + 2 * down)
+    b_part, a_part, a_line, c_line, walks, starts, *offsets = (
+        _load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(4 + 2 * down)
     )
-    machine = _Imitation(builder) if "amx-bf16" in cpu().imitated else _Amx(builder)
+    tiles = machine(builder)
     line = _I64(_LINE)
     a_down, c_down = [_I64(0), *offsets[: down - 1]], [_I64(0), *offsets[down - 1 :]]
     blocks = [(i, j) for i in range(down) for j in range(across)]
     places = [builder.add(_address(builder, c, c_step, j), c_down[i]) for i, j in blocks]
     for tile, place in enumerate(places):
         if parts == 1:
-            machine.load(tile, place, c_line)
+            tiles.load(tile, place, c_line)
         else:
-            machine.zero(tile)
+            tiles.zero(tile)
 
     turns = [(p, q, blocks[turn % down :] + blocks[: turn % down]) for turn, (p, q) in enumerate(PRODUCTS[parts])]
     wanted = [(("a", i, p), ("b", j, q)) for p, q, order in turns for i, j in order]
@@ -281,24 +144,29 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
             held[key] = tile
             which, number, part = key
             if which == "a":
-                machine.load(tile, builder.add(_address(builder, ap, a_part, part), a_down[number]), a_line)
+                tiles.load(tile, builder.add(_address(builder, ap, a_part, part), a_down[number]), a_line)
                 return tile
             here = _address(builder, _address(builder, bp, b_part, part), b_step, number)
-            machine.load(tile, here, line)
+            tiles.load(tile, here, line)
             for ahead in range(0, _BLOCK, 4 * _LINE):  # the processor itself fetches what lies between
                 _prefetch(builder, builder.add(here, _I64(_BLOCK + ahead)))
             return tile
 
         for turn, (a_key, b_key) in enumerate(wanted):
-            machine.dot(across * a_key[1] + b_key[1], fetch(turn, a_key), fetch(turn, b_key))
-        machine.stay_awake()
+            tiles.dot(across * a_key[1] + b_key[1], fetch(turn, a_key), fetch(turn, b_key))
+        tiles.stay_awake()
         return [builder.add(ap, a_step), builder.add(bp, _I64(_BLOCK))]
 
-    _loop(builder, steps, [a, b], step, "step")
+    def walk(carried: list[Any]) -> list[Any]:
+        start, bp = carried
+        origin = builder.add(a, _load(builder, start, _I64, 8))
+        return [builder.add(start, _I64(8)), _loop(builder, steps, [origin, bp], step, "step")[1]]
+
+    _loop(builder, walks, [starts, b], walk, "walk")
 
     if parts == 1:
         for tile, place in enumerate(places):
-            machine.store(tile, place, c_line)
+            tiles.store(tile, place, c_line)
         return
 
     def row(carried: list[Any]) -> list[Any]:
@@ -310,7 +178,7 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
         room = builder.ptrtoint(builder.alloca(ir.ArrayType(_FLOATS, 16 * len(blocks))), _I64)
     rooms = [builder.add(room, _I64(_BLOCK * tile)) for tile in range(len(blocks))]
     for tile, source in enumerate(rooms):
-        machine.store(tile, source, line)
+        tiles.store(tile, source, line)
     for place, source in zip(places, rooms, strict=True):
         _loop(builder, _I64(16), [place, source], row, "row")
 
@@ -331,7 +199,7 @@ def _stage_rows(builder: Any, values: Any) -> None:
 
     _loop(builder, _I64(16), [offsets, to], row, "row")
     if "amx-bf16" not in cpu().imitated:
-        _Amx(builder).dot(0, 4, 6)  # tile products that rested for 2,048 cycles are slow at first
+        machine(builder).dot(0, 4, 6)  # tile products that rested for 2,048 cycles are slow at first
 
 
 def _rows_block(builder: Any, across: int, values: Any) -> None:
@@ -466,7 +334,8 @@ def dot_table() -> npt.NDArray[np.int64]:
 
     - Blocks of AMX take (a, bytes between its steps, b, bytes between its blocks across, steps, acc, bytes between its
       blocks across, int64): bytes between parts of b, between parts of a, between the rows of a, between the rows of
-      acc, then from the first block of a to each other one down, and the same of acc.
+      acc, the number of walks of that many steps and the address of where each begins in a, int64 bytes, then from
+      the first block of a to each other one down, and the same of acc. The steps of b go on from walk to walk.
     - Blocks of dot products take `ROWS` int64 byte offsets in place of the second, and 0 as the last.
     - `STAGE` takes (a, int64 byte offsets of 16 rows, 0, bytes from a staged tile to that of the next step, steps, the
       first one, 0, 0).
