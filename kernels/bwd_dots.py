@@ -23,8 +23,9 @@ from kernels.cpu import cpu
 from kernels.dot_schedule import DotSchedule, dot_schedule
 from kernels.dots import BEGIN, BLOCKS, END, EXACT, PARTS, ROWS, SHAPES, STAGE, STEP, TILE, call_dots, dot_table
 from kernels.packing import KINDS
+from kernels.peaks import lane_peaks
 from kernels.plan import Storage, Unit
-from kernels.planes import lane_peaks, pack_pairs, pack_planes, split_f16
+from kernels.planes import pack_pairs, pack_planes, split_f16
 from kernels.planes32 import SPLIT_BYTES
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.simd import load_value

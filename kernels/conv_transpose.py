@@ -31,12 +31,9 @@ UNIT_MACS = 20_000_000
 SCATTER_BYTES = 32 << 20
 """Sums of one image at the most, where products are scattered."""
 
-FEW_PIXELS = 2048
-"""Pixels up to which weights are the larger tensor, and lanes are shared out before them."""
 
-
-def _way(dims: Dims) -> Way:
-    """Choose by an estimate of the cycles for one src pixel of one group.
+def _costs(dims: Dims) -> dict[Way, float]:
+    """Estimate the cycles for one src pixel of one group.
 
     A register tile of two vectors does a position of all its lanes in a cycle, one of one vector in a bit more than
     half of one.
@@ -53,7 +50,18 @@ def _way(dims: Dims) -> Way:
     }
     if 4 * prod(dims.wide) * out > SCATTER_BYTES:
         del costs["scatter"]
+    return costs
+
+
+def _way(dims: Dims) -> Way:
+    costs = _costs(dims)
     return min(costs, key=lambda way: costs[way])
+
+
+def way_cycles(problem: ConvProblem) -> float:
+    """Estimate the cycles of the best way on register tiles."""
+    dims = problem.dims
+    return min(_costs(dims).values()) * dims.groups * dims.n * prod(dims.narrow)
 
 
 class ConvTranspose:
@@ -67,31 +75,38 @@ class ConvTranspose:
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out images, groups, lane blocks, then dst lines; lanes first where weights are the larger tensor."""
-        dims, way = problem.dims, _way(problem.dims)
-        groups = ceil(dims.groups / WIDTH) if way == "lanes" else dims.groups
-        blocks = ceil(dims.wide_channels / LANES) if way == "gather" else 1
+        sizes, steps = self.grid(problem)
+        cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
+        images, groups, blocks = cells[:3]
         wanted = int(max(1, min(4 * workers, problem.macs // UNIT_MACS)))
-        few_pixels = problem.n * prod(problem.src_spatial) < FEW_PIXELS and blocks * groups >= wanted
-        by_image = 1 if few_pixels else min(max(1, problem.n), wanted)
+        large = prod(problem.weights_shape) > prod(problem.src_shape)
+        lanes_first = large and blocks * groups >= wanted
+        by_image = 1 if lanes_first else min(max(1, images), wanted)
         by_group = min(groups, ceil(wanted / by_image))
         left = ceil(wanted / (by_image * by_group)) if by_group == groups else 1
         by_block = min(blocks, left)
         left = ceil(left / by_block) if by_block == blocks else 1
-        axis = next((a for a in range(3) if dims.wide[a] >= 2 * left), 2)
+        axis = next((a for a in range(3, 6) if cells[a] >= 2 * left), 5)
         counts = [by_image, by_group, by_block, 1, 1, 1]
-        counts[3 + axis] = min(left, max(1, dims.wide[axis]))
-        sizes = [problem.n, groups, blocks, *dims.wide]
+        counts[axis] = min(left, max(1, cells[axis]))
+        lanes = steps[1] == WIDTH
         units: list[Unit] = []
         for index in np.ndindex(*counts):
             part: list[int] = []
-            for i, count, size in zip(index, counts, sizes, strict=True):
-                part += size * i // count, size * (i + 1) // count
-            if way == "gather":
-                part[4:6] = [min(dims.wide_channels, LANES * block) for block in part[4:6]]
-            else:
-                part[5] = dims.wide_channels
-            units.append(Unit(len(units), 0, *_box(problem, way, part), problem.macs // prod(counts), tuple(part)))
+            for i, count, many, size, step in zip(index, counts, cells, sizes, steps, strict=True):
+                part += min(size, step * (many * i // count)), min(size, step * (many * (i + 1) // count))
+            box = _box(problem, part)
+            if lanes:  # counted in vectors
+                part[2:4] = [ceil(group / WIDTH) for group in part[2:4]]
+            units.append(Unit(len(units), 0, *box, problem.macs // prod(counts), tuple(part)))
         return units, 0
+
+    def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
+        """Give the sizes of (n, groups, a group's dst channels, d, h, w), and the steps of sharing them out."""
+        dims, way = problem.dims, _way(problem.dims)
+        channels = LANES if way == "gather" else max(1, dims.wide_channels)
+        sizes = problem.n, dims.groups, dims.wide_channels, *dims.wide
+        return sizes, (1, WIDTH if way == "lanes" else 1, channels, 1, 1, 1)
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -101,12 +116,10 @@ class ConvTranspose:
         return _share(problem, unit).run(inputs, output, stop)
 
 
-def _box(problem: ConvProblem, way: Way, part: Sequence[int]) -> tuple[Shape, Shape]:
+def _box(problem: ConvProblem, part: Sequence[int]) -> tuple[Shape, Shape]:
     """Give offset and shape of a unit's part of dst."""
     n0, n1, g0, g1, c0, c1 = part[:6]
     each = problem.dims.wide_channels
-    if way == "lanes":
-        g0, g1 = g0 * WIDTH, min(problem.groups, g1 * WIDTH)
     channel, channels = g0 * each + c0, (g1 - 1 - g0) * each + c1 - c0
     first, last = part[6::2][-problem.rank :], part[7::2][-problem.rank :]
     sizes = [high - low for low, high in zip(first, last, strict=True)]

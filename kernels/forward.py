@@ -21,7 +21,7 @@ from kernels.simd import SEGMENT
 from kernels.taps import Ints, Only, class_tables, tap_numbers, tap_runs, tap_steps
 from kernels.tiles import LANE_ROWS, tile_table
 
-__all__ = ["LANES", "Share", "Way", "share"]
+__all__ = ["LANES", "STEP_MACS", "WEIGHTS_BYTES", "Share", "Way", "place", "share"]
 
 Way = Literal["gather", "lanes", "scatter"]
 Span = tuple[int, int]
@@ -178,7 +178,7 @@ class _Gather(Share):
         scratch = arena("source", self.source_floats).ctypes.data
         sums = arena("sums", SUMS_BYTES // 4).ctypes.data
         for g0, g1, blocks in self.passes:
-            src, weights, bias, dst = _place(self, inputs, output, g0)
+            src, weights, bias, dst = place(self, inputs, output, g0)
             left = self.groups_left - g0 * WIDTH
             pack_weights(
                 self.kind, self.lanewise, g1 - g0, left, self.sizes, blocks, self.numbers, self.backwards, weights,
@@ -230,7 +230,7 @@ class _Scatter(Share):
         scratch = arena("source", self.source_floats).ctypes.data
         products = arena("products", rows * self.used * LANES).ctypes.data
         sums = arena("sums", self.sums_floats).ctypes.data
-        src, weights, bias, dst = _place(self, inputs, output, 0)
+        src, weights, bias, dst = place(self, inputs, output, 0)
         pack_columns(self.kind, groups, self.sizes, out, weights, panels, self.line)
         for item in range(0, self.items, self.batch):
             if stop():
@@ -261,7 +261,7 @@ def _steps(data_format: str, channels: int, spatial: tuple[int, int, int]) -> tu
     return d * h * w * channels, h * w * channels, w * channels, channels, 1
 
 
-def _place(share: Share, inputs: Sequence[Storage], output: Storage, first_group: int) -> list[Ints]:
+def place(share: Share, inputs: Sequence[Storage], output: Storage, first_group: int) -> list[Ints]:
     """Give src, weights, bias and dst with the addresses of a call in them, counted from a group of the share."""
     bias = inputs[2] if len(inputs) > 2 else None
     placed = []

@@ -36,7 +36,7 @@ from kernels.simd import (
 )
 from kernels.tiles import LANEWISE
 
-__all__ = ["bring_source", "gather", "load", "pack_weights", "write"]
+__all__ = ["bring_source", "gather", "load", "pack_weights", "put_lines", "write"]
 
 WIDTH = cpu().width
 
@@ -102,7 +102,7 @@ def pack_weights(
 
 
 @jit
-def _lines(lanes: int, dst: int, dst_step: int, src: int, src_step: int, count: int) -> None:
+def put_lines(lanes: int, dst: int, dst_step: int, src: int, src_step: int, count: int) -> None:
     """Copy `count` lines of `lanes` f32 (a multiple of 8)."""
     done = 0
     while lanes - done >= 16:
@@ -121,7 +121,7 @@ def _fill(lanes: int, to: int, line: int, counts: Vector, steps: Vector) -> None
     for n in range(counts[0]):
         for d in range(counts[1]):
             for h in range(lines):
-                _lines(lanes, to + n * steps[3] + d * steps[4] + h * steps[5], steps[6], line, 0, run)
+                put_lines(lanes, to + n * steps[3] + d * steps[4] + h * steps[5], steps[6], line, 0, run)
 
 
 @jit
@@ -150,7 +150,7 @@ def write(kind: int, acc: int, lanes: int, valid: int, counts: Vector, to: int, 
                 source = acc + ((n * planes + d) * lines + h) * run * 4 * lanes
                 place = to + n * dst[3] + d * dst[4] + h * dst[5]
                 if dst[7] == size and kind == F32 and valid % 8 == 0:
-                    _lines(valid, place, dst[6], source, 4 * lanes, run)
+                    put_lines(valid, place, dst[6], source, 4 * lanes, run)
                     continue
                 start = 0
                 while dst[7] != size and dst[6] == size and run >= 8 and start < run:

@@ -15,10 +15,10 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels._jit import Table, Vector, jit
-from kernels.planes32 import split_line, split_line_pairs
-from kernels.simd import _join, _load, _loop, _widen, fill_zero, transpose_panel
+from kernels.planes32 import below, call, split_line, split_line_pairs
+from kernels.simd import _join, _load, _loop, _splat, _widen, fill_zero, transpose_panel
 
-__all__ = ["lane_peaks", "pack_pairs", "pack_planes", "split_f16"]
+__all__ = ["pack_pairs", "pack_planes", "split_f16"]
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
@@ -215,32 +215,38 @@ _copy16, _copy8 = _copy(16), _copy(8)
 
 
 @_typed_intrinsic
-def lane_peaks(typingctx: Any, address: Any, count: Any, peaks: Any) -> Any:
-    """Give the largest of `count` (at least 1) times 32 bf16, as bits without their signs: NaN is above Inf.
+def _pairs_apart(typingctx: Any, dst: Any, src: Any, pixel: Any, channel: Any, valid: Any, count: Any) -> Any:
+    """Bring `count` (at least 1) pairs of pixels of `valid` channels that lie anywhere; other channels become zero.
 
-    The largest of every two lanes are stored at `peaks`, 16 values of 16 bits.
+    Each value is read with the aligned 32 bits that it is in, which no page ends in.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.VectorType(_I16, 32)
+        dst, src, pixel, channel, valid, count = values
+        longs, ints = ir.VectorType(_I64, 16), ir.VectorType(_I32, 16)
+        mask = below(builder, valid)
+        offsets = builder.mul(_splat(builder, channel, 16), ir.Constant(longs, list(range(16))))
+        zero = ir.Constant(ints, [0] * 16)
+
+        def read(place: Any) -> Any:
+            places = builder.add(offsets, _splat(builder, place, 16))
+            words = builder.and_(places, ir.Constant(longs, [~3] * 16))
+            pointers = builder.inttoptr(words, ir.VectorType(_I32.as_pointer(), 16))
+            found = call(builder, "llvm.masked.gather.v16i32.v16p0", ints, pointers, _I32(4), mask, zero)
+            odd = builder.trunc(builder.and_(places, ir.Constant(longs, [2] * 16)), ints)
+            return builder.lshr(found, builder.shl(odd, ir.Constant(ints, [3] * 16)))
 
         def body(carried: list[Any]) -> list[Any]:
-            place, peak = carried
-            bits = builder.and_(_load(builder, place, kind, 2), ir.Constant(kind, [0x7FFF] * 32))
-            return [builder.add(place, _I64(64)), larger(bits, peak)]
+            to, first = carried
+            even = builder.and_(read(first), ir.Constant(ints, [0xFFFF] * 16))
+            odd = builder.shl(read(builder.add(first, pixel)), ir.Constant(ints, [16] * 16))
+            _store(builder, builder.or_(even, odd), to)
+            return [builder.add(to, _I64(_PAIR)), builder.add(first, builder.mul(pixel, _I64(2)))]
 
-        def larger(one: Any, other: Any) -> Any:
-            return builder.select(builder.icmp_unsigned(">", one, other), one, other)
+        _loop(builder, count, [dst, src], body, "apart")
+        return context.get_dummy_value()
 
-        peak = _loop(builder, values[1], [values[0], ir.Constant(kind, [0] * 32)], body, "peak")[1]
-        for width in (16, 8, 4, 2, 1):
-            lanes = [ir.Constant(ir.VectorType(_I32, width), list(range(odd, 2 * width, 2))) for odd in (0, 1)]
-            peak = larger(*(builder.shuffle_vector(peak, peak, half) for half in lanes))
-            if width == 16:
-                _store(builder, peak, values[2])
-        return builder.zext(builder.extract_element(peak, _I32(0)), _I64)
-
-    return types.int64(*[types.int64] * 3), codegen
+    return types.void(*[types.int64] * 6), codegen
 
 
 @_typed_intrinsic
@@ -357,6 +363,9 @@ def _pack_line_pairs(
                 else:
                     _four_pairs(lanes, _PAIR, rows, channel, most)
                     _four_pairs(lanes + last * _PAIR, _PAIR, rows + 4 * last, channel, most)
+            done = 2 * pairs
+        elif pairs > 0:
+            _pairs_apart(here, start, pixel, channel, valid, pairs)
             done = 2 * pairs
         for x in range(done, run - odd):
             _pack_pixel(valid, to, position + odd + x, start + x * pixel, channel)

@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from kernels._jit import jit
 from kernels.simd import _loop, _prefetch, _splat, transpose_panel
 
-__all__ = ["SPLIT_BYTES", "split_line", "split_line_pairs"]
+__all__ = ["SPLIT_BYTES", "below", "call", "split_line", "split_line_pairs"]
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _LONGS, _FLOATS = (ir.VectorType(kind, 16) for kind in (_I32, _I64, _F32))
@@ -43,12 +43,13 @@ def _upper(value: int) -> Any:
     return ir.Constant(_INTS, [value] * 16)
 
 
-def _below(builder: Any, count: Any) -> Any:
+def below(builder: Any, count: Any) -> Any:
     """Mask the first `count` of 16 lanes."""
     return builder.icmp_signed("<", ir.Constant(_LONGS, list(range(16))), _splat(builder, count, 16))
 
 
-def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+def call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """Call one of LLVM's own functions."""
     kind = ir.FunctionType(result, [argument.type for argument in arguments])
     return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
 
@@ -58,18 +59,18 @@ def _read(builder: Any, address: Any, step: Any, mask: Any) -> Any:
     zero = ir.Constant(_FLOATS, [0.0] * 16)
     if step is None:
         pointer = builder.inttoptr(address, _FLOATS.as_pointer())
-        return _call(builder, "llvm.masked.load.v16f32.p0", _FLOATS, pointer, _I32(4), mask, zero)
+        return call(builder, "llvm.masked.load.v16f32.p0", _FLOATS, pointer, _I32(4), mask, zero)
     offsets = builder.mul(_splat(builder, step, 16), ir.Constant(_LONGS, list(range(16))))
     places = builder.add(offsets, _splat(builder, address, 16))
     pointers = builder.inttoptr(places, ir.VectorType(_F32.as_pointer(), 16))
-    return _call(builder, "llvm.masked.gather.v16f32.v16p0", _FLOATS, pointers, _I32(4), mask, zero)
+    return call(builder, "llvm.masked.gather.v16f32.v16p0", _FLOATS, pointers, _I32(4), mask, zero)
 
 
 def _write(builder: Any, value: Any, address: Any, mask: Any) -> None:
     """Store those of 16 or 32 halves that the mask names."""
     pointer = builder.inttoptr(address, value.type.as_pointer())
     name = f"llvm.masked.store.v{value.type.count}i16.p0"
-    _call(builder, name, ir.VoidType(), value, pointer, _I32(2), mask)
+    call(builder, name, ir.VoidType(), value, pointer, _I32(2), mask)
 
 
 def _parts(builder: Any, value: Any) -> list[Any]:
@@ -99,7 +100,7 @@ def _split(strided: bool) -> Any:
             odd = ir.Constant(ir.VectorType(_I32, 32), list(range(1, 64, 2)))
 
             def half(origin: Any, left: Any, number: int) -> tuple[list[Any], Any]:
-                mask = _below(builder, builder.sub(left, _I64(16 * number)))
+                mask = below(builder, builder.sub(left, _I64(16 * number)))
                 start = builder.add(origin, builder.mul(size, _I64(16 * number)))
                 return _parts(builder, _read(builder, start, step if strided else None, mask)), mask
 
@@ -164,7 +165,7 @@ def _split_pairs(strided: bool) -> Any:
             masks, write = [], _I32(0)
             for bit, lanes in ((1, 0x55555555), (2, 0xAAAAAAAA)):
                 there = builder.icmp_unsigned("!=", builder.and_(which, _I64(bit)), _I64(0))
-                masks.append(_below(builder, builder.select(there, valid, _I64(0))))
+                masks.append(below(builder, builder.select(there, valid, _I64(0))))
                 write = builder.or_(write, builder.select(there, _I32(lanes), _I32(0)))
             mask = builder.bitcast(write, _SOME_HALVES)
 

@@ -20,6 +20,11 @@ if cpu().dots:  # compiled only where the processor can run it
 
     KERNELS = (BWD_DOTS, *KERNELS)
 
+if cpu().dots == "amx":
+    from kernels.fwd_dots import FWD_DOTS
+
+    KERNELS = (FWD_DOTS, *KERNELS)
+
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:
     """Give the kernels to ask, in order."""

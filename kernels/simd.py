@@ -301,7 +301,7 @@ def put_run(kind: str) -> Any:
                 return put_some
 
             target, source, count = values
-            _twice(builder, count, [target, source], 8, body)
+            _runs(builder, count, [target, source], (16, 8, 1), body)
             return context.get_dummy_value()
 
         return types.void(*([types.int64] * 3)), codegen
@@ -309,18 +309,29 @@ def put_run(kind: str) -> Any:
     return intrinsic(put)
 
 
-def _twice(
-    builder: Any, count: Any, start: list[Any], width: int, body: Callable[[int], Callable[[list[Any]], list[Any]]]
+def _runs(
+    builder: Any,
+    count: Any,
+    start: list[Any],
+    widths: tuple[int, ...],
+    body: Callable[[int], Callable[[list[Any]], list[Any]]],
 ) -> list[Any]:
-    """Emit a loop over whole vectors of `count` values (a power of two each), then one over those that are left."""
-    whole, rest = builder.lshr(count, _I64(width.bit_length() - 1)), builder.and_(count, _I64(width - 1))
+    """Emit a loop over `count` values for each width, falling powers of two: each takes what it can of what is left."""
     carried = start
-    for number, size in ((whole, width), (rest, 1)):
+    for size in widths:
+        number, count = builder.lshr(count, _I64(size.bit_length() - 1)), builder.and_(count, _I64(size - 1))
         here = builder.block
         with builder.if_then(builder.icmp_signed(">", number, _I64(0))):
             after, inside = _loop(builder, number, carried, body(size), "vector"), builder.block
         carried = _join(builder, carried, here, after, inside)
     return carried
+
+
+def _twice(
+    builder: Any, count: Any, start: list[Any], width: int, body: Callable[[int], Callable[[list[Any]], list[Any]]]
+) -> list[Any]:
+    """Emit a loop over whole vectors of `count` values (a power of two each), then one over those that are left."""
+    return _runs(builder, count, start, (width, 1), body)
 
 
 def load_value(kind: str) -> Any:

@@ -1,0 +1,127 @@
+"""ConvTranspose from products of bf16: cells, phases, and data that zeros or parts of f32 do not allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels import plan
+from kernels.cpu import cpu
+from tests.kernels.bits import DTYPES
+from tests.kernels.harness import assert_same_bits, compute, problem_of
+from tests.kernels.test_accuracy import assert_accurate, tolerance
+from tests.problems import Case, random_case
+
+pytestmark = pytest.mark.skipif(cpu().dots != "amx", reason="on AMX alone, or its imitation")
+
+LAYER = Case(
+    op="ConvTranspose", n=3, src_channels=40, dst_channels=72, src_spatial=(9, 20), dst_spatial=(18, 40),
+    kernel=(4, 4), strides=(2, 2), pads_begin=(1, 1), pads_end=(1, 1), bias=True,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let everything that can be laid out run here."""
+    monkeypatch.setattr("kernels.fwd_dots.MOST_CYCLES", np.inf)
+    plan.cache_clear()
+    yield
+    plan.cache_clear()
+
+
+def _random(seed: int, count: int, **limits: int) -> Iterator[Case]:
+    rng = np.random.default_rng([81, seed])
+    while count > 0:
+        case = random_case(rng, **limits)
+        case = replace(case if case.transposed else case.mirrored(), op="ConvTranspose")
+        case = replace(case, dtype=str(rng.choice(DTYPES["amx"])))
+        if plan(problem_of(case)).kernel.endswith("amx"):
+            count -= 1
+            yield case
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_every_problem_is_exact(block: int) -> None:
+    """Sums of random problems in all layouts and dtypes are exact on integers, and near on others."""
+    for case in _random(block, 50, macs=60_000):
+        inputs = case.inputs()
+        assert_same_bits(compute(case, inputs), case.expected(inputs), case)
+        if case.dtype == "f32":
+            assert_accurate(case)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """Cut along every axis into cells and passes of unequal sizes, and shared out, sums have the same bits."""
+    from kernels import conv_transpose, fwd_dots, fwd_schedule
+
+    for name, value in {"CELL_PIXELS": 24, "PANEL_BYTES": 4096, "LINE_PIXELS": 4}.items():
+        monkeypatch.setattr(fwd_schedule, name, value)
+    monkeypatch.setattr(conv_transpose, "UNIT_MACS", 2000)
+    monkeypatch.setattr(fwd_dots, "STEP_MACS", 10_000)
+    small: Any = lru_cache(fwd_schedule.forward_schedule.__wrapped__)  # type: ignore[attr-defined]
+    monkeypatch.setattr(fwd_dots, "forward_schedule", small)
+    cells = 0
+    for case in _random(10 + block, 30, macs=300_000, longer=3):
+        problem, inputs = problem_of(case), case.inputs()
+        cells += int(np.prod([len(table) for table in small(problem).cells]))
+        expected = case.expected(inputs)
+        for workers in (1, 3):
+            assert_same_bits(compute(case, inputs, workers=workers), expected, case)
+        with monkeypatch.context() as patch:
+            patch.setattr(fwd_dots, "WEIGHTS_BYTES", 2 * small(problem).parts * small(problem).block_bytes)
+            fwd_dots._cells.cache_clear()
+            assert_same_bits(compute(case, inputs, workers=2), expected, case)
+        fwd_dots._cells.cache_clear()
+    assert cells > 300
+
+
+@pytest.mark.parametrize("dtype", DTYPES["amx"])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+def test_special_values_and_workers(dtype: str, data_format: str) -> None:
+    """Inf and NaN reach the sums that they are in and no other, and any number of workers gives the same bits."""
+    case = replace(LAYER, dtype=dtype, data_format=data_format)
+    for name, place in (("src", (1, 3, 0, 5)), ("weights", (0, 0, 7, 1)), ("weights", (3, 3, 39, 70))):
+        for value in (np.inf, np.nan):
+            inputs = case.inputs()
+            inputs[name][tuple(at % size for at, size in zip(place, inputs[name].shape, strict=True))] = value
+            expected = case.expected(inputs)
+            for workers in (1, 8):
+                assert_same_bits(compute(case, inputs, workers=workers), expected, case)
+
+
+def test_workers_get_the_same_bits() -> None:
+    """With values that are rounded, and some cells whose values are too small, too."""
+    for dtype in DTYPES["amx"]:
+        case = replace(LAYER, dtype=dtype, n=8)
+        floats = case.floats()
+        floats["src"][5] *= floats["src"].dtype.type(2.0**-14 if dtype == "f16" else 2.0**-120)
+        one = compute(case, floats)
+        for workers in (2, 5):
+            assert one.tobytes() == compute(case, floats, workers=workers).tobytes()
+
+
+@pytest.mark.parametrize(
+    "scales", [(-60, -60), (-100, 90), (-126, 0), (-149, 127), (-140, 20), (60, 60), (0, 127), (0, 0)]
+)
+def test_f32_of_all_sizes(scales: tuple[int, int]) -> None:
+    """Very large and very small numbers lose nothing that f32 has room for, next to ordinary ones as well."""
+    rng = np.random.default_rng(83)
+    case = replace(LAYER, n=2, bias=False)
+    inputs = case.floats()
+    for tensor, scale in zip(inputs.values(), scales, strict=True):
+        some = rng.random(tensor.shape) < 0.5
+        tensor[some] = np.ldexp(np.clip(tensor[some], -1, 1).astype(np.float64), scale).astype(np.float32)
+        tensor *= rng.random(tensor.shape) < 0.8
+    exact = case.exact(inputs)
+    magnitude = case.exact({name: np.abs(values.astype(np.float64)) for name, values in inputs.items()})
+    result = compute(case, inputs).astype(np.float64)
+    held = magnitude < np.finfo(np.float32).max
+    # what is rounded below the smallest normal number is granted once for each product, as in any f32 sum
+    allowed = tolerance(case, exact, magnitude) + case.sum_length * 2.0**-149
+    assert (np.abs(result - exact)[held] <= allowed[held]).all()
