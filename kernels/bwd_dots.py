@@ -306,8 +306,8 @@ def add_dots(
             )  # fmt: skip
             a_last, b_last = a_now, b_now
             if parts == 2:
-                split_f16(panels, panels + a_part, a_part // 16)
-                split_f16(pairs, pairs + b_part, b_part // 16)
+                split_f16(panels, panels + a_part, a_part // LINE)
+                split_f16(pairs, pairs + b_part, b_part // LINE)
             _peaks(parts, channels, 1, panels, a_plane, a_plane, a_now, a[0] + g * a[1], a_steps, a_peaks)
             _peaks(parts, sizes[3], TILE, pairs, b_block, b_block, b_now, b[0] + g * b[1], b_steps, b_peaks)
             _plain(parts, a_peaks, b_peaks, plain)

@@ -124,7 +124,7 @@ def bring_weights(
     )  # fmt: skip
     if parts == 2:
         part = shape[2] * shape[5]
-        split_f16(panels, panels + part, part // 16)
+        split_f16(panels, panels + part, part // ROW)
 
 
 @jit
@@ -234,7 +234,7 @@ def compute_cells(
         _bring(parts, cell, before, shape, pitches, src, panel, boxes, scratch)
         before[:] = cell
         if parts == 2:
-            split_f16(panel, panel + part, part // 16)
+            split_f16(panel, panel + part, part // ROW)
         _range(parts, panel, part, part, mine)
         sizes[0], sizes[1], sizes[2], sizes[3] = cell[1], cell[3], cell[8], cell[13]
         pixels = sizes[0] * sizes[1] * sizes[2] * sizes[3]

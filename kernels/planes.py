@@ -251,32 +251,26 @@ def _pairs_apart(typingctx: Any, dst: Any, src: Any, pixel: Any, channel: Any, v
 
 @_typed_intrinsic
 def split_f16(typingctx: Any, place: Any, rest: Any, count: Any) -> Any:
-    """Turn `count` (at least 1) times 8 f16 into the nearest bf16, in place, and what is left into bf16 at `rest`.
+    """Turn `count` (at least 1) times 32 f16 into their first 8 digits, in place, and the others into bf16 at `rest`.
 
-    The rest of a finite number is exact: 11 digits are 8 and a sign and 2. That of Inf and NaN is zero.
+    Both are exact: 11 digits are 8 and 3. Where a first part is Inf or NaN, the value was one of them.
     """
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        ints = ir.VectorType(_I32, 8)
+        ints, floats = ir.VectorType(_I32, 16), ir.VectorType(ir.FloatType(), 16)
 
-        def const(value: int) -> Any:
-            return ir.Constant(ints, [value] * 8)
+        def upper(bits: Any) -> Any:
+            return builder.trunc(builder.lshr(bits, ir.Constant(ints, [16] * 16)), _SIXTEEN)
 
         def body(carried: list[Any]) -> list[Any]:
-            place, rest = carried
-            value = _widen(builder, _load(builder, place, _EIGHT, 2), "f16", 8)
-            bits = builder.bitcast(value, ints)
-            odd = builder.and_(builder.lshr(bits, const(16)), const(1))
-            nearest = builder.add(bits, builder.add(odd, const(0x7FFF)))
-            special = builder.icmp_unsigned(">=", builder.and_(bits, const(0x7FFFFFFF)), const(0x7F800000))
-            high = builder.and_(builder.select(special, bits, nearest), const(0xFFFF0000))
-            left = builder.bitcast(builder.fsub(value, builder.bitcast(high, value.type)), ints)
-            left = builder.select(special, const(0), left)
-            nan = builder.fcmp_unordered("uno", value, value)
-            high = builder.select(nan, const(0x7FC00000), high)
-            for part, target in ((high, place), (left, rest)):
-                _store(builder, builder.trunc(builder.lshr(part, const(16)), _EIGHT), target)
-            return [builder.add(place, _I64(16)), builder.add(rest, _I64(16))]
+            for half in (0, 32):
+                place, rest = (builder.add(to, _I64(half)) for to in carried)
+                value = _widen(builder, _load(builder, place, _SIXTEEN, 2), "f16", 16)
+                first = builder.and_(builder.bitcast(value, ints), ir.Constant(ints, [0xFFFF0000] * 16))
+                left = builder.fsub(value, builder.bitcast(first, floats))
+                _store(builder, upper(first), place)
+                _store(builder, upper(builder.bitcast(left, ints)), rest)
+            return [builder.add(to, _I64(64)) for to in carried]
 
         _loop(builder, values[2], values[:2], body, "split")
         return context.get_dummy_value()
