@@ -114,20 +114,16 @@ class _Gather(Share):
         else:
             self.packed = not (whole and (dims.groups == 1 or channels >= FEW_CHANNELS))
         self.panel = (len(self.numbers) * channels + 1) * LANES
-        self.grid = self._grid(self._band_pixels(line))
-        reach = [int(self.grid[2])]
-        for axis, (_, src_step) in enumerate(steps):
-            span = int(self.grid[3 * axis + 5]) // self.strides[axis] + 1 + src_step * (dims.kernel[axis] - 1)
-            reach.append(min(dims.narrow[axis], span))
-        # a packed line is rounded up to whole vectors
-        points = prod(reach) * (line // 4 + 8)
-        self.apart = self.packed and 4 * points > SOURCE_BYTES
+        pixels = self._band_pixels(line, self.g1 - self.g0)
+        self.grid = self._grid(pixels, [self.spans[0], *self.spans[3:]])
+        # the order of sums may not depend on how they are shared out
+        every = self._grid(self._band_pixels(line, dims.groups), [(0, size) for size in (dims.n, *dims.wide)])
+        self.apart = self.packed and 4 * self._points(every, line) > SOURCE_BYTES
         tall = LANE_ROWS if self.lanewise else cpu().rows[1 if dims.wide_channels <= WIDTH else 2]
         self.together = self.lanewise and not self.packed and dims.wide_channels == 1 and len(self.numbers) <= SEGMENT
         only: Only | None = "taps" if self.apart else "classes" if self.together else None
         self.tables = class_tables(dims, numbers, channels, tall, only)
-        if self.apart:
-            points = self._band_pixels(line) * (line // 4 + 8)
+        points = pixels * (line // 4 + 8) if self.apart else self._points(self.grid, line)
         self.source_floats = points if self.packed else 0
         self.bands = prod(ceil((high - low) / step) for low, high, step in self.grid.reshape(4, 3).tolist())
         self.passes = list(self._passes())
@@ -136,19 +132,27 @@ class _Gather(Share):
         macs = problem.macs * units * (WIDTH if self.lanewise else 1) // max(1, whole_work)
         self.batch = max(1, STEP_MACS * self.bands * len(self.passes) // max(1, macs))
 
-    def _band_pixels(self, line: int) -> int:
+    def _band_pixels(self, line: int, groups: int) -> int:
         """Give the dst pixels of a band: their src should stay in L2 while all lanes read it, their sums too."""
         dims = self.dims
-        weights = 4 * self.panel * ceil(dims.wide_channels / LANES) * (self.g1 - self.g0)
+        weights = 4 * self.panel * ceil(dims.wide_channels / LANES) * groups
         near = max(line, 4 * self.problem.src_channels) if self.near else line
         pixels = BAND_BYTES * prod(dims.wide) // max(1, near * prod(dims.narrow))
         least = BAND_PIXELS if weights > BAND_BYTES else BAND_PIXELS // 8
         return min(max(least, pixels), SUMS_BYTES // (4 * LANES))
 
-    def _grid(self, pixels: int) -> Ints:
+    def _points(self, grid: Ints, line: int) -> int:
+        """Count the f32 of src that the taps of a band reach; packed lines are rounded up to whole vectors."""
+        reach = [int(grid[2])]
+        for axis, src_step in enumerate(self.sizes[7:10].tolist()):
+            span = int(grid[3 * axis + 5]) // self.strides[axis] + 1 + src_step * (self.dims.kernel[axis] - 1)
+            reach.append(min(self.dims.narrow[axis], span))
+        return prod(reach) * (line // 4 + 8)
+
+    def _grid(self, pixels: int, spans: Sequence[Span]) -> Ints:
         """Cut the dst positions into bands: whole lines where they are short, several images where those are small."""
         grid: list[int] = []
-        for low, high in reversed([self.spans[0], *self.spans[3:]]):
+        for low, high in reversed(spans):
             parts = ceil((high - low) / max(1, pixels))
             step = max(1, ceil((high - low) / max(1, parts)))
             grid[:0] = low, high, step

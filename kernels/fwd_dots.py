@@ -36,6 +36,12 @@ __all__ = ["FWD_DOTS"]
 WALK_STEPS = 16
 """Steps that are summed in tile registers: the weights of that many stay in the first cache, or in the second."""
 
+CELL_MACS = 1 << 30
+"""Work of a cell in one pass of weights at the most: some milliseconds, after which a worker looks whether to stop."""
+
+MOST_CYCLES = 0.9
+"""Of the estimate over that of register tiles."""
+
 SPARE = 64
 """Rows behind a panel that a last tile may read."""
 
@@ -283,7 +289,9 @@ class _Cells(Share):
         counts = [ceil(high / step) - first for (_, high), step, first in zip(spans, plan.steps, firsts, strict=True)]
         self.box = np.array([*firsts, *counts], np.int64)
         self.cells = prod(counts)
-        pairs = max(1, WEIGHTS_BYTES // (2 * plan.parts * plan.block_bytes))
+        work = problem.macs // max(1, problem.groups * problem.n * self.dims.wide_channels * prod(self.dims.wide))
+        work = max(1, LANES * work * prod(plan.steps))  # of a cell and a pair of blocks
+        pairs = max(1, min(WEIGHTS_BYTES // (2 * plan.parts * plan.block_bytes), CELL_MACS // work))
         low, high = self.channels
         self.passes = [
             (g, c, min(high, c + pairs * LANES))
@@ -295,8 +303,7 @@ class _Cells(Share):
         self.sums_floats = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
         self.taps = self._taps(plan)
         self.sizes = self.dims.narrow_channels, plan.depth, plan.positions, plan.block_bytes, plan.rows
-        macs = problem.macs // max(1, problem.groups * problem.n * self.dims.wide_channels * prod(self.dims.wide))
-        self.batch = max(1, STEP_MACS // max(1, macs * prod(plan.steps) * (high - low)))
+        self.batch = max(1, STEP_MACS // (work * ceil((high - low) / LANES)))
 
     def _taps(self, plan: ForwardSchedule) -> Ints:
         """Give the boxes of the weights: a tap each, or where taps are adjacent, one step of src channels of each."""
@@ -396,8 +403,5 @@ class ConvTransposeDots(ConvTranspose):
         """Compute the dst box of one unit."""
         return _cells(problem, unit).run(inputs, output, stop)
 
-
-MOST_CYCLES = 0.9
-"""Of the estimate over that of register tiles."""
 
 FWD_DOTS = ConvTransposeDots()

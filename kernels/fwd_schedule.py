@@ -85,13 +85,13 @@ def _line(dims: Dims, axis: int, step: int) -> _Line | None:
     least = min(min(places) for *_, places in found.values())
     counts = {first: ceil((min(step, size) - first) / stride) for first, *_ in found.values()}
     pitch = max(max(places) + counts[first] for first, _, places in found.values()) - least
-    cells = []
-    for low in range(0, size, step):
-        start = least + low // stride
-        begin, end = max(0, start), min(src, start + pitch)
-        cells.append([low, min(step, size - low), begin, max(0, end - begin), begin - start if begin < end else 0])
+    lows = np.arange(0, size, step)
+    starts = least + lows // stride
+    begins, ends = np.maximum(0, starts), np.minimum(src, starts + pitch)
+    offsets = np.where(begins < ends, begins - starts, 0)
+    cells = np.column_stack([lows, np.minimum(step, size - lows), begins, np.maximum(0, ends - begins), offsets])
     phases = tuple((first, tuple(taps), tuple(at - least for at in places)) for first, taps, places in found.values())
-    return _Line(size, step, pitch, stride, phases, np.array(cells, np.int64))
+    return _Line(size, step, pitch, stride, phases, cells)
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,16 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
     shape = [1, *dims.wide]
 
     def lay() -> list[_Line] | None:
+        if prod(ceil(size / step) for size, step in zip(dims.wide, shape[1:], strict=True)) > MOST_CELLS:
+            return None
         lines = [_line(dims, axis, shape[1 + axis]) for axis in range(3)]
         return None if None in lines else [line for line in lines if line is not None]
 
     def panel(lines: list[_Line]) -> int:
         return parts * depth * ROW * shape[0] * prod(line.pitch for line in lines)
 
-    def fits(lines: list[_Line], most: int = CELL_PIXELS) -> bool:
-        return panel(lines) <= PANEL_BYTES and prod(shape) <= most
+    def fits(lines: list[_Line]) -> bool:
+        return panel(lines) <= PANEL_BYTES and prod(shape) <= CELL_PIXELS
 
     lines = lay()
     for axis in range(3):
@@ -183,7 +185,8 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         some = _tiles(shape[0], counts, pitches)
         tiles, work = max(tiles, some), work + some * len(mine)
     cells = ceil(dims.n / shape[0]) * prod(len(line.cells) for line in lines)
-    images = np.array([[n, min(shape[0], dims.n - n)] for n in range(0, dims.n, shape[0])], np.int64)
+    firsts = np.arange(0, dims.n, shape[0])
+    images = np.column_stack([firsts, np.minimum(shape[0], dims.n - firsts)])
     positions = shape[0] * prod(pitches)
     products = len(PRODUCTS[parts]) * depth * blocks * work
     return ForwardSchedule(
