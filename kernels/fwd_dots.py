@@ -39,6 +39,9 @@ WALK_STEPS = 16
 CELL_MACS = 1 << 30
 """Work of a cell in one pass of weights at the most: some milliseconds, after which a worker looks whether to stop."""
 
+PIXEL_MACS = 32
+"""Multiply-adds that take as long as writing a value of dst, and what is packed for it."""
+
 MOST_CYCLES = 0.9
 """Of the estimate over that of register tiles."""
 
@@ -141,7 +144,7 @@ def _sum_phase(
     """Sum all taps of a phase into rows of 16 or 32 lanes.
 
     `counts` are its positions (d, h, w). They are summed as lines, planes or one row of the panel, whatever takes
-    least tiles: `cut` says how many positions each of those has, and which axes of (n, d, h) tell them apart.
+    least tiles: `cut` gets the tiles of each, and 3 for lines, 2 for planes, 0 for one row.
     """
     plane = (counts[1] - 1) * pitches[2] + counts[2]
     whole = ((images - 1) * pitches[0] + counts[0] - 1) * pitches[1] * pitches[2] + plane
@@ -289,8 +292,10 @@ class _Cells(Share):
         counts = [ceil(high / step) - first for (_, high), step, first in zip(spans, plan.steps, firsts, strict=True)]
         self.box = np.array([*firsts, *counts], np.int64)
         self.cells = prod(counts)
-        work = problem.macs // max(1, problem.groups * problem.n * self.dims.wide_channels * prod(self.dims.wide))
-        work = max(1, LANES * work * prod(plan.steps))  # of a cell and a pair of blocks
+        values = problem.groups * problem.n * self.dims.wide_channels * prod(self.dims.wide)
+        work = (
+            LANES * prod(plan.steps) * (problem.macs // max(1, values) + PIXEL_MACS)
+        )  # of a cell and a pair of blocks
         pairs = max(1, min(WEIGHTS_BYTES // (2 * plan.parts * plan.block_bytes), CELL_MACS // work))
         low, high = self.channels
         self.passes = [
@@ -318,8 +323,9 @@ class _Cells(Share):
         return np.array(boxes, np.int64)
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
-        """Compute pass by pass and cell by cell."""
+        """Compute pass by pass and cell by cell, and then what did not do here, in the same scratch memory."""
         plan, weights_steps = self.plan, np.zeros(5, np.int64)
+        others: list[list[int]] = []
         weights_steps[3], weights_steps[4] = self.weights[5], self.weights[4]
         panels = arena_address("weights", self.weights_floats)
         source = arena_address("source", self.panel_floats)
@@ -348,10 +354,8 @@ class _Cells(Share):
                 )  # fmt: skip
                 for item, pair in np.argwhere(failed).tolist():
                     low = first + LANES * pair
-                    part = self._box(cell + item, self.g0 + group, low, min(last, low + LANES))
-                    if not share(self.problem, "gather", part).run(inputs, output, stop):
-                        return False
-        return True
+                    others.append(self._box(cell + item, self.g0 + group, low, min(last, low + LANES)))
+        return all(share(self.problem, "gather", part).run(inputs, output, stop) for part in others)
 
     def _box(self, item: int, group: int, first: int, last: int) -> list[int]:
         """Give a cell's part of dst, as `kernels.forward` takes it."""

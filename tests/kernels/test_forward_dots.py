@@ -95,6 +95,22 @@ def test_special_values_and_workers(dtype: str, data_format: str) -> None:
                 assert_same_bits(compute(case, inputs, workers=workers), expected, case)
 
 
+@pytest.mark.parametrize("dtype", DTYPES["amx"])
+def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """Cells that are summed on register tiles leave weights, pixels and sums of those that follow alone."""
+    from kernels import fwd_dots
+
+    monkeypatch.setattr(fwd_dots, "STEP_MACS", 1)  # every cell has a call
+    fwd_dots._cells.cache_clear()
+    case = replace(LAYER, dtype=dtype, n=9, src_spatial=(30, 33), dst_spatial=(60, 66))
+    inputs = case.inputs()
+    inputs["src"][::2, 3, 0, 0] = np.inf
+    expected = case.expected(inputs)
+    for workers in (1, 3):
+        assert_same_bits(compute(case, inputs, workers=workers), expected, case)
+    fwd_dots._cells.cache_clear()
+
+
 def test_workers_get_the_same_bits() -> None:
     """With values that are rounded, and some cells whose values are too small, too."""
     for dtype in DTYPES["amx"]:
