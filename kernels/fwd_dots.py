@@ -21,13 +21,14 @@ from kernels.conv_transpose import ConvTranspose, way_cycles
 from kernels.cpu import cpu
 from kernels.dots import BEGIN, BLOCKS, END, SHAPES, STEP, TILE, call_dots, dot_table
 from kernels.forward import STEP_MACS, WEIGHTS_BYTES, Share, place, share
-from kernels.fwd_schedule import LANES, ROW, ForwardSchedule, forward_schedule
+from kernels.fwd_schedule import LANES, ROW, forward_schedule
 from kernels.gather import load, put_lines, write
 from kernels.peaks import magnitudes
 from kernels.plan import Stop, Storage, Unit
 from kernels.planes import pack_pairs, pack_planes, split_f16
 from kernels.planes32 import SPLIT_BYTES
-from kernels.problem import ConvProblem
+from kernels.problem import ConvProblem, storage_dtype
+from kernels.recent import recent
 from kernels.simd import fill_zero, store_value
 from kernels.taps import Ints
 
@@ -120,7 +121,7 @@ def _bring(
 
 
 @jit
-def bring_weights(
+def _bring_weights(
     parts: int, whole: bool, shape: Vector, taps: Table, steps: Vector, panels: int, scratch: int
 ) -> None:
     """Pack weights to [part][block][tap][steps of src channels], each a tile; `whole` ones leave no place for zeros.
@@ -279,6 +280,22 @@ def compute_cells(
         call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
 
 
+@recent
+def _taps(problem: ConvProblem) -> Ints:
+    """Give the boxes of the weights: a tap each, or where taps are adjacent, one step of src channels of each."""
+    plan = forward_schedule(problem)
+    assert plan is not None
+    _, _, narrow, tap_step = problem.weights_strides
+    channels, size = problem.dims.narrow_channels, storage_dtype(problem.dtype).itemsize
+    step = STEP if tap_step < narrow else channels
+    firsts, numbers = np.arange(0, channels, step), np.arange(len(plan.taps))
+    boxes = np.ones((len(firsts), len(numbers), 6), np.int64)
+    boxes[..., 0] = size * (np.array(plan.taps, np.int64) * tap_step + narrow * firsts[:, None])
+    boxes[..., 1] = 2 * (numbers * STEP * plan.depth + firsts[:, None])
+    boxes[..., 5] = np.minimum(step, channels - firsts)[:, None]
+    return boxes.reshape(-1, 6)
+
+
 class _Cells(Share):
     """Some groups, pairs of blocks of dst channels, and cells."""
 
@@ -293,9 +310,8 @@ class _Cells(Share):
         self.box = np.array([*firsts, *counts], np.int64)
         self.cells = prod(counts)
         values = problem.groups * problem.n * self.dims.wide_channels * prod(self.dims.wide)
-        work = (
-            LANES * prod(plan.steps) * (problem.macs // max(1, values) + PIXEL_MACS)
-        )  # of a cell and a pair of blocks
+        each = problem.macs // max(1, values) + PIXEL_MACS
+        work = LANES * prod(plan.steps) * each  # of a cell and a pair of blocks
         pairs = max(1, min(WEIGHTS_BYTES // (2 * plan.parts * plan.block_bytes), CELL_MACS // work))
         low, high = self.channels
         self.passes = [
@@ -306,21 +322,9 @@ class _Cells(Share):
         self.weights_floats = plan.parts * widest * plan.block_bytes // 4
         self.panel_floats = (plan.parts * plan.depth * plan.positions + SPARE) * ROW // 4
         self.sums_floats = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
-        self.taps = self._taps(plan)
+        self.taps = _taps(problem)
         self.sizes = self.dims.narrow_channels, plan.depth, plan.positions, plan.block_bytes, plan.rows
         self.batch = max(1, STEP_MACS // (work * ceil((high - low) / LANES)))
-
-    def _taps(self, plan: ForwardSchedule) -> Ints:
-        """Give the boxes of the weights: a tap each, or where taps are adjacent, one step of src channels of each."""
-        channels, tap_bytes = self.dims.narrow_channels, self.weights[6]
-        step = STEP if abs(tap_bytes) < abs(self.weights[5]) else max(1, channels)
-        boxes = []
-        for first in range(0, channels, step):
-            for number, tap in enumerate(plan.taps):
-                place = 2 * (number * STEP * plan.depth + first)
-                source = tap * int(tap_bytes) + first * int(self.weights[5])
-                boxes.append([source, place, 1, 1, 1, min(step, channels - first)])
-        return np.array(boxes, np.int64)
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
         """Compute pass by pass and cell by cell, and then what did not do here, in the same scratch memory."""
@@ -341,7 +345,7 @@ class _Cells(Share):
             shape = np.array((*self.sizes[:2], blocks, last - first, *self.sizes[2:]), np.int64)
             taps = self.taps.copy()
             taps[:, 0] += weights[0]
-            bring_weights(plan.parts, whole, shape, taps, weights_steps, panels, scratch)
+            _bring_weights(plan.parts, whole, shape, taps, weights_steps, panels, scratch)
             for cell in range(0, self.cells, self.batch):
                 if stop():
                     return False
