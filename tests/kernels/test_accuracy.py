@@ -34,6 +34,17 @@ def tolerance(case: Case, exact: naive.Array, magnitude: naive.Array) -> naive.A
     return summing + rounding
 
 
+def assert_nothing_is_lost(case: Case, inputs: dict[str, naive.Array]) -> None:
+    """Compare sums of very large and very small f32 with float64, wherever f32 has room for their products."""
+    exact = case.exact(inputs)
+    magnitude = case.exact({name: np.abs(values.astype(np.float64)) for name, values in inputs.items()})
+    result = compute(case, inputs).astype(np.float64)
+    held = magnitude < np.finfo(np.float32).max
+    # what is rounded below the smallest normal number is granted once for each product, as in any f32 sum
+    allowed = tolerance(case, exact, magnitude) + case.sum_length * 2.0**-149
+    assert (np.abs(result - exact)[held] <= allowed[held]).all()
+
+
 def assert_accurate(case: Case) -> None:
     """Hold the result of normally distributed data to the bound, everywhere."""
     inputs = case.floats()
