@@ -9,7 +9,7 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from kernels.cpu import cpu
-from kernels.simd import _fma, _load, _loop, _splat
+from kernels.simd import _fma, _load, _loop, _splat, _store
 
 __all__ = ["machine"]
 
@@ -17,10 +17,6 @@ _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _INTS, _FLOATS = ir.VectorType(_I32, 16), ir.VectorType(ir.FloatType(), 16)
 _LINE = 64  # bytes of 16 f32, or of 16 pairs of bf16
 _BLOCK = 16 * _LINE
-
-
-def _store(builder: Any, value: Any, address: Any) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=4)
 
 
 def _declare(builder: Any, name: str, result: Any, *arguments: Any) -> Any:

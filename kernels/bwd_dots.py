@@ -23,7 +23,7 @@ from kernels.cpu import cpu
 from kernels.dot_schedule import DotSchedule, dot_schedule
 from kernels.dots import BEGIN, BLOCKS, END, EXACT, PARTS, ROWS, SHAPES, STAGE, STEP, TILE, call_dots, dot_table
 from kernels.packing import KINDS
-from kernels.peaks import lane_peaks
+from kernels.peaks import SPECIAL, lane_peaks
 from kernels.plan import Storage, Unit
 from kernels.planes import pack_pairs, pack_planes, split_f16
 from kernels.planes32 import SPLIT_BYTES
@@ -51,9 +51,6 @@ MOST_CYCLES = 0.98
 
 BATCH = 4 if cpu().dots == "amx" else 1
 """Times as much work between two looks at whether to stop as in `kernels.bwd_weights`: it is done in less time."""
-
-SPECIAL = 0x7F80
-"""Bits of Inf without its sign: of bf16, or of the first part of others."""
 
 LEAST_PEAK, LEAST_PEAKS, MOST_PEAKS = 41, 168, 350
 """Exponents, as f32 stores them, of the largest values of each channel, and sums of two channels' exponents.

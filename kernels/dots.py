@@ -29,9 +29,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kernels._jit import LAZY, callback
-from kernels.amx import _declare, _flush, _halves, _store, machine
+from kernels.amx import _declare, _flush, _halves, machine
 from kernels.cpu import cpu
-from kernels.simd import _BFloat, _fma, _load, _loop, _opaque, _prefetch, _splat, _widen
+from kernels.simd import _BFloat, _fma, _load, _loop, _opaque, _prefetch, _splat, _store, _widen
 
 __all__ = [
     "BEGIN",

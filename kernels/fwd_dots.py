@@ -23,7 +23,7 @@ from kernels.dots import BEGIN, BLOCKS, END, SHAPES, STEP, TILE, call_dots, dot_
 from kernels.forward import STEP_MACS, WEIGHTS_BYTES, Share, place, share
 from kernels.fwd_schedule import LANES, ROW, forward_schedule
 from kernels.gather import load, put_lines, write
-from kernels.peaks import magnitudes
+from kernels.peaks import SPECIAL, magnitudes
 from kernels.plan import Stop, Storage, Unit
 from kernels.planes import pack_pairs, pack_planes, split_f16
 from kernels.planes32 import SPLIT_BYTES
@@ -48,9 +48,6 @@ MOST_CYCLES = 0.9
 
 SPARE = 64
 """Rows behind a panel that a last tile may read."""
-
-SPECIAL = 0x7F80
-"""Bits of Inf."""
 
 LEAST_SUM, MOST_SUM = 128, 350
 """Exponents, as f32 stores them, of two factors: products do not vanish, and sums of 2**29 of them fit."""

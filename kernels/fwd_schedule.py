@@ -170,7 +170,8 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         if not fits(lines):
             shape[0] //= 2
             break
-    if ceil(dims.n / shape[0]) * prod(len(line.cells) for line in lines) > MOST_CELLS:
+    cells = ceil(dims.n / shape[0]) * prod(len(line.cells) for line in lines)
+    if cells > MOST_CELLS:
         return None
     pitches = [line.pitch for line in lines]
     taps: list[int] = []
@@ -184,7 +185,6 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         offsets += [ROW * ((d * pitches[1] + h) * pitches[2] + w) for d, h, w in places]
         some = _tiles(shape[0], counts, pitches)
         tiles, work = max(tiles, some), work + some * len(mine)
-    cells = ceil(dims.n / shape[0]) * prod(len(line.cells) for line in lines)
     firsts = np.arange(0, dims.n, shape[0])
     images = np.column_stack([firsts, np.minimum(shape[0], dims.n - firsts)])
     positions = shape[0] * prod(pitches)

@@ -8,17 +8,16 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels.simd import _load, _loop
+from kernels.simd import _load, _loop, _store
 
-__all__ = ["lane_peaks", "magnitudes"]
+__all__ = ["SPECIAL", "lane_peaks", "magnitudes"]
+
+SPECIAL = 0x7F80
+"""Bits of Inf without its sign: of bf16, or of the first part of others."""
 
 _I16, _I32, _I64 = ir.IntType(16), ir.IntType(32), ir.IntType(64)
 
 _typed_intrinsic: Any = intrinsic
-
-
-def _store(builder: Any, value: Any, address: Any) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=2)
 
 
 @_typed_intrinsic
@@ -44,7 +43,7 @@ def lane_peaks(typingctx: Any, address: Any, count: Any, peaks: Any) -> Any:
             lanes = [ir.Constant(ir.VectorType(_I32, width), list(range(odd, 2 * width, 2))) for odd in (0, 1)]
             peak = larger(*(builder.shuffle_vector(peak, peak, half) for half in lanes))
             if width == 16:
-                _store(builder, peak, values[2])
+                _store(builder, peak, values[2], 2)
         return builder.zext(builder.extract_element(peak, _I32(0)), _I64)
 
     return types.int64(*[types.int64] * 3), codegen

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from kernels._jit import Table, Vector, jit
 from kernels.planes32 import below, call, split_line, split_line_pairs
-from kernels.simd import _join, _load, _loop, _splat, _widen, fill_zero, transpose_panel
+from kernels.simd import _join, _load, _loop, _splat, _store, _widen, fill_zero, transpose_panel
 
 __all__ = ["pack_pairs", "pack_planes", "split_f16"]
 
@@ -26,10 +26,6 @@ _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
 _typed_intrinsic: Any = intrinsic
 
 _pairs = transpose_panel("f32")
-
-
-def _store(builder: Any, value: Any, address: Any) -> None:
-    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=2)
 
 
 @_typed_intrinsic
@@ -47,7 +43,7 @@ def _transpose16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: An
                 for i in range(4) for order in (low, high)
             ]  # fmt: skip
         for m, row in enumerate(rows):
-            _store(builder, row, builder.add(dst, builder.mul(dst_step, _I64(m))))
+            _store(builder, row, builder.add(dst, builder.mul(dst_step, _I64(m))), 2)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 4), codegen
@@ -73,7 +69,7 @@ def _four_pairs(typingctx: Any, dst: Any, dst_step: Any, src: Any, row_step: Any
         first, second = ([4 * half + p + i for half in (0, 1) for p in (0, 8) for i in at] for at in ((0, 1), (2, 3)))
         pairs = [shuffle(twos[at], twos[at + 2], order) for at in (0, 1) for order in (first, second)]
         for m, pair in enumerate(pairs):
-            _store(builder, pair, builder.add(dst, builder.mul(dst_step, _I64(m))))
+            _store(builder, pair, builder.add(dst, builder.mul(dst_step, _I64(m))), 2)
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 5), codegen
@@ -87,7 +83,7 @@ def _move16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, co
         dst, dst_step, src, src_step, count = values
 
         def body(carried: list[Any]) -> list[Any]:
-            _store(builder, _load(builder, carried[1], _I16, 2), carried[0])
+            _store(builder, _load(builder, carried[1], _I16, 2), carried[0], 2)
             return [builder.add(carried[0], dst_step), builder.add(carried[1], src_step)]
 
         def four(carried: list[Any]) -> list[Any]:
@@ -133,7 +129,7 @@ def _pick(step: int) -> Any:
             last = builder.sub(count, _I64(1))  # what follows this value is not read
 
             def some(to: Any, first: Any) -> None:
-                _store(builder, _every(builder, first, step), to)
+                _store(builder, _every(builder, first, step), to, 2)
 
             def body(carried: list[Any]) -> list[Any]:
                 some(*carried)
@@ -144,7 +140,7 @@ def _pick(step: int) -> Any:
                 builder.add(place, builder.mul(last, _I64(size))) for place, size in ((dst, 2), (src, 2 * step))
             )
             some(builder.sub(to, _I64(2 * PICKED)), builder.sub(first, _I64(2 * PICKED * step)))
-            _store(builder, _load(builder, first, _I16, 2), to)
+            _store(builder, _load(builder, first, _I16, 2), to, 2)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 3), codegen
@@ -174,7 +170,7 @@ def _interleave(channels: int) -> Any:
                 to, first = carried
                 second = builder.add(first, pixel)
                 pair = builder.shuffle_vector(_load(builder, first, kind, 2), _load(builder, second, kind, 2), order)
-                _store(builder, pair, to)
+                _store(builder, pair, to, 2)
                 return [builder.add(to, dst_step), builder.add(first, src_step)]
 
             _loop(builder, count, [dst, src], body, "interleave")
@@ -198,7 +194,7 @@ def _copy(width: int) -> Any:
             *places, count = values
 
             def body(carried: list[Any]) -> list[Any]:
-                _store(builder, _load(builder, carried[1], kind, 2), carried[0])
+                _store(builder, _load(builder, carried[1], kind, 2), carried[0], 2)
                 return [builder.add(place, _I64(2 * width)) for place in carried]
 
             _loop(builder, builder.udiv(count, _I64(width)), places, body, "copy")
@@ -240,7 +236,7 @@ def _pairs_apart(typingctx: Any, dst: Any, src: Any, pixel: Any, channel: Any, v
             to, first = carried
             even = builder.and_(read(first), ir.Constant(ints, [0xFFFF] * 16))
             odd = builder.shl(read(builder.add(first, pixel)), ir.Constant(ints, [16] * 16))
-            _store(builder, builder.or_(even, odd), to)
+            _store(builder, builder.or_(even, odd), to, 2)
             return [builder.add(to, _I64(_PAIR)), builder.add(first, builder.mul(pixel, _I64(2)))]
 
         _loop(builder, count, [dst, src], body, "apart")
@@ -268,8 +264,8 @@ def split_f16(typingctx: Any, place: Any, rest: Any, count: Any) -> Any:
                 value = _widen(builder, _load(builder, place, _SIXTEEN, 2), "f16", 16)
                 first = builder.and_(builder.bitcast(value, ints), ir.Constant(ints, [0xFFFF0000] * 16))
                 left = builder.fsub(value, builder.bitcast(first, floats))
-                _store(builder, upper(first), place)
-                _store(builder, upper(builder.bitcast(left, ints)), rest)
+                _store(builder, upper(first), place, 2)
+                _store(builder, upper(builder.bitcast(left, ints)), rest, 2)
             return [builder.add(to, _I64(64)) for to in carried]
 
         _loop(builder, values[2], values[:2], body, "split")

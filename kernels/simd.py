@@ -92,6 +92,10 @@ def _load(builder: Any, address: Any, kind: Any, align: int = 4) -> Any:
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
 
 
+def _store(builder: Any, value: Any, address: Any, align: int = 4) -> None:
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
+
+
 def _splat(builder: Any, value: Any, width: int) -> Any:
     vector = ir.VectorType(value.type, width)
     single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
@@ -228,7 +232,7 @@ def transpose_panel(kind: str, stored: str = "f32") -> Any:
                         rows[i + step] = builder.shuffle_vector(a, b, ir.Constant(index, high))
                 for row in rows:
                     value = row if stored == "f32" else _narrow(builder, row, stored, 8)
-                    builder.store(value, builder.inttoptr(to, value.type.as_pointer()), align=width)
+                    _store(builder, value, to, width)
                     to = builder.add(to, dst_step)
                 return [to, builder.add(origin, _I64(8 * size))]
 
@@ -295,7 +299,7 @@ def put_run(kind: str) -> Any:
                     to, origin = carried
                     value = _load(builder, origin, ir.VectorType(_F32, width))
                     stored = value if kind == "f32" else _narrow(builder, value, kind, width)
-                    builder.store(stored, builder.inttoptr(to, stored.type.as_pointer()), align=size)
+                    _store(builder, stored, to, size)
                     return [builder.add(to, _I64(size * width)), builder.add(origin, _I64(4 * width))]
 
                 return put_some
@@ -392,7 +396,7 @@ def add_run(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
             def add(carried: list[Any]) -> list[Any]:
                 to, origin = carried
                 total = builder.fadd(_load(builder, to, kind), _load(builder, origin, kind))
-                builder.store(total, builder.inttoptr(to, kind.as_pointer()), align=4)
+                _store(builder, total, to)
                 return [builder.add(to, _I64(4 * width)), builder.add(origin, _I64(4 * width))]
 
             return add
@@ -420,7 +424,7 @@ def store_value(typingctx: Any, address: Any, value: Any) -> Any:
     """Write one f32 at an address."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        builder.store(values[1], builder.inttoptr(values[0], _F32.as_pointer()), align=4)
+        _store(builder, values[1], values[0])
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), codegen
