@@ -23,10 +23,10 @@ from kernels.cpu import cpu
 from kernels.dot_schedule import DotSchedule, dot_schedule
 from kernels.dots import BEGIN, BLOCKS, END, EXACT, PARTS, ROWS, SHAPES, STAGE, STEP, TILE, call_dots, dot_table
 from kernels.packing import KINDS
+from kernels.panels import PACK_BYTES, pack_pairs, pack_planes
 from kernels.peaks import SPECIAL, lane_peaks
 from kernels.plan import Storage, Unit
-from kernels.planes import pack_pairs, pack_planes, split_f16
-from kernels.planes32 import SPLIT_BYTES
+from kernels.planes import split_f16
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.simd import load_value
 
@@ -38,10 +38,14 @@ BLOCK_PIXELS = 512
 STAGED_PIXELS = np.array((320, 192, 128), np.int64)
 """Those of a walk of staged rows, by parts, which should stay in the first cache."""
 
+
+INSIDE_PIXELS = np.array((2048, 512, 512), np.int64)
+"""Those of a walk over images inside, by parts: products of parts are summed by themselves first."""
+
 STAGE_BYTES = 4 * ROWS * max((p + 1) * 2 * int(pixels) for p, pixels in enumerate(STAGED_PIXELS))
 """Room for staged rows, and before that for what packing needs."""
 
-assert STAGE_BYTES >= SPLIT_BYTES
+assert STAGE_BYTES >= PACK_BYTES
 
 LEAST_USE = {("amx", "bf16"): 0.3, ("amx", "f16"): 0.5, ("amx", "f32"): 0.1, ("avx512bf16", "bf16"): 0.45}
 """Share of multiplications that are not by filling zeros, above which these instructions outdo f32 ones."""
@@ -106,7 +110,7 @@ def _peaks(
 @jit
 def _plain(parts: int, a: Table, b: Table, plain: Table) -> None:
     """Say which pairs of blocks may be summed with zeros between their values, from what `_peaks` found."""
-    for i in range(a.shape[1]):
+    for i in range(plain.shape[0]):
         for j in range(b.shape[1]):
             fits = a[1, i] < SPECIAL and b[1, j] < SPECIAL
             if parts == 3 and fits and a[1, i] > 0 and b[1, j] > 0:
@@ -146,28 +150,71 @@ if cpu().dots == "amx":
                     )  # fmt: skip
 
     @jit
+    def _add_lines(
+        table: Vector, parts: int, slab: Vector, span: Table, panel_steps: Vector, a: int, b: int, b_blocks: int,
+        b_block: int, plain: Vector, acc: int, acc_step: int, down: int, where: Vector,
+    ) -> None:  # fmt: skip
+        """Sum tiles of rows over a `span` of a slab's (d, h, w), first and end, that hold images inside.
+
+        Each position is some whole steps of `a` and `b`, so nothing but real taps is summed, and no row crosses lines.
+        Where walks end depends on the slab alone: sums have the same bits whatever tiles go together.
+        """
+        step = panel_steps[2] // LINE
+        left, right, most = (
+            (span[0, 2] - slab[4]) * step,
+            (span[1, 2] - slab[4]) * step,
+            INSIDE_PIXELS[parts - 1] // STEP,
+        )
+        lines = max(1, most // max(1, (slab[5] - slab[4]) * step))
+        meets = left < right and span[0, 1] < span[1, 1]
+        for d in range(span[0, 0], span[1, 0] if meets else 0):
+            for base in range(slab[2] + (span[0, 1] - slab[2]) // lines * lines, span[1, 1], lines):
+                h = max(base, span[0, 1])
+                line = (d - slab[0]) * panel_steps[0] + (h - slab[2]) * panel_steps[1]
+                where[4] = min(base + lines, span[1, 1]) - h
+                for start in range(left // most * most, right, most):
+                    first, end = max(left, start), min(right, start + most)
+                    place = line + LINE * first
+                    where[6] = STEP // 2 * (panel_steps[1] - LINE * (end - first))
+                    _add_tiles(
+                        table, parts, a + place, LINE, b + STEP // 2 * place, b_blocks, b_block, end - first, plain,
+                        acc, acc_step, down, where,
+                    )  # fmt: skip
+        where[4] = 1
+
+    @jit
     def _add_rows(
         table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, shifts: Table, taps: int,
         channels: int, a: int, a_plane: int, a_part: int, b: int, b_blocks: int, b_block: int, plain: Vector, acc: int,
-        acc_step: int, stage: int,
+        acc_step: int, stage: int, inside: bool, slab: Vector, panel_steps: Vector,
     ) -> None:  # fmt: skip
         """Sum tiles of rows, some at a time, with all plain blocks of b.
 
         Their sums stay in the second cache for all pixels. A tile of one tap of 16 channels is read where it lies, if
-        there are products enough to hide that its rows cross lines of memory; others are staged.
+        there are products enough to hide that its rows cross lines of memory; others are staged. With images inside
+        its rows are lines, and tiles of one tap go together.
         """
         live = shifts.shape[0]
-        whole = min(i1, channels // TILE) if parts > 1 else i0
+        whole = min(i1, channels // TILE) if parts > 1 or inside else i0
         tiles, start = max(0, whole - i0) * live, TILE * max(i0, whole) * taps
         rest = (min(offsets.size, TILE * i1 * taps) - start) // ROWS
-        places, where = np.empty((2, 4), np.int64), np.zeros(13, np.int64)
-        where[4], where[5] = 1, where.ctypes.data + 96  # one walk, from 0 on
+        places, span = np.empty((2, 4), np.int64), np.empty((2, 3), np.int64)
+        where = np.zeros(13 + max(INSIDE_PIXELS) // STEP, np.int64)
+        where[4], where[5] = 1, where.ctypes.data + 104  # one walk, from 0 on
+        for line in range(where.size - 13):
+            where[13 + line] = line * panel_steps[1]
         tile = 0
         while tile < tiles + rest:
             down = _together((tiles if tile < tiles else tiles + rest) - tile, b_blocks)
+            span[0], span[1] = slab[1:6:2], slab[0:6:2]
             for k in range(down):
                 if tile < tiles:
                     i, t = divmod(tile + k, live)
+                    if inside:
+                        t, i = divmod(tile + k, whole - i0)
+                    for axis in range(3):
+                        span[0, axis] = min(span[0, axis], max(slab[2 * axis], shifts[t, 2 + 2 * axis]))
+                        span[1, axis] = max(span[1, axis], min(slab[2 * axis + 1], shifts[t, 3 + 2 * axis]))
                     places[0, k] = (i0 + i) * TILE * a_plane + shifts[t, 0]
                     places[1, k] = ((i0 + i) * TILE * taps + shifts[t, 1]) * LINE
                 else:
@@ -176,9 +223,15 @@ if cpu().dots == "amx":
             if tile >= tiles:
                 where[1], where[2], where[3] = down * ROWS * LINE, LINE, LINE
             for k in range(1, down):
-                where[5 + k], where[4 + down + k] = places[0, k] - places[0, 0], places[1, k] - places[1, 0]
+                where[6 + k], where[5 + down + k] = places[0, k] - places[0, 0], places[1, k] - places[1, 0]
             most = BLOCK_PIXELS if tile < tiles else STAGED_PIXELS[parts - 1]
             walks = (steps * STEP + most - 1) // most
+            if inside and tile < tiles:
+                walks = 0
+                _add_lines(
+                    table, parts, slab, span, panel_steps, a + places[0, 0], b, b_blocks, b_block, plain,
+                    acc + places[1, 0], acc_step, down, where,
+                )  # fmt: skip
             for walk in range(walks):
                 first, end = steps * walk // walks, steps * (walk + 1) // walks
                 source, pitch = a + places[0, 0] + LINE * first, LINE
@@ -203,7 +256,7 @@ else:
     def _add_rows(
         table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, shifts: Table, taps: int,
         channels: int, a: int, a_plane: int, a_part: int, b: int, b_blocks: int, b_block: int, plain: Vector, acc: int,
-        acc_step: int, stage: int,
+        acc_step: int, stage: int, inside: bool, slab: Vector, panel_steps: Vector,
     ) -> None:  # fmt: skip
         """Sum the rows with two blocks of b at a time, where both are plain: their pixels stay in the first cache."""
         last, pairs, most = min(offsets.size, TILE * i1 * taps), steps * STEP // 2, BLOCK_PIXELS // 2
@@ -224,9 +277,10 @@ else:
 @jit
 def _walk(
     table: Vector, parts: int, pixels: int, offsets: Vector, shifts: Table, taps: int, channels: int, a: int,
-    a_plane: int, a_part: int, b: int, b_blocks: int, b_block: int, plain: Table, acc: int, acc_step: int, stage: int,
+    a_plane: int, a_part: int, b: int, b_blocks: int, b_block: int, first: int, plain: Table, acc: int, acc_step: int,
+    stage: int, inside: bool, slab: Vector, panel_steps: Vector,
 ) -> None:  # fmt: skip
-    """Sum the plain pairs of blocks, as many blocks of rows at once as have the same ones."""
+    """Sum the plain pairs of blocks, from the `first` block of rows on, as many at once as have the same ones."""
     steps, i = (pixels + STEP - 1) // STEP, 0
     while i < plain.shape[0]:
         start, same, some = i, True, 0
@@ -239,8 +293,8 @@ def _walk(
             some += plain[start, j]
         if some > 0:
             _add_rows(
-                table, parts, start, i, steps, offsets, shifts, taps, channels, a, a_plane, a_part, b, b_blocks,
-                b_block, plain[start], acc, acc_step, stage,
+                table, parts, first + start, first + i, steps, offsets, shifts, taps, channels, a, a_plane, a_part, b,
+                b_blocks, b_block, plain[start], acc, acc_step, stage, inside, slab, panel_steps,
             )  # fmt: skip
 
 
@@ -257,11 +311,11 @@ def _walk_exactly(
         where[2], where[3] = b_steps[4], min(TILE, b_channels - TILE * j) - 1
         for t in range(shifts.shape[0] if plain[i, j] == 0 else 0):
             sums = acc + j * acc_step + (i * TILE * taps + shifts[t, 1]) * LINE
-            first, second = a + TILE * i * a_steps[4] + shifts[t, 8], b + TILE * j * b_steps[4]
-            low, high = max(slab[6], shifts[t, 6]), min(slab[7], shifts[t, 7])
-            for n in range(slab[0], slab[1] if low < high else 0):
-                for d in range(max(slab[2], shifts[t, 2]), min(slab[3], shifts[t, 3])):
-                    for h in range(max(slab[4], shifts[t, 4]), min(slab[5], shifts[t, 5])):
+            first, second = a + TILE * i * a_steps[4] + shifts[t, 10], b + TILE * j * b_steps[4]
+            low, high = max(slab[6], shifts[t, 8]), min(slab[7], shifts[t, 9])
+            for n in range(max(slab[0], shifts[t, 2]), min(slab[1], shifts[t, 3]) if low < high else 0):
+                for d in range(max(slab[2], shifts[t, 4]), min(slab[3], shifts[t, 5])):
+                    for h in range(max(slab[4], shifts[t, 6]), min(slab[5], shifts[t, 7])):
                         call_dots(
                             exact, first + n * a_steps[0] + d * a_steps[1] + h * a_steps[2] + low * a_steps[3],
                             a_steps[3], second + n * b_steps[0] + d * b_steps[1] + h * b_steps[2] + low * b_steps[3],
@@ -280,45 +334,49 @@ def add_dots(
 
     `a` and `b` are each tensor's address and its bytes between groups; for the other tables see
     `kernels.dot_schedule`. `sizes` are channels, planes and bytes of a plane of a, then channels and blocks of b, and
-    positions of all images and of one. `panels` holds a's planes, b's pairs and staged rows; `a_last` and `b_last` are
-    the boxes that were packed there last, if any. The caller owns all of them.
+    positions of all images and of one, then 1 for images inside, and the channels of a that are packed together.
+    `panels` holds a's planes, b's pairs and staged rows; `a_last` and `b_last` are the boxes that were packed there
+    last, if any. The caller owns all of them.
     """
-    channels, a_plane, b_blocks, b_block = sizes[0], sizes[2], sizes[4], 32 * sizes[5]
-    a_blocks, a_part, b_part = (channels + TILE - 1) // TILE, sizes[1] * a_plane, b_blocks * b_block
-    a_peaks, b_peaks = np.empty((2, a_blocks), np.int64), np.empty((2, b_blocks), np.int64)
-    plain = np.empty((a_blocks, b_blocks), np.int64)
+    channels, a_plane, b_blocks, b_block, inside = sizes[0], sizes[2], sizes[4], 32 * sizes[5], sizes[7] == 1
+    together, a_part, b_part = sizes[8], sizes[1] * a_plane, b_blocks * b_block
+    a_peaks = np.empty((2, (together + TILE - 1) // TILE), np.int64)
+    b_peaks, plain = np.empty((2, b_blocks), np.int64), np.empty((a_peaks.shape[1], b_blocks), np.int64)
     a_rows, b_rows = a_boxes.shape[0] // slabs.shape[0], b_boxes.shape[0] // slabs.shape[0]
     pairs, stage = panels + parts * a_part, panels + parts * (a_part + b_part)
     for s in range(slabs.shape[0]):
         pixels = (slabs[s, 1] - slabs[s, 0] - 1) * panel_steps[0] // 2 + sizes[6]
         a_now, b_now = a_boxes[s * a_rows : (s + 1) * a_rows], b_boxes[s * b_rows : (s + 1) * b_rows]
         for g in range(groups):
-            pack_planes(
-                parts, channels, sizes[1], a_now, a_last, a[0] + g * a[1], a_steps, panels, a_plane, panel_steps,
-                stage,
-            )  # fmt: skip
+            b_group, sums = b[0] + g * b[1], acc + g * acc_bytes
             pack_pairs(
-                parts, sizes[3], b_blocks, b_now, b_last, b[0] + g * b[1], b_steps, pairs, b_block, panel_steps,
-                stage,
-            )  # fmt: skip
-            a_last, b_last = a_now, b_now
+                parts, sizes[3], b_blocks, b_now, b_last, b_group, b_steps, pairs, b_block, panel_steps, stage, inside
+            )
+            b_last = b_now
             if parts == 2:
-                split_f16(panels, panels + a_part, a_part // LINE)
                 split_f16(pairs, pairs + b_part, b_part // LINE)
-            _peaks(parts, channels, 1, panels, a_plane, a_plane, a_now, a[0] + g * a[1], a_steps, a_peaks)
-            _peaks(parts, sizes[3], TILE, pairs, b_block, b_block, b_now, b[0] + g * b[1], b_steps, b_peaks)
-            _plain(parts, a_peaks, b_peaks, plain)
-            sums = acc + g * acc_bytes
-            call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
-            _walk(
-                table, parts, pixels, offsets, shifts, taps, channels, panels, a_plane, a_part, pairs, b_blocks,
-                b_block, plain, sums, acc_step, stage,
-            )  # fmt: skip
-            call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
-            _walk_exactly(
-                table[EXACT + parts - 1], slabs[s], shifts, taps, a[0] + g * a[1], a_steps, channels, b[0] + g * b[1],
-                b_steps, sizes[3], plain, sums, acc_step,
-            )  # fmt: skip
+            _peaks(parts, sizes[3], TILE, pairs, b_block, b_block, b_now, b_group, b_steps, b_peaks)
+            for first in range(0, channels, together):
+                some, a_some = min(together, channels - first), a[0] + g * a[1] + first * a_steps[4]
+                pack_planes(
+                    parts, some, sizes[1], a_now, a_last, a_some, a_steps, panels, a_plane, panel_steps, stage, inside
+                )
+                a_last = a_now
+                if parts == 2:
+                    split_f16(panels, panels + a_part, a_part // LINE)
+                _peaks(parts, some, 1, panels, a_plane, a_plane, a_now, a_some, a_steps, a_peaks)
+                mine = plain[: (some + TILE - 1) // TILE]
+                _plain(parts, a_peaks, b_peaks, mine)
+                call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
+                _walk(
+                    table, parts, pixels, offsets, shifts, taps, channels, panels - first * a_plane, a_plane, a_part,
+                    pairs, b_blocks, b_block, first // TILE, mine, sums, acc_step, stage, inside, slabs[s], panel_steps,
+                )  # fmt: skip
+                call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
+                _walk_exactly(
+                    table[EXACT + parts - 1], slabs[s], shifts, taps, a_some, a_steps, some, b_group, b_steps, sizes[3],
+                    mine, sums + first * taps * LINE, acc_step,
+                )  # fmt: skip
 
 
 class DotPart(Part):
@@ -336,10 +394,16 @@ class DotPart(Part):
         self.floats = (self.g1 - self.g0) * self.group_floats
         self.slabs = np.array(plan.slabs, np.int64)
         self.batch = max(1, BATCH * BATCH_MACS * len(plan.slabs) // max(1, problem.macs))
-        self.sizes = np.array(
-            (plan.channels, plan.a_planes, plan.a_plane, int(mine[:, 1].sum()), len(mine), plan.positions, plan.pixels),
-            np.int64,
+        sizes = (
+            plan.channels,
+            plan.a_planes,
+            plan.a_plane,
+            int(mine[:, 1].sum()),
+            len(mine),
+            plan.positions,
+            plan.pixels,
         )
+        self.sizes = np.array((*sizes, plan.inside, plan.together), np.int64)
         self.stores = (KINDS[problem.dtype], 0, self.blocks, *self._strides())
 
     def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:

@@ -232,7 +232,7 @@ _NONE32, _NONE16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
     """Count the images that the first slabs reach into: they are the outermost axis with positions, or a part of it."""
-    outermost = next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
+    outermost = 3 if plan.inside else next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
     return -(-plan.slabs[slabs - 1][2 * outermost + 1] * problem.n // plan.axes[outermost].size)
 
 

@@ -112,8 +112,8 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
     would lose more digits.
     """
     a, a_step, b, b_step, steps, c, c_step, table = values
-    b_part, a_part, a_line, c_line, walks, starts, *offsets = (
-        _load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(4 + 2 * down)
+    b_part, a_part, a_line, c_line, walks, starts, skip, *offsets = (
+        _load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(5 + 2 * down)
     )
     tiles = machine(builder)
     line = _I64(_LINE)
@@ -160,7 +160,8 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
     def walk(carried: list[Any]) -> list[Any]:
         start, bp = carried
         origin = builder.add(a, _load(builder, start, _I64, 8))
-        return [builder.add(start, _I64(8)), _loop(builder, steps, [origin, bp], step, "step")[1]]
+        bp = _loop(builder, steps, [origin, bp], step, "step")[1]
+        return [builder.add(start, _I64(8)), builder.add(bp, skip)]
 
     _loop(builder, walks, [starts, b], walk, "walk")
 
@@ -334,8 +335,8 @@ def dot_table() -> npt.NDArray[np.int64]:
 
     - Blocks of AMX take (a, bytes between its steps, b, bytes between its blocks across, steps, acc, bytes between its
       blocks across, int64): bytes between parts of b, between parts of a, between the rows of a, between the rows of
-      acc, the number of walks of that many steps and the address of where each begins in a, int64 bytes, then from
-      the first block of a to each other one down, and the same of acc. The steps of b go on from walk to walk.
+      acc, the number of walks of that many steps, the address of where each begins in a, int64 bytes, and the bytes
+      of b between them, then from the first block of a to each other one down, and the same of acc.
     - Blocks of dot products take `ROWS` int64 byte offsets in place of the second, and 0 as the last.
     - `STAGE` takes (a, int64 byte offsets of 16 rows, 0, bytes from a staged tile to that of the next step, steps, the
       first one, 0, 0).

@@ -23,9 +23,10 @@ from kernels.dots import BEGIN, BLOCKS, END, SHAPES, STEP, TILE, call_dots, dot_
 from kernels.forward import STEP_MACS, WEIGHTS_BYTES, Share, place, share
 from kernels.fwd_schedule import LANES, ROW, forward_schedule
 from kernels.gather import load, put_lines, write
+from kernels.panels import pack_pairs, pack_planes
 from kernels.peaks import SPECIAL, magnitudes
 from kernels.plan import Stop, Storage, Unit
-from kernels.planes import pack_pairs, pack_planes, split_f16
+from kernels.planes import split_f16
 from kernels.planes32 import SPLIT_BYTES
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.recent import recent
@@ -113,7 +114,18 @@ def _bring(
         fill_zero(panel, parts * shape[1] * shape[4] * ROW)
         return
     pack_planes(
-        parts, cell[15], shape[1] * shape[4], boxes, boxes if same else boxes[:0], 0, steps, panel, ROW, to, scratch
+        parts,
+        cell[15],
+        shape[1] * shape[4],
+        boxes,
+        boxes if same else boxes[:0],
+        0,
+        steps,
+        panel,
+        ROW,
+        to,
+        scratch,
+        False,
     )
 
 
@@ -127,7 +139,7 @@ def _bring_weights(
     """
     pack_pairs(
         parts, shape[3], shape[2], taps, taps if whole else taps[:0], 0, steps, panels, shape[5],
-        np.zeros(4, np.int64), scratch,
+        np.zeros(4, np.int64), scratch, False,
     )  # fmt: skip
     if parts == 2:
         part = shape[2] * shape[5]
@@ -153,12 +165,12 @@ def _sum_phase(
     if lines * ((counts[2] + TILE - 1) // TILE) < cut[0] * pieces:
         cut[0], cut[1], pieces = (counts[2] + TILE - 1) // TILE, 3, lines
     line, depth, block = 64 * across, shape[1], shape[4] * ROW
-    where = np.empty((4, 12), np.int64)
+    where = np.zeros((4, 13), np.int64)
     for down in range(1, 5):
         rest = where[down - 1]
         rest[0], rest[1], rest[2], rest[3] = shape[2] * shape[5], depth * block, ROW, line
         for k in range(1, down):
-            rest[5 + k], rest[4 + down + k] = k * TILE * ROW, k * TILE * line
+            rest[6 + k], rest[5 + down + k] = k * TILE * ROW, k * TILE * line
     walks, run = max(1, WALK_STEPS // depth), min(depth, WALK_STEPS)
     most, entry = 2 if across > 1 else 4, BLOCKS + len(SHAPES) * (parts - 1) + across - 1
     for tap in range(0, taps, walks):
@@ -176,7 +188,7 @@ def _sum_phase(
                     down = min(most, cut[0] - tile)
                     call_dots(
                         table[entry + (2 * down - 2 if down < 3 else 1 + down)], a + tile * TILE * ROW, block, b,
-                        shape[5], steps, sums + tile * TILE * line, 64, where.ctypes.data + 96 * (down - 1),
+                        shape[5], steps, sums + tile * TILE * line, 64, where.ctypes.data + 104 * (down - 1),
                     )  # fmt: skip
                     tile += down
 

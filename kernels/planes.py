@@ -14,11 +14,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from kernels._jit import Table, Vector, jit
-from kernels.planes32 import below, call, split_line, split_line_pairs
-from kernels.simd import _join, _load, _loop, _splat, _store, _widen, fill_zero, transpose_panel
+from kernels._jit import jit
+from kernels.planes32 import below, call
+from kernels.simd import _join, _load, _loop, _splat, _store, _widen, transpose_panel
 
-__all__ = ["pack_pairs", "pack_planes", "split_f16"]
+__all__ = ["move16", "pack_line", "pack_line_pairs", "split_f16", "transpose16"]
 
 _I8, _I16, _I32, _I64 = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 _EIGHT, _SIXTEEN = ir.VectorType(_I16, 8), ir.VectorType(_I16, 16)
@@ -29,7 +29,7 @@ _pairs = transpose_panel("f32")
 
 
 @_typed_intrinsic
-def _transpose16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any) -> Any:
+def transpose16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any) -> Any:
     """Turn 8 pixels of 8 adjacent channels into 8 channels of 8 adjacent pixels."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -76,7 +76,7 @@ def _four_pairs(typingctx: Any, dst: Any, dst_step: Any, src: Any, row_step: Any
 
 
 @_typed_intrinsic
-def _move16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> Any:
+def move16(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> Any:
     """Move `count` (at least 1) values of 16 bits that lie some bytes apart."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -275,7 +275,7 @@ def split_f16(typingctx: Any, place: Any, rest: Any, count: Any) -> Any:
 
 
 @jit
-def _pack_line(channels: int, dst: int, plane: int, src: int, pixel: int, channel: int, run: int) -> None:
+def pack_line(channels: int, dst: int, plane: int, src: int, pixel: int, channel: int, run: int) -> None:
     """Move one line of pixels into each channel's plane; `pixel` and `channel` are bytes of the tensor."""
     done = 0
     if channel == 2 and channels >= 8:
@@ -283,7 +283,7 @@ def _pack_line(channels: int, dst: int, plane: int, src: int, pixel: int, channe
             c = 0
             while c < channels:
                 c = min(c, channels - 8)
-                _transpose16(dst + c * plane + 2 * done, plane, src + 2 * c + done * pixel, pixel)
+                transpose16(dst + c * plane + 2 * done, plane, src + 2 * c + done * pixel, pixel)
                 c += 8
             done += 8
     elif pixel == 2 and run >= 8:
@@ -307,17 +307,17 @@ def _pack_line(channels: int, dst: int, plane: int, src: int, pixel: int, channe
         done = run
     if done < run:
         for c in range(channels):
-            _move16(dst + c * plane + 2 * done, 2, src + c * channel + done * pixel, pixel, run - done)
+            move16(dst + c * plane + 2 * done, 2, src + c * channel + done * pixel, pixel, run - done)
 
 
 @jit
 def _pack_pixel(valid: int, panel: int, position: int, src: int, channel: int) -> None:
     """Move one pixel's channels into their half of a pair."""
-    _move16(panel + position // 2 * _PAIR + position % 2 * 2, 4, src, channel, valid)
+    move16(panel + position // 2 * _PAIR + position % 2 * 2, 4, src, channel, valid)
 
 
 @jit
-def _pack_line_pairs(
+def pack_line_pairs(
     channels: int, panel: int, block: int, position: int, src: int, pixel: int, channel: int, run: int
 ) -> None:
     """Move one line of pixels into the panels of 16 channels each, `block` bytes apart, from a position on."""
@@ -359,99 +359,3 @@ def _pack_line_pairs(
             done = 2 * pairs
         for x in range(done, run - odd):
             _pack_pixel(valid, to, position + odd + x, start + x * pixel, channel)
-
-
-@jit
-def _holds(box: Vector, steps: Vector, place: int, run: int) -> bool:
-    """Say whether a box has a line of at least `run` positions at a place."""
-    offset = place - box[1]
-    if offset < 0 or box[5] < run:
-        return False
-    n, d, h = offset // steps[0], offset % steps[0] // steps[1], offset % steps[0] % steps[1] // steps[2]
-    inside: bool = n < box[2] and d < box[3] and h < box[4]
-    return inside and bool(n * steps[0] + d * steps[1] + h * steps[2] == offset)
-
-
-@jit
-def _clear(boxes: Table, before: Table, steps: Vector, dst: int, count: int, plane: int, pairs: bool) -> None:
-    """Write zeros where `before` has lines and `boxes` has none, in `count` planes or panels of `plane` bytes.
-
-    With nothing `before`, everything becomes zero. Of panels whole pairs are cleared: what is packed now is so later.
-    """
-    if boxes.shape[0] != before.shape[0]:
-        fill_zero(dst, count * plane)
-        return
-    for b in range(boxes.shape[0]):
-        was, now, same = before[b], boxes[b], True
-        for column in range(1, 6):
-            same &= was[column] == now[column]
-        for n in range(was[2] if was[5] > 0 and not same else 0):
-            for d in range(was[3]):
-                for h in range(was[4]):
-                    place = was[1] + n * steps[0] + d * steps[1] + h * steps[2]
-                    if not _holds(now, steps, place, was[5]):
-                        first, last = place, place + 2 * was[5]
-                        if pairs:
-                            first, last = first // 4 * _PAIR, (last + 2) // 4 * _PAIR
-                        for p in range(count):
-                            fill_zero(dst + p * plane + first, last - first)
-
-
-@jit
-def pack_pairs(
-    parts: int, channels: int, blocks: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int,
-    block: int, dst_steps: Vector, scratch: int,
-) -> None:  # fmt: skip
-    """Pack boxes of positions of a tensor into `blocks` panels of `block` bytes, as `pack_planes` does planes."""
-    split = parts == 3
-    _clear(boxes, before, dst_steps, dst, (3 if split else 1) * blocks, block, True)
-    span = channels if src_steps[4] == (4 if split else 2) else 16
-    for first in range(0, channels, span):
-        for b in range(boxes.shape[0]):
-            box, some, to = boxes[b], min(span, channels - first), dst + first // 16 * block
-            start = src + first * src_steps[4] + box[0]
-            for n in range(box[2] if box[5] > 0 else 0):
-                for d in range(box[3]):
-                    for h in range(box[4]):
-                        position = (box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]) // 2
-                        line = start + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
-                        if split:
-                            split_line_pairs(
-                                some, to, block, blocks * block, position, line, src_steps[3], src_steps[4], box[5],
-                                scratch,
-                            )  # fmt: skip
-                        else:
-                            _pack_line_pairs(some, to, block, position, line, src_steps[3], src_steps[4], box[5])
-
-
-@jit
-def pack_planes(
-    parts: int, channels: int, planes: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int,
-    plane: int, dst_steps: Vector, scratch: int,
-) -> None:  # fmt: skip
-    """Pack boxes of positions of a tensor into the first of `planes` planes of `plane` bytes, zeros elsewhere.
-
-    A row of `boxes`: byte offset in the tensor, byte offset in the plane, then the number of positions along
-    (n, d, h, w); `src_steps` are the bytes between those, then between channels, `dst_steps` the same in the plane.
-    `before` are the boxes that were packed there last, if any. Where channels are adjacent, all of a line are packed
-    before the next line, else all lines of a few channels. Three `parts` say that the tensor is of f32; the planes of
-    its parts follow each other. `scratch` holds `SPLIT_BYTES` then.
-    """
-    split = parts == 3
-    _clear(boxes, before, dst_steps, dst, (3 if split else 1) * planes, plane, False)
-    span = channels if src_steps[4] == (4 if split else 2) else 8
-    for first in range(0, channels, span):
-        for b in range(boxes.shape[0]):
-            box, some, to = boxes[b], min(span, channels - first), dst + first * plane
-            start = src + first * src_steps[4] + box[0]
-            for n in range(box[2] if box[5] > 0 else 0):
-                for d in range(box[3]):
-                    for h in range(box[4]):
-                        at = to + box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]
-                        line = start + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
-                        if split:
-                            split_line(
-                                some, at, plane, planes * plane, line, src_steps[3], src_steps[4], box[5], scratch
-                            )
-                        else:
-                            _pack_line(some, at, plane, line, src_steps[3], src_steps[4], box[5])

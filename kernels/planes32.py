@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from kernels._jit import jit
 from kernels.simd import _loop, _prefetch, _splat, transpose_panel
 
-__all__ = ["SPLIT_BYTES", "below", "call", "split_line", "split_line_pairs"]
+__all__ = ["SPLIT_BYTES", "below", "call", "split_line", "split_line_pairs", "touch"]
 
 _I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _LONGS, _FLOATS = (ir.VectorType(kind, 16) for kind in (_I32, _I64, _F32))
@@ -196,7 +196,7 @@ _split_adjacent, _split_apart = _split_pairs(strided=False), _split_pairs(stride
 
 
 @_typed_intrinsic
-def _touch(typingctx: Any, address: Any) -> Any:
+def touch(typingctx: Any, address: Any) -> Any:
     """Ask for a line of memory."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -219,7 +219,7 @@ def split_line(
                 c = min(c, channels - 8)
                 here = src + 4 * c + done * pixel
                 for x in range(some):
-                    _touch(here + (x + _CHUNK) * pixel)
+                    touch(here + (x + _CHUNK) * pixel)
                 count = 2 if channels - c >= 16 else 1
                 for x in range(0, some, 8):
                     _transpose(scratch + 4 * x, 4 * _CHUNK, here + x * pixel, count, pixel, min(7, some - x - 1))
@@ -284,8 +284,8 @@ def split_line_pairs(
                 done, some = run - 8, 8
             for row in range(valid):
                 ahead = src + (c + row) * channel + 4 * done + _AHEAD
-                _touch(ahead)
-                _touch(ahead + 64)
+                touch(ahead)
+                touch(ahead + 64)
             for half in range(0, valid, 8):
                 start, last = src + (c + half) * channel + 4 * done, min(7, valid - half - 1)
                 _transpose(scratch + 4 * half, _PAIR, start, some // 8, channel, last)

@@ -58,7 +58,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
     """Start the processes that the chosen tests ask for, as many at a time as there are processors."""
     chosen = {item.callspec.params.get("path") for item in request.session.items if hasattr(item, "callspec")}
     wanted = [(tag, {SETTING: setting}, ["."]) for tag, setting in OTHER_PATHS.items()]
-    numbers = ["test_dots.py", "test_forward_dots.py", "test_units.py", "test_special_values.py"]
+    numbers = [f"test_{name}.py" for name in ("dots", "forward_dots", "images_inside", "units", "special_values")]
     wanted += [(imitated, {IMITATE: imitated}, numbers) for imitated in IMITATED]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield {path: pool.submit(_run, setting, names) for path, setting, names in wanted if path in chosen}
