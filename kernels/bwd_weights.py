@@ -62,6 +62,10 @@ class BwdWeights:
         """Take every weight gradient."""
         return "computes weight gradients only" if problem.forward else None
 
+    def speed(self, problem: ConvProblem) -> int:
+        """Say how many times as fast as on f32 tiles it is, about."""
+        return 1
+
     def schedule(self, problem: ConvProblem) -> Schedule:
         """Lay out the sum."""
         return schedule(problem)
@@ -76,9 +80,12 @@ class BwdWeights:
         acc_bytes = 4 * plan.rows * plan.lanes * plan.groups
         values = sum(prod(shape) for shape in problem.input_shapes)
         work = max(problem.macs, BYTE_MACS * storage_dtype(problem.dtype).itemsize * values)
-        wanted = max(1, min(workers, work // UNIT_MACS), min(4 * workers, problem.macs // MORE_MACS))
-        parts = 1
+        unit, more = (macs * self.speed(problem) for macs in (UNIT_MACS, MORE_MACS))
+        wanted = max(1, min(workers, work // unit), min(4 * workers, problem.macs // more))
+        parts, slabs = 1, len(plan.slabs)
         while 2 * parts <= min(wanted, plan.chunks) and acc_bytes <= SHARED_ACC_BYTES:
+            if 2 * parts > workers and slabs % (2 * parts) and slabs < 4 * parts:
+                break  # some would have one slab and others two
             parts *= 2
         if parts == 1:
             if plan.scalar_pack != NATIVE:

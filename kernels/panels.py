@@ -71,13 +71,14 @@ def _clear(boxes: Table, before: Table, steps: Vector, dst: int, count: int, pla
 
 @jit
 def _turn(
-    size: int, channels: int, images: int, count: int, src: int, image: int, channel: int, dst: int, plane: int
-) -> None:
-    """Bring `count` (at least 8) adjacent values of some channels and images to rows of `TURNED` images.
+    size: int, channels: int, images: int, count: int, src: int, image: int, channel: int, dst: int, plane: int,
+    row: int,
+) -> None:  # fmt: skip
+    """Bring `count` (at least 8) adjacent values of some channels and images to rows of images, `row` bytes apart.
 
-    `image` and `channel` are bytes of the tensor, `plane` those from a channel's rows to the next one's.
+    `image` and `channel` are bytes of the tensor, `plane` those from a channel's rows to the next one's. Of f32, rows
+    are written up to a multiple of 8 images.
     """
-    row = size * TURNED
     for c in range(channels):
         first, to = src + c * channel, dst + c * plane
         for n in range(0, images, 8):
@@ -141,12 +142,16 @@ def _pack_turned(
             to = box[1] + d * dst_steps[0] + h * dst_steps[1]
             for image in range(0, box[5], TURNED):
                 images = min(TURNED, box[5] - image)
+                if size == 2 and not pairs and lines == 1 and across == 1:  # rows are where they belong at once
+                    place = panel + to + 2 * image
+                    _turn(size, 1, images, span, start + image * steps[3], steps[3], steps[4], place, 0, dst_steps[2])
+                    continue
                 for at in range(0, span, most):
                     begin = max(0, min(at, span - 8))
                     count = min(at + most, span) - begin
                     _turn(
                         size, some, images, count, start + image * steps[3] + size * begin, steps[3], steps[4], scratch,
-                        most * row,
+                        most * row, row,
                     )  # fmt: skip
                     for k in range(lines):
                         left = begin - k * down

@@ -349,7 +349,8 @@ def pack_line_pairs(
                 rows, lanes, most = start + half * channel, here + 4 * half, min(7, valid - half - 1)
                 if pairs >= 8:
                     _pairs(lanes, _PAIR, rows, pairs // 8, channel, most)
-                    _pairs(lanes + last * _PAIR, _PAIR, rows + 4 * last, 1, channel, most)
+                    if pairs % 8 > 0:
+                        _pairs(lanes + last * _PAIR, _PAIR, rows + 4 * last, 1, channel, most)
                 else:
                     _four_pairs(lanes, _PAIR, rows, channel, most)
                     _four_pairs(lanes + last * _PAIR, _PAIR, rows + 4 * last, channel, most)
