@@ -160,11 +160,8 @@ if cpu().dots == "amx":
         Where walks end depends on the slab alone: sums have the same bits whatever tiles go together.
         """
         step = panel_steps[2] // LINE
-        left, right, most = (
-            (span[0, 2] - slab[4]) * step,
-            (span[1, 2] - slab[4]) * step,
-            INSIDE_PIXELS[parts - 1] // STEP,
-        )
+        left, right = (span[0, 2] - slab[4]) * step, (span[1, 2] - slab[4]) * step
+        most = INSIDE_PIXELS[parts - 1] // STEP
         lines = max(1, most // max(1, (slab[5] - slab[4]) * step))
         meets = left < right and span[0, 1] < span[1, 1]
         for d in range(span[0, 0], span[1, 0] if meets else 0):
@@ -212,7 +209,7 @@ if cpu().dots == "amx":
                     i, t = divmod(tile + k, live)
                     if inside:
                         t, i = divmod(tile + k, whole - i0)
-                    for axis in range(3):
+                    for axis in range(3 if inside else 0):
                         span[0, axis] = min(span[0, axis], max(slab[2 * axis], shifts[t, 2 + 2 * axis]))
                         span[1, axis] = max(span[1, axis], min(slab[2 * axis + 1], shifts[t, 3 + 2 * axis]))
                     places[0, k] = (i0 + i) * TILE * a_plane + shifts[t, 0]
@@ -394,16 +391,8 @@ class DotPart(Part):
         self.floats = (self.g1 - self.g0) * self.group_floats
         self.slabs = np.array(plan.slabs, np.int64)
         self.batch = max(1, BATCH * BATCH_MACS * len(plan.slabs) // max(1, problem.macs))
-        sizes = (
-            plan.channels,
-            plan.a_planes,
-            plan.a_plane,
-            int(mine[:, 1].sum()),
-            len(mine),
-            plan.positions,
-            plan.pixels,
-        )
-        self.sizes = np.array((*sizes, plan.inside, plan.together), np.int64)
+        a, b = (plan.channels, plan.a_planes, plan.a_plane), (int(mine[:, 1].sum()), len(mine))
+        self.sizes = np.array((*a, *b, plan.positions, plan.pixels, plan.inside, plan.together), np.int64)
         self.stores = (KINDS[problem.dtype], 0, self.blocks, *self._strides())
 
     def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:

@@ -233,7 +233,7 @@ def _cut(geo: Geometry, groups: int, parts: int, inside: bool) -> tuple[_Line, .
     limit = SLAB_BYTES if sums <= SLAB_BYTES else 2 * SLAB_BYTES
     each = 2 * NARROW_BYTES if parts > 1 and sums > MANY_SUMS else NARROW_BYTES
     if geo.wide.channel == 1:
-        limit = min(limit, SLAB_BYTES_ALL // groups)
+        limit, each = (min(most, SLAB_BYTES_ALL // groups) for most in (limit, each))
     alive = all(low < high for axis in geo.axes for low, high in axis.ranges)
     channels = min(geo.wide.channels, TOGETHER) if inside and alive else geo.wide.channels
     lines = before = _lines(geo.axes, shape, inside)
@@ -261,7 +261,7 @@ def _cut(geo: Geometry, groups: int, parts: int, inside: bool) -> tuple[_Line, .
 
 def _count(lines: tuple[_Line, ...]) -> int:
     """Count the steps of all slabs."""
-    return ceil(_pixels(lines, 0) / STEP) * prod(ceil(line.axis.size / line.size) for line in lines)
+    return ceil(_pixels(lines, 0) / STEP) * _slabs(lines)
 
 
 def _products(lines: tuple[_Line, ...], inside: bool) -> int:
@@ -269,8 +269,11 @@ def _products(lines: tuple[_Line, ...], inside: bool) -> int:
     if not inside:
         return _count(lines) * prod(len(line.taps) for line in lines)
     *outer, last = lines
-    images = sum(ceil((high - low) / STEP) for low, high in last.cuts)
-    return images * prod(sum(high - low for low, high in line.axis.ranges) for line in outer)
+    return ceil(last.axis.size / STEP) * prod(sum(high - low for low, high in line.axis.ranges) for line in outer)
+
+
+def _slabs(lines: tuple[_Line, ...]) -> int:
+    return prod(ceil(line.axis.size / line.size) for line in lines)
 
 
 def _images_inside(geo: Geometry) -> Geometry | None:
@@ -307,9 +310,8 @@ def _values(geo: Geometry, lines: tuple[_Line, ...], inside: bool) -> int:
     phases = prod(len(line.phases) for line in lines)
     if not inside:
         return _count(lines) * STEP * (geo.wide.channels * phases + geo.narrow.channels)
-    slabs = prod(len(line.cuts) for line in lines)
     wide = phases * prod(line.size + line.reach[1] - line.reach[0] for line in lines)
-    return slabs * (geo.wide.channels * wide + geo.narrow.channels * prod(line.size for line in lines))
+    return _slabs(lines) * (geo.wide.channels * wide + geo.narrow.channels * prod(line.size for line in lines))
 
 
 def _cost(geo: Geometry, lines: tuple[_Line, ...], parts: int, inside: bool) -> float:
@@ -318,7 +320,7 @@ def _cost(geo: Geometry, lines: tuple[_Line, ...], parts: int, inside: bool) -> 
     value = VALUE_CYCLES[parts - 1][0 if not inside else 1 if geo.wide.channel == 1 else 2]
     staged = STAGED_CYCLES if parts == 1 and not inside and geo.narrow.channels <= 2 * TILE else 0
     sums = blocks * TILE * TILE * prod(len(line.taps) for line in lines)
-    slabs = prod(len(line.cuts) for line in lines) if 4 * sums > CACHED_SUMS else 0
+    slabs = _slabs(lines) if 4 * sums > CACHED_SUMS else 0
     steps = (BLOCK_CYCLES[parts - 1][inside] + staged) * blocks * _products(lines, inside)
     each, result = SUM_CYCLES[parts - 1][inside], SUM_CYCLES[parts - 1][2]
     return steps + value * _values(geo, lines, inside) + (each * slabs + result) * sums
@@ -347,7 +349,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     if laid is None:
         return None
     geo, lines, inside = laid
-    if prod(ceil(line.axis.size / line.size) for line in lines) * prod(len(line.phases) for line in lines) > MOST_BOXES:
+    if _slabs(lines) * prod(len(line.phases) for line in lines) > MOST_BOXES:
         return None
     every = [tuple(chain.from_iterable(slab)) for slab in product(*(line.cuts for line in lines))]
     order = np.arange(len(every))
@@ -438,7 +440,7 @@ def _cycles(problem: ConvProblem, geo: Geometry, lines: tuple[_Line, ...], insid
     staged = rows if geo.wide.channels < TILE else rows * (geo.wide.channels % TILE) // geo.wide.channels
     blocks = ceil(rows / TILE) * ceil(geo.narrow.channels / TILE)
     values = _values(geo, lines, inside)
-    slabs = prod(ceil(line.axis.size / line.size) for line in lines)
+    slabs = _slabs(lines)
     apart = geo.wide.channel == 1 and problem.groups > 1  # a pixel's channels are few, and far from the next ones
     each, tiled = (4.0, 2.4) if apart else (1.55, 1.1)
     if inside:

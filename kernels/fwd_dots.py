@@ -114,19 +114,9 @@ def _bring(
         fill_zero(panel, parts * shape[1] * shape[4] * ROW)
         return
     pack_planes(
-        parts,
-        cell[15],
-        shape[1] * shape[4],
-        boxes,
-        boxes if same else boxes[:0],
-        0,
-        steps,
-        panel,
-        ROW,
-        to,
-        scratch,
+        parts, cell[15], shape[1] * shape[4], boxes, boxes if same else boxes[:0], 0, steps, panel, ROW, to, scratch,
         False,
-    )
+    )  # fmt: skip
 
 
 @jit
