@@ -233,7 +233,7 @@ def _cut(geo: Geometry, groups: int, parts: int, inside: bool) -> tuple[_Line, .
     limit = SLAB_BYTES if sums <= SLAB_BYTES else 2 * SLAB_BYTES
     each = 2 * NARROW_BYTES if parts > 1 and sums > MANY_SUMS else NARROW_BYTES
     if geo.wide.channel == 1:
-        limit, each = (min(most, SLAB_BYTES_ALL // groups) for most in (limit, each))
+        limit, each = (min(most, max(1, SLAB_BYTES_ALL // groups)) for most in (limit, each))
     alive = all(low < high for axis in geo.axes for low, high in axis.ranges)
     channels = min(geo.wide.channels, TOGETHER) if inside and alive else geo.wide.channels
     lines = before = _lines(geo.axes, shape, inside)
@@ -252,11 +252,11 @@ def _cut(geo: Geometry, groups: int, parts: int, inside: bool) -> tuple[_Line, .
             lines, before = _lines(geo.axes, shape, inside), lines
     if lines is None or before is None or sum(_bytes(geo, lines, channels)) > SLAB_BYTES_MAX:
         return None
-    if inside:
-        return lines
     wide, narrow = _bytes(geo, before, channels)
     little = max((wide + narrow) / limit, parts * narrow / NARROW_BYTES) <= SOME
-    return before if little and SOME_STEPS * _count(before) < _count(lines) else lines
+    if little and not inside and SOME_STEPS * _count(before) < _count(lines):
+        lines = before
+    return lines if _slabs(lines) * prod(len(line.phases) for line in lines) <= MOST_BOXES else None
 
 
 def _count(lines: tuple[_Line, ...]) -> int:
@@ -349,8 +349,6 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     if laid is None:
         return None
     geo, lines, inside = laid
-    if _slabs(lines) * prod(len(line.phases) for line in lines) > MOST_BOXES:
-        return None
     every = [tuple(chain.from_iterable(slab)) for slab in product(*(line.cuts for line in lines))]
     order = np.arange(len(every))
     if inside:  # images go last in a slab, but outermost among slabs: they arrive one by one

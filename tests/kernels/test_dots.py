@@ -283,6 +283,14 @@ def test_large_paddings_are_refused() -> None:
     assert plan(problem).kernel == "bwd_weights_tiles"
 
 
+def test_very_many_groups_are_laid_out() -> None:
+    """With millions of groups side by side nothing is left of the bytes that all of them may take together."""
+    many = 1 << 23
+    case = Case(dtype="bf16", groups=many, src_channels=many, dst_channels=many, data_format="NXC",
+                src_spatial=(3,), dst_spatial=(3,), kernel=(1,))  # fmt: skip
+    assert plan(problem_of(case)).kernel.startswith("bwd_weights")
+
+
 @pytest.mark.parametrize(("channels", "taps", "taken"), [(16, 4096, True), (16, 4097, False), (64, 4096, False)])
 def test_very_many_taps_are_refused(channels: int, taps: int, taken: bool) -> None:
     """Laying out each tap of each channel has a bound; beyond it the path of the f32 tiles takes the gradient."""

@@ -39,6 +39,16 @@ LAYERS = {
     "one image more": replace(STRIDED, n=33),
     "rows of one": replace(STRIDED, src_spatial=(15, 1), dst_spatial=(8, 1), kernel=(4, 1), pads_begin=(2, 0),
                            pads_end=(1, 0)),
+    "far taps": replace(
+        STRIDED,
+        src_spatial=(15, 3),
+        dst_spatial=(8, 2),
+        kernel=(4, 2),
+        strides=(2, 1 << 61),
+        dilations=(1, 1 << 61),
+        pads_begin=(2, 1 << 61),
+        pads_end=(1, 1 << 61),
+    ),
     "dead taps": replace(STRIDED, src_spatial=(3, 13), dst_spatial=(4, 7), kernel=(6, 3), pads_begin=(6, 1),
                          pads_end=(3, 1)),
 }  # fmt: skip
