@@ -23,7 +23,7 @@ from kernels.cpu import cpu
 from kernels.dot_schedule import DotSchedule, dot_schedule
 from kernels.dots import BEGIN, BLOCKS, END, EXACT, PARTS, ROWS, SHAPES, STAGE, STEP, TILE, call_dots, dot_table
 from kernels.packing import KINDS
-from kernels.panels import PACK_BYTES, pack_pairs, pack_planes
+from kernels.panels import PACK_BYTES, call_turned, pack_pairs, pack_planes, turned
 from kernels.peaks import SPECIAL, lane_peaks
 from kernels.plan import Storage, Unit
 from kernels.planes import split_f16
@@ -41,6 +41,9 @@ STAGED_PIXELS = np.array((320, 192, 128), np.int64)
 
 INSIDE_PIXELS = np.array((2048, 512, 512), np.int64)
 """Those of a walk over images inside, by parts: products of parts are summed by themselves first."""
+
+INSIDE_LINES = int(INSIDE_PIXELS.max()) // STEP
+"""Lines that such a walk has at the most."""
 
 STAGE_BYTES = 4 * ROWS * max((p + 1) * 2 * int(pixels) for p, pixels in enumerate(STAGED_PIXELS))
 """Room for staged rows, and before that for what packing needs."""
@@ -196,14 +199,15 @@ if cpu().dots == "amx":
         tiles, start = max(0, whole - i0) * live, TILE * max(i0, whole) * taps
         rest = (min(offsets.size, TILE * i1 * taps) - start) // ROWS
         places, span = np.empty((2, 4), np.int64), np.empty((2, 3), np.int64)
-        where = np.zeros(13 + max(INSIDE_PIXELS) // STEP, np.int64)
+        where = np.zeros(13 + INSIDE_LINES, np.int64)
         where[4], where[5] = 1, where.ctypes.data + 104  # one walk, from 0 on
-        for line in range(where.size - 13):
+        for line in range(INSIDE_LINES):
             where[13 + line] = line * panel_steps[1]
         tile = 0
         while tile < tiles + rest:
             down = _together((tiles if tile < tiles else tiles + rest) - tile, b_blocks)
-            span[0], span[1] = slab[1:6:2], slab[0:6:2]
+            for axis in range(3):
+                span[0, axis], span[1, axis] = slab[2 * axis + 1], slab[2 * axis]
             for k in range(down):
                 if tile < tiles:
                     i, t = divmod(tile + k, live)
@@ -322,7 +326,7 @@ def _walk_exactly(
 
 @jit
 def add_dots(
-    table: Vector, parts: int, groups: int, slabs: Table, shifts: Table, offsets: Vector, taps: int,
+    table: Vector, turned: int, parts: int, groups: int, slabs: Table, shifts: Table, offsets: Vector, taps: int,
     panel_steps: Vector, sizes: Vector, a: Vector, a_boxes: Table, a_steps: Vector,
     b: Vector, b_boxes: Table, b_steps: Vector, panels: int, a_last: Table, b_last: Table, acc: int, acc_bytes: int,
     acc_step: int,
@@ -346,18 +350,32 @@ def add_dots(
         a_now, b_now = a_boxes[s * a_rows : (s + 1) * a_rows], b_boxes[s * b_rows : (s + 1) * b_rows]
         for g in range(groups):
             b_group, sums = b[0] + g * b[1], acc + g * acc_bytes
-            pack_pairs(
-                parts, sizes[3], b_blocks, b_now, b_last, b_group, b_steps, pairs, b_block, panel_steps, stage, inside
-            )
+            done = 0
+            if inside:
+                done = call_turned(
+                    turned, parts, 1, sizes[3], b_blocks, b_now.ctypes.data, b_now.shape[0], b_last.ctypes.data,
+                    b_last.shape[0], b_group, b_steps.ctypes.data, pairs, b_block, panel_steps.ctypes.data, stage,
+                )  # fmt: skip
+            if done == 0:
+                pack_pairs(
+                    parts, sizes[3], b_blocks, b_now, b_last, b_group, b_steps, pairs, b_block, panel_steps, stage
+                )
             b_last = b_now
             if parts == 2:
                 split_f16(pairs, pairs + b_part, b_part // LINE)
             _peaks(parts, sizes[3], TILE, pairs, b_block, b_block, b_now, b_group, b_steps, b_peaks)
             for first in range(0, channels, together):
                 some, a_some = min(together, channels - first), a[0] + g * a[1] + first * a_steps[4]
-                pack_planes(
-                    parts, some, sizes[1], a_now, a_last, a_some, a_steps, panels, a_plane, panel_steps, stage, inside
-                )
+                done = 0
+                if inside:
+                    done = call_turned(
+                        turned, parts, 0, some, sizes[1], a_now.ctypes.data, a_now.shape[0], a_last.ctypes.data,
+                        a_last.shape[0], a_some, a_steps.ctypes.data, panels, a_plane, panel_steps.ctypes.data, stage,
+                    )  # fmt: skip
+                if done == 0:
+                    pack_planes(
+                        parts, some, sizes[1], a_now, a_last, a_some, a_steps, panels, a_plane, panel_steps, stage
+                    )
                 a_last = a_now
                 if parts == 2:
                     split_f16(panels, panels + a_part, a_part // LINE)
@@ -406,7 +424,7 @@ class DotPart(Part):
         place, last = arena_kept("vector", (parts * panels + STAGE_BYTES) // 4, self)
         none = slice(0, 0) if last is None else slice(last, last + 1)
         add_dots(
-            dot_table(), parts, self.g1 - self.g0, self.slabs[some], plan.shifts, plan.offsets, plan.taps,
+            dot_table(), turned(), parts, self.g1 - self.g0, self.slabs[some], plan.shifts, plan.offsets, plan.taps,
             plan.panel_steps, self.sizes, np.array((a, size * plan.a.group), np.int64), a_boxes, plan.a_steps,
             np.array((b, size * plan.b.group), np.int64), b_boxes, plan.b_steps, place,
             plan.a_boxes[none].reshape(-1, 6), plan.b_boxes[none].reshape(-1, 6), address(acc), 4 * self.group_floats,

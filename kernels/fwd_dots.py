@@ -114,9 +114,8 @@ def _bring(
         fill_zero(panel, parts * shape[1] * shape[4] * ROW)
         return
     pack_planes(
-        parts, cell[15], shape[1] * shape[4], boxes, boxes if same else boxes[:0], 0, steps, panel, ROW, to, scratch,
-        False,
-    )  # fmt: skip
+        parts, cell[15], shape[1] * shape[4], boxes, boxes if same else boxes[:0], 0, steps, panel, ROW, to, scratch
+    )
 
 
 @jit
@@ -129,7 +128,7 @@ def _bring_weights(
     """
     pack_pairs(
         parts, shape[3], shape[2], taps, taps if whole else taps[:0], 0, steps, panels, shape[5],
-        np.zeros(4, np.int64), scratch, False,
+        np.zeros(4, np.int64), scratch,
     )  # fmt: skip
     if parts == 2:
         part = shape[2] * shape[5]

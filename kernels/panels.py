@@ -7,12 +7,21 @@ channels and images from the order of memory into rows of images.
 
 from __future__ import annotations
 
-from kernels._jit import Table, Vector, jit
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic
+
+from kernels._jit import LAZY, Table, Vector, callback, jit
 from kernels.planes import move16, pack_line, pack_line_pairs, transpose16
 from kernels.planes32 import SPLIT_BYTES, split_line, split_line_pairs, touch
 from kernels.simd import fill_zero, transpose_panel
 
-__all__ = ["PACK_BYTES", "pack_pairs", "pack_planes"]
+__all__ = ["PACK_BYTES", "call_turned", "pack_pairs", "pack_planes", "turned"]
+
+_typed_intrinsic: Any = intrinsic
 
 _transpose = transpose_panel("f32")
 
@@ -27,7 +36,7 @@ MOST_STRIDE = 4
 _VALUES = 64  # adjacent values of a channel that are turned at a time; where 16 channels are, 32 bytes of each
 
 PACK_BYTES = 16 * 32 * TURNED + SPLIT_BYTES
-"""Scratch of one call."""
+"""Scratch of `call_turned`."""
 
 _AHEAD = 256
 """Bytes that memory is asked for before they are needed, of each image."""
@@ -138,7 +147,7 @@ def _pack_turned(
         panel = dst + first // together * plane
         for line in range(0, box[2] * box[3], lines):
             d, h = divmod(line, box[3])
-            start = src + first * steps[4] + box[0] + d * steps[0] + h * steps[1]
+            start = src + first * steps[4] + d * steps[0] + h * steps[1]
             to = box[1] + d * dst_steps[0] + h * dst_steps[1]
             for image in range(0, box[5], TURNED):
                 images = min(TURNED, box[5] - image)
@@ -173,25 +182,84 @@ def _pack_turned(
 
 
 @jit
+def _pack_all_turned(
+    parts: int, pairs: bool, channels: int, planes: int, boxes: Table, before: Table, src: int, src_steps: Vector,
+    dst: int, plane: int, dst_steps: Vector, scratch: int,
+) -> bool:  # fmt: skip
+    """Pack boxes whose last axis is the images as `pack_planes` or `pack_pairs` does, if they should be turned.
+
+    `scratch` holds `PACK_BYTES`.
+    """
+    size, count = 4 if parts == 3 else 2, (3 if parts == 3 else 1) * planes
+    for b in range(boxes.shape[0]):
+        if boxes[b, 2] * boxes[b, 3] * boxes[b, 4] * boxes[b, 5] > 0 and _turns(size, boxes[b], src_steps) == 0:
+            return False
+    _clear(boxes, before, dst_steps, dst, count, plane, pairs)
+    for b in range(boxes.shape[0]):
+        lines = _turns(size, boxes[b], src_steps)
+        if lines > 0:
+            _pack_turned(
+                parts, pairs, channels, lines, boxes[b], src + boxes[b, 0], src_steps, dst, plane, planes * plane,
+                dst_steps, scratch,
+            )  # fmt: skip
+    return True
+
+
+def _turned(
+    parts: Any, pairs: Any, channels: Any, planes: Any, boxes: Any, count: Any, before: Any, earlier: Any, src: Any,
+    src_steps: Any, dst: Any, plane: Any, dst_steps: Any, scratch: Any,
+) -> Any:  # fmt: skip
+    return _pack_all_turned(
+        parts, pairs != 0, channels, planes, carray(boxes, (count, 6)), carray(before, (earlier, 6)), src,
+        carray(src_steps, (5,)), dst, plane, carray(dst_steps, (4,)), scratch,
+    )  # fmt: skip
+
+
+_POINTERS = 4, 6, 9, 12
+
+
+@cache
+def turned() -> int:
+    """Give the address of what `call_turned` calls: as a callback it is compiled once, and not in all its callers."""
+    kinds = ["CPointer(int64)" if i in _POINTERS else "int64" for i in range(14)]
+    return int(callback(f"boolean({', '.join(kinds)})", _turned).address)
+
+
+LAZY.append(turned)
+
+
+@_typed_intrinsic
+def call_turned(
+    typingctx: Any, entry: Any, parts: Any, pairs: Any, channels: Any, planes: Any, boxes: Any, count: Any,
+    before: Any, earlier: Any, src: Any, src_steps: Any, dst: Any, plane: Any, dst_steps: Any, scratch: Any,
+) -> Any:  # fmt: skip
+    """Pack boxes whose last axis is the images, as `pack_planes` does or `pack_pairs`, if they should be turned.
+
+    `entry` is `turned`. Tables and steps go as addresses, tables with the number of their rows. `scratch` holds
+    `PACK_BYTES`. Gives 1 if it packed them, else 0.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        long = ir.IntType(64)
+        kind = ir.FunctionType(ir.IntType(8), [long] * 14)
+        done = builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return builder.zext(done, long)
+
+    return types.int64(*[types.int64] * 15), codegen
+
+
+@jit
 def pack_pairs(
     parts: int, channels: int, blocks: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int,
-    block: int, dst_steps: Vector, scratch: int, inside: bool,
+    block: int, dst_steps: Vector, scratch: int,
 ) -> None:  # fmt: skip
     """Pack boxes of positions of a tensor into `blocks` panels of `block` bytes, as `pack_planes` does planes."""
     split = parts == 3
-    size = 4 if split else 2
     _clear(boxes, before, dst_steps, dst, (3 if split else 1) * blocks, block, True)
-    span = channels if src_steps[4] == size else 16
+    span = channels if src_steps[4] == (4 if split else 2) else 16
     for first in range(0, channels, span):
         for b in range(boxes.shape[0]):
             box, some, to = boxes[b], min(span, channels - first), dst + first // 16 * block
-            lines = _turns(size, box, src_steps) if inside else 0
-            if lines > 0:
-                _pack_turned(
-                    parts, True, some, lines, box, src + first * src_steps[4], src_steps, to, block, blocks * block,
-                    dst_steps, scratch,
-                )  # fmt: skip
-                continue
             start = src + first * src_steps[4] + box[0]
             for n in range(box[2] if box[5] > 0 else 0):
                 for d in range(box[3]):
@@ -210,7 +278,7 @@ def pack_pairs(
 @jit
 def pack_planes(
     parts: int, channels: int, planes: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int,
-    plane: int, dst_steps: Vector, scratch: int, inside: bool,
+    plane: int, dst_steps: Vector, scratch: int,
 ) -> None:  # fmt: skip
     """Pack boxes of positions of a tensor into the first of `planes` planes of `plane` bytes, zeros elsewhere.
 
@@ -218,23 +286,14 @@ def pack_planes(
     (n, d, h, w); `src_steps` are the bytes between those, then between channels, `dst_steps` the same in the plane.
     `before` are the boxes that were packed there last, if any. Where channels are adjacent, all of a line are packed
     before the next line, else all lines of a few channels. Three `parts` say that the tensor is of f32; the planes of
-    its parts follow each other. `inside` says that the last axis is the images. `scratch` holds `PACK_BYTES`, or
-    `SPLIT_BYTES` where they are not.
+    its parts follow each other. `scratch` holds `SPLIT_BYTES` then.
     """
     split = parts == 3
-    size = 4 if split else 2
     _clear(boxes, before, dst_steps, dst, (3 if split else 1) * planes, plane, False)
-    span = channels if src_steps[4] == size else 8
+    span = channels if src_steps[4] == (4 if split else 2) else 8
     for first in range(0, channels, span):
         for b in range(boxes.shape[0]):
             box, some, to = boxes[b], min(span, channels - first), dst + first * plane
-            lines = _turns(size, box, src_steps) if inside else 0
-            if lines > 0:
-                _pack_turned(
-                    parts, False, some, lines, box, src + first * src_steps[4], src_steps, to, plane, planes * plane,
-                    dst_steps, scratch,
-                )  # fmt: skip
-                continue
             start = src + first * src_steps[4] + box[0]
             for n in range(box[2] if box[5] > 0 else 0):
                 for d in range(box[3]):
