@@ -38,7 +38,6 @@ BLOCK_PIXELS = 512
 STAGED_PIXELS = np.array((320, 192, 128), np.int64)
 """Those of a walk of staged rows, by parts, which should stay in the first cache."""
 
-
 INSIDE_PIXELS = np.array((2048, 512, 512), np.int64)
 """Those of a walk over images inside, by parts: products of parts are summed by themselves first."""
 
@@ -159,7 +158,8 @@ if cpu().dots == "amx":
     ) -> None:  # fmt: skip
         """Sum tiles of rows over a `span` of a slab's (d, h, w), first and end, that hold images inside.
 
-        Each position is some whole steps of `a` and `b`, so nothing but real taps is summed, and no row crosses lines.
+        Each position is some whole steps of `a` and `b`, so no row crosses lines, and nothing is visited that none of
+        the tiles' taps meets.
         Where walks end depends on the slab alone: sums have the same bits whatever tiles go together.
         """
         step = panel_steps[2] // LINE
@@ -333,9 +333,10 @@ def add_dots(
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of `groups` groups, [block of b][channel of a][tap][16].
 
-    `a` and `b` are each tensor's address and its bytes between groups; for the other tables see
-    `kernels.dot_schedule`. `sizes` are channels, planes and bytes of a plane of a, then channels and blocks of b, and
-    positions of all images and of one, then 1 for images inside, and the channels of a that are packed together.
+    `turned` is that of `kernels.panels`; `a` and `b` are each tensor's address and its bytes between groups; for the
+    other tables see `kernels.dot_schedule`. `sizes` are channels, planes and bytes of a plane of a, then channels and
+    blocks of b, and positions of all images and of one, then 1 for images inside, and the channels of a that are packed
+    together.
     `panels` holds a's planes, b's pairs and staged rows; `a_last` and `b_last` are the boxes that were packed there
     last, if any. The caller owns all of them.
     """

@@ -109,6 +109,7 @@ def test_special_values_and_workers(monkeypatch: pytest.MonkeyPatch, dtype: str)
     floats["src"][0, 47, 3, 3] = -np.inf
     one = compute(case, floats)
     assert one.tobytes() == compute(case, floats, workers=8).tobytes()
+    plan.cache_clear()
 
 
 @pytest.mark.skipif(not cpu().dots, reason="no instruction for pairs of bf16 here, nor imitated")
