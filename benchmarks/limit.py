@@ -13,10 +13,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from kernels._jit import jit
-from kernels.cpu import cpu
-from kernels.simd import call_tile
-from kernels.tiles import tile_table
+from kernels.emit.compiler import jit
+from kernels.emit.intrinsics import call_tile
+from kernels.emit.tile_table import tile_table
+from kernels.target import target
 
 __all__ = ["measure_limit"]
 
@@ -33,7 +33,7 @@ def _emit(typingctx: Any, count: Any, address: Any) -> Any:  # noqa: ARG001 -- N
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:  # noqa: ARG001
         count, address = values
-        lane = ir.VectorType(ir.FloatType(), cpu().width)
+        lane = ir.VectorType(ir.FloatType(), target().lanes)
         kind = ir.FunctionType(lane, [lane] * 3)
         fma = insert(builder.module, kind, f"llvm.fma.v{lane.count}f32")
         pointer = builder.inttoptr(address, lane.as_pointer())
@@ -50,7 +50,7 @@ def _emit(typingctx: Any, count: Any, address: Any) -> Any:  # noqa: ARG001 -- N
         index.add_incoming(following, block)
         for start, (phi, result) in enumerate(zip(sums, results, strict=True)):
             # each starts from another value: equal sums would be computed once
-            phi.add_incoming(ir.Constant(lane, [float(start)] * cpu().width), before)
+            phi.add_incoming(ir.Constant(lane, [float(start)] * target().lanes), before)
             phi.add_incoming(result, block)
         builder.cbranch(builder.icmp_signed("<", following, count), block, after)
         builder.position_at_end(after)
@@ -81,8 +81,8 @@ class _Registers:
     """Independent multiply-adds, operands in registers."""
 
     def __init__(self) -> None:
-        self._memory = np.full(3 * cpu().width, 1e-9, np.float32)
-        self.flops = 2 * CHAINS * cpu().width
+        self._memory = np.full(3 * target().lanes, 1e-9, np.float32)
+        self.flops = 2 * CHAINS * target().lanes
 
     def __call__(self, count: int) -> None:
         _registers(count, self._memory.ctypes.data)
@@ -94,7 +94,7 @@ class _Tile:
     PIXELS = 32
 
     def __init__(self) -> None:
-        rows, width = cpu().rows[2], cpu().width
+        rows, width = target().rows[2], target().lanes
         self._tile = int(tile_table()[2, rows])
         self._panel = np.full(self.PIXELS * 2 * width, 1e-9, np.float32)
         self._scalars = np.full(self.PIXELS * rows, 1e-9, np.float32)

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from kernels.cpu import cpu
+from kernels.target import target
 
 __all__ = ["Neighbours", "describe_machine", "load"]
 
@@ -52,10 +52,10 @@ def describe_machine() -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": {
             "model": _model(),
-            "llvm_name": cpu().name,
-            "code_path": cpu().tag,
+            "llvm_name": target().name,
+            "code_path": target().tag,
             "processors": os.cpu_count(),
-            "features": sorted(cpu().features),
+            "features": sorted(target().features),
         },
         "system": f"{platform.system()} {platform.machine()}",
         "versions": {"python": platform.python_version()} | _versions(),

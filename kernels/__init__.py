@@ -1,8 +1,8 @@
 """The arithmetic: problems as plain integers in, units of work and exact bits out."""
 
-from kernels.plan import Plan, Unit, box, compute, plan, run_unit
+from kernels.plan import Plan, Unit, box
 from kernels.problem import ConvProblem, storage_dtype
-from kernels.registry import explain
+from kernels.registry import compute, explain, plan, run_unit
 from kernels.warmup import warmup
 
 __all__ = [

@@ -1,18 +1,16 @@
-"""From a problem to units of work, and from a unit to bytes: the public face of the kernels."""
+"""What a plan is: a kernel, and the units of work into which it cuts a problem."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
-from kernels.problem import ConvProblem, storage_dtype
+from kernels.problem import ConvProblem
 
-__all__ = ["Kernel", "Plan", "Storage", "Unit", "box", "compute", "plan", "run_unit"]
+__all__ = ["Kernel", "Plan", "Stop", "Storage", "Unit", "box"]
 
 Storage = npt.NDArray[Any]
 Stop = Callable[[], bool]
@@ -82,53 +80,3 @@ def box(output: Storage, unit: Unit) -> Storage:
     assert unit.offset is not None
     assert unit.shape is not None
     return output[tuple(slice(start, start + size) for start, size in zip(unit.offset, unit.shape, strict=True))]
-
-
-@lru_cache(maxsize=1024)
-def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False) -> Plan:
-    """Choose a kernel for `problem` and cut the work into units for `workers`.
-
-    The bits of the result depend on the problem alone: more workers get more units, but every sum is formed in the
-    same order. With `reference` the float64 kernel is taken.
-    """
-    from kernels.registry import candidates
-
-    refusals: list[str] = []
-    for kernel in candidates(reference):
-        reason = kernel.refuse(problem)
-        if reason is None:
-            units, scratch_bytes = kernel.units(problem, workers)
-            stages = max(unit.stage for unit in units) + 1
-            return Plan(problem, kernel.name, tuple(units), stages, scratch_bytes, tuple(refusals))
-        refusals.append(f"{kernel.name}: {reason}")
-    raise AssertionError(f"no kernel takes {problem}: {refusals}")
-
-
-def run_unit(
-    plan: Plan,
-    unit: Unit,
-    inputs: Sequence[Storage],
-    output: Storage,
-    scratch: Storage | None = None,
-    stop: Stop = lambda: False,
-) -> bool:
-    """Do one unit of a plan in this thread, without the GIL while it computes.
-
-    `inputs` and `output` are C-contiguous with the problem's shapes, f32 as float32, f16 and bf16 as the uint16 that
-    hold their bits; `scratch` holds `plan.scratch_bytes`. `stop` is asked every few milliseconds of work.
-
-    Returns False when `stop` ended the work early; the unit's part of the output is then undefined.
-    """
-    from kernels.registry import by_name
-
-    return by_name(plan.kernel).run(plan.problem, unit, inputs, output, scratch, stop)
-
-
-def compute(problem: ConvProblem, *inputs: Storage, reference: bool = False, workers: int = 1) -> Storage:
-    """Compute the whole problem in this thread and return the stored result (see `run_unit` for the dtypes)."""
-    chosen = plan(problem, reference=reference, workers=workers)
-    output = np.empty(problem.output_shape, storage_dtype(problem.dtype))
-    scratch = np.empty(chosen.scratch_bytes, np.uint8) if chosen.scratch_bytes else None
-    for unit in chosen.units:
-        run_unit(chosen, unit, inputs, output, scratch)
-    return output

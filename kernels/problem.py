@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
-__all__ = ["ConvProblem", "Dims", "storage_dtype"]
+__all__ = ["ConvProblem", "Dims", "storage_dtype", "wrapped"]
 
 OpName = Literal["ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose"]
 DTypeName = Literal["f32", "f16", "bf16"]
@@ -19,6 +21,15 @@ Ints = tuple[int, ...]
 def storage_dtype(dtype: str) -> np.dtype[np.float32] | np.dtype[np.uint16]:
     """Give the NumPy dtype that stores `dtype`: f32 as itself, f16 and bf16 as their 16 bits."""
     return np.dtype(np.float32) if dtype == "f32" else np.dtype(np.uint16)
+
+
+def wrapped(values: Iterable[int]) -> npt.NDArray[np.int64]:
+    """Give integers modulo 2**64, in which compiled code computes addresses.
+
+    Strides, dilations and pads may be anything up to 2**63, and their products with byte steps more. What meets
+    data comes to an address inside a tensor all the same, because sums and products keep the modulus.
+    """
+    return np.array([(value + (1 << 63)) % (1 << 64) - (1 << 63) for value in values], np.int64)
 
 
 def _three(values: Ints, fill: int) -> tuple[int, int, int]:

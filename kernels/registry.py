@@ -1,27 +1,30 @@
-"""The kernels in the order in which they are asked; the reference, which takes everything, comes last."""
+"""From a problem to units of work, and from a unit to bytes: who computes what, in order; the reference comes last."""
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, lru_cache
 
-from kernels.bwd_weights import BWD_WEIGHTS
-from kernels.conv_transpose import CONV_TRANSPOSE
-from kernels.cpu import cpu
-from kernels.plan import Kernel, plan
-from kernels.problem import ConvProblem
-from kernels.reference_kernel import REFERENCE
+import numpy as np
 
-__all__ = ["by_name", "candidates", "explain"]
+from kernels.forward.tiles import CONV_TRANSPOSE
+from kernels.gradient.tiles.unit import BWD_WEIGHTS
+from kernels.plan import Kernel, Plan, Stop, Storage, Unit
+from kernels.problem import ConvProblem, storage_dtype
+from kernels.reference import REFERENCE
+from kernels.target import target
+
+__all__ = ["by_name", "candidates", "compute", "explain", "plan", "run_unit"]
 
 KERNELS: tuple[Kernel, ...] = (BWD_WEIGHTS, CONV_TRANSPOSE, REFERENCE)
 
-if cpu().dots:  # compiled only where the processor can run it
-    from kernels.bwd_dots import BWD_DOTS
+if target().dots:  # compiled only where the processor can run it
+    from kernels.gradient.dots.unit import BWD_DOTS
 
     KERNELS = (BWD_DOTS, *KERNELS)
 
-if cpu().dots == "amx":
-    from kernels.fwd_dots import FWD_DOTS
+if target().dots == "amx":
+    from kernels.forward.cells.unit import FWD_DOTS
 
     KERNELS = (FWD_DOTS, *KERNELS)
 
@@ -41,3 +44,49 @@ def explain(problem: ConvProblem) -> str:
     """Say which kernel takes `problem` and why the ones before it refused."""
     chosen = plan(problem)
     return "\n".join([*chosen.refusals, f"{chosen.kernel}: taken, {len(chosen.units)} units"])
+
+
+@lru_cache(maxsize=1024)
+def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False) -> Plan:
+    """Choose a kernel for `problem` and cut the work into units for `workers`.
+
+    The bits of the result depend on the problem alone: more workers get more units, but every sum is formed in the
+    same order. With `reference` the float64 kernel is taken.
+    """
+    refusals: list[str] = []
+    for kernel in candidates(reference):
+        reason = kernel.refuse(problem)
+        if reason is None:
+            units, scratch_bytes = kernel.units(problem, workers)
+            stages = max(unit.stage for unit in units) + 1
+            return Plan(problem, kernel.name, tuple(units), stages, scratch_bytes, tuple(refusals))
+        refusals.append(f"{kernel.name}: {reason}")
+    raise AssertionError(f"no kernel takes {problem}: {refusals}")
+
+
+def run_unit(
+    plan: Plan,
+    unit: Unit,
+    inputs: Sequence[Storage],
+    output: Storage,
+    scratch: Storage | None = None,
+    stop: Stop = lambda: False,
+) -> bool:
+    """Do one unit of a plan in this thread, without the GIL while it computes.
+
+    `inputs` and `output` are C-contiguous with the problem's shapes, f32 as float32, f16 and bf16 as the uint16 that
+    hold their bits; `scratch` holds `plan.scratch_bytes`. `stop` is asked every few milliseconds of work.
+
+    Returns False when `stop` ended the work early; the unit's part of the output is then undefined.
+    """
+    return by_name(plan.kernel).run(plan.problem, unit, inputs, output, scratch, stop)
+
+
+def compute(problem: ConvProblem, *inputs: Storage, reference: bool = False, workers: int = 1) -> Storage:
+    """Compute the whole problem in this thread and return the stored result (see `run_unit` for the dtypes)."""
+    chosen = plan(problem, reference=reference, workers=workers)
+    output = np.empty(problem.output_shape, storage_dtype(problem.dtype))
+    scratch = np.empty(chosen.scratch_bytes, np.uint8) if chosen.scratch_bytes else None
+    for unit in chosen.units:
+        run_unit(chosen, unit, inputs, output, scratch)
+    return output

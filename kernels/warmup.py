@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import kernels.registry  # noqa: F401 -- importing the kernels registers their compiled functions
-from kernels._jit import LAZY
+from kernels.emit.compiler import LAZY
 
 __all__ = ["warmup"]
 

@@ -82,8 +82,8 @@ class _Recorder:
 
 
 def _tables() -> list[Any]:
-    from kernels.dots import dot_table
-    from kernels.tiles import tile_table
+    from kernels.emit.dots import dot_table
+    from kernels.emit.tile_table import tile_table
 
     return [tile_table(), dot_table()]
 
@@ -163,10 +163,12 @@ def objects(folder: Path, path: str) -> None:
         mock.patch("ctypes.CDLL", _Granting),
     ):
         functions = _functions()
-        from kernels.cpu import cpu
+        from kernels.target import target
 
-        assert (cpu().dots, cpu().width) == (path, 16), cpu()
-    from kernels import dots, tiles, warmup
+        assert (target().dots, target().lanes) == (path, 16), target()
+    from kernels import warmup
+    from kernels.emit import dots
+    from kernels.emit import tile_table as tiles
 
     list(warmup())
     symbols, number = [], 0
@@ -195,7 +197,7 @@ def _signature(function: Any) -> tuple[Any, ...]:
     """Give the argument types that the annotations say; calls among kernels may have made others, of constants."""
     from numba.core import sigutils
 
-    from kernels._jit import _NUMBA
+    from kernels.emit.compiler import _NUMBA
 
     kinds = {name: _NUMBA[annotation] for name, annotation in function.__annotations__.items()}
     return tuple(sigutils.normalize_signature(f"{kinds.pop('return')}({', '.join(kinds.values())})")[0])

@@ -13,8 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from kernels import bwd_dots, plan
-from kernels.cpu import cpu
+from kernels import plan
+from kernels.gradient.dots import unit as bwd_dots
+from kernels.target import target
 from tests.kernels.harness import compute, problem_of
 from tests.naive import round_to
 from tests.problems import random_case
@@ -25,17 +26,17 @@ DTYPES = {"amx": ("bf16", "f16", "f32"), "avx512bf16": ("bf16",), "": ()}
 
 def main(count: int) -> None:
     """Print one checksum a line, of sums that all ran on products of bf16 pairs."""
-    bwd_dots.LEAST_USE = {(cpu().dots, dtype): 0.0 for dtype in DTYPES[cpu().dots]}
+    bwd_dots.LEAST_USE = {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]}
     bwd_dots.MOST_CYCLES = np.inf
-    if cpu().dots == "amx":
-        from kernels import fwd_dots
+    if target().dots == "amx":
+        from kernels.forward.cells import unit as fwd_dots
 
         fwd_dots.MOST_CYCLES = np.inf
     rng = np.random.default_rng(61)
     while count > 0:
-        case = replace(random_case(rng, longer=8), dtype=str(rng.choice(DTYPES[cpu().dots])))
+        case = replace(random_case(rng, longer=8), dtype=str(rng.choice(DTYPES[target().dots])))
         kernel = plan(problem_of(case)).kernel
-        if not kernel.endswith(cpu().dots):
+        if not kernel.endswith(target().dots):
             continue
         scales = np.array([-24, 0, 0, 7]) if case.dtype == "f16" else np.array([-133, -100, -30, 0, 0, 0, 0, 30, 120])
         inputs = {

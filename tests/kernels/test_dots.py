@@ -13,12 +13,13 @@ import numba
 import numpy as np
 import pytest
 
-from kernels import ConvProblem, bwd_dots, explain, plan
+from kernels import ConvProblem, explain, plan
 from kernels.arena import arena
-from kernels.cpu import SETTING, _amx_granted, cpu
-from kernels.dot_schedule import dot_schedule
-from kernels.planes import split_f16
-from kernels.planes32 import split_line
+from kernels.gradient.dots import unit as bwd_dots
+from kernels.gradient.dots.schedule import dot_schedule
+from kernels.pack.halves import split_f16
+from kernels.pack.split import split_line
+from kernels.target.host import SETTING, _amx_granted, target
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import assert_same_bits, compute, problem_of
 from tests.kernels.test_accuracy import assert_accurate, assert_nothing_is_lost
@@ -75,18 +76,18 @@ def test_choice(monkeypatch: pytest.MonkeyPatch, setting: str | None, answer: in
         monkeypatch.setenv(SETTING, setting)
     _amx_granted.cache_clear()
     try:
-        assert cpu.__wrapped__().dots == expected
+        assert target.__wrapped__().dots == expected
     finally:
         _amx_granted.cache_clear()
 
 
-@pytest.mark.skipif(not cpu().dots, reason="no instruction for pairs of bf16 here, nor imitated")
+@pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
 @pytest.mark.parametrize("op", [op for op in OPS if op != "ConvTranspose"])
 def test_layers_are_taken(op: str) -> None:
     """An ordinary bf16 layer runs on these instructions, an f32 one where they are fast enough for six products."""
-    assert plan(problem_of(_of(op))).kernel == f"bwd_weights_{cpu().dots}"
+    assert plan(problem_of(_of(op))).kernel == f"bwd_weights_{target().dots}"
     f32 = explain(problem_of(_of(op, "f32")))
-    assert ("f32 is no sum of few bf16 products" in f32) == (cpu().dots != "amx")
+    assert ("f32 is no sum of few bf16 products" in f32) == (target().dots != "amx")
 
 
 def _of(op: str, dtype: str = "bf16") -> Case:
@@ -96,7 +97,7 @@ def _of(op: str, dtype: str = "bf16") -> Case:
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 def test_special_values_and_workers(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Inf and NaN in two channels give the same bits for any number of workers, and exact sums in the others."""
-    monkeypatch.setattr("kernels.bwd_weights.UNIT_MACS", 1_000_000)
+    monkeypatch.setattr("kernels.gradient.tiles.unit.UNIT_MACS", 1_000_000)
     case = replace(LAYER, dtype=dtype, n=2, dst_channels=40)
     inputs = case.inputs()
     inputs["src"][1, 20, 0, 5] = np.inf
@@ -112,7 +113,7 @@ def test_special_values_and_workers(monkeypatch: pytest.MonkeyPatch, dtype: str)
     plan.cache_clear()
 
 
-@pytest.mark.skipif(not cpu().dots, reason="no instruction for pairs of bf16 here, nor imitated")
+@pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
 @pytest.mark.parametrize("layout", [("NCX", "OIX"), ("NXC", "XIO")], ids="-".join)
 @pytest.mark.parametrize(
     ("groups", "wide", "narrow", "stride", "pixels"),
@@ -127,7 +128,7 @@ def test_packing(
     pixels: int,
 ) -> None:  # fmt: skip
     """Few and many channels, odd lines, strides that pick values, taps that meet nothing: all sums are exact."""
-    monkeypatch.setattr(bwd_dots, "LEAST_USE", {(cpu().dots, "bf16"): 0.0})
+    monkeypatch.setattr(bwd_dots, "LEAST_USE", {(target().dots, "bf16"): 0.0})
     case = Case(
         dtype="bf16", n=3, src_channels=wide * groups, dst_channels=narrow * groups, groups=groups,
         src_spatial=(5, stride * (pixels - 1) + 1), dst_spatial=(7, pixels), kernel=(5, 3), strides=(1, stride),
@@ -135,7 +136,7 @@ def test_packing(
     )  # fmt: skip
     try:
         plan.cache_clear()
-        assert plan(problem_of(case)).kernel == f"bwd_weights_{cpu().dots}"
+        assert plan(problem_of(case)).kernel == f"bwd_weights_{target().dots}"
         inputs = case.inputs()
         for workers in (1, 3):
             assert_same_bits(compute(case, inputs, workers=workers), case.expected(inputs), case)
@@ -160,7 +161,7 @@ def test_f16_is_the_sum_of_two_bf16() -> None:
 @pytest.fixture
 def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let these instructions take all that they can, however many zeros they multiply."""
-    monkeypatch.setattr(bwd_dots, "LEAST_USE", {(cpu().dots, dtype): 0.0 for dtype in DTYPES[cpu().dots]})
+    monkeypatch.setattr(bwd_dots, "LEAST_USE", {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]})
     monkeypatch.setattr(bwd_dots, "MOST_CYCLES", np.inf)
     for cached in (plan, bwd_dots._part):
         cached.cache_clear()
@@ -193,20 +194,20 @@ def test_f32_is_the_sum_of_three_bf16() -> None:
         assert (wide[1:, np.isinf(values[:count])] == 0).all()
 
 
-@pytest.mark.skipif(not cpu().dots, reason="no instruction for pairs of bf16 here, nor imitated")
+@pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
 @pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize("block", range(4))
 def test_small_slabs(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Cut along every axis into many slabs, of unequal sizes, what one leaves behind does not reach the next one."""
-    monkeypatch.setattr("kernels.dot_schedule.SLAB_BYTES", 2048)
+    monkeypatch.setattr("kernels.gradient.dots.schedule.SLAB_BYTES", 2048)
     small: Any = lru_cache(dot_schedule.__wrapped__)  # type: ignore[attr-defined]
     monkeypatch.setattr(bwd_dots, "dot_schedule", small)
     rng = np.random.default_rng([74, block])
     slabs = 0
     while slabs < 400:
-        case = replace(random_case(rng, macs=200_000, longer=4), dtype=str(rng.choice(DTYPES[cpu().dots])))
+        case = replace(random_case(rng, macs=200_000, longer=4), dtype=str(rng.choice(DTYPES[target().dots])))
         problem = problem_of(case)
-        if case.op == "ConvTranspose" or not plan(problem).kernel.endswith(cpu().dots):
+        if case.op == "ConvTranspose" or not plan(problem).kernel.endswith(target().dots):
             continue
         slabs += len(small(problem).slabs) - 1
         inputs = case.inputs()
@@ -214,7 +215,7 @@ def test_small_slabs(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
             assert_same_bits(compute(case, inputs), case.expected(inputs), case)
 
 
-@pytest.mark.skipif(not cpu().dots, reason="no instruction for pairs of bf16 here, nor imitated")
+@pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
 @pytest.mark.usefixtures("everything")
 def test_a_sum_that_failed_leaves_nothing_to_rely_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """When memory ran out in the middle, the next sum does not take what lies there for zeros."""
@@ -232,7 +233,7 @@ def test_a_sum_that_failed_leaves_nothing_to_rely_on(monkeypatch: pytest.MonkeyP
     assert_same_bits(compute(LAYER, inputs), LAYER.expected(inputs), LAYER)
 
 
-@pytest.mark.skipif(cpu().dots != "amx", reason="f32 goes this way on AMX alone, or its imitation")
+@pytest.mark.skipif(target().dots != "amx", reason="f32 goes this way on AMX alone, or its imitation")
 @pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize("block", range(4))
 def test_f32_is_exact(block: int) -> None:
@@ -257,7 +258,7 @@ def test_f32_is_exact(block: int) -> None:
         done += 1
 
 
-@pytest.mark.skipif(cpu().dots != "amx", reason="f32 goes this way on AMX alone, or its imitation")
+@pytest.mark.skipif(target().dots != "amx", reason="f32 goes this way on AMX alone, or its imitation")
 @pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize(
     "scales", [(-60, -60), (-100, 90), (-126, 0), (-149, 127), (-140, 20), (60, 60), (0, 127), (0, 0)]

@@ -9,8 +9,9 @@ from math import ceil
 import numpy as np
 import pytest
 
-from kernels import ConvProblem, forward, plan, storage_dtype
-from kernels.forward import WIDTH, Way, share
+from kernels import ConvProblem, plan, storage_dtype
+from kernels.forward import share as forward
+from kernels.forward.share import WIDTH, Way, share
 from tests import naive
 from tests.kernels.harness import assert_same_bits, compute, problem_of, stored
 from tests.problems import Case, random_case

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from kernels import plan
-from kernels.cpu import cpu
+from kernels.target import target
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import assert_same_bits, compute, problem_of
 from tests.kernels.test_accuracy import assert_accurate, assert_nothing_is_lost
 from tests.problems import Case, random_case
 
-pytestmark = pytest.mark.skipif(cpu().dots != "amx", reason="on AMX alone, or its imitation")
+pytestmark = pytest.mark.skipif(target().dots != "amx", reason="on AMX alone, or its imitation")
 
 LAYER = Case(
     op="ConvTranspose", n=3, src_channels=40, dst_channels=72, src_spatial=(9, 20), dst_spatial=(18, 40),
@@ -28,7 +28,7 @@ LAYER = Case(
 @pytest.fixture(autouse=True)
 def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let everything that can be laid out run here."""
-    monkeypatch.setattr("kernels.fwd_dots.MOST_CYCLES", np.inf)
+    monkeypatch.setattr("kernels.forward.cells.unit.MOST_CYCLES", np.inf)
     plan.cache_clear()
     yield
     plan.cache_clear()
@@ -58,7 +58,9 @@ def test_every_problem_is_exact(block: int) -> None:
 @pytest.mark.parametrize("block", range(4))
 def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Cut along every axis into cells and passes of unequal sizes, and shared out, sums have the same bits."""
-    from kernels import conv_transpose, fwd_dots, fwd_schedule
+    from kernels.forward import tiles as conv_transpose
+    from kernels.forward.cells import schedule as fwd_schedule
+    from kernels.forward.cells import unit as fwd_dots
 
     for name, value in {"CELL_PIXELS": 24, "PANEL_BYTES": 4096, "LINE_PIXELS": 4}.items():
         monkeypatch.setattr(fwd_schedule, name, value)
@@ -98,7 +100,7 @@ def test_special_values_and_workers(dtype: str, data_format: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES["amx"])
 def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Cells that are summed on register tiles leave weights, pixels and sums of those that follow alone."""
-    from kernels import fwd_dots
+    from kernels.forward.cells import unit as fwd_dots
 
     monkeypatch.setattr(fwd_dots, "STEP_MACS", 1)  # every cell has a call
     fwd_dots._cells.cache_clear()

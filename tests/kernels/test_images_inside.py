@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels import bwd_dots, plan, run_unit, storage_dtype
-from kernels.cpu import cpu
-from kernels.dot_schedule import dot_schedule
+from kernels import plan, run_unit, storage_dtype
+from kernels.gradient.dots import unit as bwd_dots
+from kernels.gradient.dots.schedule import dot_schedule
+from kernels.target import target
 from tests.kernels.harness import assert_same_bits, compute, problem_of, stored
 from tests.kernels.test_accuracy import assert_accurate
 from tests.kernels.test_images import poisoned
 from tests.problems import Case, random_case
 
-pytestmark = pytest.mark.skipif(cpu().dots != "amx", reason="this is for tile registers, or their imitation")
+pytestmark = pytest.mark.skipif(target().dots != "amx", reason="this is for tile registers, or their imitation")
 
 SMALL_MAPS = Case(
     dtype="bf16", n=64, src_channels=32, dst_channels=64, src_spatial=(14, 14), dst_spatial=(10, 10), kernel=(5, 5),
@@ -59,8 +60,8 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Put images inside wherever there are two, and let AMX take all that it can."""
     monkeypatch.setattr(bwd_dots, "LEAST_USE", {("amx", dtype): 0.0 for dtype in ("f32", "f16", "bf16")})
     monkeypatch.setattr(bwd_dots, "MOST_CYCLES", np.inf)
-    monkeypatch.setattr("kernels.dot_schedule.INSIDE_COST", np.inf)
-    monkeypatch.setattr("kernels.dot_schedule.LEAST_IMAGES", 2)
+    monkeypatch.setattr("kernels.gradient.dots.schedule.INSIDE_COST", np.inf)
+    monkeypatch.setattr("kernels.gradient.dots.schedule.LEAST_IMAGES", 2)
     fresh: Any = lru_cache(dot_schedule.__wrapped__)  # type: ignore[attr-defined]
     monkeypatch.setattr(bwd_dots, "dot_schedule", fresh)
     for cached in (plan, bwd_dots._part):
@@ -78,7 +79,7 @@ def _slabs(case: Case) -> int:
     return len(schedule.slabs) if taken else 0
 
 
-@pytest.mark.skipif(bool(cpu().imitated), reason="imitated instructions take everything as it is")
+@pytest.mark.skipif(bool(target().imitated), reason="imitated instructions take everything as it is")
 def test_choice() -> None:
     """Many images of small maps go inside; single ones, large maps and few channels do not."""
     assert _slabs(SMALL_MAPS)
@@ -94,7 +95,7 @@ def test_choice() -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_exact(monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, data_format: str, slab: int) -> None:
     """Sums of integers are exact in whole and in small slabs, also where memory holds what the last sum packed."""
-    monkeypatch.setattr("kernels.dot_schedule.NARROW_BYTES", slab)
+    monkeypatch.setattr("kernels.gradient.dots.schedule.NARROW_BYTES", slab)
     case = replace(LAYERS[name], dtype=dtype, data_format=data_format)
     assert _slabs(case) == 1 if slab > 1 << 20 else _slabs(case) > 1
     inputs = case.inputs()
@@ -120,10 +121,10 @@ def _random(seed: int, count: int) -> Iterator[Case]:
 def test_random_problems(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Random problems are exact on integers, and any number of workers gives the same bits, special values or not."""
     if block % 2:
-        monkeypatch.setattr("kernels.dot_schedule.NARROW_BYTES", 1 << 13)
-    monkeypatch.setattr("kernels.bwd_weights.UNIT_MACS", 20_000)
-    monkeypatch.setattr("kernels.dot_schedule.CHUNK_MACS", 10_000)
-    monkeypatch.setattr("kernels.dot_schedule.CHUNK_POSITIONS", 32)
+        monkeypatch.setattr("kernels.gradient.dots.schedule.NARROW_BYTES", 1 << 13)
+    monkeypatch.setattr("kernels.gradient.tiles.unit.UNIT_MACS", 20_000)
+    monkeypatch.setattr("kernels.gradient.dots.schedule.CHUNK_MACS", 10_000)
+    monkeypatch.setattr("kernels.gradient.dots.schedule.CHUNK_POSITIONS", 32)
     rng = np.random.default_rng([92, block])
     for case in _random(block, 25):
         inputs = case.inputs()
@@ -141,9 +142,9 @@ def test_random_problems(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 def test_images_that_come_late_are_not_read(monkeypatch: pytest.MonkeyPatch, data_format: str) -> None:
     """Images are outermost among slabs: a unit leaves the same bits whatever lies behind the images that it names."""
-    monkeypatch.setattr("kernels.bwd_weights.UNIT_MACS", 20_000)
-    monkeypatch.setattr("kernels.dot_schedule.CHUNK_MACS", 10_000)
-    monkeypatch.setattr("kernels.dot_schedule.NARROW_BYTES", 1 << 16)
+    monkeypatch.setattr("kernels.gradient.tiles.unit.UNIT_MACS", 20_000)
+    monkeypatch.setattr("kernels.gradient.dots.schedule.CHUNK_MACS", 10_000)
+    monkeypatch.setattr("kernels.gradient.dots.schedule.NARROW_BYTES", 1 << 16)
     case = replace(SMALL_MAPS, n=100, data_format=data_format)
     problem = problem_of(case)
     chosen, inputs = plan(problem, workers=2), [stored(tensor) for tensor in case.floats().values()]

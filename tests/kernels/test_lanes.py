@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kernels.cpu import cpu
-from kernels.schedule import schedule
-from kernels.tiles import DIRECT
+from kernels.emit.tile_table import DIRECT
+from kernels.gradient.tiles.schedule import schedule
+from kernels.target import target
 from tests.kernels.harness import Tensor, assert_same_bits, check, compute, problem_of
 from tests.problems import Case
 
@@ -77,7 +77,7 @@ def test_packs_others() -> None:
 def test_few_channels_in_place(channels: int, groups: int, stride: int) -> None:
     """A stem's gradient, whose channels fill lines, gives the oracle's bits without packing them."""
     case = replace(_case((3, 3), stride=stride), groups=groups, src_channels=3 * groups, dst_channels=channels * groups)
-    assert schedule(problem_of(case)).in_place == (channels * groups <= 4 * cpu().width)
+    assert schedule(problem_of(case)).in_place == (channels * groups <= 4 * target().lanes)
     for workers in (1, 3):
         check(case, workers=workers)
     inputs: dict[str, Tensor] = case.inputs()

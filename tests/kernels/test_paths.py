@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernels.cpu import IMITATE, SETTING, cpu
+from kernels.target import IMITATE, SETTING, target
 from tests.kernels.harness import check
 from tests.problems import random_case
 
@@ -32,8 +32,8 @@ def _other_paths() -> dict[str, str]:
     with pytest.MonkeyPatch.context() as patch:
         for setting in SETTINGS:
             patch.setenv(SETTING, setting)
-            tag = cpu.__wrapped__().tag
-            if tag != cpu().tag:
+            tag = target.__wrapped__().tag
+            if tag != target().tag:
                 found.setdefault(tag, setting)
     return found
 
@@ -89,7 +89,7 @@ def test_imitations_give_the_bits_of_instructions(path: str, instructions: str, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SETTING, instructions)
         patch.delenv(IMITATE, raising=False)
-        if cpu.__wrapped__().dots != path:
+        if target.__wrapped__().dots != path:
             pytest.skip(f"this processor has no {path}")
     command = [sys.executable, "-m", "tests.kernels.bits", "100"]
     settings = {SETTING: instructions}, {SETTING: "avx512f", IMITATE: imitated}
@@ -105,12 +105,12 @@ def test_setting_selects_the_path() -> None:
     """The processor's description follows the setting, unknown words are ignored, and results stay exact."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SETTING, " avx512f , no_such_feature")
-        described = cpu.__wrapped__()
+        described = target.__wrapped__()
         assert described.features <= {"avx512f"}
         patch.setenv(SETTING, "")
-        portable = cpu.__wrapped__()
+        portable = target.__wrapped__()
     assert not portable.features
-    assert portable.width <= cpu().width
+    assert portable.lanes <= target().lanes
     rng = np.random.default_rng(51)
     for _ in range(20):
         check(random_case(rng, macs=20_000))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels.cpu import cpu
-from kernels.geometry import Axis
-from kernels.schedule import MOST_SLABS, Schedule, schedule
-from kernels.tables import MOST_RANGES
+from kernels.gradient.geometry import Axis
+from kernels.gradient.tiles.schedule import MOST_SLABS, Schedule, schedule
+from kernels.gradient.tiles.tables import MOST_RANGES
+from kernels.target import target
 from tests.kernels.harness import check, problem_of
 from tests.problems import Case
 
@@ -27,7 +27,7 @@ def test_a_million_channels_and_sixteen_taps(vector: str) -> None:
     plan = schedule(problem_of(case))
     assert _rows(plan) < channels
     assert len(plan.ranges) <= MOST_RANGES
-    lanes = cpu().width * plan.blocks[:, 2]
+    lanes = target().lanes * plan.blocks[:, 2]
     assert (plan.blocks[:, 3] == np.cumsum(lanes) - lanes).all()
 
 
@@ -89,7 +89,7 @@ def test_many_taps_see_what_few_do(stride: int) -> None:
 
 def test_long_walks_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where walks would be too many, all tiles are one, and the sums are exact."""
-    monkeypatch.setattr("kernels.tables.MOST_RANGES", 1)
+    monkeypatch.setattr("kernels.gradient.tiles.tables.MOST_RANGES", 1)
     case = Case(src_channels=3000, dst_channels=40, src_spatial=(13, 13), dst_spatial=(9, 9), kernel=(5, 5))
     assert len(schedule(problem_of(case)).ranges) == 25
     check(case)

@@ -1,0 +1,158 @@
+"""The tile registers of AMX as instructions that LLVM emits, or imitated in plain ones with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from kernels.emit import simd
+from kernels.target import target
+
+__all__ = ["machine"]
+
+_I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_INTS, _FLOATS = ir.VectorType(_I32, 16), ir.VectorType(ir.FloatType(), 16)
+_LINE = 64  # bytes of 16 f32, or of 16 pairs of bf16
+_BLOCK = 16 * _LINE
+
+
+def _declare(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+
+
+def _halves(builder: Any, pairs: Any) -> tuple[Any, Any]:
+    """Give the first and the second bf16 of each pair as f32."""
+    first = builder.shl(pairs, ir.Constant(_INTS, [16] * 16))
+    second = builder.and_(pairs, ir.Constant(_INTS, [0xFFFF0000] * 16))
+    return builder.bitcast(first, _FLOATS), builder.bitcast(second, _FLOATS)
+
+
+def _flush(builder: Any, value: Any) -> Any:
+    """Turn subnormal numbers into zeros of their sign."""
+    bits = builder.bitcast(value, _INTS)
+    exponent = builder.and_(bits, ir.Constant(_INTS, [0x7F800000] * 16))
+    zero = builder.and_(bits, ir.Constant(_INTS, [0x80000000] * 16))
+    small = builder.icmp_unsigned("==", exponent, ir.Constant(_INTS, [0] * 16))
+    return builder.bitcast(builder.select(small, zero, bits), _FLOATS)
+
+
+class _Amx:
+    """The instructions of AMX on the eight tile registers, each 16 rows of 64 bytes."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def load(self, tile: int, address: Any, step: Any) -> None:
+        """TILELOADD: read 16 rows that lie `step` bytes apart."""
+        self._move("llvm.x86.tileloadd64", tile, address, step)
+
+    def store(self, tile: int, address: Any, step: Any) -> None:
+        """TILESTORED: write 16 rows."""
+        self._move("llvm.x86.tilestored64", tile, address, step)
+
+    def _move(self, name: str, tile: int, address: Any, step: Any) -> None:
+        pointer = _I8.as_pointer()
+        function = _declare(self.builder, name, ir.VoidType(), _I8, pointer, _I64)
+        self.builder.call(function, [_I8(tile), self.builder.inttoptr(address, pointer), step])
+
+    def zero(self, tile: int) -> None:
+        """TILEZERO."""
+        self.builder.call(_declare(self.builder, "llvm.x86.tilezero", ir.VoidType(), _I8), [_I8(tile)])
+
+    def dot(self, c: int, a: int, b: int) -> None:
+        """TDPBF16PS: add the products of 16 channels' 16 pixel pairs with those of 16 other channels."""
+        function = _declare(self.builder, "llvm.x86.tdpbf16ps", ir.VoidType(), _I8, _I8, _I8)
+        self.builder.call(function, [_I8(c), _I8(a), _I8(b)])
+
+    def stay_awake(self) -> None:
+        """Do something in f32: without that for 2,048 cycles, the next store of a tile waits for 700.
+
+        Measured on a processor with AMX-BF16. Stores of tiles keep it awake as well; products of tiles and instructions
+        on integers do not.
+        """
+        keep = ir.InlineAsm(ir.FunctionType(_FLOATS, [_FLOATS]), "", "=v,0", side_effect=True)
+        one = ir.Constant(_FLOATS, [1.0] * 16)
+        self.builder.call(keep, [self.builder.fadd(self.builder.call(keep, [one]), one)])
+
+
+class _Imitation:
+    """AMX in plain instructions: tile registers in memory, bits as by the manual.
+
+    The instructions are functions of their own, which LLVM may not inline.
+    """
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+        with builder.goto_entry_block():  # cgutils would fill it with zeros, byte by byte
+            start = builder.ptrtoint(builder.alloca(ir.ArrayType(_I8, 8 * _BLOCK)), _I64)
+        self.tiles = [builder.add(start, _I64(_BLOCK * tile)) for tile in range(8)]
+
+    def load(self, tile: int, address: Any, step: Any) -> None:
+        """Do TILELOADD."""
+        self._call("imitated_move", _imitate_move, self.tiles[tile], _I64(_LINE), address, step)
+
+    def store(self, tile: int, address: Any, step: Any) -> None:
+        """Do TILESTORED."""
+        self._call("imitated_move", _imitate_move, address, step, self.tiles[tile], _I64(_LINE))
+
+    def zero(self, tile: int) -> None:
+        """Do TILEZERO."""
+        pointer = self.builder.inttoptr(self.tiles[tile], _I8.as_pointer())
+        cgutils.memset(self.builder, pointer, _I64(_BLOCK), 0)
+
+    def stay_awake(self) -> None:
+        """Do nothing."""
+
+    def dot(self, c: int, a: int, b: int) -> None:
+        """Do TDPBF16PS."""
+        self._call("imitated_dot", _imitate_dot, *(self.tiles[tile] for tile in (c, a, b)))
+
+    def _call(self, name: str, emit: Callable[..., None], *arguments: Any) -> None:
+        function = _declare(self.builder, name, ir.VoidType(), *[_I64] * len(arguments))
+        if function.is_declaration:
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+            inside = ir.IRBuilder(function.append_basic_block("entry"))
+            emit(inside, *function.args)
+            inside.ret_void()
+        self.builder.call(function, arguments)
+
+
+def _imitate_move(builder: Any, to: Any, to_step: Any, source: Any, source_step: Any) -> None:
+    def body(carried: list[Any]) -> list[Any]:
+        simd.store(builder, simd.load(builder, carried[1], _INTS), carried[0])
+        return [builder.add(carried[0], to_step), builder.add(carried[1], source_step)]
+
+    simd.loop(builder, _I64(16), [to, source], body, "row")
+
+
+def _imitate_dot(builder: Any, c: Any, a: Any, b: Any) -> None:
+    """Sum first and second products of the 16 pairs apart, then both, then add that to memory."""
+    zero, fma = ir.Constant(_FLOATS, [0.0] * 16), simd.fma(builder, _FLOATS)
+
+    def pair(carried: list[Any]) -> list[Any]:
+        ap, bp, *sums = carried
+        left = _halves(builder, simd.splat(builder, simd.load(builder, ap, _I32), 16))
+        right = _halves(builder, simd.load(builder, bp, _INTS))
+        for half in range(2):
+            factors = [_flush(builder, left[half]), _flush(builder, right[half])]
+            sums[half] = _flush(builder, builder.call(fma, [*factors, sums[half]]))
+        return [builder.add(ap, _I64(4)), builder.add(bp, _I64(_LINE)), *sums]
+
+    def row(carried: list[Any]) -> list[Any]:
+        cp, ap = carried
+        sums = simd.loop(builder, _I64(16), [ap, b, zero, zero], pair, "pair")[2:]
+        total = _flush(builder, builder.fadd(*sums))
+        before = _flush(builder, simd.load(builder, cp, _FLOATS))
+        simd.store(builder, _flush(builder, builder.fadd(before, total)), cp)
+        return [builder.add(cp, _I64(_LINE)), builder.add(ap, _I64(_LINE))]
+
+    simd.loop(builder, _I64(16), [c, a], row, "row")
+
+
+def machine(builder: Any) -> Any:
+    """Give the instructions of this processor, or those that imitate them."""
+    return _Imitation(builder) if "amx-bf16" in target().imitated else _Amx(builder)

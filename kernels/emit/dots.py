@@ -1,0 +1,371 @@
+"""Tiles of bf16 products summed in f32: on AMX tile registers, with AVX-512-BF16 dot products, or imitated.
+
+All of them compute a block, rows of one tensor by 16 channels of the other, over pixels taken in pairs:
+
+    acc[m, l] += sum over pixels p of a[m, p] * b[p, l]
+
+`a` is a panel of channel planes [channel][pixel], `b` one of pixel pairs [pair][channel][2], both of bf16. A row of `a`
+is a channel as one tap sees it, anywhere in the panel. Dot products read rows where they lie; tile registers read lines
+of memory, so their rows are staged first, tile by tile.
+
+AMX multiplies bf16 sixteen times as fast as vector registers multiply f32. So a value of f16 goes as the sum of two
+bf16, one of f32 as that of three, and what counts of their products is summed: all four, or six of nine.
+
+Instructions and imitations give the same bits: each rounds like the formulas in Intel's manual, which treat subnormal
+numbers as zero, in what they read and in what they write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kernels.emit import simd
+from kernels.emit.amx import _declare, _flush, _halves, machine
+from kernels.emit.compiler import LAZY, callback
+from kernels.target import target
+
+__all__ = [
+    "BEGIN",
+    "BLOCKS",
+    "END",
+    "ENTRIES",
+    "EXACT",
+    "PARTS",
+    "PRODUCTS",
+    "ROWS",
+    "SHAPES",
+    "STAGE",
+    "STEP",
+    "TILE",
+    "call_dots",
+    "dot_table",
+]
+
+STEP = 32 if target().dots == "amx" else 4
+"""Pixels of one step: what an AMX tile holds of a channel, or two pairs."""
+
+TILE = 16
+"""Channels on each side of a block."""
+
+EXACT, BEGIN, END, STAGE, BLOCKS = 0, 3, 4, 5, 6
+"""Entries of the table: one exact block for each number of parts, and so on.
+
+The last are blocks: for each number of parts one of each of `SHAPES`; of dot products one for each number across.
+"""
+
+SHAPES = (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1)
+"""Blocks down and across that tile registers sum at once: four hide how long a product takes."""
+
+ENTRIES = BLOCKS + (3 * len(SHAPES) if target().dots == "amx" else 2)
+
+PARTS = {"bf16": 1, "f16": 2, "f32": 3}
+"""How many bf16 a value is the sum of."""
+
+PRODUCTS = {1: ((0, 0),), 2: ((1, 1), (0, 1), (1, 0), (0, 0)), 3: ((2, 0), (1, 0), (1, 1), (0, 2), (0, 1), (0, 0))}
+"""Which parts of `a` and of `b` are multiplied, by how many parts a value has: small products first.
+
+In this order no sum on the way is larger than the absolute products of what it stands for, so sums that fit f32 are
+exact. The three products that are left out are below 2**-22 of the whole one each; see `kernels.pack.split`.
+"""
+
+ROWS = TILE if target().dots == "amx" else 8
+"""Rows of a block: those of a tile, or as many as fill half of the registers with sums of two vectors for each."""
+
+_I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
+_INTS, _FLOATS = ir.VectorType(_I32, 16), ir.VectorType(_F32, 16)
+_LINE = 64  # bytes of 16 f32, or of 16 pairs of bf16
+_BLOCK = 16 * _LINE
+
+_typed_intrinsic: Any = intrinsic
+
+
+def _address(builder: Any, base: Any, step: Any, count: int) -> Any:
+    return builder.add(base, builder.mul(step, _I64(count)))
+
+
+def _dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
+    """VDPBF16PS: add the second products of 16 pairs, then the first ones."""
+    if "avx512bf16" not in target().imitated:
+        pairs = ir.VectorType(simd.BFloat(), 32)
+        function = _declare(builder, "llvm.x86.avx512bf16.dpbf16ps.512", _FLOATS, _FLOATS, pairs, pairs)
+        return builder.call(function, [total, builder.bitcast(a, pairs), builder.bitcast(b, pairs)])
+    fma = simd.fma(builder, _FLOATS)
+    total = _flush(builder, total)
+    for left, right in reversed(list(zip(_halves(builder, a), _halves(builder, b), strict=True))):
+        total = _flush(builder, builder.call(fma, [_flush(builder, left), _flush(builder, right), total]))
+    return total
+
+
+def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) -> None:
+    """Sum ``down * across`` blocks in the first tile registers from `a` and `b` in the others.
+
+    Where values have parts, the sums of one call are formed by themselves: added one by one to long sums, products
+    would lose more digits.
+    """
+    a, a_step, b, b_step, steps, c, c_step, table = values
+    b_part, a_part, a_line, c_line, walks, starts, skip, *offsets = (
+        simd.load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(5 + 2 * down)
+    )
+    tiles = machine(builder)
+    line = _I64(_LINE)
+    a_down, c_down = [_I64(0), *offsets[: down - 1]], [_I64(0), *offsets[down - 1 :]]
+    blocks = [(i, j) for i in range(down) for j in range(across)]
+    places = [builder.add(_address(builder, c, c_step, j), c_down[i]) for i, j in blocks]
+    for tile, place in enumerate(places):
+        if parts == 1:
+            tiles.load(tile, place, c_line)
+        else:
+            tiles.zero(tile)
+
+    turns = [(p, q, blocks[turn % down :] + blocks[: turn % down]) for turn, (p, q) in enumerate(PRODUCTS[parts])]
+    wanted = [(("a", i, p), ("b", j, q)) for p, q, order in turns for i, j in order]
+
+    def step(carried: list[Any]) -> list[Any]:
+        ap, bp = carried
+        held: dict[tuple[str, int, int], int] = {}
+
+        def fetch(turn: int, key: tuple[str, int, int]) -> int:
+            if key in held:
+                return held[key]
+            tile = len(blocks) + len(held)
+            if tile == 8:  # instead of what is wanted last
+                order = [each for pair in wanted[turn:] for each in pair]
+                unused = [each for each in held if each not in wanted[turn]]
+                tile = held.pop(max(unused, key=lambda each: order.index(each) if each in order else len(order)))
+            held[key] = tile
+            which, number, part = key
+            if which == "a":
+                tiles.load(tile, builder.add(_address(builder, ap, a_part, part), a_down[number]), a_line)
+                return tile
+            here = _address(builder, _address(builder, bp, b_part, part), b_step, number)
+            tiles.load(tile, here, line)
+            for ahead in range(0, _BLOCK, 4 * _LINE):  # the processor itself fetches what lies between
+                simd.prefetch(builder, builder.add(here, _I64(_BLOCK + ahead)))
+            return tile
+
+        for turn, (a_key, b_key) in enumerate(wanted):
+            tiles.dot(across * a_key[1] + b_key[1], fetch(turn, a_key), fetch(turn, b_key))
+        tiles.stay_awake()
+        return [builder.add(ap, a_step), builder.add(bp, _I64(_BLOCK))]
+
+    def walk(carried: list[Any]) -> list[Any]:
+        start, bp = carried
+        origin = builder.add(a, simd.load(builder, start, _I64, 8))
+        bp = simd.loop(builder, steps, [origin, bp], step, "step")[1]
+        return [builder.add(start, _I64(8)), builder.add(bp, skip)]
+
+    simd.loop(builder, walks, [starts, b], walk, "walk")
+
+    if parts == 1:
+        for tile, place in enumerate(places):
+            tiles.store(tile, place, c_line)
+        return
+
+    def row(carried: list[Any]) -> list[Any]:
+        to, source = carried
+        simd.store(builder, builder.fadd(simd.load(builder, to, _FLOATS), simd.load(builder, source, _FLOATS)), to)
+        return [builder.add(to, c_line), builder.add(source, line)]
+
+    with builder.goto_entry_block():
+        room = builder.ptrtoint(builder.alloca(ir.ArrayType(_FLOATS, 16 * len(blocks))), _I64)
+    rooms = [builder.add(room, _I64(_BLOCK * tile)) for tile in range(len(blocks))]
+    for tile, source in enumerate(rooms):
+        tiles.store(tile, source, line)
+    for place, source in zip(places, rooms, strict=True):
+        simd.loop(builder, _I64(16), [place, source], row, "row")
+
+
+def _stage_rows(builder: Any, values: Any) -> None:
+    """Copy 16 rows of `a`, from any offsets, into tiles of 16 lines that are `tile` bytes apart."""
+    a, offsets, _, tile, steps, to, *_ = values
+
+    def row(carried: list[Any]) -> list[Any]:
+        offset, dst = carried
+
+        def line(places: list[Any]) -> list[Any]:
+            simd.store(builder, simd.load(builder, places[1], _INTS, 2), places[0])
+            return [builder.add(places[0], tile), builder.add(places[1], _I64(_LINE))]
+
+        simd.loop(builder, steps, [dst, builder.add(a, simd.load(builder, offset, _I64, 8))], line, "line")
+        return [builder.add(offset, _I64(8)), builder.add(dst, _I64(_LINE))]
+
+    simd.loop(builder, _I64(16), [offsets, to], row, "row")
+    if target().dots == "amx" and "amx-bf16" not in target().imitated:
+        machine(builder).dot(0, 4, 6)  # tile products that rested for 2,048 cycles are slow at first
+
+
+def _rows_block(builder: Any, across: int, values: Any) -> None:
+    """Sum 8 rows by ``across * 16`` channels with dot products; each row of `a` lies at an offset of its own.
+
+    One block alone would wait for its 8 sums, so even and odd pairs have sums of their own there.
+    """
+    a, offsets, b, b_step, pairs, c, c_step, *_ = values
+    turns = 2 // across
+    rows = [simd.load(builder, builder.add(offsets, _I64(8 * m)), _I64, 8) for m in range(ROWS)]
+    places = [builder.add(_address(builder, c, c_step, j), _I64(_LINE * m)) for m in range(ROWS) for j in range(across)]
+    for place in places:
+        simd.prefetch(builder, place)
+
+    def step(carried: list[Any]) -> list[Any]:
+        ap, bp, *sums = carried
+        for turn in range(turns):
+            here = builder.add(bp, _I64(_LINE * turn))
+            right = [simd.load(builder, _address(builder, here, b_step, j), _INTS) for j in range(across)]
+            for m in range(ROWS):
+                place = builder.add(builder.add(ap, _I64(4 * turn)), rows[m])
+                left = simd.splat(builder, simd.load(builder, place, _I32, 2), 16)
+                for j in range(across):
+                    at = (turn * ROWS + m) * across + j
+                    sums[at] = _dot_product(builder, sums[at], left, right[j])
+        return [simd.opaque(builder, builder.add(ap, _I64(4 * turns))), builder.add(bp, _I64(_LINE * turns)), *sums]
+
+    zero = ir.Constant(_FLOATS, [0.0] * 16)
+    steps = builder.udiv(pairs, _I64(turns))
+    sums = simd.loop(builder, steps, [a, b, *[zero] * len(places) * turns], step, "pair")[2:]
+    for turn in range(1, turns):
+        sums = [builder.fadd(total, other) for total, other in zip(sums, sums[turn * len(places) :], strict=False)]
+    for place, total in zip(places, sums, strict=False):
+        simd.store(builder, builder.fadd(simd.load(builder, place, _FLOATS), total), place)
+
+
+def _exact_block(builder: Any, kind: str, values: Any) -> None:
+    """Sum up to 16 channels with 16 others pixel by pixel in f32, from the tensors themselves. See `dot_table`.
+
+    Rows and lanes behind the last channel repeat it.
+    """
+    a, a_pixel, b, b_pixel, count, c, c_line, table = values
+    a_channel, a_last, b_channel, b_last = (
+        simd.load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(4)
+    )
+    stored, size = (_F32, 4) if kind == "f32" else (ir.IntType(16), 2)
+    fma, nothing = simd.fma(builder, _FLOATS), ir.Constant(ir.VectorType(stored, 16), ir.Undefined)
+
+    def offsets(step: Any, last: Any) -> list[Any]:
+        numbers = [builder.select(builder.icmp_signed("<", _I64(m), last), _I64(m), last) for m in range(16)]
+        return [builder.mul(number, step) for number in numbers]
+
+    rows, lanes = offsets(a_channel, a_last), offsets(b_channel, b_last)
+    places = [builder.add(c, offset) for offset in offsets(c_line, a_last)]
+
+    def pixel(carried: list[Any]) -> list[Any]:
+        ap, bp, *sums = carried
+        vector = nothing
+        for lane, offset in enumerate(lanes):
+            value = simd.load(builder, builder.add(bp, offset), stored, size)
+            vector = builder.insert_element(vector, value, _I32(lane))
+        vector = simd.widen(builder, vector, kind, 16)
+        for m, offset in enumerate(rows):
+            scalar = simd.splat(builder, simd.load(builder, builder.add(ap, offset), stored, size), 16)
+            sums[m] = builder.call(fma, [simd.widen(builder, scalar, kind, 16), vector, sums[m]])
+        return [builder.add(ap, a_pixel), builder.add(bp, b_pixel), *sums]
+
+    sums = simd.loop(builder, count, [a, b, *[simd.load(builder, place, _FLOATS) for place in places]], pixel, "pixel")[
+        2:
+    ]
+    for place, total in zip(places, sums, strict=True):
+        simd.store(builder, total, place)
+
+
+def _configure(builder: Any) -> None:
+    """LDTILECFG: palette 1, eight tiles of 16 rows of 64 bytes."""
+    if target().dots != "amx" or "amx-bf16" in target().imitated:
+        return
+    words = [1, 0, *[0x0040_0040_0040_0040] * 2, 0, 0, 0x1010_1010_1010_1010, 0]
+    kind = ir.ArrayType(_I64, 8)
+    place = cgutils.alloca_once(builder, kind)
+    builder.store(ir.Constant(kind, words), place)
+    function = _declare(builder, "llvm.x86.ldtilecfg", ir.VoidType(), _I8.as_pointer())
+    builder.call(function, [builder.bitcast(place, _I8.as_pointer())])
+
+
+def _release(builder: Any) -> None:
+    """TILERELEASE: the kernel need not keep the tiles over a switch of tasks any more."""
+    if target().dots == "amx" and "amx-bf16" not in target().imitated:
+        builder.call(_declare(builder, "llvm.x86.tilerelease", ir.VoidType()), [])
+
+
+def _emit(entry: int) -> Callable[[Any, Any], None]:
+    if entry < BEGIN:
+        kind = next(kind for kind, parts in PARTS.items() if parts == 1 + entry - EXACT)
+        return lambda builder, values: _exact_block(builder, kind, values)
+    if entry == STAGE:
+        return _stage_rows
+    if entry in (BEGIN, END):
+        return lambda builder, _: (_configure if entry == BEGIN else _release)(builder)
+    parts, shape = divmod(entry - BLOCKS, len(SHAPES))
+    if target().dots == "amx":
+        return lambda builder, values: _amx_block(builder, 1 + parts, *SHAPES[shape], values)
+    return lambda builder, values: _rows_block(builder, 1 + shape, values)
+
+
+_ARGUMENTS = [types.int64] * 8
+_SOURCE = """
+def {name}(a, a_step, b, b_step, steps, c, c_step, rest):
+    {name}_emit(a, a_step, b, b_step, steps, c, c_step, rest)
+"""
+
+
+@cache
+def _entry(entry: int) -> Any:
+    """Compile one entry of the table, or load it (see `kernels.emit.tile_table` for the why of `exec`)."""
+    name = f"_dots_{entry}"
+
+    def typer(
+        typingctx: Any, a: Any, a_step: Any, b: Any, b_step: Any, steps: Any, c: Any, c_step: Any, rest: Any
+    ) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            _emit(entry)(builder, values)
+            return context.get_dummy_value()
+
+        return types.void(*_ARGUMENTS), codegen
+
+    space: dict[str, Any] = {"__name__": __name__, f"{name}_emit": intrinsic(typer)}
+    exec(compile(_SOURCE.format(name=name), __file__, "exec"), space)  # noqa: S102 -- our own constant text
+    return callback(f"void({', '.join(['int64'] * 8)})", space[name])
+
+
+@cache
+def dot_table() -> npt.NDArray[np.int64]:
+    """Give the addresses of the compiled entries.
+
+    - Blocks of AMX take (a, bytes between its steps, b, bytes between its blocks across, steps, acc, bytes between its
+      blocks across, int64): bytes between parts of b, between parts of a, between the rows of a, between the rows of
+      acc, the number of walks of that many steps, the address of where each begins in a, int64 bytes, and the bytes
+      of b between them, then from the first block of a to each other one down, and the same of acc.
+    - Blocks of dot products take `ROWS` int64 byte offsets in place of the second, and 0 as the last.
+    - `STAGE` takes (a, int64 byte offsets of 16 rows, 0, bytes from a staged tile to that of the next step, steps, the
+      first one, 0, 0).
+    - Exact blocks, which take one pixel after the other from the tensors, take (a, bytes between its pixels, b, bytes
+      between its pixels, pixels, acc, bytes between its rows, four int64): bytes between channels of a, its last
+      channel, and the same of b.
+
+    Blocks run between a call of `BEGIN` and one of `END`.
+    """
+    return np.array([_entry(entry).address for entry in range(ENTRIES)], np.int64)
+
+
+if target().dots:
+    LAZY.extend(partial(_entry, entry) for entry in range(ENTRIES))
+
+
+@_typed_intrinsic
+def call_dots(
+    typingctx: Any, entry: Any, a: Any, a_step: Any, b: Any, b_step: Any, steps: Any, c: Any, c_step: Any, rest: Any
+) -> Any:
+    """Call an entry of the table by its address; for the arguments see `dot_table`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_I64] * 8)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, *_ARGUMENTS), codegen

@@ -1,0 +1,139 @@
+"""Register tiles: walks over boxes of pixels that keep their sums in registers.
+
+The one tile serves the whole convolution family. Over a box of ``outer x rows x cols`` positions it computes
+
+    acc[m, :] += sum over positions p of scalar[m, p] * vector[p, :]
+
+`vector` walks a packed panel, `scalar[m, p]` is read where it lies: each of the MR rows has its own byte offset, so
+channels, taps and pixels in any layout can be rows, and strides and dilations are only other steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from kernels.emit import simd
+
+__all__ = ["fma_tile", "sum_box"]
+
+AHEAD_BYTES = 4096
+"""How far before it needs them a tile asks for vectors that lie in memory: a page, where the processor's own asking
+begins anew."""
+
+
+def sum_box(
+    builder: Any,
+    steps: list[Any],
+    places: list[Any],
+    zeros: list[Any],
+    column: Callable[[list[Any]], list[Any]],
+    add_sums: Callable[[list[Any]], None],
+    rolled: bool,
+    begin: Callable[[list[Any]], list[Any]] = lambda _: [],
+) -> list[Any]:
+    """Emit the loops of a walk from the two `places` on around `column`; give the sums that are left at the end.
+
+    `steps` are the walk's: of the first place, then of the second, for (outer, row, column), the three counts, and,
+    in place 10, the logarithm of the positions after which `add_sums` adds to memory. `begin` gives, from the places,
+    what else `column` carries along: values behind the sums.
+    """
+    most = builder.shl(simd.I64(1), steps[10])
+    segments = builder.lshr(builder.add(steps[8], builder.sub(most, simd.I64(1))), steps[10])
+
+    def segment(carried: list[Any]) -> list[Any]:
+        vp, sp, left, pending, *sums = carried
+        take = builder.select(builder.icmp_signed("<", left, most), left, most)
+        carried = [vp, sp, *sums, *begin([vp, sp])]
+        if rolled:
+            carried = simd.loop(builder, take, carried, column, "col", rolled=True)
+        else:  # what a simd.loop itself costs is shared by two columns
+            carried = simd.twice(builder, take, carried, 2, lambda size: column if size == 1 else two)
+        vp, sp, *sums = carried[: 2 + len(zeros)]
+        pending = builder.add(pending, take)
+        full = builder.icmp_signed(">=", pending, most)
+        here = builder.block
+        with builder.if_then(full):
+            add_sums(sums)
+            flushed = builder.block
+        merged = simd.join(builder, [pending, *sums], here, [simd.I64(0), *zeros], flushed)
+        return [vp, sp, builder.sub(left, take), *merged]
+
+    def two(carried: list[Any]) -> list[Any]:
+        return column(column(carried))
+
+    def row(carried: list[Any]) -> list[Any]:
+        vp, sp, pending, *sums = carried
+        pending, *sums = simd.loop(builder, segments, [vp, sp, steps[8], pending, *sums], segment, "segment")[3:]
+        return [builder.add(vp, steps[1]), builder.add(sp, steps[4]), pending, *sums]
+
+    def outer(carried: list[Any]) -> list[Any]:
+        vp, sp, pending, *sums = carried
+        pending, *sums = simd.loop(builder, steps[7], [vp, sp, pending, *sums], row, "row")[2:]
+        return [builder.add(vp, steps[0]), builder.add(sp, steps[3]), pending, *sums]
+
+    return simd.loop(builder, steps[6], [*places, simd.I64(0), *zeros], outer, "outer")[3:]
+
+
+def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead: bool = False) -> Any:
+    """Make the register tile of `rows` x (`vectors` x `width`) f32 accumulators as a Numba intrinsic.
+
+    The intrinsic takes five 64-bit integers: the addresses of the walk, the vector panel, the scalar base, `rows`
+    int64 byte offsets of the scalars, and the first accumulator line. A line is ``vectors * width`` f32. The walk is
+    eleven int64: the panel's steps for (outer, row, column) in lines, the scalars' steps in bytes, the three counts
+    (each at least 1), the step from one accumulator row to the next in lines, and the logarithm of a segment.
+
+    A `lanewise` tile reads a vector in place of each scalar, so that every lane has a problem of its own (depthwise:
+    lanes are groups). The tile starts from zero in registers and adds to memory after every segment of positions or
+    some more, and at the end: sums of sums lose fewer digits than one long sum. One that asks
+    `ahead` is for vectors that are in no cache yet.
+    """
+    line = 4 * vectors * width
+
+    def typer(typingctx: Any, walk: Any, v: Any, s: Any, offsets: Any, acc: Any) -> Any:
+        return types.void(*([types.int64] * 5)), codegen
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        walk, v, s, offsets, acc = values
+        lane = ir.VectorType(simd.F32, width)
+        fma = simd.fma(builder, lane)
+        steps = [simd.load(builder, builder.add(walk, simd.I64(8 * i)), simd.I64, 8) for i in range(11)]
+        for i in (0, 1, 2, 9):
+            steps[i] = builder.mul(steps[i], simd.I64(line))
+        row_offsets = [simd.load(builder, builder.add(offsets, simd.I64(8 * m)), simd.I64, 8) for m in range(rows)]
+        lines = [builder.add(acc, builder.mul(steps[9], simd.I64(m))) for m in range(rows)]
+        for address in lines:
+            simd.prefetch(builder, address)
+
+        def add_sums(sums: list[Any]) -> None:
+            for index, value in enumerate(sums):
+                m, j = divmod(index, vectors)
+                address = builder.inttoptr(builder.add(lines[m], simd.I64(4 * width * j)), lane.as_pointer())
+                builder.store(builder.fadd(builder.load(address, align=4), value), address, align=4)
+
+        def column(carried: list[Any]) -> list[Any]:
+            vp, sp, *sums = carried
+            loaded = [simd.load(builder, builder.add(vp, simd.I64(4 * width * j)), lane) for j in range(vectors)]
+            for place in range(0, line if ahead else 0, 64):
+                simd.prefetch(builder, builder.add(vp, simd.I64(AHEAD_BYTES + place)))
+            for m in range(rows):
+                place = builder.add(sp, row_offsets[m])
+                scalar = (
+                    simd.load(builder, place, lane)
+                    if lanewise
+                    else simd.splat(builder, simd.load(builder, place, simd.F32), width)
+                )
+                for j in range(vectors):
+                    sums[m * vectors + j] = builder.call(fma, [scalar, loaded[j], sums[m * vectors + j]])
+            return [builder.add(vp, steps[2]), simd.opaque(builder, builder.add(sp, steps[5])), *sums]
+
+        zero = ir.Constant(lane, [0.0] * width)
+        sums = sum_box(builder, steps, [v, s], [zero] * (rows * vectors), column, add_sums, rolled=lanewise)
+        add_sums(sums)
+        return context.get_dummy_value()
+
+    return intrinsic(typer)

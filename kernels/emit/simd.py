@@ -1,0 +1,211 @@
+"""Vector instructions as LLVM IR: what Numba's loop vectoriser does not find.
+
+It keeps no accumulators in registers across a loop nest; an intrinsic may emit any LLVM IR, so register tiles and
+packing are written as vectors, phi nodes and `llvm.fma`, for whatever vector length the processor has. LLVM lowers them
+to AVX-512, AVX2 or NEON instructions; a length the processor lacks still runs, only slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from kernels.target import target
+
+__all__ = [
+    "F32", "I64", "BFloat", "fma", "join", "load", "loop", "narrow", "opaque", "prefetch", "runs", "splat", "storage",
+    "store", "twice", "widen",
+]  # fmt: skip
+
+I64 = ir.IntType(64)
+F32 = ir.FloatType()
+
+
+class BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
+    """LLVM's type of bf16, which llvmlite does not know."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BFloat)
+
+    def __hash__(self) -> int:
+        return hash(BFloat)
+
+
+def loop(
+    builder: Any, count: Any, carried: list[Any], body: Callable[[list[Any]], list[Any]], tag: str, rolled: bool = False
+) -> list[Any]:
+    """Emit ``for _ in range(count): carried = body(carried)`` with the carried values in phi nodes; count >= 1.
+
+    A `rolled` loop is not unrolled: where counts are small, that costs more than it gives.
+    """
+    before = builder.block
+    block = builder.append_basic_block(tag)
+    after = builder.append_basic_block(tag + ".end")
+    builder.branch(block)
+    builder.position_at_end(block)
+    index = builder.phi(I64, "i")
+    index.add_incoming(I64(0), before)
+    phis = []
+    for value in carried:
+        phi = builder.phi(value.type)
+        phi.add_incoming(value, before)
+        phis.append(phi)
+    results = body(phis)
+    if rolled:  # an empty instruction that must not be copied
+        nothing = ir.FunctionType(ir.VoidType(), [])
+        builder.call(ir.InlineAsm(nothing, "", "", side_effect=True), [], attrs=("convergent",))
+    following = builder.add(index, I64(1))
+    latch = builder.block
+    index.add_incoming(following, latch)
+    for phi, value in zip(phis, results, strict=True):
+        phi.add_incoming(value, latch)
+    builder.cbranch(builder.icmp_signed("<", following, count), block, after)
+    builder.position_at_end(after)
+    return results
+
+
+def load(builder: Any, address: Any, kind: Any, align: int = 4) -> Any:
+    """Load a value of type `kind` from an address."""
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
+
+
+def store(builder: Any, value: Any, address: Any, align: int = 4) -> None:
+    """Store a value at an address."""
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=align)
+
+
+def splat(builder: Any, value: Any, width: int) -> Any:
+    """Fill a vector of `width` lanes with one value."""
+    vector = ir.VectorType(value.type, width)
+    single = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.IntType(32)(0))
+    mask = ir.Constant(ir.VectorType(ir.IntType(32), width), [0] * width)
+    return builder.shuffle_vector(single, ir.Constant(vector, ir.Undefined), mask)
+
+
+def join(builder: Any, before: list[Any], here: Any, after: list[Any], inside: Any) -> list[Any]:
+    """Give the values behind an optional block: those from `inside` it, or those from `before` it."""
+    joined = []
+    for old, new in zip(before, after, strict=True):
+        phi = builder.phi(old.type)
+        phi.add_incoming(old, here)
+        phi.add_incoming(new, inside)
+        joined.append(phi)
+    return joined
+
+
+def opaque(builder: Any, value: Any) -> Any:
+    """Hide from LLVM where an address comes from.
+
+    It would unroll the loop with one moving address for every row, more than there are registers; so the rows stay
+    offsets, in registers, of one address.
+    """
+    nothing = ir.InlineAsm(ir.FunctionType(I64, [I64]), "", "=r,0")
+    return builder.call(nothing, [value])
+
+
+def fma(builder: Any, lane: Any) -> Any:
+    """Declare the multiply-add of vectors of type `lane`: a * b + c, rounded once."""
+    kind = ir.FunctionType(lane, [lane, lane, lane])
+    return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{lane.count}f32")
+
+
+def prefetch(builder: Any, address: Any) -> None:
+    """Ask for the line at an address, to be used soon."""
+    pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, pointer), i32(0), i32(3), i32(1)])
+
+
+def widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
+    """Convert loaded lanes to f32: bf16 by shifting, f16 by its instruction.
+
+    Where there is none, f16 is converted by rescaling the exponent (exact, denormals included).
+    """
+    if kind == "f32":
+        return raw
+    ints = ir.VectorType(ir.IntType(32), width)
+    floats = ir.VectorType(F32, width)
+    if kind == "f16" and "f16c" in target().features:
+        return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), width)), floats)
+
+    def const(value: int) -> Any:
+        return ir.Constant(ints, [value] * width)
+
+    bits = builder.zext(raw, ints)
+    if kind == "bf16":
+        return builder.bitcast(builder.shl(bits, const(16)), floats)
+    sign = builder.shl(builder.and_(bits, const(0x8000)), const(16))
+    magnitude = builder.shl(builder.and_(bits, const(0x7FFF)), const(13))
+    scaled = builder.fmul(builder.bitcast(magnitude, floats), ir.Constant(floats, [2.0**112] * width))
+    special = builder.icmp_unsigned(">=", magnitude, const(0x7C00 << 13))
+    infinite = builder.or_(magnitude, const(0x7F800000))
+    value = builder.select(special, infinite, builder.bitcast(scaled, ints))
+    return builder.bitcast(builder.or_(value, sign), floats)
+
+
+def storage(kind: str) -> Any:
+    """Give the type in which values of `kind` are stored: f32 as itself, f16 and bf16 as their 16 bits."""
+    return F32 if kind == "f32" else ir.IntType(16)
+
+
+def narrow(builder: Any, value: Any, kind: str, width: int) -> Any:
+    """Round f32 lanes to the 16 bits of f16 or bf16, to nearest even; NaN stays NaN."""
+    ints = ir.VectorType(ir.IntType(32), width)
+    floats = ir.VectorType(F32, width)
+
+    def const(value: int) -> Any:
+        return ir.Constant(ints, [value] * width)
+
+    bits = builder.bitcast(value, ints)
+    magnitude = builder.and_(bits, const(0x7FFFFFFF))
+    nan = builder.icmp_unsigned(">", magnitude, const(0x7F800000))
+    drop = 16 if kind == "bf16" else 13
+    odd = builder.and_(builder.lshr(magnitude, const(drop)), const(1))
+    nearest = builder.add(magnitude, builder.add(odd, const((1 << (drop - 1)) - 1)))
+    if kind == "bf16":
+        rounded = builder.lshr(nearest, const(16))
+        rounded = builder.select(nan, const(0x7FC0), rounded)
+    else:
+        normal = builder.lshr(builder.sub(nearest, const(112 << 23)), const(13))
+        # the last bit of 0.5 is worth 2**-24, an f16 denormal's: the addition rounds to it
+        half = ir.Constant(floats, [0.5] * width)
+        shifted = builder.bitcast(builder.fadd(builder.bitcast(magnitude, floats), half), ints)
+        denormal = builder.sub(shifted, builder.bitcast(half, ints))
+        rounded = builder.select(builder.icmp_unsigned("<", magnitude, const(0x38800000)), denormal, normal)
+        large = builder.icmp_unsigned(">=", magnitude, const(0x47800000))
+        rounded = builder.select(large, const(0x7C00), rounded)
+        rounded = builder.select(nan, const(0x7E00), rounded)
+    sign = builder.lshr(builder.and_(bits, const(0x80000000)), const(16))
+    return builder.trunc(builder.or_(rounded, sign), ir.VectorType(ir.IntType(16), width))
+
+
+def runs(
+    builder: Any,
+    count: Any,
+    start: list[Any],
+    widths: tuple[int, ...],
+    body: Callable[[int], Callable[[list[Any]], list[Any]]],
+) -> list[Any]:
+    """Emit a loop over `count` values for each width, falling powers of two: each takes what it can of what is left."""
+    carried = start
+    for size in widths:
+        number, count = builder.lshr(count, I64(size.bit_length() - 1)), builder.and_(count, I64(size - 1))
+        here = builder.block
+        with builder.if_then(builder.icmp_signed(">", number, I64(0))):
+            after, inside = loop(builder, number, carried, body(size), "vector"), builder.block
+        carried = join(builder, carried, here, after, inside)
+    return carried
+
+
+def twice(
+    builder: Any, count: Any, start: list[Any], width: int, body: Callable[[int], Callable[[list[Any]], list[Any]]]
+) -> list[Any]:
+    """Emit a loop over whole vectors of `count` values (a power of two each), then one over those that are left."""
+    return runs(builder, count, start, (width, 1), body)

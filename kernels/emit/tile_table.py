@@ -1,0 +1,88 @@
+"""The register tiles of this processor, compiled once each and called by address.
+
+A Numba function that calls another one is linked and optimised together with it. The tiles are C callbacks behind
+addresses instead, so that two dozen of them are compiled once, whatever calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.emit.compiler import LAZY, callback
+from kernels.emit.depthwise import LINE_TAPS, lane_taps
+from kernels.emit.register_tiles import fma_tile
+from kernels.target import target
+
+__all__ = ["DIRECT", "FROM_MEMORY", "LANEWISE", "LANE_ROWS", "LINES_KEPT", "tile_table"]
+
+LANEWISE = 0
+"""Row of the table with the lanewise tiles; rows 1 and 2 are the tiles of one and two vectors."""
+
+FROM_MEMORY = 2
+"""Rows of the table from the tiles of one and two vectors to those of vectors that are in no cache yet."""
+
+DIRECT = {"f32": 5, "bf16": 6} | ({"f16": 7} if "f16c" in target().features else {})
+"""Rows of the table with the tiles of `kernels.emit.depthwise.lane_taps`; reading f16 there takes an instruction for
+it."""
+
+LANE_ROWS = 9
+"""Rows of the tallest lanewise tile: a 3x3 kernel."""
+
+LINES_KEPT = LANE_ROWS // LINE_TAPS if target().lanes == 16 else 0
+"""Kernel lines up to which direct tiles keep values in registers, where there are 32; the table has them last."""
+
+_SIGNATURE = "void(" + ", ".join(["int64"] * 5) + ")"
+
+
+_SOURCE = """
+def {name}(walk, v, s, offsets, acc):
+    {name}_emit(walk, v, s, offsets, acc)
+"""
+
+
+@cache
+def _tile(kind: int, rows: int) -> Any:
+    """Compile one tile, or load it: a function from source, because Numba does not find closures in its cache."""
+    stored = next((dtype for dtype, direct in DIRECT.items() if direct == kind), None)
+    space: dict[str, Any] = {"__name__": __name__}
+    if stored:
+        name = f"_taps_{rows}_{stored}"
+        kept, taps = (2, LINE_TAPS * (rows - LANE_ROWS)) if rows > LANE_ROWS else (0, rows)
+        space[f"{name}_emit"] = lane_taps(taps, target().lanes // 8, target().lanes, stored, kept)
+    else:
+        ahead = kind > FROM_MEMORY
+        vectors = max(1, kind - FROM_MEMORY * ahead)
+        name = f"_tile_{rows}x{vectors}{'_lanes' * (kind == LANEWISE)}{'_ahead' * ahead}"
+        space[f"{name}_emit"] = fma_tile(rows, vectors, target().lanes, kind == LANEWISE, ahead)
+    exec(compile(_SOURCE.format(name=name), __file__, "exec"), space)  # noqa: S102 -- our own constant text
+    return callback(_SIGNATURE, space[name])
+
+
+def _entries() -> list[tuple[int, int]]:
+    far = {FROM_MEMORY + vectors: rows for vectors, rows in target().rows.items()}
+    most = {LANEWISE: LANE_ROWS, **target().rows, **far, **dict.fromkeys(DIRECT.values(), LANE_ROWS + LINES_KEPT)}
+    return [(kind, rows) for kind in sorted(most) for rows in range(1, most[kind] + 1)]
+
+
+@cache
+def tile_table() -> npt.NDArray[np.int64]:
+    """Give the tiles' addresses as [kind][rows], compiling what is missing.
+
+    Kinds are LANEWISE, one vector, two vectors, the latter two FROM_MEMORY, and those of DIRECT.
+    """
+    table = np.zeros((5 + len(DIRECT), LANE_ROWS + LINES_KEPT + 1), np.int64)
+    for kind, rows in _entries():
+        table[kind, rows] = _tile(kind, rows).address
+    return table
+
+
+def _compile(kind: int, rows: int) -> Callable[[], object]:
+    return lambda: _tile(kind, rows)
+
+
+LAZY.extend(_compile(kind, rows) for kind, rows in _entries())

@@ -1,0 +1,1 @@
+"""ConvTranspose forward on AMX: cells of dst pixels."""

@@ -1,0 +1,205 @@
+"""The layout of ConvTranspose made of bf16 products: cells of dst pixels, phases of the strides, taps as shifts.
+
+The dst positions ``u`` of an axis that agree in ``(u + pad) % stride`` are a phase: they meet the same taps, and the
+next one of them meets each tap one src position further. A cell is a box of dst positions, and a panel holds the src
+positions that it meets, one row of memory each, zeros where they are outside. So a tap is one shift for all positions
+of a phase, which are one row in the panel's pitches, lines and planes with a gap between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import ceil, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.emit.dots import PARTS, PRODUCTS, STEP, TILE
+from kernels.problem import ConvProblem, Dims
+from kernels.recent import recent
+
+__all__ = ["LANES", "ForwardSchedule", "forward_schedule"]
+
+Ints = npt.NDArray[np.int64]
+Four = tuple[int, int, int, int]
+
+LANES = 2 * TILE
+"""Dst channels that are computed together: what four tile registers hold of 32 pixels."""
+
+ROW = 2 * STEP
+"""Bytes of a pixel's row in a panel: one step of src channels."""
+
+CELL_PIXELS = 2048
+"""Dst pixels of a cell at the most: their sums are a part of the second cache."""
+
+PANEL_BYTES = 1 << 20
+"""Panel of a cell, where it can be cut."""
+
+PANEL_BYTES_MAX = 8 << 20
+"""Panel of a cell at the most."""
+
+LINE_PIXELS = 64
+"""Dst positions of a line that are not cut apart."""
+
+PRODUCT_CYCLES, VALUE_CYCLES = 26.0, 1.5
+"""What a product of two tiles takes with its loads, and packing a value."""
+
+MOST_TAPS, MOST_PHASES, MOST_CELLS = 1 << 12, 1 << 10, 1 << 20
+"""Beyond these laying them out takes too long."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One axis in cells of `step` dst positions; phases are (first dst position in a cell, taps, their shifts)."""
+
+    size: int
+    step: int
+    pitch: int
+    stride: int
+    phases: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+    cells: Ints
+
+    def count(self, first: int) -> int:
+        """Count a phase's positions in a whole cell."""
+        return ceil((min(self.step, self.size) - first) / self.stride)
+
+
+def _line(dims: Dims, axis: int, step: int) -> _Line | None:
+    """Lay out an axis; None where no tap meets anything."""
+    size, src = dims.wide[axis], dims.narrow[axis]
+    stride, dilation, pad = dims.strides[axis], dims.dilations[axis], dims.pads[axis]
+    ranges = [dims.tap_range(axis, k) for k in range(dims.kernel[axis])]
+    live = [k for k, (low, high) in enumerate(ranges) if low < high]
+    found: dict[int, tuple[int, list[int], list[int]]] = {}
+    for tap in live:
+        phase = tap * dilation % stride
+        start = -((phase - pad) // stride)
+        first = stride * start + phase - pad
+        if first < min(step, size):
+            _, taps, places = found.setdefault(phase, (first, [], []))
+            taps.append(tap)
+            places.append(start - tap * dilation // stride)
+    if not found:
+        return None
+    least = min(min(places) for *_, places in found.values())
+    counts = {first: ceil((min(step, size) - first) / stride) for first, *_ in found.values()}
+    pitch = max(max(places) + counts[first] for first, _, places in found.values()) - least
+    lows = np.arange(0, size, step)
+    starts = least + lows // stride
+    begins, ends = np.maximum(0, starts), np.minimum(src, starts + pitch)
+    offsets = np.where(begins < ends, begins - starts, 0)
+    cells = np.column_stack([lows, np.minimum(step, size - lows), begins, np.maximum(0, ends - begins), offsets])
+    phases = tuple((first, tuple(taps), tuple(at - least for at in places)) for first, taps, places in found.values())
+    return _Line(size, step, pitch, stride, phases, cells)
+
+
+@dataclass(frozen=True)
+class ForwardSchedule:
+    """Everything that the compiled driver reads.
+
+    `steps` are the images and dst positions of a cell, `cells` the tables of (n, d, h, w): first and number of images
+    or dst positions, and of an axis first and number of src positions, and where they begin in the panel. `phases`
+    have first (d, h, w) of the dst positions, first tap and number of taps; `taps` and `offsets` are the taps' numbers
+    and bytes in the panel in that order. `pitches` are the panel's positions along (d, h, w) and `positions` all of
+    them. `cycles` is an estimate for all of dst.
+    """
+
+    steps: Four
+    cells: tuple[Ints, Ints, Ints, Ints]
+    strides: Ints
+    pitches: Ints
+    positions: int
+    phases: Ints
+    taps: tuple[int, ...]
+    offsets: Ints
+    rows: int
+    depth: int
+    parts: int
+    cycles: float
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one part of 16 dst channels' weights."""
+        return 2 * TILE * STEP * self.depth * len(self.taps)
+
+
+def _round(size: int, stride: int, whole: int) -> int:
+    return min(whole, stride * ceil(size / stride))
+
+
+def _tiles(images: int, counts: list[int], pitches: list[int]) -> int:
+    """Count the tiles of a phase in a cell, as lines, planes or one row: whatever takes least."""
+    planes = images * counts[0]
+    lines, plane = counts[2], (counts[1] - 1) * pitches[2] + counts[2]
+    row = ((images - 1) * pitches[0] + counts[0] - 1) * pitches[1] * pitches[2] + plane
+    return min(planes * counts[1] * ceil(lines / TILE), planes * ceil(plane / TILE), ceil(row / TILE))
+
+
+@recent
+def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
+    """Lay out a ConvTranspose; None where it has too many taps, phases or zeros, or nothing to sum."""
+    dims, parts = problem.dims, PARTS[problem.dtype]
+    if prod(dims.kernel) > MOST_TAPS or prod(dims.strides) > MOST_PHASES or 0 in (*dims.wide, *dims.narrow, dims.n):
+        return None
+    depth, blocks = ceil(dims.narrow_channels / STEP), ceil(dims.wide_channels / TILE)
+    shape = [1, *dims.wide]
+
+    def lay() -> list[_Line] | None:
+        if prod(ceil(size / step) for size, step in zip(dims.wide, shape[1:], strict=True)) > MOST_CELLS:
+            return None
+        lines = [_line(dims, axis, shape[1 + axis]) for axis in range(3)]
+        return None if None in lines else [line for line in lines if line is not None]
+
+    def panel(lines: list[_Line]) -> int:
+        return parts * depth * ROW * shape[0] * prod(line.pitch for line in lines)
+
+    def fits(lines: list[_Line]) -> bool:
+        return panel(lines) <= PANEL_BYTES and prod(shape) <= CELL_PIXELS
+
+    lines = lay()
+    for axis in range(3):
+        least = dims.strides[axis] * (1 if axis < 2 else LINE_PIXELS)
+        while lines is not None and not fits(lines) and shape[1 + axis] > least:
+            shape[1 + axis] = _round(ceil(shape[1 + axis] / 2), dims.strides[axis], dims.wide[axis])
+            lines = lay()
+    if lines is None or panel(lines) > PANEL_BYTES_MAX:
+        return None
+    while shape[1:] == list(dims.wide) and 2 * shape[0] <= dims.n:
+        shape[0] *= 2
+        if not fits(lines):
+            shape[0] //= 2
+            break
+    cells = ceil(dims.n / shape[0]) * prod(len(line.cells) for line in lines)
+    if cells > MOST_CELLS:
+        return None
+    pitches = [line.pitch for line in lines]
+    taps: list[int] = []
+    phases, offsets, tiles, work = [], [], 0, 0
+    for each in product(*(line.phases for line in lines)):
+        counts = [line.count(first) for line, (first, *_) in zip(lines, each, strict=True)]
+        mine = list(product(*(numbers for _, numbers, _ in each)))
+        phases.append([*(first for first, *_ in each), len(taps), len(mine)])
+        taps += [(d * dims.kernel[1] + h) * dims.kernel[2] + w for d, h, w in mine]
+        places = product(*(shifts for *_, shifts in each))
+        offsets += [ROW * ((d * pitches[1] + h) * pitches[2] + w) for d, h, w in places]
+        some = _tiles(shape[0], counts, pitches)
+        tiles, work = max(tiles, some), work + some * len(mine)
+    firsts = np.arange(0, dims.n, shape[0])
+    images = np.column_stack([firsts, np.minimum(shape[0], dims.n - firsts)])
+    positions = shape[0] * prod(pitches)
+    products = len(PRODUCTS[parts]) * depth * blocks * work
+    return ForwardSchedule(
+        steps=(shape[0], shape[1], shape[2], shape[3]),
+        cells=(images, lines[0].cells, lines[1].cells, lines[2].cells),
+        strides=np.array(dims.strides, np.int64),
+        pitches=np.array(pitches, np.int64),
+        positions=positions,
+        phases=np.array(phases, np.int64),
+        taps=tuple(taps),
+        offsets=np.array(offsets, np.int64),
+        rows=TILE * tiles,
+        depth=depth,
+        parts=parts,
+        cycles=dims.groups * cells * (PRODUCT_CYCLES * products + VALUE_CYCLES * STEP * depth * positions),
+    )

@@ -1,0 +1,137 @@
+"""ConvTranspose forward on register tiles, in one of three ways, chosen from the problem alone.
+
+Gather: every dst pixel sums its taps; pixels that share them are the rows of register tiles, dst channels their lanes.
+Lanes: the same with groups as lanes, for depthwise and other small groups.
+
+Scatter: with few dst channels, lanes are (tap, dst channel) pairs; the products of a src pixel are added to the dst
+pixels that they belong to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import ceil, prod
+
+import numpy as np
+
+from kernels.forward.share import LANES, Share, Way, share
+from kernels.plan import Stop, Storage, Unit
+from kernels.problem import ConvProblem, Dims
+from kernels.target import target
+
+__all__ = ["CONV_TRANSPOSE"]
+
+Shape = tuple[int, ...]
+WIDTH = target().lanes
+
+UNIT_MACS = 20_000_000
+"""Work that makes a unit worth its message to a worker."""
+
+SCATTER_BYTES = 32 << 20
+"""Sums of one image at the most, where products are scattered."""
+
+
+def _costs(dims: Dims) -> dict[Way, float]:
+    """Estimate the cycles for one src pixel of one group.
+
+    A register tile of two vectors does a position of all its lanes in a cycle, one of one vector in a bit more than
+    half of one.
+    """
+    taps, out, channels = prod(dims.kernel), dims.wide_channels, dims.narrow_channels
+    pixels = prod(dims.wide) / max(1, prod(dims.narrow))  # of dst
+    whole, rest = divmod(out, LANES)
+    lines = taps if dims.dilations[2] > 1 else taps // dims.kernel[2]
+    costs: dict[Way, float] = {
+        "gather": taps * channels * (whole + (0.56 if 0 < rest <= WIDTH else rest > 0))
+        + 12 * pixels * ceil(out / LANES),
+        "lanes": (0.56 * taps * channels + 16 * pixels) * out * ceil(dims.groups / WIDTH) / dims.groups,
+        "scatter": channels * ceil(taps * out / LANES) + 8 * lines + 0.75 * taps * out + 12 * pixels,
+    }
+    if 4 * prod(dims.wide) * out > SCATTER_BYTES:
+        del costs["scatter"]
+    return costs
+
+
+def _way(dims: Dims) -> Way:
+    costs = _costs(dims)
+    return min(costs, key=lambda way: costs[way])
+
+
+def way_cycles(problem: ConvProblem) -> float:
+    """Estimate the cycles of the best way on register tiles."""
+    dims = problem.dims
+    return min(_costs(dims).values()) * dims.groups * dims.n * prod(dims.narrow)
+
+
+class ConvTranspose:
+    """ConvTranspose forward on register tiles."""
+
+    name = "conv_transpose_tiles"
+
+    def refuse(self, problem: ConvProblem) -> str | None:
+        """Take every ConvTranspose."""
+        return None if problem.forward else "computes ConvTranspose only"
+
+    def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
+        """Share out images, groups, lane blocks, then dst lines; lanes first where weights are the larger tensor."""
+        sizes, steps = self.grid(problem)
+        cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
+        images, groups, blocks = cells[:3]
+        wanted = int(max(1, min(4 * workers, problem.macs // UNIT_MACS)))
+        large = prod(problem.weights_shape) > prod(problem.src_shape)
+        lanes_first = large and blocks * groups >= wanted
+        by_image = 1 if lanes_first else min(max(1, images), wanted)
+        by_group = min(groups, ceil(wanted / by_image))
+        left = ceil(wanted / (by_image * by_group)) if by_group == groups else 1
+        by_block = min(blocks, left)
+        left = ceil(left / by_block) if by_block == blocks else 1
+        axis = next((a for a in range(3, 6) if cells[a] >= 2 * left), 5)
+        counts = [by_image, by_group, by_block, 1, 1, 1]
+        counts[axis] = min(left, max(1, cells[axis]))
+        lanes = steps[1] == WIDTH
+        units: list[Unit] = []
+        for index in np.ndindex(*counts):
+            part: list[int] = []
+            for i, count, many, size, step in zip(index, counts, cells, sizes, steps, strict=True):
+                part += min(size, step * (many * i // count)), min(size, step * (many * (i + 1) // count))
+            box = _box(problem, part)
+            if lanes:  # counted in vectors
+                part[2:4] = [ceil(group / WIDTH) for group in part[2:4]]
+            units.append(Unit(len(units), 0, *box, problem.macs // prod(counts), tuple(part)))
+        return units, 0
+
+    def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
+        """Give the sizes of (n, groups, a group's dst channels, d, h, w), and the steps of sharing them out."""
+        dims, way = problem.dims, _way(problem.dims)
+        channels = LANES if way == "gather" else max(1, dims.wide_channels)
+        sizes = problem.n, dims.groups, dims.wide_channels, *dims.wide
+        return sizes, (1, WIDTH if way == "lanes" else 1, channels, 1, 1, 1)
+
+    def run(
+        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
+        scratch: Storage | None, stop: Stop,
+    ) -> bool:  # fmt: skip
+        """Compute the dst box of one unit."""
+        return _share(problem, unit).run(inputs, output, stop)
+
+
+def _box(problem: ConvProblem, part: Sequence[int]) -> tuple[Shape, Shape]:
+    """Give offset and shape of a unit's part of dst."""
+    n0, n1, g0, g1, c0, c1 = part[:6]
+    each = problem.dims.wide_channels
+    channel, channels = g0 * each + c0, (g1 - 1 - g0) * each + c1 - c0
+    first, last = part[6::2][-problem.rank :], part[7::2][-problem.rank :]
+    sizes = [high - low for low, high in zip(first, last, strict=True)]
+    if problem.data_format == "NCX":
+        return (n0, channel, *first), (n1 - n0, channels, *sizes)
+    return (n0, *first, channel), (n1 - n0, *sizes, channels)
+
+
+@lru_cache(maxsize=256)
+def _share(problem: ConvProblem, unit: Unit) -> Share:
+    """Prepare a unit's tables once: a service sees the same shapes again and again."""
+    return share(problem, _way(problem.dims), unit.part)
+
+
+CONV_TRANSPOSE = ConvTranspose()

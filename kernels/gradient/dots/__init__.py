@@ -1,0 +1,1 @@
+"""Weight gradients on products of bf16 pairs: schedule, compiled driver, units."""

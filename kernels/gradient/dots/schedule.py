@@ -1,0 +1,452 @@
+"""The layout of a weight gradient made of bf16 pairs: common pitches, phases, taps as shifts, slabs of pixels.
+
+The narrow tensor's pixels are one flat row of positions, ``((n * D + d) * H + h) * W + w``. The wide tensor lies in
+the same pitches, one plane for each phase of the strides, so that a tap is one shift for all positions. The pitches
+leave room for zeros: where a tap is outside, the wide tensor has a zero, and between its lines the narrow one has.
+Zeros multiply, so data that are not finite take another way (see `kernels.gradient.dots.unit`).
+
+Where images are many and maps small, n is the last factor instead of the first: a position (d, h, w) is whole steps of
+images, and taps whose channels fill tiles visit only positions that they, or a tap beside them, meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise, product
+from math import ceil, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.emit.dots import PARTS, ROWS, STEP, TILE
+from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
+from kernels.gradient.tiles.driver import PLANES, WIDTH
+from kernels.problem import ConvProblem, storage_dtype, wrapped
+from kernels.recent import recent
+from kernels.target import target
+
+__all__ = ["DotSchedule", "dot_schedule"]
+
+Ints = npt.NDArray[np.int64]
+
+SLAB_BYTES = 1 << 20
+"""Packed bytes of one slab where it can be cut; twice as many where accumulators fill more than a cache themselves."""
+
+NARROW_BYTES = 1 << 20
+"""Packed bytes of all parts of the narrow tensor, which every pair of a channel and a tap reads again."""
+
+SOME, SOME_STEPS = 1.5, 1.05
+"""How much more than these bounds a slab may have where half of it would take that many times the steps."""
+
+SLAB_BYTES_ALL = 4 << 20
+"""Those of all groups, where their channels lie side by side: each group comes back to the same lines of memory."""
+
+TOGETHER = 2 * TILE
+"""Channels of the wide tensor that are packed at a time at the least, with images inside: then slabs are larger."""
+
+SLAB_BYTES_MAX = 16 << 20
+"""Packed bytes of one slab at the most."""
+
+MOST_BOXES = 1 << 16
+"""Pieces of memory to pack: beyond that, short lines of many phases, laying them out takes too long."""
+
+LEAST_IMAGES = 16
+"""Images from which on they may be the innermost axis, in whole steps."""
+
+INSIDE_COST = 0.97
+"""Estimated time with images inside over that without, below which they go there."""
+
+BLOCK_CYCLES, STAGED_CYCLES = ((33, 28), (120, 120), (156, 150)), 19
+"""Cycles of a step of two blocks' products, by parts, with images outside and inside (see `_cost`); for staging."""
+
+VALUE_CYCLES = (0.65, 0.75, 1.2), (2.5, 1.5, 2.4), (2.0, 1.95, 2.9)
+"""Those of packing a value, by parts: images outside, inside with channels adjacent, and inside without."""
+
+SUM_CYCLES = (0.3, 1.7, 2), (1.1, 1.2, 11), (0.7, 1.0, 7)
+"""Those of an accumulator in no cache, by parts: a slab with images outside, with images inside, and the result."""
+
+CACHED_SUMS, MANY_SUMS = 1 << 20, 6 << 20
+"""Bytes of accumulators that a cache holds, and so many that larger slabs pay."""
+
+MOST_TAPS = 1 << 12
+"""Taps: each is laid out by itself, for every size of a slab that is tried."""
+
+MOST_ROWS = 1 << 17
+"""Pairs of a channel and a tap: their table has 1 MiB."""
+
+CHUNKS, CHUNK_MACS, CHUNK_POSITIONS = 8, 10_000_000, 2048
+"""As in `kernels.gradient.tiles.schedule`."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One axis of a slab: `size` narrow positions in `pitch`, and each live tap as (number, phase, shift).
+
+    Slabs are alike, or where they are images inside, all but the last are whole.
+    """
+
+    axis: Axis
+    size: int
+    pitch: int
+    taps: tuple[tuple[int, int, int], ...]
+    whole: bool = False
+
+    @property
+    def phases(self) -> list[int]:
+        """The phases that a tap reads, in order."""
+        return sorted({phase for _, phase, _ in self.taps})
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Smallest and largest shift."""
+        shifts = [shift for _, _, shift in self.taps]
+        return min(shifts), max(shifts)
+
+    @property
+    def cuts(self) -> list[tuple[int, int]]:
+        """The narrow positions of each slab."""
+        parts = ceil(self.axis.size / self.size)
+        if self.whole:
+            return [(i * self.size, min(self.axis.size, (i + 1) * self.size)) for i in range(parts)]
+        return list(pairwise(self.axis.size * i // parts for i in range(parts + 1)))
+
+    def data(self, phase: int) -> Iterator[tuple[int, int, int]]:
+        """Give for each cut the first wide position of a phase that it meets, its index there, and their number."""
+        stride = self.axis.stride
+        for low, high in self.cuts:
+            start, stop = (-((low * stride + phase - end) // stride) for end in self.axis.window(low, high))
+            yield (low + start) * stride + phase, start, stop - start
+
+
+def _line(axis: Axis, size: int) -> _Line | None:
+    """Lay out an axis for slabs of `size` positions; None where no tap meets data."""
+    live = [k for k, (low, high) in enumerate(axis.ranges) if low < high]
+    if not live:
+        return None
+    taps = tuple((k, axis.shifts[k] % axis.stride, axis.shifts[k] // axis.stride) for k in live)
+    least, most = min(shift for *_, shift in taps), max(shift for *_, shift in taps)
+    first, end = least, size + most
+    if size == axis.size:  # the border's zeros serve the line before and the line after
+        start, stop = axis.window(0, size)
+        first, end = max(first, start // axis.stride), min(end, (stop - 1) // axis.stride + 1)
+    return _Line(axis, size, max(size + most - first, end - least, size, end - first), taps)
+
+
+@dataclass(frozen=True)
+class DotSchedule:
+    """Everything that the compiled driver reads; `a` is the wide tensor, `b` the narrow one.
+
+    `shifts` has a row for each live tap: bytes of its shift in a plane, number of the tap, low and high of its real (n,
+    d, h, w), and bytes of its shift in the tensor. `offsets` are those of the accumulators' rows, the taps of a channel
+    inside channels, in the planes. `pixels` are the positions of a slab's last image, up to its last pixel. `slabs` are
+    first and last (n, d, h, w); `boxes` see `kernels.pack.pairs`. With images `inside`, (d, h, w, n) stands for (n, d,
+    h, w) everywhere. So many channels of `a` as `together` says are packed at a time.
+    """
+
+    axes: tuple[Axis, Axis, Axis, Axis]
+    groups: int
+    blocks: Ints  # of b: first channel, valid channels, vectors, first lane, as `kernels.gradient.tiles.unit` cuts them
+    rows: int
+    lanes: int
+    a: Tensor
+    b: Tensor
+    a_steps: Ints
+    b_steps: Ints
+    panel_steps: Ints
+    a_planes: int
+    a_plane: int
+    positions: int
+    pixels: int
+    taps: int
+    shifts: Ints
+    offsets: Ints
+    slabs: tuple[tuple[int, ...], ...]
+    a_boxes: Ints
+    b_boxes: Ints
+    chunks: int
+    use: float
+    cycles: float
+    inside: bool
+    together: int
+    scalar_pack: int = PLANES
+    vector_is_wide: bool = False
+    lanes_are_groups: bool = False
+    tap_step: int = 1
+
+    @property
+    def channels(self) -> int:
+        """Channels of a group of a."""
+        return self.a.channels
+
+    @property
+    def channel_step(self) -> int:
+        """Accumulator rows from one channel to the next."""
+        return self.taps
+
+
+def _odd_lines(positions: int) -> int:
+    """Give the bytes of a plane: an odd number of cache lines, so that 16 channels fall into different sets."""
+    return 64 * (ceil(2 * positions / 64) | 1)
+
+
+def _steps(lines: tuple[_Line, ...]) -> list[int]:
+    """Give the positions between (n, d, h, w)."""
+    return [prod(line.pitch for line in lines[a + 1 :]) for a in range(4)]
+
+
+def _pixels(lines: tuple[_Line, ...], first: int) -> int:
+    """Count the positions up to the last pixel, over the axes from `first` on."""
+    return 1 + sum((line.size - 1) * step for line, step in list(zip(lines, _steps(lines), strict=True))[first:])
+
+
+def _bytes(geo: Geometry, lines: tuple[_Line, ...], channels: int) -> tuple[int, int]:
+    """Give the bytes of a slab's planes of some channels, and of its panels, one part of each value."""
+    phases, pixels = prod(len(line.phases) for line in lines), _pixels(lines, 0)
+    reach = sum((line.reach[1] - line.reach[0]) * step for line, step in zip(lines, _steps(lines), strict=True))
+    return 2 * (pixels + reach) * phases * _up(channels), 2 * pixels * _up(geo.narrow.channels)
+
+
+def _up(channels: int) -> int:
+    return TILE * ceil(channels / TILE)
+
+
+def _lines(axes: tuple[Axis, ...], shape: list[int], inside: bool) -> tuple[_Line, ...] | None:
+    lines = [_line(axis, size) for axis, size in zip(axes, shape, strict=True)]
+    if None in lines:
+        return None
+    *outer, last = [line for line in lines if line is not None]
+    return *outer, replace(last, pitch=_steps_of(last.size), whole=True) if inside else last
+
+
+def _steps_of(positions: int) -> int:
+    """Round positions up to whole steps."""
+    return STEP * ceil(positions / STEP)
+
+
+def _cut(geo: Geometry, groups: int, parts: int, inside: bool) -> tuple[_Line, ...] | None:
+    """Halve axes, images first, until a slab's panels fit; None where they never do.
+
+    The last halving is undone where it leaves much of the steps empty. Images `inside` stay whole steps.
+    """
+    shape = [axis.size for axis in geo.axes]
+    if 0 in shape:
+        return None
+    sums = 4 * geo.wide.channels * geo.narrow.channels * prod(len(axis.shifts) for axis in geo.axes)
+    limit = SLAB_BYTES if sums <= SLAB_BYTES else 2 * SLAB_BYTES
+    each = 2 * NARROW_BYTES if parts > 1 and sums > MANY_SUMS else NARROW_BYTES
+    if geo.wide.channel == 1:
+        limit, each = (min(most, max(1, SLAB_BYTES_ALL // groups)) for most in (limit, each))
+    alive = all(low < high for axis in geo.axes for low, high in axis.ranges)
+    channels = min(geo.wide.channels, TOGETHER) if inside and alive else geo.wide.channels
+    lines = before = _lines(geo.axes, shape, inside)
+    for axis in (3, 0, 1, 2) if inside else range(4):
+        while lines is not None:
+            wide, narrow = _bytes(geo, lines, channels)
+            reach = lines[axis].reach
+            fits = wide + narrow <= limit and parts * narrow <= NARROW_BYTES
+            if inside:
+                fits = parts * max(wide, narrow) <= each
+            if fits or shape[axis] <= max(1, reach[1] - reach[0], (STEP if inside else 64) * (axis == 3)):
+                break
+            shape[axis] = ceil(shape[axis] / 2)
+            if inside and axis == 3:
+                shape[axis] = _steps_of(shape[axis])
+            lines, before = _lines(geo.axes, shape, inside), lines
+    if lines is None or before is None or sum(_bytes(geo, lines, channels)) > SLAB_BYTES_MAX:
+        return None
+    wide, narrow = _bytes(geo, before, channels)
+    little = max((wide + narrow) / limit, parts * narrow / NARROW_BYTES) <= SOME
+    if little and not inside and SOME_STEPS * _count(before) < _count(lines):
+        lines = before
+    return lines if _slabs(lines) * prod(len(line.phases) for line in lines) <= MOST_BOXES else None
+
+
+def _count(lines: tuple[_Line, ...]) -> int:
+    """Count the steps of all slabs."""
+    return ceil(_pixels(lines, 0) / STEP) * _slabs(lines)
+
+
+def _products(lines: tuple[_Line, ...], inside: bool) -> int:
+    """Count the steps of all slabs and taps; with images inside, only those where a tap meets data."""
+    if not inside:
+        return _count(lines) * prod(len(line.taps) for line in lines)
+    *outer, last = lines
+    return ceil(last.axis.size / STEP) * prod(sum(high - low for low, high in line.axis.ranges) for line in outer)
+
+
+def _slabs(lines: tuple[_Line, ...]) -> int:
+    return prod(ceil(line.axis.size / line.size) for line in lines)
+
+
+def _images_inside(geo: Geometry) -> Geometry | None:
+    """Make the images the innermost axis; None where they or the channels are few, or no other axis has taps."""
+    at = next((a for a, axis in enumerate(geo.axes) if axis.size > 1), 3)
+    order = [a for a in range(4) if a != at] + [at]
+    few = geo.wide.channels < TILE or geo.axes[at].size < LEAST_IMAGES
+    taps = prod(len(geo.axes[a].shifts) for a in order[:3])
+    if target().dots != "amx" or few or taps == 1 or geo.axes[at].ranges != ((0, geo.axes[at].size),):
+        return None
+    d, h, w, n = order
+    wide, narrow = (
+        replace(tensor, steps=(tensor.steps[d], tensor.steps[h], tensor.steps[w], tensor.steps[n]))
+        for tensor in (geo.wide, geo.narrow)
+    )
+    return Geometry(wide, narrow, (geo.axes[d], geo.axes[h], geo.axes[w], geo.axes[n]))
+
+
+def _lay(geo: Geometry, problem: ConvProblem) -> tuple[Geometry, tuple[_Line, ...], bool] | None:
+    """Choose whether images go inside, and cut slabs; None where they never fit."""
+    parts = PARTS[problem.dtype]
+    lines, turned = _cut(geo, problem.groups, parts, False), _images_inside(geo)
+    if turned is not None:
+        images = _cut(turned, problem.groups, parts, True)
+        if images is not None and (
+            lines is None or _cost(turned, images, parts, True) < INSIDE_COST * _cost(geo, lines, parts, False)
+        ):
+            return turned, images, True
+    return None if lines is None else (geo, lines, False)
+
+
+def _values(geo: Geometry, lines: tuple[_Line, ...], inside: bool) -> int:
+    """Count the values of one group that are packed for all slabs, about."""
+    phases = prod(len(line.phases) for line in lines)
+    if not inside:
+        return _count(lines) * STEP * (geo.wide.channels * phases + geo.narrow.channels)
+    wide = phases * prod(line.size + line.reach[1] - line.reach[0] for line in lines)
+    return _slabs(lines) * (geo.wide.channels * wide + geo.narrow.channels * prod(line.size for line in lines))
+
+
+def _cost(geo: Geometry, lines: tuple[_Line, ...], parts: int, inside: bool) -> float:
+    """Estimate the cycles of one group, to compare both places of the images; fitted to one processor with AMX."""
+    blocks = ceil(geo.wide.channels / TILE) * ceil(geo.narrow.channels / TILE)
+    value = VALUE_CYCLES[parts - 1][0 if not inside else 1 if geo.wide.channel == 1 else 2]
+    staged = STAGED_CYCLES if parts == 1 and not inside and geo.narrow.channels <= 2 * TILE else 0
+    sums = blocks * TILE * TILE * prod(len(line.taps) for line in lines)
+    slabs = _slabs(lines) if 4 * sums > CACHED_SUMS else 0
+    steps = (BLOCK_CYCLES[parts - 1][inside] + staged) * blocks * _products(lines, inside)
+    each, result = SUM_CYCLES[parts - 1][inside], SUM_CYCLES[parts - 1][2]
+    return steps + value * _values(geo, lines, inside) + (each * slabs + result) * sums
+
+
+def _boxes(
+    columns: Sequence[Iterable[tuple[int, int, int]]], steps: Sequence[int], panel: Sequence[int], size: int
+) -> Ints:
+    """Combine the (n, d, h, w) parts of all slabs to boxes: bytes in the tensor, in the plane, and counts."""
+    tables = [np.array(list(column), object).reshape(-1, 3) for column in columns]
+    grid = np.indices([len(table) for table in tables]).reshape(4, -1)
+    sources = [wrapped(size * step * table[:, 0])[at] for table, step, at in zip(tables, steps, grid, strict=True)]
+    places = [wrapped(2 * step * table[:, 1])[at] for table, step, at in zip(tables, panel, grid, strict=True)]
+    counts = [table[:, 2].astype(np.int64)[at] for table, at in zip(tables, grid, strict=True)]
+    return np.column_stack([sum(sources), sum(places), *counts])
+
+
+@recent
+def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
+    """Lay out the sum for `problem`; None where zeros would need too much room, or there is nothing to sum."""
+    geo = geometry(problem)
+    taps = prod(len(axis.shifts) for axis in geo.axes)
+    if taps > MOST_TAPS or geo.wide.channels * taps > MOST_ROWS:
+        return None
+    laid = _lay(geo, problem)
+    if laid is None:
+        return None
+    geo, lines, inside = laid
+    every = [tuple(chain.from_iterable(slab)) for slab in product(*(line.cuts for line in lines))]
+    order = np.arange(len(every))
+    if inside:  # images go last in a slab, but outermost among slabs: they arrive one by one
+        order = order.reshape(-1, len(lines[3].cuts)).T.reshape(-1)
+    slabs = tuple(every[i] for i in order.tolist())
+    steps, pixels, size = _steps(lines), _pixels(lines, 0), storage_dtype(problem.dtype).itemsize
+    positions = 32 * ceil(pixels / 32)
+    ends = [sum(line.reach[end] * step for line, step in zip(lines, steps, strict=True)) for end in range(2)]
+    front, plane = max(0, -ends[0]), _odd_lines(positions + max(0, -ends[0]) + max(0, ends[1]))
+    phases = {key: i for i, key in enumerate(product(*(line.phases for line in lines)))}
+
+    def place(phase: tuple[int, ...], at: tuple[int, ...]) -> int:
+        return phases[phase] * plane + 2 * (front + sum(x * step for x, step in zip(at, steps, strict=True)))
+
+    shifts = []
+    for tap in product(*(line.taps for line in lines)):
+        numbers, phase, shift = zip(*tap, strict=True)
+        number = 0
+        for axis, k in zip(geo.axes, numbers, strict=True):
+            number = number * len(axis.shifts) + k
+        ranges = [end for axis, k in zip(geo.axes, numbers, strict=True) for end in axis.ranges[k]]
+        meets = [axis.shifts[k] for axis, k in zip(geo.axes, numbers, strict=True)]
+        source = sum(step * shift for step, shift in zip(geo.wide.steps, meets, strict=True))
+        shifts.append([place(phase, shift), number, *ranges, size * source])
+    a_boxes = []
+    for phase, number in phases.items():
+        parts = [line.data(f) for line, f in zip(lines, phase, strict=True)]
+        a_boxes.append(_boxes(parts, geo.wide.steps, steps, size)[order])
+        a_boxes[-1][:, 1] += number * plane + 2 * front
+    whole = [[(low, 0, high - low) for low, high in line.cuts] for line in lines]
+    a_steps = [size * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
+    b_blocks = ceil(geo.narrow.channels / TILE)
+    points = prod(axis.size for axis in geo.axes)
+    chunks = 1
+    most = min(len(slabs), points // CHUNK_POSITIONS, problem.macs // CHUNK_MACS)
+    while chunks < CHUNKS and 2 * chunks <= most:
+        chunks *= 2
+    channels = geo.wide.channels
+    a_plane = _odd_lines(plane * len(phases) // 2)
+    rows = ROWS * ceil(taps * channels / ROWS)
+    live = np.array(shifts, object)
+    # a tap that meets nothing reads zeros behind the channels
+    at = np.full((channels, taps), channels * a_plane, np.int64)
+    at[:, live[:, 1].astype(int)] = np.arange(channels)[:, None] * a_plane + live[:, 0].astype(int)
+    together = channels
+    if inside and len(shifts) == taps:  # a tap that meets nothing reads zeros behind the last channel
+        wide, _ = _bytes(geo, lines, TOGETHER)
+        together = min(channels, TOGETHER * max(1, NARROW_BYTES // (PARTS[problem.dtype] * wide)))
+    done = problem.groups * rows * TILE * b_blocks * STEP * _products(lines, inside) / len(shifts)
+    firsts = range(0, geo.narrow.channels, TILE)
+    return DotSchedule(
+        axes=geo.axes,
+        groups=problem.groups,
+        blocks=np.array([(f, min(TILE, geo.narrow.channels - f), TILE // WIDTH, f) for f in firsts], np.int64),
+        rows=rows,
+        lanes=TILE * b_blocks,
+        a=geo.wide,
+        b=geo.narrow,
+        a_steps=wrapped([*a_steps, size * geo.wide.channel]),
+        b_steps=wrapped([size * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
+        panel_steps=wrapped([2 * step for step in steps]),
+        a_planes=together + (len(shifts) < taps),
+        a_plane=a_plane,
+        positions=positions,
+        pixels=_pixels(lines, 1),
+        taps=taps,
+        shifts=wrapped([value for tap in shifts for value in tap]).reshape(-1, 11),
+        offsets=np.pad(at.reshape(-1), (0, -at.size % ROWS), mode="edge"),
+        slabs=slabs,
+        a_boxes=np.stack(a_boxes, axis=1),
+        b_boxes=_boxes(whole, geo.narrow.steps, steps, size)[order, None],
+        chunks=chunks,
+        use=problem.macs / max(1, done),
+        cycles=_cycles(problem, geo, lines, inside),
+        inside=inside,
+        together=together,
+    )
+
+
+def _cycles(problem: ConvProblem, geo: Geometry, lines: tuple[_Line, ...], inside: bool) -> float:
+    """Estimate the cycles of an f32 gradient on AMX over those on f32 tiles, both without what they have in common.
+
+    Measured on a processor with AMX-BF16 that does 37 multiply-adds of f32 in a cycle, in its tiles 28.
+    """
+    taps = prod(len(line.taps) for line in lines)
+    steps, rows = _products(lines, inside) / taps, geo.wide.channels * taps
+    staged = rows if geo.wide.channels < TILE else rows * (geo.wide.channels % TILE) // geo.wide.channels
+    blocks = ceil(rows / TILE) * ceil(geo.narrow.channels / TILE)
+    values = _values(geo, lines, inside)
+    slabs = _slabs(lines)
+    apart = geo.wide.channel == 1 and problem.groups > 1  # a pixel's channels are few, and far from the next ones
+    each, tiled = (4.0, 2.4) if apart else (1.55, 1.1)
+    if inside:
+        each, tiled = (1.7 if geo.wide.channel == 1 else 2.6), 1.1
+    dots = 154 * steps * blocks + 18 * steps * staged + each * values + 230 * slabs * blocks
+    meets = prod(sum(high - low for low, high in axis.ranges) for axis in geo.axes)
+    tiles = 0.036 * meets * geo.wide.channels * geo.narrow.channels + tiled * values
+    return dots / max(1.0, tiles)

@@ -1,0 +1,65 @@
+"""Who is the vector and who the scalar: register tiles of each choice, and an estimate of their cycles."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.gradient.geometry import Tensor
+from kernels.gradient.tiles.tables import MERGED_TAPS, split
+from kernels.problem import ConvProblem
+from kernels.target import target
+
+__all__ = ["groups_cost", "lane_blocks", "lines_cost", "tile_rows"]
+
+Ints = npt.NDArray[np.int64]
+
+COSTED_TILES = 4096
+"""Register tiles whose cycles are added up one by one."""
+
+
+def _tile_cost(rows: int, vectors: int) -> float:
+    """Cycles for one position of a register tile: two multiply-adds a cycle, four cycles of latency."""
+    return max(rows * vectors / 2, 4.0) + 0.3
+
+
+def tile_rows(count: int, vectors: int) -> int:
+    """Give the rows of the tallest tile: no more than 8, which fill lines of scalars, unless `count` asks for it."""
+    most = target().rows[vectors]
+    return most if count % most == 0 else min(8, most)
+
+
+def lane_blocks(channels: int) -> Ints:
+    """Cut channels into (first, valid, vectors, first lane): lines of two vectors, the last of one if it can."""
+    width = target().lanes
+    firsts = np.arange(0, channels, 2 * width)
+    valid = np.minimum(2 * width, channels - firsts)
+    return np.column_stack([firsts, valid, 1 + (valid > width), firsts])
+
+
+def lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: bool) -> float:
+    """Estimate cycles for one pixel and all taps of one (d, h)."""
+    total = 0.0
+    whole, rest = divmod(vector_channels, 2 * target().lanes)
+    twos = whole + (rest > target().lanes)
+    for vectors, blocks in ((2, twos), (1, whole + (rest > 0) - twos)):
+        if blocks == 0:
+            continue
+        merged = merge and scalar_channels < 4 and kernel_width <= MERGED_TAPS
+        count, times = (scalar_channels * kernel_width, 1) if merged else (scalar_channels, kernel_width)
+        limit = tile_rows(count, vectors)
+        # beyond that many rows a tile more or less decides nothing
+        most = COSTED_TILES * limit
+        tiles = split(min(count, most), limit)
+        total += (
+            blocks * times * sum(_tile_cost(rows, vectors) for rows in tiles) * (count / most if count > most else 1)
+        )
+    return total
+
+
+def groups_cost(problem: ConvProblem, wide: Tensor, narrow: Tensor, kernel_width: int) -> float:
+    """Estimate cycles for one pixel of one group where lanes are groups: a load for every multiply-add."""
+    filled = problem.groups / (ceil(problem.groups / target().lanes) * target().lanes)
+    return 0.6 * kernel_width * wide.channels * narrow.channels / target().lanes / filled

@@ -1,0 +1,482 @@
+"""The schedule of a weight gradient, from the problem alone: who is the vector, who the scalar, in which order.
+
+One tensor is packed into panels whose lines are vectors of adjacent channels; the other gives scalars that are read
+where they lie, one byte offset for each row of a register tile. Rows are (tap, channel) pairs of the scalar tensor.
+For each tap only the pixels for which it is inside are visited, so padding is never multiplied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, pairwise, product
+from math import ceil, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.emit.tile_table import DIRECT, LANE_ROWS
+from kernels.gradient.geometry import Axis, Geometry, Run, Tensor, folded, geometry
+from kernels.gradient.roles import groups_cost, lane_blocks, lines_cost, tile_rows
+from kernels.gradient.tiles.driver import LINES, NATIVE, PLANES
+from kernels.gradient.tiles.tables import (
+    MERGED_TAPS,
+    Rows,
+    merged_tables,
+    region_tables,
+    split,
+    tap_tables,
+    whole_tables,
+)
+from kernels.problem import ConvProblem, storage_dtype, wrapped
+from kernels.recent import recent
+from kernels.target import target
+
+__all__ = ["Operand", "Schedule", "schedule"]
+
+Ints = npt.NDArray[np.int64]
+Four = tuple[int, int, int, int]
+
+BLOCK_POSITIONS = 192 if target().lanes == 16 else 256
+"""Positions of one register-tile call: panel lines of two vectors for each fill half of L1 (48 KB where there are 16
+lanes, else 32 KB), and the scalars of some rows the other half."""
+
+SLAB_BYTES = 512 << 10
+"""Packed bytes that one slab should not pass where it can be cut without packing anything twice."""
+
+L2_BYTES = 512 << 10
+"""A second-level cache as small as they come."""
+
+LANE_SLAB_BYTES = 192 << 10
+"""The same where lanes are groups: every packed value is read once or twice only, so it should stay in L2."""
+
+SLAB_BYTES_MAX = 12 << 20
+"""Packed bytes that one slab may take where cutting it costs a repeated border."""
+
+SLAB_MACS = 250_000_000
+"""Work of one slab: some milliseconds, after which a worker looks whether it should stop."""
+
+SLAB_MACS_MIN = 8_000_000
+"""Work of a slab that makes up for laying it out."""
+
+TOGETHER_VALUES = 64
+"""Adjacent channels that are packed at a time, where a group has fewer."""
+
+TILE_BYTES = 192 << 10
+"""Scalars that all lane blocks visit in turn before the next are taken: they stay in L2."""
+
+MOST_SLABS = 1 << 16
+"""Slabs up to which laying them out takes no time that is felt."""
+
+CHUNKS = 8
+"""Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
+
+
+MERGED_PAIRS = 1 << 14
+"""Taps of a kernel line times channels of a group up to which they are laid out together where lanes are groups."""
+
+PADDED_PAIRS = 1024
+"""Taps times channels of a group up to which all of them are visited together, zeros around the pixels."""
+
+CHUNK_MACS = 10_000_000
+"""Work of a chunk at the least: below it nobody shares it out."""
+
+CHUNK_POSITIONS = 2048
+"""Pixels that a chunk has at the least: adding chunks up costs a pass over the gradient each."""
+
+SMALL_BYTES, SMALL_CHUNK_POSITIONS = 1 << 20, 512
+"""The same for accumulators up to this size, which a cache holds: more chunks lose fewer digits."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One of the two tensors as the driver reads it.
+
+    `steps` are for one of its own positions along (n, d, h, w), `moves` for one narrow position: in panel lines for
+    the vector tensor, in bytes for the scalar one. `points` is the number of positions of a slab's window, `plane`
+    the bytes of one scalar line panel or channel plane, `scratch` the f32 values of all of them.
+    """
+
+    tensor: Tensor
+    is_wide: bool
+    lane: int
+    group: int
+    steps: Ints
+    moves: Ints
+    points: int
+    padded: bool = False
+    plane: int = 0
+    scratch: int = 0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything that the compiled driver reads, as integer tables (columns: see `kernels.gradient.tiles.driver`)."""
+
+    vector: Operand
+    scalar: Operand
+    vector_is_wide: bool
+    lanes_are_groups: bool
+    direct: bool  # lanes are groups, and both tensors are read where they lie
+    in_place: bool  # the vector tensor is its own panel
+    groups: int  # convolution groups, or groups of lanes of them
+    together: int  # groups that are packed at a time
+    axes: tuple[Axis, Axis, Axis, Axis]
+    channels: int  # of the scalar tensor, and taps: each pair is an accumulator row
+    taps: int
+    tap_step: int  # accumulator rows from one tap to the next, from one channel to the next, and inside a tile
+    channel_step: int
+    row_step: int
+    blocks: Ints
+    lanes: int
+    ranges: Ints
+    tiles: Ints
+    padded_ranges: Ints
+    padded_tiles: Ints
+    inner: Ints  # low and high of (d, h, w) between which every tap is inside
+    scalar_pack: int
+    scalar_lines: Ints
+    slabs: tuple[tuple[int, ...], ...]
+    block: Ints
+    chunks: int
+    segment: int  # logarithm of the positions that are summed in registers
+    inside: bool = False  # images are never the innermost axis here
+
+    @property
+    def rows(self) -> int:
+        """Accumulator rows of one group."""
+        return self.channels * self.taps
+
+    def box(self, operand: Operand, slab: tuple[int, ...]) -> Ints:
+        """Give the part of a tensor that a slab of narrow positions needs (columns: see
+        `kernels.gradient.tiles.driver`)."""
+        spans = [(slab[2 * a], slab[2 * a + 1]) for a in range(4)]
+        starts = [low for low, _ in spans]
+        if operand.is_wide:
+            starts = [low * axis.stride + min(axis.shifts) for axis, low in zip(self.axes, starts, strict=True)]
+            spans = [axis.window(*span) for axis, span in zip(self.axes, spans, strict=True)]
+        first = [low for low, _ in spans]
+        return wrapped([*first, *(high - low for low, high in spans), *(starts if operand.padded else first)])
+
+
+def _scalar_pack(problem: ConvProblem, tensor: Tensor, stride: int, lanes_are_groups: bool) -> int:
+    f32 = problem.dtype == "f32"
+    if lanes_are_groups:
+        return LINES
+    if tensor.channel == 1:
+        few = tensor.channels * problem.groups <= 16 or tensor.channels < 4
+        return NATIVE if f32 and few else LINES
+    if stride >= 8 and tensor.channels <= 8:
+        return LINES  # a plane would give one value of every cache line or two
+    return NATIVE if f32 else PLANES
+
+
+def _halve(shape: list[int], position: int) -> None:
+    shape[position] = ceil(shape[position] / 2)
+
+
+def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int, by_group: bool, native: bool) -> Four:
+    """Cut the pixels so that a slab's panels fit a cache and its work a few milliseconds.
+
+    `packed` is the number of bytes packed for one pixel. Images are cut apart first; inside one image a cut repeats
+    the border of the wide tensor, so it is made only where work or scratch asks for it, or the wide one is `native`.
+    """
+    shape = [axis.size for axis in axes]
+    least = max(2 * BLOCK_POSITIONS, prod(shape) // MOST_SLABS)
+    macs = problem.macs / max(1, prod(shape))
+    limit = min(SLAB_MACS, max(SLAB_MACS_MIN, problem.macs // (2 * CHUNKS)))
+
+    def over(byte_limit: int) -> bool:
+        points = prod(shape)
+        return points > least and (points * packed > byte_limit or points * macs > limit)
+
+    soft = LANE_SLAB_BYTES if by_group else SLAB_BYTES
+    hard = 4 * LANE_SLAB_BYTES // 3 if by_group else SLAB_BYTES_MAX
+    while shape[0] > 1 and over(soft):
+        _halve(shape, 0)
+    for axis in (1, 2, 3):
+        trivial = len(axes[axis].shifts) == 1
+        floor = 1 if trivial else max(1, ceil(2 * len(axes[axis].shifts) / axes[axis].stride))
+        if axis == 3:
+            floor = max(floor, 64)
+        while shape[axis] > floor and over(soft if trivial or native else hard):
+            _halve(shape, axis)
+    while shape[3] > 64 and over(hard):
+        _halve(shape, 3)
+    return shape[0], shape[1], shape[2], shape[3]
+
+
+def _slabs(axes: tuple[Axis, ...], shape: Four) -> Iterator[tuple[int, ...]]:
+    cuts = []
+    for axis, size in zip(axes, shape, strict=True):
+        parts = ceil(axis.size / size) if size else 0
+        edges = [axis.size * i // parts for i in range(parts + 1)] if parts else []
+        cuts.append(list(pairwise(edges)))
+    for box in product(*cuts):
+        yield tuple(edge for pair in box for edge in pair)
+
+
+def _block_shape(shape: Four, target: int) -> Four:
+    """Give the pixels of one register-tile call: whole lines, then several images or planes of them."""
+    n, d, h, w = shape
+    width = w if w <= target * 3 // 2 else ceil(w / ceil(w / target))
+    lines = max(1, min(h, target // max(1, width)))
+    lines = ceil(h / ceil(h / lines)) if h else 1
+    outer = max(1, target // max(1, width * lines)) if lines >= h and width >= w else 1
+    return (1, min(d, outer), lines, width) if d > 1 else (min(n, outer), 1, lines, width)
+
+
+def _paddable(geo: Geometry) -> bool:
+    """Whether zeros around the wide tensor would be needed and stay small beside it."""
+    needed = any(span != (0, axis.size) for axis in geo.axes for span in axis.ranges)
+    shape = tuple(axis.size for axis in geo.axes)
+    windows = [prod(_window_shape(geo.axes, (shape[0], shape[1], shape[2], shape[3]), True, p)) for p in (False, True)]
+    pairs = prod(len(axis.shifts) for axis in geo.axes) * geo.wide.channels
+    return needed and windows[1] <= 2 * windows[0] + 64 * shape[0] and pairs <= PADDED_PAIRS
+
+
+@recent
+def schedule(problem: ConvProblem) -> Schedule:
+    """Lay out the sum for `problem`: roles, register tiles, slabs of pixels and blocks inside them."""
+    geo = geometry(problem)
+    wide, narrow = geo.wide, geo.narrow
+    width = len(geo.axes[3].shifts)
+    costs = {
+        "narrow": lines_cost(narrow.channels, wide.channels, width, True),
+        "wide": lines_cost(wide.channels, narrow.channels, width, False),
+        "groups": groups_cost(problem, wide, narrow, width),
+    }
+    lanes_are = min(costs, key=lambda name: costs[name])
+    by_group = lanes_are == "groups"
+    vector_is_wide = lanes_are == "wide"
+    vector, scalar = (wide, narrow) if vector_is_wide else (narrow, wide)
+    few = wide.channels < 4 or (by_group and wide.channels * width <= MERGED_PAIRS)
+    merge = 1 < width <= MERGED_TAPS and not vector_is_wide and few
+    padded = by_group and _paddable(geo)
+    pack = _scalar_pack(problem, scalar, 1 if vector_is_wide else geo.axes[3].stride, by_group)
+    size = storage_dtype(problem.dtype).itemsize
+    regions = None
+    if by_group and _adjacent_groups(problem, geo):
+        regions = region_tables(geo.axes[1:], [size * step for step in wide.steps[1:]], LANE_ROWS, 4 * target().lanes)
+    if regions:
+        pack, padded = NATIVE, False
+    channels, taps = scalar.channels, prod(len(axis.shifts) for axis in geo.axes)
+    runs: tuple[Run, ...] = (Run(0, channels, 0),)
+    fold = folded(geo) if merge and not by_group else None
+    if fold:
+        geo, runs = fold
+        scalar, merge, pack = geo.wide, False, LINES
+    blocks = lane_blocks(vector.channels)
+    heights = {int(blocks[0, 2]), int(blocks[-1, 2])}
+    if by_group:  # one for each channel of a group
+        firsts, one = np.arange(vector.channels), np.ones(vector.channels, np.int64)
+        blocks = np.column_stack([firsts, target().lanes * one, one, target().lanes * firsts])
+    count = channels * width if merge else channels
+    limit = LANE_ROWS if by_group else min(tile_rows(count, vectors) for vectors in heights)
+    cuts = [[1] * run.count if by_group else split(run.count, limit) for run in runs]
+    lane_factor = target().lanes if by_group else 1
+    lanes = int(blocks[:, 2].sum()) * target().lanes
+    in_place = not by_group and not vector_is_wide and _whole_lines(problem, vector)
+    packed = 0 if regions else 4 * (lanes * (not in_place) + (lane_factor * scalar.channels if pack != NATIVE else 0))
+    shape = _slab_shape(problem, geo.axes, packed, by_group, pack == NATIVE and not vector_is_wide)
+    slabs = tuple(_slabs(geo.axes, shape))
+    scalars, channel_offset = _scalar_operand(
+        geo, scalar, pack, list(chain(*cuts)), shape, not vector_is_wide, by_group, padded
+    )
+    vectors_ = _operand(geo, vector, _panel_steps(geo.axes, shape, vector_is_wide), shape, vector_is_wide, by_group)
+    if in_place:
+        vectors_ = _lines_in_place(vector)
+    if regions:
+        scalars, vectors_ = (_in_place(geo, tensor, size) for tensor in (wide, narrow))
+    # rows lie as in the output where that is possible, so that writing them is a transposition of whole lines
+    taps_inside = wide.channel != 1 if fold else problem.weights_strides[3] == 1 and not merge and not by_group
+    tap_step, channel_step = (1, taps) if taps_inside else (channels, 1)
+    row_step = 1 if fold else channel_step
+    rows = Rows(tap_step * taps // prod(len(axis.shifts) for axis in geo.axes), row_step, channel_offset, limit)
+    steps = [int(step) for step in (vectors_ if vector_is_wide else scalars).steps[1:]]
+    block = _block_shape(shape, _block_positions(geo, scalar, pack, not vector_is_wide, taps * channels * lanes))
+    if regions:
+        taken = size * problem.groups * (1 + prod(axis.stride for axis in geo.axes))
+        block = _block_shape(shape, max(1, L2_BYTES // taken))
+        ranges, tiles = regions
+    elif merge:
+        ranges, tiles = merged_tables(rows, geo.axes[1:], steps)
+    else:
+        tile_cuts = [(run.row, split(run.count, limit)) for run in runs]
+        together = TILE_BYTES // (4 * limit * max(1, prod(block)))
+        ranges, tiles = tap_tables(rows, geo.axes[1:], steps, tile_cuts, vector_is_wide, together)
+    none = np.zeros((0, 12), np.int64)
+    padded_ranges, padded_tiles = whole_tables(rows, geo.axes[1:], steps) if padded else (none, none)
+    points = prod(axis.size for axis in geo.axes)
+    chunks = 1
+    large = 4 * taps * channels * lanes * problem.groups > SMALL_BYTES
+    most = min(len(slabs), points // (CHUNK_POSITIONS if large else SMALL_CHUNK_POSITIONS), problem.macs // CHUNK_MACS)
+    while chunks < CHUNKS and 2 * chunks <= most:
+        chunks *= 2
+    return Schedule(
+        vector=vectors_,
+        scalar=scalars,
+        vector_is_wide=vector_is_wide,
+        lanes_are_groups=by_group,
+        direct=regions is not None,
+        in_place=in_place,
+        groups=ceil(problem.groups / target().lanes) if by_group else problem.groups,
+        together=_together(problem, geo, by_group, pack),
+        axes=geo.axes,
+        channels=channels,
+        taps=taps,
+        tap_step=tap_step,
+        channel_step=channel_step,
+        row_step=row_step,
+        blocks=blocks,
+        lanes=lanes,
+        ranges=ranges,
+        tiles=tiles,
+        padded_ranges=padded_ranges,
+        padded_tiles=padded_tiles,
+        inner=np.array([edge for axis in geo.axes[1:] for edge in axis.inner], np.int64),
+        scalar_pack=pack,
+        scalar_lines=_scalar_lines(problem, scalar, runs, cuts, by_group),
+        slabs=slabs,
+        block=np.array(block, np.int64),
+        chunks=chunks,
+        segment=_segment(points // chunks),
+    )
+
+
+def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool, acc: int) -> int:
+    """Give the pixels of a block.
+
+    Fewer where strided scalars draw whole cache lines into L1 for one value each; more where the `acc` accumulators of
+    a group lie outside L2, so that they are fetched less often.
+    """
+    line = 24
+    step = 4 * geo.axes[3].stride
+    if pack == LINES and is_wide:
+        line = min(128, step * min(scalar.channels, 6))
+    elif is_wide:
+        together = pack == NATIVE and scalar.channel == 1
+        line = min(128, step * scalar.steps[3]) if together else min(scalar.channels, 6) * min(64, step)
+    most = BLOCK_POSITIONS if 4 * acc < L2_BYTES // 2 else 2 * BLOCK_POSITIONS
+    return max(64, min(most, 40 * 1024 // (64 + line)))
+
+
+def _whole_lines(problem: ConvProblem, vector: Tensor) -> bool:
+    """Whether channels lie as lines of a panel, two at the most, so that at least half of a cache's sets are used."""
+    line = target().lanes * min(2, ceil(vector.channels / target().lanes))
+    few = vector.channels % line == 0 and vector.channels * problem.groups <= 2 * line
+    return problem.dtype == "f32" and vector.channel == 1 and few
+
+
+def _lines_in_place(vector: Tensor) -> Operand:
+    """Give the operand of a narrow vector tensor that is its own panel."""
+    line = target().lanes * min(2, vector.channels // target().lanes)
+    none = np.zeros(4, np.int64)
+    return Operand(vector, False, 1, vector.group, none, wrapped(step // line for step in vector.steps), 0)
+
+
+def _adjacent_groups(problem: ConvProblem, geo: Geometry) -> bool:
+    """Whether groups follow each other in both tensors, and fill whole vectors."""
+    single = geo.wide.channels == geo.narrow.channels == geo.wide.group == geo.narrow.group == 1
+    return single and problem.groups % target().lanes == 0 and problem.dtype in DIRECT
+
+
+def _in_place(geo: Geometry, tensor: Tensor, size: int) -> Operand:
+    """Give a tensor's operand, all steps in bytes, where it is read as vectors of groups where it lies."""
+    is_wide = tensor is geo.wide
+    steps = [size * step for step in tensor.steps]
+    moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
+    return Operand(tensor, is_wide, 1, target().lanes, wrapped(steps), wrapped(moves), 0)
+
+
+def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bool = False) -> Four:
+    """Give the largest box of one tensor that a slab of `shape` needs, with the zeros around it if `padded`."""
+    if not is_wide:
+        return shape
+    spans = [
+        max(0, (size - 1) * axis.stride + max(axis.shifts) - min(axis.shifts) + 1)
+        for axis, size in zip(axes, shape, strict=True)
+    ]
+    if not padded:
+        spans = [min(axis.wide, span) for axis, span in zip(axes, spans, strict=True)]
+    return spans[0], spans[1], spans[2], spans[3]
+
+
+def _panel_steps(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bool = False) -> Four:
+    """Give the steps of (n, d, h, w), in lines, of a panel that holds one slab's window."""
+    _, d, h, w = _window_shape(axes, shape, is_wide, padded)
+    return d * h * w, h * w, w, 1
+
+
+def _operand(
+    geo: Geometry, tensor: Tensor, steps: Four, shape: Four, is_wide: bool, by_group: bool,
+    padded: bool = False, plane: int = 0, scratch: int = 0,
+) -> Operand:  # fmt: skip
+    moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
+    lane, group = (tensor.group, tensor.group * target().lanes) if by_group else (tensor.channel, tensor.group)
+    return Operand(
+        tensor, is_wide, lane, group, wrapped(steps), wrapped(moves),
+        prod(_window_shape(geo.axes, shape, is_wide, padded)), padded, plane, scratch,
+    )  # fmt: skip
+
+
+def _together(problem: ConvProblem, geo: Geometry, by_group: bool, pack: int) -> int:
+    """Give the groups that are packed at a time, so that what is read of a position is no fraction of a cache line."""
+    if problem.data_format == "NCX" or pack == PLANES:
+        return 1
+    channels = target().lanes if by_group else max(geo.wide.channels, geo.narrow.channels)
+    return max(1, min(ceil(problem.groups / channels) if by_group else problem.groups, TOGETHER_VALUES // channels))
+
+
+def _segment(positions: int) -> int:
+    """Choose how many positions are summed in registers, as a logarithm.
+
+    The error of a sum of sums is least where both are about equally long; each segment costs a pass over the tile.
+    """
+    return 5 if positions < 1024 else 6 if positions < 8192 else 7
+
+
+def _scalar_lines(
+    problem: ConvProblem, scalar: Tensor, runs: tuple[Run, ...], cuts: list[list[int]], by_group: bool
+) -> Ints:
+    """Give the byte offset and the lanes of each line of the scalar panel."""
+    size = storage_dtype(problem.dtype).itemsize
+    lines = []
+    for run, parts in zip(runs, cuts, strict=True):
+        counts = np.array(parts, np.int64)
+        offsets = run.offset + (np.cumsum(counts) - counts) * scalar.channel
+        lines.append(np.column_stack([offsets * size, np.full(len(counts), target().lanes) if by_group else counts]))
+    return np.concatenate(lines)
+
+
+def _scalar_operand(
+    geo: Geometry,
+    scalar: Tensor,
+    pack: int,
+    cuts: list[int],
+    shape: Four,
+    is_wide: bool,
+    by_group: bool,
+    padded: bool,
+) -> tuple[Operand, Ints]:
+    """Give the scalar tensor's operand and the byte offset of each of its channels."""
+    channels = scalar.channels
+    points = prod(_window_shape(geo.axes, shape, is_wide, padded))
+    if pack == NATIVE:
+        n, d, h, w = scalar.steps
+        operand = _operand(geo, scalar, (4 * n, 4 * d, 4 * h, 4 * w), shape, is_wide, by_group)
+        return operand, 4 * scalar.channel * np.arange(channels)
+    if pack == PLANES:
+        line, plane, count = 1, 4 * points, channels
+        offsets = plane * np.arange(channels)
+    else:
+        line = target().lanes if by_group else max(cuts)
+        # a last line is written with whole vectors, past its end
+        plane, count = 4 * (points * line + -line % 8), len(cuts)
+        sizes = np.array(cuts, np.int64)
+        tiles = np.repeat(np.arange(count), sizes)
+        offsets = plane * tiles + 4 * (np.arange(channels) - (np.cumsum(sizes) - sizes)[tiles])
+    n, d, h, w = _panel_steps(geo.axes, shape, is_wide, padded)
+    steps = (4 * line * n, 4 * line * d, 4 * line * h, 4 * line * w)
+    scratch = plane * (count + padded) // 4
+    return _operand(geo, scalar, steps, shape, is_wide, by_group, padded, plane, scratch), offsets

@@ -1,0 +1,212 @@
+"""The integer tables of a weight gradient: which pixels each tap visits, with which register tiles.
+
+Ranges and tiles are apart: a tile says which scalars its rows are, counted from a place that the range names, so that
+all taps share the few tiles that the channels need. Columns: see `kernels.gradient.tiles.driver`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise, product
+from math import ceil, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.emit.depthwise import LINE_TAPS
+from kernels.emit.tile_table import LANE_ROWS, LINES_KEPT
+from kernels.gradient.geometry import Axis
+from kernels.problem import wrapped
+
+__all__ = ["MERGED_TAPS", "Rows", "merged_tables", "region_tables", "split", "tap_tables", "whole_tables"]
+
+Ints = npt.NDArray[np.int64]
+Tables = tuple[Ints, Ints]
+
+MERGED_TAPS = 64
+"""Taps of a kernel line up to which register tiles are shared among them."""
+
+REGION_TAPS = 8192
+"""Taps of all regions together up to which each region has its own tiles."""
+
+MOST_RANGES = 1 << 16
+"""Rows of a table of taps, up to which all tiles need not be one walk: 6 MiB."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How (tap, channel) pairs of the scalar tensor are rows: of the accumulators, and of register tiles.
+
+    `tap_step` and, inside a tile, `row_step` are in accumulator rows, `offsets` are bytes of each channel, `limit` is
+    the number of rows of the tallest tile.
+    """
+
+    tap_step: int
+    row_step: int
+    offsets: Ints
+    limit: int
+
+
+def split(count: int, limit: int) -> list[int]:
+    """Split `count` into equal parts of at most `limit`."""
+    parts = ceil(count / limit)
+    return [count // parts + (i < count % parts) for i in range(parts)]
+
+
+def _tile(row: int, offsets: Sequence[int]) -> list[int]:
+    return [row, len(offsets), *offsets, *[0] * (9 - len(offsets))]
+
+
+def _tiles(tiles: list[list[int]]) -> Ints:
+    return wrapped(chain.from_iterable(tiles)).reshape(-1, 11)
+
+
+def tap_tables(
+    rows: Rows,
+    axes: Sequence[Axis],
+    steps: Sequence[int],
+    cuts: Sequence[tuple[int, Sequence[int]]],
+    vector_moves: bool,
+    together: int,
+) -> Tables:
+    """Visit every tap by itself, with tiles of `cuts` channels: a first accumulator row, then channels tile by tile.
+
+    `axes` are (d, h, w) and `steps` move one position of the wide tensor: lines of the vector panel where
+    `vector_moves`, else bytes of the scalars. A walk over the lane blocks takes `together` tiles, or more where there
+    would be too many walks.
+    """
+    sizes = np.fromiter(chain.from_iterable(each for _, each in cuts), np.int64)
+    ends, counts = np.cumsum(sizes), [len(each) for _, each in cuts]
+    firsts = ends - sizes
+    inside = firsts - np.repeat(firsts[np.cumsum([0, *counts[:-1]])], counts)
+    tiles = np.zeros((len(sizes), 11), np.int64)
+    tiles[:, 0] = np.repeat([row for row, _ in cuts], counts) + inside * rows.row_step
+    tiles[:, 1] = sizes
+    for i in range(max(sizes.tolist())):
+        has = np.flatnonzero(sizes > i)
+        tiles[has, 2 + i] = rows.offsets[firsts[has] + i]
+    grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
+    shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
+    ranges = np.zeros((grid.shape[1], 12), np.int64)
+    for a, axis in enumerate(axes):
+        ranges[:, 2 * a : 2 * a + 2] = np.fromiter(chain.from_iterable(axis.ranges), np.int64).reshape(-1, 2)[grid[a]]
+    ranges[:, 6 if vector_moves else 9] = shift
+    ranges[:, 10] = np.arange(len(ranges)) * rows.tap_step
+    walks = min(ceil(len(tiles) / max(1, together)), max(1, MOST_RANGES // len(ranges)))
+    edges = np.arange(walks + 1) * len(tiles) // walks
+    ranges = np.tile(ranges, (walks, 1, 1)) if walks > 1 else ranges[None]
+    ranges[:, :, 7], ranges[:, :, 8], ranges[:, :, 11] = edges[:-1, None], edges[1:, None], np.arange(walks)[:, None]
+    return ranges.reshape(-1, 12), tiles
+
+
+def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
+    """Share register tiles among the taps of each kernel line, for few channels; rows are (tap, channel).
+
+    A tile visits the pixels for which all its taps are inside; the few others are visited tap by tap. All lines of
+    the kernel are alike, so one line's tiles serve them all.
+    """
+    axis, channels, places = axes[2], len(rows.offsets), rows.offsets.tolist()
+    width = len(axis.shifts)
+    pairs = [(w, c) for w in range(width) for c in range(channels)]
+    tiles: list[list[int]] = []
+    line: list[tuple[int, int]] = []
+
+    def visit(span: tuple[int, int], part: Sequence[tuple[int, int]]) -> None:
+        if span[0] < span[1]:
+            offsets = [axis.shifts[w] * steps[2] + places[c] for w, c in part]
+            tiles.append(_tile(part[0][0] * channels + part[0][1], offsets))
+            line.append(span)
+
+    first = 0
+    for size in split(len(pairs), rows.limit):
+        part = pairs[first : first + size]
+        first += size
+        low = max(axis.ranges[w][0] for w, _ in part)
+        high = min(axis.ranges[w][1] for w, _ in part)
+        visit((low, high), part)
+        for tap in sorted({w for w, _ in part}):
+            own = [(w, c) for w, c in part if w == tap]
+            start, stop = axis.ranges[tap]
+            for border in ((start, min(stop, low)), (max(start, high), stop)) if low < high else ((start, stop),):
+                visit(border, own)
+    grid = np.indices([len(axis.shifts) for axis in axes[:2]]).reshape(2, -1)
+    count, lines = len(line), grid.shape[1]
+    ranges = np.zeros((lines, count, 12), np.int64)
+    for a in range(2):
+        ranges[:, :, 2 * a : 2 * a + 2] = np.array(axes[a].ranges, np.int64)[grid[a]][:, None]
+        ranges[:, :, 9] += (wrapped(axes[a].shifts)[grid[a]] * steps[a])[:, None]
+    ranges[:, :, 4:6] = np.array(line, np.int64).reshape(-1, 2)
+    ranges[:, :, 7] = np.arange(count)
+    ranges[:, :, 8] = np.arange(count) + 1
+    ranges[:, :, 10] = (np.arange(lines) * width * channels)[:, None]
+    ranges[:, :, 11] = np.arange(lines)[:, None]
+    return ranges.reshape(-1, 12), _tiles(tiles)
+
+
+def whole_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
+    """Run register tiles over all taps and channels for all pixels, as a panel with zeros around it allows."""
+    channels = len(rows.offsets)
+    grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
+    shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
+    places = (np.asarray(shift)[:, None] + rows.offsets).reshape(-1)
+    tiles, first = [], 0
+    for size in split(len(places), rows.limit):
+        tiles.append(_tile(first, [int(place) for place in places[first : first + size]]))
+        first += size
+    ranges = np.zeros((1, 12), np.int64)
+    ranges[0, 1:6:2] = [axis.size for axis in axes]
+    ranges[0, 8] = len(tiles)
+    assert first == prod(len(axis.shifts) for axis in axes) * channels
+    return ranges, _tiles(tiles)
+
+
+def _regions(axis: Axis) -> list[tuple[int, int, list[int]]]:
+    """Cut an axis where a tap's range begins or ends: low, high and the taps that are inside between them."""
+    edges = sorted({edge for span in axis.ranges for edge in span})
+    cuts = [
+        (a, b, [k for k, (low, high) in enumerate(axis.ranges) if low <= a and b <= high]) for a, b in pairwise(edges)
+    ]
+    return [cut for cut in cuts if cut[2]]
+
+
+def region_tables(axes: Sequence[Axis], steps: Sequence[int], limit: int, line: int) -> Tables | None:
+    """Visit boxes of pixels for which the same taps are inside, up to `limit` taps in a tile; for tiles that read where
+    the data lie (`kernels.emit.depthwise.lane_taps`).
+
+    `steps` are bytes for one position of the wide tensor along (d, h, w), `line` those of an accumulator row. Gives
+    None where there would be too many.
+    """
+    if max(len(axis.shifts) for axis in axes) > MERGED_TAPS:
+        return None
+    cuts = [_regions(axis) for axis in axes]
+    if prod(sum(len(taps) for _, _, taps in cut) for cut in cuts) > REGION_TAPS:
+        return None
+    sizes = [len(axis.shifts) for axis in axes]
+    line_taps = axes[2].shifts
+    kept = LINES_KEPT > 0 and axes[2].stride == 1 and line_taps == tuple(range(line_taps[0], line_taps[0] + LINE_TAPS))
+    ranges: list[list[int]] = []
+    tiles: list[list[int]] = []
+    for box in product(*cuts):
+        first, taps = len(tiles), list(product(*(inside for _, _, inside in box)))
+        places = [sum(axis.shifts[k] * step for axis, k, step in zip(axes, tap, steps, strict=True)) for tap in taps]
+        numbers = [line * ((d * sizes[1] + h) * sizes[2] + w) for d, h, w in taps]
+        done = 0
+        for size in split(len(taps), limit):
+            part = slice(done, done + size)
+            whole = kept and len(box[2][2]) == LINE_TAPS and size % LINE_TAPS == 0
+            tiles.append(
+                [
+                    0,
+                    LANE_ROWS + size // LINE_TAPS if whole else size,
+                    *places[part],
+                    *numbers[part],
+                    *[0] * (2 * (LANE_ROWS - size)),
+                ]
+            )
+            done += size
+        ranges.append([*(edge for low, high, _ in box for edge in (low, high)), 0, first, len(tiles), 0, 0, 0])
+    columns = 2 + 2 * LANE_ROWS
+    return wrapped(chain.from_iterable(ranges)).reshape(-1, 12), wrapped(chain.from_iterable(tiles)).reshape(
+        -1, columns
+    )

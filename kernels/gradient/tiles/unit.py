@@ -1,0 +1,297 @@
+"""Filter gradients on register tiles: packed panels, only real taps, sums in an order that the problem fixes.
+
+Loops, outermost first: (8) chunks, a balanced tree; (7) slabs of pixels, between which a worker may stop; (6) groups;
+(5) blocks of pixels that fit L1; (4) vectors of channels; (3) taps; (2) register tiles; (1) the pixels of a block,
+summed in registers and then added to memory. Loops 1 to 6 are compiled (`kernels.gradient.tiles.driver`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.arena import address, arena, arena_address
+from kernels.emit.tile_table import DIRECT, tile_table
+from kernels.gradient.tiles.driver import NATIVE, WIDTH, add, add_lanes, add_slabs, store
+from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
+from kernels.pack.panels import KINDS
+from kernels.plan import Stop, Storage, Unit
+from kernels.problem import ConvProblem, storage_dtype, wrapped
+
+__all__ = ["BATCH_MACS", "BWD_WEIGHTS", "BwdWeights", "Part"]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Pair = tuple[int, int]
+Shape = tuple[int, ...]
+
+UNIT_MACS, MORE_MACS = 20_000_000, 50_000_000
+"""Work that makes a unit worth its message to a worker, where each gets one and where some get several."""
+
+BYTE_MACS = 5
+"""Multiply-adds that take as long as reading a byte from memory: depthwise gradients wait for that."""
+
+JOIN_BYTES = 1 << 20
+"""Partial sums that make adding them up worth one more unit."""
+
+SHARED_ACC_BYTES = 1 << 20
+"""Gradients up to this size are shared out by pixels, larger ones by channels."""
+
+BATCH_MACS = 250_000_000
+"""Work between two looks at whether to stop."""
+
+UNIT_MACS_MAX = 500_000_000
+"""Work of a unit in one slab at the most, so that the look comes in time."""
+
+UNIT_ACC_BYTES = 16 << 20
+"""Accumulators of one unit at the most: larger gradients have more units."""
+
+
+class BwdWeights:
+    """Weight gradients of Convolution and ConvTranspose on packed register tiles."""
+
+    name = "bwd_weights_tiles"
+
+    def refuse(self, problem: ConvProblem) -> str | None:
+        """Take every weight gradient."""
+        return "computes weight gradients only" if problem.forward else None
+
+    def speed(self, problem: ConvProblem) -> int:
+        """Say how many times as fast as on f32 tiles it is, about."""
+        return 1
+
+    def schedule(self, problem: ConvProblem) -> Schedule:
+        """Lay out the sum."""
+        return schedule(problem)
+
+    def part(self, problem: ConvProblem, unit: Unit) -> Part:
+        """Prepare a unit."""
+        return _part(problem, unit)
+
+    def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
+        """Share out small gradients by pixels (partial sums, then tiles) and large ones by groups and channels."""
+        plan = self.schedule(problem)
+        acc_bytes = 4 * plan.rows * plan.lanes * plan.groups
+        values = sum(prod(shape) for shape in problem.input_shapes)
+        work = max(problem.macs, BYTE_MACS * storage_dtype(problem.dtype).itemsize * values)
+        unit, more = (macs * self.speed(problem) for macs in (UNIT_MACS, MORE_MACS))
+        wanted = max(1, min(workers, work // unit), min(4 * workers, problem.macs // more))
+        parts, slabs = 1, len(plan.slabs)
+        while 2 * parts <= min(wanted, plan.chunks) and acc_bytes <= SHARED_ACC_BYTES:
+            if 2 * parts > workers and slabs % (2 * parts) and slabs < 4 * parts:
+                break  # some would have one slab and others two
+            parts *= 2
+        if parts == 1:
+            if plan.scalar_pack != NATIVE:
+                # every unit packs the scalars anew
+                wanted = min(wanted, workers)
+            least = max(acc_bytes // UNIT_ACC_BYTES, problem.macs // max(1, len(plan.slabs)) // UNIT_MACS_MAX) + 1
+            tiles = _tiles(problem, plan, max(wanted, -(-least // workers) * workers if least > 1 else 1))
+            macs = problem.macs // len(tiles)
+            return [Unit(i, 0, offset, shape, macs, (*p, 0, 1)) for i, (p, offset, shape) in enumerate(tiles)], 0
+        whole = (0, plan.groups, 0, len(plan.blocks))
+        ends = [len(plan.slabs) * ((i + 1) * plan.chunks // parts) // plan.chunks for i in range(parts)]
+        first = [
+            Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts), _images(problem, plan, end))
+            for i, end in enumerate(ends)
+        ]
+        tiles = _tiles(problem, plan, max(1, min(4, wanted, parts * acc_bytes // JOIN_BYTES)))
+        last = [Unit(parts + i, 1, offset, shape, 0, (*p, -1, parts)) for i, (p, offset, shape) in enumerate(tiles)]
+        return first + last, parts * acc_bytes
+
+    def run(
+        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
+        scratch: Storage | None, stop: Stop,
+    ) -> bool:  # fmt: skip
+        """Compute partial sums or a final tile."""
+        part = self.part(problem, unit)
+        plan = part.plan
+        if part.index < 0:
+            assert scratch is not None
+            part.write(part.join(scratch.view(np.float32)), output)
+            return True
+        low, high = part.index * plan.chunks // part.parts, (part.index + 1) * plan.chunks // part.parts
+        total = part.sum(inputs, low, high, 0, stop)
+        if total is None:
+            return False
+        if unit.offset is None:
+            assert scratch is not None
+            scratch.view(np.float32)[part.index * part.floats : (part.index + 1) * part.floats] = total
+        else:
+            part.write(total, output)
+        return True
+
+
+class Part:
+    """One unit's share: some groups and lane blocks, over some chunks of the pixels."""
+
+    def __init__(self, problem: ConvProblem, plan: Schedule, unit: Unit) -> None:
+        self.problem, self.plan = problem, plan
+        self.g0, self.g1, self.b0, self.b1, self.index, self.parts = unit.part
+        mine = plan.blocks[self.b0 : self.b1]
+        lanes = mine[:, 3] - mine[0, 3]
+        self.first_lane = int(mine[0, 3])
+        self.width = int(mine[:, 2].sum()) * WIDTH
+        panel_starts = 4 * mine[:, 0] if plan.in_place else 4 * lanes * plan.vector.points
+        self.blocks = np.ascontiguousarray(np.column_stack([mine, 4 * lanes * plan.rows, panel_starts]))
+        self.group_floats = plan.rows * self.width
+        self.floats = (self.g1 - self.g0) * self.group_floats
+        self.slabs = _table(plan.slabs, 8)
+        self.vector_boxes = _table([plan.box(plan.vector, slab) for slab in plan.slabs], 12)
+        self.scalar_boxes = _table([plan.box(plan.scalar, slab) for slab in plan.slabs], 12)
+        macs = problem.macs * self.width // max(1, plan.lanes * len(plan.slabs))
+        self.batch = max(1, BATCH_MACS // max(1, macs))
+        size = storage_dtype(problem.dtype).itemsize
+        lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
+        groups, kind = self.g1 - self.g0, KINDS[problem.dtype]
+        together, panel = min(plan.together, groups), plan.vector.points * self.width
+        panel_step = plan.vector.group if plan.in_place else panel
+        self.arenas = together * panel, together * plan.scalar.scratch
+        # the arguments of `add_slabs` that every call has: those before and after the slabs, and their steps
+        self.head = tile_table(), kind, groups, lane_groups
+        self.loops: tuple[Any, ...] = (
+            plan.block, self.blocks, plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles, plan.inner,
+            _operand(plan.vector, size, self.g0), plan.vector.steps, plan.vector.moves,
+            plan.scalar_pack, _operand(plan.scalar, size, self.g0), plan.scalar_lines, plan.scalar.steps,
+            plan.scalar.moves, plan.scalar.plane, together, 4 * panel_step, 4 * plan.scalar.scratch,
+            4 * self.group_floats, plan.row_step, plan.segment, plan.in_place,
+        )  # fmt: skip
+        if plan.direct:
+            starts = np.array([_operand(each, size, self.g0)[0] for each in (plan.vector, plan.scalar)], np.int64)
+            self.loops = (
+                tile_table()[DIRECT[problem.dtype]], groups, 4 * self.group_floats, plan.block, plan.ranges, plan.tiles,
+                plan.vector.moves, plan.scalar.moves, starts, plan.segment,
+            )  # fmt: skip
+        self.stores = (kind, lane_groups, self.blocks, *self._strides())
+
+    def sum(self, inputs: Sequence[Storage], low: int, high: int, depth: int, stop: Stop) -> Floats | None:
+        """Sum chunks ``low..high`` as a balanced tree, so that any aligned split among workers gives the same bits."""
+        if high - low > 1:
+            middle = (low + high) // 2
+            left = self.sum(inputs, low, middle, depth, stop)
+            right = None if left is None else self.sum(inputs, middle, high, depth + 1, stop)
+            if left is None or right is None:
+                return None
+            add(left, right)
+            return left
+        acc = arena(f"acc{depth}", self.floats)[: self.floats]
+        acc[...] = 0
+        count, chunks = len(self.slabs), self.plan.chunks
+        end = count * high // chunks
+        for first in range(count * low // chunks, end, self.batch):
+            if stop():
+                return None
+            self._add_slabs(inputs, slice(first, min(end, first + self.batch)), acc)
+        return acc
+
+    def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
+        plan = self.plan
+        wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
+        vector, scalar = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
+        if plan.direct:
+            here: tuple[Any, ...] = self.slabs[some], address(vector), address(scalar), address(acc)
+            add_lanes(*self.loops, *here)
+            return
+        every: tuple[Any, ...] = (
+            *self.head, self.slabs[some], self.vector_boxes[some], self.scalar_boxes[some], *self.loops,
+            address(vector), vector.nbytes, arena_address("vector", self.arenas[0]),
+            address(scalar), scalar.nbytes, arena_address("scalar", self.arenas[1]), address(acc),
+        )  # fmt: skip
+        add_slabs(*every)
+
+    def join(self, partial: Floats) -> Floats:
+        """Add the partial sums of all chunks for this share's lane blocks, as the same tree."""
+        plan = self.plan
+        whole = plan.rows * plan.lanes
+        first = plan.rows * self.first_lane
+        pieces = partial[: self.parts * plan.groups * whole].reshape(self.parts, plan.groups, whole)
+        pieces = pieces[:, self.g0 : self.g1, first : first + self.group_floats]
+        while len(pieces) > 1:
+            pieces = pieces[0::2] + pieces[1::2]
+        return np.ascontiguousarray(pieces[0]).reshape(-1)
+
+    def _strides(self) -> tuple[Ints, Ints]:
+        """Give counts and steps of the output as `kernels.gradient.tiles.driver.store` reads them."""
+        plan = self.plan
+        group, wide, narrow, tap = self.problem.weights_strides
+        block, row = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
+        lane, step = (group, group * WIDTH) if plan.lanes_are_groups else (block, group)
+        linear = plan.channel_step * tap == plan.tap_step * row and min(row, tap) == 1
+        counts = self.g1 - self.g0, self.group_floats, plan.taps, plan.channels, plan.tap_step, plan.channel_step
+        steps = step, block, lane, row, tap, self.g0 * step, int(linear)
+        return np.array(counts, np.int64), np.array(steps, np.int64)
+
+    def write(self, total: Floats, output: Storage) -> None:
+        """Round the sums once and put them where the weights' layout wants them."""
+        flat = output.reshape(-1)
+        out32, out16 = (flat, _NONE16) if flat.dtype == np.float32 else (_NONE32, flat)
+        store(total, *self.stores, out32, out16)
+
+
+_NONE32, _NONE16 = np.empty(0, np.float32), np.empty(0, np.uint16)
+
+
+def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
+    """Count the images that the first slabs reach into: they are the outermost axis with positions, or a part of it."""
+    outermost = 3 if plan.inside else next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
+    return -(-plan.slabs[slabs - 1][2 * outermost + 1] * problem.n // plan.axes[outermost].size)
+
+
+def _table(rows: Sequence[Sequence[int] | Ints], columns: int) -> Ints:
+    return np.array(rows, np.int64).reshape(-1, columns)
+
+
+@lru_cache(maxsize=256)
+def _part(problem: ConvProblem, unit: Unit) -> Part:
+    """Prepare a unit's tables once: a service sees the same shapes again and again."""
+    return Part(problem, schedule(problem), unit)
+
+
+def _operand(operand: Operand, size: int, first_group: int) -> Ints:
+    """Give a tensor's row of integers for the driver, the first group counted from the tensor's own address."""
+    start = operand.tensor.origin + first_group * operand.group
+    steps = (operand.group, *operand.tensor.steps, operand.lane, operand.tensor.channel)
+    return wrapped((start * size, 0, *(step * size for step in steps)))
+
+
+def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[tuple[int, int, int, int], Shape, Shape]]:
+    """Cut the output by groups, then by lane blocks: (groups and blocks, offset, shape) of each tile."""
+    groups, blocks = plan.groups, len(plan.blocks)
+    by_group = min(groups, wanted)
+    by_block = min(blocks, -(-wanted // by_group)) if by_group == groups and not plan.lanes_are_groups else 1
+    tiles = []
+    for i in range(by_group):
+        for j in range(by_block):
+            g = (groups * i // by_group, groups * (i + 1) // by_group)
+            b = (blocks * j // by_block, blocks * (j + 1) // by_block)
+            tiles.append(((*g, *b), *_box(problem, plan, g, b)))
+    return tiles
+
+
+def _box(problem: ConvProblem, plan: Schedule, g: Pair, b: Pair) -> tuple[Shape, Shape]:
+    """Give offset and shape, in the weights' axes, of some groups and lane blocks."""
+    transposed = problem.op.startswith("ConvT")
+    vector_letter = "O" if transposed == plan.vector_is_wide else "I"
+    low, high = int(plan.blocks[b[0], 0]), int(plan.blocks[b[1] - 1, 0] + plan.blocks[b[1] - 1, 1])
+    if plan.lanes_are_groups:
+        vector_letter = ""
+        g = (g[0] * WIDTH, min(problem.groups, g[1] * WIDTH))
+    spans: dict[str, tuple[Shape, Shape]] = {"X": ((0,) * problem.rank, problem.kernel)}
+    for letter, channels in (("I", problem.src_channels), ("O", problem.dst_channels)):
+        each = channels // problem.groups
+        first, last = (low, high) if letter == vector_letter else (0, each)
+        if letter != problem.groups_axis:
+            # this axis holds all groups one after another: several are whole, one may be cut
+            first, last = g[0] * each + first, (g[1] - 1) * each + last
+        spans[letter] = ((first,), (last - first,))
+    offset = tuple(value for letter in problem.weights_format for value in spans[letter][0])
+    shape = tuple(value for letter in problem.weights_format for value in spans[letter][1])
+    return offset, shape
+
+
+BWD_WEIGHTS = BwdWeights()
