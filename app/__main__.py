@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import socket
 import ssl
 import sys
@@ -17,17 +18,28 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from pydantic_settings import CliApp, SettingsConfigDict
 
+try:
+    import kernels  # noqa: F401 -- which choose their target, and a setting may name an impossible one
+except ValueError as error:
+    print(error, file=sys.stderr)  # noqa: T201
+    sys.exit(2)
+
 from app.entrance import Entrance, listen
 from app.logs import configure
 from app.main import create_app
 from app.ops_port import OpsPort, listen_for_operators
 from app.patience import patient_protocol
+from app.pool.messages import Unfit
 from app.service import Service
 from app.settings import Settings
+from kernels.target import IMITATE, NAME, REFERENCE, SETTING
 
 __all__ = ["Server", "main", "parse_settings"]
 
 _log = logging.getLogger("convgrad")
+
+UNFIT = "CONVGRAD_UNFIT_TARGETS"
+"""Lines of targets, each with the reason why it does not work here: what a service tells its successor."""
 
 # Longer than the keep-alive of clients and of most proxies: the side that closes first should not be us.
 _KEEP_ALIVE_S = 75
@@ -56,6 +68,13 @@ class Server(uvicorn.Server):
         self._ops = ops
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self.unfit: Unfit | None = None
+        service.on_unfit = self._leave
+
+    def _leave(self, unfit: Unfit) -> None:
+        """End, to start again: everything in this process is laid out for a target that does not work here."""
+        self.unfit = unfit
+        self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - none is given
         """Start to listen and say where."""
@@ -141,9 +160,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     service: Service = app.state.service
+    service.unfit = tuple(os.environ.get(UNFIT, "").splitlines())
     server = Server(config, service, None if listener is None else OpsPort(service, listener))
     server.run()
+    if server.unfit is not None:
+        _start_again(server.unfit)
     return 0 if server.started else 3
+
+
+def _start_again(unfit: Unfit) -> None:
+    """Become a service for a narrower target; no call was taken yet."""
+    _log.error(
+        "the code for %s does not work on this processor: %s; starting again with %s",
+        unfit.target, unfit.reason, unfit.narrower,
+    )  # fmt: skip
+    if unfit.narrower == REFERENCE.name:
+        _log.error(
+            "no compiled code works here: NumPy computes small calls, slowly. See that llvmlite and numba are those of"
+            " this project and that this processor has SSE2, or report the reason above"
+        )
+    known = os.environ.get(UNFIT, "").splitlines()
+    environment = {name: value for name, value in os.environ.items() if name not in (SETTING, IMITATE)}
+    environment |= {NAME: unfit.narrower, UNFIT: "\n".join([*known, f"{unfit.target}: {unfit.reason}"])}
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - no shell wanted
 
 
 def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from app.engines.base import Engine
     from app.intake.landing import Holding
     from app.pool.buffers import Segment, SegmentPool
+    from app.pool.messages import Unfit
 
 __all__ = ["Checked", "Prepared", "Service"]
 
@@ -62,6 +63,10 @@ class Service:
         self.connections: Callable[[], int] = lambda: 0
         """Tell how many connections are open; the server knows."""
         self.cancellations = Cancellations()
+        self.unfit: tuple[str, ...] = ()
+        """Targets whose code does not work on this processor, each with the reason."""
+        self.on_unfit: Callable[[Unfit], None] = lambda _: None
+        """Start again with a narrower target; the process knows how."""
         self.draining = False
         self.calls: set[Call] = set()
         self.closing: set[asyncio.Future[None]] = set()
@@ -93,8 +98,11 @@ class Service:
 
     async def _announce(self) -> None:
         start = time.monotonic()
-        while not self.engine.ready:  # noqa: ASYNC110 - an engine has no event for it
+        while not self.engine.ready:
             await asyncio.sleep(_READY_POLL_S)
+            if self.engine.unfit is not None:
+                self.on_unfit(self.engine.unfit)
+                return
         where = "".join(f", at {address}" for address in self.addresses)
         _log.info("ready after %.1f s%s", time.monotonic() - start, where)
 

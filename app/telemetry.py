@@ -17,6 +17,7 @@ from app.tallies import Counter, Histogram
 from app.tracing import Tracing
 from convgrad import __version__
 from convgrad._errors import Overloaded
+from kernels.target import target
 
 if TYPE_CHECKING:
     from app.call import Call
@@ -118,6 +119,10 @@ class _State:
         service = self._service
         engine = service.engine.snapshot()
         yield InfoMetricFamily("convgrad_build", "The version that runs.", {"version": __version__})
+        yield InfoMetricFamily(
+            "convgrad_target", "The processor that the kernels are compiled for.", {"name": str(target())}
+        )
+        yield _gauge("targets_unfit", "Wider targets whose code does not work on this processor.", len(service.unfit))
         yield _gauge("ready", "1 while calls are taken, else 0.", float(service.status == "ready"))
         yield _gauge("warm_up_ratio", "Share of the kernels that are compiled, 0 to 1.", service.engine.progress())
         yield _gauge("connections_open", "Connections that have been let in.", service.connections())

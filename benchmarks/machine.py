@@ -53,7 +53,7 @@ def describe_machine() -> dict[str, Any]:
         "cpu": {
             "model": _model(),
             "llvm_name": target().name,
-            "code_path": target().tag,
+            "code_path": str(target()),
             "processors": os.cpu_count(),
             "features": sorted(target().features),
         },

@@ -16,7 +16,7 @@ from kernels.target import target
 
 __all__ = ["by_name", "candidates", "compute", "explain", "plan", "run_unit"]
 
-KERNELS: tuple[Kernel, ...] = (BWD_WEIGHTS, CONV_TRANSPOSE, REFERENCE)
+KERNELS: tuple[Kernel, ...] = (BWD_WEIGHTS, CONV_TRANSPOSE, REFERENCE) if target().compiles else (REFERENCE,)
 
 if target().dots:  # compiled only where the processor can run it
     from kernels.gradient.dots.unit import BWD_DOTS

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from app.service import Service
 from convgrad import __version__
+from kernels.target import target
 from schemas.openrpc import openrpc_document
 
 __all__ = ["health", "router"]
@@ -35,10 +36,16 @@ class Health(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Say whether calls are taken now; `progress` is the share of the kernels that are compiled."""
+    """Say whether calls are taken now.
+
+    `progress` is the share of the kernels that are compiled, `target` the processor that they are compiled for, and
+    `unfit` are wider targets whose code does not work on this one, each with the reason.
+    """
 
     status: str
     progress: float
+    target: str
+    unfit: list[str]
 
 
 @health.get("/healthz")
@@ -55,7 +62,12 @@ async def healthz() -> Health:
 async def readyz(request: Request) -> Response:
     """Tell whether calls are taken: 503 while kernels compile and while the service drains."""
     service: Service = request.app.state.service
-    readiness = Readiness(status=service.status, progress=round(service.engine.progress(), 3))
+    readiness = Readiness(
+        status=service.status,
+        progress=round(service.engine.progress(), 3),
+        target=str(target()),
+        unfit=list(service.unfit),
+    )
     ready = readiness.status == "ready"
     headers = {} if ready else {"retry-after": "1"}
     return JSONResponse(readiness.model_dump(), status_code=200 if ready else 503, headers=headers)

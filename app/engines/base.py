@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from app.pool.buffers import Segment
+from app.pool.messages import Unfit
 from kernels import Plan, Unit
 
 __all__ = ["Arrival", "Demand", "Engine", "Job", "JobTimes"]
@@ -75,6 +76,10 @@ class Engine(Protocol):
 
     def progress(self) -> float:
         """Give the share of the warm-up that is done, 0 to 1."""
+
+    @property
+    def unfit(self) -> Unfit | None:
+        """Why the compiled code does not work on this processor, if it does not: then it is never ready."""
 
     async def start(self) -> None:
         """Begin to warm up, in the background."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from app.engines.base import Job
 from app.pool.buffers import SegmentPool
+from app.pool.messages import Unfit
 from app.pool.supervisor import Supervisor
 from convgrad._errors import Cancelled
 from kernels import Unit
@@ -48,6 +49,11 @@ class LocalEngine:
     def progress(self) -> float:
         """Give the share of the warm-up that is done."""
         return self._supervisor.progress()
+
+    @property
+    def unfit(self) -> Unfit | None:
+        """Why the compiled code does not work on this processor, if it does not."""
+        return self._supervisor.unfit
 
     async def start(self) -> None:
         """Begin to warm up, in the background; possible again after `stop`."""

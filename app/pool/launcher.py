@@ -9,13 +9,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import app
 from app.pool.channel import Channel
-from app.pool.code_cache import code_cache
-from app.pool.messages import Exited, Loaded, Message, Spawn, Spawned, Warming
+from app.pool.messages import Exited, Loaded, Message, Spawn, Spawned, Unfit, Warming
 
 __all__ = ["Launcher", "nursery_environment"]
 
@@ -23,11 +23,12 @@ _log = logging.getLogger(__name__)
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.2, 5.0
 _FORGIVEN = 3
 _GOODBYE_S = 2.0
+_TELL_S = 3.0
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 def nursery_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Build the nursery's environment: our packages first, the code cache, and no thread beside the main one.
+    """Build the nursery's environment: our packages first, and no thread beside the main one.
 
     A thread at the time of a fork is what breaks the forked child, and workers compute in one thread anyway.
     """
@@ -36,7 +37,6 @@ def nursery_environment(environment: Mapping[str, str]) -> dict[str, str]:
     return {
         **environment,
         **dict.fromkeys(_ONE_THREAD, "1"),
-        "NUMBA_CACHE_DIR": code_cache(environment),
         "PYTHONPATH": os.pathsep.join(path),
     }
 
@@ -48,7 +48,7 @@ class Launcher:
     None where this process may open no more files, `on_exited` with (number, exit code), `on_died` when it is gone and
     all that it said is delivered. Workers outlive their nursery, even one that it had no time to speak of: whoever
     asked for that must close its socket. `recovering` holds from the death of a nursery that was `loaded` until a
-    successor is, or some of them have died as well.
+    successor is, or some of them have died as well. `unfit` says that the compiled code does not work here.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class Launcher:
         self.restarts = 0
         self.pid: int | None = None
         self.share = 0.0
+        self.unfit: Unfit | None = None
+        self._told = 0.0
         self._on_loaded = on_loaded
         self._on_spawned = on_spawned
         self._on_exited = on_exited
@@ -149,10 +151,22 @@ class Launcher:
         await dead.wait()
         waits[0].cancel()
 
+    def _tell(self) -> None:
+        """Log how far the warm-up is, every few seconds."""
+        now = time.monotonic()
+        if not self._told:
+            self._told = now
+        elif now - self._told >= _TELL_S and self.share < 1.0:
+            self._told = now
+            _log.info("compiling the kernels for this processor: %.0f %%", 100 * self.share)
+
     def _receive(self, message: Message, descriptors: list[int]) -> None:
         match message:
             case Warming(done, total):
                 self.share = max(self.share, done / total if total else 0.0)
+                self._tell()
+            case Unfit():
+                self.unfit = message
             case Loaded():
                 self.loaded, self.recovering, self.share = True, False, 1.0
                 self._on_loaded()

@@ -27,6 +27,7 @@ __all__ = [
     "Run",
     "Spawn",
     "Spawned",
+    "Unfit",
     "Warming",
     "encode",
     "receive",
@@ -64,6 +65,14 @@ class Warming(NamedTuple):
 
     done: int
     total: int
+
+
+class Unfit(NamedTuple):
+    """Nursery to server: code for `target` does not work on this processor; start with `narrower` instead."""
+
+    target: str
+    reason: str
+    narrower: str
 
 
 class Loaded(NamedTuple):
@@ -113,7 +122,7 @@ class Done(NamedTuple):
     detail: str = ""
 
 
-Message = Spawn | Spawned | Exited | Warming | Loaded | Hello | Run | Forget | Done
+Message = Spawn | Spawned | Exited | Warming | Unfit | Loaded | Hello | Run | Forget | Done
 _KINDS: tuple[type[Message], ...] = get_args(Message)
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 

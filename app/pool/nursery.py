@@ -15,15 +15,18 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import json
 import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.container import cpu_count
 from app.pool.control import ControlPage
 from app.pool.messages import (
     Decoder,
@@ -31,14 +34,13 @@ from app.pool.messages import (
     Loaded,
     Spawn,
     Spawned,
+    Unfit,
     Warming,
     receive_some,
     send,
 )
 
 __all__ = ["main"]
-
-_AGAIN = "--compiled"
 
 
 def main() -> None:
@@ -51,12 +53,13 @@ def main() -> None:
         Path("/proc/self/comm").write_text("convgrad-nurse", encoding="ascii")
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
-    compiled = _warm_up(sock)
-    if compiled and _AGAIN not in sys.argv:
-        # The compiler leaves some hundred megabytes that every worker would share in: start again from the
-        # cache.
-        sock.set_inheritable(True)
-        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:], _AGAIN])  # noqa: S606 - no shell wanted
+    send(sock, Warming(0, 0))
+    compiled, unfit = _prepare(sock)
+    if unfit is not None:
+        send(sock, unfit)
+        sock.recv(1)  # the server ends, and with it this socket
+        return
+    compiled += _load(sock)
     # What is alive now stays: the collector would only write to the pages that workers share.
     gc.collect()
     gc.freeze()
@@ -64,9 +67,46 @@ def main() -> None:
         _Nursery(sock).serve()
 
 
-def _warm_up(sock: socket.socket) -> int:
-    """Load every specialisation, telling the server how far it is; count those that had to be compiled."""
-    send(sock, Warming(0, 0))
+def _prepare(sock: socket.socket) -> tuple[int, Unfit | None]:
+    """Have everything compiled and proved, unless that was done before, telling the server how far it is.
+
+    In a process of its own: the compiler leaves some hundred megabytes that every worker would share in, and code that
+    is wrong may crash.
+    """
+    from kernels.emit.cache import cache_folder
+    from kernels.prepare import Verdict, read_verdict
+    from kernels.target import narrower, target
+
+    if not target().compiles:
+        return 0, None
+    verdict = read_verdict()
+    if verdict is None:
+        folder = Path(cache_folder()).parent
+        process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
+            [sys.executable, "-P", "-m", "kernels.prepare", "--jobs", str(cpu_count())],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        verdict = Verdict("", unfit="its code could not be compiled and tried: the log has the reason")
+        for line in process.stdout:
+            kind, _, text = line.partition(" ")
+            if kind == "verdict":
+                verdict = Verdict(**json.loads(text))
+            # loading it all afterwards takes a tenth of the time
+            elif not send(sock, Warming(9 * int(kind), 10 * int(text))):
+                process.kill()
+                sys.exit(0)
+        process.wait()
+    if verdict.unfit is None:
+        return verdict.compiled, None
+    return 0, Unfit(str(target()), verdict.unfit, narrower(target()).name)
+
+
+def _load(sock: socket.socket) -> int:
+    """Load every specialisation; count those that had to be compiled, because the cache could not keep them."""
     from numba.core import event
 
     _save_what_can_be_saved()
@@ -74,7 +114,7 @@ def _warm_up(sock: socket.socket) -> int:
 
     with event.install_recorder("numba:compile") as recorder:
         for done, total in warmup():
-            if not send(sock, Warming(done, total)):
+            if not send(sock, Warming(9 * total + done, 10 * total)):
                 sys.exit(0)
     return sum(1 for _, occurrence in recorder.buffer if occurrence.is_start)
 

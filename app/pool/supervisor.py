@@ -23,7 +23,7 @@ from app.engines.base import Job
 from app.pool.handle import Assignment, PlanCopy, WorkerHandle
 from app.pool.jobs import FairQueue, JobRun
 from app.pool.launcher import Launcher
-from app.pool.messages import Done
+from app.pool.messages import Done, Unfit
 from convgrad._errors import (
     ConvgradError,
     DeadlineExceeded,
@@ -101,6 +101,11 @@ class Supervisor:
     def progress(self) -> float:
         """Give the share of the warm-up that is done."""
         return self._launcher.share
+
+    @property
+    def unfit(self) -> Unfit | None:
+        """Why the compiled code does not work on this processor, if it does not; there are no workers then."""
+        return self._launcher.unfit
 
     def start(self) -> None:
         """Start the nursery in the background; workers follow when it has warmed up."""

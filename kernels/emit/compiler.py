@@ -2,60 +2,49 @@
 
 No `parallel`: parallelism is units over processes. No fast-math: sums are formed in the order that is written, and
 Inf and NaN carry meaning. `error_model="numpy"` leaves out the checks for division by zero.
+
+The processor and the features that the compiler may emit for are those of the target, as is the choice of paths.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
 import numpy.typing as npt
-from numba.core import config
+from numba.core import config, sigutils
 
-from kernels.target import target
+from kernels.emit.cache import cache_folder
+from kernels.target import host_features, target
 
-__all__ = ["LAZY", "Floats", "Halves", "Table", "Vector", "callback", "jit"]
+__all__ = ["ENTRIES", "Entry", "Floats", "Halves", "Table", "Vector", "callback", "jit", "needs"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-LAZY: list[Callable[[], object]] = []
-"""One call for each compiled function of the package: compiles it, or loads it from the cache."""
+
+@dataclass(frozen=True)
+class Entry:
+    """One compiled function: `make` compiles it, or loads it from the cache; `function` is its source, if any."""
+
+    name: str
+    make: Callable[[], object]
+    function: Callable[..., Any] | None = None
 
 
-def _cache_folder() -> str:
-    """Give the folder of the compile cache for exactly these sources and this code path.
+ENTRIES: list[Entry] = []
+"""Everything that is compiled, a function behind those that it calls."""
 
-    Numba looks only at the file that a function stands in, not at the intrinsics that it calls, so the folder's name
-    carries a digest of the whole package. It lies under `NUMBA_CACHE_DIR`, the user's cache folder, or the temporary
-    one, whichever can be written.
-    """
-    digest = hashlib.sha256(target().tag.encode())
-    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
-        digest.update(source.read_bytes())
-    candidates = [Path(value) for value in (os.environ.get("NUMBA_CACHE_DIR"),) if value]
-    with contextlib.suppress(RuntimeError):  # a user without a home
-        candidates.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convgrad")
-    candidates.append(Path(tempfile.gettempdir()) / f"convgrad-{os.getuid()}")
-    for base in candidates:
-        folder = base / digest.hexdigest()[:16]
-        try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError:
-            continue
-        # what lies here is loaded as code: a folder that somebody else made is not ours
-        if os.access(folder, os.W_OK) and base.stat().st_uid in (os.getuid(), 0):
-            return str(folder)
-    return ""
-
-
-setattr(config, "CACHE_DIR", _cache_folder())  # noqa: B010 -- Numba makes its settings at run time
+for _name, _value in {
+    "CACHE_DIR": cache_folder() if target().compiles else "",
+    "CPU_NAME": target().cpu,
+    "CPU_FEATURES": target().llvm_features(host_features()[1]),
+}.items():
+    setattr(config, _name, _value)  # Numba makes its settings at run time
 
 
 Vector = npt.NDArray[np.int64]
@@ -79,17 +68,55 @@ _NUMBA = {
 def jit(function: F) -> F:
     """Compile for the one signature that the annotations say, cached on disk, without the GIL.
 
+    Callers convert what they pass: Numba would compile a function anew for each constant and each unsigned address.
     Nothing is ever compiled for a call: addresses, counts and steps are int64, arrays those of `_NUMBA`. An array of
     which only the address is used further on is freed at once: take `array.ctypes.data` where it is used.
     """
-    kinds = {name: _NUMBA[annotation] for name, annotation in function.__annotations__.items()}
-    result = kinds.pop("return")
-    signature = f"{result}({', '.join(kinds.values())})"
+    kinds = {name: _NUMBA[annotation] for name, annotation in function.__annotations__.items() if name != "return"}
+    # types and not their text: the cache is asked with what is given here, and by a caller with types
+    arguments, _ = sigutils.normalize_signature(f"({', '.join(kinds.values())},)")
     dispatcher: Any = numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
-    LAZY.append(lambda: dispatcher.compile(signature))
+    compile_anew = dispatcher.compile
+    dispatcher.compile = lambda _: compile_anew(arguments)
+    ENTRIES.append(Entry(_full_name(function), lambda: compile_anew(arguments), function))
     return dispatcher  # type: ignore[no-any-return]
 
 
 def callback(signature: str, function: Callable[..., Any]) -> Any:
     """Compile a C callback, cached on disk; its `address` can be called from any compiled function."""
     return numba.cfunc(signature, cache=True)(function)
+
+
+def needs(entries: list[Entry]) -> list[set[int]]:
+    """Give, for each entry, the places of those that are compiled into it: what its source names, directly."""
+    places = {id(entry.function): place for place, entry in enumerate(entries) if entry.function is not None}
+    found = []
+    for entry in entries:
+        named = _named(entry.function) if entry.function is not None else ()
+        found.append({places[id(each)] for each in named if id(each) in places})
+    return found
+
+
+def _named(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """Give the compiled functions that a function's source names."""
+
+    def names(code: CodeType) -> Iterator[str]:
+        yield from code.co_names
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from names(constant)
+
+    code: Any = function.__code__
+    space: Any = vars(_module(function))
+    for name in names(code):
+        source = getattr(space.get(name), "py_func", None)
+        if source is not None:
+            yield source
+
+
+def _module(function: Callable[..., Any]) -> ModuleType:
+    return sys.modules[function.__module__]
+
+
+def _full_name(function: Callable[..., Any]) -> str:
+    return f"{function.__module__.removeprefix('kernels.')}.{function.__qualname__}"

@@ -44,7 +44,6 @@ def lane_sums(width: int) -> Any:
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         walk, v, bias, s, dst, offsets, places, groups, panel = values
-        multiply_add = simd.fma(builder, lane)
         steps = [simd.load(builder, builder.add(walk, simd.I64(8 * i)), simd.I64, 8) for i in range(9)]
         for i in range(3):
             steps[i] = builder.mul(steps[i], simd.I64(line))
@@ -54,7 +53,7 @@ def lane_sums(width: int) -> Any:
             vp, sp, *sums = carried
             weights = simd.load(builder, vp, lane)
             for m, row in enumerate(rows):
-                sums[m] = builder.call(multiply_add, [simd.load(builder, builder.add(sp, row), lane), weights, sums[m]])
+                sums[m] = simd.multiply_add(builder, simd.load(builder, builder.add(sp, row), lane), weights, sums[m])
             return [builder.add(vp, steps[2]), builder.add(sp, steps[5]), *sums]
 
         def row(carried: list[Any]) -> list[Any]:
@@ -106,7 +105,6 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         walk, v, s, offsets, acc = values
-        multiply_add = simd.fma(builder, lane)
         steps = [simd.load(builder, builder.add(walk, simd.I64(8 * i)), simd.I64, 8) for i in range(13)]
         row_offsets, places = (
             [simd.load(builder, builder.add(offsets, simd.I64(8 * (first + m))), simd.I64, 8) for m in range(rows)]
@@ -130,7 +128,7 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
                     if tap >= LINE_TAPS - kept:
                         following += taken
                     for j in range(count):
-                        sums[count * m + j] = builder.call(multiply_add, [taken[j], line[j], sums[count * m + j]])
+                        sums[count * m + j] = simd.multiply_add(builder, taken[j], line[j], sums[count * m + j])
                 sums[count * rows :] = following
                 return [builder.add(vp, steps[2]), simd.opaque(builder, builder.add(sp, steps[5])), *sums]
 

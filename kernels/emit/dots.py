@@ -30,7 +30,8 @@ from numba.extending import intrinsic
 
 from kernels.emit import simd
 from kernels.emit.amx import _declare, _flush, _halves, machine
-from kernels.emit.compiler import LAZY, callback
+from kernels.emit.compiler import ENTRIES as COMPILED
+from kernels.emit.compiler import Entry, callback
 from kernels.target import target
 
 __all__ = [
@@ -354,7 +355,7 @@ def dot_table() -> npt.NDArray[np.int64]:
 
 
 if target().dots:
-    LAZY.extend(partial(_entry, entry) for entry in range(ENTRIES))
+    COMPILED.extend(Entry(f"dots[{entry}]", partial(_entry, entry)) for entry in range(ENTRIES))
 
 
 @_typed_intrinsic

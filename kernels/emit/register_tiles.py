@@ -100,7 +100,6 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         walk, v, s, offsets, acc = values
         lane = ir.VectorType(simd.F32, width)
-        fma = simd.fma(builder, lane)
         steps = [simd.load(builder, builder.add(walk, simd.I64(8 * i)), simd.I64, 8) for i in range(11)]
         for i in (0, 1, 2, 9):
             steps[i] = builder.mul(steps[i], simd.I64(line))
@@ -128,7 +127,7 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
                     else simd.splat(builder, simd.load(builder, place, simd.F32), width)
                 )
                 for j in range(vectors):
-                    sums[m * vectors + j] = builder.call(fma, [scalar, loaded[j], sums[m * vectors + j]])
+                    sums[m * vectors + j] = simd.multiply_add(builder, scalar, loaded[j], sums[m * vectors + j])
             return [builder.add(vp, steps[2]), simd.opaque(builder, builder.add(sp, steps[5])), *sums]
 
         zero = ir.Constant(lane, [0.0] * width)

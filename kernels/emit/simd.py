@@ -16,8 +16,8 @@ from numba.core import cgutils
 from kernels.target import target
 
 __all__ = [
-    "F32", "I64", "BFloat", "fma", "join", "load", "loop", "narrow", "opaque", "prefetch", "runs", "splat", "storage",
-    "store", "twice", "widen",
+    "F32", "I64", "BFloat", "fma", "join", "load", "loop", "multiply_add", "narrow", "opaque", "prefetch", "runs",
+    "splat", "storage", "store", "twice", "widen",
 ]  # fmt: skip
 
 I64 = ir.IntType(64)
@@ -109,6 +109,16 @@ def opaque(builder: Any, value: Any) -> Any:
     return builder.call(nothing, [value])
 
 
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """Give a * b + c of vectors of f32: rounded once where there is an instruction for it, else twice.
+
+    LLVM would call a function for each lane there, twenty times as slow as the products.
+    """
+    if target().fused or target().imitated:
+        return builder.call(fma(builder, a.type), [a, b, c])
+    return builder.fadd(builder.fmul(a, b), c)
+
+
 def fma(builder: Any, lane: Any) -> Any:
     """Declare the multiply-add of vectors of type `lane`: a * b + c, rounded once."""
     kind = ir.FunctionType(lane, [lane, lane, lane])
@@ -132,7 +142,7 @@ def widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
         return raw
     ints = ir.VectorType(ir.IntType(32), width)
     floats = ir.VectorType(F32, width)
-    if kind == "f16" and "f16c" in target().features:
+    if kind == "f16" and target().converts_f16:
         return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), width)), floats)
 
     def const(value: int) -> Any:

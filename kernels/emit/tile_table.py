@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kernels.emit.compiler import LAZY, callback
+from kernels.emit.compiler import ENTRIES, Entry, callback
 from kernels.emit.depthwise import LINE_TAPS, lane_taps
 from kernels.emit.register_tiles import fma_tile
 from kernels.target import target
 
-__all__ = ["DIRECT", "FROM_MEMORY", "LANEWISE", "LANE_ROWS", "LINES_KEPT", "tile_table"]
+__all__ = ["DIRECT", "FROM_MEMORY", "LANEWISE", "LANE_ROWS", "LINES_KEPT", "tile_entries", "tile_table"]
 
 LANEWISE = 0
 """Row of the table with the lanewise tiles; rows 1 and 2 are the tiles of one and two vectors."""
@@ -26,7 +26,7 @@ LANEWISE = 0
 FROM_MEMORY = 2
 """Rows of the table from the tiles of one and two vectors to those of vectors that are in no cache yet."""
 
-DIRECT = {"f32": 5, "bf16": 6} | ({"f16": 7} if "f16c" in target().features else {})
+DIRECT = {"f32": 5, "bf16": 6} | ({"f16": 7} if target().converts_f16 else {})
 """Rows of the table with the tiles of `kernels.emit.depthwise.lane_taps`; reading f16 there takes an instruction for
 it."""
 
@@ -63,7 +63,8 @@ def _tile(kind: int, rows: int) -> Any:
     return callback(_SIGNATURE, space[name])
 
 
-def _entries() -> list[tuple[int, int]]:
+def tile_entries() -> list[tuple[int, int]]:
+    """List kind and rows of each tile that this target has."""
     far = {FROM_MEMORY + vectors: rows for vectors, rows in target().rows.items()}
     most = {LANEWISE: LANE_ROWS, **target().rows, **far, **dict.fromkeys(DIRECT.values(), LANE_ROWS + LINES_KEPT)}
     return [(kind, rows) for kind in sorted(most) for rows in range(1, most[kind] + 1)]
@@ -76,7 +77,7 @@ def tile_table() -> npt.NDArray[np.int64]:
     Kinds are LANEWISE, one vector, two vectors, the latter two FROM_MEMORY, and those of DIRECT.
     """
     table = np.zeros((5 + len(DIRECT), LANE_ROWS + LINES_KEPT + 1), np.int64)
-    for kind, rows in _entries():
+    for kind, rows in tile_entries():
         table[kind, rows] = _tile(kind, rows).address
     return table
 
@@ -85,4 +86,4 @@ def _compile(kind: int, rows: int) -> Callable[[], object]:
     return lambda: _tile(kind, rows)
 
 
-LAZY.extend(_compile(kind, rows) for kind, rows in _entries())
+ENTRIES.extend(Entry(f"tile[{kind}][{rows}]", _compile(kind, rows)) for kind, rows in tile_entries())

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
-from kernels.emit.compiler import LAZY, Table, Vector, callback, jit
+from kernels.emit.compiler import ENTRIES, Entry, Table, Vector, callback, jit
 from kernels.emit.intrinsics import fill_zero, transpose_panel
 from kernels.pack.halves import move16, pack_line, pack_line_pairs, transpose16
 from kernels.pack.split import SPLIT_BYTES, split_line, split_line_pairs, touch
@@ -225,7 +225,7 @@ def turned() -> int:
     return int(callback(f"boolean({', '.join(kinds)})", _turned).address)
 
 
-LAZY.append(turned)
+ENTRIES.append(Entry("pack.pairs.turned", turned, _turned))
 
 
 @_typed_intrinsic

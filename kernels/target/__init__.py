@@ -1,5 +1,19 @@
-"""The processor as a value: what it has, and what the compiler may emit for it."""
+"""The processor as a value: which paths are chosen, and what the compiler may emit, come from the same `Target`."""
 
-from kernels.target.host import IMITATE, SETTING, Target, target
+from kernels.target.host import BUILD, IMITATE, NAME, SETTING, host_features, host_target, target
+from kernels.target.known import KNOWN, REFERENCE, Target, best, narrower
 
-__all__ = ["IMITATE", "SETTING", "Target", "target"]
+__all__ = [
+    "BUILD",
+    "IMITATE",
+    "KNOWN",
+    "NAME",
+    "REFERENCE",
+    "SETTING",
+    "Target",
+    "best",
+    "host_features",
+    "host_target",
+    "narrower",
+    "target",
+]

@@ -1,4 +1,4 @@
-"""What this processor has, as far as the kernels care, and the setting that turns parts of it off."""
+"""Which target this process computes for: what the processor has, and the settings that narrow it."""
 
 from __future__ import annotations
 
@@ -6,43 +6,29 @@ import ctypes
 import os
 import platform
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cache
-from typing import Literal
 
 import llvmlite.binding as llvm
 
-__all__ = ["IMITATE", "SETTING", "Target", "target"]
+from kernels.target.known import AMX, FEATURE_WORDS, KNOWN, REFERENCE, Target, best
+
+__all__ = ["BUILD", "IMITATE", "NAME", "SETTING", "host_features", "host_target", "target"]
+
+NAME = "CONVGRAD_TARGET"
+"""Setting: the name of a known target that this processor can run, or ``reference``."""
 
 SETTING = "CONVGRAD_CPU_FEATURES"
+"""Setting: a comma-separated list of the optional features to use; unset or empty means all that there are."""
 
 IMITATE = "CONVGRAD_CPU_IMITATE"
 """Features (``avx512f``, ``avx512bf16``, ``amx-bf16``) whose path runs on plain instructions: slow, for tests only."""
 
-AMX = {"amx-tile", "amx-bf16"}
+BUILD = "CONVGRAD_BUILD_FOR"
+"""The name of a target that is compiled for, but not run: any of the same architecture."""
 
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
-
-
-@dataclass(frozen=True)
-class Target:
-    """Name of the processor, the vector width in f32 lanes, and the rows of a register tile by vectors a row.
-
-    `rows[1]` and `rows[2]` keep accumulators, one row of vectors and one scalar within the register file. `dots` is
-    the instruction for products of bf16 pairs, if there is one.
-    """
-
-    name: str
-    features: frozenset[str]
-    lanes: int
-    rows: dict[int, int]
-    dots: Literal["", "amx", "avx512bf16"] = ""
-    imitated: frozenset[str] = frozenset()
-
-    @property
-    def tag(self) -> str:
-        """Short name of the code path, part of the name of the compile cache."""
-        return "-".join((self.name, f"w{self.lanes}r{self.rows[2]}", self.dots, *sorted(self.imitated))).rstrip("-")
 
 
 @cache
@@ -54,32 +40,109 @@ def _amx_granted() -> bool:
     return answer == 0
 
 
+def _arch() -> str:
+    machine = platform.machine().lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
+
+
 def _words(text: str) -> frozenset[str]:
     return frozenset(word.strip() for word in text.split(",")) - {""}
 
 
-def _dots(host: frozenset[str], imitated: frozenset[str]) -> Literal["", "amx", "avx512bf16"]:
-    if "amx-bf16" in imitated or (host >= AMX and _amx_granted()):
-        return "amx"
-    return "avx512bf16" if "avx512bf16" in host | imitated else ""
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
+
+
+@cache
+def host_features() -> tuple[frozenset[str], frozenset[str]]:
+    """Give the features that this processor has and the kernel grants, and all that LLVM knows of."""
+    flags = llvm.get_host_cpu_features()
+    present = frozenset(name for name, there in flags.items() if there)
+    if _arch() == "aarch64":
+        present |= {"fp-armv8", "neon"}  # every 64-bit Arm that runs Linux has them
+    elif AMX & present and not _amx_granted():
+        present -= AMX
+    return present, frozenset(flags)
+
+
+def host_target() -> Target:
+    """Give the widest target for this processor.
+
+    Raises ValueError where there is none.
+    """
+    return best(_arch(), llvm.get_host_cpu_name(), host_features()[0])
+
+
+def _named(setting: str, name: str, features: frozenset[str]) -> Target:
+    """Find a known target of this architecture; raises ValueError for one that these `features` do not suffice for."""
+    if name == REFERENCE.name:
+        return REFERENCE
+    mine = [target for target in KNOWN if target.arch == _arch()]
+    for target in mine:
+        if target.name == name and target.features <= features:
+            return target
+    able = _listed(target.name for target in mine if target.features <= features)
+    known = any(target.name == name for target in mine)
+    what = "needs features that this processor does not have" if known else "is not a known target"
+    raise ValueError(f"{setting}: {name} {what}; this processor can run {able}, reference")
+
+
+def _allowed(features: frozenset[str], text: str) -> frozenset[str]:
+    """Leave those of `features` that `text` lists, with what they need, and those that can't be turned off."""
+    words = _words(text)
+    if unknown := words - FEATURE_WORDS.keys():
+        raise ValueError(f"{SETTING}: {_listed(unknown)} is unknown; known are {_listed(FEATURE_WORDS)}")
+    able = {word for word, needs in FEATURE_WORDS.items() if needs <= features}
+    if impossible := words - able:
+        raise ValueError(
+            f"{SETTING}: this processor can't run {_listed(impossible)}; of the known ones"
+            f" ({_listed(FEATURE_WORDS)}) it can run {_listed(able)}"
+        )
+    optional = frozenset().union(*FEATURE_WORDS.values())
+    return features - optional | frozenset().union(*(FEATURE_WORDS[word] for word in words))
+
+
+def _numba(host: Target, features: frozenset[str], settings: Mapping[str, str]) -> Target:
+    """Follow Numba's own settings, so that the choice of paths and the compiler agree."""
+    name, flags = settings.get("NUMBA_CPU_NAME") or "", settings.get("NUMBA_CPU_FEATURES")
+    if name.lower() == "generic" and not flags:
+        return best(host.arch, "", min((t.features for t in KNOWN if t.arch == host.arch), key=len))
+    if not flags:
+        known = [target for target in KNOWN if target.name == name]
+        return _named("NUMBA_CPU_NAME", name, features) if known else replace(host, cpu=name)
+    on = frozenset(word[1:] for word in _words(flags) if word.startswith("+"))
+    if missing := on - features:
+        raise ValueError(f"NUMBA_CPU_FEATURES: this processor does not have {_listed(missing)}")
+    if on & {"avx2", "fma", "f16c"}:
+        on |= {"avx"}  # which LLVM adds
+    return replace(host, name=name or host.name, cpu=name or host.cpu, features=on, flags=flags)
 
 
 @cache
 def target() -> Target:
-    """Read the processor once.
+    """Choose the target once for this process: the processor's widest, unless a setting narrows it.
 
-    `CONVGRAD_CPU_FEATURES` is a comma-separated list of the optional features to use (``avx512f``, ``fma``, ``f16c``,
-    ``avx512bf16``, ``amx-tile``, ``amx-bf16``); unset means all that there are. An empty value leaves the portable
-    path.
+    `CONVGRAD_TARGET` names one; `CONVGRAD_CPU_FEATURES` lists the optional features to use; `NUMBA_CPU_NAME` and
+    `NUMBA_CPU_FEATURES` are followed. Raises ValueError, which lists what there is, for a name or feature that is
+    unknown or that this processor does not have.
     """
-    host = frozenset(name for name, present in llvm.get_host_cpu_features().items() if present)
-    setting = os.environ.get(SETTING)
-    if setting is not None:
-        host &= _words(setting)
-    imitated = _words(os.environ.get(IMITATE, ""))
-    dots = _dots(host, imitated)
-    name = llvm.get_host_cpu_name()
-    if "avx512f" in host | imitated:
-        return Target(name, host, 16, {1: 9, 2: 9}, dots, imitated)
-    rows = 6 if "fma" in host or setting is None else 4
-    return Target(name, host, 8, {1: 8, 2: rows}, dots, imitated)
+    settings = os.environ
+    imitated = _words(settings.get(IMITATE, ""))
+    if name := settings.get(BUILD):
+        return _named(BUILD, name, frozenset().union(*(known.features for known in KNOWN)))
+    features, _ = host_features()
+    if name := settings.get(NAME):
+        chosen = _named(NAME, name, features)
+    elif text := settings.get(SETTING):
+        # known targets are steps on which features can lie between: these are compiled for just what is listed
+        base = host_target()
+        allowed = _allowed(base.features, text)
+        widest = best(base.arch, base.name, allowed)
+        chosen = (
+            replace(widest, name=f"{widest.name}-custom", features=allowed) if allowed != widest.features else widest
+        )
+    elif settings.get("NUMBA_CPU_NAME") or settings.get("NUMBA_CPU_FEATURES"):
+        chosen = _numba(host_target(), features, settings)
+    else:
+        chosen = host_target()
+    return replace(chosen, imitated=imitated)

@@ -183,7 +183,7 @@ def objects(folder: Path, path: str) -> None:
         compiled = function.overloads[_signature(function.py_func)]
         write(compiled.library)
         symbols.append(compiled.fndesc.llvm_func_name)
-    rows = {(kind, count): tiles._tile(kind, count) for kind, count in tiles._entries()}
+    rows = {(kind, count): tiles._tile(kind, count) for kind, count in tiles.tile_entries()}
     columns = tiles.LANE_ROWS + tiles.LINES_KEPT + 1
     entries = [rows.get(divmod(place, columns)) for place in range((3 + len(tiles.DIRECT)) * columns)]
     table = [[entry._wrapper_name if entry else "0" for entry in entries], []]

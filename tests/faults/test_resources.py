@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -17,7 +16,7 @@ import pytest
 from numba.core import config
 
 import kernels  # noqa: F401 - it names the cache's folder
-from app.pool.code_cache import code_cache
+from kernels.emit.cache import cache_folder
 from tests.app.calls import NPY, SMALL, post, read, same_bits
 from tests.faults.chaos import WIDE
 from tests.faults.doors import prepare
@@ -50,7 +49,7 @@ def right(service: LiveService) -> bool:
 def warm(service: LiveService) -> Path:
     """The folder that has all kernels, since a service has started."""
     assert service.url
-    return Path(code_cache(os.environ))
+    return Path(cache_folder()).parent
 
 
 def test_a_file_where_the_cache_should_be(warm: Path, tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-import llvmlite.binding as llvm
 import numba
 import numpy as np
 import pytest
@@ -19,7 +17,7 @@ from kernels.gradient.dots import unit as bwd_dots
 from kernels.gradient.dots.schedule import dot_schedule
 from kernels.pack.halves import split_f16
 from kernels.pack.split import split_line
-from kernels.target.host import SETTING, _amx_granted, target
+from kernels.target import target
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import assert_same_bits, compute, problem_of
 from tests.kernels.test_accuracy import assert_accurate, assert_nothing_is_lost
@@ -30,8 +28,6 @@ LAYER = Case(
     pads_begin=(1, 1), pads_end=(1, 1),
 )  # fmt: skip
 
-FEATURES = "avx2", "fma", "avx512f", "avx512bf16", "amx-tile", "amx-bf16"
-
 
 @numba.njit("void(int64, int64, int64, int64)")
 def _split_f32(dst: int, part: int, src: int, count: int) -> None:
@@ -41,44 +37,6 @@ def _split_f32(dst: int, part: int, src: int, count: int) -> None:
 @numba.njit("void(int64, int64, int64)")
 def _split(place: int, rest: int, count: int) -> None:
     split_f16(place, rest, count)
-
-
-class _Library:
-    """A C library whose kernel gives or refuses the tile registers."""
-
-    answer = 0
-
-    def __init__(self, _: object) -> None:
-        self.syscall = lambda *_: self.answer
-
-
-@pytest.mark.parametrize(
-    ("setting", "answer", "expected"),
-    [
-        (None, 0, "amx"),
-        (None, -1, "avx512bf16"),
-        ("avx512f,avx512bf16", 0, "avx512bf16"),
-        ("avx512f,amx-bf16", 0, ""),
-        ("avx512f", 0, ""),
-        ("", 0, ""),
-    ],
-)
-def test_choice(monkeypatch: pytest.MonkeyPatch, setting: str | None, answer: int, expected: str) -> None:
-    """AMX is taken where processor, kernel and setting allow it, else dot products, else f32."""
-    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(FEATURES, True))
-    monkeypatch.setattr(ctypes, "CDLL", _Library)
-    monkeypatch.setattr(_Library, "answer", answer)
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    monkeypatch.setattr("sys.platform", "linux")
-    monkeypatch.delenv("CONVGRAD_CPU_IMITATE", raising=False)
-    monkeypatch.delenv(SETTING, raising=False)
-    if setting is not None:
-        monkeypatch.setenv(SETTING, setting)
-    _amx_granted.cache_clear()
-    try:
-        assert target.__wrapped__().dots == expected
-    finally:
-        _amx_granted.cache_clear()
 
 
 @pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")

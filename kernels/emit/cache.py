@@ -1,0 +1,128 @@
+"""Where compiled code is kept: one folder for exactly these sources, this target and these compilers.
+
+The folder's name has all that decides the code in it, so that what was generated on one machine, in the build of an
+image for instance, is found on every other one that it is for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import llvmlite
+import numba
+
+from kernels.target import target
+
+__all__ = ["VERDICT", "cache_folder", "choose_folder", "folder_name", "locked", "pack"]
+
+VERDICT = "verdict.json"
+"""A file that is written when all code is there and has been tried."""
+
+_ARCHIVE, _SUFFIX = "zip", ".zip"
+
+
+@cache
+def folder_name() -> str:
+    """Name the folder by the target and a digest of it, of the package's sources and of the compilers.
+
+    Numba looks only at the file that a function stands in, not at what it calls, and would run old code after a change
+    elsewhere.
+    """
+    digest = hashlib.sha256(f"{target().digest} {numba.__version__} {llvmlite.__version__}".encode())
+    digest.update(f"{sys.implementation.cache_tag}".encode())
+    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(source.read_bytes())
+    return f"{target()}-{digest.hexdigest()[:16]}"
+
+
+@cache
+def cache_folder() -> str:
+    """Give this process's folder (see `choose_folder`)."""
+    return str(choose_folder(os.environ))
+
+
+def choose_folder(environment: Mapping[str, str]) -> Path:
+    """Choose the folder, make it, and fill it with what an image carries for this target.
+
+    It lies under `NUMBA_CACHE_DIR`, the user's cache folder or the temporary one: the first that can be written and
+    that nobody else can write to, for what lies there is run as code. Where `NUMBA_CACHE_DIR` can only be read, or
+    holds the folder as an archive, the code is taken from there.
+    """
+    folder = _base(environment) / folder_name()
+    folder.mkdir(mode=0o700, exist_ok=True)
+    given = environment.get("NUMBA_CACHE_DIR")
+    if given and not (folder / VERDICT).exists():
+        with locked(folder):
+            _fill(folder, Path(given) / folder_name())
+    return folder
+
+
+def _base(environment: Mapping[str, str]) -> Path:
+    home = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "/nonexistent", ".cache"))
+    choices = (
+        environment.get("NUMBA_CACHE_DIR"),
+        str(Path(home, "convgrad")),
+        str(Path(tempfile.gettempdir(), f"convgrad-{os.getuid()}")),
+    )
+    for choice in map(Path, filter(None, choices)):
+        if _usable(choice) and _usable(choice / folder_name()):
+            return choice
+    return Path(tempfile.mkdtemp(prefix="convgrad-"))
+
+
+def _usable(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return _is_private(folder) and os.access(folder, os.W_OK | os.X_OK)
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        status = folder.stat()
+    except OSError:
+        return False
+    return status.st_uid in {os.getuid(), 0} and not status.st_mode & stat.S_IWOTH
+
+
+def _fill(folder: Path, source: Path) -> None:
+    """Take compiled code from another folder or its archive; a failure, on a full disk say, costs compiling."""
+    archive = source.with_name(source.name + _SUFFIX)
+    if not _is_private(source.parent):
+        return
+    with contextlib.suppress(OSError, shutil.Error, shutil.ReadError):
+        if archive.is_file():
+            shutil.unpack_archive(archive, folder)
+        elif source.is_dir() and source != folder:
+            shutil.copytree(source, folder, dirs_exist_ok=True)
+
+
+def pack(folder: str) -> Path:
+    """Turn a folder into an archive beside it, a fifth of its size, from which `cache_folder` fills it again."""
+    archive = shutil.make_archive(folder, _ARCHIVE, folder)
+    shutil.rmtree(folder)
+    return Path(archive)
+
+
+@contextlib.contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Hold the folder against other processes: two that compile into one folder would lose each other's entries.
+
+    A file system without locks is used without one.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            file = stack.enter_context(Path(folder, ".lock").open("a"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,282 @@
+"""Compile everything for one target in several processes, prove it on this processor, and note the verdict.
+
+    python -m kernels.prepare [--jobs N]                  for this machine: compile what is missing, then prove it
+    python -m kernels.prepare --for NAME,... | --for all  only compile, for known targets of this architecture; each
+                                                          one's folder becomes an archive that any machine can take
+
+The first form prints a line ``DONE TOTAL`` for each function that is ready, then ``verdict`` and a `Verdict` as JSON.
+What can't be compiled, crashes or is wrong makes the target unfit for this machine: `Verdict.unfit` says why, and a
+narrower target takes its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import llvmlite.binding as llvm
+
+import kernels.registry  # noqa: F401 -- importing the kernels registers their compiled functions
+from kernels.emit.cache import VERDICT, cache_folder, locked, pack
+from kernels.emit.compiler import ENTRIES, needs
+from kernels.proof import prove
+from kernels.target import BUILD, KNOWN, host_features, host_target, target
+
+__all__ = ["Verdict", "prepare", "read_verdict"]
+
+Report = Callable[[int, int], None]
+
+_CONTEXT = multiprocessing.get_context("fork")
+_PROOF_S = 60.0
+"""How long a proof, which takes a second, may take: code that is wrong may never end."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a target's code on this processor: why it is `unfit`, or nothing where it is proved."""
+
+    processor: str
+    compiled: int = 0
+    unfit: str | None = None
+
+
+def _processor() -> str:
+    """Give a text that differs between processors on which code may differ in what it does."""
+    text = " ".join([llvm.get_host_cpu_name(), *sorted(host_features()[0])])
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _verdict_file() -> Path:
+    return Path(cache_folder(), VERDICT)
+
+
+def read_verdict() -> Verdict | None:
+    """Give what was found before, for the same code on the same processor; None where nothing was."""
+    try:
+        verdict = Verdict(**json.loads(_verdict_file().read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    return verdict if verdict.processor == _processor() else None
+
+
+def _note(verdict: Verdict) -> Verdict:
+    file = _verdict_file()
+    try:
+        spare = file.with_suffix(f".{os.getpid()}")
+        spare.write_text(json.dumps(asdict(verdict)), encoding="utf-8")
+        spare.replace(file)
+    except OSError as error:  # a full disk: the next start proves it again
+        sys.stderr.write(f"{file} can't be written: {error.strerror}\n")
+    return verdict
+
+
+def prepare(report: Report, jobs: int) -> Verdict:
+    """Compile what is missing and prove all of it, while no other process does so in the same folder.
+
+    `report` hears how many functions of how many are ready.
+    """
+    if not target().compiles:
+        return Verdict(_processor())
+    with locked(cache_folder()):
+        known = read_verdict()
+        if known is not None:  # another process was faster
+            return known
+        compiled, wrong = compile_all(report, jobs)
+        return _note(Verdict(_processor(), compiled, wrong or _proof()))
+
+
+def compile_all(report: Report, jobs: int) -> tuple[int, str | None]:
+    """Make every entry in `jobs` processes, those first on which the longest chains of others wait.
+
+    Gives the number that the cache lacked, and what went wrong, if anything did.
+    """
+    waits, done, total = needs(ENTRIES), 0, len(ENTRIES)
+    heights = _heights(waits)
+    order = sorted(range(total), key=lambda place: (-heights[place], ENTRIES[place].function is None, place))
+    compilers: list[_Compiler] = []
+    for _ in range(max(1, min(jobs, total))):
+        compilers.append(_Compiler([other.pipe for other in compilers]))
+    ready: set[int] = set()
+    compiled, wrong = 0, None
+    try:
+        report(0, total)
+        while done < total and wrong is None:
+            for compiler in compilers:
+                free = (place for place in order if waits[place] <= ready)
+                if compiler.place is None and (place := next(free, None)) is not None:
+                    order.remove(place)
+                    compiler.begin(place)
+            for compiler in _heard(compilers):
+                place, answer = compiler.end()
+                if isinstance(answer, str):
+                    wrong = f"{ENTRIES[place].name} can't be compiled: {answer}"
+                    break
+                ready.add(place)
+                compiled += answer
+                done += 1
+                report(done, total)
+    finally:
+        for compiler in compilers:
+            compiler.close()
+    return compiled, wrong
+
+
+def _heights(waits: Sequence[set[int]]) -> list[int]:
+    """Give the length of the longest chain of entries that wait for each one."""
+    heights = [0] * len(waits)
+    for place in range(len(waits) - 1, -1, -1):  # those that are called stand before their callers
+        for needed in waits[place]:
+            heights[needed] = max(heights[needed], heights[place] + 1)
+    return heights
+
+
+class _Compiler:
+    """A process that compiles one entry after the other, so that a crash of the compiler ends nothing else.
+
+    It closes the pipes to the `others`, which it inherits: they would not see our end, and keep the folder locked.
+    """
+
+    def __init__(self, others: Sequence[Connection]) -> None:
+        self.place: int | None = None
+        self.pipe, theirs = _CONTEXT.Pipe()
+        self._process = _CONTEXT.Process(target=_compile_for, args=(theirs, [*others, self.pipe]), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def begin(self, place: int) -> None:
+        """Ask for an entry."""
+        self.place = place
+        self.pipe.send(place)
+
+    def end(self) -> tuple[int, int | str]:
+        """Hear how it went: how many functions were compiled for it, or what went wrong."""
+        place, self.place = self.place, None
+        assert place is not None
+        try:
+            return place, self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return place, f"the compiler crashed ({_how_it_ended(self._process)})"
+
+    def close(self) -> None:
+        """End the process."""
+        self.pipe.close()
+        self._process.terminate()
+        self._process.join()
+
+
+def _heard(compilers: Sequence[_Compiler]) -> list[_Compiler]:
+    busy = {compiler.pipe: compiler for compiler in compilers if compiler.place is not None}
+    assert busy, "every entry waits for another one"
+    return [busy[pipe] for pipe in wait(list(busy)) if isinstance(pipe, Connection)]
+
+
+def _compile_for(pipe: Connection, inherited: Sequence[Connection]) -> None:
+    from numba.core.event import install_recorder
+
+    for other in inherited:
+        other.close()
+    with contextlib.suppress(EOFError, BrokenPipeError):  # whoever asked is gone
+        while True:
+            place = pipe.recv()
+            answer: int | str
+            try:
+                with install_recorder("numba:compile") as recorder:
+                    ENTRIES[place].make()
+                answer = sum(occurrence.is_start for _, occurrence in recorder.buffer)
+            except Exception as error:  # noqa: BLE001 - whatever the compiler raises
+                answer = f"{type(error).__name__}: {_first_line(error)}"
+            pipe.send(answer)
+
+
+def _proof() -> str | None:
+    """Run the proof in a process of its own and say what is wrong."""
+    mine, theirs = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=_prove_for, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    doing, until = "loading the compiled code", time.monotonic() + _PROOF_S
+    try:
+        while mine.poll(max(0.0, until - time.monotonic())):
+            kind, text = mine.recv()
+            if kind == "wrong":
+                return str(text)
+            if kind == "proved":
+                return None
+            doing = text
+    except (EOFError, ConnectionResetError):
+        return f"{doing} crashes ({_how_it_ended(process)})"
+    finally:
+        process.kill()
+        process.join()
+        mine.close()
+    return f"{doing} does not end"
+
+
+def _prove_for(pipe: Connection) -> None:
+    try:
+        for name in prove():
+            pipe.send(("doing", name))
+        pipe.send(("proved", ""))
+    except Exception as error:  # noqa: BLE001 - a wrong path may raise anything
+        pipe.send(("wrong", str(error) if isinstance(error, ArithmeticError) else f"{type(error).__name__}: {error}"))
+
+
+def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
+    process.join()
+    code = process.exitcode or 0
+    return signal.Signals(-code).name if code < 0 else f"status {code}"
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")
+
+
+def _known(names: str) -> Iterator[str]:
+    mine = [known.name for known in KNOWN if known.arch == host_target().arch]
+    for name in mine if names == "all" else names.split(","):
+        if name not in mine:
+            raise SystemExit(f"{name} is not a known target of this architecture: {', '.join(mine)}")
+        yield name
+
+
+def main() -> None:
+    """Prepare this machine's target, or compile for others."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--jobs", type=int, default=len(os.sched_getaffinity(0)), help="processes (default: processors)"
+    )
+    parser.add_argument("--for", dest="names", help="known targets to compile for, separated by commas, or all")
+    chosen = parser.parse_args()
+    if chosen.names:
+        for name in _known(chosen.names):
+            started = time.monotonic()
+            command = [sys.executable, "-m", "kernels.prepare", "--jobs", str(chosen.jobs)]
+            environment = {**os.environ, BUILD: name}
+            subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 -- our own
+            print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)  # noqa: T201
+    elif os.environ.get(BUILD):
+        _, wrong = compile_all(lambda *_: None, chosen.jobs)
+        if wrong:
+            raise SystemExit(f"{target()}: {wrong}")
+        pack(cache_folder())
+    else:
+        verdict = prepare(lambda done, total: print(done, total, flush=True), chosen.jobs)  # noqa: T201
+        print("verdict", json.dumps(asdict(verdict)), flush=True)  # noqa: T201
+        if verdict.unfit:
+            raise SystemExit(f"{target()} is unfit for this processor: {verdict.unfit}")
+
+
+if __name__ == "__main__":
+    main()

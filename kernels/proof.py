@@ -1,0 +1,161 @@
+"""Small exact problems that every compiled function must get right on this processor before it computes a call.
+
+Integers are so small that every sum is exact: all paths, and NumPy in float64, must agree in every bit.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.emit.depthwise import LINE_TAPS
+from kernels.emit.tile_table import DIRECT, FROM_MEMORY, LANE_ROWS, LANEWISE, tile_entries, tile_table
+from kernels.plan import Storage
+from kernels.problem import ConvProblem
+from kernels.registry import compute
+from kernels.target import target
+
+__all__ = ["prove"]
+
+Floats = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+
+_TILE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
+
+OUTER, ROWS, COLUMNS = 2, 2, 5
+"""Positions that each tile visits."""
+
+PROBLEMS = 60
+"""Random problems of each operation, some hundred microseconds each."""
+
+
+def prove() -> Iterator[str]:
+    """Run each register tile, then problems of every operation; yield the name of each before it runs.
+
+    Raises ArithmeticError for the first wrong result.
+    """
+    rng = np.random.default_rng(5)
+    table = tile_table()
+    for kind, rows in tile_entries():
+        name = f"register tile [{kind}][{rows}]"
+        yield name
+        _prove_tile(name, int(table[kind, rows]), kind, rows, rng)
+    for number, problem in enumerate(_problems(rng)):
+        name = f"{problem.op} in {problem.dtype}, problem {number}"
+        yield name
+        inputs = [_integers(rng, shape, problem.dtype) for shape in problem.input_shapes]
+        expected = compute(problem, *inputs, reference=True)
+        if compute(problem, *inputs, workers=1 + number % 3).tobytes() != expected.tobytes():
+            raise ArithmeticError(f"{name} is wrong: {problem}")
+
+
+def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Storage:
+    """Draw integers that are exact in every dtype, and so are their sums of a few hundred products in f32."""
+    values = rng.integers(-3, 4, shape).astype(np.float32)
+    if dtype == "f32":
+        return values
+    return values.astype(np.float16).view(np.uint16) if dtype == "f16" else (values.view(np.uint32) >> 16).astype("u2")
+
+
+def _prove_tile(name: str, address: int, kind: int, rows: int, rng: np.random.Generator) -> None:
+    """Sum a small box of positions and compare (see `kernels.emit.register_tiles` and `kernels.emit.depthwise`)."""
+    width = target().lanes
+    stored = next((dtype for dtype, direct in DIRECT.items() if direct == kind), None)
+    if stored is not None:
+        _prove_taps(name, address, rows, stored, rng)
+        return
+    vectors = max(1, kind - FROM_MEMORY if kind > FROM_MEMORY else kind)
+    lanes, positions = vectors * width, OUTER * ROWS * COLUMNS
+    panel = rng.integers(-9, 10, (positions, lanes)).astype(np.float32)
+    scalars = rng.integers(-9, 10, (rows, positions, width if kind == LANEWISE else 1)).astype(np.float32)
+    sums = rng.integers(-9, 10, (rows, lanes)).astype(np.float32)
+    factors = np.broadcast_to(scalars, (rows, positions, lanes)) if scalars.shape[2] == 1 else scalars
+    expected = sums + (panel * factors).sum(1, dtype=np.float32)
+    step = scalars.strides[1]
+    walk = np.array(
+        [ROWS * COLUMNS, COLUMNS, 1, ROWS * COLUMNS * step, COLUMNS * step, step, OUTER, ROWS, COLUMNS, 1, 6], np.int64
+    )
+    offsets = np.arange(rows) * scalars.strides[0]
+    _TILE(address)(*(each.ctypes.data for each in (walk, panel, scalars, offsets, sums)))
+    if (sums != expected).any():
+        raise ArithmeticError(f"{name} is wrong")
+
+
+def _prove_taps(name: str, address: int, rows: int, dtype: str, rng: np.random.Generator) -> None:
+    """Sum a few taps over a line of positions, for three vectors of groups that lie side by side."""
+    kept = rows > LANE_ROWS
+    taps = LINE_TAPS * (rows - LANE_ROWS) if kept else rows
+    lanes, lines = 3 * target().lanes, -(-taps // LINE_TAPS)
+    narrow = _integers(rng, (COLUMNS, lanes), dtype)
+    wide = _integers(rng, (lines, COLUMNS + LINE_TAPS, lanes), dtype)
+    sums = np.zeros((taps, lanes), np.float32)
+    places = np.array([divmod(tap, LINE_TAPS) for tap in range(taps)])
+    expected = np.array(
+        [(_floats(narrow, dtype) * _floats(wide, dtype)[h, w : w + COLUMNS]).sum(0) for h, w in places], np.float32
+    )
+    line = narrow.strides[0]
+    group = 4 * target().lanes
+    walk = np.array([0, 0, line, 0, 0, line, 1, 1, COLUMNS, 1, 6, 3, group], np.int64)
+    offsets = np.concatenate([places @ np.array(wide.strides[:2]), np.arange(taps) * sums.strides[0]]).astype(np.int64)
+    _TILE(address)(*(each.ctypes.data for each in (walk, narrow, wide, offsets, sums)))
+    if (sums != expected).any():
+        raise ArithmeticError(f"{name} is wrong")
+
+
+def _floats(stored: Storage, dtype: str) -> Floats:
+    if dtype == "bf16":
+        return (stored.astype(np.uint32) << 16).view(np.float32)
+    return stored.view(np.float16).astype(np.float32) if dtype == "f16" else stored
+
+
+def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
+    """Draw problems that together use every compiled function: few and many channels, groups, strides, layouts."""
+
+    def pick(*options: Any) -> Any:
+        return options[int(rng.integers(len(options)))]
+
+    def problem(op: Any, dtype: Any, channels: tuple[int, int], groups: int, rank: int, many: bool) -> ConvProblem:
+        kernel = tuple(pick(1, 2, 3) for _ in range(rank))
+        strides, dilations = (tuple(pick(1, 1, 2) for _ in range(rank)) for _ in range(2))
+        pads = tuple(int(rng.integers(k)) for k in kernel)
+        narrow = tuple(pick(7, 8, 11) if many else pick(1, 3, 5) for _ in range(rank))
+        wide = tuple(
+            max(1, (x - 1) * s + (k - 1) * d + 1 - 2 * p)
+            for x, s, k, d, p in zip(narrow, strides, kernel, dilations, pads, strict=True)
+        )
+        src, dst = (narrow, wide) if op.startswith("ConvT") else (wide, narrow)
+        return ConvProblem(
+            op=op, dtype=dtype, n=pick(1, 2, 3), src_channels=channels[0] * groups, dst_channels=channels[1] * groups,
+            groups=groups, src_spatial=src, dst_spatial=dst, kernel=kernel, strides=strides, dilations=dilations,
+            pads_begin=pads, data_format=pick("NCX", "NXC"), weights_format=pick("XIO", "OIX", "IOX", "XOI"),
+            groups_axis=pick("I", "O"), bias=op == "ConvTranspose" and pick(False, True),
+        )  # fmt: skip
+
+    few, some, large = (1, 2, 3, 5), (7, 8, 16, 17), (32, 40, 48)
+    ops = "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose"
+    for op in ops:
+        for number in range(PROBLEMS):
+            dtype = ("f32", "f16", "bf16")[number % 3]
+            kind = number // 3 % 4
+            if kind == 0:
+                channels, groups = (pick(*few), pick(*few)), pick(1, 2, 3)
+            elif kind == 1:  # depthwise
+                channels, groups = (1, pick(1, 2)), pick(target().lanes, 2 * target().lanes, 20)
+            else:
+                channels, groups = (pick(*some, *large), pick(*some, *large)), pick(1, 1, 2)
+            made = problem(op, dtype, channels, groups, pick(1, 2, 2, 3), many=kind < 2)
+            yield made if made.macs < 1 << 22 else problem(op, dtype, channels, groups, 1, many=False)
+    yield from _for_dots(ops, problem)
+
+
+def _for_dots(ops: tuple[str, ...], problem: Any) -> Iterator[ConvProblem]:
+    """Give problems of many channels and pixels, which products of bf16 compute where there are any."""
+    if target().dots:
+        for op in ops:
+            for dtype in ("bf16", "f16", "f32"):
+                for channels in ((16, 16), (32, 48), (48, 32), (64, 24), (80, 16)):
+                    yield problem(op, dtype, channels, 1, 2, True)

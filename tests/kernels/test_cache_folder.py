@@ -1,0 +1,85 @@
+"""The folder for compiled kernels: writable, private, and filled from one that can only be read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kernels.emit.cache import choose_folder, folder_name, pack
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """An environment whose home and temporary folder are the test's."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return {"HOME": str(tmp_path / "home")}
+
+
+def make_unwritable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system say that a folder can't be written, as it does on a read-only root (also to root)."""
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
+
+
+def test_the_given_folder_is_taken(environment: dict[str, str], tmp_path: Path) -> None:
+    """NUMBA_CACHE_DIR wins when it can be written; it is made when it is not there."""
+    given = str(tmp_path / "a" / "b")
+    assert choose_folder(environment | {"NUMBA_CACHE_DIR": given}) == Path(given, folder_name())
+    assert Path(given, folder_name()).is_dir()
+
+
+def test_without_a_setting_it_is_the_users_cache(environment: dict[str, str], tmp_path: Path) -> None:
+    """Without NUMBA_CACHE_DIR kernels are kept in the user's cache folder."""
+    assert choose_folder(environment) == tmp_path / "home" / ".cache" / "convgrad" / folder_name()
+
+
+def test_without_a_home_it_is_a_temporary_folder(environment: dict[str, str], tmp_path: Path) -> None:
+    """A user without a home, as in a container, gets a folder below the temporary one."""
+    (tmp_path / "home").write_text("not a folder", encoding="utf-8")
+    assert choose_folder(environment) == tmp_path / f"convgrad-{os.getuid()}" / folder_name()
+
+
+def test_a_folder_that_others_can_write_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
+    """What is in the folder gets executed: one that anybody can write to is neither used nor copied."""
+    given = tmp_path / "open"
+    (given / folder_name()).mkdir(parents=True)
+    (given / folder_name() / "kernel.nbc").write_bytes(b"not ours")
+    given.chmod(0o777)
+    chosen = choose_folder(environment | {"NUMBA_CACHE_DIR": str(given)})
+    assert chosen.parent != given
+    assert not list(chosen.glob("*.nbc"))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_folder_that_can_only_be_read_is_copied(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    """The kernels of a read-only image are taken along, from a folder or its archive, until all were tried once."""
+    given = tmp_path / "image"
+    (given / folder_name() / "sub").mkdir(parents=True)
+    (given / folder_name() / "sub" / "old").write_bytes(b"image")
+    if packed:
+        pack(str(given / folder_name()))
+    make_unwritable(given, monkeypatch)
+    cache = tmp_path / "home" / ".cache" / "convgrad" / folder_name()
+    assert choose_folder(environment | {"NUMBA_CACHE_DIR": str(given)}) == cache
+    assert (cache / "sub" / "old").read_bytes() == b"image"
+    (cache / "sub" / "old").unlink()
+    (cache / "verdict.json").touch()
+    choose_folder(environment | {"NUMBA_CACHE_DIR": str(given)})
+    assert not (cache / "sub" / "old").exists()
+
+
+def test_an_archive_in_a_folder_that_can_be_written_is_unpacked_there(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """An image whose cache folder can be written carries archives as well: one is unpacked, the others stay."""
+    (tmp_path / folder_name() / "sub").mkdir(parents=True)
+    (tmp_path / folder_name() / "sub" / "kernel").write_bytes(b"image")
+    archive = pack(str(tmp_path / folder_name()))
+    assert not (tmp_path / folder_name()).exists()
+    chosen = choose_folder(environment | {"NUMBA_CACHE_DIR": str(tmp_path)})
+    assert (chosen / "sub" / "kernel").read_bytes() == b"image"
+    assert archive.exists()

@@ -1,0 +1,212 @@
+"""The target: which one a processor takes, what settings make of it, and what its code may hold."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+
+import llvmlite.binding as llvm
+import pytest
+
+from kernels.target import KNOWN, NAME, REFERENCE, SETTING, Target, best, host_features, narrower, target
+from kernels.target.host import BUILD, IMITATE, _amx_granted
+
+SETTINGS = (NAME, SETTING, IMITATE, BUILD, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
+BY_NAME = {known.name: known for known in KNOWN}
+X86 = [known for known in KNOWN if known.arch == "x86_64"]
+
+
+class _Library:
+    """A C library whose kernel gives or refuses the tile registers."""
+
+    answer = 0
+
+    def __init__(self, _: object) -> None:
+        self.syscall = lambda *_: self.answer
+
+
+class Machine:
+    """A machine with a processor and environment of our choice."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        for name in SETTINGS:
+            patch.delenv(name, raising=False)
+        patch.setattr(ctypes, "CDLL", _Library)
+        patch.setattr("sys.platform", "linux")
+        self.has("x86_64", "sapphirerapids", BY_NAME["sapphirerapids"].features)
+
+    def has(self, arch: str, name: str, features: frozenset[str]) -> None:
+        """Give the machine a processor."""
+        every = frozenset().union(*(known.features for known in KNOWN if known.arch == arch))
+        self._patch.setattr("platform.machine", lambda: arch)
+        self._patch.setattr(llvm, "get_host_cpu_name", lambda: name)
+        self._patch.setattr(llvm, "get_host_cpu_features", lambda: {each: each in features for each in every})
+        self.forget()
+
+    def set(self, name: str, value: str) -> None:
+        """Set a variable of the environment."""
+        self._patch.setenv(name, value)
+
+    def refuses_tiles(self) -> None:
+        """Let the operating system refuse the registers of AMX."""
+        self._patch.setattr(_Library, "answer", -1)
+        self.forget()
+
+    def target(self) -> Target:
+        """Choose anew."""
+        return target.__wrapped__()
+
+    def forget(self) -> None:
+        """Forget what was read of the processor."""
+        _amx_granted.cache_clear()
+        host_features.cache_clear()
+
+
+@pytest.fixture
+def machine() -> Iterator[Machine]:
+    """A Sapphire Rapids without any setting."""
+    with pytest.MonkeyPatch.context() as patch:
+        machine = Machine(patch)
+        yield machine
+    machine.forget()
+
+
+@pytest.mark.parametrize("known", KNOWN, ids=str)
+def test_a_known_processor_takes_its_own_target(machine: Machine, known: Target) -> None:
+    """Each processor that we know finds the code that is for it."""
+    machine.has(known.arch, known.cpu, known.features)
+    assert machine.target() == known
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "expected"),
+    [
+        ("znver6", "znver5", "znver5"),
+        ("znver1", "haswell", "znver3"),
+        ("icelake-server", "skylake-avx512", "skylake-avx512"),
+        ("graniterapids", "sapphirerapids", "sapphirerapids"),
+        ("skylake", "haswell", "haswell"),
+        ("core2", "x86-64", "x86-64"),
+    ],
+)
+def test_other_processors_take_the_widest_that_fits(machine: Machine, name: str, like: str, expected: str) -> None:
+    """A processor without a target of its own takes its family's latest, or the widest whose features it has."""
+    machine.has("x86_64", name, BY_NAME[like].features | {"avx512fp16"})
+    assert machine.target().name == expected
+
+
+def test_avx512_without_bw_is_not_taken(machine: Machine) -> None:
+    """Products of bf16 and 16 lanes need AVX512F and AVX512BW: a Knights Landing computes with eight lanes."""
+    machine.has("x86_64", "knl", BY_NAME["haswell"].features | {"avx512f", "avx512cd", "avx512bf16"})
+    assert (machine.target().lanes, machine.target().dots) == (8, "")
+
+
+def test_amx_is_taken_only_where_linux_grants_it(machine: Machine) -> None:
+    """Without permission for the tile registers, or with the feature turned off, dot products are taken."""
+    assert machine.target().dots == "amx"
+    machine.refuses_tiles()
+    assert machine.target().name == "cooperlake"
+
+
+@pytest.mark.parametrize(
+    ("text", "lanes", "dots"),
+    [
+        (" avx512f , amx-bf16 ", 16, "amx"),
+        ("avx512bf16", 16, "avx512bf16"),
+        ("avx512f", 16, ""),
+        ("avx2,fma", 8, ""),
+        ("f16c", 8, ""),
+        ("", 16, "amx"),
+    ],
+)
+def test_features_can_be_turned_off(machine: Machine, text: str, lanes: int, dots: str) -> None:
+    """The setting lists what is used; empty, it is no setting. What is off can't be emitted either."""
+    machine.set(SETTING, text)
+    chosen = machine.target()
+    assert (chosen.lanes, chosen.dots) == (lanes, dots)
+    every = frozenset().union(*(known.features for known in X86))
+    flags = dict.fromkeys(chosen.llvm_features(every).split(","))
+    assert {flag[1:] for flag in flags} == every
+    assert {flag[1:] for flag in flags if flag[0] == "+"} == chosen.features
+    if text == "avx2,fma":
+        assert not chosen.converts_f16
+        assert "-f16c" in flags
+
+
+def test_an_unknown_feature_is_refused_with_the_known_ones(machine: Machine) -> None:
+    """A word that is no feature, or one that this processor does not have, is an error that lists the words."""
+    machine.set(SETTING, "avx512f,axv2")
+    with pytest.raises(ValueError, match="axv2 is unknown; known are amx-bf16, amx-tile, avx2"):
+        machine.target()
+    machine.has("x86_64", "haswell", BY_NAME["haswell"].features)
+    machine.set(SETTING, "avx512f,avx2")
+    with pytest.raises(ValueError, match=r"can't run avx512f.*it can run avx2, f16c, fma"):
+        machine.target()
+
+
+def test_a_target_can_be_named(machine: Machine) -> None:
+    """A setting holds a processor to a narrower target; one that it can't run is refused with those that it can."""
+    for known in X86:
+        machine.set(NAME, known.name)
+        assert machine.target() == known
+    machine.set(NAME, "reference")
+    assert not machine.target().compiles
+    machine.set(NAME, "znver9")
+    with pytest.raises(ValueError, match="znver9 is not a known target; this processor can run cooperlake, haswell"):
+        machine.target()
+    machine.has("x86_64", "haswell", BY_NAME["haswell"].features)
+    machine.set(NAME, "znver4")
+    with pytest.raises(ValueError, match="znver4 needs features that this processor does not have"):
+        machine.target()
+
+
+def test_numbas_own_settings_are_followed(machine: Machine) -> None:
+    """What a user tells Numba holds for the choice of paths, too."""
+    machine.set("NUMBA_CPU_NAME", "generic")
+    assert machine.target() == BY_NAME["x86-64"]
+    machine.set("NUMBA_CPU_NAME", "haswell")
+    assert machine.target() == BY_NAME["haswell"]
+    machine.set("NUMBA_CPU_FEATURES", "+avx2,-fma")
+    chosen = machine.target()
+    assert (chosen.cpu, chosen.fused, chosen.llvm_features(frozenset({"fma"}))) == ("haswell", False, "+avx2,-fma")
+    machine.set("NUMBA_CPU_FEATURES", "+avx512fp16")
+    with pytest.raises(ValueError, match="does not have avx512fp16"):
+        machine.target()
+
+
+def test_an_architecture_without_kernels_is_refused() -> None:
+    """Elsewhere the error names what there is."""
+    with pytest.raises(ValueError, match="no kernels for riscv64 processors like sifive"):
+        best("riscv64", "sifive", frozenset())
+
+
+def test_every_target_has_narrower_ones_down_to_the_reference() -> None:
+    """Taking paths out ends, each step is narrower, and the same processor can run it."""
+    for known in KNOWN:
+        step = known
+        while step.compiles:
+            following = narrower(step)
+            assert following == REFERENCE or (following.path < step.path and following.features <= step.features)
+            step = following
+    steps = [step := BY_NAME["sapphirerapids"]]
+    while step.compiles:
+        steps.append(step := narrower(step))
+    assert [s.dots for s in steps[:3]] == ["amx", "avx512bf16", ""]
+    assert [s.lanes for s in steps[2:4]] == [16, 8]
+
+
+def test_the_digest_tells_targets_apart() -> None:
+    """Whatever decides the code, f16's conversion too, has a folder of its own for what is compiled."""
+    without = Target("haswell", "x86_64", "haswell", BY_NAME["haswell"].features - {"f16c"})
+    imitated = Target("haswell", "x86_64", "haswell", BY_NAME["haswell"].features, frozenset({"avx512f"}))
+    digests = {each.digest for each in (*KNOWN, without, imitated)}
+    assert len(digests) == len(KNOWN) + 2
+
+
+def test_llvm_knows_every_feature() -> None:
+    """A misspelt feature would be ignored: LLVM lists the names of all that a processor here may have."""
+    mine = [known for known in KNOWN if known.arch == target().arch]
+    assert mine
+    if target().arch == "x86_64":
+        assert not frozenset().union(*(known.features for known in mine)) - host_features()[1]
