@@ -20,7 +20,7 @@ import numpy.typing as npt
 from numba.core import config, sigutils
 
 from kernels.emit.cache import cache_folder
-from kernels.target import host_features, target
+from kernels.target import host_arch, host_features, target
 
 __all__ = ["ENTRIES", "Entry", "Floats", "Halves", "Table", "Vector", "callback", "jit", "needs"]
 
@@ -39,12 +39,13 @@ class Entry:
 ENTRIES: list[Entry] = []
 """Everything that is compiled, a function behind those that it calls."""
 
-for _name, _value in {
-    "CACHE_DIR": cache_folder() if target().compiles else "",
-    "CPU_NAME": target().cpu,
-    "CPU_FEATURES": target().llvm_features(host_features()[1]),
-}.items():
-    setattr(config, _name, _value)  # Numba makes its settings at run time
+if target().compiles and target().arch == host_arch():
+    for _name, _value in {
+        "CACHE_DIR": cache_folder(),
+        "CPU_NAME": target().cpu,
+        "CPU_FEATURES": target().llvm_features(host_features()[1]),
+    }.items():
+        setattr(config, _name, _value)  # Numba makes its settings at run time
 
 
 Vector = npt.NDArray[np.int64]

@@ -1,6 +1,6 @@
 """The processor as a value: which paths are chosen, and what the compiler may emit, come from the same `Target`."""
 
-from kernels.target.host import BUILD, IMITATE, NAME, SETTING, host_features, host_target, target
+from kernels.target.host import BUILD, IMITATE, NAME, SETTING, host_arch, host_features, host_target, target
 from kernels.target.known import KNOWN, REFERENCE, Target, best, narrower
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "SETTING",
     "Target",
     "best",
+    "host_arch",
     "host_features",
     "host_target",
     "narrower",

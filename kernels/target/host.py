@@ -14,7 +14,7 @@ import llvmlite.binding as llvm
 
 from kernels.target.known import AMX, FEATURE_WORDS, KNOWN, REFERENCE, Target, best
 
-__all__ = ["BUILD", "IMITATE", "NAME", "SETTING", "host_features", "host_target", "target"]
+__all__ = ["BUILD", "IMITATE", "NAME", "SETTING", "host_arch", "host_features", "host_target", "target"]
 
 NAME = "CONVGRAD_TARGET"
 """Setting: the name of a known target that this processor can run, or ``reference``."""
@@ -26,7 +26,7 @@ IMITATE = "CONVGRAD_CPU_IMITATE"
 """Features (``avx512f``, ``avx512bf16``, ``amx-bf16``) whose path runs on plain instructions: slow, for tests only."""
 
 BUILD = "CONVGRAD_BUILD_FOR"
-"""The name of a target that is compiled for, but not run: any of the same architecture."""
+"""The name of a known target that is compiled for, but not run."""
 
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
@@ -40,7 +40,8 @@ def _amx_granted() -> bool:
     return answer == 0
 
 
-def _arch() -> str:
+def host_arch() -> str:
+    """Name this machine's architecture as targets do."""
     machine = platform.machine().lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(machine, machine)
 
@@ -58,7 +59,7 @@ def host_features() -> tuple[frozenset[str], frozenset[str]]:
     """Give the features that this processor has and the kernel grants, and all that LLVM knows of."""
     flags = llvm.get_host_cpu_features()
     present = frozenset(name for name, there in flags.items() if there)
-    if _arch() == "aarch64":
+    if host_arch() == "aarch64":
         present |= {"fp-armv8", "neon"}  # every 64-bit Arm that runs Linux has them
     elif AMX & present and not _amx_granted():
         present -= AMX
@@ -70,14 +71,14 @@ def host_target() -> Target:
 
     Raises ValueError where there is none.
     """
-    return best(_arch(), llvm.get_host_cpu_name(), host_features()[0])
+    return best(host_arch(), llvm.get_host_cpu_name(), host_features()[0])
 
 
 def _named(setting: str, name: str, features: frozenset[str]) -> Target:
     """Find a known target of this architecture; raises ValueError for one that these `features` do not suffice for."""
     if name == REFERENCE.name:
         return REFERENCE
-    mine = [target for target in KNOWN if target.arch == _arch()]
+    mine = [target for target in KNOWN if target.arch == host_arch()]
     for target in mine:
         if target.name == name and target.features <= features:
             return target
@@ -129,7 +130,7 @@ def target() -> Target:
     settings = os.environ
     imitated = _words(settings.get(IMITATE, ""))
     if name := settings.get(BUILD):
-        return _named(BUILD, name, frozenset().union(*(known.features for known in KNOWN)))
+        return next(known for known in KNOWN if known.name == name)
     features, _ = host_features()
     if name := settings.get(NAME):
         chosen = _named(NAME, name, features)
