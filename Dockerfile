@@ -13,11 +13,12 @@ COPY convgrad convgrad
 RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
  && pip --python /opt/convgrad/bin/python install --quiet --no-deps dist/*.whl
 
-# Numba's cache is keyed by the path of the source and by the processor: same paths as below, and a container
-# on another processor finds nothing here and compiles at its first start.
+# Code for every processor that we know of this architecture, an archive each: a container takes the one that is for its own
+# and tries it. Numba finds it by the path of the source: the same as below.
+ARG CONVGRAD_TARGETS=all
 WORKDIR /srv/convgrad
 COPY kernels kernels
-RUN NUMBA_CACHE_DIR=/var/cache/convgrad /opt/convgrad/bin/python -c "from kernels import warmup; [*warmup()]"
+RUN NUMBA_CACHE_DIR=/var/cache/convgrad /opt/convgrad/bin/python -m kernels.prepare --for "$CONVGRAD_TARGETS"
 COPY schemas schemas
 COPY app app
 RUN /opt/convgrad/bin/python -m compileall -q .

@@ -10,6 +10,7 @@ from app.settings import Settings
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
+from kernels.target import target
 from schemas.ops import ResolvedOp, TensorSpec
 
 __all__ = ["call_bytes", "check_limits", "complete_images", "describe_plan", "plan_call", "problem_of", "tensor_bytes"]
@@ -19,6 +20,9 @@ _PLAN_LIMITS = {"taps of a filter": 1 << 17, "channels of a group": 1 << 21}
 
 _REFERENCE_UNITS = 1 << 14
 """Filter taps or, for ConvTranspose, images, each of them a unit of the reference kernel."""
+
+_REFERENCE_MACS = 1 << 30
+"""Work that NumPy does within a second or some, where nothing compiled works."""
 
 _BY_IMAGE = ("src", "diff_dst")
 """Inputs whose outermost axis is the batch, in every layout."""
@@ -57,6 +61,12 @@ def tensor_bytes(spec: TensorSpec) -> int:
 def check_limits(op: ResolvedOp, settings: Settings) -> None:
     """Raise `TooLarge` when work, output, tensors together or a plan would be over a limit; nothing is planned yet."""
     _check("work", op.macs, settings.work_limit, "multiply-adds")
+    if not target().compiles and op.macs > _REFERENCE_MACS:
+        raise TooLarge(
+            f"the call needs {op.macs} multiply-adds; no compiled code works on this machine's processor (/readyz has"
+            f" the reason), and the reference, which computes instead, takes up to {_REFERENCE_MACS}",
+            data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs},
+        )
     _check("output", tensor_bytes(op.output), settings.output_limit, "bytes of output")
     _check("memory", call_bytes(op), settings.memory_budget, "bytes of tensors")
     problem = problem_of(op)

@@ -1,0 +1,114 @@
+"""Code that does not work on this processor: it is found before a call is taken, and the next narrower path serves."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from kernels.emit.cache import VERDICT, cache_folder
+from kernels.target import NAME, narrower, target
+from tests.app.calls import NPY, post, read, same_bits
+from tests.live import LiveService, running_service
+from tests.problems import random_case
+
+# Python runs a module of this name first of all. It puts a fault into one register tile of one target.
+HOOK = """
+import os
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+import kernels.emit.tile_table as table
+from kernels.target import target
+
+right = table.fma_tile
+
+def tile(rows, vectors, width, lanewise=False, ahead=False):
+    if (rows, vectors, lanewise, ahead) != (3, 2, False, False) or str(target()) != os.environ["FAULTY"]:
+        return right(rows, vectors, width, lanewise, ahead)
+
+    def typer(typingctx, walk, v, s, offsets, acc):
+        def codegen(context, builder, signature, values):
+            fault = os.environ["FAULT"]
+            if fault == "crashes":
+                long = ir.IntType(64)
+                builder.store(long(0), builder.inttoptr(long(8), long.as_pointer()))
+            if fault == "can't be compiled":
+                kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8)] * 3)
+                function = ir.Function(builder.module, kind, "llvm.x86.tdpbf16ps")
+                builder.call(function, [ir.IntType(8)(i) for i in range(3)])
+            return context.get_dummy_value()
+        return types.void(*([types.int64] * 5)), codegen
+
+    return intrinsic(typer)
+
+table.fma_tile = tile
+"""
+
+NARROWER = narrower(target())
+
+
+@pytest.fixture(scope="module")
+def folders(service: LiveService) -> list[Path]:
+    """The folders of this target's compiled code, and of the next narrower one's."""
+    assert service.url
+    script = "from kernels.emit.cache import cache_folder; print(cache_folder())"
+    environment = {**os.environ, NAME: NARROWER.name}
+    subprocess.run([sys.executable, "-m", "kernels.prepare"], env=environment, check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, check=True, capture_output=True, text=True)
+    return [Path(cache_folder()), Path(done.stdout.strip())]
+
+
+@pytest.mark.skipif(target().arch != "x86_64" or not NARROWER.compiles, reason="the fault is one of x86")
+@pytest.mark.parametrize("fault", ["is wrong", "crashes", "can't be compiled"])
+def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: str) -> None:
+    """The service starts with the next narrower target, says so in log, /readyz and metrics, and computes right."""
+    cache = tmp_path / "cache"
+    for folder in folders:
+        shutil.copytree(folder, cache / folder.name)
+    mine = cache / folders[0].name
+    (mine / VERDICT).unlink()
+    for file in mine.rglob("*_tile_3x2-*"):
+        file.unlink()
+    (tmp_path / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
+    settings = {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(cache), "FAULT": fault, "FAULTY": str(target())}
+    running = running_service("--workers", "1", **settings)  # type: ignore[arg-type]
+    with running as service, httpx.Client(base_url=service.url) as http:
+        page = http.get("/readyz").json()
+        assert (page["status"], page["target"]) == ("ready", NARROWER.name)
+        (reason,) = page["unfit"]
+        assert reason.startswith(f"{target()}: ")
+        assert fault in reason
+        assert "3" in reason
+        assert any(reason.partition(": ")[2] in line and "ERROR" in line for line in service.log)
+        assert "convgrad_targets_unfit 1.0" in http.get("/metrics").text
+        rng = np.random.default_rng(7)
+        for _ in range(25):
+            case = random_case(rng, macs=20_000)
+            inputs = case.inputs()
+            assert same_bits(read(post(http, case, inputs, NPY)), case.expected(inputs)), case
+
+
+def test_without_compiled_code_small_calls_are_computed() -> None:
+    """The reference, which compiles nothing, serves small calls and refuses large ones with what to do."""
+    running = running_service("--workers", "1", **{NAME: "reference"})  # type: ignore[arg-type]
+    with running as service, httpx.Client(base_url=service.url, timeout=60) as http:
+        assert http.get("/readyz").json()["target"] == "reference"
+        rng = np.random.default_rng(8)
+        for _ in range(10):
+            case = random_case(rng, macs=20_000)
+            inputs = case.inputs()
+            assert same_bits(read(post(http, case, inputs, NPY)), case.expected(inputs)), case
+        ones, attributes = [1, 1], {"weights_shape": [3, 3, 512, 512], "data_format": "NCX", "weights_format": "XIO"}
+        attributes |= dict.fromkeys(("strides", "pads_begin", "pads_end", "dilations"), ones)
+        tensor = {"dtype": "f32", "shape": [8, 512, 64, 64]}
+        call = {"attributes": attributes, "inputs": {"src": tensor, "diff_dst": tensor}}
+        refused = http.post("/v1/ops/ConvolutionBackwardWeights/validate", json=call)
+        assert refused.status_code == 413, refused.text
+        assert "no compiled code works" in refused.text

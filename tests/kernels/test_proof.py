@@ -1,0 +1,60 @@
+"""The proof of compiled code: it finds any one function that is not right."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from kernels import proof
+from kernels.emit.tile_table import tile_entries, tile_table
+from kernels.target import target
+
+_NOTHING = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 8)(lambda *_: None)
+
+
+def _nothing() -> int:
+    address = ctypes.cast(_NOTHING, ctypes.c_void_p).value
+    assert address
+    return address
+
+
+def test_right_code_is_proved() -> None:
+    """On this processor everything is right."""
+    names = list(proof.prove())
+    assert len(names) > 200
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("entry", tile_entries(), ids=lambda entry: f"{entry[0]}-{entry[1]}")
+def test_a_tile_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, entry: tuple[int, int]) -> None:
+    """Each register tile is tried by itself, and the error names it."""
+    table = tile_table().copy()
+    table[entry] = _nothing()
+    monkeypatch.setattr(proof, "tile_table", lambda: table)
+    with pytest.raises(ArithmeticError, match=rf"register tile \[{entry[0]}\]\[{entry[1]}\] is wrong"):
+        list(proof.prove())
+
+
+@pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
+def test_products_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each block of bf16 products takes part in some problem of the proof."""
+    from kernels.emit import dots
+
+    silent = []
+    for entry in range(dots.ENTRIES):
+        if entry in (dots.BEGIN, dots.END) or (entry == dots.STAGE and target().dots != "amx"):
+            continue  # without AMX they do nothing
+        table = dots.dot_table().copy()
+        table[entry] = _nothing()
+        with monkeypatch.context() as patch:
+            for module in ("gradient.dots.unit", *(["forward.cells.unit"] if target().dots == "amx" else [])):
+                patch.setattr(f"kernels.{module}.dot_table", lambda table=table: table)
+            try:
+                list(proof.prove())
+            except ArithmeticError:
+                continue
+        silent.append(entry)
+    assert not silent
+    assert np.any(dots.dot_table())
