@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
+import llvmlite.binding as llvm
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,11 @@ class Entry:
 
 ENTRIES: list[Entry] = []
 """Everything that is compiled, a function behind those that it calls."""
+
+# Code generation may rewrite the sum that an address is: one summand becomes a pointer, the others its index. Numba
+# optimises such code once more where a caller has it inside. A summand that is zero there is null, nothing can lie at
+# an index of null, and what is read or written there is left out. So sums stay integers.
+llvm.set_option("", "-addr-sink-using-gep=false")
 
 if target().compiles and target().arch == host_arch():
     for _name, _value in {
