@@ -84,3 +84,22 @@ def test_zero_times_infinity_inside(dtype: str) -> None:
     result = compute(case, inputs)
     assert np.isnan(result[:, 5].astype(np.float32)).all()
     assert (np.delete(result.astype(np.float32), 5, axis=1) == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("name", ["src", "diff_dst"])
+def test_a_group_changes_no_other(dtype: str, data_format: str, name: str) -> None:
+    """A depthwise gradient's groups are lanes of a vector: Inf at the border of one leaves the others' bits."""
+    case = Case(
+        dtype=dtype, n=4, groups=20, src_channels=20, dst_channels=20, src_spatial=(28, 28), dst_spatial=(28, 28),
+        kernel=(3, 3), pads_begin=(1, 1), pads_end=(1, 1), data_format=data_format,
+    )  # fmt: skip
+    inputs = case.floats()
+    before = compute(case, inputs)
+    inputs[name][(1, 3, 0, 0) if data_format == "NCX" else (1, 0, 0, 3)] = np.inf
+    after = compute(case, inputs)
+    for group in {*range(20)} - {3}:
+        assert after[group].tobytes() == before[group].tobytes()
+    with np.errstate(invalid="ignore"):
+        assert np.array_equal(np.isnan(after), np.isnan(case.expected(inputs)))
