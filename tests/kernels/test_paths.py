@@ -58,7 +58,7 @@ def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
     """Start the processes that the chosen tests ask for, as many at a time as there are processors."""
     chosen = {item.callspec.params.get("path") for item in request.session.items if hasattr(item, "callspec")}
     wanted = [(tag, {SETTING: setting}, ["."]) for tag, setting in OTHER_PATHS.items()]
-    names = "dots", "forward_dots", "images_inside", "units", "workers", "special_values"
+    names = "dots", "forward_dots", "images_inside", "units", "workers", "special_values", "subnormals"
     numbers = [f"test_{name}.py" for name in names]
     wanted += [(imitated, {IMITATE: imitated}, numbers) for imitated in IMITATED]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
