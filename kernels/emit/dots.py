@@ -207,35 +207,52 @@ def _stage_rows(builder: Any, values: Any) -> None:
 def _rows_block(builder: Any, across: int, values: Any) -> None:
     """Sum 8 rows by ``across * 16`` channels with dot products; each row of `a` lies at an offset of its own.
 
-    One block alone would wait for its 8 sums, so even and odd pairs have sums of their own there.
+    `pairs` is even. Each half of them is summed by itself, and the first half's sums are added to memory first, so a
+    block has the same bits alone and beside another.
+
+    Two blocks sum one half after the other, one block both halves at once: 16 sums either way. One of 8 alone would
+    wait where two products begin in a cycle (Zen 5: 5 or 6 cycles each, so 10 to 12 must be on their way; Zen 4 begins
+    one). The second pass over 16 sums costs 16 additions for every 2,048 products. More rows in place of the second
+    half would need more offsets than there are registers for addresses.
     """
     a, offsets, b, b_step, pairs, c, c_step, *_ = values
-    turns = 2 // across
+    half = builder.lshr(pairs, _I64(1))
     rows = [simd.load(builder, builder.add(offsets, _I64(8 * m)), _I64, 8) for m in range(ROWS)]
     places = [builder.add(_address(builder, c, c_step, j), _I64(_LINE * m)) for m in range(ROWS) for j in range(across)]
     for place in places:
         simd.prefetch(builder, place)
-
-    def step(carried: list[Any]) -> list[Any]:
-        ap, bp, *sums = carried
-        for turn in range(turns):
-            here = builder.add(bp, _I64(_LINE * turn))
-            right = [simd.load(builder, _address(builder, here, b_step, j), _INTS) for j in range(across)]
-            for m in range(ROWS):
-                place = builder.add(builder.add(ap, _I64(4 * turn)), rows[m])
-                left = simd.splat(builder, simd.load(builder, place, _I32, 2), 16)
-                for j in range(across):
-                    at = (turn * ROWS + m) * across + j
-                    sums[at] = _dot_product(builder, sums[at], left, right[j])
-        return [simd.opaque(builder, builder.add(ap, _I64(4 * turns))), builder.add(bp, _I64(_LINE * turns)), *sums]
-
     zero = ir.Constant(_FLOATS, [0.0] * 16)
-    steps = builder.udiv(pairs, _I64(turns))
-    sums = simd.loop(builder, steps, [a, b, *[zero] * len(places) * turns], step, "pair")[2:]
-    for turn in range(1, turns):
-        sums = [builder.fadd(total, other) for total, other in zip(sums, sums[turn * len(places) :], strict=False)]
-    for place, total in zip(places, sums, strict=False):
-        simd.store(builder, builder.fadd(simd.load(builder, place, _FLOATS), total), place)
+
+    def add(starts: list[Any]) -> list[Any]:
+        """Add the sums of as many halves as have starts, a place in `a` and one in `b` each; give where they end."""
+        halves = range(len(starts) // 2)
+
+        def step(carried: list[Any]) -> list[Any]:
+            moved, sums = [], carried[len(starts) :]
+            for turn in halves:
+                ap, bp = carried[2 * turn : 2 * turn + 2]
+                right = [simd.load(builder, _address(builder, bp, b_step, j), _INTS) for j in range(across)]
+                for m in range(ROWS):
+                    left = simd.splat(builder, simd.load(builder, builder.add(ap, rows[m]), _I32, 2), 16)
+                    for j in range(across):
+                        at = (turn * ROWS + m) * across + j
+                        sums[at] = _dot_product(builder, sums[at], left, right[j])
+                moved += [simd.opaque(builder, builder.add(ap, _I64(4))), builder.add(bp, _I64(_LINE))]
+            return [*moved, *sums]
+
+        carried = simd.loop(builder, half, [*starts, *[zero] * len(places) * len(halves)], step, "pair")
+        ends, sums = carried[: len(starts)], carried[len(starts) :]
+        for at, place in enumerate(places):
+            total = simd.load(builder, place, _FLOATS)
+            for each in sums[at :: len(places)]:
+                total = builder.fadd(total, each)
+            simd.store(builder, total, place)
+        return ends
+
+    if across == 1:
+        add([a, b, _address(builder, a, half, 4), _address(builder, b, half, _LINE)])
+    else:
+        simd.loop(builder, _I64(2), [a, b], add, "half", rolled=True)
 
 
 def _exact_block(builder: Any, kind: str, values: Any) -> None:
@@ -342,7 +359,8 @@ def dot_table() -> npt.NDArray[np.int64]:
       blocks across, int64): bytes between parts of b, between parts of a, between the rows of a, between the rows of
       acc, the number of walks of that many steps, the address of where each begins in a, int64 bytes, and the bytes
       of b between them, then from the first block of a to each other one down, and the same of acc.
-    - Blocks of dot products take `ROWS` int64 byte offsets in place of the second, and 0 as the last.
+    - Blocks of dot products take `ROWS` int64 byte offsets in place of the second, an even number of pairs in that of
+      the steps, and 0 as the last.
     - `STAGE` takes (a, int64 byte offsets of 16 rows, 0, bytes from a staged tile to that of the next step, steps, the
       first one, 0, 0).
     - Exact blocks, which take one pixel after the other from the tensors, take (a, bytes between its pixels, b, bytes

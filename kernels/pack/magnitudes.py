@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 from kernels.emit import simd
+from kernels.emit.compiler import jit
+from kernels.emit.intrinsics import store_value
 
-__all__ = ["SPECIAL", "lane_peaks", "magnitudes"]
+__all__ = ["SPECIAL", "clear_lane", "lane_peaks", "magnitudes"]
 
 SPECIAL = 0x7F80
 """Bits of Inf without its sign: of bf16, or of the first part of others."""
@@ -78,3 +81,10 @@ def magnitudes(typingctx: Any, address: Any, count: Any) -> Any:
         return context.make_tuple(builder, signature.return_type, found)
 
     return types.UniTuple(types.int64, 2)(types.int64, types.int64), codegen
+
+
+@jit
+def clear_lane(place: int, lines: int) -> None:
+    """Write zeros in place of one channel's pairs of bf16, the first at `place`, in `lines` lines of 16 channels."""
+    for line in range(lines):
+        store_value(place + 64 * line, np.float32(0))

@@ -7,7 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.kernels.harness import Tensor, assert_same_bits, compute
+from kernels import plan
+from kernels.target import target
+from tests.kernels.bits import DTYPES
+from tests.kernels.harness import Tensor, assert_same_bits, compute, problem_of
+from tests.kernels.workers import large_case, rough, small_units
 from tests.problems import Case, random_case
 from tests.traps import TRAPS
 
@@ -84,3 +88,66 @@ def test_zero_times_infinity_inside(dtype: str) -> None:
     result = compute(case, inputs)
     assert np.isnan(result[:, 5].astype(np.float32)).all()
     assert (np.delete(result.astype(np.float32), 5, axis=1) == 0).all()
+
+
+def _spoil_channel(rng: np.random.Generator, case: Case, inputs: dict[str, Tensor]) -> Tensor:
+    """Put a special value into one channel; give the elements of the result that this channel has no part in."""
+    name = str(rng.choice(["weights", "bias"] if case.bias else ["weights"] if case.forward else list(inputs)))
+    tensor = inputs[name]
+    if case.forward:
+        tensor.reshape(-1)[rng.integers(tensor.size)] = rng.choice(SPECIAL)
+        touched = ~np.isfinite(case.exact(inputs))
+        channel = 1 if case.data_format == "NCX" else touched.ndim - 1
+        touched |= touched.any(axis=tuple(axis for axis in range(touched.ndim) if axis != channel), keepdims=True)
+        return ~touched
+    channels = np.moveaxis(tensor, 1 if case.data_format == "NCX" else -1, 0)
+    number = int(rng.integers(len(channels)))
+    kept = channels[number].copy()
+    channels[number] = np.nan
+    apart = np.isfinite(case.exact(inputs))
+    channels[number] = kept
+    first = [int(rng.choice([0, size - 1, rng.integers(size)])) for size in kept.shape]  # often in a corner
+    channels[number][tuple(first)] = rng.choice(SPECIAL)
+    return apart
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("forward", [False, True], ids=["gradients", "ConvTranspose"])
+def test_a_channel_changes_no_other(dtype: str, forward: bool) -> None:
+    """Inf or NaN in one channel leaves the bits of all sums without it, also those of its block and of its unit."""
+    rng = np.random.default_rng(8)
+    taken = 0
+    for number in range(24):
+        with small_units(inside=number % 2 == 1):
+            case = large_case(rng, dtype, forward=forward)
+            inputs = rough(case)
+            before = compute(case, inputs)
+            apart = _spoil_channel(rng, case, inputs)
+            with np.errstate(invalid="ignore"):
+                expected = case.expected(inputs)
+            for workers in (1, 3):
+                after = compute(case, inputs, workers=workers)
+                assert after[apart].tobytes() == before[apart].tobytes(), case
+                assert np.array_equal(np.isnan(after), np.isnan(expected)), case
+            taken += plan(problem_of(case)).kernel.endswith(target().dots or "tiles")
+    if dtype in DTYPES[target().dots] and (target().dots == "amx" or not forward):
+        assert taken > 18
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("name", ["src", "diff_dst"])
+def test_a_group_changes_no_other(dtype: str, data_format: str, name: str) -> None:
+    """A depthwise gradient's groups are lanes of a vector: Inf at the border of one leaves the others' bits."""
+    case = Case(
+        dtype=dtype, n=4, groups=20, src_channels=20, dst_channels=20, src_spatial=(28, 28), dst_spatial=(28, 28),
+        kernel=(3, 3), pads_begin=(1, 1), pads_end=(1, 1), data_format=data_format,
+    )  # fmt: skip
+    inputs = case.floats()
+    before = compute(case, inputs)
+    inputs[name][(1, 3, 0, 0) if data_format == "NCX" else (1, 0, 0, 3)] = np.inf
+    after = compute(case, inputs)
+    for group in {*range(20)} - {3}:
+        assert after[group].tobytes() == before[group].tobytes()
+    with np.errstate(invalid="ignore"):
+        assert np.array_equal(np.isnan(after), np.isnan(case.expected(inputs)))

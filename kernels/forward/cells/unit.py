@@ -3,14 +3,16 @@
 A tile of src is 16 pixels of a panel by 32 channels, one of weights 32 src channels by 16 dst channels, so nothing is
 moved between packing and multiplying: pixels are rows of memory, and a tap is another first row. Values go as sums of
 bf16 (`kernels.emit.dots`). The panel's zeros are multiplied; cells of pixels for which that, or a sum of bf16, would
-not do are computed on register tiles: where something is not finite, or an f32 so small that parts of it would vanish.
+not do are computed on register tiles: where something in src is not finite, or values are so small that AMX would take
+them, their parts, or sums of their products as zero, as it does with subnormal numbers (of f16 none is so small: sums
+are multiples of 2**-48). So are dst channels whose weights are not finite: the others keep their bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import product
+from itertools import chain, product
 from math import ceil, prod
 
 import numpy as np
@@ -18,14 +20,14 @@ import numpy as np
 from kernels.arena import arena_address
 from kernels.emit.compiler import Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, SHAPES, STEP, TILE, call_dots, dot_table
-from kernels.emit.intrinsics import fill_zero, store_value
+from kernels.emit.intrinsics import fill_zero, load_value, store_value
 from kernels.forward.cells.schedule import LANES, ROW, forward_schedule
 from kernels.forward.classes import Ints
 from kernels.forward.gather import load, put_lines, write
 from kernels.forward.share import STEP_MACS, WEIGHTS_BYTES, Share, place, share
 from kernels.forward.tiles import ConvTranspose, way_cycles
 from kernels.pack.halves import split_f16
-from kernels.pack.magnitudes import SPECIAL, magnitudes
+from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks, magnitudes
 from kernels.pack.pairs import pack_pairs, pack_planes
 from kernels.pack.split import SPLIT_BYTES
 from kernels.plan import Stop, Storage, Unit
@@ -47,11 +49,16 @@ PIXEL_MACS = 32
 MOST_CYCLES = 0.9
 """Of the estimate over that of register tiles."""
 
+_load_f32 = load_value("f32")
+
 SPARE = 64
 """Rows behind a panel that a last tile may read."""
 
 LEAST_SUM, MOST_SUM = 128, 350
 """Exponents, as f32 stores them, of two factors: products do not vanish, and sums of 2**29 of them fit."""
+
+LEAST_SUM_BF16, LEAST_BIAS = 142, np.float32(2.0**-119)
+"""The same of bf16, and the smallest bias: the last of 8 digits is worth 2**-126, so no sum is subnormal."""
 
 
 @jit
@@ -75,12 +82,22 @@ def _range(parts: int, panel: int, part: int, size: int, found: Vector) -> None:
 
 
 @jit
+def _small_bias(line: int) -> bool:
+    """Say whether a line of bias holds values that sums of bf16 would not keep."""
+    for lane in range(LANES):
+        value = abs(_load_f32(line + 4 * lane))
+        if 0 < value < LEAST_BIAS:
+            return True
+    return False
+
+
+@jit
 def _plain(parts: int, a: Vector, b: Vector) -> bool:
     """Say whether two tensors may be multiplied as sums of bf16, zeros among them."""
-    if parts < 3:
+    if parts == 2:
         return a[2] + b[2] == 2  # type: ignore[no-any-return]
-    vanish = min(a[0], b[0]) < 1 or a[0] + b[0] < LEAST_SUM
-    return a[2] + b[2] == 2 and not vanish and a[1] + b[1] <= MOST_SUM
+    vanish = min(a[0], b[0]) < 1 or a[0] + b[0] < (LEAST_SUM_BF16 if parts == 1 else LEAST_SUM)
+    return a[2] + b[2] == 2 and not vanish and (parts == 1 or a[1] + b[1] <= MOST_SUM)
 
 
 @jit
@@ -133,6 +150,20 @@ def _bring_weights(
     if parts == 2:
         part = shape[2] * shape[5]
         split_f16(panels, panels + part, part // ROW)
+
+
+@jit
+def _clear_odd(parts: int, shape: Vector, panels: int, odd: Vector) -> None:
+    """Put zeros in place of the weights of dst channels that hold Inf or NaN, and mark these channels."""
+    lanes = np.empty(TILE, np.uint16)
+    for block in range(shape[2]):
+        place = panels + block * shape[5]
+        if lane_peaks(place, shape[5] // ROW, lanes.ctypes.data) < SPECIAL:
+            continue
+        for lane in range(TILE):
+            odd[TILE * block + lane] = 1 if lanes[lane] >= SPECIAL else 0
+            for p in range(parts if odd[TILE * block + lane] == 1 else 0):
+                clear_lane(place + p * shape[2] * shape[5] + 4 * lane, shape[5] // ROW)
 
 
 @jit
@@ -228,6 +259,9 @@ def compute_cells(
     for p in range(pairs):
         some = min(2, shape[2] - 2 * p)
         _range(parts, weights + 2 * p * shape[5], shape[2] * shape[5], some * shape[5], theirs[p])
+        if parts == 1:
+            _bias_line(kind, bias, LANES * p, min(LANES, shape[3] - LANES * p), scratch)
+            theirs[p, 2] = 0 if _small_bias(scratch) else theirs[p, 2]
     part = shape[1] * shape[4] * ROW
     # where all dst pixels belong to phases, whose lines lie well for writing, they need not be brought together first
     every = phases.shape[0] == strides[0] * strides[1] * strides[2]
@@ -344,6 +378,13 @@ class _Cells(Share):
             taps = self.taps.copy()
             taps[:, 0] += weights[0]
             _bring_weights(plan.parts, whole, shape, taps, weights_steps, panels, scratch)
+            odd = np.zeros(TILE * blocks, np.int64)
+            _clear_odd(plan.parts, shape, panels, odd)
+            edges = first + np.flatnonzero(np.diff(odd, prepend=0, append=0))
+            others += [
+                [*self.spans[0], self.g0 + group, self.g0 + group + 1, *run, *chain(*self.spans[3:])]
+                for run in edges.reshape(-1, 2).tolist()
+            ]
             for cell in range(0, self.cells, self.batch):
                 if stop():
                     return False

@@ -3,9 +3,17 @@
 Values of f16 are sums of two bf16, those of f32 of three (`kernels.emit.dots`, `kernels.pack.split`).
 
 Zeros multiply here: those that fill up channels, pairs and steps, and those of the padding. With finite data they add
-nothing. Where a block of 16 channels holds Inf or NaN among a slab's pixels, or f32 so large or so small that parts of
-their products would overflow or vanish, it is summed pixel by pixel over real taps instead, for that slab; the slabs
-and blocks depend on the problem alone, so the bits do not depend on the workers.
+nothing. A channel that holds Inf or NaN among a slab's pixels is replaced by zeros, and its sums are formed pixel by
+pixel over real taps instead, for that slab: other channels' sums stay as they are, bit for bit. Where a pair of blocks
+of 16 channels holds f32 so large, or f32 or bf16 so small, that their products would overflow or vanish, all of its
+sums are formed so. What is formed how depends on the problem and its data alone, so the bits do not depend on the
+workers.
+
+The instructions take subnormal numbers (below 2**-126) as zero, in what they read and in what they write. For bf16 and
+f32, with `P` the largest product that two channels allow in a slab (the largest magnitude of one times that of the
+other), each product of the two and each addition loses at most ``2**-40 * P`` by that (of f32, whose parts are
+multiplied, a few times that). With a channel of subnormal numbers alone nothing is lost. Sums of f16 are multiples of
+2**-48, so none is subnormal.
 """
 
 from __future__ import annotations
@@ -16,14 +24,14 @@ from typing import Any
 
 import numpy as np
 
-from kernels.arena import address, arena_keeps, arena_kept
+from kernels.arena import address, arena, arena_keeps, arena_kept
 from kernels.emit.compiler import Floats, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, PARTS, ROWS, SHAPES, STAGE, STEP, TILE, call_dots, dot_table
-from kernels.emit.intrinsics import load_value
+from kernels.emit.intrinsics import copy_panel, fill_zero, load_value, store_value
 from kernels.gradient.dots.schedule import DotSchedule, dot_schedule
 from kernels.gradient.tiles.unit import BATCH_MACS, BwdWeights, Part
 from kernels.pack.halves import split_f16
-from kernels.pack.magnitudes import SPECIAL, lane_peaks
+from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
 from kernels.pack.pairs import PACK_BYTES, call_turned, pack_pairs, pack_planes, turned
 from kernels.pack.panels import KINDS
 from kernels.plan import Storage, Unit
@@ -62,11 +70,12 @@ time."""
 LEAST_PEAK, LEAST_PEAKS, MOST_PEAKS = 41, 168, 350
 """Exponents, as f32 stores them, of the largest values of each channel, and sums of two channels' exponents.
 
-Subnormal numbers count as zeros here, parts and their products as well. Within these bounds what that loses of a
-product is a few 2**-40 of the largest product of both channels, and sums of 2**29 pixels stay below the largest number.
+Within these bounds, what is lost because subnormal numbers count as zeros (parts and their products as well) is a few
+2**-40 of the largest product of both channels, and sums of 2**29 pixels stay below the largest number: 2**-126 times
+another channel's peak is 2**-40 of the product with a peak of 2**-86, and 2**-126 that of a product of 2**-86.
 """
 
-_load_f32 = load_value("f32")
+_load_f32, _copy_line = load_value("f32"), copy_panel("f32", TILE // 8)
 
 LINE = 4 * TILE
 """Bytes of an accumulator row."""
@@ -89,21 +98,32 @@ def _empty(boxes: Table, src: int, steps: Vector) -> bool:
 
 @jit
 def _peaks(
-    parts: int, channels: int, together: int, panel: int, step: int, size: int, boxes: Table, src: int, steps: Vector,
-    peaks: Table,
+    parts: int, channels: int, together: int, panel: int, part: int, step: int, size: int, boxes: Table, src: int,
+    steps: Vector, peaks: Table, odd: Vector,
 ) -> None:  # fmt: skip
     """Find the smallest and the largest of the channels' largest values, as bf16, for each block of 16 channels.
 
     The first parts of `together` channels lie every `step` bytes from `panel` on, `size` bytes of them, in lanes by
-    turns of two. Channels of zeros do not count. An f32 may be too small for a first part: then it counts as 1.
+    turns of two; other parts `part` bytes further each. Channels of zeros do not count, and neither do those that hold
+    Inf or NaN: they are marked `odd`, and zeros take their place. An f32 may be too small for a first part: then it
+    counts as 1.
     """
     lanes = np.empty(TILE, np.uint16)
     low, high = peaks[0], peaks[1]
-    low[:], high[:] = 2 * SPECIAL, 0
+    low[:], high[:] = SPECIAL, 0
     for first in range(0, channels, together):
-        whole = lane_peaks(panel + first // together * step, size // LINE, lanes.ctypes.data)
+        place = panel + first // together * step
+        whole = lane_peaks(place, size // LINE, lanes.ctypes.data)
         for c in range(first, min(first + together, channels)):
             peak = int(lanes[c - first]) if together == TILE else whole
+            odd[c] = 1 if peak >= SPECIAL else 0
+            if odd[c] == 1:
+                for p in range(parts):
+                    if together == TILE:
+                        clear_lane(place + p * part + 4 * (c - first), size // LINE)
+                    else:
+                        fill_zero(place + p * part, size)
+                continue
             if peak == 0 and parts == 3 and not _empty(boxes, src + c * steps[4], steps):
                 peak = 1
             if peak > 0:
@@ -111,15 +131,24 @@ def _peaks(
 
 
 @jit
-def _plain(parts: int, a: Table, b: Table, plain: Table) -> None:
-    """Say which pairs of blocks may be summed with zeros between their values, from what `_peaks` found."""
+def _plain(parts: int, a: Table, b: Table, small: Vector, plain: Table) -> None:
+    """Say which pairs of blocks may be summed with zeros between their values, from what `_peaks` found.
+
+    Of bf16 the sums on the way are read as well: a `small` pair, which was too small once, stays with plain f32 until
+    its sums are complete.
+    """
     for i in range(plain.shape[0]):
         for j in range(b.shape[1]):
-            fits = a[1, i] < SPECIAL and b[1, j] < SPECIAL
-            if parts == 3 and fits and a[1, i] > 0 and b[1, j] > 0:
+            fits = True
+            if parts != 2 and a[1, i] > 0 and b[1, j] > 0:
                 first, second = a[0, i] >> 7, b[0, j] >> 7
                 fits = min(first, second) >= LEAST_PEAK and first + second >= LEAST_PEAKS
+            if parts == 3:
                 fits &= (a[1, i] >> 7) + (b[1, j] >> 7) <= MOST_PEAKS
+            if parts == 1:
+                at = i * b.shape[1] + j
+                fits &= small[at] == 0
+                small[at] = 0 if fits else 1
             plain[i, j] = 1 if fits else 0
 
 
@@ -303,16 +332,28 @@ def _walk(
 @jit
 def _walk_exactly(
     exact: int, slab: Vector, shifts: Table, taps: int, a: int, a_steps: Vector, channels: int, b: int,
-    b_steps: Vector, b_channels: int, plain: Table, acc: int, acc_step: int,
+    b_steps: Vector, b_channels: int, plain: Table, a_odd: Vector, b_odd: Vector, acc: int, acc_step: int,
 ) -> None:  # fmt: skip
-    """Sum all other pairs of blocks, over the pixels for which each tap is inside, from the tensors themselves."""
-    where = np.empty(4, np.int64)
+    """Sum all other pairs of blocks, over the pixels for which each tap is inside, from the tensors themselves.
+
+    Of a plain pair only the sums of odd channels are kept.
+    """
+    where, apart = np.empty(4, np.int64), np.empty(TILE * TILE, np.float32)
     for pair in range(plain.size):
         i, j = divmod(pair, plain.shape[1])
-        where[0], where[1] = a_steps[4], min(TILE, channels - TILE * i) - 1
-        where[2], where[3] = b_steps[4], min(TILE, b_channels - TILE * j) - 1
-        for t in range(shifts.shape[0] if plain[i, j] == 0 else 0):
+        rows, lanes = min(TILE, channels - TILE * i), min(TILE, b_channels - TILE * j)
+        some = plain[i, j] == 0
+        for m in range(rows):
+            some |= a_odd[TILE * i + m] == 1
+        for lane in range(lanes):
+            some |= b_odd[TILE * j + lane] == 1
+        where[0], where[1], where[2], where[3] = a_steps[4], rows - 1, b_steps[4], lanes - 1
+        for t in range(shifts.shape[0] if some else 0):
             sums = acc + j * acc_step + (i * TILE * taps + shifts[t, 1]) * LINE
+            to, line = sums, taps * LINE
+            if plain[i, j] == 1:
+                to, line = apart.ctypes.data, LINE
+                _copy_line(to, line, sums, taps * LINE, rows)
             first, second = a + TILE * i * a_steps[4] + shifts[t, 10], b + TILE * j * b_steps[4]
             low, high = max(slab[6], shifts[t, 8]), min(slab[7], shifts[t, 9])
             for n in range(max(slab[0], shifts[t, 2]), min(slab[1], shifts[t, 3]) if low < high else 0):
@@ -321,8 +362,12 @@ def _walk_exactly(
                         call_dots(
                             exact, first + n * a_steps[0] + d * a_steps[1] + h * a_steps[2] + low * a_steps[3],
                             a_steps[3], second + n * b_steps[0] + d * b_steps[1] + h * b_steps[2] + low * b_steps[3],
-                            b_steps[3], high - low, sums, taps * LINE, where.ctypes.data,
+                            b_steps[3], high - low, to, line, where.ctypes.data,
                         )  # fmt: skip
+            for m in range(rows if plain[i, j] == 1 else 0):
+                for lane in range(lanes):
+                    if a_odd[TILE * i + m] + b_odd[TILE * j + lane] > 0:
+                        store_value(sums + m * taps * LINE + 4 * lane, _load_f32(to + m * LINE + 4 * lane))
 
 
 @jit
@@ -330,7 +375,7 @@ def add_dots(
     table: Vector, turned: int, parts: int, groups: int, slabs: Table, shifts: Table, offsets: Vector, taps: int,
     panel_steps: Vector, sizes: Vector, a: Vector, a_boxes: Table, a_steps: Vector,
     b: Vector, b_boxes: Table, b_steps: Vector, panels: int, a_last: Table, b_last: Table, acc: int, acc_bytes: int,
-    acc_step: int,
+    acc_step: int, small: Table,
 ) -> None:  # fmt: skip
     """Add slabs of pixels to the accumulators of `groups` groups, [block of b][channel of a][tap][16].
 
@@ -338,12 +383,14 @@ def add_dots(
     the other tables see `kernels.gradient.dots.schedule`. `sizes` are channels, planes and bytes of a plane of a, then
     channels and blocks of b, and positions of all images and of one, then 1 for images inside, and the channels of a
     that are packed together. `panels` holds a's planes, b's pairs and staged rows; `a_last` and `b_last` are the boxes
-    that were packed there last, if any. The caller owns all of them.
+    that were packed there last, if any. `small` has a row for each group: the pairs of blocks that `_plain` found to be
+    so. The caller owns all of them.
     """
     channels, a_plane, b_blocks, b_block, inside = sizes[0], sizes[2], sizes[4], 32 * sizes[5], sizes[7] == 1
     together, a_part, b_part = sizes[8], sizes[1] * a_plane, b_blocks * b_block
     a_peaks = np.empty((2, (together + TILE - 1) // TILE), np.int64)
     b_peaks, plain = np.empty((2, b_blocks), np.int64), np.empty((a_peaks.shape[1], b_blocks), np.int64)
+    a_odd, b_odd = np.empty(together, np.int64), np.empty(sizes[3], np.int64)
     a_rows, b_rows = a_boxes.shape[0] // slabs.shape[0], b_boxes.shape[0] // slabs.shape[0]
     pairs, stage = panels + parts * a_part, panels + parts * (a_part + b_part)
     for s in range(slabs.shape[0]):
@@ -364,7 +411,7 @@ def add_dots(
             b_last = b_now
             if parts == 2:
                 split_f16(pairs, pairs + b_part, b_part // LINE)
-            _peaks(parts, sizes[3], TILE, pairs, b_block, b_block, b_now, b_group, b_steps, b_peaks)
+            _peaks(parts, sizes[3], TILE, pairs, b_part, b_block, b_block, b_now, b_group, b_steps, b_peaks, b_odd)
             for first in range(0, channels, together):
                 some, a_some = min(together, channels - first), a[0] + g * a[1] + first * a_steps[4]
                 done = 0
@@ -380,9 +427,9 @@ def add_dots(
                 a_last = a_now
                 if parts == 2:
                     split_f16(panels, panels + a_part, a_part // LINE)
-                _peaks(parts, some, 1, panels, a_plane, a_plane, a_now, a_some, a_steps, a_peaks)
+                _peaks(parts, some, 1, panels, a_part, a_plane, a_plane, a_now, a_some, a_steps, a_peaks, a_odd)
                 mine = plain[: (some + TILE - 1) // TILE]
-                _plain(parts, a_peaks, b_peaks, mine)
+                _plain(parts, a_peaks, b_peaks, small[g, first // TILE * b_blocks :], mine)
                 call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
                 _walk(
                     table, parts, pixels, offsets, shifts, taps, channels, panels - first * a_plane, a_plane, a_part,
@@ -391,7 +438,7 @@ def add_dots(
                 call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
                 _walk_exactly(
                     table[EXACT + parts - 1], slabs[s], shifts, taps, a_some, a_steps, some, b_group, b_steps, sizes[3],
-                    mine, sums + first * taps * LINE, acc_step,
+                    mine, a_odd, b_odd, sums + first * taps * LINE, acc_step,
                 )  # fmt: skip
 
 
@@ -413,6 +460,15 @@ class DotPart(Part):
         a, b = (plan.channels, plan.a_planes, plan.a_plane), (int(mine[:, 1].sum()), len(mine))
         self.sizes = np.array((*a, *b, plan.positions, plan.pixels, plan.inside, plan.together), np.int64)
         self.stores = (KINDS[problem.dtype], 0, self.blocks, *self._strides())
+        self.starts = {len(plan.slabs) * chunk // plan.chunks for chunk in range(plan.chunks)}
+
+    def _small(self, first: int) -> Table:
+        """Give the marks of pairs of blocks, which are new where sums begin."""
+        shape = self.g1 - self.g0, -(-self.plan.channels // TILE) * len(self.blocks)
+        marks = arena("small", 2 * shape[0] * shape[1])[: 2 * shape[0] * shape[1]].view(np.int64).reshape(shape)
+        if first in self.starts:
+            marks[...] = 0
+        return marks
 
     def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
         plan = self.plan
@@ -429,7 +485,7 @@ class DotPart(Part):
             plan.panel_steps, self.sizes, np.array((a, size * plan.a.group), np.int64), a_boxes, plan.a_steps,
             np.array((b, size * plan.b.group), np.int64), b_boxes, plan.b_steps, place,
             plan.a_boxes[none].reshape(-1, 6), plan.b_boxes[none].reshape(-1, 6), address(acc), 4 * self.group_floats,
-            4 * TILE * plan.rows,
+            4 * TILE * plan.rows, self._small(some.start),
         )  # fmt: skip
         arena_keeps("vector", self, some.stop - 1)
 

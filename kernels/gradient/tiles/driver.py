@@ -19,7 +19,16 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Floats, Halves, Table, Vector, jit
-from kernels.emit.intrinsics import all_finite, call_tile, fill_zero, put_run, round_bits, transpose_panel
+from kernels.emit.intrinsics import (
+    all_finite,
+    call_tile,
+    fill_zero,
+    load_value,
+    put_run,
+    round_bits,
+    store_value,
+    transpose_panel,
+)
 from kernels.emit.tile_table import FROM_MEMORY, LANEWISE
 from kernels.pack.panels import F16, F32, KINDS, copy_lines, pack_panels, pack_planes
 from kernels.target import target
@@ -31,6 +40,7 @@ NATIVE, LINES, PLANES = 0, 1, 2
 
 WIDTH = target().lanes
 
+_load_f32 = load_value("f32")
 _round_f16 = round_bits("f16")
 _round_bf16 = round_bits("bf16")
 _turn_f32, _turn_f16, _turn_bf16 = (transpose_panel("f32", kind) for kind in KINDS)
@@ -232,7 +242,8 @@ def add_slabs(
     one narrow position; `scalar_steps` and `scalar_moves` likewise, in bytes. With `lane_groups` above 0 every lane is
     a convolution group, that many are left, and tiles run lanewise; `padded_ranges` then visit all pixels for all
     taps over a panel with zeros around it, which only finite data allow where a tap is outside: outside of the `inner`
-    low and high of (d, h, w). Panels of `together` groups are packed at a time, each `panel_bytes` and
+    low and high of (d, h, w). Sums that are NaN by that are replaced by those over real taps, and all others keep their
+    bits. Panels of `together` groups are packed at a time, each `panel_bytes` and
     `scratch_bytes` from the last. The caller owns panels, scratch and sums. A vector tensor that is read `in_place` is
     its own panel, of which position 0 is the first line.
     """
@@ -244,6 +255,7 @@ def add_slabs(
     vector_here, scalar_here = vector.copy(), scalar.copy()
     vector_here[1], scalar_here[1] = vector_address + vector_bytes, scalar_address + scalar_bytes
     padded = padded_ranges.shape[0] > 0
+    apart = np.empty(acc_bytes // 4 if padded else 0, np.float32)
     for i in range(slabs.shape[0]):
         slab, vector_box, scalar_box = slabs[i], vector_boxes[i], scalar_boxes[i]
         zero = 0
@@ -265,16 +277,32 @@ def add_slabs(
                 scratch_bytes, scalar_parts, to,
             )  # fmt: skip
             for g in range(count):
-                here = panels + g * panel_bytes
-                whole = padded
+                here, sums = panels + g * panel_bytes, acc + (first + g) * acc_bytes
+                scalars = base + g * (scalar[2] if pack == NATIVE else scratch_bytes)
+                whole = True
                 for b in range(blocks.shape[0] if padded else 0):
                     whole = whole and _finite_border(here + blocks[b, 5], vector_box, vector_lines, inner)
+                if not whole:
+                    copy_lines(8, apart.ctypes.data, sums, acc_bytes // 32)
+                    _walk(
+                        table, lane_groups > 0, in_place, slab, block, blocks, ranges, tiles, here, zero, acc_step,
+                        vector_moves, scalars, scalar_moves, apart.ctypes.data, live, at,
+                    )  # fmt: skip
                 _walk(
-                    table, lane_groups > 0, in_place, slab, block, blocks, padded_ranges if whole else ranges,
-                    padded_tiles if whole else tiles, here, zero, acc_step, vector_moves,
-                    base + g * (scalar[2] if pack == NATIVE else scratch_bytes), scalar_moves,
-                    acc + (first + g) * acc_bytes, live, at,
+                    table, lane_groups > 0, in_place, slab, block, blocks, padded_ranges if padded else ranges,
+                    padded_tiles if padded else tiles, here, zero, acc_step, vector_moves, scalars, scalar_moves, sums,
+                    live, at,
                 )  # fmt: skip
+                if not whole:
+                    _replace_nan(sums, apart)
+
+
+@jit
+def _replace_nan(sums: int, others: Floats) -> None:
+    """Take the `others` where sums are NaN."""
+    for i in range(others.size):
+        if np.isnan(_load_f32(sums + 4 * i)):
+            store_value(sums + 4 * i, others[i])
 
 
 @jit

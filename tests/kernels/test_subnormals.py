@@ -1,0 +1,128 @@
+"""Numbers so small that products of bf16 pairs take them as zeros: their sums are formed in f32 instead."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from kernels import plan
+from kernels.target import target
+from tests import naive
+from tests.kernels.bits import DTYPES
+from tests.kernels.harness import Tensor, assert_same_bits, compute, problem_of
+from tests.kernels.test_accuracy import assert_nothing_is_lost, tolerance
+from tests.kernels.workers import small_units
+from tests.problems import Case
+
+LAYER = Case(
+    dtype="bf16", n=5, src_channels=40, dst_channels=48, src_spatial=(9, 12), dst_spatial=(9, 12), kernel=(3, 3),
+    pads_begin=(1, 1), pads_end=(1, 1),
+)  # fmt: skip
+FORWARD = replace(LAYER, op="ConvTranspose", n=2, dst_channels=72, groups_axis="O", bias=True)
+SCALES = [(-133, 0), (0, -133), (-133, 100), (-133, 133), (-126, 3), (-100, 20), (-90, -36), (-60, -60), (-64, -64)]
+"""Powers of two of both tensors: below -126 bf16 has subnormal numbers alone, down to -133."""
+
+
+def _scaled(rng: np.random.Generator, shape: tuple[int, ...], scale: int) -> Tensor:
+    """Give bf16 between 1/2 and 1 (of subnormal ones, up to 7 bits), times a power of two, of both signs."""
+    values = rng.uniform(0.5, 1, shape) * rng.choice([-1, 1], shape)
+    if scale < -126:
+        values = rng.integers(1, 128, shape) * rng.choice([-1, 1], shape)
+    return naive.round_to("bf16", np.ldexp(values, max(scale, -133)))
+
+
+def _of_scales(case: Case, scales: tuple[int, int]) -> dict[str, Tensor]:
+    rng = np.random.default_rng(case.seed)
+    every = *scales, min(0, sum(scales))  # that of the bias is about the products'
+    shapes = case.input_shapes.items()
+    return {name: _scaled(rng, shape, min(scale, 126)) for (name, shape), scale in zip(shapes, every, strict=False)}
+
+
+def _assert_on_dots(case: Case) -> None:
+    """Hold the test to its path, where there is one."""
+    if case.dtype in DTYPES[target().dots] and (target().dots == "amx" or not case.forward):
+        assert plan(problem_of(case)).kernel.endswith(target().dots)
+
+
+@pytest.mark.parametrize("case", [LAYER, LAYER.mirrored(), FORWARD], ids=lambda case: case.op)
+@pytest.mark.parametrize("scales", SCALES)
+def test_tensors(case: Case, scales: tuple[int, int]) -> None:
+    """Of tensors of subnormal or very small bf16 nothing is lost that sums in f32 keep."""
+    with small_units():
+        _assert_on_dots(case)
+        inputs = _of_scales(case, scales)
+        assert_nothing_is_lost(case, inputs)
+        exact = case.exact(inputs)
+        result = compute(case, inputs).astype(np.float64)
+        assert (result != 0).mean() > 0.9 * (np.abs(exact) > 2.0**-133).mean()
+
+
+@pytest.mark.parametrize("scale", [0, 60])
+def test_one_channel(scale: int) -> None:
+    """A channel of subnormal numbers among ordinary ones has the sums of f32, and leaves theirs alone."""
+    with small_units():
+        _assert_on_dots(LAYER)
+        inputs = _of_scales(LAYER, (0, scale))
+        inputs["src"][:, 20] = _scaled(np.random.default_rng(1), inputs["src"][:, 20].shape, -133)
+        assert_nothing_is_lost(LAYER, inputs)
+        assert (compute(LAYER, inputs)[:, 20] != 0).all()
+
+
+@pytest.mark.parametrize("images", [slice(0, 1), slice(4, 5)], ids=["first", "last"])
+def test_zeros_do_not_take_it_away(images: slice) -> None:
+    """Sums that are subnormal themselves survive slabs in which one of their channels has zeros alone."""
+    with small_units(by_channels=True):
+        _assert_on_dots(LAYER)
+        inputs = _of_scales(LAYER, (-133, 0))
+        kept = inputs["src"][images].copy()
+        inputs["src"][:] = 0
+        inputs["src"][images] = kept
+        inputs["src"][:, 1] = 1
+        assert_nothing_is_lost(LAYER, inputs)
+        assert (compute(LAYER, inputs)[:, 0] != 0).mean() > 0.9
+
+
+def test_what_may_be_lost() -> None:
+    """Next to large numbers, small ones lose at most what is promised: 2**-40 of the channels' largest product."""
+    with small_units():
+        _assert_on_dots(LAYER)
+        rng = np.random.default_rng(3)
+        inputs = {
+            name: naive.round_to("bf16", rng.standard_normal(shape) * np.exp2(rng.integers(-150, 1, shape)))
+            for name, shape in LAYER.input_shapes.items()
+        }
+        exact = LAYER.exact(inputs)
+        magnitude = LAYER.exact({name: np.abs(values.astype(np.float64)) for name, values in inputs.items()})
+        wide, narrow = (np.abs(tensor.astype(np.float64)).max(axis=(0, 2, 3)) for tensor in inputs.values())
+        promised = 2 * LAYER.sum_length * 2.0**-40 * (narrow[:, None] * wide)[:, :, None, None]
+        error = np.abs(compute(LAYER, inputs).astype(np.float64) - exact)
+        assert (error <= tolerance(LAYER, exact, magnitude) + promised).all()
+
+
+@pytest.mark.parametrize("scales", [(-133, 0), (0, -133)])
+def test_small_bias(scales: tuple[int, int]) -> None:
+    """ConvTranspose keeps a subnormal bias, beside sums that are zero and beside small ones."""
+    with small_units():
+        _assert_on_dots(FORWARD)
+        inputs = _of_scales(FORWARD, scales)
+        inputs["bias"] = _scaled(np.random.default_rng(2), inputs["bias"].shape, -133)
+        assert_nothing_is_lost(FORWARD, inputs)
+        inputs["src"][:] = 0
+        assert_same_bits(compute(FORWARD, inputs), FORWARD.expected(inputs), FORWARD)
+
+
+@pytest.mark.parametrize("case", [LAYER, FORWARD], ids=lambda case: case.op)
+def test_f16(case: Case) -> None:
+    """The subnormal numbers of f16 are sums of bf16 that are not, and so are their products: nothing is lost."""
+    case = replace(case, dtype="f16", bias=False)
+    rng = np.random.default_rng(4)
+    with small_units():
+        _assert_on_dots(case)
+        first, second = case.input_shapes.items()
+        inputs = {
+            first[0]: np.ldexp(rng.integers(-31, 32, first[1]).astype(np.float64), -24).astype(np.float16),
+            second[0]: np.ldexp(rng.integers(-31, 32, second[1]).astype(np.float64), 10).astype(np.float16),
+        }
+        assert_same_bits(compute(case, inputs), case.expected(inputs), case)

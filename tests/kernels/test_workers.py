@@ -1,0 +1,34 @@
+"""The same bits for any number of workers, of problems that are cut: most by channels, by slabs or by chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from kernels.target import target
+from tests.kernels.bits import DTYPES
+from tests.kernels.workers import survey
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_gradients(dtype: str) -> None:
+    """Gradients of mixed magnitudes have the same bits for 1, 2, 3 and 7 workers, however they are cut."""
+    count = 40
+    counted, wrong = survey(np.random.default_rng(102), dtype, count)
+    assert not wrong, wrong
+    assert counted["cut"] >= 0.8 * count, counted
+    assert min(counted[how] for how in ("channels", "slabs", "chunks")) >= 0.35 * count, counted
+    if dtype in DTYPES[target().dots]:
+        assert counted[f"bwd_weights_{target().dots}"] >= 0.8 * count, counted
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_forward(dtype: str) -> None:
+    """So has ConvTranspose."""
+    count = 25
+    counted, wrong = survey(np.random.default_rng(103), dtype, count, forward=True)
+    assert not wrong, wrong
+    assert counted["cut"] >= 0.8 * count, counted
+    assert min(counted[how] for how in ("channels", "pixels")) >= 0.25 * count, counted
+    if target().dots == "amx":
+        assert counted["conv_transpose_amx"] >= 0.8 * count, counted
