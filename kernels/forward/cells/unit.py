@@ -291,7 +291,8 @@ def compute_cells(
             _bias_line(kind, bias, LANES * p, valid, scratch)
             if not direct:
                 put_lines(lanes, dense, 4 * lanes, scratch, 0, pixels)
-            for phase in phases:
+            for k in range(phases.shape[0]):
+                phase = phases[k]
                 some = True
                 for axis in range(3):
                     counts[axis] = (sizes[1 + axis] - phase[axis] + strides[axis] - 1) // strides[axis]
