@@ -11,12 +11,12 @@ and blocks depend on the problem alone, so the bits do not depend on the workers
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from kernels.arena import address, arena_keeps, arena_kept
+from kernels.cache import cached
 from kernels.emit.compiler import Floats, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, PARTS, ROWS, SHAPES, STAGE, STEP, TILE, call_dots, dot_table
 from kernels.emit.intrinsics import load_value
@@ -434,7 +434,7 @@ class DotPart(Part):
         arena_keeps("vector", self, some.stop - 1)
 
 
-@lru_cache(maxsize=256)
+@cached
 def _part(problem: ConvProblem, unit: Unit) -> DotPart:
     plan = dot_schedule(problem)
     assert plan is not None
