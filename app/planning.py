@@ -13,10 +13,22 @@ from kernels import ConvProblem, Plan, plan
 from kernels.target import target
 from schemas.ops import ResolvedOp, TensorSpec
 
-__all__ = ["call_bytes", "check_limits", "complete_images", "describe_plan", "plan_call", "problem_of", "tensor_bytes"]
+__all__ = [
+    "call_bytes",
+    "check_limits",
+    "complete_images",
+    "describe_plan",
+    "is_planned_at_once",
+    "plan_call",
+    "problem_of",
+    "tensor_bytes",
+]
 
 _PLAN_LIMITS = {"taps of a filter": 1 << 17, "channels of a group": 1 << 21}
 """Up to here a plan takes a tenth of a second and its tables some tens of megabytes."""
+
+_AT_ONCE = {"taps": 1 << 9, "phases": 1 << 8, "channels": 1 << 13, "positions": 1 << 23, "units": 1 << 8}
+"""Up to here a plan takes a few milliseconds at the most."""
 
 _REFERENCE_UNITS = 1 << 14
 """Filter taps or, for ConvTranspose, images, each of them a unit of the reference kernel."""
@@ -73,6 +85,18 @@ def check_limits(op: ResolvedOp, settings: Settings) -> None:
     counts = prod(problem.kernel), max(problem.dims.wide_channels, problem.dims.narrow_channels)
     for count, (what, limit) in zip(counts, _PLAN_LIMITS.items(), strict=True):
         _check("plan", count, limit, what)
+
+
+def is_planned_at_once(op: ResolvedOp, reference: bool = False) -> bool:
+    """Estimate whether `plan_call` takes so little time that nobody notices: all but very unusual shapes."""
+    dims, limit = problem_of(op).dims, _AT_ONCE
+    return (
+        prod(dims.kernel) <= limit["taps"]
+        and prod(dims.strides) <= limit["phases"]
+        and max(dims.wide_channels, dims.narrow_channels) <= limit["channels"]
+        and dims.n * prod(dims.narrow) <= limit["positions"]
+        and not (reference and dims.n > limit["units"])
+    )
 
 
 def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> Plan:

@@ -19,8 +19,8 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from app.admission import Admission
@@ -28,11 +28,11 @@ from app.call import Call, Checked, Prepared
 from app.cancelling import Cancellations
 from app.context import current_context
 from app.options import parse_options
-from app.planning import check_limits, describe_plan, plan_call
+from app.planning import check_limits, describe_plan, is_planned_at_once, plan_call
 from app.settings import Settings
 from app.telemetry import Telemetry
 from app.timings import Timings
-from convgrad._errors import Overloaded, ShuttingDown
+from convgrad._errors import DeadlineExceeded, Overloaded, ShuttingDown
 from schemas.ops import TensorMeta, resolve
 
 if TYPE_CHECKING:
@@ -40,14 +40,13 @@ if TYPE_CHECKING:
     from app.intake.landing import Holding
     from app.pool.buffers import Segment, SegmentPool
     from app.pool.messages import Unfit
+    from kernels import Plan
 
 __all__ = ["Checked", "Prepared", "Service"]
 
 _log = logging.getLogger("convgrad")
 
 _READY_POLL_S = 0.05
-# Weights of more elements may take milliseconds to plan: not on the event loop.
-_PLAN_INLINE = 1 << 18
 
 
 class Service:
@@ -73,6 +72,8 @@ class Service:
         self._ids = itertools.count(1)
         self.addresses: list[str] = []
         self._announcing: asyncio.Task[None] | None = None
+        # Plans that take long are made one after another, so that they take their turns with one thread at the most.
+        self._planner = ThreadPoolExecutor(1, "convgrad-plan")
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -123,6 +124,7 @@ class Service:
         if self._announcing is not None:
             self._announcing.cancel()
         await self.engine.stop(0.0)
+        self._planner.shutdown(wait=False, cancel_futures=True)
         self.segments.close()
 
     @contextmanager
@@ -159,9 +161,12 @@ class Service:
     ) -> dict[str, Any]:
         """Check a call without its tensors and say what it would be: attributes, outputs, plan and cost.
 
-        Raises what `prepare` raises.
+        It takes a place among the calls. Raises what `prepare` raises, and what entering a `Call` does.
         """
-        prepared = await self.prepare(name, attributes, inputs, options)
+        context = current_context()
+        checked = self.check(name, attributes, inputs, options, started=context.started)
+        with self.admission.call(context):
+            prepared = await self.plan(checked)
         op = prepared.op
         output = {"dtype": op.output.dtype, "shape": list(op.output.shape)}
         reply: dict[str, Any] = {
@@ -196,13 +201,23 @@ class Service:
         return Checked(op, chosen, (time.monotonic() if started is None else started) + allowed)
 
     async def plan(self, checked: Checked) -> Prepared:
-        """Plan a checked call; raises `TooLarge` when its scratch is."""
-        arguments = (checked.op, self.settings, checked.options.reference)
-        if prod(checked.op.weights_shape) > _PLAN_INLINE:
-            chosen = await asyncio.to_thread(plan_call, *arguments)
+        """Plan a checked call; raises `TooLarge` when its scratch is, and `DeadlineExceeded`."""
+        op, reference = checked.op, checked.options.reference
+        if is_planned_at_once(op, reference):
+            chosen = plan_call(op, self.settings, reference)
         else:
-            chosen = plan_call(*arguments)
+            chosen = await self._plan_apart(checked)
         return Prepared(checked.op, chosen, checked.options, checked.deadline)
+
+    async def _plan_apart(self, checked: Checked) -> Plan:
+        """Plan in the planner's thread, after those that came before, so that the loop goes on meanwhile."""
+        arguments = checked.op, self.settings, checked.options.reference
+        planning = asyncio.get_running_loop().run_in_executor(self._planner, plan_call, *arguments)
+        try:
+            async with asyncio.timeout(checked.deadline - time.monotonic()):
+                return await planning
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline was over before the call was planned") from None
 
     async def prepare(
         self,

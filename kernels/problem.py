@@ -11,7 +11,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ConvProblem", "Dims", "storage_dtype", "wrapped"]
+__all__ = ["FEW_TAPS", "ConvProblem", "Dims", "storage_dtype", "wrapped"]
+
+FEW_TAPS = 64
+"""Taps of an axis up to which they are looked at one by one."""
 
 OpName = Literal["ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose"]
 DTypeName = Literal["f32", "f16", "bf16"]
@@ -29,6 +32,10 @@ def wrapped(values: Iterable[int]) -> npt.NDArray[np.int64]:
     Strides, dilations and pads may be anything up to 2**63, and their products with byte steps more. What meets
     data comes to an address inside a tensor all the same, because sums and products keep the modulus.
     """
+    if isinstance(values, range):
+        first, step = wrapped((values.start, values.step))
+        rising: npt.NDArray[np.int64] = np.arange(len(values)) * step + first
+        return rising
     return np.array([(value + (1 << 63)) % (1 << 64) - (1 << 63) for value in values], np.int64)
 
 
@@ -61,9 +68,20 @@ class Dims:
         """Give the half-open range of narrow positions whose `tap` along `axis` lies inside the wide tensor."""
         shift = tap * self.dilations[axis] - self.pads[axis]
         stride = self.strides[axis]
-        low = max(0, -(shift // stride))  # ceil(-shift / stride)
+        low = min(self.narrow[axis], max(0, -(shift // stride)))  # ceil(-shift / stride)
         high = min(self.narrow[axis], (self.wide[axis] - 1 - shift) // stride + 1)
         return low, max(low, high)
+
+    def tap_ranges(self, axis: int) -> npt.NDArray[np.int64]:
+        """Give `tap_range` of every tap of an axis, as rows; they fall as taps rise."""
+        taps, stride, dilation, pad = self.kernel[axis], self.strides[axis], self.dilations[axis], self.pads[axis]
+        # one by one where they are few, or 64 bits too small
+        if taps <= FEW_TAPS or max(taps * dilation, pad, stride) + self.wide[axis] >= 1 << 62:
+            return np.array([self.tap_range(axis, tap) for tap in range(taps)], np.int64).reshape(-1, 2)
+        shifts = np.arange(taps) * dilation - pad
+        low = np.minimum(self.narrow[axis], np.maximum(0, -(shifts // stride)))
+        high = np.minimum(self.narrow[axis], (self.wide[axis] - 1 - shifts) // stride + 1)
+        return np.column_stack([low, np.maximum(low, high)])
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 
 import numpy as np
 
+from kernels.cache import cached, in_passing
 from kernels.forward.tiles import CONV_TRANSPOSE
 from kernels.gradient.tiles.unit import BWD_WEIGHTS
 from kernels.plan import Kernel, Plan, Stop, Storage, Unit
@@ -46,7 +47,7 @@ def explain(problem: ConvProblem) -> str:
     return "\n".join([*chosen.refusals, f"{chosen.kernel}: taken, {len(chosen.units)} units"])
 
 
-@lru_cache(maxsize=1024)
+@cached
 def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False) -> Plan:
     """Choose a kernel for `problem` and cut the work into units for `workers`.
 
@@ -54,13 +55,14 @@ def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False) -> 
     same order. With `reference` the float64 kernel is taken.
     """
     refusals: list[str] = []
-    for kernel in candidates(reference):
-        reason = kernel.refuse(problem)
-        if reason is None:
-            units, scratch_bytes = kernel.units(problem, workers)
-            stages = max(unit.stage for unit in units) + 1
-            return Plan(problem, kernel.name, tuple(units), stages, scratch_bytes, tuple(refusals))
-        refusals.append(f"{kernel.name}: {reason}")
+    with in_passing():  # who plans need not be who computes
+        for kernel in candidates(reference):
+            reason = kernel.refuse(problem)
+            if reason is None:
+                units, scratch_bytes = kernel.units(problem, workers)
+                stages = max(unit.stage for unit in units) + 1
+                return Plan(problem, kernel.name, tuple(units), stages, scratch_bytes, tuple(refusals))
+            refusals.append(f"{kernel.name}: {reason}")
     raise AssertionError(f"no kernel takes {problem}: {refusals}")
 
 

@@ -130,9 +130,12 @@ class _Deferred(Response):
 class _Validation(_Deferred):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         choose(headers_of(scope).get("accept"), ["application/json"])
-        with Holding(self._service.segments) as holding:
-            call = await self._read(scope, receive, holding, check=None)
-        reply = await self._service.validate(self._called.called_as, call.attributes, call.metas, call.options)
+        service, name = self._service, self._called.called_as
+        with service.admit():
+            with Holding(service.segments) as holding:
+                call = await self._read(scope, receive, holding, check=None)
+            async with cancel_on_disconnect(receive):
+                reply = await service.validate(name, call.attributes, call.metas, call.options)
         await send_json(send, reply)
 
 

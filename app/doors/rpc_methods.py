@@ -67,6 +67,8 @@ def _describe(op: object) -> dict[str, Any]:
 
 @asynccontextmanager
 async def _validate(params: Params, turn: Turn) -> AsyncIterator[dict[str, Any]]:
+    if turn.refusal is not None:
+        raise turn.refusal.with_traceback(None)
     if is_dump(params):
         assert isinstance(params, Mapping)
         given: Any = {name: value for name, value in params.items() if name != "op"}

@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from kernels.problem import Dims
+from kernels.problem import Dims, wrapped
 
 __all__ = ["Ints", "Tables", "class_tables", "tap_numbers", "tap_runs", "tap_steps"]
 
@@ -56,37 +56,41 @@ def tap_numbers(dims: Dims, axis: int, joined: bool) -> Ints:
 
 
 def _classes(dims: Dims, axis: int, numbers: Ints) -> Ints:
-    """Give the classes of an axis with all their taps: no dst position is in two of them."""
+    """Give the classes of an axis with all their taps: no dst position is in two of them.
+
+    Of the dst positions that agree modulo the stride some taps meet each, one after another as positions rise, and they
+    leave in the same order. Between two such edges is a class; its taps are those that have come and not left.
+    """
     stride = min(dims.strides[axis], dims.wide[axis])
-    first, count, place = np.zeros((3, dims.wide[axis]), np.int64)
-    for tap in range(dims.kernel[axis]):
-        low, start, length = _reached(dims, axis, tap)
-        span = slice(start, start + length * stride, stride) if length else slice(0, 0)
-        # the last tap has the lowest src position
-        first[span], place[span] = numbers[tap], np.arange(low, low + length)
-        count[span] += 1
-    met = np.flatnonzero(count)
-    met = met[np.lexsort((met, met % stride))]
-    breaks = (first[met][1:] != first[met][:-1]) | (count[met][1:] != count[met][:-1]) | (np.diff(met) != stride)
-    starts = np.concatenate([[0], np.flatnonzero(breaks) + 1]) if len(met) else np.zeros(0, np.int64)
-    lengths = np.diff([*starts, len(met)])
-    dst = met[starts]
-    return np.column_stack([first[dst], count[dst], dst, lengths, place[dst]])
+    tap, low, start, length = _reached(dims, axis)
+    lane, place = start % stride, start // stride
+    ends = place + length
+    order = np.lexsort((tap, lane))  # the taps that share positions follow each other as they come
+    tap, low, start, lane, place, ends = (each[order] for each in (tap, low, start, lane, place, ends))
+    scale = int(ends.max(initial=0)) + 1
+    comes, goes = lane * scale + place, lane * scale + ends
+    edges = np.sort(np.concatenate([comes, goes]), kind="stable")  # of two rising rows
+    edges = edges[np.diff(edges, prepend=-1) > 0]
+    come, gone = (each.searchsorted(edges[:-1], "right") for each in (comes, goes))
+    met = come > gone
+    (lanes, first), last, come, gone = divmod(edges[:-1][met], scale), edges[1:][met] % scale, come[met], gone[met]
+    latest = come - 1  # the last tap has the lowest src position
+    dst, at = lanes + stride * first, low[latest] + first - place[latest]
+    return np.column_stack([numbers[tap[latest]], come - gone, dst, last - first, at])
 
 
 def tap_runs(dims: Dims, axis: int, numbers: Ints) -> Ints:
     """Give a class for every single tap of an axis: dst positions are in several of them, but they are long."""
-    rows = np.zeros((dims.kernel[axis], 5), np.int64)
-    for tap in range(dims.kernel[axis]):
-        low, start, length = _reached(dims, axis, tap)
-        rows[tap] = numbers[tap], 1, start if length else 0, length, low if length else 0
-    return np.ascontiguousarray(rows[rows[:, 3] > 0])
+    tap, low, start, length = _reached(dims, axis)
+    return np.column_stack([numbers[tap], np.ones(len(tap), np.int64), start, length, low])
 
 
-def _reached(dims: Dims, axis: int, tap: int) -> tuple[int, int, int]:
-    """Give first src position, first dst position and number of positions that a tap joins."""
-    low, high = dims.tap_range(axis, tap)
-    return low, low * dims.strides[axis] + tap * dims.dilations[axis] - dims.pads[axis], high - low
+def _reached(dims: Dims, axis: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Give the taps that join positions with the first src position, the first dst position, and their number."""
+    low, high = dims.tap_ranges(axis).T
+    taps = np.flatnonzero(low < high)
+    stride, dilation, pad = wrapped((dims.strides[axis], dims.dilations[axis], dims.pads[axis]))
+    return taps, low[taps], low[taps] * stride + taps * dilation - pad, (high - low)[taps]
 
 
 def class_tables(dims: Dims, numbers: list[Ints], channels: int, limit: int, only: Only | None) -> Tables:

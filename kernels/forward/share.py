@@ -163,16 +163,14 @@ class _Gather(Share):
         low, high = self.channels
         # with one band every weight is read once, and soon: let it be while it is in a cache
         limit = WEIGHTS_BYTES if self.bands > 1 else WEIGHTS_BYTES // 8
-        if self.lanewise:
-            blocks = [(c, WIDTH, 1) for c in range(low, high)]
-        else:
-            valid = [(c, min(LANES, high - c)) for c in range(low, high, LANES)]
-            blocks = [(c, v, 1 if v <= WIDTH else 2) for c, v in valid]
+        firsts = np.arange(low, high, 1 if self.lanewise else LANES)
+        valid = np.full(len(firsts), WIDTH) if self.lanewise else np.minimum(LANES, high - firsts)
+        blocks = np.column_stack([firsts, valid, 1 + (valid > WIDTH)])
         room = max(1, limit // (4 * self.panel))
         groups = max(1, room // max(1, len(blocks)))
         for g in range(0, self.g1 - self.g0, groups):
             for b in range(0, len(blocks), room):
-                yield g, min(self.g1 - self.g0, g + groups), np.array(blocks[b : b + room], np.int64)
+                yield g, min(self.g1 - self.g0, g + groups), blocks[b : b + room]
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
         """Compute pass by pass and band by band."""

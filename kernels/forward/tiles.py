@@ -10,11 +10,11 @@ pixels that they belong to.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import ceil, prod
 
 import numpy as np
 
+from kernels.cache import cached
 from kernels.forward.share import LANES, Share, Way, share
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims
@@ -113,7 +113,7 @@ class ConvTranspose:
         scratch: Storage | None, stop: Stop,
     ) -> bool:  # fmt: skip
         """Compute the dst box of one unit."""
-        return _share(problem, unit).run(inputs, output, stop)
+        return not stop() and _share(problem, unit).run(inputs, output, stop)
 
 
 def _box(problem: ConvProblem, part: Sequence[int]) -> tuple[Shape, Shape]:
@@ -128,7 +128,7 @@ def _box(problem: ConvProblem, part: Sequence[int]) -> tuple[Shape, Shape]:
     return (n0, *first, channel), (n1 - n0, *sizes, channels)
 
 
-@lru_cache(maxsize=256)
+@cached
 def _share(problem: ConvProblem, unit: Unit) -> Share:
     """Prepare a unit's tables once: a service sees the same shapes again and again."""
     return share(problem, _way(problem.dims), unit.part)

@@ -6,20 +6,19 @@ contiguous in both tensors and have one tap become one. A 1x1 layer turns into o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from math import prod
+from math import ceil, prod
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.problem import ConvProblem, Dims
+from kernels.problem import FEW_TAPS, ConvProblem, wrapped
 
-__all__ = ["Axis", "Geometry", "Run", "Tensor", "folded", "geometry"]
+__all__ = ["Axis", "Geometry", "Run", "Tensor", "combined", "cut", "folded", "geometry"]
 
-FEW_TAPS = 64
-"""Taps of an axis up to which their ranges are computed one by one."""
+Ints = npt.NDArray[np.int64]
 
 MOST_RUNS = 4096
 """Runs of channels up to which folding pays its layout."""
@@ -36,43 +35,76 @@ class Tensor:
     origin: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Axis:
-    """One axis: narrow positions ``0..size`` meet wide positions ``x * stride + shift`` for each tap."""
+    """One axis: narrow positions ``0..size`` meet wide positions ``x * stride + shift`` for each tap.
+
+    `spans` has a row for each tap, the narrow positions low..high for which it is inside. Both fall as shifts rise.
+    """
 
     size: int
     wide: int
     stride: int
-    shifts: tuple[int, ...]
-    ranges: tuple[tuple[int, int], ...]
+    shifts: Sequence[int]
+    spans: Ints
+
+    @cached_property
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """The spans as pairs, for those who look at a few taps one by one."""
+        return tuple((low, high) for low, high in self.spans.tolist())
+
+    @property
+    def whole(self) -> bool:
+        """Whether every tap is inside everywhere."""
+        return bool((self.spans == (0, self.size)).all())
 
     @property
     def inner(self) -> tuple[int, int]:
         """The narrow positions for which every tap is inside."""
-        return max(low for low, _ in self.ranges), min(high for _, high in self.ranges)
-
-    @cached_property
-    def _spans(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
-        """Shifts and ranges as tables, where there are many and 64 bits hold what is computed from them."""
-        most = max(abs(self.shifts[0]), abs(self.shifts[-1])) + (self.size + 1) * self.stride
-        if len(self.shifts) <= FEW_TAPS or most >= 1 << 62:
-            return None
-        return np.array(self.shifts), np.fromiter(chain.from_iterable(self.ranges), np.int64).reshape(-1, 2)
+        return int(self.spans[:, 0].max()), int(self.spans[:, 1].min())
 
     def window(self, low: int, high: int) -> tuple[int, int]:
         """Give the span of wide positions that narrow positions ``low..high`` really meet."""
-        if self._spans is not None:
-            shifts, ranges = self._spans
-            starts, stops = np.maximum(low, ranges[:, 0]), np.minimum(high, ranges[:, 1])
-            meets = starts < stops
-            begin, end = starts * self.stride + shifts, (stops - 1) * self.stride + shifts
-            return (int(begin[meets].min()), int(end[meets].max()) + 1) if meets.any() else (0, 0)
+        if len(self.shifts) > FEW_TAPS:
+            begin, end = self.windows(np.array([low]), np.array([high]))
+            return int(begin[0]), int(end[0])
         ends = []
         for shift, (first, last) in zip(self.shifts, self.ranges, strict=True):
             start, stop = max(low, first), min(high, last)
             if start < stop:
                 ends += [start * self.stride + shift, (stop - 1) * self.stride + shift]
         return (min(ends), max(ends) + 1) if ends else (0, 0)
+
+    def windows(self, low: Ints, high: Ints) -> tuple[Ints, Ints]:
+        """Give `window` of many spans, which should follow each other: then it takes no more steps than there are spans
+        and taps.
+
+        Of the taps that are inside at `low` the first one reaches the least position, and of those that begin later
+        each its own first one; the ends are found alike. What is no position of the wide tensor may wrap around.
+        """
+        taps, (stride,), shifts = len(self.shifts), wrapped([self.stride]), wrapped(self.shifts)
+        first, last = self.spans.T
+        live = first < last
+        begins = np.where(live, first * stride + shifts, _FAR)
+        ends = np.where(live, (last - 1) * stride + shifts, -1)
+        rising = first[::-1], last[::-1]
+        begun, early = taps - rising[0].searchsorted(low, "right"), taps - rising[0].searchsorted(high, "left")
+        over, late = taps - rising[1].searchsorted(low, "right"), taps - rising[1].searchsorted(high, "left")
+        begin = np.where(begun < over, low * stride + shifts.take(begun, mode="clip"), _FAR)
+        begin = np.minimum(begin, _reduce(np.minimum, begins, early, begun, _FAR))
+        end = np.where(early < late, (high - 1) * stride + shifts.take(late - 1, mode="clip"), -1)
+        end = np.maximum(end, _reduce(np.maximum, ends, late, over, -1))
+        none = end < 0
+        return np.where(none, 0, begin), np.where(none, 0, end + 1)
+
+
+_FAR = np.iinfo(np.int64).max
+
+
+def _reduce(operation: np.ufunc, values: Ints, first: Ints, last: Ints, nothing: int) -> Ints:
+    """Reduce ``values[first..last]`` for each pair; `nothing` for an empty one."""
+    every = operation.reduceat(np.append(values, nothing), np.column_stack([first, last]).reshape(-1))[::2]
+    return np.where(first < last, every, nothing)
 
 
 @dataclass(frozen=True)
@@ -98,34 +130,29 @@ def geometry(problem: ConvProblem) -> Geometry:
     wide = _tensor(problem, dims.wide_channels, dims.wide)
     narrow = _tensor(problem, dims.narrow_channels, dims.narrow)
     steps, origin = list(wide.steps), 0
-    axes = [Axis(dims.n, dims.n, 1, (0,), ((0, dims.n),))]
+    axes = [_trivial(dims.n)]
     for a in range(3):
         stride, size, pad = dims.strides[a], dims.narrow[a], dims.pads[a]
-        ranges = _ranges(dims, a)
+        spans = dims.tap_ranges(a)
         if dims.kernel[a] == 1:
             origin -= pad * steps[a + 1]
             steps[a + 1] *= stride
-            axes.append(Axis(size, size, 1, (0,), ranges))
+            axes.append(Axis(size, size, 1, (0,), spans))
         else:
-            shifts = tuple(range(-pad, dims.kernel[a] * dims.dilations[a] - pad, dims.dilations[a]))
-            axes.append(Axis(size, dims.wide[a], stride, shifts, ranges))
+            shifts = range(-pad, dims.kernel[a] * dims.dilations[a] - pad, dims.dilations[a])
+            axes.append(Axis(size, dims.wide[a], stride, shifts, spans))
     wide = Tensor((steps[0], steps[1], steps[2], steps[3]), wide.channel, wide.group, wide.channels, origin)
     return _merge(wide, narrow, axes)
 
 
-def _ranges(dims: Dims, axis: int) -> tuple[tuple[int, int], ...]:
-    """Give `Dims.tap_range` of every tap of an axis: one by one where they are few, or 64 bits too small."""
-    taps, stride, dilation, pad = dims.kernel[axis], dims.strides[axis], dims.dilations[axis], dims.pads[axis]
-    if taps <= FEW_TAPS or max(taps * dilation, pad, stride) + dims.wide[axis] >= 1 << 62:
-        return tuple(dims.tap_range(axis, tap) for tap in range(taps))
-    shifts = np.arange(taps) * dilation - pad
-    low = np.maximum(0, -(shifts // stride))
-    high = np.maximum(low, np.minimum(dims.narrow[axis], (dims.wide[axis] - 1 - shifts) // stride + 1))
-    return tuple(zip(low.tolist(), high.tolist(), strict=True))
-
-
 def _plain(axis: Axis) -> bool:
-    return axis.stride == 1 and axis.shifts == (0,) and axis.ranges == ((0, axis.size),) and axis.wide == axis.size
+    single = axis.stride == 1 and len(axis.shifts) == 1 and axis.shifts[0] == 0
+    return single and axis.whole and axis.wide == axis.size
+
+
+def _trivial(size: int) -> Axis:
+    """Give an axis with one tap that meets each position."""
+    return Axis(size, size, 1, (0,), np.array([[0, size]], np.int64))
 
 
 def _merge(wide: Tensor, narrow: Tensor, axes: list[Axis]) -> Geometry:
@@ -141,12 +168,28 @@ def _merge(wide: Tensor, narrow: Tensor, axes: list[Axis]) -> Geometry:
             if not (_plain(a) and _plain(b) and contiguous):
                 break
             size = a.size * b.size
-            axes[inner] = Axis(size, size, 1, (0,), ((0, size),))
-            axes[outer] = Axis(1, 1, 1, (0,), ((0, 1),))
+            axes[inner] = _trivial(size)
+            axes[outer] = _trivial(1)
     # an axis of one position may have any step; the merged one keeps the inner step
     steps = (wide_steps[0], wide_steps[1], wide_steps[2], wide_steps[3])
     wide = Tensor(steps, wide.channel, wide.group, wide.channels, wide.origin)
     return Geometry(wide, narrow, (axes[0], axes[1], axes[2], axes[3]))
+
+
+def cut(axes: Sequence[Axis], shape: Sequence[int]) -> tuple[Ints, ...]:
+    """Cut each axis into equal parts of at most so many positions: rows of low and high."""
+    cuts = []
+    for axis, size in zip(axes, shape, strict=True):
+        parts = ceil(axis.size / size) if size else 0
+        edges = axis.size * np.arange(parts + 1) // max(1, parts)
+        cuts.append(np.column_stack([edges[:-1], edges[1:]]))
+    return tuple(cuts)
+
+
+def combined(tables: Sequence[Ints]) -> list[Ints]:
+    """Repeat the rows of tables so that each row of one meets each row of the others, the last one's fastest."""
+    grid = np.indices([len(table) for table in tables]).reshape(len(tables), -1)
+    return [table[at] for table, at in zip(tables, grid, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -166,13 +209,15 @@ def folded(geo: Geometry) -> tuple[Geometry, tuple[Run, ...]] | None:
     """
     wide, axes = geo.wide, list(geo.axes)
     steps, origin = list(wide.steps), wide.origin
-    inner, offsets, lane = 1, [0], 0
+    inner, offsets, lane, channels = 1, [0], 0, wide.channels
     for a in (3, 2, 1):
         axis = axes[a]
         taps = len(axis.shifts)
         if taps > 1:
-            if axis.stride <= axis.shifts[-1] - axis.shifts[0] or {*axis.ranges} != {(0, axis.size)}:
+            if axis.stride <= axis.shifts[-1] - axis.shifts[0] or not axis.whole:
                 break
+            if inner > 1 and channels * len(offsets) * taps > MOST_RUNS:
+                return None
             shifts = [(shift - axis.shifts[0]) * steps[a] for shift in axis.shifts]
             if inner == 1:
                 inner, lane = taps, shifts[1]
@@ -180,8 +225,8 @@ def folded(geo: Geometry) -> tuple[Geometry, tuple[Run, ...]] | None:
                 offsets = [shift + offset for shift in shifts for offset in offsets]
         origin += axis.shifts[0] * steps[a]
         steps[a] *= axis.stride
-        axes[a] = Axis(axis.size, axis.size, 1, (0,), ((0, axis.size),))
-    taps, channels = inner * len(offsets), wide.channels
+        axes[a] = _trivial(axis.size)
+    taps = inner * len(offsets)
     if inner == 1 or channels * len(offsets) > MOST_RUNS:
         return None
     total = prod(len(axis.shifts) for axis in geo.axes)

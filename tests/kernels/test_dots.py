@@ -158,7 +158,7 @@ def test_f32_is_the_sum_of_three_bf16() -> None:
 def test_small_slabs(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Cut along every axis into many slabs, of unequal sizes, what one leaves behind does not reach the next one."""
     monkeypatch.setattr("kernels.gradient.dots.schedule.SLAB_BYTES", 2048)
-    small: Any = lru_cache(dot_schedule.__wrapped__)  # type: ignore[attr-defined]
+    small: Any = lru_cache(dot_schedule.__wrapped__)
     monkeypatch.setattr(bwd_dots, "dot_schedule", small)
     rng = np.random.default_rng([74, block])
     slabs = 0

@@ -66,7 +66,7 @@ def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
         monkeypatch.setattr(fwd_schedule, name, value)
     monkeypatch.setattr(conv_transpose, "UNIT_MACS", 2000)
     monkeypatch.setattr(fwd_dots, "STEP_MACS", 10_000)
-    small: Any = lru_cache(fwd_schedule.forward_schedule.__wrapped__)  # type: ignore[attr-defined]
+    small: Any = lru_cache(fwd_schedule.forward_schedule.__wrapped__)
     monkeypatch.setattr(fwd_dots, "forward_schedule", small)
     cells = 0
     for case in _random(10 + block, 30, macs=300_000, longer=3):

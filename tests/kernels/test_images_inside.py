@@ -62,7 +62,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(bwd_dots, "MOST_CYCLES", np.inf)
     monkeypatch.setattr("kernels.gradient.dots.schedule.INSIDE_COST", np.inf)
     monkeypatch.setattr("kernels.gradient.dots.schedule.LEAST_IMAGES", 2)
-    fresh: Any = lru_cache(dot_schedule.__wrapped__)  # type: ignore[attr-defined]
+    fresh: Any = lru_cache(dot_schedule.__wrapped__)
     monkeypatch.setattr(bwd_dots, "dot_schedule", fresh)
     for cached in (plan, bwd_dots._part):
         cached.cache_clear()

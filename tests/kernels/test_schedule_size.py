@@ -14,7 +14,7 @@ from tests.problems import Case
 
 
 def _rows(plan: Schedule) -> int:
-    tables = (plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles, plan.blocks, plan.scalar_lines)
+    tables = (*plan.tables, plan.blocks, plan.scalar_lines)
     return len(plan.slabs) + sum(len(table) for table in tables)
 
 
@@ -26,7 +26,7 @@ def test_a_million_channels_and_sixteen_taps(vector: str) -> None:
     case = Case(src_channels=src, dst_channels=dst, src_spatial=(taps,), dst_spatial=(1,), kernel=(taps,))
     plan = schedule(problem_of(case))
     assert _rows(plan) < channels
-    assert len(plan.ranges) <= MOST_RANGES
+    assert len(plan.tables[0]) <= MOST_RANGES
     lanes = target().lanes * plan.blocks[:, 2]
     assert (plan.blocks[:, 3] == np.cumsum(lanes) - lanes).all()
 
@@ -36,9 +36,9 @@ def test_walks_over_very_many_tiles_are_long() -> None:
     plan = schedule(
         problem_of(Case(src_channels=1 << 15, dst_channels=1 << 10, src_spatial=(64,), dst_spatial=(1,), kernel=(64,)))
     )
-    assert len(plan.ranges) <= MOST_RANGES
+    assert len(plan.tables[0]) <= MOST_RANGES
     plan = schedule(problem_of(Case(src_spatial=(1 << 17,), dst_spatial=(1,), kernel=(1 << 17,))))
-    assert len(plan.ranges) == 1 << 17
+    assert len(plan.tables[0]) == 1 << 17
 
 
 def test_slabs_of_very_many_positions_are_large() -> None:
@@ -79,7 +79,7 @@ def test_many_taps_see_what_few_do(stride: int) -> None:
     assert axis.ranges == tuple(problem.dims.tap_range(2, tap) for tap in range(taps))
     for low in range(0, size, 7):
         parts = [
-            Axis(axis.size, axis.wide, stride, (shift,), (span,))
+            Axis(axis.size, axis.wide, stride, (shift,), np.array([span]))
             for shift, span in zip(axis.shifts, axis.ranges, strict=True)
         ]
         spans = [span for part in parts if (span := part.window(low, low + 5)) != (0, 0)]
@@ -91,5 +91,5 @@ def test_long_walks_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where walks would be too many, all tiles are one, and the sums are exact."""
     monkeypatch.setattr("kernels.gradient.tiles.tables.MOST_RANGES", 1)
     case = Case(src_channels=3000, dst_channels=40, src_spatial=(13, 13), dst_spatial=(9, 9), kernel=(5, 5))
-    assert len(schedule(problem_of(case)).ranges) == 25
+    assert len(schedule(problem_of(case)).tables[0]) == 25
     check(case)

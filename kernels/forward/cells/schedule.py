@@ -15,9 +15,9 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
+from kernels.cache import cached
 from kernels.emit.dots import PARTS, PRODUCTS, STEP, TILE
 from kernels.problem import ConvProblem, Dims
-from kernels.recent import recent
 
 __all__ = ["LANES", "ForwardSchedule", "forward_schedule"]
 
@@ -136,7 +136,7 @@ def _tiles(images: int, counts: list[int], pitches: list[int]) -> int:
     return min(planes * counts[1] * ceil(lines / TILE), planes * ceil(plane / TILE), ceil(row / TILE))
 
 
-@recent
+@cached
 def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
     """Lay out a ConvTranspose; None where it has too many taps, phases or zeros, or nothing to sum."""
     dims, parts = problem.dims, PARTS[problem.dtype]

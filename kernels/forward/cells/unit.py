@@ -11,13 +11,13 @@ are multiples of 2**-48). So are dst channels whose weights are not finite: the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import chain, product
 from math import ceil, prod
 
 import numpy as np
 
 from kernels.arena import arena_address
+from kernels.cache import cached
 from kernels.emit.compiler import Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, SHAPES, STEP, TILE, call_dots, dot_table
 from kernels.emit.intrinsics import fill_zero, load_value, store_value
@@ -32,7 +32,6 @@ from kernels.pack.pairs import pack_pairs, pack_planes
 from kernels.pack.split import SPLIT_BYTES
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype
-from kernels.recent import recent
 from kernels.target import target
 
 __all__ = ["FWD_DOTS"]
@@ -313,7 +312,7 @@ def compute_cells(
         call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
 
 
-@recent
+@cached
 def _taps(problem: ConvProblem) -> Ints:
     """Give the boxes of the weights: a tap each, or where taps are adjacent, one step of src channels of each."""
     plan = forward_schedule(problem)
@@ -412,7 +411,7 @@ class _Cells(Share):
         return part
 
 
-@lru_cache(maxsize=256)
+@cached
 def _cells(problem: ConvProblem, unit: Unit) -> _Cells:
     """Prepare a unit's tables once: a service sees the same shapes again and again."""
     return _Cells(problem, unit.part)
@@ -449,7 +448,10 @@ class ConvTransposeDots(ConvTranspose):
         scratch: Storage | None, stop: Stop,
     ) -> bool:  # fmt: skip
         """Compute the dst box of one unit."""
-        return _cells(problem, unit).run(inputs, output, stop)
+        if stop():
+            return False
+        forward_schedule(problem)
+        return not stop() and _cells(problem, unit).run(inputs, output, stop)
 
 
 FWD_DOTS = ConvTransposeDots()

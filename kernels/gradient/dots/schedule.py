@@ -19,11 +19,11 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
+from kernels.cache import cached
 from kernels.emit.dots import PARTS, ROWS, STEP, TILE
 from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
 from kernels.gradient.tiles.driver import PLANES, WIDTH
 from kernels.problem import ConvProblem, storage_dtype, wrapped
-from kernels.recent import recent
 from kernels.target import target
 
 __all__ = ["DotSchedule", "dot_schedule"]
@@ -341,7 +341,7 @@ def _boxes(
     return np.column_stack([sum(sources), sum(places), *counts])
 
 
-@recent
+@cached
 def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     """Lay out the sum for `problem`; None where zeros would need too much room, or there is nothing to sum."""
     geo = geometry(problem)

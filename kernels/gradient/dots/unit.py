@@ -19,12 +19,12 @@ multiplied, a few times that). With a channel of subnormal numbers alone nothing
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from kernels.arena import address, arena, arena_keeps, arena_kept
+from kernels.cache import cached
 from kernels.emit.compiler import Floats, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, PARTS, ROWS, SHAPES, STAGE, STEP, TILE, call_dots, dot_table
 from kernels.emit.intrinsics import copy_panel, fill_zero, load_value, store_value
@@ -490,7 +490,7 @@ class DotPart(Part):
         arena_keeps("vector", self, some.stop - 1)
 
 
-@lru_cache(maxsize=256)
+@cached
 def _part(problem: ConvProblem, unit: Unit) -> DotPart:
     plan = dot_schedule(problem)
     assert plan is not None

@@ -7,21 +7,24 @@ For each tap only the pixels for which it is inside are visited, so padding is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain, pairwise, product
+from functools import cached_property, partial
+from itertools import chain
 from math import ceil, prod
 
 import numpy as np
 import numpy.typing as npt
 
+from kernels.cache import cached
 from kernels.emit.tile_table import DIRECT, LANE_ROWS
-from kernels.gradient.geometry import Axis, Geometry, Run, Tensor, folded, geometry
+from kernels.gradient.geometry import Axis, Geometry, Run, Tensor, combined, cut, folded, geometry
 from kernels.gradient.roles import groups_cost, lane_blocks, lines_cost, tile_rows
 from kernels.gradient.tiles.driver import LINES, NATIVE, PLANES
 from kernels.gradient.tiles.tables import (
     MERGED_TAPS,
     Rows,
+    Tables,
     merged_tables,
     region_tables,
     split,
@@ -29,7 +32,6 @@ from kernels.gradient.tiles.tables import (
     whole_tables,
 )
 from kernels.problem import ConvProblem, storage_dtype, wrapped
-from kernels.recent import recent
 from kernels.target import target
 
 __all__ = ["Operand", "Schedule", "schedule"]
@@ -129,14 +131,11 @@ class Schedule:
     row_step: int
     blocks: Ints
     lanes: int
-    ranges: Ints
-    tiles: Ints
-    padded_ranges: Ints
-    padded_tiles: Ints
+    lay: tuple[Callable[[], Tables], Callable[[], Tables] | None]  # make the tables below
     inner: Ints  # low and high of (d, h, w) between which every tap is inside
     scalar_pack: int
     scalar_lines: Ints
-    slabs: tuple[tuple[int, ...], ...]
+    cuts: tuple[Ints, ...]  # of each axis: low and high of its parts; a slab is a part of each
     block: Ints
     chunks: int
     segment: int  # logarithm of the positions that are summed in registers
@@ -147,16 +146,39 @@ class Schedule:
         """Accumulator rows of one group."""
         return self.channels * self.taps
 
-    def box(self, operand: Operand, slab: tuple[int, ...]) -> Ints:
-        """Give the part of a tensor that a slab of narrow positions needs (columns: see
-        `kernels.gradient.tiles.driver`)."""
-        spans = [(slab[2 * a], slab[2 * a + 1]) for a in range(4)]
-        starts = [low for low, _ in spans]
-        if operand.is_wide:
-            starts = [low * axis.stride + min(axis.shifts) for axis, low in zip(self.axes, starts, strict=True)]
-            spans = [axis.window(*span) for axis, span in zip(self.axes, spans, strict=True)]
-        first = [low for low, _ in spans]
-        return wrapped([*first, *(high - low for low, high in spans), *(starts if operand.padded else first)])
+    @cached_property
+    def tables(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """Ranges and tiles, then those with zeros around the pixels: large ones, which only computing needs."""
+        lay, lay_padded = self.lay
+        none = np.zeros((0, 12), np.int64)
+        return *lay(), *(lay_padded() if lay_padded else (none, none))
+
+    @cached_property
+    def slabs(self) -> Ints:
+        """First and last (n, d, h, w) of each slab of narrow positions."""
+        return np.concatenate(combined(self.cuts), axis=1)
+
+    @cached_property
+    def vector_boxes(self) -> Ints:
+        """The part of the vector tensor that each slab needs (columns: see `kernels.gradient.tiles.driver`)."""
+        return self._boxes(self.vector)
+
+    @cached_property
+    def scalar_boxes(self) -> Ints:
+        """The part of the scalar tensor that each slab needs."""
+        return self._boxes(self.scalar)
+
+    def _boxes(self, operand: Operand) -> Ints:
+        columns = []
+        for axis, parts in zip(self.axes, self.cuts, strict=True):
+            low, high = parts.T
+            start = low
+            if operand.is_wide:
+                stride, shift = wrapped((axis.stride, axis.shifts[0]))
+                start = low * stride + shift
+                low, high = axis.windows(low, high)
+            columns.append(np.column_stack([low, high - low, start if operand.padded else low]))
+        return np.ascontiguousarray(np.stack(combined(columns), axis=2).reshape(-1, 12))
 
 
 def _scalar_pack(problem: ConvProblem, tensor: Tensor, stride: int, lanes_are_groups: bool) -> int:
@@ -206,16 +228,6 @@ def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int, by_gr
     return shape[0], shape[1], shape[2], shape[3]
 
 
-def _slabs(axes: tuple[Axis, ...], shape: Four) -> Iterator[tuple[int, ...]]:
-    cuts = []
-    for axis, size in zip(axes, shape, strict=True):
-        parts = ceil(axis.size / size) if size else 0
-        edges = [axis.size * i // parts for i in range(parts + 1)] if parts else []
-        cuts.append(list(pairwise(edges)))
-    for box in product(*cuts):
-        yield tuple(edge for pair in box for edge in pair)
-
-
 def _block_shape(shape: Four, target: int) -> Four:
     """Give the pixels of one register-tile call: whole lines, then several images or planes of them."""
     n, d, h, w = shape
@@ -228,14 +240,14 @@ def _block_shape(shape: Four, target: int) -> Four:
 
 def _paddable(geo: Geometry) -> bool:
     """Whether zeros around the wide tensor would be needed and stay small beside it."""
-    needed = any(span != (0, axis.size) for axis in geo.axes for span in axis.ranges)
+    needed = not all(axis.whole for axis in geo.axes)
     shape = tuple(axis.size for axis in geo.axes)
     windows = [prod(_window_shape(geo.axes, (shape[0], shape[1], shape[2], shape[3]), True, p)) for p in (False, True)]
     pairs = prod(len(axis.shifts) for axis in geo.axes) * geo.wide.channels
     return needed and windows[1] <= 2 * windows[0] + 64 * shape[0] and pairs <= PADDED_PAIRS
 
 
-@recent
+@cached
 def schedule(problem: ConvProblem) -> Schedule:
     """Lay out the sum for `problem`: roles, register tiles, slabs of pixels and blocks inside them."""
     geo = geometry(problem)
@@ -279,7 +291,7 @@ def schedule(problem: ConvProblem) -> Schedule:
     in_place = not by_group and not vector_is_wide and _whole_lines(problem, vector)
     packed = 0 if regions else 4 * (lanes * (not in_place) + (lane_factor * scalar.channels if pack != NATIVE else 0))
     shape = _slab_shape(problem, geo.axes, packed, by_group, pack == NATIVE and not vector_is_wide)
-    slabs = tuple(_slabs(geo.axes, shape))
+    slab_cuts = cut(geo.axes, shape)
     scalars, channel_offset = _scalar_operand(
         geo, scalar, pack, list(chain(*cuts)), shape, not vector_is_wide, by_group, padded
     )
@@ -298,19 +310,18 @@ def schedule(problem: ConvProblem) -> Schedule:
     if regions:
         taken = size * problem.groups * (1 + prod(axis.stride for axis in geo.axes))
         block = _block_shape(shape, max(1, L2_BYTES // taken))
-        ranges, tiles = regions
+        tables = partial(_ready, regions)
     elif merge:
-        ranges, tiles = merged_tables(rows, geo.axes[1:], steps)
+        tables = partial(merged_tables, rows, geo.axes[1:], steps)
     else:
         tile_cuts = [(run.row, split(run.count, limit)) for run in runs]
         together = TILE_BYTES // (4 * limit * max(1, prod(block)))
-        ranges, tiles = tap_tables(rows, geo.axes[1:], steps, tile_cuts, vector_is_wide, together)
-    none = np.zeros((0, 12), np.int64)
-    padded_ranges, padded_tiles = whole_tables(rows, geo.axes[1:], steps) if padded else (none, none)
+        tables = partial(tap_tables, rows, geo.axes[1:], steps, tile_cuts, vector_is_wide, together)
     points = prod(axis.size for axis in geo.axes)
     chunks = 1
     large = 4 * taps * channels * lanes * problem.groups > SMALL_BYTES
-    most = min(len(slabs), points // (CHUNK_POSITIONS if large else SMALL_CHUNK_POSITIONS), problem.macs // CHUNK_MACS)
+    slabs = prod(len(each) for each in slab_cuts)
+    most = min(slabs, points // (CHUNK_POSITIONS if large else SMALL_CHUNK_POSITIONS), problem.macs // CHUNK_MACS)
     while chunks < CHUNKS and 2 * chunks <= most:
         chunks *= 2
     return Schedule(
@@ -330,18 +341,19 @@ def schedule(problem: ConvProblem) -> Schedule:
         row_step=row_step,
         blocks=blocks,
         lanes=lanes,
-        ranges=ranges,
-        tiles=tiles,
-        padded_ranges=padded_ranges,
-        padded_tiles=padded_tiles,
+        lay=(tables, partial(whole_tables, rows, geo.axes[1:], steps) if padded else None),
         inner=np.array([edge for axis in geo.axes[1:] for edge in axis.inner], np.int64),
         scalar_pack=pack,
         scalar_lines=_scalar_lines(problem, scalar, runs, cuts, by_group),
-        slabs=slabs,
+        cuts=slab_cuts,
         block=np.array(block, np.int64),
         chunks=chunks,
         segment=_segment(points // chunks),
     )
+
+
+def _ready(tables: Tables) -> Tables:
+    return tables
 
 
 def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool, acc: int) -> int:
@@ -394,7 +406,7 @@ def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bo
     if not is_wide:
         return shape
     spans = [
-        max(0, (size - 1) * axis.stride + max(axis.shifts) - min(axis.shifts) + 1)
+        max(0, (size - 1) * axis.stride + axis.shifts[-1] - axis.shifts[0] + 1)
         for axis, size in zip(axes, shape, strict=True)
     ]
     if not padded:

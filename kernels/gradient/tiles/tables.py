@@ -19,7 +19,7 @@ from kernels.emit.tile_table import LANE_ROWS, LINES_KEPT
 from kernels.gradient.geometry import Axis
 from kernels.problem import wrapped
 
-__all__ = ["MERGED_TAPS", "Rows", "merged_tables", "region_tables", "split", "tap_tables", "whole_tables"]
+__all__ = ["MERGED_TAPS", "Rows", "Tables", "merged_tables", "region_tables", "split", "tap_tables", "whole_tables"]
 
 Ints = npt.NDArray[np.int64]
 Tables = tuple[Ints, Ints]
@@ -90,7 +90,7 @@ def tap_tables(
     shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
     ranges = np.zeros((grid.shape[1], 12), np.int64)
     for a, axis in enumerate(axes):
-        ranges[:, 2 * a : 2 * a + 2] = np.fromiter(chain.from_iterable(axis.ranges), np.int64).reshape(-1, 2)[grid[a]]
+        ranges[:, 2 * a : 2 * a + 2] = axis.spans[grid[a]]
     ranges[:, 6 if vector_moves else 9] = shift
     ranges[:, 10] = np.arange(len(ranges)) * rows.tap_step
     walks = min(ceil(len(tiles) / max(1, together)), max(1, MOST_RANGES // len(ranges)))
@@ -134,7 +134,7 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
     count, lines = len(line), grid.shape[1]
     ranges = np.zeros((lines, count, 12), np.int64)
     for a in range(2):
-        ranges[:, :, 2 * a : 2 * a + 2] = np.array(axes[a].ranges, np.int64)[grid[a]][:, None]
+        ranges[:, :, 2 * a : 2 * a + 2] = axes[a].spans[grid[a]][:, None]
         ranges[:, :, 9] += (wrapped(axes[a].shifts)[grid[a]] * steps[a])[:, None]
     ranges[:, :, 4:6] = np.array(line, np.int64).reshape(-1, 2)
     ranges[:, :, 7] = np.arange(count)
@@ -184,7 +184,7 @@ def region_tables(axes: Sequence[Axis], steps: Sequence[int], limit: int, line: 
         return None
     sizes = [len(axis.shifts) for axis in axes]
     line_taps = axes[2].shifts
-    kept = LINES_KEPT > 0 and axes[2].stride == 1 and line_taps == tuple(range(line_taps[0], line_taps[0] + LINE_TAPS))
+    kept = LINES_KEPT > 0 and axes[2].stride == 1 and [*line_taps] == [*range(line_taps[0], line_taps[0] + LINE_TAPS)]
     ranges: list[list[int]] = []
     tiles: list[list[int]] = []
     for box in product(*cuts):

@@ -8,7 +8,6 @@ summed in registers and then added to memory. Loops 1 to 6 are compiled (`kernel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.arena import address, arena, arena_address
+from kernels.cache import cached
 from kernels.emit.tile_table import DIRECT, tile_table
 from kernels.gradient.tiles.driver import NATIVE, WIDTH, add, add_lanes, add_slabs, store
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
@@ -109,6 +109,12 @@ class BwdWeights:
         scratch: Storage | None, stop: Stop,
     ) -> bool:  # fmt: skip
         """Compute partial sums or a final tile."""
+        # laying out the tables may take as long as computing
+        if stop():
+            return False
+        self.schedule(problem)
+        if stop():
+            return False
         part = self.part(problem, unit)
         plan = part.plan
         if part.index < 0:
@@ -141,9 +147,7 @@ class Part:
         self.blocks = np.ascontiguousarray(np.column_stack([mine, 4 * lanes * plan.rows, panel_starts]))
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
-        self.slabs = _table(plan.slabs, 8)
-        self.vector_boxes = _table([plan.box(plan.vector, slab) for slab in plan.slabs], 12)
-        self.scalar_boxes = _table([plan.box(plan.scalar, slab) for slab in plan.slabs], 12)
+        self.slabs, self.vector_boxes, self.scalar_boxes = plan.slabs, plan.vector_boxes, plan.scalar_boxes
         macs = problem.macs * self.width // max(1, plan.lanes * len(plan.slabs))
         self.batch = max(1, BATCH_MACS // max(1, macs))
         size = storage_dtype(problem.dtype).itemsize
@@ -155,7 +159,7 @@ class Part:
         # the arguments of `add_slabs` that every call has: those before and after the slabs, and their steps
         self.head = tile_table(), kind, groups, lane_groups
         self.loops: tuple[Any, ...] = (
-            plan.block, self.blocks, plan.ranges, plan.tiles, plan.padded_ranges, plan.padded_tiles, plan.inner,
+            plan.block, self.blocks, *plan.tables, plan.inner,
             _operand(plan.vector, size, self.g0), plan.vector.steps, plan.vector.moves,
             plan.scalar_pack, _operand(plan.scalar, size, self.g0), plan.scalar_lines, plan.scalar.steps,
             plan.scalar.moves, plan.scalar.plane, together, 4 * panel_step, 4 * plan.scalar.scratch,
@@ -164,7 +168,7 @@ class Part:
         if plan.direct:
             starts = np.array([_operand(each, size, self.g0)[0] for each in (plan.vector, plan.scalar)], np.int64)
             self.loops = (
-                tile_table()[DIRECT[problem.dtype]], groups, 4 * self.group_floats, plan.block, plan.ranges, plan.tiles,
+                tile_table()[DIRECT[problem.dtype]], groups, 4 * self.group_floats, plan.block, *plan.tables[:2],
                 plan.vector.moves, plan.scalar.moves, starts, plan.segment,
             )  # fmt: skip
         self.stores = (kind, lane_groups, self.blocks, *self._strides())
@@ -239,14 +243,10 @@ _NONE32, _NONE16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
     """Count the images that the first slabs reach into: they are the outermost axis with positions, or a part of it."""
     outermost = 3 if plan.inside else next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
-    return -(-plan.slabs[slabs - 1][2 * outermost + 1] * problem.n // plan.axes[outermost].size)
+    return -(-int(plan.slabs[slabs - 1][2 * outermost + 1]) * problem.n // plan.axes[outermost].size)
 
 
-def _table(rows: Sequence[Sequence[int] | Ints], columns: int) -> Ints:
-    return np.array(rows, np.int64).reshape(-1, columns)
-
-
-@lru_cache(maxsize=256)
+@cached
 def _part(problem: ConvProblem, unit: Unit) -> Part:
     """Prepare a unit's tables once: a service sees the same shapes again and again."""
     return Part(problem, schedule(problem), unit)

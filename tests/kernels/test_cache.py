@@ -1,0 +1,202 @@
+"""What is remembered of problems: in bounded memory, and nothing that only planning needed."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels import cache, plan
+from kernels.cache import Cache, cached, in_passing, size_of
+from kernels.forward.tiles import _share
+from kernels.gradient.tiles.schedule import schedule
+from kernels.gradient.tiles.unit import BWD_WEIGHTS, _part
+from tests.kernels.harness import problem_of
+from tests.problems import Case
+
+KIB = 1 << 10
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> Cache:
+    """A cache of 100 KiB in the place of the process's own."""
+    fresh = Cache(100 * KIB)
+    monkeypatch.setattr(cache, "CACHE", fresh)
+    return fresh
+
+
+def array(kib: int) -> np.ndarray[Any, Any]:
+    """Make an array of so many KiB."""
+    return np.zeros(kib * KIB, np.uint8)
+
+
+def test_what_was_not_asked_for_the_longest_time_goes_first(small: Cache) -> None:
+    """Ten arrays of 9 KiB have room; the one that was asked for again stays when an eleventh and a twelfth come."""
+    made: list[int] = []
+
+    @cached
+    def make(number: int) -> np.ndarray[Any, Any]:
+        made.append(number)
+        return array(9)
+
+    for number in (*range(10), 0, 10, 11):
+        make(number)
+    assert made == list(range(12))
+    assert small.nbytes <= small.limit
+    make(0)
+    assert made == list(range(12))
+    make(1)
+    assert made[12:] == [1]
+
+
+def test_all_functions_share_the_room(small: Cache) -> None:
+    """The bound is that of the process, not of each function."""
+    for _ in range(20):
+
+        @cached
+        def make(number: int) -> np.ndarray[Any, Any]:
+            return array(number)
+
+        make(9)
+    assert small.nbytes <= small.limit
+    assert len(small) < 11
+
+
+def test_what_takes_half_of_the_room_is_not_kept(small: Cache) -> None:
+    """It would push all else out; so it is made anew, and what was there stays."""
+    made: list[int] = []
+
+    @cached
+    def make(kib: int) -> np.ndarray[Any, Any]:
+        made.append(kib)
+        return array(kib)
+
+    for kib in (1, 60, 60, 1):
+        make(kib)
+    assert made == [1, 60, 60]
+    assert len(small) == 1
+
+
+def test_arrays_that_several_share_count_once(small: Cache) -> None:
+    """Views of one array, and values that hold it, take its bytes once, until the last of them has gone."""
+    base = array(40)
+
+    @cached
+    def make(number: int) -> tuple[np.ndarray[Any, Any], int]:
+        return base[number:], number
+
+    for number in range(20):
+        make(number)
+    assert len(small) == 20
+    assert 40 * KIB < small.nbytes < 60 * KIB
+    make.cache_clear()
+    assert (len(small), small.nbytes) == (0, 0)
+
+
+def test_clearing_leaves_other_functions_alone(small: Cache) -> None:
+    """Each function forgets only its own."""
+    first, second = cached(lambda number: [number]), cached(lambda number: (number,))
+    kept = first(1), second(1)
+    first.cache_clear()
+    assert second(1) is kept[1]
+    assert first(1) is not kept[0]
+    assert len(small) == 2
+
+
+def test_none_is_remembered_too(small: Cache) -> None:
+    """A function that finds nothing is asked once."""
+    made: list[int] = []
+    make = cached(made.append)
+    make(1)
+    make(1)
+    assert made == [1]
+
+
+def test_what_is_made_in_passing_is_not_kept(small: Cache) -> None:
+    """In the block it is made once, after it there is nothing; what was remembered before is used."""
+    made: list[int] = []
+
+    @cached
+    def make(number: int) -> int:
+        made.append(number)
+        return number
+
+    make(1)
+    with in_passing():
+        assert make(1) + make(2) + make(2) == 5
+    assert made == [1, 2]
+    assert len(small) == 1
+
+
+def test_threads_at_once_keep_the_books(small: Cache) -> None:
+    """Whatever threads do at the same time, in the end the bytes are those of what is there."""
+    make = cached(lambda number: array(number % 13 + 1))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: make(number % 50), range(4000)))
+    assert small.nbytes <= small.limit
+    make.cache_clear()
+    assert (len(small), small.nbytes) == (0, 0)
+
+
+@dataclass
+class Held:
+    """Some value that holds others."""
+
+    rows: list[tuple[int, ...]]
+    table: np.ndarray[Any, Any]
+
+
+def test_sizes_are_those_of_all_that_is_reached() -> None:
+    """Arrays to the byte; a long list by a sample of its rows, here of equal ones, within a few per cent."""
+    rows = [tuple(range(1000 * row, 1000 * row + 8)) for row in range(1000)]
+    assert size_of(Held([], array(500))).total == pytest.approx(500 * KIB, rel=0.01)
+    # a row is a tuple of eight integers, each an object of 28 bytes
+    assert size_of(Held(rows, array(0))).total == pytest.approx(1000 * (56 + 8 * 8 + 8 * 28 + 8 - 16), rel=0.1)
+
+
+@pytest.mark.parametrize("setting", ["", "64 MiB", "-1", "1e6"])
+def test_a_setting_that_is_no_number_is_refused(setting: str) -> None:
+    """Better than a bound that nobody meant."""
+    with pytest.raises(ValueError, match=cache.SETTING):
+        cache._limit(setting)
+
+
+def test_the_setting_is_a_number_of_bytes() -> None:
+    """Without one there are 64 MiB."""
+    assert cache._limit(None) == 64 << 20
+    assert cache._limit("1000") == 1000
+
+
+def hostile(i: int) -> Case:
+    """A short request for a long filter: tables of tens of megabytes."""
+    taps = (1 << 17) - i
+    return Case(src_spatial=(taps + 4095,), dst_spatial=(4096,), kernel=(taps,))
+
+
+def test_a_plan_leaves_no_tables_behind(small: Cache) -> None:
+    """Who plans keeps the units, not what was laid out to find them: of 16 MiB a few KiB stay."""
+    for i in range(3):
+        plan(problem_of(hostile(i)), workers=2)
+    assert len(small) == 3
+    assert small.nbytes < 30 * KIB
+
+
+def test_units_with_their_tables_stay_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever shapes come, all tables together have the bytes that they may have, and some of them are kept."""
+    bound = Cache(40 << 20)
+    monkeypatch.setattr(cache, "CACHE", bound)
+    for i in range(4):
+        problem = problem_of(hostile(i))
+        unit = plan(problem).units[0]
+        part = _part(problem, unit)
+        assert bound.nbytes <= bound.limit
+        assert _part(problem, unit) is part
+        assert size_of(part).total > 10 << 20
+        assert schedule(problem) is part.plan
+        forward = problem_of(Case(op="ConvTranspose", src_spatial=(9 + i,), dst_spatial=(11 + i,), kernel=(3,)))
+        first = plan(forward).units[0]
+        assert _share(forward, first) is _share(forward, first)
+    assert BWD_WEIGHTS.part(problem, unit) is part
