@@ -3,7 +3,7 @@
 The narrow tensor's pixels are one flat row of positions, ``((n * D + d) * H + h) * W + w``. The wide tensor lies in
 the same pitches, one plane for each phase of the strides, so that a tap is one shift for all positions. The pitches
 leave room for zeros: where a tap is outside, the wide tensor has a zero, and between its lines the narrow one has.
-Zeros multiply, so data that are not finite take another way (see `kernels.gradient.dots.unit`).
+Zeros multiply, so data that are not finite take another way (see `kernels.gradient.dots.driver`).
 
 Where images are many and maps small, n is the last factor instead of the first: a position (d, h, w) is whole steps of
 images, and taps whose channels fill tiles visit only positions that they, or a tap beside them, meet.
