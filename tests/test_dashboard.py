@@ -44,7 +44,12 @@ def test_the_dashboard_asks_for_what_there_is(service: LiveService, http: httpx.
     }
     assert asked <= known
     ours = {name for name in known if name.startswith("convgrad_")}
-    assert ours - asked <= {"convgrad_build_info", "convgrad_warm_up_ratio", "convgrad_shared_memory_refused_total"}
+    assert ours - asked <= {
+        "convgrad_build_info",
+        "convgrad_target_info",
+        "convgrad_warm_up_ratio",
+        "convgrad_shared_memory_refused_total",
+    }
 
 
 def _series(name: str, kind: str) -> str:

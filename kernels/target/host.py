@@ -130,7 +130,8 @@ def target() -> Target:
     settings = os.environ
     imitated = _words(settings.get(IMITATE, ""))
     if name := settings.get(BUILD):
-        return next(known for known in KNOWN if known.name == name)
+        known = next(known for known in KNOWN if known.name == name)
+        return replace(known, flags=settings.get("NUMBA_CPU_FEATURES") or None)
     features, _ = host_features()
     if name := settings.get(NAME):
         chosen = _named(NAME, name, features)
