@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import llvmlite.binding as llvm
 import numba
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,11 @@ def _cache_folder() -> str:
             return str(folder)
     return ""
 
+
+# Code generation may rewrite the sum that an address is: one summand becomes a pointer, the others its index. Numba
+# optimises such code once more where a caller has it inside. A summand that is zero there is null, nothing can lie at
+# an index of null, and what is read or written there is left out. So sums stay integers.
+llvm.set_option("", "-addr-sink-using-gep=false")
 
 setattr(config, "CACHE_DIR", _cache_folder())  # noqa: B010 -- Numba makes its settings at run time
 
