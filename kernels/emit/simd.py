@@ -132,7 +132,7 @@ def widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
         return raw
     ints = ir.VectorType(ir.IntType(32), width)
     floats = ir.VectorType(F32, width)
-    if kind == "f16" and "f16c" in target().features:
+    if kind == "f16" and target().converts_f16:
         return builder.fpext(builder.bitcast(raw, ir.VectorType(ir.HalfType(), width)), floats)
 
     def const(value: int) -> Any:

@@ -26,7 +26,7 @@ LANEWISE = 0
 FROM_MEMORY = 2
 """Rows of the table from the tiles of one and two vectors to those of vectors that are in no cache yet."""
 
-DIRECT = {"f32": 5, "bf16": 6} | ({"f16": 7} if "f16c" in target().features else {})
+DIRECT = {"f32": 5, "bf16": 6} | ({"f16": 7} if target().converts_f16 else {})
 """Rows of the table with the tiles of `kernels.emit.depthwise.lane_taps`; reading f16 there takes an instruction for
 it."""
 

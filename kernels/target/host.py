@@ -21,6 +21,13 @@ IMITATE = "CONVGRAD_CPU_IMITATE"
 
 AMX = {"amx-tile", "amx-bf16"}
 
+# 64-bit Arm has 32 registers of four f32, so eight lanes are two of them. A tile of 6 rows and two vectors holds 24
+# sums, 4 registers of the panel and one of scalars, which `fmla` takes by lane: 10 registers are loaded for 24 `fmla`,
+# and none is spilled; with 7 rows some are. Four lanes and 12 rows would load 14 for as many. One vector of 9 rows, for
+# the taps of a 3x3 kernel, has 18 sums, which hide the latency of four pipes; taller tiles load hardly less for each.
+_ARM = ("aarch64", "arm64")
+_ARM_ROWS = {1: 9, 2: 6}
+
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XTILEDATA = 158, 0x1023, 18
 
 
@@ -29,7 +36,7 @@ class Target:
     """Name of the processor, the vector width in f32 lanes, and the rows of a register tile by vectors a row.
 
     `rows[1]` and `rows[2]` keep accumulators, one row of vectors and one scalar within the register file. `dots` is
-    the instruction for products of bf16 pairs, if there is one.
+    the instruction for products of bf16 pairs, if there is one; `converts_f16` says that there is one from f16 to f32.
     """
 
     name: str
@@ -38,6 +45,7 @@ class Target:
     rows: dict[int, int]
     dots: Literal["", "amx", "avx512bf16"] = ""
     imitated: frozenset[str] = frozenset()
+    converts_f16: bool = False
 
     @property
     def tag(self) -> str:
@@ -79,7 +87,11 @@ def target() -> Target:
     imitated = _words(os.environ.get(IMITATE, ""))
     dots = _dots(host, imitated)
     name = llvm.get_host_cpu_name()
+    arm = platform.machine() in _ARM
+    converts_f16 = arm or "f16c" in host
     if "avx512f" in host | imitated:
-        return Target(name, host, 16, {1: 9, 2: 9}, dots, imitated)
+        return Target(name, host, 16, {1: 9, 2: 9}, dots, imitated, converts_f16)
+    if arm:
+        return Target(name, host, 8, _ARM_ROWS, dots, imitated, converts_f16)
     rows = 6 if "fma" in host or setting is None else 4
-    return Target(name, host, 8, {1: 8, 2: rows}, dots, imitated)
+    return Target(name, host, 8, {1: 8, 2: rows}, dots, imitated, converts_f16)
