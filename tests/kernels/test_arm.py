@@ -1,0 +1,73 @@
+"""What 64-bit Arm gets, seen in its instructions, which are generated here whatever processor this is."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import llvmlite.binding as llvm
+import pytest
+from llvmlite import ir
+
+from kernels.emit import simd
+from kernels.emit.depthwise import lane_taps
+from kernels.emit.register_tiles import fma_tile
+from kernels.emit.tile_table import LANE_ROWS
+from kernels.target import KNOWN, Target
+
+TRIPLE = "aarch64-linux-gnu"
+
+
+@pytest.fixture(name="arm")
+def _arm(monkeypatch: pytest.MonkeyPatch) -> Target:
+    """An Arm processor, for which vectors are emitted."""
+    described = next(known for known in KNOWN if known.name == "neoverse-n1")
+    monkeypatch.setattr(simd, "target", lambda: described)
+    return described
+
+
+class _Context:
+    """As much of Numba's context as an intrinsic asks for."""
+
+    def get_dummy_value(self) -> None:
+        """Give the value of an intrinsic that has none."""
+
+
+def _hot_loop(tile: Any) -> list[str]:
+    """Give the instructions of the loop of a tile with the most multiply-adds."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    signature, generate = tile._defn(None, *[None] * 5)
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [simd.I64] * 5), "tile")
+    builder = ir.IRBuilder(function.append_basic_block("entry"))
+    generate(_Context(), builder, signature, list(function.args))
+    builder.ret_void()
+    machine = llvm.Target.from_triple(TRIPLE).create_target_machine(cpu="neoverse-n1", opt=3)
+    parsed = llvm.parse_assembly(str(module))
+    parsed.triple, parsed.data_layout = TRIPLE, str(machine.target_data)
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=3))
+    passes.getModulePassManager().run(parsed, passes)
+    # a block ends at a label or a branch
+    blocks = re.split(r"^\.LBB\w+:.*$|^\tc?b[.nz].*$", machine.emit_assembly(parsed), flags=re.MULTILINE)
+    hottest = max(blocks, key=lambda block: block.count("\tfmla\t"))
+    return [line.strip() for line in hottest.splitlines() if line.startswith("\t")]
+
+
+@pytest.mark.parametrize("vectors", [1, 2])
+def test_tiles_fill_the_registers(arm: Target, vectors: int) -> None:
+    """The tallest tiles keep all their sums in registers, and take scalars by lane."""
+    rows = arm.rows[vectors]
+    code = _hot_loop(fma_tile(rows, vectors, arm.lanes))
+    sums = {line.split()[1] for line in code if line.startswith("fmla")}
+    assert len(sums) == rows * vectors * arm.lanes // 4
+    assert not [line for line in code if "[sp" in line]
+    assert all(re.search(r"\.s\[\d\]$", line) for line in code if line.startswith("fmla"))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
+def test_direct_tiles_fill_the_registers(arm: Target, dtype: str) -> None:
+    """Nine taps that are read in place spill nothing, and f16 is converted by its instruction."""
+    code = _hot_loop(lane_taps(LANE_ROWS, 1, arm.lanes, dtype))
+    assert not [line for line in code if "[sp" in line]
+    assert any(line.startswith("fcvtl") for line in code) == (dtype == "f16")
