@@ -78,9 +78,9 @@ class Target:
         if self.lanes == 16:
             return {1: 9, 2: 9}
         if self.arch == "aarch64":
-            # 6 rows and two vectors are 24 sums, 4 registers of the panel and one of scalars, which `fmla` takes by lane:
-            # 10 registers are loaded for 24 `fmla`, and none is spilled; with 7 rows some are. Four lanes and 12 rows
-            # would load 14 for as many. 9 rows of one vector, the taps of a 3x3 kernel, hide the latency of four pipes.
+            # 6 rows of two vectors are 24 sums, 4 registers of the panel and one of scalars, which `fmla` takes by
+            # lane: 10 registers are loaded for 24 `fmla`, and none is spilled; with 7 rows some are. Four lanes and 12
+            # rows would load 14 for as many. 9 rows of one vector, the taps of a 3x3 kernel, hide the latency.
             return {1: 9, 2: 6}
         return {1: 8, 2: 6} if "avx" in self.features else {1: 5, 2: 3}
 
