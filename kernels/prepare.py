@@ -4,9 +4,9 @@
     python -m kernels.prepare --for NAME,... | --for all  only compile, for known targets of this architecture; each
                                                           one's folder becomes an archive that any machine can take
 
-The first form prints a line ``DONE TOTAL`` for each function that is ready, then ``verdict`` and a `Verdict` as JSON.
-What can't be compiled, crashes or is wrong makes the target unfit for this machine: `Verdict.unfit` says why, and a
-narrower target takes its place.
+The first form prints a line ``DONE TOTAL``, estimates of work, for each function that is ready, then ``verdict`` and a
+`Verdict` as JSON. What can't be compiled, crashes or is wrong makes the target unfit for this machine:
+`Verdict.unfit` says why, and a narrower target takes its place.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ __all__ = ["Verdict", "prepare", "read_verdict"]
 Report = Callable[[int, int], None]
 
 _CONTEXT = multiprocessing.get_context("fork")
+_SMALLEST = 400
+"""Bytes of code that take as long to compile as the smallest function does."""
+
 _PROOF_S = 60.0
 """How long a proof, which takes a second, may take: code that is wrong may never end."""
 
@@ -85,7 +88,7 @@ def _note(verdict: Verdict) -> Verdict:
 def prepare(report: Report, jobs: int) -> Verdict:
     """Compile what is missing and prove all of it, while no other process does so in the same folder.
 
-    `report` hears how many functions of how many are ready.
+    `report` hears how much work of how much is done.
     """
     if not target().compiles:
         return Verdict(_processor())
@@ -102,8 +105,8 @@ def compile_all(report: Report, jobs: int) -> tuple[int, str | None]:
 
     Gives the number that the cache lacked, and what went wrong, if anything did.
     """
-    waits, done, total = needs(ENTRIES), 0, len(ENTRIES)
-    heights = _heights(waits)
+    waits, total = needs(ENTRIES), len(ENTRIES)
+    heights, work = _heights(waits), _work(waits)
     order = sorted(range(total), key=lambda place: (-heights[place], ENTRIES[place].function is None, place))
     compilers: list[_Compiler] = []
     for _ in range(max(1, min(jobs, total))):
@@ -111,8 +114,8 @@ def compile_all(report: Report, jobs: int) -> tuple[int, str | None]:
     ready: set[int] = set()
     compiled, wrong = 0, None
     try:
-        report(0, total)
-        while done < total and wrong is None:
+        report(0, sum(work))
+        while len(ready) < total and wrong is None:
             for compiler in compilers:
                 free = (place for place in order if waits[place] <= ready)
                 if compiler.place is None and (place := next(free, None)) is not None:
@@ -125,8 +128,7 @@ def compile_all(report: Report, jobs: int) -> tuple[int, str | None]:
                     break
                 ready.add(place)
                 compiled += answer
-                done += 1
-                report(done, total)
+                report(sum(work[place] for place in ready), sum(work))
     finally:
         for compiler in compilers:
             compiler.close()
@@ -140,6 +142,15 @@ def _heights(waits: Sequence[set[int]]) -> list[int]:
         for needed in waits[place]:
             heights[needed] = max(heights[needed], heights[place] + 1)
     return heights
+
+
+def _work(waits: Sequence[set[int]]) -> list[int]:
+    """Estimate how long each entry takes to compile: by the bytes of its code, and of all that is compiled into it."""
+    inside: list[set[int]] = []
+    for place, needed in enumerate(waits):
+        inside.append({place}.union(*(inside[each] for each in needed)))
+    sizes = [0 if entry.function is None else len(entry.function.__code__.co_code) for entry in ENTRIES]
+    return [_SMALLEST + sum(sizes[each] for each in every) for every in inside]
 
 
 class _Compiler:

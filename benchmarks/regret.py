@@ -1,0 +1,148 @@
+"""How good the choice of paths is: the time of the chosen one over that of the best one, layer by layer.
+
+    python -m benchmarks.regret [--shapes FILE] [--dtype D] [--ops NAME,...] [--only TEXT] [--budget SECONDS]
+
+Every other choice is forced in turn, in this process: weight gradients with the narrow or the wide channels or groups
+as lanes, and on products of bf16 where there are any; ConvTranspose by gathering, with groups as lanes, or scattering.
+A choice that can't compute a layer is left out. Times are the least of several runs of the whole layer in one thread;
+the choices take turns, so that a machine that slows down does so for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from math import exp, log
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+from benchmarks.layers import LAYOUTS, OPERATIONS, read_layers
+from kernels import ConvProblem, plan, run_unit, storage_dtype, warmup
+from kernels.cache import CACHE
+from kernels.target import target
+
+ROLES = ("narrow", "wide", "groups")
+WAYS = ("gather", "lanes", "scatter")
+
+
+@contextmanager
+def forced(problem: ConvProblem, choice: str) -> Iterator[None]:
+    """Let plans made in the block take one choice, whatever the cost models say."""
+    with ExitStack() as stack:
+
+        def patch(name: str, value: Any) -> None:
+            stack.enter_context(mock.patch(name, value))
+
+        CACHE.forget(lambda _: True)
+        refuse = "kernels.gradient.dots.unit.BwdDots.refuse"
+        if choice in ROLES:
+            costs = {role: float(role != choice) for role in ROLES}
+            schedule = "kernels.gradient.tiles.schedule"
+            patch(f"{schedule}.lines_cost", lambda *arguments: costs["narrow" if arguments[3] else "wide"])
+            patch(f"{schedule}.groups_cost", lambda *_: costs["groups"])
+            if target().dots:
+                patch(refuse, lambda *_: "not wanted")
+        elif choice in WAYS:
+            patch("kernels.forward.tiles._costs", lambda _: {choice: 0.0})
+            if target().dots == "amx":
+                patch("kernels.forward.cells.unit.ConvTransposeDots.refuse", lambda *_: "not wanted")
+        elif choice == "dots" and problem.forward:
+            patch("kernels.forward.cells.unit.MOST_CYCLES", np.inf)
+        elif choice == "dots":
+            patch("kernels.gradient.dots.unit.LEAST_USE", dict.fromkeys(_uses(), 0.0))
+            patch("kernels.gradient.dots.unit.MOST_CYCLES", np.inf)
+        yield
+    CACHE.forget(lambda _: True)
+
+
+def _uses() -> list[tuple[str, str]]:
+    from kernels.gradient.dots.unit import LEAST_USE
+
+    return list(LEAST_USE)
+
+
+def runner(problem: ConvProblem, choice: str, inputs: list[Any]) -> Callable[[], float] | None:
+    """Give a function that computes a layer by one choice and tells the seconds, or None where that can't be."""
+    if choice == "groups" and problem.groups == 1:
+        return None
+    with forced(problem, choice):
+        try:
+            chosen = plan(problem)
+        except (AssertionError, MemoryError):
+            return None
+    if choice == "dots" and "tiles" in chosen.kernel:
+        return None
+    output = np.empty(problem.output_shape, storage_dtype(problem.dtype))
+    scratch = np.empty(chosen.scratch_bytes, np.uint8)
+
+    def run() -> float:
+        with forced(problem, choice):
+            for unit in chosen.units:  # lays the units' tables out, too
+                run_unit(chosen, unit, inputs, output, scratch)
+            started = time.perf_counter()
+            for unit in chosen.units:
+                run_unit(chosen, unit, inputs, output, scratch)
+            return time.perf_counter() - started
+
+    return run
+
+
+def measure(problem: ConvProblem, budget: float) -> dict[str, float]:
+    """Time all choices of a layer in turns; "chosen" is what the cost models take."""
+    rng = np.random.default_rng(3)
+    inputs = [_stored(rng.standard_normal(shape), problem.dtype) for shape in problem.input_shapes]
+    names = ("chosen", *(WAYS if problem.forward else ROLES), *(["dots"] if target().dots else []))
+    runs = {name: run for name in names if (run := runner(problem, name, inputs)) is not None}
+    best = dict.fromkeys(runs, float("inf"))
+    until, turns = time.monotonic() + budget, 0
+    while turns < 3 or time.monotonic() < until:
+        for name, run in runs.items():
+            if turns < 2 or best[name] < 3 * min(best.values()):  # what is far behind need not be timed again
+                best[name] = min(best[name], run())
+        turns += 1
+    return best
+
+
+def _stored(values: Any, dtype: str) -> Any:
+    single = values.astype(np.float32)
+    if dtype == "f32":
+        return single
+    return single.astype(np.float16).view(np.uint16) if dtype == "f16" else (single.view(np.uint32) >> 16).astype("u2")
+
+
+def main() -> None:
+    """Measure layers and print a line for each, then the mean and the worst."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"), help="layers")
+    parser.add_argument("--dtype", choices=("f32", "f16", "bf16"), default="f32")
+    parser.add_argument("--ops", default=",".join(OPERATIONS), help="operations, with commas between")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="layers whose name has TEXT")
+    parser.add_argument("--budget", type=float, default=1.0, help="seconds for each layer")
+    parser.add_argument("--json", type=Path, help="write the measurements here")
+    options = parser.parse_args()
+    list(warmup())
+    record, regrets = [], []
+    for layer in read_layers(options.shapes, options.ops.split(","), options.only):
+        for layout in LAYOUTS:
+            times = measure(layer.problem(options.dtype, layout), options.budget)
+            fastest = min(times, key=lambda choice: times[choice])
+            regret = max(1.0, times["chosen"] / times[fastest])
+            regrets.append(regret)
+            record.append({"layer": layer.name, "op": layer.op, "layout": layout, "seconds": times})
+            listed = "  ".join(f"{choice} {1e3 * seconds:.2f}" for choice, seconds in times.items())
+            print(f"{layer.name:30} {layer.op[:20]:20} {layout} {regret:5.2f}  {fastest:8} ms: {listed}", flush=True)
+    mean = exp(sum(map(log, regrets)) / max(1, len(regrets)))
+    print(f"{target()}, {options.dtype}: {len(regrets)} layers, mean {mean:.3f}, worst {max(regrets, default=1.0):.2f}")
+    if options.json:
+        text = json.dumps({"target": str(target()), "dtype": options.dtype, "layers": record}, indent=1)
+        options.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
