@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -124,9 +124,13 @@ def validations(count: int) -> list[dict[str, Any]]:
 
 
 class Slow:
-    """Planning that waits for a word: who planned where, and how many at the same time at the most."""
+    """Planning that waits for a word: who planned where, and how many at the same time at the most.
+
+    `pool` runs callers beside the test.
+    """
 
     def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(8)
         self.go = threading.Event()
         self.threads: list[str] = []
         self.most = 0
@@ -144,25 +148,17 @@ class Slow:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    """Let planning wait."""
+    """Let planning wait, at the most until the end of the test."""
     slow = Slow()
     monkeypatch.setattr(service, "plan_call", slow.plan_call)
-    yield slow
-    slow.go.set()
+    with slow.pool:
+        yield slow
+        slow.go.set()
 
 
-@pytest.fixture
-def together() -> Iterator[Callable[..., Any]]:
-    """Run functions beside the test."""
-    with ThreadPoolExecutor(8) as pool:
-        yield pool.submit
-
-
-def test_others_are_answered_while_a_long_plan_is_made(
-    tight: Resident, tight_http: httpx.Client, slow: Slow, together: Callable[..., Any]
-) -> None:
+def test_others_are_answered_while_a_long_plan_is_made(tight: Resident, tight_http: httpx.Client, slow: Slow) -> None:
     """Unusual shapes are planned beside the event loop, one at a time; each takes a place of the queue meanwhile."""
-    two = [together(validate, tight_http, LONG) for _ in range(2)]
+    two = [slow.pool.submit(validate, tight_http, LONG) for _ in range(2)]
     tight.until(lambda: tight.service.admission.full(0) is not None)
     tight.until(lambda: bool(slow.threads))
     assert tight_http.get("/healthz").status_code == 200
@@ -178,11 +174,9 @@ def test_others_are_answered_while_a_long_plan_is_made(
     assert not slow.threads[-1].startswith("convgrad-plan")
 
 
-def test_a_deadline_ends_waiting_for_a_plan(
-    tight: Resident, tight_http: httpx.Client, slow: Slow, together: Callable[..., Any]
-) -> None:
+def test_a_deadline_ends_waiting_for_a_plan(tight: Resident, tight_http: httpx.Client, slow: Slow) -> None:
     """Who waits for the plan of others, or for their own, is told when their time is over, and takes no place then."""
-    first = together(validate, tight_http, LONG)
+    first = slow.pool.submit(validate, tight_http, LONG)
     tight.until(lambda: bool(slow.threads))
     assert validate(tight_http, LONG, deadline_ms=20).status_code == 504
     assert len(slow.threads) == 1
