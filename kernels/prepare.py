@@ -277,6 +277,8 @@ def main() -> None:
             environment = {**os.environ, BUILD: name}
             subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 -- our own
             print(f"{name}: {time.monotonic() - started:.0f} s", flush=True)  # noqa: T201
+        with contextlib.suppress(OSError):
+            Path(cache_folder()).rmdir()  # this process's own, which nothing was compiled into
     elif os.environ.get(BUILD):
         _, wrong = compile_all(lambda *_: None, chosen.jobs)
         if wrong:
