@@ -47,6 +47,7 @@ __all__ = [
     "STAGE",
     "STEP",
     "TILE",
+    "USED",
     "call_dots",
     "dot_table",
 ]
@@ -67,6 +68,9 @@ SHAPES = (1, 1), (1, 2), (2, 1), (2, 2), (3, 1), (4, 1)
 """Blocks down and across that tile registers sum at once: four hide how long a product takes."""
 
 ENTRIES = BLOCKS + (3 * len(SHAPES) if target().dots == "amx" else 2)
+
+USED = frozenset(range(ENTRIES)) - (frozenset() if target().dots == "amx" else {EXACT + 1, EXACT + 2, STAGE})
+"""Entries that are called: without tile registers only values of bf16 go this way, and rows are not staged."""
 
 PARTS = {"bf16": 1, "f16": 2, "f32": 3}
 """How many bf16 a value is the sum of."""
@@ -369,11 +373,11 @@ def dot_table() -> npt.NDArray[np.int64]:
 
     Blocks run between a call of `BEGIN` and one of `END`.
     """
-    return np.array([_entry(entry).address for entry in range(ENTRIES)], np.int64)
+    return np.array([_entry(entry).address if entry in USED else 0 for entry in range(ENTRIES)], np.int64)
 
 
 if target().dots:
-    COMPILED.extend(Entry(f"dots[{entry}]", partial(_entry, entry)) for entry in range(ENTRIES))
+    COMPILED.extend(Entry(f"dots[{entry}]", partial(_entry, entry)) for entry in sorted(USED))
 
 
 @_typed_intrinsic

@@ -168,7 +168,7 @@ def objects(folder: Path, path: str) -> None:
     entries = [rows.get(divmod(place, columns)) for place in range((3 + len(tiles.DIRECT)) * columns)]
     table = [[entry._wrapper_name if entry else "0" for entry in entries], []]
     table[1] = [dots._entry(entry)._wrapper_name for entry in range(dots.ENTRIES)]
-    for cfunc in [*rows.values(), *(dots._entry(entry) for entry in range(dots.ENTRIES))]:
+    for cfunc in [*rows.values(), *(dots._entry(entry) for entry in sorted(dots.USED))]:
         write(cfunc._library)
     _write_table(folder / "table.c", list(functions), symbols, table)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 
-import numpy as np
 import pytest
 
 from kernels import proof
@@ -43,9 +42,7 @@ def test_products_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> 
     from kernels.emit import dots
 
     silent = []
-    for entry in range(dots.ENTRIES):
-        if entry in (dots.BEGIN, dots.END) or (entry == dots.STAGE and target().dots != "amx"):
-            continue  # without AMX they do nothing
+    for entry in sorted(dots.USED - {dots.BEGIN, dots.END}):  # without AMX these do nothing
         table = dots.dot_table().copy()
         table[entry] = _nothing()
         with monkeypatch.context() as patch:
@@ -57,4 +54,3 @@ def test_products_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> 
                 continue
         silent.append(entry)
     assert not silent
-    assert np.any(dots.dot_table())
