@@ -165,9 +165,9 @@ def objects(folder: Path, path: str) -> None:
         symbols.append(compiled.fndesc.llvm_func_name)
     rows = {(kind, count): tiles._tile(kind, count) for kind, count in tiles.tile_entries()}
     columns = tiles.LANE_ROWS + tiles.LINES_KEPT + 1
-    entries = [rows.get(divmod(place, columns)) for place in range((3 + len(tiles.DIRECT)) * columns)]
+    entries = [rows.get(divmod(place, columns)) for place in range((5 + len(tiles.DIRECT)) * columns)]
     table = [[entry._wrapper_name if entry else "0" for entry in entries], []]
-    table[1] = [dots._entry(entry)._wrapper_name for entry in range(dots.ENTRIES)]
+    table[1] = [dots._entry(e)._wrapper_name if e in dots.USED else "0" for e in range(dots.ENTRIES)]
     for cfunc in [*rows.values(), *(dots._entry(entry) for entry in sorted(dots.USED))]:
         write(cfunc._library)
     _write_table(folder / "table.c", list(functions), symbols, table)
