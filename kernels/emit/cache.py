@@ -33,14 +33,15 @@ _ARCHIVE, _SUFFIX = "zip", ".zip"
 
 @cache
 def folder_name() -> str:
-    """Name the folder by the target and a digest of it, of the package's sources and of the compilers.
+    """Name the folder by the target and a digest of it, of the package's sources and place, and of the compilers.
 
     Numba looks only at the file that a function stands in, not at what it calls, and would run old code after a change
-    elsewhere.
+    elsewhere; and it finds a function by the path of its file.
     """
-    digest = hashlib.sha256(f"{target().digest} {numba.__version__} {llvmlite.__version__}".encode())
-    digest.update(f"{sys.implementation.cache_tag}".encode())
-    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
+    package = Path(__file__).parents[1]
+    versions = numba.__version__, llvmlite.__version__, sys.implementation.cache_tag
+    digest = hashlib.sha256(" ".join(map(str, (target().digest, *versions, package))).encode())
+    for source in sorted(package.rglob("*.py")):
         digest.update(source.read_bytes())
     return f"{target()}-{digest.hexdigest()[:16]}"
 
