@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import sha256
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -137,20 +138,23 @@ def compile_all(report: Report, jobs: int) -> tuple[int, str | None]:
 
 def _heights(waits: Sequence[set[int]]) -> list[int]:
     """Give the length of the longest chain of entries that wait for each one."""
-    heights = [0] * len(waits)
-    for place in range(len(waits) - 1, -1, -1):  # those that are called stand before their callers
-        for needed in waits[place]:
-            heights[needed] = max(heights[needed], heights[place] + 1)
-    return heights
+
+    @cache
+    def height(place: int) -> int:
+        return max((1 + height(other) for other, needed in enumerate(waits) if place in needed), default=0)
+
+    return [height(place) for place in range(len(waits))]
 
 
 def _work(waits: Sequence[set[int]]) -> list[int]:
     """Estimate how long each entry takes to compile: by the bytes of its code, and of all that is compiled into it."""
-    inside: list[set[int]] = []
-    for place, needed in enumerate(waits):
-        inside.append({place}.union(*(inside[each] for each in needed)))
+
+    @cache
+    def inside(place: int) -> frozenset[int]:
+        return frozenset({place}).union(*(inside(needed) for needed in waits[place]))
+
     sizes = [0 if entry.function is None else len(entry.function.__code__.co_code) for entry in ENTRIES]
-    return [_SMALLEST + sum(sizes[each] for each in every) for every in inside]
+    return [_SMALLEST + sum(sizes[each] for each in inside(place)) for place in range(len(waits))]
 
 
 class _Compiler:

@@ -38,7 +38,7 @@ class Entry:
 
 
 ENTRIES: list[Entry] = []
-"""Everything that is compiled, a function behind those that it calls."""
+"""Everything that is compiled."""
 
 # Code generation may rewrite the sum that an address is: one summand becomes a pointer, the others its index. Numba
 # optimises such code once more where a caller has it inside. A summand that is zero there is null, nothing can lie at
