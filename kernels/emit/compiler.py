@@ -12,20 +12,35 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, ModuleType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, overload
 
 import llvmlite.binding as llvm
 import numba
 import numpy as np
 import numpy.typing as npt
-from numba.core import config, sigutils
+from numba import types
+from numba.core import config
 
 from kernels.emit.cache import cache_folder
 from kernels.target import host_arch, host_features, target
 
-__all__ = ["ENTRIES", "Entry", "Floats", "Halves", "Table", "Vector", "callback", "jit", "needs"]
+__all__ = [
+    "ENTRIES",
+    "Entry",
+    "Floats",
+    "Halves",
+    "Record",
+    "Rows",
+    "Table",
+    "Vector",
+    "callback",
+    "jit",
+    "needs",
+    "numbers",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -59,29 +74,72 @@ Table = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.uint16]
 
-_NUMBA = {
-    "None": "void",
-    "bool": "boolean",
-    "int": "int64",
-    "float": "float32",
-    "Vector": "int64[::1]",
-    "Table": "int64[:, ::1]",
-    "Floats": "float32[::1]",
-    "Halves": "uint16[::1]",
+_NUMBA: dict[str, Any] = {
+    "bool": types.boolean,
+    "int": types.int64,
+    "float": types.float32,
+    "Vector": types.int64[::1],
+    "Table": types.int64[:, ::1],
+    "Floats": types.float32[::1],
+    "Halves": types.uint16[::1],
 }
-"""What an annotation means to the compiler."""
+"""What an annotation means to the compiler; each `Record` adds two."""
+
+_FIELDS: dict[str, Any] = {"int": np.int64, "bool": np.bool_, "Vector": np.int64}
+"""What a field's annotation means to NumPy; each `Record` adds one."""
+
+
+class Rows(Protocol[R]):
+    """A table of records: a structured array."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Count the records."""
+
+    @property
+    def ctypes(self) -> Any:
+        """Give the address of the first."""
+
+    @overload
+    def __getitem__(self, at: int, /) -> R: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> Rows[R]: ...
+
+
+class Record:
+    """A row of a table whose columns have names, for NumPy and compiled code alike.
+
+    A subclass lists its fields: integers, bools, other records, and a `Vector` of so many `numbers`. Compiled
+    functions take a row, ``Slab``, or a table, ``Rows[Slab]``. A row is an address: it lasts no longer than its table,
+    and a table that a compiled function makes itself no longer than the last use of its name.
+    """
+
+    dtype: ClassVar[np.dtype[np.void]]
+
+    def __init_subclass__(cls) -> None:
+        """Lay the fields out, and make both annotations known."""
+        fields = []
+        for name, annotation in cls.__annotations__.items():
+            count = vars(cls).get(name)
+            fields.append((name, _FIELDS[annotation], *([(count,)] if count else [])))
+        cls.dtype = _FIELDS[cls.__name__] = np.dtype(fields, align=True)
+        _NUMBA[cls.__name__] = row = numba.from_dtype(cls.dtype)
+        _NUMBA[f"Rows[{cls.__name__}]"] = types.Array(row, 1, "C")
+
+
+def numbers(count: int) -> Any:
+    """Say that a field of a `Record` is a vector of `count` integers."""
+    return count
 
 
 def jit(function: F) -> F:
     """Compile for the one signature that the annotations say, cached on disk, without the GIL.
 
     Callers convert what they pass: Numba would compile a function anew for each constant and each unsigned address.
-    Nothing is ever compiled for a call: addresses, counts and steps are int64, arrays those of `_NUMBA`. An array of
-    which only the address is used further on is freed at once: take `array.ctypes.data` where it is used.
+    Nothing is ever compiled for a call: addresses, counts and steps are int64, arrays and records those of `_NUMBA`. An
+    array of which only the address is used further on is freed at once: take `array.ctypes.data` where it is used.
     """
-    kinds = {name: _NUMBA[annotation] for name, annotation in function.__annotations__.items() if name != "return"}
-    # types and not their text: the cache is asked with what is given here, and by a caller with types
-    arguments, _ = sigutils.normalize_signature(f"({', '.join(kinds.values())},)")
+    arguments = tuple(_NUMBA[kind] for name, kind in function.__annotations__.items() if name != "return")
     dispatcher: Any = numba.njit(nogil=True, cache=True, error_model="numpy", boundscheck=False)(function)
     compile_anew = dispatcher.compile
     dispatcher.compile = lambda _: compile_anew(arguments)

@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels.emit import simd
-from kernels.emit.register_tiles import sum_box
+from kernels.emit.register_tiles import Walk, sum_box
 
 __all__ = ["LANE_PIXELS", "LINE_TAPS", "lane_sums", "lane_taps"]
 
@@ -29,9 +29,9 @@ LINE_TAPS = 3
 def lane_sums(width: int) -> Any:
     """Make an intrinsic that sums `LANE_PIXELS` pixels over all taps, for `groups` vectors of `width` groups each.
 
-    Arguments: the addresses of the walk (see `kernels.emit.register_tiles.fma_tile`; lines of weights are one vector),
-    of the first line of weights, of its group's line of bias, of src and dst, and of the pixels' byte offsets in both;
-    then the number of vectors and the bytes between their weights. Vectors follow each other in src and dst.
+    Arguments: the addresses of a `kernels.emit.register_tiles.Walk` (lines of weights are one vector), of the first
+    line of weights, of its group's line of bias, of src and dst, and of the pixels' byte offsets in both; then the
+    number of vectors and the bytes between their weights. Vectors follow each other in src and dst.
     """
     lane = ir.VectorType(simd.F32, width)
     line = 4 * width
@@ -43,10 +43,9 @@ def lane_sums(width: int) -> Any:
         return types.void(*([types.int64] * 9)), codegen
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        walk, v, bias, s, dst, offsets, places, groups, panel = values
-        steps = [simd.load(builder, builder.add(walk, simd.I64(8 * i)), simd.I64, 8) for i in range(9)]
-        for i in range(3):
-            steps[i] = builder.mul(steps[i], simd.I64(line))
+        where, v, bias, s, dst, offsets, places, groups, panel = values
+        walk = simd.fields(builder, where, Walk.dtype, "panel", "scalars", "counts")
+        walk.panel = [builder.mul(step, simd.I64(line)) for step in walk.panel]
         rows = [simd.load(builder, builder.add(offsets, simd.I64(8 * m)), simd.I64, 8) for m in range(LANE_PIXELS)]
 
         def column(carried: list[Any]) -> list[Any]:
@@ -54,22 +53,24 @@ def lane_sums(width: int) -> Any:
             weights = simd.load(builder, vp, lane)
             for m, row in enumerate(rows):
                 sums[m] = simd.multiply_add(builder, simd.load(builder, builder.add(sp, row), lane), weights, sums[m])
-            return [builder.add(vp, steps[2]), builder.add(sp, steps[5]), *sums]
+            return [builder.add(vp, walk.panel[2]), builder.add(sp, walk.scalars[2]), *sums]
 
         def row(carried: list[Any]) -> list[Any]:
             vp, sp, *_ = carried
-            sums = simd.loop(builder, steps[8], carried, column, "lane.column", rolled=True)[2:]
-            return [builder.add(vp, steps[1]), builder.add(sp, steps[4]), *sums]
+            sums = simd.loop(builder, walk.counts[2], carried, column, "lane.column", rolled=True)[2:]
+            return [builder.add(vp, walk.panel[1]), builder.add(sp, walk.scalars[1]), *sums]
 
         def plane(carried: list[Any]) -> list[Any]:
             vp, sp, *_ = carried
-            sums = simd.loop(builder, steps[7], carried, row, "lane.row", rolled=True)[2:]
-            return [builder.add(vp, steps[0]), builder.add(sp, steps[3]), *sums]
+            sums = simd.loop(builder, walk.counts[1], carried, row, "lane.row", rolled=True)[2:]
+            return [builder.add(vp, walk.panel[0]), builder.add(sp, walk.scalars[0]), *sums]
 
         def group(carried: list[Any]) -> list[Any]:
             vp, bp, sp, to = carried
             start = simd.load(builder, bp, lane)
-            sums = simd.loop(builder, steps[6], [vp, sp, *[start] * LANE_PIXELS], plane, "lane.plane", rolled=True)[2:]
+            sums = simd.loop(
+                builder, walk.counts[0], [vp, sp, *[start] * LANE_PIXELS], plane, "lane.plane", rolled=True
+            )[2:]
             for m, value in enumerate(sums):
                 place = builder.add(to, simd.load(builder, builder.add(places, simd.I64(8 * m)), simd.I64, 8))
                 builder.store(value, builder.inttoptr(place, lane.as_pointer()), align=4)
@@ -91,8 +92,8 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
 
     Arguments are those of `kernels.emit.register_tiles.fma_tile`, but both tensors are read as vectors of stored
     `kind`, the walk's steps are all in bytes, and behind the offsets of the rows stand the accumulator bytes of each
-    one. The walk goes on with the number of vectors of groups, and the accumulator bytes between them; the tile visits
-    all of them, `vectors` at a time: a vector that begins inside a cache line shares its last line with the next one.
+    one. The tile visits all vectors of groups, `vectors` at a time: one that begins inside a cache line shares its last
+    line with the next one.
 
     With `kept` rows are lines of `LINE_TAPS` taps of which the last ones at one position are the first `kept` ones at
     the next: these stay in registers.
@@ -104,8 +105,8 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
         return types.void(*([types.int64] * 5)), codegen
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        walk, v, s, offsets, acc = values
-        steps = [simd.load(builder, builder.add(walk, simd.I64(8 * i)), simd.I64, 8) for i in range(13)]
+        where, v, s, offsets, acc = values
+        walk = simd.fields(builder, where, Walk.dtype, "panel", "scalars", "counts", "segment", "groups", "group_bytes")
         row_offsets, places = (
             [simd.load(builder, builder.add(offsets, simd.I64(8 * (first + m))), simd.I64, 8) for m in range(rows)]
             for first in (0, rows)
@@ -130,7 +131,7 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
                     for j in range(count):
                         sums[count * m + j] = simd.multiply_add(builder, taken[j], line[j], sums[count * m + j])
                 sums[count * rows :] = following
-                return [builder.add(vp, steps[2]), simd.opaque(builder, builder.add(sp, steps[5])), *sums]
+                return [builder.add(vp, walk.panel[2]), simd.opaque(builder, builder.add(sp, walk.scalars[2])), *sums]
 
             def begin(start: list[Any]) -> list[Any]:
                 first = [offset for m, offset in enumerate(row_offsets) if m % LINE_TAPS < kept]
@@ -141,22 +142,24 @@ def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> 
 
                 def add_sums(sums: list[Any]) -> None:
                     for index, value in enumerate(sums):
-                        place = builder.add(places[index // count], builder.mul(steps[12], simd.I64(index % count)))
+                        place = builder.add(
+                            places[index // count], builder.mul(walk.group_bytes, simd.I64(index % count))
+                        )
                         address = builder.inttoptr(builder.add(to, place), lane.as_pointer())
                         builder.store(builder.fadd(builder.load(address, align=4), value), address, align=4)
 
                 zeros = [ir.Constant(lane, [0.0] * width)] * (count * rows)
-                add_sums(sum_box(builder, steps, [vp, sp], zeros, column, add_sums, rolled=True, begin=begin))
+                add_sums(sum_box(builder, walk, [vp, sp], zeros, column, add_sums, rolled=True, begin=begin))
                 step = simd.I64(size * width * count)
                 return [
                     builder.add(vp, step),
                     builder.add(sp, step),
-                    builder.add(to, builder.mul(steps[12], simd.I64(count))),
+                    builder.add(to, builder.mul(walk.group_bytes, simd.I64(count))),
                 ]
 
             return body
 
-        simd.twice(builder, steps[11], [v, s, acc], vectors, group)
+        simd.twice(builder, walk.groups, [v, s, acc], vectors, group)
         return context.get_dummy_value()
 
     return intrinsic(typer)

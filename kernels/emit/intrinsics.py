@@ -14,6 +14,7 @@ from kernels.emit import simd
 
 __all__ = [
     "add_run",
+    "address_of",
     "all_finite",
     "call_tile",
     "copy_panel",
@@ -250,3 +251,15 @@ def call_tile(typingctx: Any, tile: Any, walk: Any, v: Any, s: Any, offsets: Any
         return context.get_dummy_value()
 
     return types.void(*([types.int64] * 6)), codegen
+
+
+@_typed_intrinsic
+def address_of(typingctx: Any, part: Any) -> Any:
+    """Give the address of a record, or of a record or vector inside one."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        vector = isinstance(part, types.Array)
+        pointer = context.make_array(part)(context, builder, values[0]).data if vector else values[0]
+        return builder.ptrtoint(pointer, simd.I64)
+
+    return types.int64(part), codegen

@@ -18,17 +18,36 @@ from numba import types
 from numba.extending import intrinsic
 
 from kernels.emit import simd
+from kernels.emit.compiler import Record, Vector, numbers
 
-__all__ = ["fma_tile", "sum_box"]
+__all__ = ["Walk", "fma_tile", "sum_box"]
 
 AHEAD_BYTES = 4096
 """How far before it needs them a tile asks for vectors that lie in memory: a page, where the processor's own asking
 begins anew."""
 
 
+class Walk(Record):
+    """A walk over a box of positions, along (outer, row, column).
+
+    Steps of the vector `panel` are in lines (see `fma_tile`), those of the `scalars` in bytes. Each of the `counts` is
+    at least 1. From one accumulator row to the next it is `acc_step` lines, and `segment` is the logarithm of the
+    positions that are summed in registers. Only `kernels.emit.depthwise.lane_taps` reads the number of vectors of
+    groups and the accumulator bytes between them.
+    """
+
+    panel: Vector = numbers(3)
+    scalars: Vector = numbers(3)
+    counts: Vector = numbers(3)
+    acc_step: int
+    segment: int
+    groups: int
+    group_bytes: int
+
+
 def sum_box(
     builder: Any,
-    steps: list[Any],
+    walk: Any,
     places: list[Any],
     zeros: list[Any],
     column: Callable[[list[Any]], list[Any]],
@@ -38,12 +57,13 @@ def sum_box(
 ) -> list[Any]:
     """Emit the loops of a walk from the two `places` on around `column`; give the sums that are left at the end.
 
-    `steps` are the walk's: of the first place, then of the second, for (outer, row, column), the three counts, and,
-    in place 10, the logarithm of the positions after which `add_sums` adds to memory. `begin` gives, from the places,
-    what else `column` carries along: values behind the sums.
+    `walk` has the fields of a `Walk`: the steps of the first place, here in bytes, and of the second, the counts, and
+    the logarithm of the positions after which `add_sums` adds to memory. `begin` gives, from the places, what else
+    `column` carries along: values behind the sums.
     """
-    most = builder.shl(simd.I64(1), steps[10])
-    segments = builder.lshr(builder.add(steps[8], builder.sub(most, simd.I64(1))), steps[10])
+    outers, lines, columns = walk.counts
+    most = builder.shl(simd.I64(1), walk.segment)
+    segments = builder.lshr(builder.add(columns, builder.sub(most, simd.I64(1))), walk.segment)
 
     def segment(carried: list[Any]) -> list[Any]:
         vp, sp, left, pending, *sums = carried
@@ -68,24 +88,22 @@ def sum_box(
 
     def row(carried: list[Any]) -> list[Any]:
         vp, sp, pending, *sums = carried
-        pending, *sums = simd.loop(builder, segments, [vp, sp, steps[8], pending, *sums], segment, "segment")[3:]
-        return [builder.add(vp, steps[1]), builder.add(sp, steps[4]), pending, *sums]
+        pending, *sums = simd.loop(builder, segments, [vp, sp, columns, pending, *sums], segment, "segment")[3:]
+        return [builder.add(vp, walk.panel[1]), builder.add(sp, walk.scalars[1]), pending, *sums]
 
     def outer(carried: list[Any]) -> list[Any]:
         vp, sp, pending, *sums = carried
-        pending, *sums = simd.loop(builder, steps[7], [vp, sp, pending, *sums], row, "row")[2:]
-        return [builder.add(vp, steps[0]), builder.add(sp, steps[3]), pending, *sums]
+        pending, *sums = simd.loop(builder, lines, [vp, sp, pending, *sums], row, "row")[2:]
+        return [builder.add(vp, walk.panel[0]), builder.add(sp, walk.scalars[0]), pending, *sums]
 
-    return simd.loop(builder, steps[6], [*places, simd.I64(0), *zeros], outer, "outer")[3:]
+    return simd.loop(builder, outers, [*places, simd.I64(0), *zeros], outer, "outer")[3:]
 
 
 def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead: bool = False) -> Any:
     """Make the register tile of `rows` x (`vectors` x `width`) f32 accumulators as a Numba intrinsic.
 
-    The intrinsic takes five 64-bit integers: the addresses of the walk, the vector panel, the scalar base, `rows`
-    int64 byte offsets of the scalars, and the first accumulator line. A line is ``vectors * width`` f32. The walk is
-    eleven int64: the panel's steps for (outer, row, column) in lines, the scalars' steps in bytes, the three counts
-    (each at least 1), the step from one accumulator row to the next in lines, and the logarithm of a segment.
+    The intrinsic takes five 64-bit integers: the addresses of a `Walk`, the vector panel, the scalar base, `rows`
+    int64 byte offsets of the scalars, and the first accumulator line. A line is ``vectors * width`` f32.
 
     A `lanewise` tile reads a vector in place of each scalar, so that every lane has a problem of its own (depthwise:
     lanes are groups). The tile starts from zero in registers and adds to memory after every segment of positions or
@@ -98,13 +116,13 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
         return types.void(*([types.int64] * 5)), codegen
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        walk, v, s, offsets, acc = values
+        place, v, s, offsets, acc = values
         lane = ir.VectorType(simd.F32, width)
-        steps = [simd.load(builder, builder.add(walk, simd.I64(8 * i)), simd.I64, 8) for i in range(11)]
-        for i in (0, 1, 2, 9):
-            steps[i] = builder.mul(steps[i], simd.I64(line))
+        walk = simd.fields(builder, place, Walk.dtype, "panel", "scalars", "counts", "acc_step", "segment")
+        walk.panel = [builder.mul(step, simd.I64(line)) for step in walk.panel]
+        acc_step = builder.mul(walk.acc_step, simd.I64(line))
         row_offsets = [simd.load(builder, builder.add(offsets, simd.I64(8 * m)), simd.I64, 8) for m in range(rows)]
-        lines = [builder.add(acc, builder.mul(steps[9], simd.I64(m))) for m in range(rows)]
+        lines = [builder.add(acc, builder.mul(acc_step, simd.I64(m))) for m in range(rows)]
         for address in lines:
             simd.prefetch(builder, address)
 
@@ -128,10 +146,10 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
                 )
                 for j in range(vectors):
                     sums[m * vectors + j] = simd.multiply_add(builder, scalar, loaded[j], sums[m * vectors + j])
-            return [builder.add(vp, steps[2]), simd.opaque(builder, builder.add(sp, steps[5])), *sums]
+            return [builder.add(vp, walk.panel[2]), simd.opaque(builder, builder.add(sp, walk.scalars[2])), *sums]
 
         zero = ir.Constant(lane, [0.0] * width)
-        sums = sum_box(builder, steps, [v, s], [zero] * (rows * vectors), column, add_sums, rolled=lanewise)
+        sums = sum_box(builder, walk, [v, s], [zero] * (rows * vectors), column, add_sums, rolled=lanewise)
         add_sums(sums)
         return context.get_dummy_value()
 

@@ -8,16 +8,18 @@ to AVX-512, AVX2 or NEON instructions; a length the processor lacks still runs, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils
 
 from kernels.target import target
 
 __all__ = [
-    "F32", "I64", "BFloat", "fma", "join", "load", "loop", "multiply_add", "narrow", "opaque", "prefetch", "runs",
-    "splat", "storage", "store", "twice", "widen",
+    "F32", "I64", "BFloat", "fields", "fma", "join", "load", "loop", "multiply_add", "narrow", "opaque", "prefetch",
+    "runs", "splat", "storage", "store", "twice", "widen",
 ]  # fmt: skip
 
 I64 = ir.IntType(64)
@@ -73,6 +75,18 @@ def loop(
 def load(builder: Any, address: Any, kind: Any, align: int = 4) -> Any:
     """Load a value of type `kind` from an address."""
     return builder.load(builder.inttoptr(address, kind.as_pointer()), align=align)
+
+
+def fields(builder: Any, address: Any, record: np.dtype[np.void], *names: str) -> Any:
+    """Load fields of a record of int64 by their names; a vector becomes a list."""
+    assert record.fields is not None
+    loaded = SimpleNamespace()
+    for name in names:
+        kind, first = record.fields[name][:2]
+        places = [builder.add(address, I64(first + 8 * i)) for i in range(kind.itemsize // 8)]
+        values = [load(builder, place, I64, 8) for place in places]
+        setattr(loaded, name, values if kind.shape else values[0])
+    return loaded
 
 
 def store(builder: Any, value: Any, address: Any, align: int = 4) -> None:

@@ -69,8 +69,7 @@ def pack_weights(
     """
     channels, taps = shape[0], numbers.shape[0]
     size = 4 if kind == F32 else 2
-    operand, box, to = np.zeros(8, np.int64), np.ones(8, np.int64), np.zeros(4, np.int64)
-    operand[1], operand[7] = weights[1], weights[3]
+    counts, steps, to = np.ones(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
     by_tap = weights[6] == size and taps >= 8  # taps are adjacent: they are the run
     for g in range(groups):
         for b in range(blocks.shape[0]):
@@ -80,19 +79,20 @@ def pack_weights(
             source = weights[0] + g * weights[2] + blocks[b, 0] * weights[4]
             tap_bytes = 4 * lanes * channels
             if backwards:
-                box[6], operand[5], to[2] = taps, weights[6], -tap_bytes
-                box[7], operand[6], to[3] = channels, weights[5], 4 * lanes
+                counts[2], steps[2], to[2] = taps, weights[6], -tap_bytes
+                counts[3], steps[3], to[3] = channels, weights[5], 4 * lanes
                 if by_tap:
-                    box[6], operand[5], to[2], box[7], operand[6], to[3] = (
-                        box[7], operand[6], to[3], box[6], operand[5], to[2],
+                    counts[2], steps[2], to[2], counts[3], steps[3], to[3] = (
+                        counts[3], steps[3], to[3], counts[2], steps[2], to[2],
                     )  # fmt: skip
-                pack_panel(kind, lanes, valid, panel + (taps - 1) * tap_bytes, box, to, source, operand)
+                last = panel + (taps - 1) * tap_bytes
+                pack_panel(kind, lanes, valid, last, counts, to, source, steps, weights[3], weights[1])
             else:
-                box[7], operand[6], to[3] = channels, weights[5], 4 * lanes
+                counts[3], steps[3], to[3] = channels, weights[5], 4 * lanes
                 for tap in range(taps):
                     pack_panel(
-                        kind, lanes, valid, panel + numbers[tap] * tap_bytes, box, to, source + tap * weights[6],
-                        operand,
+                        kind, lanes, valid, panel + numbers[tap] * tap_bytes, counts, to, source + tap * weights[6],
+                        steps, weights[3], weights[1],
                     )  # fmt: skip
             for lane in range(lanes):
                 value = 0.0
@@ -234,7 +234,8 @@ def bring_source(
         start -= box[axis] * steps[axis]
     for c in range(channels if lanewise else 1):
         valid = min(WIDTH, left) if lanewise else channels
-        pack_panel(kind, lanes, valid, scratch + 4 * lanes * c, box, steps, source + c * src[8], src)
+        place = source + c * src[8]
+        pack_panel(kind, lanes, valid, scratch + 4 * lanes * c, box[4:], steps, place, src[3:7], src[7], src[1])
     return start
 
 

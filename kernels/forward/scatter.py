@@ -24,13 +24,13 @@ WIDTH = target().lanes
 def pack_columns(kind: int, groups: int, shape: Vector, out: int, weights: Vector, panels: int, line: int) -> None:
     """Pack panels [group][src channel][tap, dst channel], `line` bytes for a src channel with room for 8 more lanes."""
     channels, taps = shape[0], shape[1] * shape[2] * shape[3]
-    operand, box, to = np.zeros(8, np.int64), np.ones(8, np.int64), np.zeros(4, np.int64)
-    operand[1], operand[6], operand[7] = weights[1], weights[5], weights[3]
-    box[7], to[3] = channels, line
+    counts, steps, to = np.ones(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
+    counts[3], steps[3], to[3] = channels, weights[5], line
     for g in range(groups):
         for tap in range(taps):  # rising, because a line may spill over into the next tap's lanes
             place = panels + g * channels * line + 4 * tap * out
-            pack_panel(kind, out, out, place, box, to, weights[0] + g * weights[2] + tap * weights[6], operand)
+            source = weights[0] + g * weights[2] + tap * weights[6]
+            pack_panel(kind, out, out, place, counts, to, source, steps, weights[3], weights[1])
 
 
 @jit

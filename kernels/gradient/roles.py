@@ -5,16 +5,14 @@ from __future__ import annotations
 from math import ceil
 
 import numpy as np
-import numpy.typing as npt
 
 from kernels.gradient.geometry import Tensor
+from kernels.gradient.tiles.records import Block, Records
 from kernels.gradient.tiles.tables import MERGED_TAPS, split
 from kernels.problem import ConvProblem
 from kernels.target import target
 
 __all__ = ["groups_cost", "lane_blocks", "lines_cost", "tile_rows"]
-
-Ints = npt.NDArray[np.int64]
 
 COSTED_TILES = 4096
 """Register tiles whose cycles are added up one by one."""
@@ -31,12 +29,15 @@ def tile_rows(count: int, vectors: int) -> int:
     return most if count % most == 0 else min(8, most)
 
 
-def lane_blocks(channels: int) -> Ints:
-    """Cut channels into (first, valid, vectors, first lane): lines of two vectors, the last of one if it can."""
+def lane_blocks(channels: int) -> Records:
+    """Cut channels into lines of two vectors, the last of one if it can."""
     width = target().lanes
     firsts = np.arange(0, channels, 2 * width)
-    valid = np.minimum(2 * width, channels - firsts)
-    return np.column_stack([firsts, valid, 1 + (valid > width), firsts])
+    blocks = np.zeros(len(firsts), Block.dtype)
+    blocks["first"] = blocks["lane"] = firsts
+    blocks["valid"] = np.minimum(2 * width, channels - firsts)
+    blocks["vectors"] = 1 + (blocks["valid"] > width)
+    return blocks
 
 
 def lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: bool) -> float:

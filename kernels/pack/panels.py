@@ -8,13 +8,31 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Table, Vector, jit
+from kernels.emit.compiler import Record, Rows, Vector, jit
 from kernels.emit.intrinsics import copy_panel, load_value, store_value, transpose_panel
 
-__all__ = ["F16", "F32", "KINDS", "copy_lines", "pack_panel", "pack_panels", "pack_planes"]
+__all__ = ["F16", "F32", "KINDS", "Panel", "copy_lines", "pack_panel", "pack_panels", "pack_planes"]
 
 F32, F16, BF16 = 0, 1, 2
 KINDS = {"f32": F32, "f16": F16, "bf16": BF16}
+
+
+class Panel(Record):
+    """Where some channels of a box of positions are packed.
+
+    A line of the panel has so many `lanes`, the first `valid` ones channels; the first lies `source` bytes from the
+    first channel of all. The box's first line is at an `address`, and steps from line to line are so many times `unit`
+    bytes.
+    """
+
+    lanes: int
+    valid: int
+    source: int
+    address: int
+    unit: int
+
+
+PANEL = Panel.dtype
 
 ACROSS = 8
 """Panels alike from which on adjacent channels are packed position by position rather than panel by panel."""
@@ -134,17 +152,16 @@ def _pack_run(
 
 
 @jit
-def _alike(parts: Table, first: int) -> int:
-    """Count the parts from `first` on that have the same lanes and the same distances in memory and panels."""
+def _alike(panels: Rows[Panel], first: int) -> int:
+    """Count the panels from `first` on that have the same lanes, and the same distances in memory and to each other."""
     count = 1
-    while first + count < parts.shape[0]:
-        here, last = first + count, first + count - 1
-        alike = parts[here, 0] == parts[first, 0] and parts[here, 4] == parts[first, 4]
-        for column in (2, 3):
-            alike = (
-                alike and parts[here, column] - parts[last, column] == parts[first + 1, column] - parts[first, column]
-            )
-        if not alike:
+    while first + count < panels.shape[0]:
+        begin, second, last, here = panels[first], panels[first + 1], panels[first + count - 1], panels[first + count]
+        if here.lanes != begin.lanes or here.unit != begin.unit:
+            break
+        if here.source - last.source != second.source - begin.source:
+            break
+        if here.address - last.address != second.address - begin.address:
             break
         count += 1
     return count
@@ -152,92 +169,97 @@ def _alike(parts: Table, first: int) -> int:
 
 @jit
 def _pack_across(
-    kind: int, parts: Table, first: int, count: int, line: int, step: int, src: int, operand: Vector, run: int
-) -> int:
+    kind: int, panels: Rows[Panel], first: int, count: int, line: int, step: int, src: int, pixel_step: int, run: int,
+    end: int,
+) -> int:  # fmt: skip
     """Pack adjacent channels position by position, so that memory is read in its order; give the positions done.
 
     Whole vectors are read, never past the tensor: what its end cuts off is left.
     """
     size = 4 if kind == F32 else 2
-    lanes = parts[first, 0]
-    vectors = (lanes + 7) // 8 * 8
-    source = src + parts[first, 2]
-    between = parts[first + 1, 2] - parts[first, 2]
+    begin, second = panels[first], panels[first + 1]
+    vectors = (begin.lanes + 7) // 8 * 8
+    source = src + begin.source
+    between = second.source - begin.source
     done = run
-    while done > 0 and source + (done - 1) * operand[6] + (count - 1) * between + vectors * size > operand[1]:
+    while done > 0 and source + (done - 1) * pixel_step + (count - 1) * between + vectors * size > end:
         done -= 1
-    target, apart = parts[first, 3] + line * parts[first, 4], parts[first + 1, 3] - parts[first, 3]
+    target, apart = begin.address + line * begin.unit, second.address - begin.address
     for p in range(done):
-        _copy(kind, vectors, target + p * step * parts[first, 4], apart, source + p * operand[6], between, count)
+        _copy(kind, vectors, target + p * step * begin.unit, apart, source + p * pixel_step, between, count)
     return done
 
 
 @jit
-def pack_panels(kind: int, parts: Table, box: Vector, steps: Vector, src: int, operand: Vector) -> None:
+def pack_panels(
+    kind: int, panels: Rows[Panel], sizes: Vector, steps: Vector, src: int, src_steps: Vector, channel_step: int,
+    end: int,
+) -> None:  # fmt: skip
     """Pack a box of positions into f32 panels, one for each part of the channels.
 
-    `box` and `operand` are those of `kernels.gradient.tiles.driver`: sizes, byte steps and end of the tensor are read
-    from them. `parts` are, row by row: lanes of a line of the panel, valid ones, byte offset of the first, address of
-    the box's first line, bytes of one of `steps`; those lead from one (n, d, h, w) to the next. `src` is the address of
-    the box's first value. Lanes past the valid ones hold anything: the sums they would feed are dropped. With lanes
-    that are no multiple of 8 positions overlap and are written in rising order: up to 7 values past a panel are
-    written, too.
+    `sizes` are the box's along (n, d, h, w); `steps` lead from one position to the next in the panels, in their units,
+    and `src_steps`, in bytes, in the tensor, which has the box's first value at `src` and ends at `end`. Lanes past the
+    valid ones hold anything: the sums they would feed are dropped. With lanes that are no multiple of 8 positions
+    overlap and are written in rising order: up to 7 values past a panel are written, too.
     """
-    run, lines, planes = box[7], box[6], box[5]
-    if operand[5] == run * operand[6] and steps[2] == run * steps[3]:
+    run, lines, planes = sizes[3], sizes[2], sizes[1]
+    if src_steps[2] == run * src_steps[3] and steps[2] == run * steps[3]:
         run, lines = run * lines, 1
-        if operand[4] == run * operand[6] and steps[1] == run * steps[3]:
+        if src_steps[1] == run * src_steps[3] and steps[1] == run * steps[3]:
             run, planes = run * planes, 1
-    adjacent = operand[7] == (4 if kind == F32 else 2)
-    across = adjacent and _alike(parts, 0) >= ACROSS
-    strip = STRIP if adjacent and not across and parts.shape[0] > 1 else max(run, 1)
+    adjacent = channel_step == (4 if kind == F32 else 2)
+    across = adjacent and _alike(panels, 0) >= ACROSS
+    strip = STRIP if adjacent and not across and panels.shape[0] > 1 else max(run, 1)
     first = 0
-    while first < parts.shape[0]:
-        count = _alike(parts, first) if across else parts.shape[0]
-        for n in range(box[4]):
+    while first < panels.shape[0]:
+        count = _alike(panels, first) if across else panels.shape[0]
+        for n in range(sizes[0]):
             for d in range(planes):
                 for h in range(lines):
                     line = n * steps[0] + d * steps[1] + h * steps[2]
-                    place = src + n * operand[3] + d * operand[4] + h * operand[5]
+                    place = src + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
                     done = 0
                     if across and count > 1:
-                        done = _pack_across(kind, parts, first, count, line, steps[3], place, operand, run)
+                        done = _pack_across(kind, panels, first, count, line, steps[3], place, src_steps[3], run, end)
                     for w in range(done, run, strip):
                         for p in range(first, first + count):
-                            unit = parts[p, 4]
+                            panel = panels[p]
                             _pack_run(
-                                kind, parts[p, 0], parts[p, 1],
-                                parts[p, 3] + (line + w * steps[3]) * unit, steps[3] * unit,
-                                place + w * operand[6] + parts[p, 2], operand[7], operand[6],
-                                min(strip, run - w), operand[1],
+                                kind, panel.lanes, panel.valid,
+                                panel.address + (line + w * steps[3]) * panel.unit, steps[3] * panel.unit,
+                                place + w * src_steps[3] + panel.source, channel_step, src_steps[3],
+                                min(strip, run - w), end,
                             )  # fmt: skip
         first += count
 
 
 @jit
 def pack_panel(
-    kind: int, lanes: int, valid: int, dst: int, box: Vector, dst_steps: Vector, src: int, operand: Vector
-) -> None:
+    kind: int, lanes: int, valid: int, dst: int, sizes: Vector, dst_steps: Vector, src: int, src_steps: Vector,
+    channel_step: int, end: int,
+) -> None:  # fmt: skip
     """Pack a box of positions into one panel; `dst_steps` are its byte steps for (n, d, h, w), see `pack_panels`."""
-    part = np.empty((1, 5), np.int64)
-    part[0, 0], part[0, 1], part[0, 2], part[0, 3], part[0, 4] = lanes, valid, 0, dst, 1
-    pack_panels(kind, part, box, dst_steps, src, operand)
+    panels = np.empty(1, PANEL)
+    panel = panels[0]
+    panel.lanes, panel.valid, panel.source, panel.address, panel.unit = lanes, valid, 0, dst, 1
+    pack_panels(kind, panels, sizes, dst_steps, src, src_steps, channel_step, end)
 
 
 @jit
 def pack_planes(
-    kind: int, channels: int, dst: int, channel_step: int, box: Vector, dst_steps: Vector, src: int, operand: Vector
-) -> None:
-    """Convert a box of positions to f32, channel planes kept apart (`channel_step` bytes); see `pack_panel`."""
+    kind: int, channels: int, dst: int, plane: int, sizes: Vector, dst_steps: Vector, src: int, src_steps: Vector,
+    channel_step: int,
+) -> None:  # fmt: skip
+    """Convert a box of positions to f32, channels kept apart in planes of `plane` bytes; see `pack_panel`."""
     size = 4 if kind == F32 else 2
-    whole = box[7] // 8 if operand[6] == size and dst_steps[3] == 4 else 0
+    whole = sizes[3] // 8 if src_steps[3] == size and dst_steps[3] == 4 else 0
     for c in range(channels):
-        for n in range(box[4]):
-            for d in range(box[5]):
-                for h in range(box[6]):
-                    to = dst + c * channel_step + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]
-                    start = src + c * operand[7] + n * operand[3] + d * operand[4] + h * operand[5]
+        for n in range(sizes[0]):
+            for d in range(sizes[1]):
+                for h in range(sizes[2]):
+                    to = dst + c * plane + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]
+                    start = src + c * channel_step + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
                     if whole > 0:
                         _copy(kind, 8, to, 32, start, 8 * size, whole)
-                    for w in range(8 * whole, box[7]):
-                        _move(kind, to + w * dst_steps[3], start + w * operand[6])
+                    for w in range(8 * whole, sizes[3]):
+                        _move(kind, to + w * dst_steps[3], start + w * src_steps[3])

@@ -75,7 +75,7 @@ def test_no_step_for_each_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Axis, "window", lambda *_: pytest.fail("one by one"))
     part = _part(problem, plan(problem).units[0])
     assert isinstance(part.plan, Schedule)
-    assert len(part.slabs) == len(part.vector_boxes) == len(part.scalar_boxes) >= 1 << 15
+    assert len(part.slabs) >= 1 << 15
     assert len(calls) <= 8
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ from tests.problems import Case
 
 
 def _rows(plan: Schedule) -> int:
-    tables = (*plan.tables, plan.blocks, plan.scalar_lines)
+    tables = (*chain.from_iterable(each or () for each in plan.tables), plan.blocks, plan.scalar_lines)
     return len(plan.slabs) + sum(len(table) for table in tables)
 
 
@@ -26,9 +28,9 @@ def test_a_million_channels_and_sixteen_taps(vector: str) -> None:
     case = Case(src_channels=src, dst_channels=dst, src_spatial=(taps,), dst_spatial=(1,), kernel=(taps,))
     plan = schedule(problem_of(case))
     assert _rows(plan) < channels
-    assert len(plan.tables[0]) <= MOST_RANGES
-    lanes = target().lanes * plan.blocks[:, 2]
-    assert (plan.blocks[:, 3] == np.cumsum(lanes) - lanes).all()
+    assert len(plan.tables[0][0]) <= MOST_RANGES
+    lanes = target().lanes * plan.blocks["vectors"].astype(int)
+    assert (plan.blocks["lane"] == np.cumsum(lanes) - lanes).all()
 
 
 def test_walks_over_very_many_tiles_are_long() -> None:
@@ -36,9 +38,9 @@ def test_walks_over_very_many_tiles_are_long() -> None:
     plan = schedule(
         problem_of(Case(src_channels=1 << 15, dst_channels=1 << 10, src_spatial=(64,), dst_spatial=(1,), kernel=(64,)))
     )
-    assert len(plan.tables[0]) <= MOST_RANGES
+    assert len(plan.tables[0][0]) <= MOST_RANGES
     plan = schedule(problem_of(Case(src_spatial=(1 << 17,), dst_spatial=(1,), kernel=(1 << 17,))))
-    assert len(plan.tables[0]) == 1 << 17
+    assert len(plan.tables[0][0]) == 1 << 17
 
 
 def test_slabs_of_very_many_positions_are_large() -> None:
@@ -91,5 +93,5 @@ def test_long_walks_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where walks would be too many, all tiles are one, and the sums are exact."""
     monkeypatch.setattr("kernels.gradient.tiles.tables.MOST_RANGES", 1)
     case = Case(src_channels=3000, dst_channels=40, src_spatial=(13, 13), dst_spatial=(9, 9), kernel=(5, 5))
-    assert len(schedule(problem_of(case)).tables[0]) == 25
+    assert len(schedule(problem_of(case)).tables[0][0]) == 25
     check(case)

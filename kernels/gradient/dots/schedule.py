@@ -23,6 +23,7 @@ from kernels.cache import cached
 from kernels.emit.dots import PARTS, ROWS, STEP, TILE
 from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
 from kernels.gradient.tiles.driver import PLANES, WIDTH
+from kernels.gradient.tiles.records import Block, Records
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.target import target
 
@@ -146,7 +147,7 @@ class DotSchedule:
 
     axes: tuple[Axis, Axis, Axis, Axis]
     groups: int
-    blocks: Ints  # of b: first channel, valid channels, vectors, first lane, as `kernels.gradient.tiles.unit` cuts them
+    blocks: Records  # of b, as `kernels.gradient.tiles.unit` cuts them
     rows: int
     lanes: int
     a: Tensor
@@ -405,7 +406,7 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     return DotSchedule(
         axes=geo.axes,
         groups=problem.groups,
-        blocks=np.array([(f, min(TILE, geo.narrow.channels - f), TILE // WIDTH, f) for f in firsts], np.int64),
+        blocks=np.array([(f, min(TILE, geo.narrow.channels - f), TILE // WIDTH, f, 0, 0) for f in firsts], Block.dtype),
         rows=rows,
         lanes=TILE * b_blocks,
         a=geo.wide,

@@ -15,7 +15,6 @@ from kernels.gradient.dots.driver import STAGE_BYTES, add_dots
 from kernels.gradient.dots.schedule import DotSchedule, dot_schedule
 from kernels.gradient.tiles.unit import BATCH_MACS, BwdWeights, Part
 from kernels.pack.pairs import turned
-from kernels.pack.panels import KINDS
 from kernels.plan import Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.target import target
@@ -42,15 +41,16 @@ class DotPart(Part):
         self.problem, self.plan = problem, plan
         self.g0, self.g1, self.b0, self.b1, self.index, self.parts = unit.part
         mine = plan.blocks[self.b0 : self.b1]
-        self.first_lane, self.width = int(mine[0, 3]), TILE * len(mine)
-        self.blocks = np.column_stack([mine, 4 * (mine[:, 3] - self.first_lane) * plan.rows, 0 * mine[:, 3]])
+        self.first_lane, self.width = int(mine[0]["lane"]), TILE * len(mine)
+        self.blocks = mine.copy()
+        self.blocks["acc"] = 4 * (mine["lane"] - self.first_lane) * plan.rows
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
         self.slabs = np.array(plan.slabs, np.int64)
         self.batch = max(1, BATCH * BATCH_MACS * len(plan.slabs) // max(1, problem.macs))
-        a, b = (plan.channels, plan.a_planes, plan.a_plane), (int(mine[:, 1].sum()), len(mine))
+        a, b = (plan.channels, plan.a_planes, plan.a_plane), (int(mine["valid"].sum()), len(mine))
         self.sizes = np.array((*a, *b, plan.positions, plan.pixels, plan.inside, plan.together), np.int64)
-        self.stores = (KINDS[problem.dtype], 0, self.blocks, *self._strides())
+        self.layout = self._layout(0)
         self.starts = {len(plan.slabs) * chunk // plan.chunks for chunk in range(plan.chunks)}
 
     def _small(self, first: int) -> Table:

@@ -1,25 +1,16 @@
 """The compiled loops of a weight gradient: pack a slab of pixels, walk it in blocks, write the sums out.
 
-Everything is addresses, byte steps and integer tables that `kernels.gradient.tiles.schedule` and
-`kernels.gradient.tiles.unit` have laid out; nothing is checked here. Tables, by column:
-
-* operand: 0 address, 1 end of the tensor, 2 bytes between groups, 3-6 bytes for (n, d, h, w), 7 bytes between lanes
-  of a line, 8 bytes between channels. The address is that of position 0 of the first group; a plan's is counted from
-  the tensor's, and has no end.
-* box: first (n, d, h, w), then sizes, then first (n, d, h, w) of the panel that holds it, padding included.
-* blocks: 0 first channel, 1 valid lanes, 2 vectors, 3 first lane, 4 accumulator bytes, 5 panel bytes.
-* ranges: 0-5 low and high of (d, h, w), 6 shift of the vector panel in lines, 7-8 first and last register tile, 9 shift
-  of the scalars in bytes, 10 accumulator row, 11 number of the walk over the lane blocks that it belongs to.
-* tiles: 0 accumulator row counted from the range's, 1 rows, 2-10 byte offsets of the rows' scalars.
-* lines: 0 byte offset, 1 valid lanes of each line of the scalar panel.
+Everything is addresses, byte steps and tables (`kernels.gradient.tiles.records`) that
+`kernels.gradient.tiles.schedule` and `kernels.gradient.tiles.unit` have laid out; nothing is checked here.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Floats, Halves, Table, Vector, jit
+from kernels.emit.compiler import Floats, Halves, Rows, Table, Vector, jit
 from kernels.emit.intrinsics import (
+    address_of,
     all_finite,
     call_tile,
     fill_zero,
@@ -30,7 +21,20 @@ from kernels.emit.intrinsics import (
     transpose_panel,
 )
 from kernels.emit.tile_table import FROM_MEMORY, LANEWISE
-from kernels.pack.panels import F16, F32, KINDS, copy_lines, pack_panels, pack_planes
+from kernels.gradient.tiles.records import (
+    Block,
+    Box,
+    LaneTile,
+    Line,
+    Range,
+    Share,
+    Slab,
+    Source,
+    Tile,
+    Visit,
+    Weights,
+)
+from kernels.pack.panels import F16, F32, KINDS, PANEL, Panel, copy_lines, pack_panels, pack_planes
 from kernels.target import target
 
 __all__ = ["LINES", "NATIVE", "PLANES", "add", "add_lanes", "add_slabs", "store"]
@@ -39,6 +43,8 @@ NATIVE, LINES, PLANES = 0, 1, 2
 """How scalars are read: where they lie, from a panel of lines, or from channel planes converted to f32."""
 
 WIDTH = target().lanes
+
+VISIT = Visit.dtype
 
 _load_f32 = load_value("f32")
 _round_f16 = round_bits("f16")
@@ -49,250 +55,248 @@ _put_f32, _put_f16, _put_bf16 = (put_run(kind) for kind in KINDS)
 
 @jit
 def _pack_vector(
-    kind: int, count: int, left: int, operand: Vector, box: Vector, blocks: Table, panel_lines: Vector, panels: int,
-    panel_bytes: int, parts: Table,
+    share: Share, count: int, left: int, source: int, end: int, box: Box, blocks: Rows[Block], panels: int,
+    parts: Rows[Panel],
 ) -> None:  # fmt: skip
-    """Pack `count` groups of the vector tensor, a panel for each lane block; `left` lanes exist, `parts` is scratch."""
-    source, row = operand[0], 0
+    """Pack `count` groups of the vector tensor, a panel for each lane block; `left` lanes exist, `parts` is scratch.
+
+    `source` is the address of position 0 of the first group, `end` that of the tensor's end.
+    """
+    vector, row = share.vector, 0
     for axis in range(4):
-        source += box[axis] * operand[3 + axis]
+        source += box.first[axis] * vector.strides[axis]
     for g in range(count):
         for b in range(blocks.shape[0]):
-            lanes = blocks[b, 2] * WIDTH
-            parts[row, 0], parts[row, 1] = lanes, min(blocks[b, 1], left - g * WIDTH)
-            parts[row, 2] = g * operand[2] + blocks[b, 0] * operand[8]
-            parts[row, 3], parts[row, 4] = panels + g * panel_bytes + blocks[b, 5], 4 * lanes
+            block, part = blocks[b], parts[row]
+            part.lanes, part.valid = block.vectors * WIDTH, min(block.valid, left - g * WIDTH)
+            part.source = g * vector.group + block.first * vector.channel
+            part.address, part.unit = panels + g * share.panel_bytes + block.panel, 4 * block.vectors * WIDTH
             row += 1
-    pack_panels(kind, parts[:row], box, panel_lines, source, operand)
+    pack_panels(
+        share.kind, parts[:row], box.sizes[:], vector.steps[:], source, vector.strides[:], vector.lane, end
+    )  # fmt: skip
 
 
 @jit
-def _zero_border(box: Vector, steps: Vector, panel: int, plane: int) -> None:
-    """Write zeros around the box in its panel; what a line of it covers is left to the packing."""
-    front = (box[2] - box[10]) * steps[2] + (box[3] - box[11]) * steps[3]
-    if steps[1] != steps[0] or box[5] * box[6] * box[7] == 0:
+def _zero_border(share: Share, box: Box, panel: int) -> None:
+    """Write zeros around the box in a panel of scalars; what a line of it covers is left to the packing."""
+    steps, sizes, plane = share.scalar.steps, box.sizes, share.plane
+    front = (box.first[2] - box.held[2]) * steps[2] + (box.first[3] - box.held[3]) * steps[3]
+    if steps[1] != steps[0] or sizes[1] * sizes[2] * sizes[3] == 0:
         fill_zero(panel, plane)
         return
-    for n in range(box[4]):
+    for n in range(sizes[0]):
         start = panel + n * steps[0]
-        end = panel + (n + 1) * steps[0] if n + 1 < box[4] else panel + plane
+        end = panel + (n + 1) * steps[0] if n + 1 < sizes[0] else panel + plane
         fill_zero(start, front)
-        for h in range(box[6]):
-            done = start + front + h * steps[2] + box[7] * steps[3]
-            following = start + front + (h + 1) * steps[2] if h + 1 < box[6] else end
+        for h in range(sizes[2]):
+            done = start + front + h * steps[2] + sizes[3] * steps[3]
+            following = start + front + (h + 1) * steps[2] if h + 1 < sizes[2] else end
             fill_zero(done, following - done)
 
 
 @jit
-def _set_apart(box: Vector, dense: Vector, source: int, steps: Vector, target: int) -> None:
+def _set_apart(scalar: Source, box: Box, dense: Vector, source: int, target: int) -> None:
     """Copy the lines of a dense panel to where they stand among zeros."""
-    for n in range(box[4]):
-        for d in range(box[5]):
-            for h in range(box[6]):
+    steps = scalar.steps
+    for n in range(box.sizes[0]):
+        for d in range(box.sizes[1]):
+            for h in range(box.sizes[2]):
                 to = target + n * steps[0] + d * steps[1] + h * steps[2]
-                copy_lines(steps[3] // 4, to, source + n * dense[0] + d * dense[1] + h * dense[2], box[7])
+                copy_lines(steps[3] // 4, to, source + n * dense[0] + d * dense[1] + h * dense[2], box.sizes[3])
 
 
 @jit
 def _pack_scalar(
-    kind: int, count: int, left: int, padded: bool, pack: int, operand: Vector, box: Vector, lines: Table,
-    steps: Vector, plane: int, scratch: int, scratch_bytes: int, parts: Table, to: Table,
+    share: Share, count: int, left: int, source: int, end: int, box: Box, lines: Rows[Line], scratch: int,
+    parts: Rows[Panel], to: Table,
 ) -> int:  # fmt: skip
     """Bring `count` groups of the scalar tensor to where the tiles read them; give the address of position 0.
 
-    `parts` and `to` are scratch.
+    `source` and `end` are as in `_pack_vector`; `parts` and `to` are scratch.
     """
-    if pack == NATIVE:
-        return operand[0]  # type: ignore[no-any-return]
-    source, base, first, row = operand[0], scratch, scratch, 0
+    if share.pack == NATIVE:
+        return source
+    scalar, base, first, row = share.scalar, scratch, scratch, 0
+    steps, sizes = scalar.steps, box.sizes
     for axis in range(4):
-        source += box[axis] * operand[3 + axis]
-        base -= box[8 + axis] * steps[axis]
-        first += (box[axis] - box[8 + axis]) * steps[axis]
+        source += box.first[axis] * scalar.strides[axis]
+        base -= box.held[axis] * steps[axis]
+        first += (box.first[axis] - box.held[axis]) * steps[axis]
         to[0, axis] = steps[axis] // steps[3]
     for g in range(count):
         for t in range(lines.shape[0]):
-            panel = g * scratch_bytes + t * plane
-            if padded:
-                _zero_border(box, steps, scratch + panel, plane)
-            parts[row, 0], parts[row, 1] = steps[3] // 4, min(lines[t, 1], left - g * WIDTH)
-            parts[row, 2], parts[row, 3], parts[row, 4] = g * operand[2] + lines[t, 0], first + panel, steps[3]
+            panel, part = g * share.scratch_bytes + t * share.plane, parts[row]
+            if share.padded:
+                _zero_border(share, box, scratch + panel)
+            part.lanes, part.valid = steps[3] // 4, min(lines[t].valid, left - g * WIDTH)
+            part.source, part.address = g * scalar.group + lines[t].source, first + panel
+            part.unit = steps[3]
             row += 1
-    if pack == PLANES:
+    if share.pack == PLANES:
         channels = 0
         for t in range(lines.shape[0]):
-            channels += lines[t, 1]
-        pack_planes(kind, channels, scratch, plane, box, steps, source, operand)
-    elif padded and count == 1 and box[7] < 16 and operand[5] == box[7] * operand[6]:
+            channels += lines[t].valid
+        pack_planes(
+            share.kind, channels, scratch, share.plane, sizes[:], steps[:], source, scalar.strides[:], scalar.lane
+        )
+    elif share.padded and count == 1 and sizes[3] < 16 and scalar.strides[2] == sizes[3] * scalar.strides[3]:
         # short lines that follow each other are transposed as one, then set apart
         to[1, 3], to[2, 3] = 1, steps[3]
         for axis in range(2, -1, -1):
-            to[1, axis] = to[1, axis + 1] * box[5 + axis]
+            to[1, axis] = to[1, axis + 1] * sizes[1 + axis]
             to[2, axis] = to[1, axis] * steps[3]
-        spare = scratch + lines.shape[0] * plane
+        spare = scratch + lines.shape[0] * share.plane
         for t in range(lines.shape[0]):
-            parts[t, 3] = spare
-            pack_panels(kind, parts[t : t + 1], box, to[1], source, operand)
-            _set_apart(box, to[2], spare, steps, first + t * plane)
+            parts[t].address = spare
+            pack_panels(share.kind, parts[t : t + 1], sizes[:], to[1], source, scalar.strides[:], scalar.lane, end)
+            _set_apart(scalar, box, to[2], spare, first + t * share.plane)
     else:
-        pack_panels(kind, parts[:row], box, to[0], source, operand)
+        pack_panels(share.kind, parts[:row], sizes[:], to[0], source, scalar.strides[:], scalar.lane, end)
     return base
 
 
 @jit
-def _clip(
-    at: Vector,
-    slab: Vector,
-    block: Vector,
-    ranges: Table,
-    zero: int,
-    acc_step: int,
-    vector_moves: Vector,
-    scalar_moves: Vector,
-    live: Table,
-) -> int:  # fmt: skip
+def _clip(at: Vector, share: Share, slab: Slab, ranges: Rows[Range], zero: int, visits: Rows[Visit]) -> int:
     """Clip every tap's range to the block at (n, d, h, w), once for all lane blocks; give the number of ranges left.
 
-    A row of `live`: 0 line in the vector panel, 1 byte offset of the scalars, 2-3 first and last tile, 4-14 the walk
-    of the tiles (see `kernels.emit.register_tiles.fma_tile`), 15 accumulator row, 16 walk it belongs to.
+    `zero` is the line of the slab's panel at which position 0 would be.
     """
     count = 0
+    block, vector_moves, scalar_moves = share.block, share.vector.moves, share.scalar.moves
     outer = 1 if block[1] > 1 else 0
     for r in range(ranges.shape[0]):
-        row = live[count]
-        row[0], row[1] = ranges[r, 6] - zero + at[0] * vector_moves[0], ranges[r, 9] + at[0] * scalar_moves[0]
-        row[10] = min(block[0], slab[1] - at[0])
+        span, visit = ranges[r], visits[count]
+        walk = visit.walk
+        panel, scalars, counts = walk.panel, walk.scalars, walk.counts
+        visit.line, visit.scalar = span.line - zero + at[0] * vector_moves[0], span.scalar + at[0] * scalar_moves[0]
+        counts[0] = min(block[0], slab.high[0] - at[0])
         inside = True
         for axis in range(1, 4):
-            low = max(at[axis], ranges[r, 2 * axis - 2])
-            high = min(at[axis] + block[axis], slab[2 * axis + 1], ranges[r, 2 * axis - 1])
+            low = max(at[axis], span.low[axis - 1])
+            high = min(at[axis] + block[axis], slab.high[axis], span.high[axis - 1])
             inside = inside and low < high
-            row[0] += low * vector_moves[axis]
-            row[1] += low * scalar_moves[axis]
+            visit.line += low * vector_moves[axis]
+            visit.scalar += low * scalar_moves[axis]
             if axis > 1 or outer == 1:
-                row[9 + axis] = high - low
+                counts[axis - 1] = high - low
         if not inside:
             continue
-        row[2], row[3] = ranges[r, 7], ranges[r, 8]
+        visit.first, visit.last = span.first, span.last
         for k in range(3):
             axis = outer if k == 0 else k + 1
-            row[4 + k], row[7 + k] = vector_moves[axis], scalar_moves[axis]
+            panel[k], scalars[k] = vector_moves[axis], scalar_moves[axis]
         # lines, then planes, that follow each other without a gap are one
-        if row[5] == row[6] * row[12] and row[8] == row[9] * row[12]:
-            row[11], row[12] = 1, row[11] * row[12]
-        if row[11] == 1 and row[4] == row[6] * row[12] and row[7] == row[9] * row[12]:
-            row[10], row[12] = 1, row[10] * row[12]
-        row[13], row[15], row[16] = acc_step, ranges[r, 10], ranges[r, 11]
+        if panel[1] == panel[2] * counts[2] and scalars[1] == scalars[2] * counts[2]:
+            counts[1], counts[2] = 1, counts[1] * counts[2]
+        if counts[1] == 1 and panel[0] == panel[2] * counts[2] and scalars[0] == scalars[2] * counts[2]:
+            counts[0], counts[2] = 1, counts[0] * counts[2]
+        visit.row, visit.number = span.row, span.walk
         count += 1
     return count
 
 
 @jit
+def _visits(share: Share, ranges: int) -> Rows[Visit]:
+    """Make room for what a block has of so many ranges, with what all walks have in common."""
+    visits = np.empty(ranges + 1, VISIT)
+    for i in range(ranges + 1):
+        walk = visits[i].walk
+        walk.acc_step, walk.segment = share.acc_step, share.segment
+        walk.groups, walk.group_bytes = share.groups, share.acc_bytes
+    return visits
+
+
+@jit
 def _walk(
-    table: Table, lanewise: bool, in_place: bool, slab: Vector, block: Vector, blocks: Table, ranges: Table,
-    tiles: Table, panels: int, zero: int, acc_step: int, vector_moves: Vector, scalars: int, scalar_moves: Vector,
-    acc: int, live: Table, at: Vector,
+    table: Table, share: Share, slab: Slab, blocks: Rows[Block], ranges: Rows[Range], tiles: Rows[Tile], panels: int,
+    scalars: int, acc: int, visits: Rows[Visit], at: Vector,
 ) -> None:  # fmt: skip
     """Walk the pixel blocks of one slab of one group; see the loops in `kernels.gradient.tiles.unit`.
 
     A tile's channels are visited for all taps in turn, so that their pixels stay in L1.
     """
-    offsets, walks = tiles.ctypes.data + 16, live.ctypes.data + 32
-    for at[0] in range(slab[0], slab[1], block[0]):
-        for at[1] in range(slab[2], slab[3], block[1]):
-            for at[2] in range(slab[4], slab[5], block[2]):
-                for at[3] in range(slab[6], slab[7], block[3]):
-                    count = _clip(at, slab, block, ranges, zero, acc_step, vector_moves, scalar_moves, live)
+    zero, low, high, sizes = 0, slab.low, slab.high, share.block
+    for axis in range(4):
+        zero += slab.vector.first[axis] * share.vector.steps[axis]
+    for at[0] in range(low[0], high[0], sizes[0]):
+        for at[1] in range(low[1], high[1], sizes[1]):
+            for at[2] in range(low[2], high[2], sizes[2]):
+                for at[3] in range(low[3], high[3], sizes[3]):
+                    count = _clip(at, share, slab, ranges, zero, visits)
                     start = 0
                     while start < count:
                         # all taps, or one line of the kernel where its scalars fill L1 by themselves
                         end, most = start, 0
-                        while end < count and live[end, 16] == live[start, 16]:
-                            most = max(most, live[end, 3] - live[end, 2])
+                        while end < count and visits[end].number == visits[start].number:
+                            most = max(most, visits[end].last - visits[end].first)
                             end += 1
                         for b in range(blocks.shape[0]):
-                            kind = LANEWISE if lanewise else blocks[b, 2] + (FROM_MEMORY if in_place else 0)
-                            line = 4 * WIDTH * blocks[b, 2]
-                            panel, sums = panels + blocks[b, 5], acc + blocks[b, 4]
+                            block = blocks[b]
+                            kind = block.vectors + (FROM_MEMORY if share.in_place else 0)
+                            if share.lane_groups > 0:
+                                kind = LANEWISE
+                            line = 4 * WIDTH * block.vectors
+                            panel, sums = panels + block.panel, acc + block.acc
                             for step in range(most):
                                 for i in range(start, end):
-                                    t = live[i, 2] + step
-                                    if t < live[i, 3]:
+                                    visit = visits[i]
+                                    if visit.first + step < visit.last:
+                                        tile = tiles[visit.first + step]
                                         call_tile(
-                                            table[kind, tiles[t, 1]], walks + 136 * i, panel + live[i, 0] * line,
-                                            scalars + live[i, 1], offsets + 88 * t,
-                                            sums + (live[i, 15] + tiles[t, 0]) * line,
+                                            table[kind, tile.rows], address_of(visit.walk), panel + visit.line * line,
+                                            scalars + visit.scalar, address_of(tile.offsets),
+                                            sums + (visit.row + tile.row) * line,
                                         )  # fmt: skip
                         start = end
 
 
 @jit
 def add_slabs(
-    table: Table, kind: int, groups: int, lane_groups: int, slabs: Table, vector_boxes: Table, scalar_boxes: Table,
-    block: Vector, blocks: Table, ranges: Table, tiles: Table, padded_ranges: Table, padded_tiles: Table, inner: Vector,
-    vector: Vector, vector_lines: Vector, vector_moves: Vector,
-    pack: int, scalar: Vector, lines: Table, scalar_steps: Vector, scalar_moves: Vector, plane: int,
-    together: int, panel_bytes: int, scratch_bytes: int, acc_bytes: int, acc_step: int,
-    segment: int, in_place: bool, vector_address: int, vector_bytes: int, panels: int,
-    scalar_address: int, scalar_bytes: int, scratch: int, acc: int,
+    table: Table, shares: Rows[Share], slabs: Rows[Slab], blocks: Rows[Block], lines: Rows[Line], ranges: Rows[Range],
+    tiles: Rows[Tile], vector: int, scalar: int, panels: int, scratch: int, acc: int,
 ) -> None:  # fmt: skip
-    """Add slabs of pixels to the accumulators of `groups` groups (or groups of lanes) and some lane blocks.
+    """Add slabs of pixels to the accumulators of the groups and lane blocks of the one share.
 
-    `table` holds the tiles' addresses. `vector_lines` are the panel's steps in lines and `vector_moves` the same for
-    one narrow position; `scalar_steps` and `scalar_moves` likewise, in bytes. With `lane_groups` above 0 every lane is
-    a convolution group, that many are left, and tiles run lanewise; `padded_ranges` then visit all pixels for all
-    taps over a panel with zeros around it, which only finite data allow where a tap is outside: outside of the `inner`
-    low and high of (d, h, w). Sums that are NaN by that are replaced by those over real taps, and all others keep their
-    bits. Panels of `together` groups are packed at a time, each `panel_bytes` and
-    `scratch_bytes` from the last. The caller owns panels, scratch and sums. A vector tensor that is read `in_place` is
-    its own panel, of which position 0 is the first line.
+    `table` holds the tiles' addresses, `vector` and `scalar` are those of the tensors. The caller owns panels, scratch
+    and sums. Ranges that visit all pixels for all taps, over a panel with zeros around it, want finite data where a tap
+    is outside. Sums that are NaN by that are replaced by those over real taps, and all others keep their bits.
     """
-    live = np.empty((max(ranges.shape[0], padded_ranges.shape[0]) + 1, 17), np.int64)
-    live[:, 14] = segment
-    at, to = np.empty(4, np.int64), np.empty((3, 4), np.int64)
-    vector_parts = np.empty((together * blocks.shape[0], 5), np.int64)
-    scalar_parts = np.empty((together * lines.shape[0], 5), np.int64)
-    vector_here, scalar_here = vector.copy(), scalar.copy()
-    vector_here[1], scalar_here[1] = vector_address + vector_bytes, scalar_address + scalar_bytes
-    padded = padded_ranges.shape[0] > 0
-    apart = np.empty(acc_bytes // 4 if padded else 0, np.float32)
+    share = shares[0]
+    together, padded = share.together, share.padded
+    visits, at, to = _visits(share, ranges.shape[0]), np.empty(4, np.int64), np.empty((3, 4), np.int64)
+    vector_parts = np.empty(together * blocks.shape[0], PANEL)
+    scalar_parts = np.empty(together * lines.shape[0], PANEL)
+    apart = np.empty(share.acc_bytes // 4 if padded else 0, np.float32)
+    real, real_tiles = ranges[: share.ranges], tiles[: share.tiles]
+    every, every_tiles = (ranges[share.ranges :], tiles[share.tiles :]) if padded else (real, real_tiles)
+    vector_end, scalar_end = vector + share.vector.nbytes, scalar + share.scalar.nbytes
     for i in range(slabs.shape[0]):
-        slab, vector_box, scalar_box = slabs[i], vector_boxes[i], scalar_boxes[i]
-        zero = 0
-        for axis in range(4):
-            zero += vector_box[axis] * vector_lines[axis]
-        for first in range(0, groups, together):
-            count = min(together, groups - first)
-            left = lane_groups - first * WIDTH if lane_groups > 0 else (2 + count) * WIDTH
-            vector_here[0] = vector_address + vector[0] + first * vector[2]
-            scalar_here[0] = scalar_address + scalar[0] + first * scalar[2]
-            if in_place:
-                panels = vector_here[0]
+        slab = slabs[i]
+        for first in range(0, share.groups, together):
+            count = min(together, share.groups - first)
+            left = share.lane_groups - first * WIDTH if share.lane_groups > 0 else (2 + count) * WIDTH
+            source = vector + share.vector.start + first * share.vector.group
+            if share.in_place:
+                panels = source
             else:
-                _pack_vector(
-                    kind, count, left, vector_here, vector_box, blocks, vector_lines, panels, panel_bytes, vector_parts
-                )
+                _pack_vector(share, count, left, source, vector_end, slab.vector, blocks, panels, vector_parts)
+            source = scalar + share.scalar.start + first * share.scalar.group
             base = _pack_scalar(
-                kind, count, left, padded, pack, scalar_here, scalar_box, lines, scalar_steps, plane, scratch,
-                scratch_bytes, scalar_parts, to,
+                share, count, left, source, scalar_end, slab.scalar, lines, scratch, scalar_parts, to
             )  # fmt: skip
             for g in range(count):
-                here, sums = panels + g * panel_bytes, acc + (first + g) * acc_bytes
-                scalars = base + g * (scalar[2] if pack == NATIVE else scratch_bytes)
+                here, sums = panels + g * share.panel_bytes, acc + (first + g) * share.acc_bytes
+                scalars = base + g * (share.scalar.group if share.pack == NATIVE else share.scratch_bytes)
                 whole = True
                 for b in range(blocks.shape[0] if padded else 0):
-                    whole = whole and _finite_border(here + blocks[b, 5], vector_box, vector_lines, inner)
+                    whole = whole and _finite_border(share, slab.vector, here + blocks[b].panel)
                 if not whole:
-                    copy_lines(8, apart.ctypes.data, sums, acc_bytes // 32)
+                    copy_lines(8, apart.ctypes.data, sums, share.acc_bytes // 32)
                     _walk(
-                        table, lane_groups > 0, in_place, slab, block, blocks, ranges, tiles, here, zero, acc_step,
-                        vector_moves, scalars, scalar_moves, apart.ctypes.data, live, at,
+                        table, share, slab, blocks, real, real_tiles, here, scalars, apart.ctypes.data, visits, at
                     )  # fmt: skip
-                _walk(
-                    table, lane_groups > 0, in_place, slab, block, blocks, padded_ranges if padded else ranges,
-                    padded_tiles if padded else tiles, here, zero, acc_step, vector_moves, scalars, scalar_moves, sums,
-                    live, at,
-                )  # fmt: skip
+                _walk(table, share, slab, blocks, every, every_tiles, here, scalars, sums, visits, at)
                 if not whole:
                     _replace_nan(sums, apart)
 
@@ -307,48 +311,57 @@ def _replace_nan(sums: int, others: Floats) -> None:
 
 @jit
 def add_lanes(
-    table: Vector, groups: int, acc_bytes: int, block: Vector, ranges: Table, tiles: Table, vector_moves: Vector,
-    scalar_moves: Vector, starts: Vector, segment: int, slabs: Table, vector: int, scalar: int, acc: int,
+    table: Vector, shares: Rows[Share], slabs: Rows[Slab], ranges: Rows[Range], tiles: Rows[LaneTile], vector: int,
+    scalar: int, acc: int,
 ) -> None:  # fmt: skip
-    """Add slabs of pixels to the accumulators of `groups` groups of lanes, reading both tensors where they lie.
+    """Add slabs of pixels to the accumulators of the one share's groups of lanes, reading both tensors where they lie.
 
-    `table` holds the addresses of `kernels.emit.depthwise.lane_taps` by rows. All moves are in bytes, and so are
-    `starts`, from the tensors' addresses to their position 0.
+    `table` holds the addresses of `kernels.emit.depthwise.lane_taps` by rows. All moves are in bytes.
     """
-    vector += starts[0]
-    scalar += starts[1]
-    live, at = np.empty((ranges.shape[0] + 1, 17), np.int64), np.empty(4, np.int64)
-    live[:, 14] = segment
-    walks, offsets = live.ctypes.data + 32, tiles.ctypes.data + 16
+    share = shares[0]
+    vector += share.vector.start
+    scalar += share.scalar.start
+    visits, at = _visits(share, ranges.shape[0]), np.empty(4, np.int64)
+    sizes = share.block
     for i in range(slabs.shape[0]):
         slab = slabs[i]
-        for at[0] in range(slab[0], slab[1], block[0]):
-            for at[1] in range(slab[2], slab[3], block[1]):
-                for at[2] in range(slab[4], slab[5], block[2]):
-                    for at[3] in range(slab[6], slab[7], block[3]):
-                        count = _clip(at, slab, block, ranges, 0, 0, vector_moves, scalar_moves, live)
+        low, high = slab.low, slab.high
+        for at[0] in range(low[0], high[0], sizes[0]):
+            for at[1] in range(low[1], high[1], sizes[1]):
+                for at[2] in range(low[2], high[2], sizes[2]):
+                    for at[3] in range(low[3], high[3], sizes[3]):
+                        count = _clip(at, share, slab, ranges, 0, visits)
                         for r in range(count):
-                            live[r, 15], live[r, 16] = groups, acc_bytes
-                            for t in range(live[r, 2], live[r, 3]):
+                            visit = visits[r]
+                            for t in range(visit.first, visit.last):
                                 call_tile(
-                                    table[tiles[t, 1]], walks + 136 * r, vector + live[r, 0], scalar + live[r, 1],
-                                    offsets + 8 * tiles.shape[1] * t, acc,
+                                    table[tiles[t].rows], address_of(visit.walk), vector + visit.line,
+                                    scalar + visit.scalar, address_of(tiles[t].offsets), acc,
                                 )  # fmt: skip
 
 
 @jit
-def _finite_border(panel: int, box: Vector, lines: Vector, inner: Vector) -> bool:
-    """Say whether all positions of a lanewise panel outside of `inner` (low and high of d, h, w) are finite."""
-    size, low, high = 4 * WIDTH, max(box[3], inner[4]) - box[3], min(box[3] + box[7], inner[5]) - box[3]
-    for n in range(box[4]):
-        for d in range(box[5]):
-            for h in range(box[6]):
-                start = panel + (n * lines[0] + d * lines[1] + h * lines[2]) * size
-                inside = inner[0] <= box[1] + d < inner[1] and inner[2] <= box[2] + h < inner[3] and low < high
-                first, second = (low, box[7] - high) if inside else (box[7], 0)
-                if first > 0 and not all_finite(start, first * WIDTH // 8):
+def _finite_border(share: Share, box: Box, panel: int) -> bool:
+    """Say whether all positions of a lanewise panel for which not every tap is inside are finite."""
+    first, sizes, steps, inner_low, inner_high = (
+        box.first,
+        box.sizes,
+        share.vector.steps,
+        share.inner_low,
+        share.inner_high,
+    )
+    low, high = max(first[3], inner_low[2]) - first[3], min(first[3] + sizes[3], inner_high[2]) - first[3]
+    size = 4 * WIDTH
+    for n in range(sizes[0]):
+        for d in range(sizes[1]):
+            for h in range(sizes[2]):
+                start = panel + (n * steps[0] + d * steps[1] + h * steps[2]) * size
+                inside = inner_low[0] <= first[1] + d < inner_high[0] and low < high
+                inside = inside and inner_low[1] <= first[2] + h < inner_high[1]
+                before, after = (low, sizes[3] - high) if inside else (sizes[3], 0)
+                if before > 0 and not all_finite(start, before * WIDTH // 8):
                     return False
-                if second > 0 and not all_finite(start + high * size, second * WIDTH // 8):
+                if after > 0 and not all_finite(start + high * size, after * WIDTH // 8):
                     return False
     return True
 
@@ -372,65 +385,62 @@ def _store_lines(kind: int, acc: int, rows: int, lanes: int, whole: int, out: in
 
 
 @jit
-def _store_runs(kind: int, acc: int, lanes: int, valid: int, counts: Vector, steps: Vector, out: int) -> int:
+def _store_runs(weights: Weights, acc: int, lanes: int, valid: int, out: int) -> int:
     """Write accumulators in runs, where rows or lanes are adjacent in the output; give the number of lanes written."""
-    taps, channels, whole = counts[2], counts[3], valid // 8 * 8
+    kind, taps, channels, whole = weights.kind, weights.taps, weights.channels, valid // 8 * 8
     size = 4 if kind == F32 else 2
-    if steps[6] == 1 and taps * channels >= 8:
-        _store_lines(kind, acc, taps * channels, lanes, whole, out, size * steps[2])
+    lane_bytes = size * weights.lane_step
+    if weights.linear and taps * channels >= 8:
+        _store_lines(kind, acc, taps * channels, lanes, whole, out, lane_bytes)
         return whole
-    if steps[2] != 1 and steps[3] == 1 and counts[5] == 1 and channels >= 8:
+    if weights.lane_step != 1 and weights.channel_step == 1 and weights.channel_rows == 1 and channels >= 8:
         for tap in range(taps):
-            line, to = acc + 4 * tap * counts[4] * lanes, out + size * tap * steps[4]
-            _store_lines(kind, line, channels, lanes, whole, to, size * steps[2])
+            line, to = acc + 4 * tap * weights.tap_rows * lanes, out + size * tap * weights.tap_step
+            _store_lines(kind, line, channels, lanes, whole, to, lane_bytes)
         return whole
-    if steps[2] != 1 and not (steps[4] == 1 and counts[4] == 1 and taps >= 8):
+    if weights.lane_step != 1 and not (weights.tap_step == 1 and weights.tap_rows == 1 and taps >= 8):
         return 0
     for c in range(channels):
-        line, to = acc + 4 * c * counts[5] * lanes, out + size * c * steps[3]
-        if steps[2] != 1:
-            _store_lines(kind, line, taps, lanes, whole, to, size * steps[2])
+        line, to = acc + 4 * c * weights.channel_rows * lanes, out + size * c * weights.channel_step
+        if weights.lane_step != 1:
+            _store_lines(kind, line, taps, lanes, whole, to, lane_bytes)
             continue
         for tap in range(taps):
-            target, source = to + size * tap * steps[4], line + 4 * tap * counts[4] * lanes
+            target, source = to + size * tap * weights.tap_step, line + 4 * tap * weights.tap_rows * lanes
             if kind == F32:
                 _put_f32(target, source, valid)
             elif kind == F16:
                 _put_f16(target, source, valid)
             else:
                 _put_bf16(target, source, valid)
-    return valid if steps[2] == 1 else whole
+    return valid if weights.lane_step == 1 else whole
 
 
 @jit
-def store(
-    acc: Floats, kind: int, lane_groups: int, blocks: Table, counts: Vector, steps: Vector, out32: Floats, out16: Halves
-) -> None:
-    """Scatter accumulators to the weights' layout, rounding once.
-
-    `counts` are (groups, floats of a group's accumulators, taps, channels of a row, accumulator rows between taps and
-    between channels); `steps` are output elements between groups, first channels of blocks, lanes, row channels and
-    taps, then the first group's offset, then 1 where accumulator rows follow each other in the output too.
-    """
-    for g in range(counts[0]):
+def store(acc: Floats, blocks: Rows[Block], layouts: Rows[Weights], out32: Floats, out16: Halves) -> None:
+    """Scatter accumulators to the one layout of the weights, rounding once."""
+    weights = layouts[0]
+    kind, lane_groups, lane_step = weights.kind, weights.lane_groups, weights.lane_step
+    for g in range(weights.groups):
         for b in range(blocks.shape[0]):
-            lanes = blocks[b, 2] * WIDTH
-            valid = min(blocks[b, 1], lane_groups - g * WIDTH) if lane_groups > 0 else blocks[b, 1]
-            base = g * counts[1] + blocks[b, 4] // 4
-            place = steps[5] + g * steps[0] + blocks[b, 0] * steps[1]
+            block = blocks[b]
+            lanes = block.vectors * WIDTH
+            valid = min(block.valid, lane_groups - g * WIDTH) if lane_groups > 0 else block.valid
+            base = g * weights.floats + block.acc // 4
+            place = weights.start + g * weights.group_step + block.first * weights.block_step
             out = out32.ctypes.data + 4 * place if kind == F32 else out16.ctypes.data + 2 * place
-            done = _store_runs(kind, acc.ctypes.data + 4 * base, lanes, valid, counts, steps, out)
-            for tap in range(counts[2] if done < valid else 0):
-                for c in range(counts[3]):
-                    row = base + (tap * counts[4] + c * counts[5]) * lanes
-                    to = place + c * steps[3] + tap * steps[4]
+            done = _store_runs(weights, acc.ctypes.data + 4 * base, lanes, valid, out)
+            for tap in range(weights.taps if done < valid else 0):
+                for c in range(weights.channels):
+                    row = base + (tap * weights.tap_rows + c * weights.channel_rows) * lanes
+                    to = place + c * weights.channel_step + tap * weights.tap_step
                     for lane in range(done, valid):
                         if kind == F32:
-                            out32[to + lane * steps[2]] = acc[row + lane]
+                            out32[to + lane * lane_step] = acc[row + lane]
                         elif kind == F16:
-                            out16[to + lane * steps[2]] = _round_f16(acc[row + lane])
+                            out16[to + lane * lane_step] = _round_f16(acc[row + lane])
                         else:
-                            out16[to + lane * steps[2]] = _round_bf16(acc[row + lane])
+                            out16[to + lane * lane_step] = _round_bf16(acc[row + lane])
 
 
 @jit

@@ -21,6 +21,7 @@ from kernels.emit.tile_table import DIRECT, LANE_ROWS
 from kernels.gradient.geometry import Axis, Geometry, Run, Tensor, combined, cut, folded, geometry
 from kernels.gradient.roles import groups_cost, lane_blocks, lines_cost, tile_rows
 from kernels.gradient.tiles.driver import LINES, NATIVE, PLANES
+from kernels.gradient.tiles.records import Block, Line, Records, Slab
 from kernels.gradient.tiles.tables import (
     MERGED_TAPS,
     Rows,
@@ -113,7 +114,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Everything that the compiled driver reads, as integer tables (columns: see `kernels.gradient.tiles.driver`)."""
+    """Everything that the compiled driver reads, as tables (`kernels.gradient.tiles.records`)."""
 
     vector: Operand
     scalar: Operand
@@ -129,12 +130,12 @@ class Schedule:
     tap_step: int  # accumulator rows from one tap to the next, from one channel to the next, and inside a tile
     channel_step: int
     row_step: int
-    blocks: Ints
+    blocks: Records
     lanes: int
     lay: tuple[Callable[[], Tables], Callable[[], Tables] | None]  # make the tables below
-    inner: Ints  # low and high of (d, h, w) between which every tap is inside
+    inner: Ints  # for (d, h, w), low and high between which every tap is inside
     scalar_pack: int
-    scalar_lines: Ints
+    scalar_lines: Records
     cuts: tuple[Ints, ...]  # of each axis: low and high of its parts; a slab is a part of each
     block: Ints
     chunks: int
@@ -147,28 +148,28 @@ class Schedule:
         return self.channels * self.taps
 
     @cached_property
-    def tables(self) -> tuple[Ints, Ints, Ints, Ints]:
+    def tables(self) -> tuple[Tables, Tables | None]:
         """Ranges and tiles, then those with zeros around the pixels: large ones, which only computing needs."""
         lay, lay_padded = self.lay
-        none = np.zeros((0, 12), np.int64)
-        return *lay(), *(lay_padded() if lay_padded else (none, none))
+        return lay(), lay_padded() if lay_padded else None
 
     @cached_property
-    def slabs(self) -> Ints:
-        """First and last (n, d, h, w) of each slab of narrow positions."""
-        return np.concatenate(combined(self.cuts), axis=1)
+    def slabs(self) -> Records:
+        """Narrow positions that are packed at a time, and the boxes of both tensors that they need."""
+        spans = combined(self.cuts)
+        slabs = np.zeros(len(spans[0]), Slab.dtype)
+        slabs["low"], slabs["high"] = np.stack(spans, axis=1).transpose(2, 0, 1)
+        for name, operand in (("vector", self.vector), ("scalar", self.scalar)):
+            boxes = slabs[name]
+            boxes["first"], boxes["sizes"], boxes["held"] = self._boxes(operand)
+        return slabs
 
-    @cached_property
-    def vector_boxes(self) -> Ints:
-        """The part of the vector tensor that each slab needs (columns: see `kernels.gradient.tiles.driver`)."""
-        return self._boxes(self.vector)
-
-    @cached_property
-    def scalar_boxes(self) -> Ints:
-        """The part of the scalar tensor that each slab needs."""
-        return self._boxes(self.scalar)
+    def end(self, slab: int, axis: int) -> int:
+        """Give the position behind the last one of a slab."""
+        return int(self.slabs["high"][slab, axis])
 
     def _boxes(self, operand: Operand) -> Ints:
+        """Give, for each slab and axis, the first position of a tensor's box, its size, and that of its panel."""
         columns = []
         for axis, parts in zip(self.axes, self.cuts, strict=True):
             low, high = parts.T
@@ -178,7 +179,7 @@ class Schedule:
                 start = low * stride + shift
                 low, high = axis.windows(low, high)
             columns.append(np.column_stack([low, high - low, start if operand.padded else low]))
-        return np.ascontiguousarray(np.stack(combined(columns), axis=2).reshape(-1, 12))
+        return np.stack(combined(columns), axis=1).transpose(2, 0, 1)
 
 
 def _scalar_pack(problem: ConvProblem, tensor: Tensor, stride: int, lanes_are_groups: bool) -> int:
@@ -279,15 +280,16 @@ def schedule(problem: ConvProblem) -> Schedule:
         geo, runs = fold
         scalar, merge, pack = geo.wide, False, LINES
     blocks = lane_blocks(vector.channels)
-    heights = {int(blocks[0, 2]), int(blocks[-1, 2])}
+    heights = {int(blocks[0]["vectors"]), int(blocks[-1]["vectors"])}
     if by_group:  # one for each channel of a group
-        firsts, one = np.arange(vector.channels), np.ones(vector.channels, np.int64)
-        blocks = np.column_stack([firsts, target().lanes * one, one, target().lanes * firsts])
+        blocks = np.zeros(vector.channels, Block.dtype)
+        blocks["first"], blocks["vectors"], blocks["valid"] = np.arange(vector.channels), 1, target().lanes
+        blocks["lane"] = blocks["first"] * target().lanes
     count = channels * width if merge else channels
     limit = LANE_ROWS if by_group else min(tile_rows(count, vectors) for vectors in heights)
     cuts = [[1] * run.count if by_group else split(run.count, limit) for run in runs]
     lane_factor = target().lanes if by_group else 1
-    lanes = int(blocks[:, 2].sum()) * target().lanes
+    lanes = int(blocks["vectors"].sum()) * target().lanes
     in_place = not by_group and not vector_is_wide and _whole_lines(problem, vector)
     packed = 0 if regions else 4 * (lanes * (not in_place) + (lane_factor * scalar.channels if pack != NATIVE else 0))
     shape = _slab_shape(problem, geo.axes, packed, by_group, pack == NATIVE and not vector_is_wide)
@@ -342,7 +344,7 @@ def schedule(problem: ConvProblem) -> Schedule:
         blocks=blocks,
         lanes=lanes,
         lay=(tables, partial(whole_tables, rows, geo.axes[1:], steps) if padded else None),
-        inner=np.array([edge for axis in geo.axes[1:] for edge in axis.inner], np.int64),
+        inner=np.array([axis.inner for axis in geo.axes[1:]], np.int64),
         scalar_pack=pack,
         scalar_lines=_scalar_lines(problem, scalar, runs, cuts, by_group),
         cuts=slab_cuts,
@@ -450,14 +452,16 @@ def _segment(positions: int) -> int:
 
 def _scalar_lines(
     problem: ConvProblem, scalar: Tensor, runs: tuple[Run, ...], cuts: list[list[int]], by_group: bool
-) -> Ints:
-    """Give the byte offset and the lanes of each line of the scalar panel."""
+) -> Records:
+    """Give the lines of the scalar panel."""
     size = storage_dtype(problem.dtype).itemsize
     lines = []
     for run, parts in zip(runs, cuts, strict=True):
         counts = np.array(parts, np.int64)
-        offsets = run.offset + (np.cumsum(counts) - counts) * scalar.channel
-        lines.append(np.column_stack([offsets * size, np.full(len(counts), target().lanes) if by_group else counts]))
+        some = np.zeros(len(counts), Line.dtype)
+        some["source"] = (run.offset + (np.cumsum(counts) - counts) * scalar.channel) * size
+        some["valid"] = target().lanes if by_group else counts
+        lines.append(some)
     return np.concatenate(lines)
 
 

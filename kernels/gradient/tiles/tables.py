@@ -1,7 +1,7 @@
-"""The integer tables of a weight gradient: which pixels each tap visits, with which register tiles.
+"""The tables of a weight gradient: which pixels each tap visits, with which register tiles.
 
 Ranges and tiles are apart: a tile says which scalars its rows are, counted from a place that the range names, so that
-all taps share the few tiles that the channels need. Columns: see `kernels.gradient.tiles.driver`.
+all taps share the few tiles that the channels need (`kernels.gradient.tiles.records`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import numpy.typing as npt
 from kernels.emit.depthwise import LINE_TAPS
 from kernels.emit.tile_table import LANE_ROWS, LINES_KEPT
 from kernels.gradient.geometry import Axis
+from kernels.gradient.tiles.records import LaneTile, Range, Records, Tile
 from kernels.problem import wrapped
 
 __all__ = ["MERGED_TAPS", "Rows", "Tables", "merged_tables", "region_tables", "split", "tap_tables", "whole_tables"]
 
 Ints = npt.NDArray[np.int64]
-Tables = tuple[Ints, Ints]
+Tables = tuple[Records, Records]
 
 MERGED_TAPS = 64
 """Taps of a kernel line up to which register tiles are shared among them."""
@@ -54,12 +55,17 @@ def split(count: int, limit: int) -> list[int]:
     return [count // parts + (i < count % parts) for i in range(parts)]
 
 
-def _tile(row: int, offsets: Sequence[int]) -> list[int]:
-    return [row, len(offsets), *offsets, *[0] * (9 - len(offsets))]
+def _tiles(tiles: Sequence[tuple[int, Sequence[int]]]) -> Records:
+    """Give tiles of a first accumulator row and the offsets of their rows."""
+    table = np.zeros(len(tiles), Tile.dtype)
+    table["row"], table["rows"] = [row for row, _ in tiles], [len(offsets) for _, offsets in tiles]
+    table["offsets"] = _filled([offsets for _, offsets in tiles], LANE_ROWS)
+    return table
 
 
-def _tiles(tiles: list[list[int]]) -> Ints:
-    return wrapped(chain.from_iterable(tiles)).reshape(-1, 11)
+def _filled(lists: Sequence[Sequence[int]], width: int) -> Ints:
+    """Give lists of integers as rows of a table, filled up with zeros."""
+    return wrapped(chain.from_iterable((*each, *[0] * (width - len(each))) for each in lists)).reshape(-1, width)
 
 
 def tap_tables(
@@ -80,24 +86,24 @@ def tap_tables(
     ends, counts = np.cumsum(sizes), [len(each) for _, each in cuts]
     firsts = ends - sizes
     inside = firsts - np.repeat(firsts[np.cumsum([0, *counts[:-1]])], counts)
-    tiles = np.zeros((len(sizes), 11), np.int64)
-    tiles[:, 0] = np.repeat([row for row, _ in cuts], counts) + inside * rows.row_step
-    tiles[:, 1] = sizes
+    tiles = np.zeros(len(sizes), Tile.dtype)
+    tiles["row"] = np.repeat([row for row, _ in cuts], counts) + inside * rows.row_step
+    tiles["rows"] = sizes
     for i in range(max(sizes.tolist())):
         has = np.flatnonzero(sizes > i)
-        tiles[has, 2 + i] = rows.offsets[firsts[has] + i]
+        tiles["offsets"][has, i] = rows.offsets[firsts[has] + i]
     grid = np.indices([len(axis.shifts) for axis in axes]).reshape(3, -1)
     shift = sum(wrapped(axis.shifts)[g] * step for axis, g, step in zip(axes, grid, steps, strict=True))
-    ranges = np.zeros((grid.shape[1], 12), np.int64)
+    ranges = np.zeros(grid.shape[1], Range.dtype)
     for a, axis in enumerate(axes):
-        ranges[:, 2 * a : 2 * a + 2] = axis.spans[grid[a]]
-    ranges[:, 6 if vector_moves else 9] = shift
-    ranges[:, 10] = np.arange(len(ranges)) * rows.tap_step
+        ranges["low"][:, a], ranges["high"][:, a] = axis.spans[grid[a]].T
+    ranges["line" if vector_moves else "scalar"] = shift
+    ranges["row"] = np.arange(len(ranges)) * rows.tap_step
     walks = min(ceil(len(tiles) / max(1, together)), max(1, MOST_RANGES // len(ranges)))
     edges = np.arange(walks + 1) * len(tiles) // walks
-    ranges = np.tile(ranges, (walks, 1, 1)) if walks > 1 else ranges[None]
-    ranges[:, :, 7], ranges[:, :, 8], ranges[:, :, 11] = edges[:-1, None], edges[1:, None], np.arange(walks)[:, None]
-    return ranges.reshape(-1, 12), tiles
+    ranges = np.tile(ranges, (walks, 1)) if walks > 1 else ranges[None]
+    ranges["first"], ranges["last"], ranges["walk"] = edges[:-1, None], edges[1:, None], np.arange(walks)[:, None]
+    return ranges.reshape(-1), tiles
 
 
 def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
@@ -109,13 +115,13 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
     axis, channels, places = axes[2], len(rows.offsets), rows.offsets.tolist()
     width = len(axis.shifts)
     pairs = [(w, c) for w in range(width) for c in range(channels)]
-    tiles: list[list[int]] = []
+    tiles: list[tuple[int, list[int]]] = []
     line: list[tuple[int, int]] = []
 
     def visit(span: tuple[int, int], part: Sequence[tuple[int, int]]) -> None:
         if span[0] < span[1]:
             offsets = [axis.shifts[w] * steps[2] + places[c] for w, c in part]
-            tiles.append(_tile(part[0][0] * channels + part[0][1], offsets))
+            tiles.append((part[0][0] * channels + part[0][1], offsets))
             line.append(span)
 
     first = 0
@@ -132,16 +138,16 @@ def merged_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tab
                 visit(border, own)
     grid = np.indices([len(axis.shifts) for axis in axes[:2]]).reshape(2, -1)
     count, lines = len(line), grid.shape[1]
-    ranges = np.zeros((lines, count, 12), np.int64)
+    ranges = np.zeros((lines, count), Range.dtype)
     for a in range(2):
-        ranges[:, :, 2 * a : 2 * a + 2] = axes[a].spans[grid[a]][:, None]
-        ranges[:, :, 9] += (wrapped(axes[a].shifts)[grid[a]] * steps[a])[:, None]
-    ranges[:, :, 4:6] = np.array(line, np.int64).reshape(-1, 2)
-    ranges[:, :, 7] = np.arange(count)
-    ranges[:, :, 8] = np.arange(count) + 1
-    ranges[:, :, 10] = (np.arange(lines) * width * channels)[:, None]
-    ranges[:, :, 11] = np.arange(lines)[:, None]
-    return ranges.reshape(-1, 12), _tiles(tiles)
+        low, high = axes[a].spans[grid[a]].T
+        ranges["low"][:, :, a], ranges["high"][:, :, a] = low[:, None], high[:, None]
+        ranges["scalar"] += (wrapped(axes[a].shifts)[grid[a]] * steps[a])[:, None]
+    ranges["low"][:, :, 2], ranges["high"][:, :, 2] = np.array(line, np.int64).reshape(-1, 2).T
+    ranges["first"], ranges["last"] = np.arange(count), np.arange(count) + 1
+    ranges["row"] = (np.arange(lines) * width * channels)[:, None]
+    ranges["walk"] = np.arange(lines)[:, None]
+    return ranges.reshape(-1), _tiles(tiles)
 
 
 def whole_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tables:
@@ -152,11 +158,11 @@ def whole_tables(rows: Rows, axes: Sequence[Axis], steps: Sequence[int]) -> Tabl
     places = (np.asarray(shift)[:, None] + rows.offsets).reshape(-1)
     tiles, first = [], 0
     for size in split(len(places), rows.limit):
-        tiles.append(_tile(first, [int(place) for place in places[first : first + size]]))
+        tiles.append((first, [int(place) for place in places[first : first + size]]))
         first += size
-    ranges = np.zeros((1, 12), np.int64)
-    ranges[0, 1:6:2] = [axis.size for axis in axes]
-    ranges[0, 8] = len(tiles)
+    ranges = np.zeros(1, Range.dtype)
+    ranges["high"] = [axis.size for axis in axes]
+    ranges["last"] = len(tiles)
     assert first == prod(len(axis.shifts) for axis in axes) * channels
     return ranges, _tiles(tiles)
 
@@ -185,28 +191,25 @@ def region_tables(axes: Sequence[Axis], steps: Sequence[int], limit: int, line: 
     sizes = [len(axis.shifts) for axis in axes]
     line_taps = axes[2].shifts
     kept = LINES_KEPT > 0 and axes[2].stride == 1 and [*line_taps] == [*range(line_taps[0], line_taps[0] + LINE_TAPS)]
-    ranges: list[list[int]] = []
-    tiles: list[list[int]] = []
+    edges: list[list[tuple[int, int]]] = []
+    ends = [0]
+    heights: list[int] = []
+    offsets: list[list[int]] = []
     for box in product(*cuts):
-        first, taps = len(tiles), list(product(*(inside for _, _, inside in box)))
+        taps = list(product(*(inside for _, _, inside in box)))
         places = [sum(axis.shifts[k] * step for axis, k, step in zip(axes, tap, steps, strict=True)) for tap in taps]
-        numbers = [line * ((d * sizes[1] + h) * sizes[2] + w) for d, h, w in taps]
+        sums = [line * ((d * sizes[1] + h) * sizes[2] + w) for d, h, w in taps]
         done = 0
         for size in split(len(taps), limit):
             part = slice(done, done + size)
             whole = kept and len(box[2][2]) == LINE_TAPS and size % LINE_TAPS == 0
-            tiles.append(
-                [
-                    0,
-                    LANE_ROWS + size // LINE_TAPS if whole else size,
-                    *places[part],
-                    *numbers[part],
-                    *[0] * (2 * (LANE_ROWS - size)),
-                ]
-            )
+            heights.append(LANE_ROWS + size // LINE_TAPS if whole else size)
+            offsets.append([*places[part], *sums[part]])
             done += size
-        ranges.append([*(edge for low, high, _ in box for edge in (low, high)), 0, first, len(tiles), 0, 0, 0])
-    columns = 2 + 2 * LANE_ROWS
-    return wrapped(chain.from_iterable(ranges)).reshape(-1, 12), wrapped(chain.from_iterable(tiles)).reshape(
-        -1, columns
-    )
+        edges.append([(low, high) for low, high, _ in box])
+        ends.append(len(offsets))
+    ranges, tiles = np.zeros(len(edges), Range.dtype), np.zeros(len(offsets), LaneTile.dtype)
+    ranges["low"], ranges["high"] = np.array(edges, np.int64).reshape(-1, 3, 2).transpose(2, 0, 1)
+    ranges["first"], ranges["last"] = ends[:-1], ends[1:]
+    tiles["rows"], tiles["offsets"] = heights, _filled(offsets, 2 * LANE_ROWS)
+    return ranges, tiles

@@ -18,6 +18,7 @@ from kernels.arena import address, arena, arena_address
 from kernels.cache import cached
 from kernels.emit.tile_table import DIRECT, tile_table
 from kernels.gradient.tiles.driver import NATIVE, WIDTH, add, add_lanes, add_slabs, store
+from kernels.gradient.tiles.records import Records, Share, Source, Weights, row_of
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
 from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Storage, Unit
@@ -26,7 +27,6 @@ from kernels.problem import ConvProblem, storage_dtype, wrapped
 __all__ = ["BATCH_MACS", "BWD_WEIGHTS", "BwdWeights", "Part"]
 
 Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
 Pair = tuple[int, int]
 Shape = tuple[int, ...]
 
@@ -140,38 +140,73 @@ class Part:
         self.problem, self.plan = problem, plan
         self.g0, self.g1, self.b0, self.b1, self.index, self.parts = unit.part
         mine = plan.blocks[self.b0 : self.b1]
-        lanes = mine[:, 3] - mine[0, 3]
-        self.first_lane = int(mine[0, 3])
-        self.width = int(mine[:, 2].sum()) * WIDTH
-        panel_starts = 4 * mine[:, 0] if plan.in_place else 4 * lanes * plan.vector.points
-        self.blocks = np.ascontiguousarray(np.column_stack([mine, 4 * lanes * plan.rows, panel_starts]))
+        lanes = mine["lane"] - mine[0]["lane"]
+        self.first_lane = int(mine[0]["lane"])
+        self.width = int(mine["vectors"].sum()) * WIDTH
+        self.blocks = mine.copy()
+        self.blocks["acc"] = 4 * lanes * plan.rows
+        self.blocks["panel"] = 4 * mine["first"] if plan.in_place else 4 * lanes * plan.vector.points
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
-        self.slabs, self.vector_boxes, self.scalar_boxes = plan.slabs, plan.vector_boxes, plan.scalar_boxes
+        self.slabs: npt.NDArray[Any] = plan.slabs
         macs = problem.macs * self.width // max(1, plan.lanes * len(plan.slabs))
         self.batch = max(1, BATCH_MACS // max(1, macs))
-        size = storage_dtype(problem.dtype).itemsize
         lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
-        groups, kind = self.g1 - self.g0, KINDS[problem.dtype]
-        together, panel = min(plan.together, groups), plan.vector.points * self.width
-        panel_step = plan.vector.group if plan.in_place else panel
+        together, panel = min(plan.together, self.g1 - self.g0), plan.vector.points * self.width
         self.arenas = together * panel, together * plan.scalar.scratch
-        # the arguments of `add_slabs` that every call has: those before and after the slabs, and their steps
-        self.head = tile_table(), kind, groups, lane_groups
-        self.loops: tuple[Any, ...] = (
-            plan.block, self.blocks, *plan.tables, plan.inner,
-            _operand(plan.vector, size, self.g0), plan.vector.steps, plan.vector.moves,
-            plan.scalar_pack, _operand(plan.scalar, size, self.g0), plan.scalar_lines, plan.scalar.steps,
-            plan.scalar.moves, plan.scalar.plane, together, 4 * panel_step, 4 * plan.scalar.scratch,
-            4 * self.group_floats, plan.row_step, plan.segment, plan.in_place,
+        (ranges, tiles), padded = plan.tables
+        self.share = row_of(
+            Share,
+            kind=KINDS[problem.dtype],
+            groups=self.g1 - self.g0,
+            lane_groups=lane_groups,
+            pack=plan.scalar_pack,
+            together=together,
+            panel_bytes=4 * (plan.vector.group if plan.in_place else panel),
+            scratch_bytes=4 * plan.scalar.scratch,
+            plane=plan.scalar.plane,
+            acc_bytes=4 * self.group_floats,
+            acc_step=plan.row_step,
+            segment=plan.segment,
+            ranges=len(ranges),
+            tiles=len(tiles),
+            block=plan.block,
+            inner_low=plan.inner[:, 0],
+            inner_high=plan.inner[:, 1],
+            vector=self._source(plan.vector),
+            scalar=self._source(plan.scalar),
+            in_place=plan.in_place,
+            padded=padded is not None,
+        )
+        if padded:
+            ranges, tiles = (np.concatenate(both) for both in zip((ranges, tiles), padded, strict=True))
+        self.ranges, self.tiles, self.lines = ranges, tiles, plan.scalar_lines
+        self.layout = self._layout(lane_groups)
+
+    def _source(self, operand: Operand) -> tuple[Any, ...]:
+        """Give a tensor as the driver reads it, the first group counted from the tensor's own address."""
+        problem, tensor = self.problem, operand.tensor
+        size = storage_dtype(problem.dtype).itemsize
+        is_dst = operand.is_wide == problem.op.startswith("ConvT")
+        start, group, channel, lane, *strides = wrapped(
+            size * step
+            for step in (
+                tensor.origin + self.g0 * operand.group, operand.group, tensor.channel, operand.lane, *tensor.steps
+            )
         )  # fmt: skip
-        if plan.direct:
-            starts = np.array([_operand(each, size, self.g0)[0] for each in (plan.vector, plan.scalar)], np.int64)
-            self.loops = (
-                tile_table()[DIRECT[problem.dtype]], groups, 4 * self.group_floats, plan.block, *plan.tables[:2],
-                plan.vector.moves, plan.scalar.moves, starts, plan.segment,
-            )  # fmt: skip
-        self.stores = (kind, lane_groups, self.blocks, *self._strides())
+        return tuple(
+            row_of(
+                Source,
+                start=start,
+                nbytes=size * prod(problem.input_shapes[is_dst]),
+                group=group,
+                channel=channel,
+                lane=lane,
+                strides=strides,
+                steps=operand.steps,
+                moves=operand.moves,
+            )[0]
+        )
 
     def sum(self, inputs: Sequence[Storage], low: int, high: int, depth: int, stop: Stop) -> Floats | None:
         """Sum chunks ``low..high`` as a balanced tree, so that any aligned split among workers gives the same bits."""
@@ -197,16 +232,17 @@ class Part:
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
         vector, scalar = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
+        data, sums = (address(vector), address(scalar)), address(acc)
         if plan.direct:
-            here: tuple[Any, ...] = self.slabs[some], address(vector), address(scalar), address(acc)
-            add_lanes(*self.loops, *here)
+            table = tile_table()[DIRECT[self.problem.dtype]]
+            some_lanes: tuple[Any, ...] = self.share, self.slabs[some], self.ranges, self.tiles, *data, sums
+            add_lanes(table, *some_lanes)
             return
+        rooms = (arena_address(name, size) for name, size in zip(("vector", "scalar"), self.arenas, strict=True))
         every: tuple[Any, ...] = (
-            *self.head, self.slabs[some], self.vector_boxes[some], self.scalar_boxes[some], *self.loops,
-            address(vector), vector.nbytes, arena_address("vector", self.arenas[0]),
-            address(scalar), scalar.nbytes, arena_address("scalar", self.arenas[1]), address(acc),
+            self.share, self.slabs[some], self.blocks, self.lines, self.ranges, self.tiles, *data, *rooms, sums
         )  # fmt: skip
-        add_slabs(*every)
+        add_slabs(tile_table(), *every)
 
     def join(self, partial: Floats) -> Floats:
         """Add the partial sums of all chunks for this share's lane blocks, as the same tree."""
@@ -219,22 +255,37 @@ class Part:
             pieces = pieces[0::2] + pieces[1::2]
         return np.ascontiguousarray(pieces[0]).reshape(-1)
 
-    def _strides(self) -> tuple[Ints, Ints]:
-        """Give counts and steps of the output as `kernels.gradient.tiles.driver.store` reads them."""
+    def _layout(self, lane_groups: int) -> Records:
+        """Say where in the output the accumulators belong."""
         plan = self.plan
         group, wide, narrow, tap = self.problem.weights_strides
         block, row = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
         lane, step = (group, group * WIDTH) if plan.lanes_are_groups else (block, group)
-        linear = plan.channel_step * tap == plan.tap_step * row and min(row, tap) == 1
-        counts = self.g1 - self.g0, self.group_floats, plan.taps, plan.channels, plan.tap_step, plan.channel_step
-        steps = step, block, lane, row, tap, self.g0 * step, int(linear)
-        return np.array(counts, np.int64), np.array(steps, np.int64)
+        return row_of(
+            Weights,
+            kind=KINDS[self.problem.dtype],
+            lane_groups=lane_groups,
+            groups=self.g1 - self.g0,
+            floats=self.group_floats,
+            taps=plan.taps,
+            channels=plan.channels,
+            tap_rows=plan.tap_step,
+            channel_rows=plan.channel_step,
+            start=self.g0 * step,
+            group_step=step,
+            block_step=block,
+            lane_step=lane,
+            channel_step=row,
+            tap_step=tap,
+            linear=plan.channel_step * tap == plan.tap_step * row and min(row, tap) == 1,
+        )
 
     def write(self, total: Floats, output: Storage) -> None:
         """Round the sums once and put them where the weights' layout wants them."""
         flat = output.reshape(-1)
         out32, out16 = (flat, _NONE16) if flat.dtype == np.float32 else (_NONE32, flat)
-        store(total, *self.stores, out32, out16)
+        parts: tuple[Any, ...] = total, self.blocks, self.layout, out32, out16
+        store(*parts)
 
 
 _NONE32, _NONE16 = np.empty(0, np.float32), np.empty(0, np.uint16)
@@ -243,20 +294,13 @@ _NONE32, _NONE16 = np.empty(0, np.float32), np.empty(0, np.uint16)
 def _images(problem: ConvProblem, plan: Schedule, slabs: int) -> int:
     """Count the images that the first slabs reach into: they are the outermost axis with positions, or a part of it."""
     outermost = 3 if plan.inside else next((a for a, axis in enumerate(plan.axes) if axis.size > 1), 0)
-    return -(-int(plan.slabs[slabs - 1][2 * outermost + 1]) * problem.n // plan.axes[outermost].size)
+    return -(-plan.end(slabs - 1, outermost) * problem.n // plan.axes[outermost].size)
 
 
 @cached
 def _part(problem: ConvProblem, unit: Unit) -> Part:
     """Prepare a unit's tables once: a service sees the same shapes again and again."""
     return Part(problem, schedule(problem), unit)
-
-
-def _operand(operand: Operand, size: int, first_group: int) -> Ints:
-    """Give a tensor's row of integers for the driver, the first group counted from the tensor's own address."""
-    start = operand.tensor.origin + first_group * operand.group
-    steps = (operand.group, *operand.tensor.steps, operand.lane, operand.tensor.channel)
-    return wrapped((start * size, 0, *(step * size for step in steps)))
 
 
 def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[tuple[int, int, int, int], Shape, Shape]]:
@@ -277,7 +321,8 @@ def _box(problem: ConvProblem, plan: Schedule, g: Pair, b: Pair) -> tuple[Shape,
     """Give offset and shape, in the weights' axes, of some groups and lane blocks."""
     transposed = problem.op.startswith("ConvT")
     vector_letter = "O" if transposed == plan.vector_is_wide else "I"
-    low, high = int(plan.blocks[b[0], 0]), int(plan.blocks[b[1] - 1, 0] + plan.blocks[b[1] - 1, 1])
+    last = plan.blocks[b[1] - 1]
+    low, high = int(plan.blocks[b[0]]["first"]), int(last["first"] + last["valid"])
     if plan.lanes_are_groups:
         vector_letter = ""
         g = (g[0] * WIDTH, min(problem.groups, g[1] * WIDTH))

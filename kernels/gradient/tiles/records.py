@@ -1,0 +1,192 @@
+"""What the compiled loops of a weight gradient read: a unit's facts, and the rows of its tables.
+
+Positions are (n, d, h, w), or (d, h, w) where there are three. They are those of the narrow tensor unless a field says
+otherwise; positions of a tensor's own are those of its data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.emit.compiler import Record, Vector, numbers
+from kernels.emit.register_tiles import Walk
+from kernels.emit.tile_table import LANE_ROWS
+
+__all__ = [
+    "Block", "Box", "LaneTile", "Line", "Range", "Records", "Share", "Slab", "Source", "Tile", "Visit", "Walk",
+    "Weights", "row_of",
+]  # fmt: skip
+
+Records = npt.NDArray[np.void]
+
+
+class Box(Record):
+    """The part of a tensor that a slab needs, in its own positions.
+
+    `held` is the first position of the panel that holds it: another one where zeros stand around the box.
+    """
+
+    first: Vector = numbers(4)
+    sizes: Vector = numbers(4)
+    held: Vector = numbers(4)
+
+
+class Slab(Record):
+    """Positions that are packed at a time, and what they need of both tensors."""
+
+    low: Vector = numbers(4)
+    high: Vector = numbers(4)
+    vector: Box
+    scalar: Box
+
+
+class Block(Record):
+    """Adjacent channels that are the lanes of a line: one vector or two of them.
+
+    `lane` counts the lanes of the blocks before it. Its accumulators and its panel begin so many bytes from the
+    group's.
+    """
+
+    first: int
+    valid: int
+    vectors: int
+    lane: int
+    acc: int
+    panel: int
+
+
+class Line(Record):
+    """Channels that are a line of the scalar panel: bytes from the group's first channel, and their number."""
+
+    source: int
+    valid: int
+
+
+class Range(Record):
+    """The positions (d, h, w) that a tap visits, with register tiles ``first..last``.
+
+    For the tap the vector panel is shifted by `line` lines and the scalars by `scalar` bytes; its sums begin at
+    accumulator row `row`. Ranges of the same `walk` are visited together, block of lanes by block of lanes.
+    """
+
+    low: Vector = numbers(3)
+    high: Vector = numbers(3)
+    line: int
+    scalar: int
+    first: int
+    last: int
+    row: int
+    walk: int
+
+
+class Tile(Record):
+    """A register tile: accumulator row counted from the range's, number of rows, byte offsets of their scalars."""
+
+    row: int
+    rows: int
+    offsets: Vector = numbers(LANE_ROWS)
+
+
+class LaneTile(Record):
+    """A tile of `kernels.emit.depthwise.lane_taps`: its place in the table, and behind the byte offsets of its rows the
+    accumulator bytes of each."""
+
+    rows: int
+    offsets: Vector = numbers(2 * LANE_ROWS)
+
+
+class Visit(Record):
+    """What a block of positions has of a range: where its panel and scalars begin, and the walk of the tiles."""
+
+    line: int
+    scalar: int
+    first: int
+    last: int
+    row: int
+    number: int
+    walk: Walk
+
+
+class Source(Record):
+    """One of the two tensors, in bytes: where position 0 of the first group lies, all of it, and steps.
+
+    `lane` leads from one lane of a line to the next, `strides` from one of its own positions to the next. `steps` do
+    the same in what the tiles read, and `moves` for a narrow position: in panel lines for the vector tensor, in bytes
+    for the scalar one.
+    """
+
+    start: int
+    nbytes: int
+    group: int
+    channel: int
+    lane: int
+    strides: Vector = numbers(4)
+    steps: Vector = numbers(4)
+    moves: Vector = numbers(4)
+
+
+class Share(Record):
+    """The facts of a unit: `groups` groups (or groups of lanes) and some blocks of lanes.
+
+    With `lane_groups` above 0 every lane is a convolution group, that many are left, and tiles run lanewise. Panels of
+    `together` groups are packed at a time, each `panel_bytes` and `scratch_bytes` from the last; `plane` is the bytes
+    of one line's or channel's scalars. A vector tensor that is read `in_place` is its own panel, of which position 0 is
+    the first line. `acc_step` is in accumulator rows, `segment` the logarithm of the positions that are summed in
+    registers. With zeros around the pixels (`padded`) the ranges and tiles behind the first `ranges` and `tiles` visit
+    all of them; every tap is inside from `inner_low` to `inner_high`.
+    """
+
+    kind: int
+    groups: int
+    lane_groups: int
+    pack: int
+    together: int
+    panel_bytes: int
+    scratch_bytes: int
+    plane: int
+    acc_bytes: int
+    acc_step: int
+    segment: int
+    ranges: int
+    tiles: int
+    block: Vector = numbers(4)
+    inner_low: Vector = numbers(3)
+    inner_high: Vector = numbers(3)
+    vector: Source
+    scalar: Source
+    in_place: bool
+    padded: bool
+
+
+class Weights(Record):
+    """Where accumulators go: counts, f32 values and rows of accumulators, then elements of the output.
+
+    A group has `floats` accumulators, of `taps` and `channels` so many rows apart. In the output the first group begins
+    at `start`, and one step leads from a group to the next, from a block's first channel, a lane, a row's channel, a
+    tap. `linear` says that accumulator rows follow each other there too.
+    """
+
+    kind: int
+    lane_groups: int
+    groups: int
+    floats: int
+    taps: int
+    channels: int
+    tap_rows: int
+    channel_rows: int
+    start: int
+    group_step: int
+    block_step: int
+    lane_step: int
+    channel_step: int
+    tap_step: int
+    linear: bool
+
+
+def row_of(kind: type[Record], /, **values: Any) -> Records:
+    """Give a table of one record: each field by its name, a record's by a tuple."""
+    assert values.keys() == set(kind.__annotations__), kind
+    return np.array([tuple(values[name] for name in kind.__annotations__)], kind.dtype)
