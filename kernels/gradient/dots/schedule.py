@@ -185,6 +185,10 @@ class DotSchedule:
         """Accumulator rows from one channel to the next."""
         return self.taps
 
+    def end(self, slab: int, axis: int) -> int:
+        """Give the position behind the last one of a slab."""
+        return self.slabs[slab][2 * axis + 1]
+
 
 def _odd_lines(positions: int) -> int:
     """Give the bytes of a plane: an odd number of cache lines, so that 16 channels fall into different sets."""
