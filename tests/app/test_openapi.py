@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 
 from app.main import create_app
+from kernels.target import target
 from schemas.tables import operation_names
 from tests.app.calls import FRAMES, JSON, NPY, SMALL, SSE, document, post
 
@@ -82,5 +83,6 @@ def test_the_pages_are_served(http: httpx.Client) -> None:
     assert http.get("/docs").status_code == 200
     assert "<title>convgrad</title>" in http.get("/").text
     assert http.get("/healthz").json()["status"] == "ok"
-    assert http.get("/readyz").json() == {"status": "ready", "progress": 1.0}
+    ready = {"status": "ready", "progress": 1.0, "target": str(target()), "unfit": []}
+    assert http.get("/readyz").json() == ready
     assert http.head("/readyz").status_code == 200
