@@ -16,6 +16,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -43,8 +44,8 @@ _CONTEXT = multiprocessing.get_context("fork")
 _SMALLEST = 400
 """Bytes of code that take as long to compile as the smallest function does."""
 
-_PROOF_S = 60.0
-"""How long a proof, which takes a second, may take: code that is wrong may never end."""
+_PROOF_CPU_S = 300
+"""Processor time of a proof, which takes a second of it, at the most: code that is wrong may never end."""
 
 
 @dataclass(frozen=True)
@@ -221,9 +222,9 @@ def _proof() -> str | None:
     process = _CONTEXT.Process(target=_prove_for, args=(theirs,), daemon=True)
     process.start()
     theirs.close()
-    doing, until = "loading the compiled code", time.monotonic() + _PROOF_S
+    doing = "loading the compiled code"
     try:
-        while mine.poll(max(0.0, until - time.monotonic())):
+        while True:
             kind, text = mine.recv()
             if kind == "wrong":
                 return str(text)
@@ -236,10 +237,10 @@ def _proof() -> str | None:
         process.kill()
         process.join()
         mine.close()
-    return f"{doing} does not end"
 
 
 def _prove_for(pipe: Connection) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (_PROOF_CPU_S, _PROOF_CPU_S + 10))  # then: SIGXCPU
     try:
         for name in prove():
             pipe.send(("doing", name))
@@ -249,8 +250,11 @@ def _prove_for(pipe: Connection) -> None:
 
 
 def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
+    """Name the signal or status; raises RuntimeError for SIGKILL: that memory ran out, say, is not the code's fault."""
     process.join()
     code = process.exitcode or 0
+    if code == -signal.SIGKILL:
+        raise RuntimeError("a process that compiles or tries code was killed")
     return signal.Signals(-code).name if code < 0 else f"status {code}"
 
 

@@ -90,7 +90,6 @@ def _prepare(sock: socket.socket) -> tuple[int, Unfit | None]:
             text=True,
         )
         assert process.stdout is not None
-        verdict = Verdict("", unfit="its code could not be compiled and tried: the log has the reason")
         for line in process.stdout:
             kind, _, text = line.partition(" ")
             if kind == "verdict":
@@ -100,6 +99,8 @@ def _prepare(sock: socket.socket) -> tuple[int, Unfit | None]:
                 process.kill()
                 sys.exit(0)
         process.wait()
+        if verdict is None:  # it was killed, or has said what went wrong: the next nursery tries again
+            sys.exit(1)
     if verdict.unfit is None:
         return verdict.compiled, None
     return 0, Unfit(str(target()), verdict.unfit, narrower(target()).name)

@@ -50,3 +50,35 @@ def test_progress_rises_to_the_whole_and_nothing_is_compiled_again() -> None:
     assert len(told) > 40
     assert all(before < after for (before, _), (after, _) in pairwise(told))
     assert told[-1][0] == told[-1][1]
+
+
+# What a proof does is replaced in a process of its own: nothing of it is left to other tests.
+PROOF = """
+import os, signal
+from kernels import prepare
+prepare._PROOF_CPU_S = 1
+def prove():
+    yield "the first function"
+    {fault}
+prepare.prove = prove
+try:
+    print(prepare._proof())
+except RuntimeError as error:
+    print("no verdict:", error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "the first function crashes (SIGSEGV)"),
+        ("while True: pass", "the first function crashes (SIGXCPU)"),
+        ("raise ArithmeticError('the first function is wrong')", "the first function is wrong"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "no verdict: a process that compiles or tries code was killed"),
+    ],
+)
+def test_only_the_code_is_blamed(fault: str, expected: str) -> None:
+    """Code that crashes, never ends or is wrong is unfit; a process that somebody killed says nothing of it."""
+    command = [sys.executable, "-c", PROOF.format(fault=fault)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == expected
