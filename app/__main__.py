@@ -73,6 +73,8 @@ class Server(uvicorn.Server):
 
     def _leave(self, unfit: Unfit) -> None:
         """End, to start again: everything in this process is laid out for a target that does not work here."""
+        if self._service.draining:  # a signal asked for the end before
+            return
         self.unfit = unfit
         self.should_exit = True
 

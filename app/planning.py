@@ -34,7 +34,7 @@ _REFERENCE_UNITS = 1 << 14
 """Filter taps or, for ConvTranspose, images, each of them a unit of the reference kernel."""
 
 _REFERENCE_MACS = 1 << 30
-"""Work that NumPy does within a second or some, where nothing compiled works."""
+"""Work of a call that the reference takes where nothing compiled works."""
 
 _BY_IMAGE = ("src", "diff_dst")
 """Inputs whose outermost axis is the batch, in every layout."""
