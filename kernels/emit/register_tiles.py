@@ -71,7 +71,7 @@ def sum_box(
         carried = [vp, sp, *sums, *begin([vp, sp])]
         if rolled:
             carried = simd.loop(builder, take, carried, column, "col", rolled=True)
-        else:  # what a simd.loop itself costs is shared by two columns
+        else:  # what a loop itself costs is shared by two columns
             carried = simd.twice(builder, take, carried, 2, lambda size: column if size == 1 else two)
         vp, sp, *sums = carried[: 2 + len(zeros)]
         pending = builder.add(pending, take)
