@@ -30,6 +30,7 @@ __all__ = [
     "Floats",
     "Halves",
     "Record",
+    "Records",
     "Rows",
     "Table",
     "Vector",
@@ -37,6 +38,7 @@ __all__ = [
     "jit",
     "needs",
     "numbers",
+    "row_of",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -69,6 +71,7 @@ if target().compiles and target().arch == host_arch():
         setattr(config, _name, _value)  # Numba makes its settings at run time
 
 
+Records = npt.NDArray[np.void]
 Vector = npt.NDArray[np.int64]
 Table = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -130,6 +133,12 @@ class Record:
 def numbers(count: int) -> Any:
     """Say that a field of a `Record` is a vector of `count` integers."""
     return count
+
+
+def row_of(kind: type[Record], /, **values: Any) -> Records:
+    """Give a table of one record: each field by its name, a record's by a tuple."""
+    assert values.keys() == set(kind.__annotations__), kind
+    return np.array([tuple(values[name] for name in kind.__annotations__)], kind.dtype)
 
 
 def jit(function: F) -> F:

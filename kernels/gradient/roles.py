@@ -6,8 +6,9 @@ from math import ceil
 
 import numpy as np
 
+from kernels.emit.compiler import Records
 from kernels.gradient.geometry import Tensor
-from kernels.gradient.tiles.records import Block, Records
+from kernels.gradient.tiles.records import Block
 from kernels.gradient.tiles.tables import MERGED_TAPS, split
 from kernels.problem import ConvProblem
 from kernels.target import target

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from kernels.emit.compiler import row_of
 from kernels.emit.register_tiles import Walk
-from kernels.gradient.tiles.records import Block, Box, Slab, row_of
+from kernels.gradient.tiles.records import Block, Box, Slab
 
 
 def test_a_walk_begins_with_eleven_integers() -> None:

@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.cache import cached
+from kernels.emit.compiler import Records
 from kernels.emit.dots import PARTS, ROWS, STEP, TILE
 from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
 from kernels.gradient.tiles.driver import PLANES, WIDTH
-from kernels.gradient.tiles.records import Block, Records
+from kernels.gradient.tiles.records import Block
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.target import target
 

@@ -6,21 +6,13 @@ otherwise; positions of a tensor's own are those of its data.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
-
 from kernels.emit.compiler import Record, Vector, numbers
 from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import LANE_ROWS
 
 __all__ = [
-    "Block", "Box", "LaneTile", "Line", "Range", "Records", "Share", "Slab", "Source", "Tile", "Visit", "Walk",
-    "Weights", "row_of",
+    "Block", "Box", "LaneTile", "Line", "Range", "Share", "Slab", "Source", "Tile", "Visit", "Walk", "Weights",
 ]  # fmt: skip
-
-Records = npt.NDArray[np.void]
 
 
 class Box(Record):
@@ -184,9 +176,3 @@ class Weights(Record):
     channel_step: int
     tap_step: int
     linear: bool
-
-
-def row_of(kind: type[Record], /, **values: Any) -> Records:
-    """Give a table of one record: each field by its name, a record's by a tuple."""
-    assert values.keys() == set(kind.__annotations__), kind
-    return np.array([tuple(values[name] for name in kind.__annotations__)], kind.dtype)

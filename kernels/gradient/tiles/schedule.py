@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.cache import cached
+from kernels.emit.compiler import Records
 from kernels.emit.tile_table import DIRECT, LANE_ROWS
 from kernels.gradient.geometry import Axis, Geometry, Run, Tensor, combined, cut, folded, geometry
 from kernels.gradient.roles import groups_cost, lane_blocks, lines_cost, tile_rows
 from kernels.gradient.tiles.driver import LINES, NATIVE, PLANES
-from kernels.gradient.tiles.records import Block, Line, Records, Slab
+from kernels.gradient.tiles.records import Block, Line, Slab
 from kernels.gradient.tiles.tables import (
     MERGED_TAPS,
     Rows,

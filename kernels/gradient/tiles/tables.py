@@ -14,10 +14,11 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
+from kernels.emit.compiler import Records
 from kernels.emit.depthwise import LINE_TAPS
 from kernels.emit.tile_table import LANE_ROWS, LINES_KEPT
 from kernels.gradient.geometry import Axis
-from kernels.gradient.tiles.records import LaneTile, Range, Records, Tile
+from kernels.gradient.tiles.records import LaneTile, Range, Tile
 from kernels.problem import wrapped
 
 __all__ = ["MERGED_TAPS", "Rows", "Tables", "merged_tables", "region_tables", "split", "tap_tables", "whole_tables"]

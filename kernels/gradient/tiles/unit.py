@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from kernels.arena import address, arena, arena_address
 from kernels.cache import cached
+from kernels.emit.compiler import Records, row_of
 from kernels.emit.tile_table import DIRECT, tile_table
 from kernels.gradient.tiles.driver import NATIVE, WIDTH, add, add_lanes, add_slabs, store
-from kernels.gradient.tiles.records import Records, Share, Source, Weights, row_of
+from kernels.gradient.tiles.records import Share, Source, Weights
 from kernels.gradient.tiles.schedule import Operand, Schedule, schedule
 from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Storage, Unit
