@@ -4,8 +4,8 @@
 
 Every other choice is forced in turn, in this process: weight gradients with the narrow or the wide channels or groups
 as lanes, and on products of bf16 where there are any; ConvTranspose by gathering, with groups as lanes, or scattering.
-A choice that can't compute a layer is left out. Times are the least of several runs of the whole layer in one thread;
-the choices take turns, so that a machine that slows down does so for all.
+A choice that can't compute a layer is left out. Times are the least processor time of several runs of the whole layer
+in one thread; the choices take turns, so that a machine that slows down does so for all.
 """
 
 from __future__ import annotations
@@ -23,8 +23,12 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.layers import LAYOUTS, OPERATIONS, read_layers
+from benchmarks.machine import describe_machine
 from kernels import ConvProblem, plan, run_unit, storage_dtype, warmup
 from kernels.cache import CACHE
+from kernels.forward.tiles import way_costs
+from kernels.gradient.geometry import geometry
+from kernels.gradient.roles import role_costs
 from kernels.target import target
 
 ROLES = ("narrow", "wide", "groups")
@@ -42,14 +46,11 @@ def forced(problem: ConvProblem, choice: str) -> Iterator[None]:
         CACHE.forget(lambda _: True)
         refuse = "kernels.gradient.dots.unit.BwdDots.refuse"
         if choice in ROLES:
-            costs = {role: float(role != choice) for role in ROLES}
-            schedule = "kernels.gradient.tiles.schedule"
-            patch(f"{schedule}.lines_cost", lambda *arguments: costs["narrow" if arguments[3] else "wide"])
-            patch(f"{schedule}.groups_cost", lambda *_: costs["groups"])
+            patch("kernels.gradient.tiles.schedule.role_costs", lambda *_: {choice: 0.0})
             if target().dots:
                 patch(refuse, lambda *_: "not wanted")
         elif choice in WAYS:
-            patch("kernels.forward.tiles._costs", lambda _: {choice: 0.0})
+            patch("kernels.forward.tiles.way_costs", lambda _: {choice: 0.0})
             if target().dots == "amx":
                 patch("kernels.forward.cells.unit.ConvTransposeDots.refuse", lambda *_: "not wanted")
         elif choice == "dots" and problem.forward:
@@ -67,37 +68,50 @@ def _uses() -> list[tuple[str, str]]:
     return list(LEAST_USE)
 
 
+def chosen(problem: ConvProblem) -> str:
+    """Say which choice the cost models take."""
+    if "tiles" not in plan(problem).kernel:
+        return "dots"
+    costs = model_costs(problem)
+    return min(costs, key=lambda choice: costs[choice])
+
+
+def model_costs(problem: ConvProblem) -> dict[str, float]:
+    """Give what the cost models say of each path on register tiles."""
+    return dict(way_costs(problem.dims).items()) if problem.forward else role_costs(problem, geometry(problem))
+
+
 def runner(problem: ConvProblem, choice: str, inputs: list[Any]) -> Callable[[], float] | None:
     """Give a function that computes a layer by one choice and tells the seconds, or None where that can't be."""
     if choice == "groups" and problem.groups == 1:
         return None
     with forced(problem, choice):
         try:
-            chosen = plan(problem)
+            work = plan(problem)
         except (AssertionError, MemoryError):
             return None
-    if choice == "dots" and "tiles" in chosen.kernel:
+    if choice == "dots" and "tiles" in work.kernel:
         return None
     output = np.empty(problem.output_shape, storage_dtype(problem.dtype))
-    scratch = np.empty(chosen.scratch_bytes, np.uint8)
+    scratch = np.empty(work.scratch_bytes, np.uint8)
 
     def run() -> float:
         with forced(problem, choice):
-            for unit in chosen.units:  # lays the units' tables out, too
-                run_unit(chosen, unit, inputs, output, scratch)
-            started = time.perf_counter()
-            for unit in chosen.units:
-                run_unit(chosen, unit, inputs, output, scratch)
-            return time.perf_counter() - started
+            for unit in work.units:  # lays the units' tables out, too
+                run_unit(work, unit, inputs, output, scratch)
+            started = time.thread_time()
+            for unit in work.units:
+                run_unit(work, unit, inputs, output, scratch)
+            return time.thread_time() - started
 
     return run
 
 
 def measure(problem: ConvProblem, budget: float) -> dict[str, float]:
-    """Time all choices of a layer in turns; "chosen" is what the cost models take."""
+    """Time all choices of a layer in turns: seconds."""
     rng = np.random.default_rng(3)
     inputs = [_stored(rng.standard_normal(shape), problem.dtype) for shape in problem.input_shapes]
-    names = ("chosen", *(WAYS if problem.forward else ROLES), *(["dots"] if target().dots else []))
+    names = (*(WAYS if problem.forward else ROLES), *(["dots"] if target().dots else []))
     runs = {name: run for name in names if (run := runner(problem, name, inputs)) is not None}
     best = dict.fromkeys(runs, float("inf"))
     until, turns = time.monotonic() + budget, 0
@@ -130,18 +144,20 @@ def main() -> None:
     record, regrets = [], []
     for layer in read_layers(options.shapes, options.ops.split(","), options.only):
         for layout in LAYOUTS:
-            times = measure(layer.problem(options.dtype, layout), options.budget)
-            fastest = min(times, key=lambda choice: times[choice])
-            regret = max(1.0, times["chosen"] / times[fastest])
-            regrets.append(regret)
-            record.append({"layer": layer.name, "op": layer.op, "layout": layout, "seconds": times})
-            listed = "  ".join(f"{choice} {1e3 * seconds:.2f}" for choice, seconds in times.items())
-            print(f"{layer.name:30} {layer.op[:20]:20} {layout} {regret:5.2f}  {fastest:8} ms: {listed}", flush=True)
+            problem = layer.problem(options.dtype, layout)
+            times = measure(problem, options.budget)
+            taken = chosen(problem)
+            regrets.append(times[taken] / min(times.values()))
+            milliseconds = {choice: round(1e3 * seconds, 3) for choice, seconds in times.items()}
+            record.append({"layer": layer.name, "op": layer.op, "layout": layout, "milliseconds": milliseconds})
+            listed = "  ".join(f"{choice} {time:.2f}" for choice, time in milliseconds.items())
+            print(f"{layer.name:30} {layer.op:28} {layout} {regrets[-1]:5.2f} {taken:8} ms: {listed}", flush=True)
     mean = exp(sum(map(log, regrets)) / max(1, len(regrets)))
     print(f"{target()}, {options.dtype}: {len(regrets)} layers, mean {mean:.3f}, worst {max(regrets, default=1.0):.2f}")
     if options.json:
-        text = json.dumps({"target": str(target()), "dtype": options.dtype, "layers": record}, indent=1)
-        options.json.write_text(text + "\n", encoding="utf-8")
+        head = json.dumps({"target": str(target()), "cpu": describe_machine()["cpu"]["model"], "dtype": options.dtype})
+        lines = ",\n".join(map(json.dumps, record))
+        options.json.write_text(f'{head[:-1]}, "layers": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ from math import ceil, prod
 import numpy as np
 
 from kernels.cache import cached
+from kernels.costs import COSTS
 from kernels.forward.share import LANES, Share, Way, share
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims
 from kernels.target import target
 
-__all__ = ["CONV_TRANSPOSE"]
+__all__ = ["CONV_TRANSPOSE", "way_costs"]
 
 Shape = tuple[int, ...]
 WIDTH = target().lanes
@@ -32,21 +33,23 @@ SCATTER_BYTES = 32 << 20
 """Sums of one image at the most, where products are scattered."""
 
 
-def _costs(dims: Dims) -> dict[Way, float]:
-    """Estimate the cycles for one src pixel of one group.
-
-    A register tile of two vectors does a position of all its lanes in a cycle, one of one vector in a bit more than
-    half of one.
-    """
+def way_costs(dims: Dims) -> dict[Way, float]:
+    """Estimate the cycles for one src pixel of one group."""
     taps, out, channels = prod(dims.kernel), dims.wide_channels, dims.narrow_channels
     pixels = prod(dims.wide) / max(1, prod(dims.narrow))  # of dst
     whole, rest = divmod(out, LANES)
     lines = taps if dims.dilations[2] > 1 else taps // dims.kernel[2]
     costs: dict[Way, float] = {
-        "gather": taps * channels * (whole + (0.56 if 0 < rest <= WIDTH else rest > 0))
-        + 12 * pixels * ceil(out / LANES),
-        "lanes": (0.56 * taps * channels + 16 * pixels) * out * ceil(dims.groups / WIDTH) / dims.groups,
-        "scatter": channels * ceil(taps * out / LANES) + 8 * lines + 0.75 * taps * out + 12 * pixels,
+        "gather": taps * channels * (whole + (COSTS.single if 0 < rest <= WIDTH else rest > 0))
+        + COSTS.gathered * pixels * ceil(out / LANES),
+        "lanes": (COSTS.single * taps * channels + COSTS.gathered_lanes * pixels)
+        * out
+        * ceil(dims.groups / WIDTH)
+        / dims.groups,
+        "scatter": channels * ceil(taps * out / LANES)
+        + COSTS.scattered_line * lines
+        + COSTS.scattered_sum * taps * out
+        + COSTS.scattered_pixel * pixels,
     }
     if 4 * prod(dims.wide) * out > SCATTER_BYTES:
         del costs["scatter"]
@@ -54,14 +57,14 @@ def _costs(dims: Dims) -> dict[Way, float]:
 
 
 def _way(dims: Dims) -> Way:
-    costs = _costs(dims)
+    costs = way_costs(dims)
     return min(costs, key=lambda way: costs[way])
 
 
 def way_cycles(problem: ConvProblem) -> float:
     """Estimate the cycles of the best way on register tiles."""
     dims = problem.dims
-    return min(_costs(dims).values()) * dims.groups * dims.n * prod(dims.narrow)
+    return min(way_costs(dims).values()) * dims.groups * dims.n * prod(dims.narrow)
 
 
 class ConvTranspose:

@@ -6,22 +6,23 @@ from math import ceil
 
 import numpy as np
 
+from kernels.costs import COSTS
 from kernels.emit.compiler import Records
-from kernels.gradient.geometry import Tensor
+from kernels.gradient.geometry import Geometry, Tensor
 from kernels.gradient.tiles.records import Block
 from kernels.gradient.tiles.tables import MERGED_TAPS, split
 from kernels.problem import ConvProblem
 from kernels.target import target
 
-__all__ = ["groups_cost", "lane_blocks", "lines_cost", "tile_rows"]
+__all__ = ["lane_blocks", "role_costs", "tile_rows"]
 
 COSTED_TILES = 4096
 """Register tiles whose cycles are added up one by one."""
 
 
 def _tile_cost(rows: int, vectors: int) -> float:
-    """Cycles for one position of a register tile: two multiply-adds a cycle, four cycles of latency."""
-    return max(rows * vectors / 2, 4.0) + 0.3
+    """Cycles for one position of a register tile: two multiply-adds a cycle."""
+    return max(rows * vectors / 2, COSTS.latency) + COSTS.tile
 
 
 def tile_rows(count: int, vectors: int) -> int:
@@ -41,8 +42,18 @@ def lane_blocks(channels: int) -> Records:
     return blocks
 
 
-def lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: bool) -> float:
-    """Estimate cycles for one pixel and all taps of one (d, h)."""
+def role_costs(problem: ConvProblem, geo: Geometry) -> dict[str, float]:
+    """Estimate the cycles of one pixel of one group: with narrow or wide channels as lanes, or groups."""
+    wide, narrow, width = geo.wide, geo.narrow, len(geo.axes[3].shifts)
+    return {
+        "narrow": _lines_cost(narrow.channels, wide.channels, width, True),
+        "wide": _lines_cost(wide.channels, narrow.channels, width, False),
+        "groups": _groups_cost(problem, wide, narrow, width),
+    }
+
+
+def _lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: bool) -> float:
+    """Give the cycles for one pixel and all taps of one (d, h)."""
     total = 0.0
     whole, rest = divmod(vector_channels, 2 * target().lanes)
     twos = whole + (rest > target().lanes)
@@ -61,7 +72,7 @@ def lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, me
     return total
 
 
-def groups_cost(problem: ConvProblem, wide: Tensor, narrow: Tensor, kernel_width: int) -> float:
-    """Estimate cycles for one pixel of one group where lanes are groups: a load for every multiply-add."""
+def _groups_cost(problem: ConvProblem, wide: Tensor, narrow: Tensor, kernel_width: int) -> float:
+    """Give the cycles for one pixel of one group where lanes are groups."""
     filled = problem.groups / (ceil(problem.groups / target().lanes) * target().lanes)
-    return 0.6 * kernel_width * wide.channels * narrow.channels / target().lanes / filled
+    return COSTS.grouped * kernel_width * wide.channels * narrow.channels / target().lanes / filled

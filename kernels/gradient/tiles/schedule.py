@@ -20,7 +20,7 @@ from kernels.cache import cached
 from kernels.emit.compiler import Records
 from kernels.emit.tile_table import DIRECT, LANE_ROWS
 from kernels.gradient.geometry import Axis, Geometry, Run, Tensor, combined, cut, folded, geometry
-from kernels.gradient.roles import groups_cost, lane_blocks, lines_cost, tile_rows
+from kernels.gradient.roles import lane_blocks, role_costs, tile_rows
 from kernels.gradient.tiles.driver import LINES, NATIVE, PLANES
 from kernels.gradient.tiles.records import Block, Line, Slab
 from kernels.gradient.tiles.tables import (
@@ -255,11 +255,7 @@ def schedule(problem: ConvProblem) -> Schedule:
     geo = geometry(problem)
     wide, narrow = geo.wide, geo.narrow
     width = len(geo.axes[3].shifts)
-    costs = {
-        "narrow": lines_cost(narrow.channels, wide.channels, width, True),
-        "wide": lines_cost(wide.channels, narrow.channels, width, False),
-        "groups": groups_cost(problem, wide, narrow, width),
-    }
+    costs = role_costs(problem, geo)
     lanes_are = min(costs, key=lambda name: costs[name])
     by_group = lanes_are == "groups"
     vector_is_wide = lanes_are == "wide"

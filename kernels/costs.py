@@ -1,0 +1,36 @@
+"""Cycles that the choice between paths reckons with.
+
+`python -m benchmarks.fit` fits them to what `python -m benchmarks.regret` measured, which lies in benchmarks/data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["COSTS", "Costs"]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles on a processor that does two multiply-adds of whole vectors in each.
+
+    Of a weight gradient: `latency` of a multiply-add, which a register tile with few sums waits for, `tile` for a
+    position of a tile besides, and `grouped` for a multiply-add where lanes are groups, whose factors are both loaded.
+
+    Of ConvTranspose: `single` for a multiply-add of tiles with one vector a row, where tiles of two take 1, and for
+    a dst pixel `gathered`, or `gathered_lanes` where lanes are groups. Where products are scattered, `scattered_pixel`
+    for a dst pixel, `scattered_line` for a line of taps and `scattered_sum` for a product that is added.
+    """
+
+    latency: float = 4.0
+    tile: float = 0.3
+    grouped: float = 0.6
+    single: float = 0.56
+    gathered: float = 12.0
+    gathered_lanes: float = 16.0
+    scattered_pixel: float = 12.0
+    scattered_line: float = 8.0
+    scattered_sum: float = 0.75
+
+
+COSTS = Costs()

@@ -1,0 +1,43 @@
+"""The choice between paths: which one every target takes, and what is lost by it where that was measured."""
+
+from __future__ import annotations
+
+from math import exp, log
+
+import pytest
+
+from benchmarks import choices, fit
+from kernels.costs import COSTS, Costs
+
+MEASURED = fit.read(sorted(fit.DATA.glob("regret-*.json")))
+
+
+def _mean(values: list[float]) -> float:
+    return exp(sum(map(log, values)) / len(values))
+
+
+def test_every_target_chooses_as_recorded() -> None:
+    """No change moves a layer to another path unnoticed: `python -m benchmarks.choices` records anew."""
+    now, recorded = choices.table().splitlines(), choices.FILE.read_text(encoding="utf-8").splitlines()
+    assert [row for row in now if row not in recorded] == []
+    assert len(now) == len(recorded) > 200
+
+
+@pytest.mark.skipif(not MEASURED, reason="nothing was measured with as many lanes")
+def test_the_chosen_paths_lose_little() -> None:
+    """Over all measured layers the mean is near the best path's, and no layer is far from it."""
+    found = fit.regrets(MEASURED, COSTS)
+    assert len(found) > 100
+    assert _mean(found) < 1.02
+    assert max(found) < 1.5
+
+
+@pytest.mark.skipif(not MEASURED, reason="nothing was measured with as many lanes")
+def test_fitting_finds_a_constant_that_was_spoilt() -> None:
+    """From a constant that is four times too large the fit comes back to where little is lost."""
+    spoilt = Costs(grouped=4 * COSTS.grouped)
+    layers = [layer for layer in MEASURED if not layer.problem.forward]
+    before = _mean(fit.regrets(layers, spoilt))
+    after = _mean(fit.regrets(layers, fit.fit(layers, spoilt)))
+    assert before > after + 0.001
+    assert after < _mean(fit.regrets(layers, COSTS)) + 0.002
