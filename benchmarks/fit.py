@@ -30,7 +30,7 @@ DATA = Path(__file__).with_name("data")
 FACTORS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0)
 ROUNDS = 4
 
-WORTH = 0.001
+WORTH = 0.002
 """Gain in the mean regret for which a constant changes."""
 
 

@@ -34,10 +34,10 @@ def test_the_chosen_paths_lose_little() -> None:
 
 @pytest.mark.skipif(not MEASURED, reason="nothing was measured with as many lanes")
 def test_fitting_finds_a_constant_that_was_spoilt() -> None:
-    """From a constant that is four times too large the fit comes back to where little is lost."""
-    spoilt = Costs(grouped=4 * COSTS.grouped)
+    """From a constant that is half as large as it should be the fit comes back to where little is lost."""
+    spoilt = Costs(grouped=COSTS.grouped / 2)
     layers = [layer for layer in MEASURED if not layer.problem.forward]
     before = _mean(fit.regrets(layers, spoilt))
     after = _mean(fit.regrets(layers, fit.fit(layers, spoilt)))
-    assert before > after + 0.001
+    assert before > after + 0.01
     assert after < _mean(fit.regrets(layers, COSTS)) + 0.002
