@@ -1,1 +1,1 @@
-"""The service: doors, planning, the worker pool and the engines."""
+"""The service: APIs, planning, the worker pool and the engines."""

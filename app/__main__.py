@@ -24,14 +24,14 @@ except ValueError as error:
     print(error, file=sys.stderr)  # noqa: T201
     sys.exit(2)
 
-from app.entrance import Entrance, listen
-from app.logs import configure
+from app.api.ops_port import OpsPort, listen_for_operators
+from app.calls.service import Service
+from app.http.listener import Listener, listen
+from app.http.timeouts import timeout_protocol
 from app.main import create_app
-from app.ops_port import OpsPort, listen_for_operators
-from app.patience import patient_protocol
 from app.pool.messages import Unfit
-from app.service import Service
 from app.settings import Settings
+from app.telemetry.logs import configure
 from kernels.target import IMITATE, NAME, REFERENCE, SETTING
 
 __all__ = ["Server", "main", "parse_settings"]
@@ -92,9 +92,9 @@ class Server(uvicorn.Server):
             _log.error("%s", error)
             await self.lifespan.shutdown()
             sys.exit(3)
-        entrance = Entrance(self._service, listeners, self._protocol, self.server_state, self.config.ssl)
-        self.servers = [entrance]  # type: ignore[list-item] # which has all that is asked of it
-        entrance.start()
+        accepting = Listener(self._service, listeners, self._protocol, self.server_state, self.config.ssl)
+        self.servers = [accepting]  # type: ignore[list-item] # which has all that is asked of it
+        accepting.start()
         for server in self.servers:
             for listener in server.sockets:
                 address = _address(listener, secure=self.config.is_ssl)
@@ -196,7 +196,7 @@ def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
         port=settings.port,
         uds=None if settings.uds is None else str(settings.uds),
         loop="uvloop" if sys.platform != "win32" else "asyncio",
-        http=patient_protocol(settings.slow_s),
+        http=timeout_protocol(settings.slow_s),
         ws="none",
         lifespan="on",
         access_log=False,

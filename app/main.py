@@ -1,4 +1,4 @@
-"""The application: the service and its doors behind one ASGI app, made by a factory from settings."""
+"""The application: the service and its APIs behind one ASGI app, made by a factory from settings."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.auth import FREE_PAGES, Authentication, make_key_ring
-from app.doors import oip, ops_pages, rest, rpc
-from app.doors.oip_errors import OipErrors
-from app.engines.base import Engine
-from app.engines.local import LocalEngine
-from app.middleware import BodyLimit, RequestContextMiddleware
-from app.openapi import install_openapi
-from app.patience import Patience
+from app.api import pages as ops_pages
+from app.api import rest
+from app.api.oip import routes as oip
+from app.api.oip.errors import OipErrors
+from app.api.openapi import install_openapi
+from app.api.rpc import routes as rpc
+from app.calls.service import Service
+from app.http.authentication import FREE_PAGES, Authentication, make_key_ring
+from app.http.middleware import BodyLimit, RequestContextMiddleware
+from app.http.timeouts import Timeouts
 from app.pool.buffers import SegmentPool
-from app.service import Service
+from app.pool.engine import Engine
+from app.pool.local import LocalEngine
 from app.settings import Settings
-from app.telemetry import Telemetry
-from app.tracing import Tracing
+from app.telemetry.metrics import Telemetry
+from app.telemetry.tracing import Tracing
 from convgrad import __version__
 from convgrad._errors import (
     CallerError,
@@ -42,7 +45,7 @@ __all__ = ["create_app"]
 
 _ROUTERS = (rest.router, rpc.router, oip.router, ops_pages.health, ops_pages.router)
 
-# Paths whose route is remembered: the doors have some dozens, and what others ask for must not fill the memory.
+# Paths whose route is remembered: the APIs have some dozens, and what others ask for must not fill the memory.
 _MOST_PATHS = 256
 _LONGEST_PATH = 256
 
@@ -85,7 +88,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     free = FREE_PAGES if settings.ops_port is None else FREE_PAGES - {"/metrics"}
     app.add_middleware(Authentication, keys=make_key_ring(settings), free=free)
     app.add_middleware(OipErrors)
-    app.add_middleware(Patience, slow_s=settings.slow_s, slow_rate=int(settings.slow_rate))
+    app.add_middleware(Timeouts, slow_s=settings.slow_s, slow_rate=int(settings.slow_rate))
     app.add_middleware(RequestContextMiddleware, telemetry=telemetry)
     app.add_middleware(BodyLimit, limit=int(settings.body_limit))  # around it: what the net sends ends here too
     if settings.cors:
@@ -102,7 +105,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
 
 
 class _Application(FastAPI):
-    """Pass calls to their doors through our own middlewares alone, and everything else through FastAPI."""
+    """Pass calls to their APIs through our own middlewares alone, and everything else through FastAPI."""
 
     def shorten(self, routes: Sequence[Route]) -> None:
         """Take these routes before FastAPI sees a request; all middlewares have to be there."""

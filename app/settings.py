@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from app.container import cpu_count, memory_bytes
+from app.pool.container import cpu_count, memory_bytes
 
 __all__ = ["Settings"]
 
@@ -36,7 +36,8 @@ class Settings(BaseSettings):
         default=False, description="Listen on an address that others can reach although no key is asked for."
     )
     keys_file: Path | None = Field(
-        default=None, description="File of API keys, one a line; read again when it changes. See python -m app.keys."
+        default=None,
+        description="File of API keys, one a line; read again when it changes.",
     )
     keys: SecretStr | None = Field(
         default=None,

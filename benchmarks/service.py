@@ -1,4 +1,4 @@
-"""How fast the service answers through each of its doors, beside other ways to serve the same gradient.
+"""How fast the service answers through each of its APIs, beside other ways to serve the same gradient.
 
     python -m benchmarks.service [--rounds N] [--only TEXT] [--cases tiny,large] [--json OUT] [--markdown OUT]
 
@@ -22,7 +22,7 @@ import numpy as np
 
 import convgrad
 from benchmarks.machine import describe_machine, load
-from benchmarks.service_cases import ATTRIBUTES, CASES, DOORS, OP, Array, Case, Door
+from benchmarks.service_cases import APIS, ATTRIBUTES, CASES, OP, Api, Array, Case
 from benchmarks.service_load import Call, Connection, latencies, throughput
 from benchmarks.service_report import markdown
 from benchmarks.service_servers import NotHad, PeakMemory, Server
@@ -50,14 +50,14 @@ class Contender:
 
 
 def contenders(servers: dict[str, Server]) -> Iterator[Contender]:
-    """Give the client and every door whose server is there."""
+    """Give the client and every API whose server is there."""
     yield Contender(BARE, "none", open_bare, lambda found, _: found)
     if "convgrad" in servers:
         yield Contender(CLIENT, "convgrad", _client(servers["convgrad"]), lambda found, _: found)
         yield Contender(SHARED, "convgrad", open_shared(servers["convgrad"].port), lambda found, _: found)
-    for door in DOORS:
-        if door.server in servers:
-            yield Contender(door.name, door.server, _plain(door, servers[door.server]), door.read)
+    for api in APIS:
+        if api.server in servers:
+            yield Contender(api.name, api.server, _plain(api, servers[api.server]), api.read)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _start(chosen: argparse.Namespace, stack: ExitStack, absent: dict[str, str]) -> dict[str, Server]:
     """Start every server that a chosen contender needs; say which can't be had."""
-    wanted = {door.server for door in DOORS if not chosen.only or any(text in door.name for text in chosen.only)}
+    wanted = {api.server for api in APIS if not chosen.only or any(text in api.name for text in chosen.only)}
     if not chosen.only or any(text in name for text in chosen.only for name in (CLIENT, SHARED)):
         wanted.add("convgrad")
     servers = {}
@@ -141,12 +141,12 @@ def _measure(case: Case, found: list[Contender], chosen: argparse.Namespace) -> 
 
 def _memory(case: Case, workers: int) -> dict[str, float]:
     """Read what a fresh server holds at rest, and at most while it answers large calls one by one."""
-    door = next(door for door in DOORS if door.name == "multipart to frames")
+    api = next(api for api in APIS if api.name == "multipart to frames")
     with Server("convgrad", workers=workers) as server, ExitStack() as stack:
-        small = _plain(door, server)(CASES[0], stack)
+        small = _plain(api, server)(CASES[0], stack)
         latencies(small, 200)  # until every worker has had something to do
         idle = server.memory()
-        call = _plain(door, server)(case, stack)
+        call = _plain(api, server)(case, stack)
         with PeakMemory(server.memory) as watch:
             latencies(call, _LARGE)
         return {"idle_mib": idle, "peak_mib": watch.peak, "tensors_mib": case.nbytes / 2**20}
@@ -171,14 +171,14 @@ def _client(server: Server) -> Callable[[Case, ExitStack], Call]:
     return open_one
 
 
-def _plain(door: Door, server: Server) -> Callable[[Case, ExitStack], Call]:
+def _plain(api: Api, server: Server) -> Callable[[Case, ExitStack], Call]:
     def open_one(case: Case, stack: ExitStack) -> Call:
-        connection, wire = stack.enter_context(Connection(server.port)), door.build(case)
+        connection, wire = stack.enter_context(Connection(server.port)), api.build(case)
 
         def call() -> object:
             reply = connection.call(wire)
             if reply.status != 200:
-                raise SystemExit(f"{door.name} answered {reply.status}: {reply.body[:300]!r}")
+                raise SystemExit(f"{api.name} answered {reply.status}: {reply.body[:300]!r}")
             return reply
 
         return call

@@ -1,4 +1,4 @@
-"""The calls that the services are asked for, and each door's words for them."""
+"""The calls that the services are asked for, and each API's words for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from convgrad._assembly import Assembly
 from convgrad._core import multipart_call
 from kernels import ConvProblem, compute
 
-__all__ = ["CASES", "DOORS", "Case", "Door", "Reply", "Wire", "post"]
+__all__ = ["APIS", "CASES", "Api", "Case", "Reply", "Wire", "post"]
 
 OP: Literal["ConvolutionBackwardWeights"] = "ConvolutionBackwardWeights"
 ATTRIBUTES = {
@@ -91,7 +91,7 @@ class Reply:
 
 
 @dataclass(frozen=True)
-class Door:
+class Api:
     """A way to ask a server for a case; `read` is None where the reply has no tensor."""
 
     name: str
@@ -193,13 +193,13 @@ def _from_json(reply: Reply, case: Case) -> Array:
     return _from_bytes(base64.b64decode(outputs["diff_weights"]["data"]), case)
 
 
-DOORS = (
-    Door("multipart to frames", "convgrad", _multipart("application/x-tensor-stream"), _from_frames),
-    Door("multipart to npy", "convgrad", _multipart("application/x-npy"), _from_npy),
-    Door("/v2 binary", "convgrad", _oip(f"/v2/models/{OP}/infer", ours=True), _from_oip),
-    Door("/v1 JSON", "convgrad", _json, _from_json),
-    Door("/rpc JSON", "convgrad", _rpc, _from_json),
-    Door("hand-written", "handwritten", _raw, lambda reply, case: _from_bytes(reply.body, case)),
-    Door("PyTriton", "pytriton", _oip("/v2/models/gradient/infer", ours=False), _from_oip),
-    Door("reads the body", "body_only", _raw, None),
+APIS = (
+    Api("multipart to frames", "convgrad", _multipart("application/x-tensor-stream"), _from_frames),
+    Api("multipart to npy", "convgrad", _multipart("application/x-npy"), _from_npy),
+    Api("/v2 binary", "convgrad", _oip(f"/v2/models/{OP}/infer", ours=True), _from_oip),
+    Api("/v1 JSON", "convgrad", _json, _from_json),
+    Api("/rpc JSON", "convgrad", _rpc, _from_json),
+    Api("hand-written", "handwritten", _raw, lambda reply, case: _from_bytes(reply.body, case)),
+    Api("PyTriton", "pytriton", _oip("/v2/models/gradient/infer", ours=False), _from_oip),
+    Api("reads the body", "body_only", _raw, None),
 )

@@ -98,7 +98,7 @@ def call(
     options: Mapping[str, Any],
     whole: bool = False,
 ) -> Request:
-    """Build the request that computes `op`: through the binary door, or as multipart where that has no words for it.
+    """Build the request that computes `op`: through the binary API, or as multipart where that has no words for it.
 
     The reply comes as frames. With `whole` a small call asks for the output alone, which takes less time; a large
     one may take long, and its frames show that the service is alive.

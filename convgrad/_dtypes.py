@@ -32,7 +32,7 @@ DTYPES: dict[str, DType] = {
         # NumPy has no bfloat16: ml_dtypes writes it as two void bytes.
         DType("bf16", "BF16", np.dtype(ml_dtypes.bfloat16), "<V2", 2),
         DType("s32", "INT32", np.dtype("<i4"), "<i4", 4),
-        # Only the Open Inference Protocol door uses s64, for shapes.
+        # Only the Open Inference Protocol API uses s64, for shapes.
         DType("s64", "INT64", np.dtype("<i8"), "<i8", 8),
     )
 }

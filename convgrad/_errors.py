@@ -1,4 +1,4 @@
-"""The one error tree of the project: what can go wrong, and nothing about how a door says it.
+"""The one error tree of the project: what can go wrong, and nothing about how an API says it.
 
 ConvgradError                     error
 |- CallerError                    caller_error            the call can't succeed as it is: change it
@@ -7,7 +7,7 @@ ConvgradError                     error
 |  |- UnknownOperation            unknown_operation       no operation or method of that name
 |  |- InvalidParams               invalid_params          attributes, shapes or options break a rule
 |  |- NotAcceptable               not_acceptable          no reply form that the caller accepts
-|  |- UnsupportedMediaType        unsupported_media_type  a request form that no door reads
+|  |- UnsupportedMediaType        unsupported_media_type  a request form that no API reads
 |  |- TooLarge                    too_large               bytes, output, scratch or work over a limit
 |  |- Unsupported                 unsupported             a dtype or layout that this service lacks
 |  |- Unauthorised                unauthorised            no key, or not a known one
@@ -97,7 +97,7 @@ class ParseError(CallerError):
 
 
 class InvalidRequest(CallerError):
-    """The envelope breaks the protocol of its door."""
+    """The envelope breaks the protocol of its API."""
 
     code = "invalid_request"
 
@@ -142,7 +142,7 @@ class NotAcceptable(CallerError):
 
 
 class UnsupportedMediaType(CallerError):
-    """The request's content type or encoding is one that the door does not read."""
+    """The request's content type or encoding is one that the API does not read."""
 
     code = "unsupported_media_type"
 

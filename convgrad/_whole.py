@@ -1,4 +1,4 @@
-"""The reply of the binary door: a JSON head, then the elements of the output, straight into the result."""
+"""The reply of the binary API: a JSON head, then the elements of the output, straight into the result."""
 
 from __future__ import annotations
 

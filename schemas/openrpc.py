@@ -1,4 +1,4 @@
-"""The JSON-RPC door as an OpenRPC document, made from the tables: `rpc.discover` and `GET /openrpc.json`."""
+"""The JSON-RPC API as an OpenRPC document, made from the tables: `rpc.discover` and `GET /openrpc.json`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from schemas.wire import CallOptions, CallReply, ProblemError, ValidateReply, re
 
 __all__ = ["RPC_ERRORS", "openrpc_document"]
 
-# Every error of the door, with the slug that its `data.code` has.
+# Every error of the API, with the slug that its `data.code` has.
 RPC_ERRORS: tuple[tuple[int, str, str], ...] = (
     (-32700, "ParseError", "Malformed request"),
     (-32600, "InvalidRequest", "Invalid request"),

@@ -1,6 +1,6 @@
 """JSON-RPC 2.0 as objects: what a parsed body asks for, and what an answer looks like.
 
-Nothing here knows methods, HTTP or error numbers; the door maps those. A request without `id` is a
+Nothing here knows methods, HTTP or error numbers; the API maps those. A request without `id` is a
 notification and gets no answer. A batch is answered item by item, wrong items too.
 """
 

@@ -1,6 +1,6 @@
 """Requests, replies and problems as models: what the OpenAPI and OpenRPC documents are made of.
 
-The doors read bodies as they arrive and don't build these objects; the rules are `schemas.ops.resolve`'s. A
+The APIs read bodies as they arrive and don't build these objects; the rules are `schemas.ops.resolve`'s. A
 test holds the models to the tables, so that the documents say what the service does.
 """
 

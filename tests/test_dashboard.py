@@ -18,7 +18,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.app.calls import FRAMES, JSON, SMALL, document, post
+from tests.app.samples import FRAMES, JSON, SMALL, document, post
 from tests.live import LiveService, running_service
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"

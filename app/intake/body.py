@@ -8,7 +8,7 @@ from typing import Protocol
 
 from starlette.types import Message, Receive
 
-from app.timings import Timings
+from app.telemetry.timings import Timings
 from convgrad._errors import Cancelled, UnsupportedMediaType
 
 __all__ = ["SLICE", "BodyReader", "declared_length", "media_type", "read_body"]

@@ -16,9 +16,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from app.intake.diverted import Diverted, declared_bytes
-from app.intake.document import BOM, parse_document
-from app.intake.landing import Holding
+from app.intake.inline import InlineTensor, declared_bytes
+from app.intake.sinks import Lease
+from app.intake.strict_json import BOM, parse_document
 from convgrad._errors import ConvgradError, ParseError, TooLarge
 
 __all__ = ["DIVERT_OVER", "MAX_SKELETON", "JsonIntake"]
@@ -63,29 +63,29 @@ _State = Callable[[bytes, int], int]
 
 
 class JsonIntake:
-    """Take a JSON document in chunks of any size; `finish` gives the document with `Diverted` strings in it.
+    """Take a JSON document in chunks of any size; `finish` gives the document with `InlineTensor` strings in it.
 
     `length` is the declared size of the body, where it is known: it bounds what a string may still bring.
     Raises `ParseError` for what is not JSON and `TooLarge` when more than `max_skeleton` bytes are left
-    beside the tensors. A fault inside one tensor's string is kept in its `Diverted`, so that it costs only
+    beside the tensors. A fault inside one tensor's string is kept in its `InlineTensor`, so that it costs only
     the call that it belongs to. With a `refusal` no tensor is taken: each is passed over and has that fault.
     """
 
     def __init__(
         self,
-        holding: Holding,
+        lease: Lease,
         *,
         length: int | None = None,
         max_skeleton: int = MAX_SKELETON,
         refusal: ConvgradError | None = None,
     ) -> None:
-        self._holding = holding
+        self._lease = lease
         self._refusal = refusal
         self._remaining = length
         self._max_skeleton = max_skeleton
         self._skeleton = bytearray()
         self._marks: list[tuple[int, int]] = []
-        self._diverted: list[Diverted] = []
+        self._inline: list[InlineTensor] = []
         self._supplied = 0  # diverted strings that have all the memory that they need
         self._state: _State = self._between
         self._held = b""  # the first bytes of what may become a tensor key
@@ -125,15 +125,15 @@ class JsonIntake:
 
     async def supply(self) -> None:
         """Take the memory that the bytes so far wait for; to be awaited between `feed`s."""
-        for diverted in self._diverted[self._supplied :]:
-            await diverted.supply()
-        self._supplied = max(0, len(self._diverted) - 1)  # the last one may still be open
+        for inline in self._inline[self._supplied :]:
+            await inline.supply()
+        self._supplied = max(0, len(self._inline) - 1)  # the last one may still be open
 
     def finish(self) -> Any:
         """Parse what remained; the whole body must have been fed."""
         if self._held or self._state not in (self._between, self._after_key):
             raise ParseError("the JSON document ends inside a string")
-        return parse_document(bytes(self._skeleton), self._diverted, self._marks)
+        return parse_document(bytes(self._skeleton), self._inline, self._marks)
 
     async def finish_async(self) -> Any:
         """Parse what remained; a large skeleton in a thread."""
@@ -216,8 +216,8 @@ class JsonIntake:
         raw = bytes(self._value)
         bound = None if self._remaining is None else self._remaining + unread + len(raw)
         expected = declared_bytes(self._skeleton) if self._key == "data" else None
-        diverted = Diverted(self._key, self._holding, expected=expected, raw_bound=bound, refusal=self._refusal)
-        self._diverted.append(diverted)
+        inline = InlineTensor(self._key, self._lease, expected=expected, raw_bound=bound, refusal=self._refusal)
+        self._inline.append(inline)
         self._cut_escape = b""
         self._removed = 0
         self._state = self._in_long_value
@@ -230,7 +230,7 @@ class JsonIntake:
         stop = len(chunk) if quote < 0 else quote
         if self._cut_escape or chunk.find(b"\\", start, stop) >= 0:
             return self._in_escaped_value(chunk, start)
-        self._diverted[-1].write(memoryview(chunk)[start:stop])
+        self._inline[-1].write(memoryview(chunk)[start:stop])
         self._removed += stop - start
         return stop if quote < 0 else self._close_value(stop)
 
@@ -245,7 +245,7 @@ class JsonIntake:
             # Another escape, one that is cut short, an escaped quote, or no base64 at all.
             end = _end(_ESCAPED, region)
             text = _ASCII_ESCAPE.sub(lambda found: bytes((int(found[1], 16),)), _plain(region[:end]))
-        self._diverted[-1].write(text)  # what keeps a backslash is refused there
+        self._inline[-1].write(text)  # what keeps a backslash is refused there
         self._removed += end
         self._cut_escape = b""
         if end < len(region):
@@ -257,7 +257,7 @@ class JsonIntake:
         return start + len(region) - len(cut)
 
     def _close_value(self, quote: int) -> int:
-        self._diverted[-1].close()
+        self._inline[-1].close()
         self._marks.append((len(self._skeleton), self._removed + 2 - len(_MARK)))
         self._keep(_MARK)
         self._state = self._between

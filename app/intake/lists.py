@@ -1,6 +1,6 @@
 """Read a JSON document as it arrives whose `data` members are lists of numbers, as the tensor protocols have it.
 
-The lists are parsed slice by slice into their landings (`app.intake.numbers`) and leave a mark; what remains
+The lists are parsed slice by slice into their sinks (`app.intake.numbers`) and leave a mark; what remains
 is small, is capped, and goes through the standard parser.
 """
 
@@ -13,9 +13,9 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from app.intake.document import parse_document
-from app.intake.landing import Holding, TensorFault
 from app.intake.numbers import Numbers
+from app.intake.sinks import Lease, TensorFault
+from app.intake.strict_json import parse_document
 from convgrad._dtypes import DType, dtype_of_oip
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported
 from schemas.problems import problem, safe_key
@@ -49,8 +49,8 @@ class ListsIntake:
     a list that holds anything but numbers, or more than its shape says.
     """
 
-    def __init__(self, holding: Holding, *, length: int | None, max_skeleton: int) -> None:
-        self._holding = holding
+    def __init__(self, lease: Lease, *, length: int | None, max_skeleton: int) -> None:
+        self._lease = lease
         self._remaining = length
         self._max_skeleton = max_skeleton
         self._skeleton = bytearray()
@@ -139,7 +139,7 @@ class ListsIntake:
             raise InvalidRequest(f"the document has more than {_MOST_LISTS} data lists")
         with _named(self._skeleton):
             bound = None if self._remaining is None else self._remaining + len(chunk) - end
-            self._lists.append(Numbers(self._holding, _declared(self._skeleton), bound=bound))
+            self._lists.append(Numbers(self._lease, _declared(self._skeleton), bound=bound))
         self._state = self._in_list
         return end + 1
 

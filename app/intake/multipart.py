@@ -13,11 +13,11 @@ from typing import Any
 
 from python_multipart.multipart import parse_options_header
 
-from app.intake.calls import RequestedCall, RequestObject, take_apart
 from app.intake.json import JsonIntake
-from app.intake.landing import Holding, NpyLanding, TensorFault
 from app.intake.parts import PartReader
-from app.intake.tensors import Input, landed_npy, shape_list
+from app.intake.requests import RequestedCall, RequestObject, take_apart
+from app.intake.sinks import Lease, NpySink, TensorFault
+from app.intake.tensors import Input, npy_tensor, shape_list
 from app.pool.buffers import Segment
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, Unsupported, UnsupportedMediaType
 from convgrad._npy import NpyHeader
@@ -53,14 +53,14 @@ class MultipartIntake:
         self,
         content_type: str,
         called: CalledOperation,
-        holding: Holding,
+        lease: Lease,
         *,
         length: int | None = None,
         check: Check | None = None,
         arrived: Arrived | None = None,
     ) -> None:
         self._called = called
-        self._holding = holding
+        self._lease = lease
         self._check = check
         self._arrived = arrived
         self._bound = length
@@ -84,18 +84,18 @@ class MultipartIntake:
     def place(self) -> None:
         """Have the next bytes put in their place, if they belong to a tensor and it has its memory."""
         if self._body is not None and self._reader.in_body:
-            self._holding.place([self._body.landing.room()])
+            self._lease.place([self._body.sink.room()])
 
     async def placed(self, count: int) -> None:
         """Take note of bytes of a tensor that are in their place already."""
         assert self._body is not None
-        self._body.landing.placed(count)
+        self._body.sink.placed(count)
         if self._bound is not None:
             self._bound -= count
         if self._arrived is not None and self._check is None:
-            there = {row: part.landing.data for row, part in self._parts.items() if part.in_place}
-            segments = {row: landing.segment for row, landing in there.items()}
-            await self._arrived(segments, {row: landing.nbytes for row, landing in there.items()})
+            there = {row: part.sink.data for row, part in self._parts.items() if part.in_place}
+            segments = {row: sink.segment for row, sink in there.items()}
+            await self._arrived(segments, {row: sink.nbytes for row, sink in there.items()})
 
     async def supply(self) -> None:
         """Check the call once that is possible, then take the memory that the bytes so far wait for."""
@@ -105,7 +105,7 @@ class MultipartIntake:
         if self._head is not None:
             await self._head.supply()
         for part in self._parts.values():
-            await part.landing.supply()
+            await part.sink.supply()
 
     def finish(self, *, need_data: bool = True) -> RequestedCall:
         """Give the call; the whole body must have been fed and supplied. See `read_call` for `need_data`."""
@@ -123,7 +123,7 @@ class MultipartIntake:
         if self._head is None:
             if name != "request":
                 raise _no_request()
-            self._head = JsonIntake(self._holding, length=self._bound, max_skeleton=MAX_REQUEST)
+            self._head = JsonIntake(self._lease, length=self._bound, max_skeleton=MAX_REQUEST)
             return
         self._body = self._tensor_part(name)
 
@@ -157,7 +157,7 @@ class MultipartIntake:
             raise invalid_params(self._called.called_as, problems)
         if wire.encoding is not None:
             raise _refusal(self._called, name, f"{name} is in the request and in a part: give one", "conflict")
-        part = _TensorPart(self._called, name, wire, self._holding, self._bound)
+        part = _TensorPart(self._called, name, wire, self._lease, self._bound)
         self._parts[row] = part
         return part
 
@@ -176,46 +176,44 @@ class MultipartIntake:
     def _call(self, *, need_data: bool) -> RequestedCall:
         assert self._request is not None
         landed = {row: (part.name, part.input()) for row, part in self._parts.items()}
-        return self._request.read(self._holding, landed=landed, need_data=need_data)
+        return self._request.read(self._lease, landed=landed, need_data=need_data)
 
 
 class _TensorPart:
-    """One `.npy` part: its landing, and the call's errors about it."""
+    """One `.npy` part: its sink, and the call's errors about it."""
 
-    def __init__(
-        self, called: CalledOperation, name: str, wire: WireTensor, holding: Holding, bound: int | None
-    ) -> None:
+    def __init__(self, called: CalledOperation, name: str, wire: WireTensor, lease: Lease, bound: int | None) -> None:
         self.name = name
         self.closed = False
         self._called = called
         self._wire = wire
         self._is_shape = called.operation.input_spellings[name] == "weights_shape"
-        self.landing = NpyLanding(holding, bound=bound, on_header=self._check)
+        self.sink = NpySink(lease, bound=bound, on_header=self._check)
 
     @property
     def known(self) -> bool:
         """Whether all that the operation's rules need of it has come."""
-        return self.closed if self._is_shape else self.landing.header is not None
+        return self.closed if self._is_shape else self.sink.header is not None
 
     @property
     def in_place(self) -> bool:
         """Whether its bytes are where and how the kernels read them, as far as they have come."""
-        header = self.landing.header
+        header = self.sink.header
         moves = header is None or header.big_endian or (header.fortran_order and len(header.shape) > 1)
-        return not (moves or self._is_shape) and self.landing.data.settled
+        return not (moves or self._is_shape) and self.sink.data.settled
 
     def write(self, data: memoryview) -> None:
         with self._named():
-            self.landing.write(data)
+            self.sink.write(data)
 
     def close(self) -> None:
         with self._named():
-            self.landing.close()
+            self.sink.close()
         self.closed = True
 
     def input(self) -> Input:
         """Describe the tensor; its memory comes with the next supply."""
-        tensor = landed_npy(self.landing, self._wire.dtype)
+        tensor = npy_tensor(self.sink, self._wire.dtype)
         if not self._is_shape:
             return tensor
         with self._named():

@@ -2,7 +2,7 @@
 
 A list of numbers takes several times the memory of its elements once it is Python objects, so it never
 becomes one list: the text is cut at commas, each slice goes through the standard parser and its values to
-their landing.
+their sink.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from app.intake.landing import Holding, RawLanding, TensorFault
+from app.intake.sinks import Lease, RawSink, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DType
 
@@ -46,16 +46,14 @@ class Numbers:
     `TensorFault` for anything but numbers.
     """
 
-    def __init__(
-        self, holding: Holding, declared: tuple[DType, int] | None = None, *, bound: int | None = None
-    ) -> None:
+    def __init__(self, lease: Lease, declared: tuple[DType, int] | None = None, *, bound: int | None = None) -> None:
         if declared is not None and bound is not None and declared[1] > bound // 2 + 1:
             raise TensorFault(f"has a shape of {declared[1]} elements, more than the body can hold", "size")
-        self._holding = holding
+        self._lease = lease
         kind = declared[0] if declared is not None and declared[0].name in _FLOATS else None
         self._kind: np.dtype[Any] = np.dtype(np.float64) if kind is None else kind.numpy
         expected = declared[1] * self._kind.itemsize if declared is not None else None
-        self._landing = RawLanding(holding, expected=expected, bound=None)
+        self._sink = RawSink(lease, expected=expected, bound=None)
         self._text = b""
         self._before = b"["  # the last character that was no white space
         self._depth = 1
@@ -94,7 +92,7 @@ class Numbers:
 
     async def supply(self) -> None:
         """Take the memory that the numbers so far wait for."""
-        await self._landing.supply()
+        await self._sink.supply()
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Check that the numbers, and the lists around them, are those of a tensor of this shape."""
@@ -109,22 +107,22 @@ class Numbers:
 
     def integers(self) -> list[int]:
         """Return the values of a tensor of a few integers."""
-        values = np.frombuffer(self._landing.content(), self._kind)
+        values = np.frombuffer(self._sink.content(), self._kind)
         if any(float(value) != int(value) for value in values):
             raise TensorFault("must hold integers", "int_type")
         return [int(value) for value in values]
 
     async def collect(self, dtype: DType) -> Segment:
         """Bring all elements into one segment, in `dtype`."""
-        segment = await self._landing.collect()
+        segment = await self._sink.collect()
         if self._kind == dtype.numpy:
             return segment
-        target = await self._holding.acquire_async(self.count * dtype.itemsize)
+        target = await self._lease.acquire_async(self.count * dtype.itemsize)
         if self.count * self._kind.itemsize <= _INLINE:
             self._convert(segment, target, dtype)
         else:
             await asyncio.to_thread(self._convert, segment, target, dtype)
-        self._holding.release(segment)
+        self._lease.release(segment)
         return target
 
     def _brackets(self, piece: bytes) -> int | None:
@@ -160,7 +158,7 @@ class Numbers:
         if not len(values):
             raise TensorFault("has a comma too many", "number_type")
         self.count += len(values)
-        self._landing.write(_bytes_of(_cast(values, self._kind)))
+        self._sink.write(_bytes_of(_cast(values, self._kind)))
 
     def _convert(self, source: Segment, target: Segment, dtype: DType) -> None:
         values = np.frombuffer(source.view, self._kind, self.count)

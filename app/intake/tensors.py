@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from app.intake.diverted import Diverted, nbytes_of
-from app.intake.landing import Holding, NpyLanding, RawLanding, TensorFault
+from app.intake.inline import InlineTensor, nbytes_of
+from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import InvalidParams, Unsupported
@@ -23,7 +23,7 @@ from schemas.problems import Problem, invalid_params, problem
 from schemas.tables import MAX_DIMS, Operation
 from schemas.tensors import TensorMeta, WireTensor, read_meta, read_tensor
 
-__all__ = ["Tensor", "landed_npy", "metas", "read_inputs", "settle", "shape_list"]
+__all__ = ["Tensor", "metas", "npy_tensor", "read_inputs", "settle", "shape_list"]
 
 # Reordering this much takes well under a millisecond.
 _INLINE = 256 << 10
@@ -36,13 +36,13 @@ _WIRE_DTYPES = ("f32", "f16", "bf16", "s32")
 class Tensor:
     """Hold one input: its dtype and shape, and the memory with its bytes once they have come.
 
-    A tensor that was only described has no `landing`. `fortran` and `swapped` say what `settle` has still to
+    A tensor that was only described has no `sink`. `fortran` and `swapped` say what `settle` has still to
     do.
     """
 
     dtype: DType
     shape: tuple[int, ...]
-    landing: RawLanding | None = None
+    sink: RawSink | None = None
     fortran: bool = False
     swapped: bool = False
 
@@ -62,7 +62,7 @@ class Tensor:
 Input = Tensor | list[int]
 
 
-def read_inputs(operation: Operation, inputs: Any, holding: Holding, *, need_data: bool = True) -> dict[str, Input]:
+def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: bool = True) -> dict[str, Input]:
     """Read the `inputs` member of a call; tensors that came as short strings are decoded now.
 
     The `weights_shape` input becomes a list of integers in whatever form it came. With `need_data=False` a
@@ -86,9 +86,9 @@ def read_inputs(operation: Operation, inputs: Any, holding: Holding, *, need_dat
         if is_shape and isinstance(value, list):
             found[name] = value  # its elements are checked with the attributes
             continue
-        tensor = _read(value, ["inputs", name], problems, holding, need_data=need_data)
+        tensor = _read(value, ["inputs", name], problems, lease, need_data=need_data)
         if tensor is not None:
-            has_values = is_shape and tensor.landing is not None
+            has_values = is_shape and tensor.sink is not None
             found[name] = _values(tensor, ["inputs", name], problems) if has_values else tensor
     if problems:
         if all(found["type"] == "unsupported_dtype" for found in problems):
@@ -102,21 +102,21 @@ def metas(inputs: Mapping[str, Input]) -> dict[str, TensorMeta | list[int]]:
     return {name: value.meta if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
-async def settle(inputs: Mapping[str, Input], holding: Holding) -> dict[str, Segment]:
+async def settle(inputs: Mapping[str, Input], lease: Lease) -> dict[str, Segment]:
     """Bring every tensor into C order and little-endian in one segment, and return the segments."""
-    return {name: await _settled(tensor, holding) for name, tensor in inputs.items() if isinstance(tensor, Tensor)}
+    return {name: await _settled(tensor, lease) for name, tensor in inputs.items() if isinstance(tensor, Tensor)}
 
 
-def landed_npy(landing: NpyLanding, declared: str | None) -> Tensor:
+def npy_tensor(sink: NpySink, declared: str | None) -> Tensor:
     """Describe a `.npy` file whose data has landed; `InvalidParams` when it is not of the `declared`
     dtype.
     """
-    header = landing.header
+    header = sink.header
     assert header is not None
     return Tensor(
         header.dtype(declared),
         header.shape,
-        landing.data,
+        sink.data,
         fortran=header.fortran_order and len(header.shape) > 1,
         swapped=header.big_endian,
     )
@@ -128,8 +128,8 @@ def shape_list(tensor: Tensor) -> list[int]:
         raise TensorFault("must be s32, or a JSON list of integers", "shape_dtype")
     if len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
         raise TensorFault(f"must have 1 dimension of at most {MAX_DIMS} values", "rank")
-    assert tensor.landing is not None
-    values = np.frombuffer(tensor.landing.content(), tensor.dtype.numpy)
+    assert tensor.sink is not None
+    values = np.frombuffer(tensor.sink.content(), tensor.dtype.numpy)
     return [int(value) for value in (values.byteswap() if tensor.swapped else values)]
 
 
@@ -141,9 +141,7 @@ def _values(tensor: Tensor, loc: list[str | int], problems: list[Problem]) -> li
         return []
 
 
-def _read(
-    value: Any, loc: list[str | int], problems: list[Problem], holding: Holding, *, need_data: bool
-) -> Tensor | None:
+def _read(value: Any, loc: list[str | int], problems: list[Problem], lease: Lease, *, need_data: bool) -> Tensor | None:
     before = len(problems)
     wire = read_tensor(value, loc, problems)
     if wire is None:
@@ -154,14 +152,14 @@ def _read(
         return None
     try:
         if wire.encoding == "npy":
-            return _npy(wire, holding)
+            return _npy(wire, lease)
         tensor = _described(wire, loc, problems)
         if tensor is not None and wire.encoding == "base64":
-            landing = _landing(wire.payload, "data", holding, tensor.nbytes)
-            assert isinstance(landing, RawLanding)
-            if landing.nbytes != tensor.nbytes:
-                raise TensorFault(f"dtype and shape need {tensor.nbytes} bytes and {landing.nbytes} came", "size")
-            tensor.landing = landing
+            sink = _sink(wire.payload, "data", lease, tensor.nbytes)
+            assert isinstance(sink, RawSink)
+            if sink.nbytes != tensor.nbytes:
+                raise TensorFault(f"dtype and shape need {tensor.nbytes} bytes and {sink.nbytes} came", "size")
+            tensor.sink = sink
         elif need_data and len(problems) == before:
             problems.append(problem(loc, f"{loc[-1]} needs data: the base64 of its elements", "missing"))
             return None
@@ -180,39 +178,39 @@ def _described(wire: WireTensor, loc: list[str | int], problems: list[Problem]) 
     return None if meta is None else Tensor(DTYPES[meta.dtype], meta.shape)
 
 
-def _npy(wire: WireTensor, holding: Holding) -> Tensor:
-    landing = _landing(wire.payload, "npy", holding)
-    assert isinstance(landing, NpyLanding)
+def _npy(wire: WireTensor, lease: Lease) -> Tensor:
+    sink = _sink(wire.payload, "npy", lease)
+    assert isinstance(sink, NpySink)
     try:
-        return landed_npy(landing, wire.dtype)
+        return npy_tensor(sink, wire.dtype)
     except InvalidParams as error:
         raise TensorFault(error.errors[0]["msg"], error.errors[0]["type"]) from None
 
 
-def _landing(value: Any, key: str, holding: Holding, expected: int | None = None) -> RawLanding | NpyLanding:
+def _sink(value: Any, key: str, lease: Lease, expected: int | None = None) -> RawSink | NpySink:
     if isinstance(value, str):
         text = value.encode("ascii", "replace")
         size = len(text) // 4 * 3 - text[-2:].count(b"=")
         if expected is not None and size != expected:
             raise TensorFault(f"dtype and shape need {expected} bytes and {size} came", "size")
-        value = Diverted(key, holding, expected=expected, raw_bound=len(text) + 3)
+        value = InlineTensor(key, lease, expected=expected, raw_bound=len(text) + 3)
         value.write(text)
         value.close()
-    if not isinstance(value, Diverted):
+    if not isinstance(value, InlineTensor):
         raise TensorFault("must be base64 text", "string_type")
     if value.fault is not None:
         raise value.fault.with_traceback(None)
-    assert value.landing is not None
-    return value.landing
+    assert value.sink is not None
+    return value.sink
 
 
-async def _settled(tensor: Tensor, holding: Holding) -> Segment:
-    assert tensor.landing is not None
-    segment = await tensor.landing.collect()
+async def _settled(tensor: Tensor, lease: Lease) -> Segment:
+    assert tensor.sink is not None
+    segment = await tensor.sink.collect()
     if tensor.fortran:
-        source, segment = segment, await holding.acquire_async(tensor.nbytes)
+        source, segment = segment, await lease.acquire_async(tensor.nbytes)
         await _offload(tensor, _transpose, tensor, source, segment)
-        holding.release(source)
+        lease.release(source)
     if tensor.swapped:
         await _offload(tensor, _swap, tensor, segment)
     return segment

@@ -1,4 +1,4 @@
-"""The server's end of a socket to the nursery or to a worker, on the event loop and never blocking it."""
+"""The server's end of a socket to the fork server or to a worker, on the event loop and never blocking it."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class WorkerHandle:
 
     @property
     def descriptors(self) -> list[int]:
-        """What the nursery hands to the process: its end of the socket, its control page."""
+        """What the fork server hands to the process: its end of the socket, its control page."""
         return [self._channel.peer.fileno(), self._page]
 
     @property
@@ -96,7 +96,7 @@ class WorkerHandle:
         return self._control.beats
 
     def handed_over(self) -> None:
-        """Close our copies of what the nursery got."""
+        """Close our copies of what the fork server got."""
         self._channel.hand_over()
         os.close(self._page)
         self._page = -1

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 
-from app.engines.base import Job
+from app.pool.engine import Job
 from convgrad._errors import ConvgradError
 from kernels import Unit
 

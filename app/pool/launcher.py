@@ -1,4 +1,4 @@
-"""The server's side of the nursery: start it, watch it, start it again when it dies, ask it for workers."""
+"""The server's side of the fork server: start it, watch it, start it again when it dies, ask it for workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import app
 from app.pool.channel import Channel
 from app.pool.messages import Exited, Loaded, Message, Spawn, Spawned, Unfit, Warming
 
-__all__ = ["Launcher", "nursery_environment"]
+__all__ = ["Launcher", "fork_server_environment"]
 
 _log = logging.getLogger(__name__)
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.2, 5.0
@@ -27,8 +27,8 @@ _TELL_S = 3.0
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
-def nursery_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Build the nursery's environment: our packages first, and no thread beside the main one.
+def fork_server_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Build the fork server's environment: our packages first, and no thread beside the main one.
 
     A thread at the time of a fork is what breaks the forked child, and workers compute in one thread anyway.
     """
@@ -42,13 +42,13 @@ def nursery_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Launcher:
-    """Keep one nursery alive.
+    """Keep one fork server alive.
 
-    `on_loaded` is called whenever a nursery has become able to fork, `on_spawned` with (number, pid, pidfd), the last
-    None where this process may open no more files, `on_exited` with (number, exit code), `on_died` when it is gone and
-    all that it said is delivered. Workers outlive their nursery, even one that it had no time to speak of: whoever
-    asked for that must close its socket. `recovering` holds from the death of a nursery that was `loaded` until a
-    successor is, or some of them have died as well. `unfit` says that the compiled code does not work here.
+    `on_loaded` is called whenever a fork server has become able to fork, `on_spawned` with (number, pid, pidfd), the
+    last None where this process may open no more files, `on_exited` with (number, exit code), `on_died` when it is gone
+    and all that it said is delivered. Workers outlive their fork server, even one that it had no time to speak of:
+    whoever asked for that must close its socket. `recovering` holds from the death of a fork server that was `loaded`
+    until a successor is, or some of them have died as well. `unfit` says that the compiled code does not work here.
     """
 
     def __init__(
@@ -76,11 +76,11 @@ class Launcher:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the first nursery, in the background."""
+        """Start the first fork server, in the background."""
         self._task = asyncio.get_running_loop().create_task(self._keep())
 
     async def stop(self) -> None:
-        """End the nursery, and with it every worker that is left."""
+        """End the fork server, and with it every worker that is left."""
         self._stopping.set()
         if self._task is not None:
             await self._task
@@ -91,7 +91,7 @@ class Launcher:
         self._channel.send(Spawn(number), descriptors)
 
     def kill(self) -> None:
-        """Kill a nursery that does not answer; another one follows."""
+        """Kill a fork server that does not answer; another one follows."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -106,19 +106,19 @@ class Launcher:
             failures = 0 if was_loaded else failures + 1
             self.recovering = (was_loaded or self.recovering) and failures < _FORGIVEN
             delay = min(_RETRY_FIRST_S * 2 ** (failures - 1), _RETRY_LAST_S) if failures else 0.0
-            _log.warning("the nursery died; the next one starts in %.1f s", delay)
+            _log.warning("the fork server died; the next one starts in %.1f s", delay)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
 
     async def _live(self) -> bool:
-        """Live through one nursery; say whether it ever was able to fork."""
+        """Live through one fork server; say whether it ever was able to fork."""
         try:
-            # Known before the process is: a loop that was held up may hear of a nursery's end of loading first.
+            # Known before the process is: a loop that was held up may hear of a fork server's end of loading first.
             channel = self._channel = Channel(self._receive, lambda: None)
             # Starting a process blocks until it has executed: tens of milliseconds on a busy machine.
-            process, self._pidfd = await asyncio.to_thread(_start_nursery, channel.peer.fileno())
+            process, self._pidfd = await asyncio.to_thread(_start_fork_server, channel.peer.fileno())
         except OSError as error:
-            _log.error("the nursery can't be started: %s", error)
+            _log.error("the fork server can't be started: %s", error)
             if self._channel is not None:
                 self._channel.close()
                 self._channel = None
@@ -176,11 +176,11 @@ class Launcher:
                 self._on_exited(number, code)
 
 
-def _start_nursery(descriptor: int) -> tuple[subprocess.Popen[bytes], int]:
+def _start_fork_server(descriptor: int) -> tuple[subprocess.Popen[bytes], int]:
     # -P: not what happens to lie in the working folder. A session of its own: Ctrl-C is for the server.
     process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-        [sys.executable, "-P", "-m", "app.pool.nursery", str(descriptor)],
-        env=nursery_environment(os.environ),
+        [sys.executable, "-P", "-m", "app.pool.fork_server", str(descriptor)],
+        env=fork_server_environment(os.environ),
         stdin=subprocess.DEVNULL,
         pass_fds=[descriptor],
         start_new_session=True,

@@ -1,9 +1,9 @@
-"""What crosses the boundary between the server, the nursery and the workers, and how it is framed.
+"""What crosses the boundary between the server, the fork server and the workers, and how it is framed.
 
 Named tuples, pickled as a kind and the bare fields, which takes a tenth of the time of a pickled class. Both
 ends are our own processes on a private socket pair, and no other process can write to it. A frame is its
 length and its number of descriptors, then the pickle; descriptors travel beside it (SCM_RIGHTS). Imports
-nothing heavy, because the nursery and every worker carry it.
+nothing heavy, because the fork server and every worker carry it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ANCILLARY = socket.CMSG_SPACE(64 * struct.calcsize("i"))
 
 
 class Spawn(NamedTuple):
-    """Server to nursery: fork worker `number`. Descriptors: its socket, its control page."""
+    """Server to fork server: fork worker `number`. Descriptors: its socket, its control page."""
 
     number: int
 

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from app.engines.base import Job
+from app.pool.engine import Job
 from app.pool.handle import Assignment, PlanCopy, WorkerHandle
 from app.pool.jobs import FairQueue, JobRun
 from app.pool.launcher import Launcher
@@ -43,7 +43,7 @@ _GOODBYE_S = 1.0
 _RESPAWN_S = 0.5
 # Some milliseconds of work at most: a unit that a worker has ready makes the next job wait longer.
 _SMALL_MACS = 1 << 26
-# So long the nursery may take to say how a worker ended.
+# So long the fork server may take to say how a worker ended.
 _VERDICT_S = 1.0
 
 
@@ -93,7 +93,7 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Whether units are computed at once, or as soon as dead workers and a dead nursery have their successors."""
+        """Whether units are computed at once, or as soon as what died is replaced."""
         launcher = self._launcher
         able = launcher.loaded or launcher.recovering or any(worker.ready for worker in self._workers.values())
         return able and self._drain_until is None
@@ -108,7 +108,7 @@ class Supervisor:
         return self._launcher.unfit
 
     def start(self) -> None:
-        """Start the nursery in the background; workers follow when it has warmed up."""
+        """Start the fork server in the background; workers follow when it has warmed up."""
         self._launcher.start()
         self._monitor = asyncio.get_running_loop().create_task(self._watch())
 
@@ -162,7 +162,7 @@ class Supervisor:
             "progress": self.progress(),
             "workers": [worker.snapshot() for worker in self._workers.values()],
             "workers_wanted": self._wanted,
-            "nursery": {"pid": self._launcher.pid, "restarts": self._launcher.restarts},
+            "fork_server": {"pid": self._launcher.pid, "restarts": self._launcher.restarts},
             "jobs": len(self._open),
             "units_waiting": sum(run.remaining - run.on_workers for run in self._queue),
             "counters": counters,
@@ -276,7 +276,7 @@ class Supervisor:
             worker.spawned(pid, pidfd)
 
     def _abandoned(self) -> None:
-        """Let go of workers that a dead nursery may have forked but did not tell of: nobody can watch them."""
+        """Let go of workers that a dead fork server may have forked but did not tell of: nobody can watch them."""
         for worker in tuple(self._workers.values()):
             if worker.pid is None:
                 worker.hang_up()
@@ -346,7 +346,7 @@ class Supervisor:
     def _hung(self, worker: WorkerHandle) -> None:
         self._counters.hangs += 1
         if worker.pid is None:
-            _log.warning("the nursery does not answer")
+            _log.warning("the fork server does not answer")
             self._launcher.kill()
         else:
             _log.warning("worker %d (process %d) hangs", worker.number, worker.pid)

@@ -1,6 +1,6 @@
 """A worker process: maps segments, computes one unit at a time, and says how it went.
 
-Forked from the nursery, so kernels are compiled and loaded. One thread, which blocks on the socket between
+Forked from the fork server, so kernels are compiled and loaded. One thread, which blocks on the socket between
 units and asks the control page during them. It ends when the server's end of the socket closes, however that
 happens.
 """

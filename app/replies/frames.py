@@ -9,13 +9,13 @@ from typing import Any
 
 from starlette.types import Send
 
-from app.call import Call
-from app.context import current_context
-from app.errors import as_convgrad_error
-from app.events import Begin, End, Event, Progress, TileReady
+from app.calls.call import Call
+from app.calls.events import Begin, End, Event, Progress, TileReady
+from app.http.context import current_context
 from app.replies.body import send_bytes, send_head, send_piece
+from app.replies.errors import as_convgrad_error
 from app.replies.heartbeat import INTERVAL_S, Heartbeat
-from app.timings import Timings
+from app.telemetry.timings import Timings
 from convgrad._errors import Cancelled
 from convgrad._frames import MEDIA_TYPE, Bytes, encode
 

@@ -8,8 +8,8 @@ from math import prod
 import numpy as np
 from starlette.types import Send
 
-from app.call import Call
-from app.events import TileReady
+from app.calls.call import Call
+from app.calls.events import TileReady
 from app.replies.body import send_bytes, send_head, send_piece
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header

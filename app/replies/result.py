@@ -8,7 +8,7 @@ from typing import Any
 import pybase64
 from starlette.types import Send
 
-from app.call import Call
+from app.calls.call import Call
 from app.replies.body import dump, send_head, send_piece
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header

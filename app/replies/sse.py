@@ -14,11 +14,11 @@ from typing import Any, Self
 
 from starlette.types import Send
 
-from app.call import Call
-from app.context import current_context
-from app.errors import as_convgrad_error, rpc_error
-from app.events import Begin, End, Event, Progress, TileReady
+from app.calls.call import Call
+from app.calls.events import Begin, End, Event, Progress, TileReady
+from app.http.context import current_context
 from app.replies.body import dump, send_head, send_piece
+from app.replies.errors import as_convgrad_error, rpc_error
 from app.replies.heartbeat import INTERVAL_S, Heartbeat
 from app.replies.result import base64_pieces, result_members
 from convgrad._errors import Cancelled

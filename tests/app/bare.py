@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.app.calls import parts
+from tests.app.samples import parts
 from tests.problems import Case
 
 __all__ = ["connected", "multipart", "written"]

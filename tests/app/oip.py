@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import tritonclient.http as triton
 
-from tests.app.calls import DTYPES, Array
+from tests.app.samples import DTYPES, Array
 from tests.problems import Case
 
 OIP = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}

@@ -12,9 +12,9 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from app.calls.service import Service
+from app.http.timeouts import timeout_protocol
 from app.main import create_app
-from app.patience import patient_protocol
-from app.service import Service
 from app.settings import Settings
 
 __all__ = ["Resident", "resident_service"]
@@ -49,7 +49,7 @@ class Resident:
 def resident_service(**settings: Any) -> Iterator[Resident]:
     """Run the application with settings until the block ends; ready."""
     chosen = Settings(port=0, **settings)
-    app, protocol = create_app(chosen), patient_protocol(chosen.slow_s)
+    app, protocol = create_app(chosen), timeout_protocol(chosen.slow_s)
     config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, log_config=None, lifespan="on")
     server = uvicorn.Server(config)
     started = threading.Event()

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from tests.app import calls, oip
+from tests.app import oip
+from tests.app import samples as calls
 from tests.app.resident import Resident, resident_service
 from tests.problems import Case
 
@@ -72,7 +73,7 @@ def json(case: Case, path: str = "/v1/ops/") -> Send:
 
 
 def binary(case: Case, *, compressed: bool = False, numbers: bool = False) -> Send:
-    """Call a case through the binary door; the reply may be numbers."""
+    """Call a case through the binary API; the reply may be numbers."""
     inputs = case.inputs()
     output = {"name": oip.output_name(case), "parameters": {"binary_data": not numbers}}
     content, headers = oip.body(oip.head(case, inputs, outputs=[output]), inputs)

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.app.calls import FRAMES, JSON, NPY, SMALL, frames, parts, post, read, read_frames, same_bits
+from tests.app.samples import FRAMES, JSON, NPY, SMALL, frames, parts, post, read, read_frames, same_bits
 from tests.live import LiveService, running_service
 from tests.problems import Case
 

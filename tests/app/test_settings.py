@@ -8,7 +8,7 @@ import pytest
 from pydantic import ByteSize, ValidationError
 
 from app.__main__ import parse_settings
-from app.container import cpu_count, memory_bytes
+from app.pool.container import cpu_count, memory_bytes
 from app.settings import Settings
 
 

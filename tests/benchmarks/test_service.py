@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks import service
-from benchmarks.service_cases import CASES, DOORS, Case, Reply
+from benchmarks.service_cases import APIS, CASES, Case, Reply
 from benchmarks.service_load import Connection, throughput
 from benchmarks.service_report import markdown
 from benchmarks.startup import free_port
@@ -22,22 +22,22 @@ ROOT = Path(__file__).parents[2]
 TINY = CASES[0]
 
 
-@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.name)
-def test_requests_are_whole(door: Any) -> None:
+@pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
+def test_requests_are_whole(api: Any) -> None:
     """Every request's head says how long its body is."""
-    wire = b"".join(door.build(TINY).pieces)
+    wire = b"".join(api.build(TINY).pieces)
     head, _, body = wire.partition(b"\r\n\r\n")
     lengths = [line.split(b":")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
     assert [int(length) for length in lengths] == [len(body)]
 
 
-def test_a_run_measures_every_door(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run without peers checks and times our own doors, and writes figures for each."""
+def test_a_run_measures_every_api(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run without peers checks and times our own APIs, and writes figures for each."""
     record = tmp_path / "found.json"
     arguments = ["--no-peers", "--cases", "tiny", "--rounds", "1", "--seconds", "0.02", "--workers", "1"]
     assert service.main([*arguments, "--json", str(record)]) == 0
     rows = json.loads(record.read_text())["cases"]["tiny"]
-    expected = {door.name for door in DOORS if door.server == "convgrad"}
+    expected = {api.name for api in APIS if api.server == "convgrad"}
     assert expected < set(rows)
     for row in rows.values():
         assert 0 < row["min_ms"] <= row["p50_ms"] <= row["p99_ms"]
@@ -48,8 +48,8 @@ def test_a_run_measures_every_door(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_wrong_result_ends_the_run() -> None:
     """The time of a contender that computes something else is not reported."""
-    door = next(door for door in DOORS if door.name == "hand-written")
-    contender = service.Contender(door.name, door.server, lambda *_: lambda: None, door.read)
+    api = next(api for api in APIS if api.name == "hand-written")
+    contender = service.Contender(api.name, api.server, lambda *_: lambda: None, api.read)
     expected = TINY.expected()
     service._check(contender, Reply(200, {}, expected.tobytes()), TINY, expected)
     with pytest.raises(SystemExit, match="computes something else"):
@@ -60,15 +60,15 @@ def test_the_endpoint_that_only_reads() -> None:
     """The peer that reads the body says how long it was."""
     port = free_port()
     case = Case("some", 2, 8, 20, 8)
-    door = next(door for door in DOORS if door.server == "body_only")
+    api = next(api for api in APIS if api.server == "body_only")
     script = ROOT / "benchmarks" / "peers" / "body_only.py"
     process = subprocess.Popen([sys.executable, str(script), str(port)])
     try:
         while not answers(port):
             assert process.poll() is None
         with Connection(port) as connection:
-            assert int(connection.call(door.build(case)).body) == 4 * 2 * 400 * 16
-            count, seconds = throughput([lambda: connection.call(door.build(case))], 0.05)
+            assert int(connection.call(api.build(case)).body) == 4 * 2 * 400 * 16
+            count, seconds = throughput([lambda: connection.call(api.build(case))], 0.05)
         assert count >= 1
         assert seconds >= 0.05
     finally:

@@ -76,7 +76,7 @@ def stream_of(array: Array, *, tiles: int = 2, **begin: Any) -> list[bytes]:
 
 
 def whole_of(array: Array, **output: Any) -> tuple[bytes, bytes]:
-    """Return head and tensor of a reply of the binary door."""
+    """Return head and tensor of a reply of the binary API."""
     (kind,) = (kind for kind, dtype in OIP.items() if array.dtype == np.dtype(dtype))
     about: dict[str, Any] = {"name": "diff_weights", "datatype": kind, "shape": list(array.shape)}
     about |= {"parameters": {"binary_data_size": array.nbytes}, **output}
@@ -142,7 +142,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def whole(self, head: bytes, tensor: bytes) -> None:
-        """Send a reply of the binary door."""
+        """Send a reply of the binary API."""
         length = {"Inference_Header_Content_Length": str(len(head))}
         self.reply(200, head + tensor, "application/octet-stream", **length)
 

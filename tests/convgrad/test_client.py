@@ -119,9 +119,7 @@ def test_operations_are_methods(client: Client, server: Server) -> None:
     assert last.document["parameters"] == {"strides": [1], "dilations": [1], "reference": True}
 
 
-def test_what_the_binary_door_has_no_words_for_goes_as_multipart(
-    client: Client, server: Server, tmp_path: Path
-) -> None:
+def test_what_the_binary_api_has_no_words_for_goes_as_multipart(client: Client, server: Server, tmp_path: Path) -> None:
     """A dumped op, a name that the protocol has taken, odd shapes and files in another order lose nothing."""
     np.save(tmp_path / "odd.npy", np.asfortranarray(SRC))
     np.save(tmp_path / "swapped.npy", SRC.astype(">f4"))

@@ -1,4 +1,4 @@
-"""The reply of the binary door: in any pieces, and never wrong without saying so."""
+"""The reply of the binary API: in any pieces, and never wrong without saying so."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import httpx
 
-from tests.app.calls import SMALL, doubled, same_bits
-from tests.faults.doors import DOORS, Prepared, prepare
+from tests.app.samples import SMALL, doubled, same_bits
+from tests.faults.apis import APIS, Prepared, prepare
 from tests.live import LiveService, running_service
 from tests.problems import Case
 
@@ -42,13 +42,13 @@ CALLS = (SMALL, MIDDLE, WIDE)
 """The calls of the load; their data are integers, so that the oracle's answer is the only right one."""
 
 
-def prepare_all(cases: Sequence[Case] = CALLS, doors: Sequence[str] = tuple(DOORS)) -> list[Prepared]:
-    """Make each case ready for each door."""
+def prepare_all(cases: Sequence[Case] = CALLS, apis: Sequence[str] = tuple(APIS)) -> list[Prepared]:
+    """Make each case ready for each API."""
     made = []
     for case in cases:
         inputs = case.inputs()
         expected = case.expected(inputs)
-        made += [prepare(door, case, inputs, expected) for door in doors]
+        made += [prepare(api, case, inputs, expected) for api in apis]
     return made
 
 
@@ -67,7 +67,7 @@ class Family:
                 found[int(entry.name)] = parent
         return found
 
-    def nursery(self) -> int | None:
+    def fork_server(self) -> int | None:
         """Find the process that workers are forked from."""
         return next((pid for pid, parent in self.members().items() if parent == self.server), None)
 
@@ -110,18 +110,18 @@ def family_service(*flags: str, **environment: str) -> Iterator[tuple[LiveServic
 
 
 class Striker:
-    """Strike `rate` times a second, each time a random worker, now and then the nursery; use with ``async with``.
+    """Strike `rate` times a second, each time a random worker, now and then the fork server; use with ``async with``.
 
-    One strike in `hang_one_in` stops its worker instead of killing it, one in `nursery_one_in` kills the nursery.
+    One strike in `hang_one_in` stops its worker instead of killing it, one in `nursery_one_in` kills the fork server.
     """
 
     def __init__(
-        self, family: Family, rate: float, seed: int, *, hang_one_in: int = 40, nursery_one_in: int = 60
+        self, family: Family, rate: float, seed: int, *, hang_one_in: int = 40, fork_server_one_in: int = 60
     ) -> None:
         self._family = family
         self._rate = rate
         self._random = random.Random(seed)
-        self._odds = hang_one_in, nursery_one_in
+        self._odds = hang_one_in, fork_server_one_in
         self.struck = Counter[str]()
 
     async def __aenter__(self) -> Striker:
@@ -138,9 +138,9 @@ class Striker:
             self._strike()
 
     def _strike(self) -> None:
-        hang_one_in, nursery_one_in = self._odds
-        if self._random.randrange(nursery_one_in) == 0 and (nursery := self._family.nursery()) is not None:
-            self.struck["nursery"] += self._family.strike(nursery)
+        hang_one_in, fork_server_one_in = self._odds
+        if self._random.randrange(fork_server_one_in) == 0 and (fork_server := self._family.fork_server()) is not None:
+            self.struck["fork_server"] += self._family.strike(fork_server)
         elif workers := self._family.workers():
             hang = self._random.randrange(hang_one_in) == 0
             number = signal.SIGSTOP if hang else signal.SIGKILL
@@ -193,10 +193,10 @@ async def _one(client: httpx.AsyncClient, call: Prepared, tally: Tally) -> None:
     try:
         got = call.read(await call.send(client))
     except (AssertionError, httpx.HTTPError, KeyError, ValueError) as error:
-        tally.lost.append(f"{call.door}: {type(error).__name__}: {str(error)[:300]}")
+        tally.lost.append(f"{call.api}: {type(error).__name__}: {str(error)[:300]}")
         return
     tally.seconds.append(time.perf_counter() - start)
     if same_bits(got, call.expected):
-        tally.right[call.door] += 1
+        tally.right[call.api] += 1
     else:
-        tally.wrong.append(call.door)
+        tally.wrong.append(call.api)

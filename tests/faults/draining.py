@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import httpx
 
+from tests.faults.apis import Prepared
 from tests.faults.chaos import Family, Tally, load
-from tests.faults.doors import Prepared
 from tests.live import LiveService
 
 __all__ = ["drain"]

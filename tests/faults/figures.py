@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from tests.app.resident import Resident, resident_service
+from tests.faults.apis import APIS
 from tests.faults.chaos import CALLS, Tally, family_service, prepare_all
-from tests.faults.doors import DOORS
 from tests.faults.draining import drain
 from tests.faults.leaving import LONG, MOMENTS, busy, leave, prepared, seconds_until, sent
 from tests.faults.overload import overload
@@ -44,8 +44,8 @@ def disconnect() -> None:
     """Measure how long a call of a client that left keeps anything busy."""
     with two_workers() as resident:
         for moment in MOMENTS:
-            for door in DOORS:
-                show(f"left while {moment}, {door}", [leave(resident, door, moment) for _ in range(_TIMES)])
+            for api in APIS:
+                show(f"left while {moment}, {api}", [leave(resident, api, moment) for _ in range(_TIMES)])
 
 
 def cancel() -> None:

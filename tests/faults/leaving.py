@@ -1,4 +1,4 @@
-"""Clients that leave, at every door and at every moment: how long the service is busy with their calls after that."""
+"""Clients that leave, at every API and at every moment: how long the service is busy with their calls after that."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from functools import cache
 import numpy as np
 
 from tests.app.bare import connected
-from tests.app.calls import LARGE
 from tests.app.resident import Resident
-from tests.faults.doors import Prepared, prepare
+from tests.app.samples import LARGE
+from tests.faults.apis import Prepared, prepare
 from tests.problems import Case
 
 __all__ = ["LONG", "MOMENTS", "busy", "idle", "leave", "prepared", "seconds_until", "sent"]
@@ -35,9 +35,9 @@ Condition = Callable[[], bool]
 
 
 @cache
-def prepared(door: str, case: Case) -> Prepared:
+def prepared(api: str, case: Case) -> Prepared:
     """Make a call ready whose result nobody looks at."""
-    return prepare(door, case, case.floats(), np.empty(0))
+    return prepare(api, case, case.floats(), np.empty(0))
 
 
 @contextmanager
@@ -74,34 +74,34 @@ def idle(resident: Resident) -> bool:
     return not (service.requests or service.calls or busy(resident) or service.segments.stats().used)
 
 
-def while_sending(resident: Resident, door: str) -> float:
+def while_sending(resident: Resident, api: str) -> float:
     """Leave in the middle of the body."""
-    with sent(resident, prepared(door, LONG), 0.5) as sock:
+    with sent(resident, prepared(api, LONG), 0.5) as sock:
         resident.until(lambda: resident.service.segments.stats().used > 0)
         return seconds_until(resident, sock.close, lambda: idle(resident))
 
 
-def while_queued(resident: Resident, door: str) -> float:
+def while_queued(resident: Resident, api: str) -> float:
     """Leave while the workers have another call; that one goes on."""
     with sent(resident, prepared("rest npy", LONG)) as other:
         resident.until(lambda: len(resident.service.calls) == 1 and not idle(resident))
-        with sent(resident, prepared(door, LONG)) as sock:
+        with sent(resident, prepared(api, LONG)) as sock:
             resident.until(lambda: len(resident.service.calls) == 2)
             found = seconds_until(resident, sock.close, lambda: len(resident.service.calls) == 1)
         seconds_until(resident, other.close, lambda: idle(resident))
     return found
 
 
-def while_computing(resident: Resident, door: str) -> float:
+def while_computing(resident: Resident, api: str) -> float:
     """Leave while workers compute."""
-    with sent(resident, prepared(door, LONG)) as sock:
+    with sent(resident, prepared(api, LONG)) as sock:
         resident.until(lambda: busy(resident), 30)
         return seconds_until(resident, sock.close, lambda: idle(resident))
 
 
-def while_receiving(resident: Resident, door: str) -> float:
+def while_receiving(resident: Resident, api: str) -> float:
     """Leave in the middle of the reply."""
-    with sent(resident, prepared(door, LARGE)) as sock:
+    with sent(resident, prepared(api, LARGE)) as sock:
         assert sock.recv(1000).startswith(b"HTTP/1.1 200")
         return seconds_until(resident, sock.close, lambda: idle(resident))
 
@@ -114,7 +114,7 @@ MOMENTS: dict[str, Callable[[Resident, str], float]] = {
 }
 
 
-def leave(resident: Resident, door: str, moment: str) -> float:
+def leave(resident: Resident, api: str, moment: str) -> float:
     """Let a client leave; give the seconds until nothing of its call is left."""
     seconds_until(resident, lambda: None, lambda: idle(resident))
-    return MOMENTS[moment](resident, door)
+    return MOMENTS[moment](resident, api)

@@ -17,9 +17,9 @@ import httpx
 import numpy as np
 
 from benchmarks.startup import memory_mib
-from tests.app.calls import Array, same_bits
+from tests.app.samples import Array, same_bits
+from tests.faults.apis import Prepared, prepare
 from tests.faults.chaos import family_service
-from tests.faults.doors import Prepared, prepare
 from tests.problems import Case
 
 __all__ = ["HEAVY", "Flood", "Seen", "flood", "overload", "visit"]

@@ -1,4 +1,4 @@
-"""A long run of calls through every door while processes are killed: what is lost, what is wrong, what grows.
+"""A long run of calls through every API while processes are killed: what is lost, what is wrong, what grows.
 
     scripts/soak [--minutes 30 | --calls 1000] [--kills 5] [--at-once 8] [--pause 0] [--out soak]
 

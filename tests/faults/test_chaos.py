@@ -1,4 +1,4 @@
-"""Calls through every door while processes of the service are killed and stopped: none is lost, none is wrong."""
+"""Calls through every API while processes of the service are killed and stopped: none is lost, none is wrong."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.faults.apis import APIS
 from tests.faults.chaos import CALLS, Family, Striker, Tally, family_service, load, prepare_all
-from tests.faults.doors import DOORS
 from tests.live import LiveService
 
 Hurt = tuple[LiveService, Family]
@@ -22,23 +22,23 @@ def hurt() -> Iterator[Hurt]:
 
 
 def test_random_kills_cost_no_call(hurt: Hurt) -> None:
-    """With five workers killed a second every call of every door has the oracle's bits."""
+    """With five workers killed a second every call of every API has the oracle's bits."""
     service, family = hurt
     tally = Tally()
 
     async def scenario() -> None:
-        async with Striker(family, 5.0, seed=1, hang_one_in=1 << 30, nursery_one_in=1 << 30):
+        async with Striker(family, 5.0, seed=1, hang_one_in=1 << 30, fork_server_one_in=1 << 30):
             await load(service.url, prepare_all(), tally, count=140)
 
     asyncio.run(scenario())
     assert not tally.lost
     assert not tally.wrong
     assert tally.right.total() == 140
-    assert set(tally.right) == set(DOORS)
+    assert set(tally.right) == set(APIS)
 
 
 def test_no_call_is_lost_with_all_processes_at_once(hurt: Hurt) -> None:
-    """When the nursery and every worker die together, calls wait for the next ones; the service stays ready."""
+    """When the fork server and every worker die together, calls wait for the next ones; the service stays ready."""
     service, family = hurt
     tally = Tally()
 
@@ -46,12 +46,12 @@ def test_no_call_is_lost_with_all_processes_at_once(hurt: Hurt) -> None:
         loading = asyncio.create_task(load(service.url, prepare_all(CALLS[:1]), tally, count=70, pause_s=0.01))
         while tally.count < 10:  # noqa: ASYNC110 - it counts, it does not signal
             await asyncio.sleep(0.001)
-        nursery = family.nursery()
-        assert nursery is not None
-        assert all(family.strike(pid) for pid in (nursery, *family.workers()))
+        fork_server = family.fork_server()
+        assert fork_server is not None
+        assert all(family.strike(pid) for pid in (fork_server, *family.workers()))
         await loading
 
     asyncio.run(scenario())
     assert not tally.lost
     assert not tally.wrong
-    assert family.nursery() is not None
+    assert family.fork_server() is not None

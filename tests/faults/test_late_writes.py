@@ -11,10 +11,10 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.app.calls import same_bits
 from tests.app.resident import Resident, resident_service
+from tests.app.samples import same_bits
+from tests.faults.apis import prepare
 from tests.faults.chaos import MIDDLE
-from tests.faults.doors import prepare
 from tests.faults.leaving import busy, idle, sent
 
 

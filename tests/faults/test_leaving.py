@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.app.calls import SSE
 from tests.app.resident import Resident, resident_service
+from tests.app.samples import SSE
+from tests.faults.apis import APIS
 from tests.faults.chaos import CALLS, Tally, family_service, prepare_all
-from tests.faults.doors import DOORS
 from tests.faults.draining import drain
 from tests.faults.leaving import LONG, MOMENTS, busy, idle, leave, prepared, seconds_until, sent
 
@@ -26,11 +26,11 @@ def resident() -> Iterator[Resident]:
         yield found
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_nothing_is_left_of_a_client_that_leaves(resident: Resident, door: str, moment: str) -> None:
+def test_nothing_is_left_of_a_client_that_leaves(resident: Resident, api: str, moment: str) -> None:
     """Its request, call, units and memory end soon, and the call that others wait for goes on."""
-    leave(resident, door, moment)
+    leave(resident, api, moment)
     assert idle(resident)
 
 
@@ -45,7 +45,7 @@ def test_a_cancelled_call_leaves_its_workers(resident: Resident) -> None:
 
 
 def test_a_drain_loses_no_call() -> None:
-    """Of forty calls over all doors that are in flight at SIGTERM each one ends right; no process is left."""
+    """Of forty calls over all APIs that are in flight at SIGTERM each one ends right; no process is left."""
     tally = Tally()
     calls = prepare_all(CALLS[:1])
     with family_service("--workers", "2", "--queue-length", "40", "--drain-s", "100") as (service, family):

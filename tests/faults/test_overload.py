@@ -9,8 +9,8 @@ import httpx
 import numpy as np
 
 from benchmarks.startup import memory_mib
+from tests.faults.apis import prepare
 from tests.faults.chaos import family_service
-from tests.faults.doors import prepare
 from tests.faults.overload import Flood, Seen, flood, visit
 from tests.problems import Case
 

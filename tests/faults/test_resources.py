@@ -17,9 +17,9 @@ from numba.core import config
 
 import kernels  # noqa: F401 - it names the cache's folder
 from kernels.emit.cache import cache_folder
-from tests.app.calls import NPY, SMALL, post, read, same_bits
+from tests.app.samples import NPY, SMALL, post, read, same_bits
+from tests.faults.apis import prepare
 from tests.faults.chaos import WIDE
-from tests.faults.doors import prepare
 from tests.live import LiveService, running_service
 
 

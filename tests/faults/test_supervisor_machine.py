@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from app.engines.base import Job
+from app.pool.engine import Job
 from convgrad._errors import Cancelled, DeadlineExceeded, WorkerLost
 from kernels import compute, plan
 from tests.app.pool.fleet import TINY, Array, Fleet, fleet, random_inputs, soon
@@ -43,7 +43,7 @@ class Running:
 
 
 class SupervisorMachine(RuleBasedStateMachine):
-    """Submit, cancel, let deadlines pass, kill, crash and stop workers, kill the nursery."""
+    """Submit, cancel, let deadlines pass, kill, crash and stop workers, kill the fork server."""
 
     pool: Fleet
 
@@ -94,9 +94,9 @@ class SupervisorMachine(RuleBasedStateMachine):
                 os.kill(pids[turn % len(pids)], number)
 
     @rule(odds=st.integers(0, 19))
-    def hurt_nursery(self, odds: int) -> None:
-        """Kill the nursery, not often: its successor takes a while."""
-        pid = self.pool.engine.snapshot()["nursery"]["pid"]
+    def hurt_fork_server(self, odds: int) -> None:
+        """Kill the fork server, not often: its successor takes a while."""
+        pid = self.pool.engine.snapshot()["fork_server"]["pid"]
         if odds == 7 and pid is not None:
             os.kill(pid, signal.SIGKILL)
 

@@ -14,7 +14,7 @@ import pytest
 
 from kernels.emit.cache import VERDICT, cache_folder
 from kernels.target import NAME, narrower, target
-from tests.app.calls import NPY, post, read, same_bits
+from tests.app.samples import NPY, post, read, same_bits
 from tests.live import LiveService, running_service
 from tests.problems import random_case
 

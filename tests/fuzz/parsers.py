@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from app.intake.diverted import Diverted
+from app.intake.inline import InlineTensor
 from app.intake.json import JsonIntake
-from app.intake.landing import Holding, NpyLanding, TensorFault
 from app.intake.lists import ListsIntake
 from app.intake.numbers import Numbers
+from app.intake.sinks import Lease, NpySink, TensorFault
 from app.pool.buffers import SegmentPool
 from convgrad._assembly import Assembly
 from convgrad._errors import ConvgradError, InvalidParams
@@ -51,13 +51,13 @@ def npy(data: bytes) -> None:
     """Land a .npy file: in pieces as in one, and whatever we take NumPy takes for the same array."""
     how, file = data[0] if data else 0, data[1:]
 
-    async def land(holding: Holding, how: int) -> Any:
-        landing = NpyLanding(holding, bound=len(file))
+    async def land(lease: Lease, how: int) -> Any:
+        sink = NpySink(lease, bound=len(file))
         for piece in pieces(file, how):
-            landing.write(piece)
-            await landing.supply()
-        landing.close()
-        return landing.header, landing.data.content()
+            sink.write(piece)
+            await sink.supply()
+        sink.close()
+        return sink.header, sink.data.content()
 
     whole, cut = _outcome(land, 0), _outcome(land, how)
     assert whole == cut or type(whole) is type(cut) is not tuple, (whole, cut)
@@ -121,8 +121,8 @@ def json_tensors(data: bytes) -> None:
     """Read a JSON body as it arrives: what we take is JSON of the same content, however it was cut."""
     how, body = data[0] if data else 0, data[1:]
 
-    async def read(holding: Holding, how: int) -> Any:
-        intake = JsonIntake(holding, length=len(body) if how & 8 else None, max_skeleton=_LARGEST)
+    async def read(lease: Lease, how: int) -> Any:
+        intake = JsonIntake(lease, length=len(body) if how & 8 else None, max_skeleton=_LARGEST)
         for piece in pieces(body, how):
             await intake.take(piece)
         document = intake.finish()
@@ -136,8 +136,8 @@ def lists(data: bytes) -> None:
     """Read a JSON body with lists of numbers: what we take is JSON of the same numbers, however it was cut."""
     how, body = data[0] if data else 0, data[1:]
 
-    async def read(holding: Holding, how: int) -> Any:
-        intake = ListsIntake(holding, length=len(body), max_skeleton=_LARGEST)
+    async def read(lease: Lease, how: int) -> Any:
+        intake = ListsIntake(lease, length=len(body), max_skeleton=_LARGEST)
         for piece in pieces(body, how):
             await intake.take(piece)
         return await intake.finish()
@@ -146,7 +146,7 @@ def lists(data: bytes) -> None:
 
 
 def _fault(document: Any) -> ConvgradError | None:
-    if isinstance(document, Diverted) and document.fault is not None:
+    if isinstance(document, InlineTensor) and document.fault is not None:
         return InvalidParams("a tensor is wrong in itself", errors=[])
     inner = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
     return next(filter(None, map(_fault, inner)), None)
@@ -164,7 +164,7 @@ def _compare(body: bytes, found: Any, whole: Any) -> None:
 
 def _same(found: Any, expected: Any) -> bool:
     """Compare two documents; a tensor's text may have become a mark, and a list the count of its numbers."""
-    if isinstance(found, Diverted):
+    if isinstance(found, InlineTensor):
         return isinstance(expected, str)
     if isinstance(found, Numbers):
         return isinstance(expected, list) and found.count == _count(expected)
@@ -181,13 +181,13 @@ def _count(value: Any) -> int:
     return sum(map(_count, value)) if isinstance(value, list) else 1
 
 
-def _outcome(read: Callable[[Holding, int], Awaitable[Any]], how: int) -> Any:
+def _outcome(read: Callable[[Lease, int], Awaitable[Any]], how: int) -> Any:
     """Run with memory of the pool, all of which must come back; gives an error of our own as a value."""
 
     async def held() -> Any:
-        with Holding(_POOL) as holding:
+        with Lease(_POOL) as lease:
             try:
-                return await read(holding, how)
+                return await read(lease, how)
             except ConvgradError as error:
                 return error.with_traceback(None)
             except TensorFault as fault:

@@ -13,9 +13,9 @@ import numpy as np
 from convgrad._frames import encode
 from schemas.describe import example
 from schemas.tables import find_operation, operation_names
-from tests.app.calls import document
-from tests.app.calls import npy as npy_file
-from tests.fuzz.doors import BOUNDARY
+from tests.app.samples import document
+from tests.app.samples import npy as npy_file
+from tests.fuzz.apis import BOUNDARY
 from tests.problems import Case
 
 __all__ = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tests.fuzz import doors, parsers, seeds
+from tests.fuzz import apis as apis
+from tests.fuzz import parsers, seeds
 
 __all__ = ["TARGETS", "Target"]
 
@@ -25,8 +26,8 @@ TARGETS = {
     "assembly": Target(parsers.assembly, seeds.assembly(), seeds.FRAME_WORDS),
     "json": Target(parsers.json_tensors, seeds.json_tensors(), seeds.JSON_WORDS),
     "lists": Target(parsers.lists, seeds.lists(), seeds.OIP_WORDS),
-    "rpc": Target(doors.rpc, seeds.rpc(), seeds.RPC_WORDS),
-    "rest": Target(doors.rest, seeds.rest(), seeds.JSON_WORDS),
-    "multipart": Target(doors.multipart, seeds.multipart(), seeds.MULTIPART_WORDS),
-    "oip": Target(doors.oip, seeds.oip(), seeds.OIP_WORDS),
+    "rpc": Target(apis.rpc, seeds.rpc(), seeds.RPC_WORDS),
+    "rest": Target(apis.rest, seeds.rest(), seeds.JSON_WORDS),
+    "multipart": Target(apis.multipart, seeds.multipart(), seeds.MULTIPART_WORDS),
+    "oip": Target(apis.oip, seeds.oip(), seeds.OIP_WORDS),
 }

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from tests.app import oip
-from tests.app.calls import JSON, NPY, document, npy, post, read, request_object, same_bits
 from tests.app.resident import Resident
-from tests.hostile.doors import SECRET, TINY
+from tests.app.samples import JSON, NPY, document, npy, post, read, request_object, same_bits
+from tests.hostile.apis import SECRET, TINY
 from tests.hostile.wire import chunked, head, status, talk
 
 INPUTS = TINY.inputs()
@@ -147,11 +147,11 @@ HEADS: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize("door", ["part", "json"])
-def test_files_that_are_none(http: httpx.Client, door: str, name: str) -> None:
+@pytest.mark.parametrize("api", ["part", "json"])
+def test_files_that_are_none(http: httpx.Client, api: str, name: str) -> None:
     """A header that is not plain, and of a tensor of ours, is refused by its first bytes, and nothing in it runs."""
     content = HEADS[name] + INPUTS["src"].tobytes()
-    if door == "part":
+    if api == "part":
         answer = send(http, GOOD[0] + part("src", content) + GOOD[2] + END)
     else:
         body = document(TINY, INPUTS)
@@ -182,7 +182,7 @@ def test_base64_that_is_none(http: httpx.Client, data: str, length: int) -> None
 
 
 def binary() -> tuple[bytes, dict[str, str]]:
-    """The right call for the binary door."""
+    """The right call for the binary API."""
     return oip.body(oip.head(TINY, INPUTS), INPUTS)
 
 
@@ -226,8 +226,8 @@ def test_coded_bodies_that_are_broken(http: httpx.Client, spoil: Any) -> None:
 
 @pytest.mark.parametrize("page", [URL, f"{URL}/validate", "/rpc"])
 @pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip", "x", "chunked"])
-def test_codings_at_other_doors(http: httpx.Client, page: str, coding: str) -> None:
-    """Doors that take no codings say so."""
+def test_codings_at_other_apis(http: httpx.Client, page: str, coding: str) -> None:
+    """APIs that take no codings say so."""
     headers = {"content-type": JSON, "content-encoding": coding}
     assert http.post(page, content=gzip.compress(b"{}"), headers=headers).status_code == 415
 

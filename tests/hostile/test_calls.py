@@ -1,4 +1,4 @@
-"""Calls with extreme numbers and shapes: every door gives the same answer, and never one of its own faults."""
+"""Calls with extreme numbers and shapes: every API gives the same answer, and never one of its own faults."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.calls import NPY, post, read, same_bits
-from tests.hostile.doors import DOORS, SECRET, TINY, WrongCall, ask
+from tests.app.samples import NPY, post, read, same_bits
+from tests.hostile.apis import APIS, SECRET, TINY, WrongCall, ask
 
 INPUTS = TINY.inputs()
 
@@ -22,8 +22,8 @@ def the_next_call_works(http: httpx.Client) -> Iterator[None]:
 
 
 def answers(http: httpx.Client, call: WrongCall) -> set[str]:
-    """Make a call through every door; the class of its refusal, as far as each door tells it."""
-    found = {door: ask(http, door, call) for door in DOORS}
+    """Make a call through every API; the class of its refusal, as far as each API tells it."""
+    found = {api: ask(http, api, call) for api in APIS}
     if found["oip"] == "refused":
         assert found["json"] != "ok", found
         del found["oip"]
@@ -80,14 +80,14 @@ SHAPES: list[list[Any]] = [
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: str(shape)[:40])
 def test_odd_shapes(http: httpx.Client, shape: list[int]) -> None:
-    """Shapes without elements, with more than 64 bits can count, of any rank: one answer at all doors."""
+    """Shapes without elements, with more than 64 bits can count, of any rank: one answer at all APIs."""
     data = b"" if 0 in shape or len(shape) == 3 else INPUTS["src"].tobytes()
     found = answers(http, WrongCall(tensors={"src": ("f32", shape, data)}))
     assert found <= {"invalid_params"}, found
 
 
 def test_no_elements_at_all(http: httpx.Client) -> None:
-    """A batch of none is right, and its gradient is zeros, at every door."""
+    """A batch of none is right, and its gradient is zeros, at every API."""
     none = {"src": ("f32", [0, 1, 4], b""), "diff_dst": ("f32", [0, 1, 6], b"")}
     assert answers(http, WrongCall(tensors=none)) <= {"ok", "invalid_params"}
 
@@ -99,9 +99,9 @@ def test_sizes_that_are_no_sizes(http: httpx.Client, size: Any) -> None:
     assert answers(http, call) == {"invalid_params"}
 
 
-@pytest.mark.parametrize("door", list(DOORS))
-def test_data_of_another_length(http: httpx.Client, door: str) -> None:
+@pytest.mark.parametrize("api", list(APIS))
+def test_data_of_another_length(http: httpx.Client, api: str) -> None:
     """Bytes fewer or more than the shape needs are refused."""
     data = INPUTS["src"].tobytes()
     for wrong in (b"", data[:-1], data + b"\0", data * 100):
-        assert ask(http, door, WrongCall(tensors={"src": ("f32", [1, 1, 4], wrong)})) in ("invalid_params", "refused")
+        assert ask(http, api, WrongCall(tensors={"src": ("f32", [1, 1, 4], wrong)})) in ("invalid_params", "refused")

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from tests.app import oip
-from tests.app.calls import JSON, NPY, document, parts, post, read, same_bits
 from tests.app.resident import Resident
+from tests.app.samples import JSON, NPY, document, parts, post, read, same_bits
 from tests.hostile.wire import chunked, connect, head, read_all, request, status, talk
 from tests.live import LiveService
 from tests.problems import Case
@@ -135,20 +135,20 @@ def _whole_requests() -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("door", list(_whole_requests()))
-def test_requests_that_stop_anywhere(resident: Resident, door: str) -> None:
+@pytest.mark.parametrize("api", list(_whole_requests()))
+def test_requests_that_stop_anywhere(resident: Resident, api: str) -> None:
     """A client that stops sending in the middle gets no result, wherever that is, and holds nothing afterwards."""
-    whole = _whole_requests()[door]
+    whole = _whole_requests()[api]
     for end in range(0, len(whole) - 4, 13):
         assert status(talk(resident.url, whole[:end], end=True)) in (0, 400), end
     assert status(talk(resident.url, whole.replace(b"host: x", LAST, 1))) == 200
     resident.until(lambda: not resident.service.requests and not resident.service.segments.stats().used)
 
 
-@pytest.mark.parametrize("door", list(_whole_requests()))
-def test_bodies_that_are_cut_at_every_byte(resident: Resident, door: str) -> None:
-    """A body without its end, said to be whole, is refused in the door's own words, on a connection that goes on."""
-    start, _, body = _whole_requests()[door].partition(b"\r\n\r\n")
+@pytest.mark.parametrize("api", list(_whole_requests()))
+def test_bodies_that_are_cut_at_every_byte(resident: Resident, api: str) -> None:
+    """A body without its end, said to be whole, is refused in the API's own words, on a connection that goes on."""
+    start, _, body = _whole_requests()[api].partition(b"\r\n\r\n")
     method, _, url = start.split(b"\r\n")[0].partition(b" ")
     headers = [line.decode().split(": ", 1) for line in start.split(b"\r\n")[3:]]
     path = url.split()[0].decode()
@@ -156,7 +156,7 @@ def test_bodies_that_are_cut_at_every_byte(resident: Resident, door: str) -> Non
         for end in range(len(body.rstrip(b"\r\n"))):
             answer = client.request(method.decode(), path, content=body[:end], headers=dict(headers))
             found = answer.json()
-            match door:
+            match api:
                 case "rpc":
                     assert (answer.status_code, found["error"]["code"], found["id"]) == (200, -32700, None), end
                 case "oip":

@@ -1,4 +1,4 @@
-"""JSON that is wrong, or right in an odd way: every door says the same of it, and says nothing of its content."""
+"""JSON that is wrong, or right in an odd way: every API says the same of it, and says nothing of its content."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.calls import JSON, NPY, document, post, read, same_bits
-from tests.hostile.doors import SECRET, TINY
+from tests.app.samples import JSON, NPY, document, post, read, same_bits
+from tests.hostile.apis import SECRET, TINY
 
 INPUTS = TINY.inputs()
 PAGES = (f"/v1/ops/{TINY.op}", f"/v1/ops/{TINY.op}/validate", "/rpc", f"/v2/models/{TINY.op}/infer")
@@ -73,7 +73,7 @@ NOT_JSON: dict[str, bytes] = {
 @pytest.mark.parametrize("name", NOT_JSON)
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_not_json(http: httpx.Client, page: str, name: str) -> None:
-    """It is a parse error at every door, whole and in pieces."""
+    """It is a parse error at every API, whole and in pieces."""
     expected = (200, -32700) if page == "/rpc" else (400, ["error"] if page.startswith("/v2") else "parse_error")
     body = NOT_JSON[name]
     assert send(http, page, body) == expected

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from app.intake.body import BodyReader
-from app.intake.calls import RequestedCall, read_call
-from app.intake.landing import Holding
 from app.intake.multipart import MultipartIntake
+from app.intake.requests import RequestedCall, read_call
+from app.intake.sinks import Lease
 from app.intake.tensors import settle
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import dtype
@@ -86,11 +86,11 @@ def read_parts(
 ) -> dict[str, bytes]:
     """Read a multipart body as the service does and return the tensors that the kernels would get."""
 
-    async def run(holding: Holding) -> dict[str, bytes]:
+    async def run(lease: Lease) -> dict[str, bytes]:
         length = len(body) if declared else None
-        intake = MultipartIntake(CONTENT_TYPE, called, holding, length=length, check=checked)
+        intake = MultipartIntake(CONTENT_TYPE, called, lease, length=length, check=checked)
         await pour(body, intake, step)
-        return await settled(intake.finish(), holding)
+        return await settled(intake.finish(), lease)
 
     return in_pool(run)
 
@@ -98,8 +98,8 @@ def read_parts(
 def read_object(value: Any, *, called: CalledOperation = OPERATION) -> dict[str, bytes]:
     """Read a parsed request object as the service does and return the tensors that the kernels would get."""
 
-    async def run(holding: Holding) -> dict[str, bytes]:
-        return await settled(read_call(called, value, holding), holding)
+    async def run(lease: Lease) -> dict[str, bytes]:
+        return await settled(read_call(called, value, lease), lease)
 
     return in_pool(run)
 
@@ -109,24 +109,24 @@ async def checked(call: RequestedCall) -> None:
     resolve(call.called.called_as, call.attributes, call.metas)
 
 
-async def settled(call: RequestedCall, holding: Holding) -> dict[str, bytes]:
+async def settled(call: RequestedCall, lease: Lease) -> dict[str, bytes]:
     """Check a call and copy its tensors out of their memory."""
     op = resolve(call.called.called_as, call.attributes, call.metas)
     spellings = call.called.operation.input_spellings
-    found = {spellings[name]: segment for name, segment in (await settle(call.inputs, holding)).items()}
+    found = {spellings[name]: segment for name, segment in (await settle(call.inputs, lease)).items()}
     return {
         spec.name: bytes(found[spec.name].view[: prod(spec.shape) * dtype(spec.dtype).itemsize]) for spec in op.inputs
     }
 
 
-def in_pool(run: Callable[[Holding], Awaitable[dict[str, bytes]]]) -> dict[str, bytes]:
-    """Run with a holding of a fresh pool, and see that everything went back to the pool on every way out."""
+def in_pool(run: Callable[[Lease], Awaitable[dict[str, bytes]]]) -> dict[str, bytes]:
+    """Run with a lease of a fresh pool, and see that everything went back to the pool on every way out."""
     pool = SegmentPool(64 * MIB)
 
     async def held() -> dict[str, bytes] | ConvgradError:
-        with Holding(pool) as holding:
+        with Lease(pool) as lease:
             try:
-                return await run(holding)
+                return await run(lease)
             except ConvgradError as error:
                 # A traceback keeps frames, and frames keep views.
                 return error.with_traceback(None)

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.intake.diverted import Diverted
+from app.intake.inline import InlineTensor
 from app.intake.json import JsonIntake
-from app.intake.landing import Holding, RawLanding, TensorFault
+from app.intake.sinks import Lease, RawSink, TensorFault
 from app.pool.buffers import SegmentPool
 from convgrad._errors import ConvgradError, ParseError, TooLarge
 
@@ -29,8 +29,8 @@ def scan(body: bytes, sizes: list[int] | None = None, **limits: Any) -> Any:
     pool = SegmentPool(64 * MIB)
 
     async def run() -> Any:
-        with Holding(pool) as holding:
-            intake = JsonIntake(holding, **{"length": len(body)} | limits)
+        with Lease(pool) as lease:
+            intake = JsonIntake(lease, **{"length": len(body)} | limits)
             at, turn = 0, 0
             steps = sizes or [len(body) or 1]
             while at < len(body):
@@ -50,11 +50,11 @@ def plain(value: Any) -> Any:
         return {key: plain(child) for key, child in value.items()}
     if isinstance(value, list):
         return [plain(child) for child in value]
-    if not isinstance(value, Diverted):
+    if not isinstance(value, InlineTensor):
         return value
-    if value.fault is not None or value.landing is None:
+    if value.fault is not None or value.sink is None:
         return value.fault
-    return (value.landing if isinstance(value.landing, RawLanding) else value.landing.data).content()
+    return (value.sink if isinstance(value.sink, RawSink) else value.sink.data).content()
 
 
 def decoded(value: Any) -> Any:
@@ -226,9 +226,9 @@ def test_bad_base64_stays_in_its_place(data: str, kind: str, step: int) -> None:
 def test_sizes_are_compared_before_memory_is_taken() -> None:
     """With dtype and shape in front, a string that can't be right takes no memory at all."""
     pool = SegmentPool(64 * MIB)
-    with Holding(pool) as holding:
+    with Lease(pool) as lease:
         body = body_with("A" * 1000, [1000, 1000])
-        intake = JsonIntake(holding, length=len(body))
+        intake = JsonIntake(lease, length=len(body))
         intake.feed(body)
         fault = intake.finish()["t"]["data"].fault
     assert fault.kind == "size"
@@ -262,13 +262,13 @@ def test_a_tensor_is_held_once() -> None:
     pool = SegmentPool(64 * MIB)
 
     async def run() -> int:
-        with Holding(pool) as holding:
-            intake = JsonIntake(holding, length=len(body))
+        with Lease(pool) as lease:
+            intake = JsonIntake(lease, length=len(body))
             for at in range(0, len(body), 1 << 16):
                 await intake.take(body[at : at + (1 << 16)])
-            landing = intake.finish()["t"]["data"].landing
-            assert isinstance(landing, RawLanding)
-            assert landing.nbytes == nbytes
+            sink = intake.finish()["t"]["data"].sink
+            assert isinstance(sink, RawSink)
+            assert sink.nbytes == nbytes
             return pool.stats().peak
 
     tracemalloc.start()
@@ -287,8 +287,8 @@ def test_no_memory_is_a_fault_of_the_tensor() -> None:
     body = body_with(base64_of(4 * MIB), [MIB])
 
     async def run() -> Any:
-        with Holding(pool) as holding:
-            intake = JsonIntake(holding, length=len(body))
+        with Lease(pool) as lease:
+            intake = JsonIntake(lease, length=len(body))
             for at in range(0, len(body), 1 << 16):
                 await intake.take(body[at : at + (1 << 16)])
             return intake.finish()
@@ -320,8 +320,8 @@ def test_many_small_tensors_take_no_segments() -> None:
     pool = SegmentPool(64 * MIB)
 
     async def run() -> Any:
-        with Holding(pool) as holding:
-            intake = JsonIntake(holding, length=len(body))
+        with Lease(pool) as lease:
+            intake = JsonIntake(lease, length=len(body))
             await intake.take(body)
             return intake.finish()
 
@@ -343,8 +343,8 @@ def test_others_get_a_turn(item: bytes) -> None:
                 await asyncio.sleep(0)
 
         task = asyncio.create_task(others())
-        with Holding(SegmentPool(64 * MIB)) as holding:
-            intake = JsonIntake(holding)
+        with Lease(SegmentPool(64 * MIB)) as lease:
+            intake = JsonIntake(lease)
             await intake.take(b"[" + item * count)
         task.cancel()
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.intake.landing import Holding
 from app.intake.multipart import MultipartIntake
+from app.intake.sinks import Lease
 from app.pool.buffers import SegmentPool
 from convgrad._errors import (
     ConvgradError,
@@ -207,8 +207,8 @@ def test_wrong_parts_are_refused_by_name(body: bytes, error: type[ConvgradError]
 )
 def test_a_content_type_without_a_boundary_is_unsupported(content_type: str) -> None:
     """Without a boundary nobody can find the parts."""
-    with Holding(SegmentPool(MIB)) as holding, pytest.raises(UnsupportedMediaType):
-        MultipartIntake(content_type, OPERATION, holding)
+    with Lease(SegmentPool(MIB)) as lease, pytest.raises(UnsupportedMediaType):
+        MultipartIntake(content_type, OPERATION, lease)
 
 
 def test_a_call_is_refused_before_its_data_is_taken() -> None:
@@ -217,8 +217,8 @@ def test_a_call_is_refused_before_its_data_is_taken() -> None:
     head = multipart(parts(diff_dst=wrong))
     head = head[: head.rindex(b"\n", 0, head.rindex(b"\r\n--")) + 1]
     pool = SegmentPool(64 * MIB)
-    with Holding(pool) as holding:
-        intake = MultipartIntake(CONTENT_TYPE, OPERATION, holding, length=10**9, check=checked)
+    with Lease(pool) as lease:
+        intake = MultipartIntake(CONTENT_TYPE, OPERATION, lease, length=10**9, check=checked)
         with pytest.raises(InvalidParams, match="diff_dst"):
             asyncio.run(pour(head, intake, 10**6))
     assert pool.stats().created == 0

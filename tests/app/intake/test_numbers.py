@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.intake.landing import Holding, TensorFault
 from app.intake.lists import ListsIntake
 from app.intake.numbers import Numbers
+from app.intake.sinks import Lease, TensorFault
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import DTYPES
 from convgrad._errors import ConvgradError, InvalidRequest, ParseError, TooLarge
@@ -23,18 +23,18 @@ from convgrad._errors import ConvgradError, InvalidRequest, ParseError, TooLarge
 POOL = SegmentPool(64 << 20)
 
 
-def read(text: bytes, cuts: list[int], *, head: int = 1 << 16) -> tuple[Any, Holding]:
+def read(text: bytes, cuts: list[int], *, head: int = 1 << 16) -> tuple[Any, Lease]:
     """Read a document that arrives in pieces."""
-    holding = Holding(POOL)
+    lease = Lease(POOL)
 
     async def run() -> Any:
-        intake = ListsIntake(holding, length=len(text), max_skeleton=head)
+        intake = ListsIntake(lease, length=len(text), max_skeleton=head)
         edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
         for start, stop in pairwise(edges):
             await intake.take(text[start:stop])
         return await intake.finish()
 
-    return asyncio.run(run()), holding
+    return asyncio.run(run()), lease
 
 
 def elements(numbers: Numbers, dtype: str, shape: tuple[int, ...]) -> Any:
@@ -68,8 +68,8 @@ def test_any_tensor_cut_anywhere(
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 16)))
     array = rng.standard_normal(shape).astype(DTYPES[dtype].numpy)
     text = request(array, DTYPES[dtype].oip, first=first, nested=nested, indent=indent)
-    document, holding = read(text, data.draw(st.lists(st.integers(0, 1 << 16), max_size=40)))
-    with holding:
+    document, lease = read(text, data.draw(st.lists(st.integers(0, 1 << 16), max_size=40)))
+    with lease:
         assert document["text"] == 'NaN "data": [1] I\\'
         got = elements(document["inputs"][0]["data"], dtype, tuple(shape))
         assert got.tobytes() == array.tobytes()
@@ -83,8 +83,8 @@ def test_a_large_list(dtype: str, nested: bool, first: bool) -> None:
     """A list of many slices lands whole; the memory that it waited in goes back."""
     array = np.random.default_rng(3).standard_normal((300, 7, 211)).astype(DTYPES[dtype].numpy)
     text = request(array, DTYPES[dtype].oip, first=first, nested=nested)
-    document, holding = read(text, list(range(0, len(text), 99_991)))
-    with holding:
+    document, lease = read(text, list(range(0, len(text), 99_991)))
+    with lease:
         assert elements(document["inputs"][0]["data"], dtype, array.shape).tobytes() == array.tobytes()
         assert POOL.stats().used <= 2 * array.nbytes
 
@@ -95,10 +95,10 @@ def test_what_is_taken_is_json(tokens: list[str]) -> None:
     inner = "".join(tokens)
     text = f'{{"data":[{inner}]}}'.encode()
     try:
-        document, holding = read(text, [3, 9, 12])
+        document, lease = read(text, [3, 9, 12])
     except ConvgradError:
         return
-    with holding:
+    with lease:
         try:
             expected = json.loads(text)["data"]
         except json.JSONDecodeError:
@@ -125,11 +125,11 @@ def _flat(value: Any) -> list[Any]:
 
 def test_integers_are_whole() -> None:
     """The values of a shape are integers, also where they are written as floats."""
-    document, holding = read(b'{"data": [3, 2.0, 1e1]}', [])
-    with holding:
+    document, lease = read(b'{"data": [3, 2.0, 1e1]}', [])
+    with lease:
         assert document["data"].integers() == [3, 2, 10]
-    document, holding = read(b'{"data": [3, 2.5]}', [])
-    with holding, pytest.raises(TensorFault, match="integers"):
+    document, lease = read(b'{"data": [3, 2.5]}', [])
+    with lease, pytest.raises(TensorFault, match="integers"):
         document["data"].integers()
 
 
@@ -137,8 +137,8 @@ def test_rounding_to_bf16() -> None:
     """Numbers between two elements are rounded to the nearest one."""
     array = np.array([1.0 + 2**-9, 1.0 + 3 * 2**-9, -3.14159], np.float64)
     text = json.dumps({"inputs": [{"shape": [3], "datatype": "BF16", "data": array.tolist()}]}).encode()
-    document, holding = read(text, [])
-    with holding:
+    document, lease = read(text, [])
+    with lease:
         got = elements(document["inputs"][0]["data"], "bf16", (3,))
         assert got.tobytes() == array.astype(ml_dtypes.bfloat16).tobytes()
 
@@ -156,8 +156,8 @@ def test_the_rest_is_capped() -> None:
         read(b'{"a": "' + b"x" * 5000 + b'"}', [], head=4096)
     with pytest.raises(InvalidRequest, match="64 data lists"):
         read(b"[" + b",".join([b'{"data":[]}'] * 65) + b"]", [])
-    document, holding = read(b'{"data":[' + b" " * 50_000 + b"1" + b" " * 50_000 + b"]}", [], head=64)
-    with holding:
+    document, lease = read(b'{"data":[' + b" " * 50_000 + b"1" + b" " * 50_000 + b"]}", [], head=64)
+    with lease:
         assert document["data"].count == 1
 
 

@@ -10,9 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from app.intake.calls import read_call
 from app.intake.json import JsonIntake
-from app.intake.landing import Holding
+from app.intake.requests import read_call
+from app.intake.sinks import Lease
 from app.intake.tensors import settle
 from app.pool.buffers import SegmentPool
 from convgrad._errors import ConvgradError, InvalidParams, TooLarge, Unsupported
@@ -229,21 +229,21 @@ def test_large_tensors_are_put_in_order(form: str) -> None:
     pool = SegmentPool(64 * MIB)
 
     async def run() -> bytes:
-        with Holding(pool) as holding:
-            intake = JsonIntake(holding)
+        with Lease(pool) as lease:
+            intake = JsonIntake(lease)
             await pour(body, intake, 1 << 17)
-            call = read_call(OPERATION, intake.finish(), holding)
-            return bytes((await settle(call.inputs, holding))["src"].view)
+            call = read_call(OPERATION, intake.finish(), lease)
+            return bytes((await settle(call.inputs, lease))["src"].view)
 
     assert asyncio.run(run()) == array.tobytes()
     assert pool.stats().used == 0
 
 
-def test_a_diverted_string_in_the_wrong_place_is_an_error_there() -> None:
+def test_a_inline_string_in_the_wrong_place_is_an_error_there() -> None:
     """A long string that is no tensor's is refused like any other value of the wrong type, never echoed."""
     body = json.dumps({"attributes": {"strides": {"data": "A" * 800}}, "inputs": {"data": {"npy": "A" * 800}}})
-    with Holding(SegmentPool(MIB)) as holding:
-        intake = JsonIntake(holding)
+    with Lease(SegmentPool(MIB)) as lease:
+        intake = JsonIntake(lease)
         intake.feed(body.encode())
         document = intake.finish()
         with pytest.raises(ConvgradError) as caught:
@@ -253,9 +253,9 @@ def test_a_diverted_string_in_the_wrong_place_is_an_error_there() -> None:
 
 def test_memory_that_the_pool_lacks_is_said_as_such() -> None:
     """A tensor over the memory limit is too large, not a fault of its form."""
-    with Holding(SegmentPool(MIB)) as holding:
-        intake = JsonIntake(holding)
+    with Lease(SegmentPool(MIB)) as lease:
+        intake = JsonIntake(lease)
         big = {"dtype": "f32", "shape": [1 << 20], "data": text(bytes(4 * MIB))}
         asyncio.run(pour(json.dumps({"inputs": {"src": big}}).encode(), intake, 1 << 17))
         with pytest.raises(TooLarge):
-            read_call(OPERATION, intake.finish(), holding)
+            read_call(OPERATION, intake.finish(), lease)

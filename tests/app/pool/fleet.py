@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import uvloop
 
-from app.engines.base import Job
-from app.engines.local import LocalEngine
 from app.pool.buffers import Segment, SegmentPool
+from app.pool.engine import Job
+from app.pool.local import LocalEngine
 from kernels import ConvProblem, Plan, Unit, plan, storage_dtype
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.engines.base import Arrival, Job
 from app.pool.buffers import SegmentPool
+from app.pool.engine import Arrival, Job
 from app.pool.jobs import FairQueue, JobRun
 from convgrad._errors import Cancelled, DeadlineExceeded
 from kernels import ConvProblem, Plan, Unit

@@ -1,16 +1,16 @@
-"""What the nursery starts with: our packages, and no thread that a fork would break."""
+"""What the fork server starts with: our packages, and no thread that a fork would break."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import app
-from app.pool.launcher import nursery_environment
+from app.pool.launcher import fork_server_environment
 
 
-def test_the_nursery_finds_our_packages_and_starts_no_thread(tmp_path: Path) -> None:
+def test_the_fork_server_finds_our_packages_and_starts_no_thread(tmp_path: Path) -> None:
     """Whatever the path was, our packages come first, and libraries are told to use one thread."""
-    environment = nursery_environment(
+    environment = fork_server_environment(
         {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": "/elsewhere", "OMP_NUM_THREADS": "8", "KEPT": "yes"}
     )
     root = str(Path(app.__file__).resolve().parents[1])

@@ -129,7 +129,7 @@ def test_a_unit_that_takes_worker_after_worker(two: Fleet, number: signal.Signal
     inputs = random_inputs(TINY)
 
     async def scenario() -> None:
-        old = two.pids  # how one ends that outlived its nursery nobody hears
+        old = two.pids  # how one ends that outlived its fork server nobody hears
         for pid in old:
             kill(pid)
         await two.until(lambda: not old & two.pids)
@@ -238,27 +238,27 @@ def test_a_unit_that_hangs_twice(strict: Fleet) -> None:
     strict.run(scenario())
 
 
-def test_a_dead_nursery_is_replaced_while_workers_go_on(two: Fleet) -> None:
+def test_a_dead_fork_server_is_replaced_while_workers_go_on(two: Fleet) -> None:
     """Workers outlive the process that they were forked from, and are replaced by its successor."""
     inputs = random_inputs(TINY)
 
     async def scenario() -> None:
-        pids, nursery = two.pids, two.engine.snapshot()["nursery"]
-        kill(nursery["pid"])
-        await gone(nursery["pid"])
+        pids, fork_server = two.pids, two.engine.snapshot()["fork_server"]
+        kill(fork_server["pid"])
+        await gone(fork_server["pid"])
         np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
         assert two.pids == pids
         victim = two.workers[0]["pid"]
         kill(victim)
         await two.until(lambda: victim not in two.pids)
         await two.whole()
-        assert two.engine.snapshot()["nursery"]["restarts"] == nursery["restarts"] + 1
+        assert two.engine.snapshot()["fork_server"]["restarts"] == fork_server["restarts"] + 1
         np.testing.assert_array_equal(await two.compute(TINY, inputs), compute(TINY, *inputs))
 
     two.run(scenario())
 
 
-def test_a_nursery_that_dies_between_a_fork_and_its_word_of_it(two: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_dies_between_a_fork_and_its_word_of_it(two: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that nobody told of is let go: its socket ends, and the pool becomes whole without it."""
     orphans: list[int] = []
 
@@ -270,7 +270,7 @@ def test_a_nursery_that_dies_between_a_fork_and_its_word_of_it(two: Fleet, monke
         monkeypatch.setattr(Launcher, "spawn", fork_unseen)
         kill(next(iter(two.pids)))
         await two.until(lambda: orphans)
-        kill(two.engine.snapshot()["nursery"]["pid"])
+        kill(two.engine.snapshot()["fork_server"]["pid"])
         await two.whole()
 
     two.run(scenario())
@@ -279,15 +279,15 @@ def test_a_nursery_that_dies_between_a_fork_and_its_word_of_it(two: Fleet, monke
         assert orphan.recv(1) == b""
 
 
-def test_a_nursery_that_hangs_is_replaced(strict: Fleet) -> None:
-    """A nursery that forks nothing when it is asked to is killed, and the pool becomes whole."""
+def test_a_fork_server_that_hangs_is_replaced(strict: Fleet) -> None:
+    """A fork server that forks nothing when it is asked to is killed, and the pool becomes whole."""
 
     async def scenario() -> None:
         await strict.whole()
-        nursery = strict.engine.snapshot()["nursery"]["pid"]
-        with Frozen({nursery}):
+        fork_server = strict.engine.snapshot()["fork_server"]["pid"]
+        with Frozen({fork_server}):
             kill(strict.workers[0]["pid"])
-            await gone(nursery)
+            await gone(fork_server)
         await strict.whole()
 
     strict.run(scenario())
@@ -309,13 +309,13 @@ def test_a_worker_that_no_descriptor_is_left_for(two: Fleet) -> None:
 
     async def scenario() -> None:
         await two.whole()
-        nursery = two.engine.snapshot()["nursery"]["pid"]
-        with Frozen({nursery}):
+        fork_server = two.engine.snapshot()["fork_server"]["pid"]
+        with Frozen({fork_server}):
             kill(two.workers[0]["pid"])
             await two.until(lambda: any(worker["pid"] is None for worker in two.workers))
             (number,) = (worker["number"] for worker in two.workers if worker["pid"] is None)
             with no_more_files():
-                os.kill(nursery, signal.SIGCONT)
+                os.kill(fork_server, signal.SIGCONT)
                 await two.until(lambda: number not in [worker["number"] for worker in two.workers])
         await two.whole()
 
@@ -337,15 +337,15 @@ def test_a_worker_that_cannot_be_asked_for(two: Fleet) -> None:
     two.run(scenario())
 
 
-def test_a_nursery_that_no_descriptors_are_left_for(two: Fleet) -> None:
-    """A dead nursery gets its successor when there are descriptors again; each attempt in vain leaves none behind."""
+def test_a_fork_server_that_no_descriptors_are_left_for(two: Fleet) -> None:
+    """A dead fork server is replaced when there are descriptors again; attempts in vain leave none behind."""
 
     async def scenario() -> None:
         await two.whole()
-        nursery, before = two.engine.snapshot()["nursery"], descriptors(os.getpid())
+        fork_server, before = two.engine.snapshot()["fork_server"], descriptors(os.getpid())
         with no_more_files():
-            kill(nursery["pid"])
-            await two.until(lambda: two.engine.snapshot()["nursery"]["restarts"] > nursery["restarts"] + 2)
+            kill(fork_server["pid"])
+            await two.until(lambda: two.engine.snapshot()["fork_server"]["restarts"] > fork_server["restarts"] + 2)
         victim = two.workers[0]["pid"]
         kill(victim)
         await two.until(lambda: victim not in two.pids)
@@ -381,27 +381,27 @@ def test_workers_hold_only_what_is_theirs(two: Fleet) -> None:
 
 
 def test_workers_go_before_the_server_when_memory_runs_out(two: Fleet) -> None:
-    """The out-of-memory killer prefers a worker, whose unit runs again, to the server and the nursery."""
+    """The out-of-memory killer prefers a worker, whose unit runs again, to the server and the fork server."""
 
     def score(pid: int | str) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
 
     for pid in two.pids:
         assert score(pid) > score("self")
-    assert score(two.engine.snapshot()["nursery"]["pid"]) == score("self")
+    assert score(two.engine.snapshot()["fork_server"]["pid"]) == score("self")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_to_the_whole_group_are_the_servers_business(two: Fleet, number: signal.Signals) -> None:
     """Ctrl-C, a service manager's SIGTERM or a closed terminal end no worker: the server drains first."""
     pids = two.pids
-    nursery = two.engine.snapshot()["nursery"]["pid"]
-    for pid in (*pids, nursery):
+    fork_server = two.engine.snapshot()["fork_server"]["pid"]
+    for pid in (*pids, fork_server):
         os.kill(pid, number)
     inputs = random_inputs(TINY)
     np.testing.assert_array_equal(two.run(two.compute(TINY, inputs)), compute(TINY, *inputs))
     assert two.pids == pids
-    assert two.engine.snapshot()["nursery"]["pid"] == nursery
+    assert two.engine.snapshot()["fork_server"]["pid"] == fork_server
 
 
 def test_workers_forget_memory_that_was_freed(two: Fleet) -> None:

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol at /v2: its requests, shared-memory regions and replies."""

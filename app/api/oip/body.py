@@ -1,0 +1,329 @@
+"""Read an Open Inference Protocol request as it arrives: JSON first, then the tensors' bytes in its order.
+
+With the header `Inference-Header-Content-Length` the JSON is the head of the body. The call is checked as
+soon as the head is there; then the memory of every tensor is taken, and each byte that follows is written
+once, to its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from starlette.types import Receive
+
+from app.api.oip.known_heads import Head, Heads
+from app.api.oip.regions import Region, Regions
+from app.api.oip.request import InferRequest, InputTensor, read_request
+from app.calls.call import Prepared
+from app.intake.coding import Decoder, decoder_of
+from app.intake.lists import ListsIntake
+from app.intake.sinks import Lease, TensorFault
+from app.intake.strict_json import parse_document
+from app.pool.buffers import Segment
+from app.telemetry.timings import Timings
+from convgrad._errors import Cancelled, InvalidParams, InvalidRequest, ParseError
+from schemas.problems import problem
+from schemas.tables import MAX_DIMS, CalledOperation
+from schemas.tensors import TensorMeta
+
+__all__ = ["HEAD_LENGTH", "Metas", "OipIntake", "read_inference"]
+
+HEAD_LENGTH = "inference-header-content-length"
+_HEADER = "Inference-Header-Content-Length"
+
+Metas = Mapping[str, TensorMeta | list[int]]
+Check = Callable[[InferRequest, Metas, bool], Awaitable[Prepared | None]]
+Checked = Callable[[InferRequest, Prepared], None]
+Arrived = Callable[[InferRequest, Prepared, Mapping[str, Segment], Mapping[str, int]], Awaitable[None]]
+
+_INTEGERS = ("s32", "s64")
+# A document of this size is parsed in less than a millisecond.
+_SMALL = 16 << 10
+
+
+class OipIntake:
+    """Take the body of one inference request in chunks; `finish` gives it with its tensors in segments.
+
+    `check` sees request and inputs before any tensor's bytes are taken, and refuses by raising; it gives the call. Its
+    last argument says whether the values of the `weights_shape` input are known: where they come too late it gives
+    nothing yet, and sees them at the end. What is in `heads` has passed it before; `checked` sees every call and may
+    refuse it. `arrived` hears, while tensors are on their way, of the call that this probably is: the last one with
+    the same head, where the `weights_shape` is still to come. `forwarded` are parameters that came outside the body.
+
+    Raises `ParseError` and `InvalidRequest` for a body that breaks the protocol, `InvalidParams` for inputs
+    that don't hold what they say, `TooLarge` and `Overloaded` when there is no memory for them.
+    """
+
+    def __init__(
+        self,
+        called: CalledOperation,
+        lease: Lease,
+        regions: Regions,
+        heads: Heads,
+        *,
+        head_length: int | None,
+        length: int | None,
+        head_limit: int,
+        check: Check,
+        checked: Checked,
+        arrived: Arrived | None = None,
+        forwarded: Mapping[str, str] | None = None,
+    ) -> None:
+        self._called = called
+        self._lease = lease
+        self._regions = regions
+        self._heads = heads
+        if head_length is not None and not 0 < head_length <= (head_length if length is None else length):
+            raise InvalidRequest(f"{_HEADER} is {head_length}, and must be from 1 to the length of the body")
+        self._head_left = head_length
+        self._head_length = head_length
+        self._head_limit = head_limit
+        self._length = length
+        self._check = check
+        self._checked = checked
+        self._arrived = arrived
+        self._forwarded = forwarded
+        self._json: ListsIntake | None = None
+        self._text = b""
+        self._head: Head | None = None
+        self._prepared: Prepared | None = None
+        self._found: dict[str, Region] = {}
+        self._segments: dict[str, Segment] = {}
+        self._shapes: list[bytearray] = []  # of weights_shape inputs: a few bytes, off the pool
+        self._targets: deque[memoryview] = deque()
+
+    async def take(self, chunk: bytes) -> None:
+        """Take the next bytes of the body."""
+        if self._head is not None:
+            self._write(memoryview(chunk))
+            return
+        text = chunk if self._head_left is None else chunk[: self._head_left]
+        if (head := await self._take_head(text)) is not None:
+            rest = memoryview(chunk)[len(text) :]
+            await self._open(head, rest)
+            self._write(rest)
+            if self._length is not None:
+                self._lease.place(self._targets)
+
+    async def placed(self, count: int) -> None:
+        """Take note of bytes of a tensor that are in their place already."""
+        self._advance(count)
+        head = self._head
+        assert head is not None
+        if self._arrived is not None and (likely := self._prepared or head.last_call) is not None:
+            await self._arrived(head.request, likely, self._segments, self._came(head))
+
+    async def finish(self) -> tuple[InferRequest, Prepared, dict[str, Segment]]:
+        """Give the request, its call and the segments of its tensors by their names; the whole body must have come."""
+        if self._head is None:
+            if self._head_left:
+                raise ParseError(f"the body ends before the {self._head_length} bytes of its inference header")
+            await self._open(self._understood(await self._lists().finish()), memoryview(b""))
+        if self._targets:
+            missing = sum(map(len, self._targets))
+            raise ParseError(f"the body ends {missing} bytes before the last of its binary tensors does")
+        head = self._head
+        assert head is not None
+        if self._prepared is None:
+            self._prepared = await self._complete(head, b"".join(self._shapes))
+        return head.request, self._prepared, self._segments
+
+    async def _take_head(self, text: bytes) -> Head | None:
+        """Take bytes of the head, and give it once it is complete."""
+        whole = self._length if self._head_length is None else self._head_length
+        short = len(text) == whole and len(text) <= min(_SMALL, self._head_limit)
+        if short and self._json is None and b'"data"' not in text:
+            # In one piece and without lists in it: most are.
+            self._head_left = 0
+            self._text = b"" if self._forwarded else text
+            known = self._heads.find(self._called.called_as, self._text)
+            if known is not None and not (known.binary and self._head_length is None):
+                return known
+            return self._understood(parse_document(text))
+        await self._lists().take(text)
+        if self._head_left is None:
+            return None
+        self._head_left -= len(text)
+        return None if self._head_left else self._understood(await self._lists().finish())
+
+    def _lists(self) -> ListsIntake:
+        if self._json is None:
+            length = self._length if self._head_length is None else self._head_length
+            self._json = ListsIntake(self._lease, length=length, max_skeleton=self._head_limit)
+        return self._json
+
+    def _understood(self, document: Any) -> Head:
+        request = read_request(self._called, document, self._forwarded)
+        binary = tuple(tensor for tensor in request.inputs if tensor.source == "binary")
+        if binary and self._head_length is None:
+            raise InvalidRequest(f"binary tensors need the header {_HEADER}, the length of the JSON before them")
+        shapes, at = [], 0
+        for tensor in binary:
+            if self._is_shape(tensor):
+                _check_shape(tensor)
+                shapes.append((tensor, at))
+            at += tensor.nbytes
+        return Head(request, binary, tuple(shapes), at)
+
+    async def _open(self, head: Head, rest: memoryview) -> None:
+        """Check the call as far as it is known, then take memory for its tensors."""
+        # A region may be forgotten meanwhile: this call goes on with the one that it found.
+        self._found = {tensor.name: self._regions.find(tensor.place) for tensor in head.request.inputs if tensor.place}
+        if (shapes := head.shape_bytes(rest)) is not None:
+            self._prepared = await self._complete(head, shapes)
+        elif not head.passed:
+            await self._check(head.request, await self._metas(head), False)
+            head.passed = True
+        self._check_length(head.nbytes)
+        for tensor in head.request.inputs:
+            if not self._is_shape(tensor):
+                await self._place(tensor)
+        for tensor in head.binary:
+            if self._is_shape(tensor):
+                self._shapes.append(bytearray(tensor.nbytes))
+                target = memoryview(self._shapes[-1])
+            else:
+                target = self._segments[tensor.name].view[: tensor.nbytes]
+            if tensor.nbytes:
+                self._targets.append(target)
+        self._head = head
+
+    async def _complete(self, head: Head, shapes: bytes) -> Prepared:
+        """Check all of the call, unless the same one passed before."""
+        if (known := head.calls.get(shapes)) is None:
+            metas, at = await self._metas(head), 0
+            for tensor, _ in head.shapes:
+                metas[tensor.name] = _integers(tensor, shapes[at : at + tensor.nbytes])
+                at += tensor.nbytes
+            known = await self._check(head.request, metas, True)
+            assert known is not None
+            # A shape that lies in shared memory may be another one the next time.
+            if not any(tensor.place and self._is_shape(tensor) for tensor in head.request.inputs):
+                head.remember(shapes, known)
+                if self._text:
+                    self._heads.keep(self._called.called_as, self._text, head)
+        self._checked(head.request, known)
+        return known
+
+    def _check_length(self, binary: int) -> None:
+        """Compare what the head announces with the length of the body, where that is known."""
+        if self._length is None or self._head_length is None:
+            return
+        if (rest := self._length - self._head_length) != binary:
+            raise ParseError(f"the binary tensors need {binary} bytes after the JSON, and the body has {rest}")
+
+    async def _metas(self, head: Head) -> dict[str, TensorMeta | list[int]]:
+        """Find what the check needs of the inputs: their dtypes and shapes, or their values when they are shapes."""
+        return {tensor.name: await self._meta(tensor) for tensor in head.request.inputs}
+
+    async def _meta(self, tensor: InputTensor) -> TensorMeta | list[int]:
+        if tensor.numbers is not None:
+            with _named(tensor.name):
+                tensor.numbers.check(tensor.shape)
+        if not self._is_shape(tensor):
+            return tensor.meta
+        _check_shape(tensor)
+        if tensor.numbers is not None:
+            with _named(tensor.name):
+                return tensor.numbers.integers()
+        if tensor.place is not None:
+            room = bytearray(tensor.nbytes)
+            await self._found[tensor.name].read(tensor.place.offset, memoryview(room))
+            return _integers(tensor, room)
+        return TensorMeta("s32", tensor.shape)  # either width will do, and the rules know one
+
+    async def _place(self, tensor: InputTensor) -> None:
+        """Take the memory of a tensor, and bring there what has come already."""
+        if tensor.numbers is not None:
+            with _named(tensor.name):
+                segment = await tensor.numbers.collect(tensor.dtype)
+        else:
+            segment = await self._lease.acquire_async(tensor.nbytes)
+        self._segments[tensor.name] = segment
+        if tensor.place is not None:
+            await self._found[tensor.name].read(tensor.place.offset, segment.view[: tensor.nbytes])
+
+    def _is_shape(self, tensor: InputTensor) -> bool:
+        return self._called.operation.input_spellings.get(tensor.name) == "weights_shape"
+
+    def _write(self, data: memoryview) -> None:
+        while data:
+            if not self._targets:
+                raise ParseError(f"the body goes on for {len(data)} bytes or more after the last of its tensors")
+            target = self._targets[0]
+            count = min(len(target), len(data))
+            target[:count] = data[:count]
+            data = data[count:]
+            self._advance(count)
+
+    def _came(self, head: Head) -> dict[str, int]:
+        """Count the bytes of each input that are in its segment: binary ones come one after the other."""
+        came, left = {}, sum(map(len, self._targets))
+        for tensor in reversed(head.request.inputs):
+            missing = min(left, tensor.nbytes) if tensor.source == "binary" else 0
+            left -= missing
+            came[self._called.operation.input_spellings[tensor.name]] = tensor.nbytes - missing
+        return came
+
+    def _advance(self, count: int) -> None:
+        rest = self._targets[0][count:]
+        if rest:
+            self._targets[0] = rest
+        else:
+            self._targets.popleft()
+
+
+async def read_inference(
+    receive: Receive, headers: Mapping[str, str], intake: OipIntake, timings: Timings, *, body_limit: int
+) -> None:
+    """Pass the body to `intake` as it arrives, decoded where it is coded; raises what that raises.
+
+    Raises `Cancelled` when the client leaves, `UnsupportedMediaType` for an unknown content coding.
+    """
+    decoder = decoder_of(headers.get("content-encoding", ""), body_limit)
+    more = True
+    while more:
+        with timings.measure("receive"):
+            message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Cancelled("the client left before its request was complete")
+        chunk, more = message.get("body", b""), message.get("more_body", False)
+        with timings.measure("decode"):
+            await _pass_on(chunk, intake, decoder)
+    if decoder is not None:
+        decoder.close()
+
+
+async def _pass_on(chunk: bytes | memoryview, intake: OipIntake, decoder: Decoder | None) -> None:
+    if isinstance(chunk, memoryview):
+        await intake.placed(len(chunk))
+    elif decoder is None:
+        await intake.take(chunk)
+    else:
+        for piece in decoder.pieces(chunk):
+            await intake.take(piece)
+            await asyncio.sleep(0)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    try:
+        yield
+    except TensorFault as fault:
+        message = f"data of {name} {fault.message}"
+        raise InvalidParams(message, errors=[problem(["inputs", name], message, fault.kind)]) from None
+
+
+def _check_shape(tensor: InputTensor) -> None:
+    if tensor.dtype.name not in _INTEGERS or len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
+        message = f"{tensor.name} must be INT32 or INT64, of 1 dimension with at most {MAX_DIMS} values"
+        raise InvalidParams(message, errors=[problem(["inputs", tensor.name], message, "shape_dtype")])
+
+
+def _integers(tensor: InputTensor, data: bytes | bytearray) -> list[int]:
+    return [int(value) for value in np.frombuffer(data, tensor.dtype.numpy)]

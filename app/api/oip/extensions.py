@@ -1,0 +1,128 @@
+"""Pages of Triton's model repository and shared memory extensions, under `/v2`.
+
+The models are built in: to load one that is there is no fault, to unload one can't be done. There is no CUDA
+memory; clients that clear it before they start, as Triton's examples do, are told that there is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from app.api.oip.documents import repository_index
+from app.api.oip.infer import OipState
+from app.api.oip.regions import Regions
+from app.calls.service import Service
+from app.http.context import context_of
+from app.intake.strict_json import parse_document
+from convgrad._errors import InvalidRequest, TooLarge, Unsupported
+from schemas.tables import find_operation
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+# None of these requests has more than a name and three numbers to say.
+_MOST_BYTES = 16 << 10
+
+
+async def _document(request: Request) -> dict[str, Any]:
+    """Read a small JSON object; an empty body is an empty one."""
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            raise TooLarge(f"the body of this request may have {_MOST_BYTES} bytes", data={"limit": _MOST_BYTES})
+    found = parse_document(body) if body.strip() else {}
+    if not isinstance(found, dict):
+        raise InvalidRequest("the body must be a JSON object")
+    return found
+
+
+def _regions(request: Request) -> Regions:
+    state: OipState = request.app.state.oip
+    return state.regions.of(context_of(request.scope).key)
+
+
+@router.get("/repository/index")
+@router.post("/repository/index")
+async def index(request: Request) -> Any:
+    """List every name that calls an operation, with its state; `ready` leaves out those that take no calls."""
+    only_ready = (await _document(request)).get("ready", False)
+    if not isinstance(only_ready, bool):
+        raise InvalidRequest("ready must be true or false")
+    service: Service = request.app.state.service
+    return repository_index(ready=service.status == "ready", only_ready=only_ready)
+
+
+@router.post("/repository/models/{model}/load")
+async def load(request: Request, model: str) -> Response:
+    """Load a model: all are there from the start, so this changes nothing."""
+    find_operation(model)
+    if (await _document(request)).get("parameters"):
+        raise Unsupported("the operations are built in: they can't be loaded with a configuration or with files")
+    return JSONResponse({})
+
+
+@router.post("/repository/models/{model}/unload")
+async def unload(model: str) -> Response:
+    """Refuse to unload a model."""
+    raise Unsupported(f"{find_operation(model).called_as} is built in and can't be unloaded")
+
+
+@router.get("/systemsharedmemory/status")
+async def all_regions(request: Request) -> Any:
+    """List the registered shared-memory regions."""
+    return _regions(request).status()
+
+
+@router.get("/systemsharedmemory/region/{region}/status")
+async def one_region(request: Request, region: str) -> Any:
+    """Describe one registered region."""
+    return _regions(request).status(region)
+
+
+@router.post("/systemsharedmemory/region/{region}/register")
+async def register(request: Request, region: str) -> Any:
+    """Register a part of a POSIX shared-memory object under a name, for tensors of later inferences."""
+    given = await _document(request)
+    _regions(request).register(region, given.get("key"), given.get("offset", 0), given.get("byte_size"))
+    return {}
+
+
+@router.post("/systemsharedmemory/unregister")
+async def unregister_all(request: Request) -> Any:
+    """Forget every region."""
+    _regions(request).unregister()
+    return {}
+
+
+@router.post("/systemsharedmemory/region/{region}/unregister")
+async def unregister(request: Request, region: str) -> Any:
+    """Forget one region."""
+    _regions(request).unregister(region)
+    return {}
+
+
+@router.get("/cudasharedmemory/status", include_in_schema=False)
+async def no_cuda_regions(request: Request) -> Any:
+    """List the CUDA regions: none."""
+    _regions(request).status()
+    return []
+
+
+@router.post("/cudasharedmemory/unregister", include_in_schema=False)
+@router.post("/cudasharedmemory/region/{region}/unregister", include_in_schema=False)
+async def unregister_cuda(request: Request) -> Any:
+    """Forget the CUDA regions, of which there are none."""
+    _regions(request).status()
+    return {}
+
+
+@router.post("/cudasharedmemory/region/{region}/register", include_in_schema=False)
+async def register_cuda() -> Response:
+    """Refuse a CUDA region."""
+    raise Unsupported("this service computes on processors and takes no CUDA memory")

@@ -1,0 +1,195 @@
+"""One inference of the `/v2` API: from the first byte of its body to the last one of its reply."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.api.oip.body import HEAD_LENGTH, Metas, OipIntake, read_inference
+from app.api.oip.known_heads import Heads
+from app.api.oip.regions import Region, Regions, Registry
+from app.api.oip.reply import send_inference
+from app.api.oip.request import InferRequest
+from app.api.oip.statistics import Statistics
+from app.calls.call import Prepared
+from app.calls.overlap import OverlappedCall
+from app.calls.planning import tensor_bytes
+from app.calls.service import Service
+from app.http.direct_body import Placing, placing_of
+from app.http.disconnect import cancel_on_disconnect
+from app.http.middleware import RequestContext, context_of, headers_of
+from app.intake.body import media_type
+from app.intake.sinks import Lease
+from app.pool.buffers import Segment
+from app.replies import frames
+from app.replies.coding import choose_coding
+from convgrad._errors import DeadlineExceeded, InvalidParams, InvalidRequest, UnsupportedMediaType
+from schemas.problems import invalid_params, problem
+from schemas.tables import CalledOperation
+
+__all__ = ["Inference", "OipState"]
+
+# What curl sends without being told otherwise is among them: the protocol's own examples rely on it.
+_REQUEST_TYPES = ("", "application/json", "application/octet-stream", "application/x-www-form-urlencoded")
+
+
+# Triton forwards headers as parameters where it is told to. Here these are: load generators such as Triton's
+# perf_analyzer can set headers over HTTP, and no parameters.
+_PARAMETER = "convgrad-parameter-"
+
+
+class OipState:
+    """Hold what the API keeps between requests."""
+
+    def __init__(self, *, shared_memory: bool) -> None:
+        self.statistics = Statistics()
+        self.heads = Heads()
+        self.regions = Registry(enabled=shared_memory)
+
+
+class Inference(Response):
+    """Answer one inference with the ASGI channels in hand: the body is read, and the reply sent, piece by piece."""
+
+    def __init__(self, called: CalledOperation, service: Service, state: OipState) -> None:
+        self._called = called
+        self._service = service
+        self._state = state
+        self._region: Region | None = None
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Compute, reply and count."""
+        context, name = context_of(scope), self._called.called_as
+        try:
+            ended = await self._answer(headers_of(scope), context, receive, send, placing_of(scope))
+        except BaseException:
+            self._state.statistics.failed(name, time.monotonic() - context.started)
+            raise
+        self._state.statistics.succeeded(name, ended - context.started, context.timings)
+
+    async def _answer(
+        self, headers: Mapping[str, str], context: RequestContext, receive: Receive, send: Send, placing: Placing | None
+    ) -> float:
+        """Answer; give the time at which the reply was out, before its memory is cleared away."""
+        _check_content_type(headers)
+        service = self._service
+        with service.admit(), Lease(service.segments, placing) as lease:
+            async with OverlappedCall(service, lease, context.timings) as early:
+                intake = self._intake(headers, context, lease, early)
+                limit = int(service.settings.body_limit)
+                try:
+                    async with asyncio.timeout(service.settings.deadline_s):
+                        await read_inference(receive, headers, intake, context.timings, body_limit=limit)
+                        with context.timings.measure("decode"):
+                            request, prepared, tensors = await intake.finish()
+                except TimeoutError:
+                    raise DeadlineExceeded("the deadline was over before the whole request had arrived") from None
+                running = await early.settle(self._timed(prepared, request, context), tensors)
+                async with cancel_on_disconnect(receive), running:
+                    if frames.MEDIA_TYPE in headers.get("accept", "") and self._region is None:
+                        await frames.send_frames(running, send)
+                    else:
+                        await running.finish()
+                        coding = choose_coding(headers.get("accept-encoding"))
+                        await send_inference(running, request, send, coding=coding, region=self._region)
+                    ended = time.monotonic()
+        return ended
+
+    def _intake(
+        self, headers: Mapping[str, str], context: RequestContext, lease: Lease, early: OverlappedCall
+    ) -> OipIntake:
+        regions = self._state.regions.of(context.key)
+
+        def checked(request: InferRequest, prepared: Prepared) -> None:
+            if request.output.place is not None:
+                self._region = _region_for(request, prepared, regions)
+
+        async def arrived(
+            request: InferRequest, prepared: Prepared, tensors: Mapping[str, Segment], came: Mapping[str, int]
+        ) -> None:
+            await early.arrived(self._timed(prepared, request, context), tensors, came)
+
+        return OipIntake(
+            self._called,
+            lease,
+            regions,
+            self._state.heads,
+            head_length=_length(headers, HEAD_LENGTH),
+            # What a coded body decodes to is not known before.
+            length=None if headers.get("content-encoding") else _length(headers, "content-length"),
+            head_limit=int(self._service.settings.head_limit),
+            check=self._check,
+            checked=checked,
+            arrived=arrived,
+            forwarded=_forwarded(headers),
+        )
+
+    async def _check(self, request: InferRequest, metas: Metas, complete: bool) -> Prepared | None:
+        """Check all that is known by now; `complete` when the values of the weights' shape are."""
+        name, attributes = self._called.called_as, request.attributes
+        if complete:
+            return await self._service.prepare(name, attributes, metas, request.options)
+        spellings = self._called.operation.attribute_spellings
+        # The input will win over the attribute.
+        attributes = {name: value for name, value in attributes.items() if spellings.get(name) != "weights_shape"}
+        try:
+            self._service.check(name, attributes, metas, request.options)
+        except InvalidParams as error:
+            errors = [found for found in error.errors if not _is_missing_shape(found, spellings)]
+            if errors:
+                raise invalid_params(name, errors) from None
+        return None
+
+    def _timed(self, prepared: Prepared, request: InferRequest, context: RequestContext) -> Prepared:
+        """Give a call, which may be one that is known from before, its deadline."""
+        allowed = self._service.settings.deadline_s
+        if request.timeout_us is not None:
+            allowed = min(allowed, request.timeout_us / 1e6)
+        return Prepared(prepared.op, prepared.plan, prepared.options, context.started + allowed)
+
+
+def _region_for(request: InferRequest, prepared: Prepared, regions: Regions) -> Region:
+    """Find the region that the output goes to, and check that it fits its place there."""
+    place, needed = request.output.place, tensor_bytes(prepared.op.output)
+    assert place is not None
+    if place.byte_size < needed:
+        name = request.output.name
+        message = f"shared_memory_byte_size of {name} is {place.byte_size}, and {name} has {needed} bytes"
+        raise InvalidParams(message, errors=[problem(["outputs", name], message, "size")])
+    return regions.find(place)
+
+
+def _is_missing_shape(found: Mapping[str, Any], spellings: Mapping[str, str]) -> bool:
+    return found["type"] == "missing" and spellings.get(found["loc"][-1]) == "weights_shape"
+
+
+def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
+    """Take the parameters that came as headers: `Convgrad-Parameter-Pads-Begin: 1,1`."""
+    return {
+        name.removeprefix(_PARAMETER).replace("-", "_"): value
+        for name, value in headers.items()
+        if name.startswith(_PARAMETER)
+    }
+
+
+def _length(headers: Mapping[str, str], name: str) -> int | None:
+    text = headers.get(name)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdecimal() and len(text) < 19):
+        raise InvalidRequest(f"the header {name} must be a number of bytes")
+    return int(text)
+
+
+def _check_content_type(headers: Mapping[str, str]) -> None:
+    given = media_type(headers)
+    if given not in _REQUEST_TYPES and not given.endswith("+json"):
+        raise UnsupportedMediaType(
+            "an inference request is application/json or application/octet-stream, and its Content-Type says otherwise",
+            data={"supported": list(_REQUEST_TYPES[1:3])},
+        )

@@ -1,0 +1,190 @@
+"""Shared-memory regions that clients of this host have registered, read and written without being mapped.
+
+A client may cut its memory short at any time. A process that has it mapped dies by that (SIGBUS); `preadv`
+and `pwritev` on the descriptor only come up short. So bytes are copied between the region and the service's
+own segments, outside the event loop and without the GIL, and no worker ever sees a client's memory: it may
+change while the call is computed, and a unit that runs twice still reads the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import stat
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from app.api.oip.request import Place
+from convgrad._errors import CallerError, InvalidParams, InvalidRequest, NotFound, Unsupported
+from schemas.problems import safe_key
+
+__all__ = ["Region", "Regions", "Registry"]
+
+_FOLDER = Path("/dev/shm")  # noqa: S108 - where Linux has POSIX shared memory
+_NAME = re.compile(r"[A-Za-z0-9_.:@+=-]{1,128}")
+_KEY = re.compile(r"/?([A-Za-z0-9_][A-Za-z0-9_.-]{0,253})")
+# POSIX semaphores live in the same folder.
+_FOREIGN = "sem."
+_MOST_REGIONS = 256
+_INT64_MAX = 2**63 - 1
+# Copying this much takes some tenths of a millisecond, and the way to a thread and back as long.
+_INLINE = 2 << 20
+
+
+class Region:
+    """A registered part of a shared-memory object; its descriptor lives as long as somebody holds the region."""
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
+        self.name = name
+        self.key = key
+        self.offset = offset
+        self.byte_size = byte_size
+        self._descriptor = descriptor
+        weakref.finalize(self, os.close, descriptor)
+
+    def describe(self) -> dict[str, str | int]:
+        """Describe the region as the protocol's status does."""
+        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
+
+    async def read(self, offset: int, into: memoryview) -> None:
+        """Fill `into` from an offset of the region; raises `InvalidRequest` when its memory was cut short."""
+        await _off_loop(len(into), self._read, offset, into)
+
+    async def write(self, offset: int, data: memoryview) -> None:
+        """Write `data` to an offset of the region; raises `InvalidRequest` when its memory does not take it."""
+        await _off_loop(len(data), self._write, offset, data)
+
+    def _read(self, offset: int, into: memoryview) -> None:
+        done = 0
+        while done < len(into):
+            count = os.preadv(self._descriptor, [into[done:]], self.offset + offset + done)
+            if not count:
+                raise InvalidRequest(f"the memory of the region {self.name} is shorter than it was when registered")
+            done += count
+
+    def _write(self, offset: int, data: memoryview) -> None:
+        done = 0
+        try:
+            # Writing past the end would make the client's memory longer again.
+            if os.fstat(self._descriptor).st_size < self.offset + offset + len(data):
+                raise InvalidRequest(f"the memory of the region {self.name} is shorter than it was when registered")
+            while done < len(data):
+                done += os.pwritev(self._descriptor, [data[done:]], self.offset + offset + done)
+        except OSError as error:
+            raise InvalidRequest(f"the region {self.name} can't be written: {error.strerror}") from None
+
+
+class Registry:
+    """Hold the regions of every owner: what one key registered no other sees or uses."""
+
+    def __init__(self, *, enabled: bool) -> None:
+        self.enabled = enabled
+        self._owners: dict[str, Regions] = {}
+
+    def of(self, owner: str) -> Regions:
+        """Return the regions of a key."""
+        return self._owners.setdefault(owner, Regions(enabled=self.enabled))
+
+
+class Regions:
+    """Hold the registered regions of one owner by name.
+
+    A region can be any shared-memory object of the user who runs the service, and of nobody else; every
+    method raises `Unsupported` while the extension is off.
+    """
+
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: object, offset: object, byte_size: object) -> None:
+        """Open the object `key` and register `byte_size` bytes of it from `offset` under a new name.
+
+        Raises `InvalidRequest` for a name or key out of form, a name that is taken, an object that is not
+        there, that belongs to another user, or that is too short.
+        """
+        self._check_enabled()
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest("a region's name has 1 to 128 letters, digits or characters of _.:@+=-")
+        if name in self._regions:
+            raise InvalidRequest(f"shared memory region {name} is registered already: unregister it first")
+        if len(self._regions) >= _MOST_REGIONS:
+            raise InvalidRequest(f"there are {_MOST_REGIONS} shared memory regions already: unregister some")
+        found = _KEY.fullmatch(key) if isinstance(key, str) else None
+        if found is None or found[1].startswith(_FOREIGN) or not isinstance(key, str):
+            raise InvalidRequest("key must be the name of a POSIX shared memory object, without any folder")
+        for what, value, least in (("offset", offset, 0), ("byte_size", byte_size, 1)):
+            if type(value) is not int or not least <= value <= _INT64_MAX:
+                raise InvalidRequest(f"{what} must be an integer from {least} up")
+        assert isinstance(offset, int)
+        assert isinstance(byte_size, int)
+        descriptor = _open(found[1])
+        try:
+            _check_object(descriptor, key, offset + byte_size)
+        except CallerError:
+            os.close(descriptor)
+            raise
+        self._regions[name] = Region(name, key, offset, byte_size, descriptor)
+
+    def unregister(self, name: str | None = None) -> None:
+        """Forget a region, or all; one that is not there is no fault. Calls that use it go on."""
+        self._check_enabled()
+        if name is None:
+            self._regions.clear()
+        else:
+            self._regions.pop(name, None)
+
+    def status(self, name: str | None = None) -> list[dict[str, str | int]]:
+        """Describe a region, or all; raises `NotFound` for an unknown name."""
+        self._check_enabled()
+        if name is None:
+            return [region.describe() for region in self._regions.values()]
+        if name not in self._regions:
+            raise NotFound(f"there is no shared memory region {safe_key(name)}")
+        return [self._regions[name].describe()]
+
+    def find(self, place: Place) -> Region:
+        """Return the region of a place that lies wholly inside it; raises `InvalidParams` otherwise."""
+        self._check_enabled()
+        region = self._regions.get(place.region)
+        if region is None:
+            raise InvalidParams(f"there is no shared memory region {safe_key(place.region)}", errors=[])
+        if place.offset + place.byte_size > region.byte_size:
+            raise InvalidParams(
+                f"offset {place.offset} and size {place.byte_size} reach past the end of the shared memory region "
+                f"{region.name}, which has {region.byte_size} bytes",
+                errors=[],
+            )
+        return region
+
+    def _check_enabled(self) -> None:
+        if not self._enabled:
+            raise Unsupported(
+                "shared memory is switched off: this service was started without CONVGRAD_OIP_SHARED_MEMORY=true"
+            )
+
+
+def _open(key: str) -> int:
+    try:
+        # Neither a link nor, by the check that follows, a pipe or a device can stand in for memory.
+        return os.open(_FOLDER / key, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise InvalidRequest(f"the shared memory object can't be opened: {error.strerror}") from None
+
+
+def _check_object(descriptor: int, key: str, end: int) -> None:
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        raise InvalidRequest(f"{key} is not shared memory of the user who runs this service")
+    if found.st_size < end:
+        raise InvalidRequest(f"{key} has {found.st_size} bytes, and offset and byte_size reach to byte {end}")
+
+
+async def _off_loop(nbytes: int, work: Callable[[int, memoryview], None], *args: Any) -> None:
+    if nbytes <= _INLINE:
+        work(*args)
+    else:
+        await asyncio.to_thread(work, *args)

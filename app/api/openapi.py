@@ -1,0 +1,229 @@
+"""The OpenAPI document: what FastAPI finds out by itself, and the bodies that our APIs read by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from app.api.oip.reply import VERSION
+from schemas.tables import OPERATIONS, CalledOperation, find_operation, operation_names
+from schemas.wire import CallReply, Problem, ValidateReply, request_model, validate_model
+
+__all__ = ["COMPUTE_DOCS", "DESCRIBE_DOCS", "LIST_DOCS", "VALIDATE_DOCS", "install_openapi", "problems"]
+
+_REF = "#/components/schemas/{model}"
+
+_STATUSES = {
+    400: "The request is not in its own format.",
+    401: "No key, or one that is not known, where the service has keys.",
+    404: "There is no such operation.",
+    405: "This page does not take that method.",
+    406: "No reply form that the Accept header allows.",
+    413: "The body, or the work, output or memory that the call needs, is over a limit.",
+    415: "A content type or encoding that this page does not read.",
+    422: "Attributes, inputs or options break a rule, or a dtype is not supported.",
+    429: "The key has as many calls as it may; see Retry-After.",
+    499: "The client left.",
+    500: "A fault of the service.",
+    503: "The queue or the memory is full, or the service starts or drains; see Retry-After.",
+    504: "The deadline was over.",
+}
+
+
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe the answers that are problem objects."""
+    content = {"application/problem+json": {"schema": _ref(Problem)}}
+    return {status: {"description": _STATUSES[status], "content": content} for status in statuses}
+
+
+def _ref(model: type[BaseModel]) -> dict[str, str]:
+    return {"$ref": _REF.format(model=model.__name__)}
+
+
+def _called() -> list[CalledOperation]:
+    """One name for each operation and dialect."""
+    names = [name for row in OPERATIONS for name in (row.name, row.old_name) if name]
+    return [find_operation(name) for name in names]
+
+
+def _any_of(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    return {"anyOf": [_ref(model) for model in models]}
+
+
+def _place(name: str, description: str, *values: str) -> dict[str, Any]:
+    schema = {"type": "string", "enum": list(values)}
+    return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
+
+
+_PLACES = {
+    "op": _place("op", "Name or alias of an operation.", *operation_names()),
+    "model": _place("model", "Name or alias of an operation.", *operation_names()),
+    "version": _place("version", "The one version of every model.", VERSION),
+}
+
+_REQUESTS = [request_model(called) for called in _called()]
+_VALIDATIONS = [validate_model(called) for called in _called()]
+_FILE = {"type": "string", "format": "binary"}
+
+
+def _parts() -> dict[str, Any]:
+    """Describe the multipart form: the request object first, then a `.npy` file for each tensor."""
+    names = {name: None for called in _called() for name in called.operation.input_spellings}
+    return {
+        "schema": {
+            "type": "object",
+            "required": ["request"],
+            "properties": {"request": {"type": "object"}, **dict.fromkeys(names, _FILE)},
+        },
+        "encoding": {
+            "request": {"contentType": "application/json"},
+            **{name: {"contentType": "application/x-npy, application/octet-stream"} for name in names},
+        },
+    }
+
+
+def _body(bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:
+    content = {"application/json": {"schema": _any_of(bodies)}, "multipart/form-data": _parts()}
+    return {"required": True, "content": content}
+
+
+def _binary(description: str) -> dict[str, Any]:
+    return {"schema": {"type": "string", "format": "binary", "description": description}}
+
+
+_CALL_REPLY = {
+    "description": "The result, in the form that the Accept header asks for.",
+    "headers": {
+        "X-Request-ID": {"schema": {"type": "string"}, "description": "The request's id, or a fresh one."},
+        "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds by part."},
+        "X-Tensor-Dtype": {"schema": {"type": "string"}, "description": "With .npy: the dtype's name."},
+    },
+    "content": {
+        "application/json": {"schema": _ref(CallReply)},
+        "application/x-npy": _binary("The output as a .npy file, sent while it is computed."),
+        "text/event-stream": {
+            "schema": {"type": "string", "description": "JSON-RPC messages: progress, tiles, the response."}
+        },
+        "application/x-tensor-stream": _binary("Frames: begin, progress, tile, end or error."),
+    },
+}
+
+_MESSAGE = {
+    "type": "object",
+    "required": ["jsonrpc", "method"],
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "method": {"type": "string", "description": "An operation, ops.list, ops.describe, .. : see /openrpc.json."},
+        "params": {"type": ["object", "array"]},
+        "id": {"type": ["string", "number", "null"]},
+    },
+}
+_MESSAGES = {"anyOf": [_MESSAGE, {"type": "array", "items": _MESSAGE, "minItems": 1}]}
+_RESPONSE = {
+    "type": "object",
+    "required": ["jsonrpc", "id"],
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "result": {},
+        "error": {
+            "type": "object",
+            "required": ["code", "message", "data"],
+            "properties": {"code": {"type": "integer"}, "message": {"type": "string"}, "data": {"type": "object"}},
+            "additionalProperties": False,
+        },
+        "id": {"type": ["string", "number", "null"]},
+    },
+    "oneOf": [{"required": ["result"]}, {"required": ["error"]}],
+    "additionalProperties": False,
+}
+_ANSWER = {"anyOf": [_RESPONSE, {"type": "array", "items": _RESPONSE, "minItems": 1}]}
+_RPC = {
+    "requestBody": {
+        "required": True,
+        "content": {name: {"schema": _MESSAGES} for name in ("application/json", "application/json-rpc")},
+    },
+    "responses": {
+        "200": {
+            "description": "The answer; errors are JSON-RPC errors.",
+            "content": {
+                "application/json": {"schema": _ANSWER},
+                "application/json-rpc": {"schema": _ANSWER},
+                "text/event-stream": {"schema": {"type": "string"}},
+            },
+        },
+        "204": {"description": "Only notifications: there is nothing to answer."},
+        **{str(status): answer for status, answer in problems(405, 406, 413, 415, 500).items()},
+    },
+}
+
+_CALL_STATUSES = (400, 401, 404, 405, 406, 413, 415, 422, 429, 500, 503, 504)
+
+LIST_DOCS: dict[str, Any] = {"responses": problems(401, 405, 500)}
+DESCRIBE_DOCS: dict[str, Any] = {
+    "responses": problems(401, 404, 405, 500),
+}
+VALIDATE_DOCS: dict[str, Any] = {
+    "responses": {
+        200: {
+            "description": "What the call would be.",
+            "content": {"application/json": {"schema": _ref(ValidateReply)}},
+        },
+        **problems(*_CALL_STATUSES),
+    },
+    "openapi_extra": {"requestBody": _body(_VALIDATIONS)},
+}
+COMPUTE_DOCS: dict[str, Any] = {
+    "responses": {200: _CALL_REPLY, **problems(*_CALL_STATUSES)},
+    "openapi_extra": {"requestBody": _body(_REQUESTS)},
+}
+
+
+# A service without keys asks for none.
+_KEYS = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Make the document of `app` from its routes and the models of the tables, once."""
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made = get_openapi(
+                title=app.title,
+                version=app.version,
+                summary=app.summary,
+                license_info=app.license_info,
+                routes=app.routes,
+                separate_input_output_schemas=False,
+            )
+            models: list[type[BaseModel]] = [CallReply, Problem, ValidateReply, *_REQUESTS, *_VALIDATIONS]
+            _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
+            schemas = made.setdefault("components", {}).setdefault("schemas", {})
+            schemas.update(definitions["$defs"])
+            for page in made["paths"].values():
+                for verb in page.values():
+                    _clean(verb)
+            made["paths"]["/rpc"]["post"].update(_RPC)
+            made["components"]["securitySchemes"] = _KEYS
+            made["security"] = [{}, *({name: []} for name in _KEYS)]
+            app.openapi_schema = made
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]
+
+
+def _clean(verb: dict[str, Any]) -> None:
+    """Drop what FastAPI adds and our pages do not do: its own 422 body, a query for every parameter not in the path."""
+    answers = verb.get("responses", {})
+    if "HTTPValidationError" in str(answers.get("422")):
+        del answers["422"]
+    places = [entry for entry in verb.pop("parameters", []) if entry["in"] == "path"]
+    if places:
+        verb["parameters"] = [_PLACES.get(entry["name"], entry) for entry in places]

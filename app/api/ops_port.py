@@ -1,0 +1,73 @@
+"""Health and metrics on a port of their own: the same pages, without keys and away from the callers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from fastapi import FastAPI
+
+from app.api import pages as ops_pages
+from app.calls.service import Service
+from app.http.middleware import BodyLimit
+from app.http.timeouts import timeout_protocol
+from app.settings import Settings
+
+__all__ = ["OpsPort", "listen_for_operators"]
+
+_log = logging.getLogger("convgrad")
+
+
+def listen_for_operators(settings: Settings) -> socket.socket | None:
+    """Take the operators' port; None when the settings name none. Raises `OSError` when it can't be taken."""
+    if settings.ops_port is None:
+        return None
+    family = socket.AF_INET6 if ":" in settings.ops_host else socket.AF_INET
+    return socket.create_server((settings.ops_host, settings.ops_port), family=family)
+
+
+class OpsPort:
+    """Answer operators on a listener until told to stop, on the event loop of the service."""
+
+    def __init__(self, service: Service, listener: socket.socket) -> None:
+        app = FastAPI(openapi_url=None, redirect_slashes=False)
+        app.state.service = service
+        app.include_router(ops_pages.health)
+        app.add_middleware(BodyLimit, limit=0)  # no page reads a body: what comes is dropped
+        protocol = timeout_protocol(service.settings.slow_s)
+        config = uvicorn.Config(
+            app,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = _Server(config)
+        self._listener = listener
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._serving = asyncio.create_task(self._server.serve([self._listener]))
+        host, port = self._listener.getsockname()[:2]
+        _log.info("health and metrics at http://%s:%d", f"[{host}]" if ":" in host else host, port)
+
+    async def stop(self, *, at_once: bool) -> None:
+        """Close the listener and its connections."""
+        self._server.should_exit, self._server.force_exit = True, at_once
+        if self._serving is not None:
+            await self._serving
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the server of the calls."""
+        yield

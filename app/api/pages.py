@@ -1,0 +1,103 @@
+"""Pages for operators and tools: is it alive, is it ready, what does it offer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import BaseModel
+
+from app.calls.service import Service
+from convgrad import __version__
+from kernels.target import target
+from schemas.openrpc import openrpc_document
+
+__all__ = ["health", "router"]
+
+_CONSOLE = Path(__file__).with_name("console.html").read_text(encoding="utf-8")
+# The page is whole in itself: nothing comes from elsewhere, nothing goes elsewhere.
+_CONSOLE_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "connect-src 'self'; frame-ancestors 'none'"
+)
+
+router = APIRouter(tags=["operations of the service"])
+health = APIRouter(tags=["operations of the service"])
+"""What is also answered on the operators' port: health and metrics."""
+
+
+class Health(BaseModel):
+    """Say that the process answers."""
+
+    status: str
+    version: str
+
+
+class Readiness(BaseModel):
+    """Say whether calls are taken now.
+
+    `progress` is the share of the kernels that are compiled, `target` the processor that they are compiled for, and
+    `unfit` are wider targets whose code does not work on this one, each with the reason.
+    """
+
+    status: str
+    progress: float
+    target: str
+    unfit: list[str]
+
+
+@health.get("/healthz")
+async def healthz() -> Health:
+    """Tell whether the process is alive."""
+    return Health(status="ok", version=__version__)
+
+
+@health.get(
+    "/readyz",
+    response_model=Readiness,
+    responses={503: {"model": Readiness, "description": "Starting or draining."}},
+)
+async def readyz(request: Request) -> Response:
+    """Tell whether calls are taken: 503 while kernels compile and while the service drains."""
+    service: Service = request.app.state.service
+    readiness = Readiness(
+        status=service.status,
+        progress=round(service.engine.progress(), 3),
+        target=str(target()),
+        unfit=list(service.unfit),
+    )
+    ready = readiness.status == "ready"
+    headers = {} if ready else {"retry-after": "1"}
+    return JSONResponse(readiness.model_dump(), status_code=200 if ready else 503, headers=headers)
+
+
+@health.get(
+    "/metrics",
+    response_class=Response,
+    responses={
+        200: {"description": "The metrics, as text.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    },
+)
+async def metrics(request: Request) -> Response:
+    """Report counts and times, in Prometheus' text form or OpenMetrics."""
+    service: Service = request.app.state.service
+    body, content_type = service.telemetry.page(request.headers.get("accept", ""))
+    return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
+
+
+@router.get("/openrpc.json")
+async def openrpc() -> dict[str, Any]:
+    """Describe the JSON-RPC API as an OpenRPC document."""
+    return openrpc_document()
+
+
+@router.get("/", include_in_schema=False)
+async def console() -> HTMLResponse:
+    """Show the service to a person: what it offers, and whether a call is right."""
+    return HTMLResponse(_CONSOLE, headers={"content-security-policy": _CONSOLE_POLICY})
+
+
+for _path, _page in (("/healthz", healthz), ("/readyz", readyz)):
+    health.add_api_route(_path, _page, methods=["HEAD"], include_in_schema=False, response_model=None)

@@ -1,0 +1,181 @@
+"""The `/v1` API: JSON or multipart in; JSON, `.npy`, events or tensor frames out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from app.api.openapi import COMPUTE_DOCS, DESCRIBE_DOCS, LIST_DOCS, VALIDATE_DOCS
+from app.calls.call import Call, Prepared
+from app.calls.overlap import OverlappedCall
+from app.calls.service import Service
+from app.http.direct_body import placing_of
+from app.http.disconnect import cancel_on_disconnect
+from app.http.middleware import context_of, headers_of
+from app.intake.body import declared_length, media_type, read_body
+from app.intake.json import JsonIntake
+from app.intake.multipart import Arrived, MultipartIntake
+from app.intake.requests import RequestedCall, read_call
+from app.intake.sinks import Lease
+from app.intake.tensors import settle
+from app.pool.buffers import Segment
+from app.replies import frames, npy, sse
+from app.replies.accept import choose
+from app.replies.body import send_json
+from app.replies.result import send_result
+from convgrad._errors import DeadlineExceeded, UnsupportedMediaType
+from schemas.describe import describe, list_operations
+from schemas.tables import find_operation
+from schemas.tensors import TensorMeta
+
+__all__ = ["REPLY_TYPES", "REQUEST_TYPES", "router", "shortcuts"]
+
+Check = Callable[[RequestedCall], Awaitable[object]]
+Metas = dict[str, TensorMeta | list[int]]
+
+router = APIRouter(prefix="/v1/ops", tags=["operations"])
+
+REQUEST_TYPES = ("application/json", "multipart/form-data")
+
+_SENDERS: dict[str, Callable[[Call, Send, str], Awaitable[None]]] = {
+    "application/json": lambda call, send, _: send_result(call, send),
+    npy.MEDIA_TYPE: lambda call, send, _: npy.send_npy(call, send),
+    sse.MEDIA_TYPE: sse.send_sse,
+    frames.MEDIA_TYPE: lambda call, send, _: frames.send_frames(call, send),
+}
+REPLY_TYPES = tuple(_SENDERS)
+
+
+@router.get("", **LIST_DOCS)
+async def list_all() -> Any:
+    """List the operations with their aliases."""
+    return list_operations()
+
+
+@router.get("/{op}", **DESCRIBE_DOCS)
+async def describe_one(op: str) -> Any:
+    """Describe one operation: attributes, inputs, outputs and layouts, as data."""
+    return describe(op)
+
+
+@router.post("/{op}/validate", **VALIDATE_DOCS)
+async def validate(op: str, request: Request) -> Response:
+    """Check a call and compute nothing: resolved attributes, output shapes, the plan and its cost.
+
+    A tensor may be its dtype and shape alone.
+    """
+    return _Validation(op, request.app.state.service)
+
+
+@router.post("/{op}", **COMPUTE_DOCS)
+async def compute(op: str, request: Request) -> Response:
+    """Compute an operation, under any of its names."""
+    return _Computation(op, request.app.state.service)
+
+
+def shortcuts() -> list[Route]:
+    """Give the route of `compute` once more, for the front of an application's routes (see `oip.shortcuts`)."""
+    return [Route("/v1/ops/{op}", _Compute(), methods=["POST"], include_in_schema=False)]
+
+
+class _Compute:
+    """`compute` as a bare ASGI application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await _Computation(scope["path_params"]["op"], scope["app"].state.service)(scope, receive, send)
+
+
+class _Deferred(Response):
+    """Answer with the ASGI channels in hand: the body is read, and the reply sent, piece by piece."""
+
+    def __init__(self, op: str, service: Service) -> None:
+        self._called = find_operation(op)
+        self._service = service
+        self.background = None
+
+    async def _read(
+        self, scope: Scope, receive: Receive, lease: Lease, *, check: Check | None, arrived: Arrived | None = None
+    ) -> RequestedCall:
+        """Read the call in the form that its content type names; without `check` it needs no data.
+
+        A multipart body is checked with `check` as soon as its tensors' headers are known; then `arrived` hears how
+        much of them has come.
+        """
+        headers = headers_of(scope)
+        length, form = declared_length(headers), _request_type(headers)
+        timings = context_of(scope).timings
+        try:
+            async with asyncio.timeout(self._service.settings.deadline_s):
+                if form == "multipart/form-data":
+                    parts = MultipartIntake(
+                        headers["content-type"], self._called, lease, length=length, check=check, arrived=arrived
+                    )
+                    await read_body(receive, parts, timings, parts)
+                    return parts.finish(need_data=check is not None)
+                limit = int(self._service.settings.head_limit)
+                document = JsonIntake(lease, length=length, max_skeleton=limit)
+                await read_body(receive, document, timings)
+                request = await document.finish_async()
+                return read_call(self._called, request, lease, need_data=check is not None)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline was over before the whole request had arrived") from None
+
+
+class _Validation(_Deferred):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        choose(headers_of(scope).get("accept"), ["application/json"])
+        service, name = self._service, self._called.called_as
+        with service.admit():
+            with Lease(service.segments) as lease:
+                call = await self._read(scope, receive, lease, check=None)
+            async with cancel_on_disconnect(receive):
+                reply = await service.validate(name, call.attributes, call.metas, call.options)
+        await send_json(send, reply)
+
+
+class _Computation(_Deferred):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service, context = self._service, context_of(scope)
+        send_reply = _SENDERS[choose(headers_of(scope).get("accept"), REPLY_TYPES)]
+
+        checked: tuple[Metas, Prepared] | None = None
+
+        async def prepare(call: RequestedCall) -> Prepared:
+            nonlocal checked
+            metas = call.metas
+            if checked is None or checked[0] != metas:  # an optional input may follow the first check
+                name, started = self._called.called_as, context.started
+                prepared = await service.prepare(name, call.attributes, metas, call.options, started=started)
+                checked = metas, prepared
+            return checked[1]
+
+        with service.admit(), Lease(service.segments, placing_of(scope)) as lease:
+            async with OverlappedCall(service, lease, context.timings) as early:
+
+                async def arrived(tensors: Mapping[str, Segment], came: Mapping[str, int]) -> None:
+                    assert checked is not None
+                    await early.arrived(checked[1], tensors, came)
+
+                call = await self._read(scope, receive, lease, check=prepare, arrived=arrived)
+                with context.timings.measure("decode"):
+                    prepared = await prepare(call)
+                    tensors = await settle(call.inputs, lease)
+                running = await early.settle(prepared, tensors)
+                async with cancel_on_disconnect(receive), running:
+                    await send_reply(running, send, context.request_id)
+
+
+def _request_type(headers: Mapping[str, str]) -> str:
+    name = media_type(headers)
+    if name in REQUEST_TYPES:
+        return name
+    raise UnsupportedMediaType(
+        f"the body must be {' or '.join(REQUEST_TYPES)}; the Content-Type header says otherwise",
+        data={"supported": list(REQUEST_TYPES)},
+    )

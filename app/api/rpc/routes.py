@@ -1,0 +1,319 @@
+"""The `/rpc` API: JSON-RPC 2.0, all of it, answered as JSON or as server-sent events.
+
+No method has a side effect, so a notification, whose outcome nobody can see, costs only its reading. Only
+`notifications/cancelled` does something (`app.calls.cancel`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from app.api.rpc.methods import METHODS, Method, Turn
+from app.calls.call import Call
+from app.calls.cancel import NOTIFICATION, session_of
+from app.calls.service import Service
+from app.http.context import RequestContext, context_of, current_context, headers_of
+from app.http.disconnect import cancel_on_disconnect
+from app.intake.body import declared_length, media_type, read_body
+from app.intake.json import JsonIntake
+from app.intake.sinks import Lease
+from app.replies import sse
+from app.replies.accept import choose
+from app.replies.body import dump, send_head, send_piece
+from app.replies.errors import as_convgrad_error, rpc_error
+from app.replies.result import JsonResult
+from convgrad._errors import (
+    Cancelled,
+    ConvgradError,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    RateLimited,
+    ShuttingDown,
+    UnknownOperation,
+    UnsupportedMediaType,
+)
+from schemas import rpc
+from schemas.problems import safe_key
+from schemas.tables import near_miss
+
+__all__ = ["RpcResponse", "router", "shortcuts"]
+
+_log = logging.getLogger("convgrad.request")
+
+_CONTENT_TYPES = ("application/json", "application/json-rpc")
+# Items of a batch that are worked on at a time; a call's own work is spread over all workers anyway.
+_AT_ONCE = 4
+# The specification's own words for its errors; ours go to `data.detail`.
+_STANDARD_MESSAGES = {-32700: "Parse error", -32600: "Invalid Request", -32601: "Method not found"}
+
+router = APIRouter(tags=["JSON-RPC"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Stand for a body that could not be read."""
+
+    error: ConvgradError
+    id: rpc.Id = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """One answer as JSON text."""
+
+    pieces: Iterable[bytes]
+    length: int
+
+
+_Item = rpc.Request | rpc.Invalid | _Unreadable
+
+
+@router.post("/rpc")
+async def call(request: Request) -> Response:
+    """Answer JSON-RPC 2.0: single requests, notifications and batches."""
+    return RpcResponse(METHODS, request.app.state.service)
+
+
+def shortcuts() -> list[Route]:
+    """Give the route of `call` once more, for the front of an application's routes (see `oip.shortcuts`)."""
+    return [Route("/rpc", _Rpc(), methods=["POST"], include_in_schema=False)]
+
+
+class _Rpc:
+    """`call` as a bare ASGI application."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await RpcResponse(METHODS, scope["app"].state.service)(scope, receive, send)
+
+
+class RpcResponse(Response):
+    """Answer one HTTP request with the given methods."""
+
+    def __init__(self, methods: Mapping[str, Method], service: Service) -> None:
+        self._methods = methods
+        self._service = service
+        self.background = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body, carry out what it asks for, and reply."""
+        headers = headers_of(scope)
+        _check_content_type(headers)
+        media_type = choose(headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
+        context = context_of(scope)
+        with ExitStack() as admission, Lease(self._service.segments) as lease:
+            context.session = session_of(headers)
+            turn = Turn(self._service, lease, context, self._admit(context, admission))
+            message = await self._read(headers, receive, turn)
+            items = message.items if isinstance(message, rpc.Batch) else (message,)
+            self._hear(items, turn)
+            wanted = [item for item in items if not (isinstance(item, rpc.Request) and item.is_notification)]
+            if not wanted:
+                await send({"type": "http.response.start", "status": 204, "headers": []})
+                await send_piece(send, b"", last=True)
+                return
+            # The rest of a body that was not read to its end is not this API's to watch.
+            unread = isinstance(message, _Unreadable)
+            async with nullcontext() if unread else cancel_on_disconnect(receive):
+                if media_type == sse.MEDIA_TYPE:
+                    await self._stream(wanted, turn, send)
+                elif isinstance(message, rpc.Batch):
+                    await self._reply_batch(wanted, turn, send, media_type)
+                else:
+                    await self._reply(wanted[0], turn, send, media_type)
+
+    def _admit(self, context: RequestContext, admission: ExitStack) -> ConvgradError | None:
+        """Admit the request, or return the refusal: it is answered under the ids of the calls in the body."""
+        if context.denied is not None:
+            return context.denied
+        try:
+            admission.enter_context(self._service.admit())
+        except (Overloaded, RateLimited, ShuttingDown) as refusal:
+            return refusal
+        return None
+
+    async def _read(self, headers: Mapping[str, str], receive: Receive, turn: Turn) -> _Item | rpc.Batch:
+        settings = self._service.settings
+        try:
+            length = declared_length(headers)
+            if turn.context.denied is not None and (length is None or length > settings.head_limit):
+                return _Unreadable(turn.context.denied)  # a stranger's tensors are not worth their reading
+            intake = JsonIntake(
+                turn.lease,
+                length=length,
+                max_skeleton=int(settings.head_limit),
+                refusal=turn.refusal,
+            )
+            async with asyncio.timeout(settings.deadline_s):
+                await read_body(receive, intake, turn.context.timings)
+                return rpc.parse_message(await intake.finish_async())
+        except TimeoutError:
+            return _Unreadable(DeadlineExceeded("the deadline was over before the request had arrived"))
+        except (Cancelled, UnsupportedMediaType):
+            raise
+        except ConvgradError as error:
+            return _Unreadable(error)
+
+    def _hear(self, items: Iterable[_Item], turn: Turn) -> None:
+        """Carry out what callers want stopped."""
+        context = turn.context
+        notifications = (item for item in items if isinstance(item, rpc.Request) and item.is_notification)
+        for item in () if context.denied else notifications:
+            if item.method == NOTIFICATION:
+                self._service.cancellations.cancel(context.key, context.session, item.params)
+
+    def _named(self, item: _Item, turn: Turn, call: Call) -> AbstractContextManager[None]:
+        return self._service.cancellations.named(turn.context.key, turn.context.session, item.id, call)
+
+    async def _reply(self, item: _Item, turn: Turn, send: Send, media_type: str) -> None:
+        async with AsyncExitStack() as open_while_sent:
+            text = await self._answer(item, turn, open_while_sent)
+            await send_head(send, media_type, length=text.length)
+            for piece in text.pieces:
+                await send_piece(send, piece)
+            await send_piece(send, b"", last=True)
+
+    async def _reply_batch(self, items: Sequence[_Item], turn: Turn, send: Send, media_type: str) -> None:
+        """Send the answers in the order of their requests, each once it and those before it are there."""
+        written = [asyncio.Event() for _ in range(len(items) + 1)]
+        written[0].set()
+
+        async def one(number: int) -> None:
+            async with AsyncExitStack() as open_while_sent:
+                text = await self._answer(items[number], turn, open_while_sent)
+                await written[number].wait()
+                if not number:
+                    await send_head(send, media_type)
+                await send_piece(send, b"," if number else b"[")
+                for piece in text.pieces:
+                    await send_piece(send, piece)
+            written[number + 1].set()
+
+        await self._some_at_once(one, len(items))
+        await send_piece(send, b"]", last=True)
+
+    async def _stream(self, items: Sequence[_Item], turn: Turn, send: Send) -> None:
+        """Send the messages of all items as one stream; their ids tell them apart."""
+        async with sse.EventStream(send) as stream:
+
+            async def one(number: int) -> None:
+                item, outcome = items[number], None
+                async with AsyncExitStack() as opened:
+                    try:
+                        outcome = await self._open(item, turn, opened)
+                        if isinstance(outcome, Call):
+                            with self._named(item, turn, outcome):
+                                await sse.stream_call(outcome, stream, item.id)
+                            return
+                        pieces = _plain_text(item.id, outcome).pieces
+                    except Cancelled as caught:
+                        if not _was_cancelled(outcome):
+                            raise
+                        pieces = _error_text(item.id, caught, turn).pieces
+                    except Exception as caught:  # noqa: BLE001 - every fault is an answer
+                        pieces = _error_text(item.id, caught, turn).pieces
+                    await stream.pieces(pieces)
+
+            await self._some_at_once(one, len(items))
+
+    async def _answer(self, item: _Item, turn: Turn, stack: AsyncExitStack) -> _Text:
+        """Carry out one item; what its answer is made from stays open in `stack`."""
+        outcome = None
+        try:
+            outcome = await self._open(item, turn, stack)
+            if not isinstance(outcome, Call):
+                return _plain_text(item.id, outcome)
+            with self._named(item, turn, outcome):
+                await outcome.finish()
+            result = JsonResult(outcome)
+            return _text(item.id, outcome.timings.each("encode", result.pieces()), result.length)
+        except Cancelled as caught:
+            if not _was_cancelled(outcome):
+                raise
+            return _error_text(item.id, caught, turn)
+        except Exception as caught:  # noqa: BLE001 - every fault is an answer
+            return _error_text(item.id, caught, turn)
+
+    async def _open(self, item: _Item, turn: Turn, stack: AsyncExitStack) -> Any:
+        if isinstance(item, _Unreadable):
+            raise item.error
+        if turn.context.denied is not None:
+            raise turn.context.denied.with_traceback(None)
+        if isinstance(item, rpc.Invalid):
+            raise InvalidRequest(item.message)
+        method = self._methods.get(item.method)
+        if method is None:
+            hint = near_miss(item.method, tuple(self._methods))
+            known = "rpc.discover lists the methods"
+            raise UnknownOperation(
+                f"there is no method {safe_key(item.method)}: {known}" + (f"; did you mean {hint}?" if hint else ""),
+                data={"hint": hint},
+            )
+        return await stack.enter_async_context(method(item.params, turn))
+
+    async def _some_at_once(self, work: Callable[[int], Awaitable[None]], count: int) -> None:
+        """Run the numbers from 0, a few at a time; a lower number never waits for a higher one to start."""
+        numbers = iter(range(count))
+        at_once = min(_AT_ONCE, count, self._service.admission.limit_of(current_context()))
+
+        async def runner() -> None:
+            for number in numbers:
+                await work(number)
+                await asyncio.sleep(0)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(at_once):
+                    group.create_task(runner())
+        except BaseExceptionGroup as found:
+            # Answers hold every fault of an item; what is left is about the connection, the same for all.
+            raise found.exceptions[0] from None
+
+
+def _was_cancelled(outcome: Any) -> bool:
+    """Tell a call that its caller cancelled, who still listens, from one whose caller left."""
+    return isinstance(outcome, Call) and outcome.cancelled
+
+
+def _check_content_type(headers: Mapping[str, str]) -> None:
+    if media_type(headers) not in ("", *_CONTENT_TYPES):
+        raise UnsupportedMediaType(
+            f"the body must be {' or '.join(_CONTENT_TYPES)}", data={"supported": _CONTENT_TYPES}
+        )
+
+
+def _text(request_id: rpc.Id, result: Iterable[bytes], length: int) -> _Text:
+    before, after = b'{"jsonrpc":"2.0","result":', b',"id":%s}' % dump(request_id)
+
+    def pieces() -> Iterator[bytes]:
+        yield before
+        yield from result
+        yield after
+
+    return _Text(pieces(), len(before) + length + len(after))
+
+
+def _plain_text(request_id: rpc.Id, outcome: Any) -> _Text:
+    text = outcome if isinstance(outcome, bytes) else dump(outcome)
+    return _text(request_id, (text,), len(text))
+
+
+def _error_text(request_id: rpc.Id, caught: Exception, turn: Turn) -> _Text:
+    error = as_convgrad_error(caught, log=_log)
+    turn.context.fail(error)
+    fields = rpc_error(error)
+    if fields["code"] in _STANDARD_MESSAGES:
+        fields["data"]["detail"] = fields["message"]
+        fields["message"] = _STANDARD_MESSAGES[fields["code"]]
+    text = dump(rpc.error_response(request_id, **fields))
+    return _Text((text,), len(text))

@@ -1,0 +1,336 @@
+"""One admitted call: it owns its segments, runs its units, says what is final, and frees all in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from app.calls.events import Begin, End, Event, Progress, TileReady
+from app.calls.options import Options
+from app.calls.planning import tensor_bytes
+from app.http.context import current_context
+from app.pool.engine import Arrival, Demand, Job, JobTimes
+from app.replies.errors import as_convgrad_error
+from app.telemetry.timings import Timings
+from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
+from kernels import Plan, Unit, box, storage_dtype
+from schemas.ops import ResolvedOp
+from schemas.tables import find_operation
+
+if TYPE_CHECKING:
+    from app.calls.service import Service
+    from app.intake.sinks import Lease
+    from app.pool.buffers import Segment
+
+__all__ = ["Call", "Checked", "Prepared"]
+
+# Below this a hash takes less time than the hop to a thread.
+_HASH_INLINE = 1 << 20
+# A call of thousands of units tells its progress about this many times.
+_PROGRESS_STEPS = 100
+_CANCELLED = "the caller cancelled the call"
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """Hold a call that has passed every check; its tensors may still be on their way."""
+
+    op: ResolvedOp
+    options: Options
+    deadline: float
+    """`time.monotonic()` at which the call is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Hold a checked call with the plan of its work."""
+
+    op: ResolvedOp
+    plan: Plan
+    options: Options
+    deadline: float
+
+    @property
+    def output_name(self) -> str:
+        """Name of the output in the dialect of the name called."""
+        return self.op.wire_name(self.op.output.name)
+
+
+class Call:
+    """Run one prepared call; made by `Service.call`, used once, with ``async with``."""
+
+    def __init__(
+        self,
+        service: Service,
+        prepared: Prepared,
+        tensors: Mapping[str, Segment],
+        lease: Lease,
+        timings: Timings,
+        call_id: str,
+    ) -> None:
+        self.prepared = prepared
+        self.timings = timings
+        self.id = call_id
+        self.stats: dict[str, Any] = {}
+        self.nbytes = tensor_bytes(prepared.op.output)
+        """Size of the output."""
+        self._times = JobTimes()
+        self._demand = Demand()
+        self._service = service
+        self._inputs = _in_kernel_order(prepared.op, tensors)
+        self._lease = lease
+        self._cleanup = ExitStack()
+        self._units: AsyncGenerator[Unit, None] | None = None
+        self._first: asyncio.Task[Unit | None] | None = None
+        self._arrival: Arrival | None = None
+        self._output: Segment
+        self._scratch: Segment | None = None
+        self._context = current_context()
+        self._entered = 0.0
+        self._outcome: str | None = None
+        self.cancelled = False
+        self._waiting: asyncio.Task[Any] | None = None
+
+    async def __aenter__(self) -> Self:
+        """Queue the call and take its segments; raises `Overloaded` when the queue or the memory is full."""
+        self._entered = time.monotonic()
+        try:
+            await self._enter()
+        except BaseException as error:
+            self._count(error)
+            raise
+        return self
+
+    async def _enter(self) -> None:
+        if time.monotonic() >= self.prepared.deadline:
+            raise DeadlineExceeded("the deadline was over before the work began")
+        with ExitStack() as undo:
+            undo.enter_context(self._service.admission.call(self._context))
+            self._service.calls.add(self)
+            undo.callback(self._service.calls.discard, self)
+            for segment in self._inputs:
+                undo.callback(self._lease.hand_over(segment).release)
+            if self._arrival is None:
+                await self._take_memory(undo)
+            else:
+                undo.push(self._cleanup.pop_all())
+                self._arrival.advance(self.prepared.op.n)
+            self._cleanup = undo.pop_all()
+
+    async def _take_memory(self, undo: ExitStack) -> None:
+        self._output = await self._acquire(self.nbytes, undo)
+        if scratch_bytes := self.prepared.plan.scratch_bytes:
+            self._scratch = await self._acquire(scratch_bytes, undo)
+
+    async def begin(self, images: int) -> None:
+        """Compute what needs only the first `images` of the inputs, before the others are there.
+
+        To be followed by ``async with`` once all are, or by `abandon`. The call is not counted before that: it takes
+        no place from calls that are complete. Raises `Overloaded` and `RateLimited` as entering does.
+        """
+        self._service.admission.check(self._context)
+        with ExitStack() as undo:
+            await self._take_memory(undo)
+            self._cleanup = undo.pop_all()
+        self._arrival = Arrival(images)
+        self._units = self._service.engine.run(self._job())
+        self._first = asyncio.ensure_future(anext(self._units, None))
+
+    def arrived(self, images: int) -> None:
+        """Tell a call that has begun how many images are there."""
+        assert self._arrival is not None
+        self._arrival.advance(images)
+
+    async def abandon(self) -> None:
+        """Stop a call that has begun and was never entered; nothing happens to others."""
+        if self._units is not None:
+            await self._let_go()
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._count(error)
+        if self._units is None:
+            self._cleanup.close()
+        else:
+            await self._let_go()
+
+    async def _let_go(self) -> None:
+        # Segments go back only after no worker can write to them: a second cancellation must not hurry it.
+        closing = asyncio.ensure_future(self._close())
+        self._service.closing.add(closing)
+        closing.add_done_callback(self._service.closing.discard)
+        await asyncio.shield(closing)
+
+    @property
+    def output(self) -> memoryview:
+        """The output's bytes. A view may outlive the call, in a socket: its memory is not reused before."""
+        return self._output.view[: self.nbytes]
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The output in storage dtype: f16 and bf16 as the uint16 of their bits."""
+        spec = self.prepared.op.output
+        return np.frombuffer(self.output, storage_dtype(spec.dtype)).reshape(spec.shape)
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Run the call: `Begin`, then `Progress` and `TileReady` as units finish, then `End`.
+
+        Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown` or, after `cancel`, `Cancelled`; closing the
+        iterator stops the work.
+        """
+        plan, op = self.prepared.plan, self.prepared.op
+        spec, total = op.output, len(plan.units)
+        tiles = sum(unit.offset is not None for unit in plan.units)
+        yield Begin(
+            op.called_as,
+            self.prepared.output_name,
+            spec.dtype,
+            spec.shape,
+            tiles,
+            op.reply_attributes(),
+            op.warnings,
+        )
+        yield Progress(0, total)
+        output, seq, done, step = self.array, 0, 0, max(1, total // _PROGRESS_STEPS)
+        with self._working() as units:
+            while (unit := await self._next(units)) is not None:
+                done += 1
+                if done % step == 0 or done == total:
+                    yield Progress(done, total)
+                if unit.offset is not None and unit.shape is not None:
+                    yield TileReady(seq, unit.offset, unit.shape, box(output, unit))
+                    seq += 1
+        yield End(tiles, self.stats)
+
+    @contextmanager
+    def _working(self) -> Iterator[AsyncGenerator[Unit, None]]:
+        """Run the job while the block takes its units, to the last one; then there are the `stats`."""
+        plan, start = self.prepared.plan, time.perf_counter()
+        if self._units is None:
+            self._units = self._service.engine.run(self._job())
+        try:
+            yield self._units
+        except BaseException as error:
+            self._outcome = _code(error)
+            raise
+        self._outcome, self._units = "ok", None  # the engine has let go of the job
+        # Includes what a slow reader of the stream added; a whole reply has none.
+        # One that began early waited for its inputs and not for a worker.
+        queued = self._times.queue_s or 0.0 if self._arrival is None else 0.0
+        computing = max(0.0, time.perf_counter() - start - queued)
+        self.timings.add("queue", queued)
+        self.timings.add("compute", computing)
+        self.stats = {
+            "kernel": plan.kernel,
+            "gmac": plan.macs / 1e9,
+            "compute_ms": round(computing * 1000, 3),
+            "tiles": sum(unit.offset is not None for unit in plan.units),
+        }
+
+    def cancel(self) -> None:
+        """Stop the work because the caller says so: `events` raises `Cancelled` where it waits for work."""
+        self.cancelled = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+
+    async def finish(self) -> None:
+        """Run the call to its end for an API that sends the whole output at once."""
+        self._demand.each = False
+        with self._working() as units:
+            while await self._next(units) is not None:
+                pass
+
+    async def sha256(self) -> str:
+        """Hash the complete output, in a thread when it is large."""
+        if self.nbytes <= _HASH_INLINE:
+            return hashlib.sha256(self.output).hexdigest()
+        return (await asyncio.to_thread(hashlib.sha256, self.output)).hexdigest()
+
+    async def _next(self, units: AsyncGenerator[Unit, None]) -> Unit | None:
+        """Wait for the next unit. Only here can `cancel` interrupt: never in the middle of what is being sent."""
+        if self.cancelled:
+            raise Cancelled(_CANCELLED)
+        task = self._waiting = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        try:
+            if self._first is not None:
+                first, self._first = self._first, None
+                return await first
+            return await anext(units, None)
+        except asyncio.CancelledError:
+            if self.cancelled and task.uncancel() <= before:
+                raise Cancelled(_CANCELLED) from None
+            raise
+        finally:
+            self._waiting = None
+            # An error that ends the task would hold this frame and the frame the task: a cycle that keeps memory.
+            del task
+
+    def _count(self, error: BaseException | None) -> None:
+        """Count the call as what it came to; one that nobody ran to its end was given up."""
+        if error is None:
+            outcome = self._outcome or _code(None)
+        else:
+            outcome = self._outcome if self._outcome not in (None, "ok") else _code(error)
+        seconds = time.monotonic() - self._entered
+        self._service.telemetry.call_done(self, self._context, outcome, seconds)
+
+    async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
+        segment = await self._service.segments.acquire_async(max(1, nbytes), self._context.owner)
+        undo.callback(segment.release)
+        return segment
+
+    def _job(self) -> Job:
+        return Job(
+            id=self.id,
+            plan=self.prepared.plan,
+            inputs=self._inputs,
+            output=self._output,
+            scratch=self._scratch,
+            deadline=self.prepared.deadline,
+            owner=self._context.lot,
+            arrival=self._arrival,
+            times=self._times,
+            demand=self._demand,
+        )
+
+    async def _close(self) -> None:
+        assert self._units is not None
+        units, self._units = self._units, None
+        try:
+            if self._first is not None:
+                self._first.cancel()
+                await asyncio.gather(self._first, return_exceptions=True)
+            await units.aclose()
+        finally:
+            self._cleanup.close()
+
+
+def _code(error: BaseException | None) -> str:
+    if error is None or isinstance(error, GeneratorExit | asyncio.CancelledError):
+        return Cancelled.code
+    return as_convgrad_error(error).code
+
+
+def _in_kernel_order(op: ResolvedOp, tensors: Mapping[str, Segment]) -> tuple[Segment, ...]:
+    spellings = find_operation(op.called_as).operation.input_spellings
+    found = {spellings.get(name, name): segment for name, segment in tensors.items()}
+    missing = [op.wire_name(spec.name) for spec in op.inputs if spec.name not in found]
+    if missing:
+        raise InvalidParams(
+            f"the data of {missing[0]} is missing",
+            errors=[
+                {"loc": ["inputs", name], "msg": f"the data of {name} is missing", "type": "missing"}
+                for name in missing
+            ],
+        )
+    return tuple(found[spec.name] for spec in op.inputs)

@@ -1,0 +1,62 @@
+"""What a running call tells its API: `Begin`, then `Progress` and `TileReady` in turn, then `End`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Begin", "End", "Event", "Progress", "TileReady"]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The call is admitted and its work begins; names are in the dialect of the name called."""
+
+    op: str
+    output: str
+    dtype: str
+    shape: tuple[int, ...]
+    tiles: int
+    resolved: dict[str, Any]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`done` of `total` units of work are done."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileReady:
+    """A box of the output is final; `array` views it, in storage dtype."""
+
+    seq: int
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    array: npt.NDArray[Any]
+
+    def body(self) -> memoryview:
+        """Give the box's bytes in C order: a view where the box is contiguous in the output, else a copy."""
+        return as_bytes(self.array)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The whole output is final."""
+
+    tiles: int
+    stats: dict[str, Any]
+
+
+Event = Begin | Progress | TileReady | End
+
+
+def as_bytes(array: npt.NDArray[Any]) -> memoryview:
+    """View the elements as bytes in C order, copied only when they are not contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

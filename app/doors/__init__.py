@@ -1,1 +1,0 @@
-"""The doors: HTTP in, HTTP out, and nothing else."""

@@ -1,1 +1,0 @@
-"""Where units are computed: one small interface and its implementations."""

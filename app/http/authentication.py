@@ -1,0 +1,82 @@
+"""Who calls: a key in `Authorization: Bearer` or `X-API-Key`, where the service has keys."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.http.context import context_of, headers_of
+from app.http.keys import KeyRing
+from app.settings import Settings
+from convgrad._errors import Unauthorised
+
+__all__ = ["FREE_PAGES", "Authentication", "make_key_ring"]
+
+FREE_PAGES = frozenset(
+    {
+        *("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"),
+        # The same in every installation: the page for people, and what describes the APIs.
+        *("/", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/openrpc.json"),
+    }
+)
+"""Pages that need no key; `/metrics` only while it has no port of its own."""
+
+_RPC = "/rpc"
+
+
+def make_key_ring(settings: Settings) -> KeyRing | None:
+    """Read the keys that the settings name; None when they name none, and nobody is asked for one.
+
+    Raises `ValueError` when they can't be read.
+    """
+    if not settings.has_keys:
+        return None
+    text = "" if settings.keys is None else settings.keys.get_secret_value()
+    try:
+        return KeyRing(file=settings.keys_file, text=text)
+    except OSError as error:
+        raise ValueError(f"keys_file: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{'keys' if settings.keys_file is None else 'keys_file'}: {error}") from None
+
+
+class Authentication:
+    """Let a request through whose key is known or whose page is `free`; without `keys` let everybody through.
+
+    The JSON-RPC API answers a refusal itself, under the ids of the calls.
+    """
+
+    def __init__(self, app: ASGIApp, keys: KeyRing | None, free: Collection[str] = FREE_PAGES) -> None:
+        self._app = app
+        self._keys = keys
+        self._free = free
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] == "http" and self._keys is not None and scope["path"] not in self._free:
+            self._check(scope, self._keys)
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope, keys: KeyRing) -> None:
+        context, secret = context_of(scope), _secret(headers_of(scope))
+        key = None if secret is None else keys.find(secret)
+        if key is not None:
+            context.key, context.calls_limit = key.name, key.calls
+            return
+        message = (
+            "this service asks for a key, in Authorization: Bearer or X-API-Key"
+            if secret is None
+            else "this service does not know that key"
+        )
+        error = Unauthorised(message, data={"reason": "no_key" if secret is None else "unknown_key"})
+        if scope["path"] != _RPC:
+            raise error
+        context.denied = error
+
+
+def _secret(headers: Mapping[str, str]) -> str | None:
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip()
+    return headers.get("x-api-key")

@@ -1,0 +1,145 @@
+"""API keys: a file, or a secret, of names, checksums and limits; read again when it changes.
+
+One key a line; `#` begins a comment::
+
+    team-a  sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08  calls=8
+
+`python -m app.http.keys team-a` makes a key and its line. A key has 256 random bits, so that a plain SHA-256 of it
+can't be searched for; whoever reads the file can't call with what is in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import hmac
+import logging
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Key", "KeyRing", "main", "parse_keys"]
+
+_log = logging.getLogger("convgrad")
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_LIMIT = re.compile(r"calls=([1-9][0-9]{0,5})")
+_LONGEST = 1024
+_SHORTEST = 16
+# A change of the file is noticed within this time.
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Hold what is known of a key: its id for logs, its checksum, and how many calls it may have at a time."""
+
+    name: str
+    digest: bytes
+    calls: int | None = None
+
+
+def parse_keys(text: str) -> tuple[Key, ...]:
+    """Read the lines of a key file; `;` ends a line too, for secrets that are one line.
+
+    Raises `ValueError` that names the line and never shows it.
+    """
+    keys: list[Key] = []
+    for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words:
+            keys.append(_parse_line(words, number))
+    for what in ("name", "digest"):
+        values = [getattr(key, what) for key in keys]
+        if len(set(values)) < len(values):
+            raise ValueError(f"two keys have the same {what}")
+    return tuple(keys)
+
+
+def _parse_line(words: Sequence[str], number: int) -> Key:
+    name, digest = words[0], _DIGEST.fullmatch(words[1]) if len(words) > 1 else None
+    limits = [_LIMIT.fullmatch(word) for word in words[2:]]
+    if not _NAME.fullmatch(name) or digest is None or len(limits) > 1 or None in limits:
+        raise ValueError(f"line {number} is not of the form: NAME sha256:HEX [calls=N]")
+    return Key(name, bytes.fromhex(digest[1]), int(limits[0][1]) if limits and limits[0] else None)
+
+
+class KeyRing:
+    """Know the keys of a file, or of a text that does not change.
+
+    Raises `ValueError` or `OSError` when the keys can't be read at first. Later the keys that were read last
+    stay valid until the file can be read again: a mistake of the operator locks nobody out.
+    """
+
+    def __init__(self, *, file: Path | None = None, text: str = "") -> None:
+        self._file = file
+        self._stamp: tuple[int, ...] = ()
+        self._looked = time.monotonic()
+        self._keys = parse_keys(text)
+        if file is not None:
+            self._stamp = _stamp(file)
+            self._keys = self._keys + parse_keys(file.read_text("utf-8"))
+        if not self._keys:
+            _log.warning("there is not one key: every call will be refused")
+
+    def find(self, secret: str) -> Key | None:
+        """Find a caller's key, taking the same time whichever it is, if any."""
+        self._look()
+        if len(secret) > _LONGEST:
+            return None
+        digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        return found
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        if self._file is None or now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        try:
+            stamp = _stamp(self._file)
+            if stamp != self._stamp:
+                self._keys, self._stamp = parse_keys(self._file.read_text("utf-8")), stamp
+                _log.info("read %d keys anew", len(self._keys))
+        except (OSError, ValueError) as error:
+            _log.error("the keys could not be read again, those from before stay valid: %s", error)
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    found = file.stat()
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make a key: its line goes to standard output, the key itself to standard error, and nowhere else."""
+    parser = argparse.ArgumentParser(prog="python -m app.http.keys", description=main.__doc__)
+    parser.add_argument("name", help="the key's id in logs and metrics: letters, digits, '.', '_' and '-'")
+    parser.add_argument("--calls", type=int, metavar="N", help="calls that the key may have at a time")
+    parser.add_argument("--stdin", action="store_true", help="take the key from standard input instead of making one")
+    options = parser.parse_args(arguments)
+    secret = sys.stdin.readline().strip() if options.stdin else f"cg_{secrets.token_urlsafe(32)}"
+    if not _SHORTEST <= len(secret) <= _LONGEST:
+        parser.error(f"a key has {_SHORTEST} to {_LONGEST} characters")
+    limit = "" if options.calls is None else f" calls={options.calls}"
+    line = f"{options.name} sha256:{hashlib.sha256(secret.encode()).hexdigest()}{limit}"
+    try:
+        parse_keys(line)
+    except ValueError as error:
+        parser.error(str(error))
+    if not options.stdin:
+        os.write(2, f"the key, shown once: {secret}\n".encode())
+    sys.stdout.write(f"{line}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

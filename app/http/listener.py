@@ -1,0 +1,330 @@
+"""The way in: who accepts connections, how many at a time, and which of them go no further.
+
+uvicorn and its loop accept whatever has come, make a protocol of each and let the application refuse it; under a flood
+that is most of the work, and everything that has begun to come is held. Here a bounded number is accepted in one turn
+of the loop. While there is room each becomes a connection at once. Beyond that the first bytes decide: health and
+metrics are answered, calls that a full queue would refuse are turned away (`app.http.overload`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import resource
+import socket
+import ssl
+import stat
+import time
+from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from app.calls.service import Service
+from app.http.context import ANYONE, address_of
+from app.http.overload import HEAD_BYTES, Head, TurnedAway, answer
+from app.pool.heap import give_back
+from convgrad._errors import Overloaded
+
+__all__ = ["Listener", "listen"]
+
+_log = logging.getLogger("convgrad")
+
+# Accepted in one turn of the loop: some milliseconds, then those that are in have theirs.
+_AT_ONCE = 16
+# Beyond the bound, for health and metrics.
+_RESERVED = 32
+# Connections without a first byte, and those with their refusal, and what share of the descriptors they may take. Then
+# the oldest makes room for the next, once it has been there for some time; before that nobody else is accepted.
+_WAITING, _LEAVING, _SHARE, _LEAST_AGE_S = 8192, 8192, 4, 2.0
+# Idle connections that are closed at a time when there is no more room.
+_CLEARED, _CLEAR_S = 32, 0.1
+_SWEEP_S = 0.5
+_RETRY_AFTER_S = 1
+# So long it is reckoned with a call on a new connection, if none has begun: a large body or a slow client.
+_FRESH_S = 0.25
+# Refusals after whose end memory is given back.
+_FLOOD = 256
+
+
+async def listen(config: uvicorn.Config, backlog: int) -> list[socket.socket]:
+    """Take the addresses or the path that `config` names; raises `OSError` where one can't be taken."""
+    if config.uds is not None:
+        return [_listen_at(Path(config.uds), backlog)]
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    listeners: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(found):
+            listeners.append(socket.create_server(address[:2], family=family, backlog=backlog))
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _listen_at(path: Path, backlog: int) -> socket.socket:
+    mode = 0o666
+    if path.is_socket():  # of a service that was killed
+        mode = stat.S_IMODE(path.stat().st_mode)
+        path.unlink()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(mode)
+        listener.listen(backlog)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class _Waiting:
+    """A connection that has sent nothing yet, while there is no room for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, timeouts: float) -> None:
+        self._loop, self.sock = loop, sock
+        self.since = time.monotonic()
+        self._until = self.since + timeouts
+
+    def is_over(self, now: float) -> bool:
+        """Whether it has had its time."""
+        return now > self._until
+
+    def close(self) -> None:
+        """Close it."""
+        self._loop.remove_reader(self.sock.fileno())
+        self.sock.close()
+
+
+_Queue = MutableMapping[int, Any]
+"""Connections that are a `_Waiting` or a `TurnedAway`."""
+
+
+class Listener:
+    """Accept connections on listening sockets until closed; what a loop's server is to uvicorn."""
+
+    def __init__(
+        self,
+        service: Service,
+        listeners: Sequence[socket.socket],
+        make: Callable[[], Any],
+        state: ServerState,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self.sockets = tuple(listeners)
+        self._service, self._make, self._state, self._tls = service, make, state, tls
+        self._most = service.settings.connections
+        self._loop = asyncio.get_running_loop()
+        self._coming: dict[int, asyncio.Task[None]] = {}  # those that are none of the server's connections yet
+        self._fresh: dict[int, float] = {}  # when those came whose first request is none of those that are counted
+        self._numbers = itertools.count()
+        # By descriptor, the oldest first.
+        self._waiting: dict[int, _Waiting] = {}
+        self._leaving: dict[int, TurnedAway] = {}
+        share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE
+        self._queues: tuple[tuple[_Queue, int], ...] = (
+            (self._leaving, min(_LEAVING, share)),
+            (self._waiting, min(_WAITING, share)),
+        )
+        self._refused = 0
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._cleared = 0.0
+        # Given up for a moment when there is no other descriptor, to close what can't be served.
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        service.connections = lambda: self.open
+
+    @property
+    def open(self) -> int:
+        """Connections that have come in."""
+        return len(self._state.connections) + len(self._coming)
+
+    def start(self) -> None:
+        """Begin to accept."""
+        for listener in self.sockets:
+            listener.setblocking(False)
+            self._loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def close(self) -> None:
+        """Accept no more, and close what waits."""
+        for listener in self.sockets:
+            if listener.fileno() >= 0:
+                self._loop.remove_reader(listener.fileno())
+                listener.close()
+                os.close(self._spare)
+        for queue, _ in self._queues:
+            for each in queue.values():
+                each.close()
+            queue.clear()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+
+    async def wait_closed(self) -> None:
+        """Wait for those that are coming in."""
+        await asyncio.gather(*self._coming.values(), return_exceptions=True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            if any(len(queue) >= most and not self._oldest_goes(queue) for queue, most in self._queues):
+                return
+            try:
+                sock, address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._no_descriptor(listener, error)
+                return
+            sock.setblocking(False)
+            if self.open >= self._most - min(_CLEARED, self._most // 8):
+                self._make_room()
+            if self.open >= self._most or self._full() is not None:
+                self._look(sock, address)
+            else:
+                self._let_in(sock)
+
+    def _full(self) -> Overloaded | None:
+        while self._fresh and (first := next(iter(self._fresh.items())))[1] < time.monotonic() - _FRESH_S:
+            del self._fresh[first[0]]
+        return self._service.admission.full(len(self._fresh))
+
+    def _look(self, sock: socket.socket, address: Any) -> None:
+        """Decide by the first bytes, now or when they come."""
+        if self._tls is not None:
+            self._let_in(sock) if self.open < self._most else sock.close()
+            return
+        try:
+            data = sock.recv(HEAD_BYTES, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            if sock.fileno() not in self._waiting:
+                self._loop.add_reader(sock.fileno(), self._came, sock, address)
+                self._waiting[sock.fileno()] = _Waiting(self._loop, sock, self._service.settings.slow_s)
+                self._sweep_later()
+            return
+        except OSError:
+            data = b""
+        if data:
+            self._decide(sock, address, Head(data))
+        else:
+            self._close(sock)
+
+    def _came(self, sock: socket.socket, address: Any) -> None:
+        self._look(sock, address)
+
+    def _decide(self, sock: socket.socket, address: Any, head: Head) -> None:
+        over = self.open >= self._most
+        if head.is_watching and self.open < self._most + _RESERVED:
+            self._let_in(sock, once=over)
+        elif over:
+            self._turn_away(sock, head, _too_many(f"{self._most} connections are open, and no more may be", self._most))
+        elif head.is_call and not head.is_proxied and (full := self._full()) is not None:
+            self._service.admission.note(address_of(address[0]) if isinstance(address, tuple) else ANYONE)
+            self._turn_away(sock, head, full)
+        else:
+            self._let_in(sock)
+
+    def _close(self, sock: socket.socket) -> None:
+        self._leaves_the_api(sock)
+        sock.close()
+
+    def _leaves_the_api(self, sock: socket.socket) -> None:
+        if self._waiting.pop(sock.fileno(), None) is not None:
+            self._loop.remove_reader(sock.fileno())
+
+    def _let_in(self, sock: socket.socket, *, once: bool = False) -> None:
+        self._leaves_the_api(sock)
+        number = next(self._numbers)
+        self._fresh[number] = time.monotonic()
+        self._coming[number] = self._loop.create_task(self._connect(sock, number, once=once))
+
+    async def _connect(self, sock: socket.socket, number: int, *, once: bool) -> None:
+        def settle() -> None:
+            self._fresh.pop(number, None)
+
+        def make() -> Any:
+            protocol = self._make()
+            protocol.once, protocol.settle = once, settle
+            protocol.entered = lambda: self._coming.pop(number, None)
+            return protocol
+
+        try:
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await self._loop.connect_accepted_socket(make, sock, ssl=self._tls)
+        except (OSError, asyncio.CancelledError):  # the client left, or speaks no TLS
+            settle()
+            sock.close()
+        finally:
+            self._coming.pop(number, None)
+
+    def _turn_away(self, sock: socket.socket, head: Head, error: Overloaded) -> None:
+        self._service.telemetry.turned_away(head.api, error)
+        self._refused += 1
+        descriptor = sock.fileno()
+        each = TurnedAway(self._loop, sock, lambda: self._leaving.pop(descriptor).close())
+        if each.begin(answer(head, error)):
+            self._waiting.pop(descriptor, None)
+            self._leaving[descriptor] = each
+            self._sweep_later()
+        else:
+            self._close(sock)
+
+    def _sweep_later(self) -> None:
+        if self._sweeping is None:
+            self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
+
+    def _sweep(self) -> None:
+        """Close those whose time is over; when none is left, a flood is over."""
+        now = time.monotonic()
+        for queue, _ in self._queues:
+            for descriptor in [key for key, each in queue.items() if each.is_over(now)]:
+                queue.pop(descriptor).close()
+        waiting = self._waiting or self._leaving
+        self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep) if waiting else None
+        if self._sweeping is None and self._refused >= _FLOOD:
+            self._refused = 0
+            give_back()
+
+    def _make_room(self) -> None:
+        """Close connections that have had an answer and wait for another request."""
+        now = time.monotonic()
+        if now < self._cleared + _CLEAR_S:
+            return
+        self._cleared = now
+        idle = [each for each in self._state.connections if each.cycle is not None and each.cycle.response_complete]  # type: ignore[union-attr]
+        for each in idle[:_CLEARED]:
+            each.shutdown()
+
+    def _oldest_goes(self, queue: _Queue) -> bool:
+        """Close who has waited longest, if that is long; who has no answer yet gets one first."""
+        descriptor, oldest = next(iter(queue.items()))
+        if oldest.since > time.monotonic() - _LEAST_AGE_S:
+            return False
+        if queue is self._waiting:
+            count = len(queue)
+            self._turn_away(oldest.sock, Head(b""), _too_many(f"{count} connections wait to be let in", count))
+        else:
+            queue.pop(descriptor).close()
+        return True
+
+    def _no_descriptor(self, listener: socket.socket, error: OSError) -> None:
+        """Close who has waited longest, or else who comes: nobody is to wait for ever."""
+        _log.warning("a connection can't be accepted: %s", error.strerror)
+        for queue, _ in self._queues:
+            if queue:
+                queue.pop(next(iter(queue))).close()
+                return
+        os.close(self._spare)
+        with suppress(OSError):
+            listener.accept()[0].close()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _too_many(message: str, limit: int) -> Overloaded:
+    return Overloaded(message, retry_after=_RETRY_AFTER_S, data={"reason": "connections", "limit": limit})

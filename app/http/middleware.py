@@ -1,0 +1,232 @@
+"""What every request passes on its way in and out: request id, timings, body limit, the net for errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from contextlib import suppress
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.http.context import ANYONE, REQUEST_ID, SETTLE, RequestContext, address_of, api_of, context_of, headers_of
+from app.replies.body import send_json
+from app.replies.errors import as_convgrad_error, problem, problem_headers, reply_of
+from app.telemetry.metrics import Telemetry
+from convgrad._errors import Cancelled, ConvgradError, TooLarge
+
+__all__ = ["BodyLimit", "RequestContext", "RequestContextMiddleware", "context_of", "headers_of", "send_problem"]
+
+_log = logging.getLogger("convgrad.request")
+
+_CONTEXT = "convgrad"
+# Asked every few seconds by whatever watches the service.
+_QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
+
+# What is left of a refused body is read and dropped before the connection closes: a client that sends without
+# listening would otherwise see a reset instead of the refusal. For so long at most, while bytes come at least every
+# few seconds (a server under load is slow itself), and for so many bytes.
+_LINGER_S = 30.0
+_LINGER_IDLE_S = 3.0
+_LINGER_BYTES = 256 << 20
+# What is left of a refused body is read without closing the connection up to this size.
+_KEEP_ALIVE_REST = 1 << 20
+
+
+async def send_problem(scope: Scope, send: Send, error: ConvgradError) -> None:
+    """Answer with the problem object of `error`."""
+    context = context_of(scope)
+    await send_json(
+        send,
+        problem(error, context.request_id),
+        status=reply_of(error).status,
+        headers=problem_headers(error),
+        media_type="application/problem+json",
+    )
+
+
+class RequestContextMiddleware:
+    """Give a request its id and timings, send both back, and turn what escapes an API into a problem object.
+
+    After the first byte of a reply there is nothing to say any more: the connection is cut, and the client
+    sees a broken body.
+    """
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry | None = None) -> None:
+        self._app = app
+        self._telemetry = telemetry or Telemetry()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = headers_of(scope)
+        given = headers.get("x-request-id", "")
+        peer = scope.get("client")
+        context = RequestContext(
+            given if REQUEST_ID.fullmatch(given) else os.urandom(16).hex(),
+            api=api_of(scope["path"]),
+            address=address_of(peer[0]) if peer else ANYONE,
+        )
+        if (settle := scope.get(SETTLE)) is not None:
+            context.settle = settle
+        context.enter()
+        scope[_CONTEXT] = context
+        with self._telemetry.tracing.request(scope, headers, context):
+            await self._handle(scope, receive, send, context)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, context: RequestContext) -> None:
+        status, replied = 0, False
+
+        async def receive_until_replied() -> Message:
+            message = await receive()
+            if replied and message["type"] == "http.disconnect":
+                # Servers say so after every reply; whoever watches for a client that leaves must not hear it.
+                await asyncio.Event().wait()
+            context.received += len(message.get("body", b""))
+            return message
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status, replied
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = [*message.get("headers", ()), (b"x-request-id", context.request_id.encode())]
+                if context.trace is not None:
+                    headers.append((b"traceresponse", context.trace.header().encode()))
+                if timing := context.timings.header():
+                    headers.append((b"server-timing", timing.encode()))
+                message["headers"] = headers
+            elif message["type"] == "http.response.body":
+                context.sent += len(message.get("body", b""))
+                replied = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._app(scope, receive_until_replied, send_with_headers)
+        except Exception as caught:  # noqa: BLE001 - the net: nothing may pass it
+            await self._answer(scope, send_with_headers, as_convgrad_error(caught, log=_log), begun=status != 0)
+        finally:
+            context.settle()
+            self._telemetry.request_done(context)
+            level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+            if _log.isEnabledFor(level):
+                _log.log(
+                    level, "%s %s %s", scope["method"], scope["path"], status or "-", extra=_facts(context, status)
+                )
+
+    async def _answer(self, scope: Scope, send: Send, error: ConvgradError, *, begun: bool) -> None:
+        context_of(scope).fail(error)
+        # Where nobody listens, or half a reply is out, the server closes the connection.
+        if not begun and not isinstance(error, Cancelled):
+            await send_problem(scope, send, error)
+
+
+def _facts(context: RequestContext, status: int) -> dict[str, Any]:
+    facts = {
+        "request_id": context.request_id,
+        "key": context.key,
+        "address": context.address,
+        "status": status,
+        "outcome": context.outcome,
+        "ms": round(context.age() * 1000, 3),
+    }
+    return facts | ({"trace_id": context.trace.trace_id} if context.trace else {})
+
+
+class BodyLimit:
+    """Refuse bodies over the limit: by `Content-Length` before a byte is read, else as soon as they pass it.
+
+    It also ends the connection of a refused request in a way that lets the client read why.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app = app
+        self._limit = limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = headers_of(scope)
+        length = headers.get("content-length", "")
+        declared = int(length) if length.isdecimal() else None
+        if declared == 0 or (declared is None and "transfer-encoding" not in headers):
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive, send, declared, self._limit, expects_continue="expect" in headers)
+        await self._app(scope, body.receive, body.send)
+        await body.end()
+
+
+class _Body:
+    """Count a body while it is read, and deal with what is left of it when the reply is out."""
+
+    def __init__(
+        self, receive: Receive, send: Send, declared: int | None, limit: int, *, expects_continue: bool
+    ) -> None:
+        self._receive = receive
+        self._send = send
+        self._declared = declared
+        self._limit = limit
+        self._expects_continue = expects_continue
+        self._seen = 0
+        self._complete = False
+        self._asked = False
+        self._owes_end = False
+
+    async def receive(self) -> Message:
+        if self._declared is not None and self._declared > self._limit:
+            raise _too_large(self._limit)  # here, so that each API says it in its own words
+        self._asked = True
+        message = await self._receive()
+        if message["type"] != "http.request":
+            self._complete = True
+            return message
+        self._seen += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        if self._seen > self._limit:
+            raise _too_large(self._limit)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self._complete:
+            await self._send(message)
+        elif message["type"] == "http.response.start":
+            if self._declared is None or self._declared - self._seen > _KEEP_ALIVE_REST or self._never_comes:
+                MutableHeaders(scope=message)["connection"] = "close"
+            await self._send(message)
+        elif message.get("more_body", False) or self._never_comes:
+            await self._send(message)
+        else:
+            await self._send({**message, "more_body": True})
+            self._owes_end = True
+
+    @property
+    def _never_comes(self) -> bool:
+        # The client waits for "100 Continue" and gets its refusal instead.
+        return self._expects_continue and not self._asked
+
+    async def end(self) -> None:
+        """End a reply that is out before its request; only now, when the request holds nothing any more."""
+        if not self._owes_end:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                await self._drop_the_rest()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _drop_the_rest(self) -> None:
+        most = self._seen + _LINGER_BYTES
+        while not self._complete and self._seen < most:
+            async with asyncio.timeout(_LINGER_IDLE_S):
+                message = await self._receive()
+            self._seen += len(message.get("body", b""))
+            self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(f"the request body is over the limit of {limit} bytes", data={"reason": "body", "limit": limit})

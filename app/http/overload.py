@@ -1,0 +1,156 @@
+"""Connections that are turned away before they cost anything: a whole answer by hand, and what still comes dropped.
+
+A request that a full service would refuse anyway takes a millisecond of its event loop on the way through parser,
+middlewares and API. Here it takes a tenth of that: its head is looked at where it lies in the socket, and its body is
+thrown away by the kernel without being copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from functools import lru_cache
+from http import HTTPStatus
+from typing import Any
+
+from app.http.context import REQUEST_ID, api_of
+from app.replies.body import dump
+from app.replies.errors import problem, problem_headers, reply_of, rpc_error
+from convgrad._errors import Overloaded
+
+__all__ = ["Head", "TurnedAway", "answer"]
+
+HEAD_BYTES = 4096
+"""Bytes of a request that are looked at."""
+
+# As `app.http.middleware` has it for bodies of refused requests.
+_LINGER_S, _LINGER_IDLE_S, _LINGER_BYTES = 30.0, 3.0, 256 << 20
+# Read at once; Linux drops it without writing to this place, which is never touched then.
+_DROPPED = bytearray(1 << 20)
+_MORE = getattr(socket, "MSG_MORE", 0)
+
+_LINE = re.compile(rb"([A-Z]+) ([^ ?]*)[^ ]* HTTP/1\.[01]\r?\n")
+_GIVEN_ID = re.compile(rb"\nx-request-id: *([^\r\n]*)\r?\n", re.IGNORECASE)
+_PROXIED = re.compile(rb"\n(?:x-forwarded-for|forwarded) *:", re.IGNORECASE)
+_WATCHED = frozenset({"/healthz", "/readyz", "/metrics"})
+_CALL = re.compile(r"/v1/ops/[^/]+|/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
+_PROBLEM = "application/problem+json"
+_PLACE = "<request id>"
+
+
+class Head:
+    """The first bytes of a request, as far as a refusal depends on them."""
+
+    def __init__(self, data: bytes) -> None:
+        line = _LINE.match(data)
+        self.method, self.path = ("", "") if line is None else (line[1].decode(), line[2].decode("latin-1"))
+        self._data = data
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether an operator asks: health and metrics are answered whoever else comes."""
+        return self.path in _WATCHED and self.method in ("GET", "HEAD")
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it begins a call that is refused by its head alone; JSON-RPC answers under the ids of its body."""
+        return self.method == "POST" and _CALL.fullmatch(self.path) is not None
+
+    @property
+    def is_proxied(self) -> bool:
+        """Whether somebody calls for others, whose addresses only the whole way through knows."""
+        return _PROXIED.search(self._data) is not None
+
+    @property
+    def api(self) -> str:
+        """The API that it asks for."""
+        return api_of(self.path)
+
+    @property
+    def request_id(self) -> str:
+        """The id that it has or gets."""
+        given = _GIVEN_ID.search(self._data)
+        text = "" if given is None else given[1].decode("latin-1").strip()
+        return text if REQUEST_ID.fullmatch(text) else os.urandom(16).hex()
+
+    @property
+    def wants_problem(self) -> bool:
+        """Whether it accepts problem objects where its protocol has other errors."""
+        return _PROBLEM.encode() in self._data
+
+
+def answer(head: Head, error: Overloaded) -> bytes:
+    """Write the whole reply that refuses a request, in the words of its API."""
+    api = "pages" if head.api == "oip" and head.wants_problem else head.api
+    fields, before, after = _words(api, error.message, *error.data.items(), retry_after=error.retry_after)
+    request_id = head.request_id.encode()
+    body = before + request_id + after if after else before
+    start = b"%sx-request-id: %s\r\ncontent-length: %d\r\n\r\n" % (fields, request_id, len(body))
+    return start if head.method == "HEAD" else start + body
+
+
+@lru_cache(maxsize=256)
+def _words(api: str, message: str, *data: tuple[str, Any], retry_after: float | None) -> tuple[bytes, bytes, bytes]:
+    """Write status and headers, and the body before and after the request's id."""
+    error, media_type = Overloaded(message, retry_after=retry_after, data=dict(data)), "application/json"
+    if api == "rpc":
+        body = dump({"jsonrpc": "2.0", "error": rpc_error(error), "id": None})
+    elif api == "oip":
+        body = dump({"error": error.message})
+    else:
+        body, media_type = dump(problem(error, _PLACE)), _PROBLEM
+    status = HTTPStatus(reply_of(error).status)
+    fields = {"content-type": media_type, **problem_headers(error), "connection": "close"}
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in fields.items()), ""]
+    before, _, after = body.partition(_PLACE.encode())
+    return "\r\n".join(lines).encode("latin-1"), before, after
+
+
+class TurnedAway:
+    """A connection that has its answer: closed once the client has sent what it wants to, or does not go on.
+
+    A client that sends without listening would see a reset instead of the answer if it were closed at once.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, done: Callable[[], None]) -> None:
+        self._loop, self._sock, self._done = loop, sock, done
+        self.since = self._latest = time.monotonic()
+        self._until = self.since + _LINGER_S
+        self._left = _LINGER_BYTES
+
+    def begin(self, reply: bytes) -> bool:
+        """Send the answer and its end; False where the client has left already."""
+        try:
+            # Answer and end in one packet; a few hundred bytes into an empty buffer.
+            if self._sock.send(reply, _MORE) != len(reply):
+                return False
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError:
+            return False
+        self._loop.add_reader(self._sock.fileno(), self._drop)
+        return True
+
+    def is_over(self, now: float) -> bool:
+        """Whether it has had its time."""
+        return now > self._until or now > self._latest + _LINGER_IDLE_S
+
+    def close(self) -> None:
+        """Close it."""
+        self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+
+    def _drop(self) -> None:
+        self._latest = time.monotonic()
+        try:
+            count = self._sock.recv_into(_DROPPED, 0, socket.MSG_TRUNC)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            count = 0
+        self._left -= count
+        if not count or self._left <= 0:
+            self._done()

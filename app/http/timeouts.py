@@ -1,0 +1,163 @@
+"""How long the service waits for a client: for its head, for the next bytes of its body, for it to read a reply.
+
+None of the three holds a worker, but each holds a connection, memory, or a place in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.http.context import SETTLE, RequestContext, context_of
+from app.http.cork import CorkProtocol
+from app.http.direct_body import DirectBodyProtocol
+from convgrad._errors import Cancelled, DeadlineExceeded
+
+__all__ = ["TimeoutProtocol", "Timeouts", "timeout_protocol"]
+
+_ABORT = "convgrad.abort"
+# A reply up to this size goes to the server's own buffer and waits for nobody.
+_NEVER_WAITS = 60_000
+# The parser joins the pieces of a header again with every read: a long one would keep all others waiting.
+_LONGEST_HEAD = 64 << 10
+
+
+class Timeouts:
+    """Give up a client that sends or reads nothing for `slow_s`, or less than `slow_rate` bytes a second."""
+
+    def __init__(self, app: ASGIApp, slow_s: float, slow_rate: int) -> None:
+        self._app = app
+        self._slow_s = slow_s
+        self._slow_rate = slow_rate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        waits = _Waits(scope, receive, send, self._slow_s, self._slow_rate)
+        await self._app(scope, waits.receive, waits.send)
+
+
+class _Waits:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, slow_s: float, slow_rate: int) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._slow_s = slow_s
+        self._slow_rate = slow_rate
+        self._waited = 0.0
+        self._received = self._sent = 0
+        self._complete = False
+
+    async def receive(self) -> Message:
+        if self._complete:  # what comes now is that the client leaves, whenever that may be
+            return await self._receive()
+        start = time.monotonic()
+        try:
+            async with asyncio.timeout(self._slow_s + min(0.0, self._received / self._slow_rate - self._waited)):
+                message = await self._receive()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the body came too slowly: {self._received} bytes in {self._waited + self._slow_s:.0f} s at most",
+                data={"reason": "slow_sender"},
+            ) from None
+        self._waited += time.monotonic() - start
+        self._received += len(message.get("body", b""))
+        self._complete = not message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        size = len(message.get("body", b""))
+        self._sent += size
+        if self._sent <= _NEVER_WAITS:
+            await self._send(message)
+            return
+        try:
+            async with asyncio.timeout(self._slow_s + size / self._slow_rate):
+                await self._send(message)
+        except TimeoutError:
+            await self._cut(context_of(self._scope))
+            raise Cancelled("the client does not read its reply") from None
+
+    async def _cut(self, context: RequestContext) -> None:
+        context.refusals.append("slow_reader")
+        if (abort := self._scope.get(_ABORT)) is not None:
+            # An orderly end would wait for the client to read what is on its way.
+            abort()
+            await asyncio.sleep(0)
+
+
+class TimeoutProtocol(DirectBodyProtocol):
+    """Close connections whose request's head does not come, or does not end; uvicorn itself waits for it forever."""
+
+    slow_s = 30.0
+    once = False
+    """Whether the connection closes after one request."""
+    entered: Callable[[], object] | None = None
+    """Called when it is one of the server's connections."""
+    settle: Callable[[], object] | None = None
+    """Called when its request is one of those that are counted."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _head_length = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        if self.entered is not None:
+            self.entered()
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no more."""
+        self._stop_waiting()
+        if self.settle is not None:
+            self.settle()
+        super().connection_lost(exc)
+        # uvicorn forgets it where an error ended the connection, all of which its timer would hold for a minute
+        self._unset_keepalive_if_required()
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; those between two requests are no sign of life."""
+        waiting = self._timer
+        super().data_received(data)
+        if waiting is not None and self._timer is waiting:  # all of them belong to one head
+            self._head_length += len(data)
+            if self._head_length > _LONGEST_HEAD and not self.transport.is_closing():
+                self.send_400_response("The head of the request is too long.")
+        elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+            self._wait()
+
+    def on_message_begin(self) -> None:
+        """Begin a request, which goes with the means to cut its connection."""
+        super().on_message_begin()
+        self.scope[_ABORT] = self.transport.abort  # type: ignore[literal-required]
+        if self.settle is not None:
+            self.scope[SETTLE] = self.settle  # type: ignore[literal-required]
+        self._wait()
+
+    def on_headers_complete(self) -> None:
+        """Pass the request on."""
+        self._stop_waiting()
+        self._head_length = 0
+        super().on_headers_complete()
+        if self.once and self.cycle is not None:
+            self.cycle.default_headers = [*self.cycle.default_headers, (b"connection", b"close")]
+
+    def _wait(self) -> None:
+        if self._timer is None and not self.transport.is_closing():
+            self._timer = self.loop.call_later(self.slow_s, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def timeout_protocol(slow_s: float) -> type[asyncio.Protocol]:
+    """Make the protocol class for uvicorn that waits `slow_s` seconds for a head."""
+    return type("TimeoutProtocol", (CorkProtocol, TimeoutProtocol), {"slow_s": slow_s})

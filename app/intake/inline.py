@@ -1,0 +1,161 @@
+"""A base64 string that was decoded into its segment while the JSON document around it was still arriving."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import math
+import re
+from typing import Any
+
+import pybase64
+
+from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
+from convgrad._dtypes import DTYPES
+from convgrad._errors import ConvgradError
+
+__all__ = ["Base64Feed", "InlineTensor", "declared_bytes", "nbytes_of"]
+
+MAX_RANK = 64
+
+# The document up to a tensor string ends in the members that came before it: `{"dtype": "f32", "shape": [2,
+# 3], "data": `.
+_OPEN_MEMBER = re.compile(rb',?[ \t\r\n]*"(?:data|npy)"[ \t\r\n]*:[ \t\r\n]*\Z')
+_TAIL = 1024
+
+
+class Base64Feed:
+    """Decode base64 that comes in pieces of any size: standard alphabet, padded, nothing between, unused bits zero.
+
+    Raises `TensorFault` for anything else.
+    """
+
+    def __init__(self) -> None:
+        self._odd = b""
+        self._padded = False
+
+    def decode(self, piece: bytes | memoryview) -> list[bytes]:
+        """Return the bytes that are complete with this piece."""
+        done: list[bytes] = []
+        if self._odd:
+            fill = 4 - len(self._odd)
+            self._odd += piece[:fill]
+            piece = piece[fill:]
+            if len(self._odd) < 4:
+                return done
+            done.append(self._whole(self._odd))
+            self._odd = b""
+        whole = len(piece) & ~3
+        if whole:
+            done.append(self._whole(piece[:whole]))
+        self._odd = bytes(piece[whole:])
+        return done
+
+    def close(self) -> None:
+        """Check that nothing is left over."""
+        if self._odd:
+            raise TensorFault("base64 ends in the middle of a group of four characters", "base64")
+
+    def _whole(self, groups: bytes | memoryview) -> bytes:
+        if self._padded:
+            raise TensorFault("base64 goes on after its padding", "base64")
+        self._padded = groups[-1] == 0x3D
+        try:
+            done = pybase64.b64decode(groups, validate=True)
+        except (binascii.Error, ValueError):
+            raise TensorFault("base64 has a character outside its alphabet, or misplaced padding", "base64") from None
+        if self._padded and pybase64.b64encode(done[len(done) // 3 * 3 :]) != bytes(groups[-4:]):
+            raise TensorFault("base64 has bits after its last byte that are not zero", "base64")
+        return done
+
+
+class InlineTensor:
+    """Stand in the parsed document for a long `data` or `npy` string; its bytes are in `sink`.
+
+    A fault does not stop the document: it is kept in `fault`, the memory is given back, the rest of the
+    string is skipped.
+    """
+
+    __slots__ = ("_feed", "fault", "key", "sink")
+
+    def __init__(
+        self,
+        key: str,
+        lease: Lease,
+        *,
+        expected: int | None = None,
+        raw_bound: int | None = None,
+        refusal: ConvgradError | None = None,
+    ) -> None:
+        bound = None if raw_bound is None else raw_bound // 4 * 3
+        self.key = key
+        self.fault: TensorFault | ConvgradError | None = refusal
+        self.sink: RawSink | NpySink | None = None
+        self._feed = Base64Feed()
+        if refusal is not None:
+            return
+        try:
+            if key == "npy":
+                self.sink = NpySink(lease, bound=bound)
+            else:
+                self.sink = RawSink(lease, expected=expected, bound=bound)
+        except TensorFault as fault:
+            self.fault = fault
+
+    def write(self, piece: bytes | memoryview) -> None:
+        """Decode the next characters of the string, escapes already undone."""
+        if self.sink is None or self.fault is not None:
+            return
+        try:
+            for decoded in self._feed.decode(piece):
+                self.sink.write(decoded)
+        except (TensorFault, ConvgradError) as fault:
+            self._fail(fault)
+
+    def close(self) -> None:
+        """Take note of the end of the string."""
+        if self.sink is None or self.fault is not None:
+            return
+        try:
+            self._feed.close()
+            self.sink.close()
+        except (TensorFault, ConvgradError) as fault:
+            self._fail(fault)
+
+    async def supply(self) -> None:
+        """Take the memory that the decoded bytes wait for."""
+        if self.sink is None or self.fault is not None:
+            return
+        try:
+            await self.sink.supply()
+        except ConvgradError as fault:
+            self._fail(fault)
+
+    def _fail(self, fault: TensorFault | ConvgradError) -> None:
+        # The traceback would keep the frames, and with them views of the chunk, alive until the reply is out.
+        self.fault = fault.with_traceback(None)
+        if self.sink is not None:
+            self.sink.discard()
+
+
+def declared_bytes(skeleton: bytes | bytearray) -> int | None:
+    """Return what `dtype` and `shape` ask for, if both stand before the `data` that the skeleton ends in."""
+    tail = bytes(skeleton[-_TAIL:])
+    head = _OPEN_MEMBER.sub(b"", tail[max(tail.rfind(b"{"), 0) :])
+    try:
+        members = json.loads(head + b"}")
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(members, dict):
+        return None
+    return nbytes_of(members.get("dtype"), members.get("shape"))
+
+
+def nbytes_of(dtype: Any, shape: Any) -> int | None:
+    """Return the bytes of a tensor with this wire dtype and shape, or None when either is not understood."""
+    entry = DTYPES.get(dtype) if isinstance(dtype, str) else None
+    if entry is None or not isinstance(shape, list | tuple) or len(shape) > MAX_RANK:
+        return None
+    if not all(type(dim) is int and 0 <= dim < 2**63 for dim in shape):
+        return None
+    return math.prod(shape) * entry.itemsize

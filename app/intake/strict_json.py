@@ -1,0 +1,93 @@
+"""Parse what is JSON and nothing else: the standard parser with its leniencies taken away."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from convgrad._errors import ParseError
+
+__all__ = ["BOM", "MAX_DEPTH", "parse_document"]
+
+BOM = b"\xef\xbb\xbf"
+
+MAX_DEPTH = 64
+"""Objects and lists inside one another."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+def parse_document(
+    skeleton: bytes, inline: Sequence[object] | None = None, marks: list[tuple[int, int]] | None = None
+) -> Any:
+    """Parse JSON strictly: UTF-8, no NaN, no duplicate names, no lone surrogates, at most `MAX_DEPTH` deep.
+
+    Each mark in the skeleton becomes the object of the same index in `diverted`. Raises `ParseError`.
+    """
+    strings: Iterator[object] = iter(inline or ())
+    try:
+        text = skeleton.removeprefix(BOM).decode()
+        document = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_float=_finite,
+            parse_constant=lambda _: _next_mark(strings),
+        )
+        if text.count("[") + text.count("{") > MAX_DEPTH:
+            _check_depth(document)
+        if _SURROGATE.search(text):
+            json.dumps(document, ensure_ascii=False, default=lambda _: None).encode()
+    except json.JSONDecodeError as error:
+        offset = error.pos + sum(removed for position, removed in marks or () if position < error.pos)
+        raise ParseError(f"the body is not JSON: {error.msg} at character {offset}") from None
+    except UnicodeEncodeError:
+        raise ParseError("a string of the JSON document holds half of a surrogate pair") from None
+    except UnicodeDecodeError:
+        raise ParseError("the JSON document is not UTF-8") from None
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError:  # int() has a limit on digits
+        raise ParseError("a number of the JSON document has too many digits") from None
+    return document
+
+
+def _next_mark(strings: Iterator[object]) -> object:
+    mark = next(strings, None)
+    if mark is None:
+        raise ParseError("NaN and Infinity are not JSON")
+    return mark
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ParseError("an object of the JSON document has the same name twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ParseError("a number of the JSON document is out of range")
+    return number
+
+
+def _check_depth(document: Any) -> None:
+    level = [document] if isinstance(document, dict | list) else []
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise _too_deep()
+        level = [
+            child
+            for node in level
+            for child in (node.values() if type(node) is dict else node)
+            if type(child) in (dict, list)
+        ]
+
+
+def _too_deep() -> ParseError:
+    return ParseError(f"the JSON document is nested more than {MAX_DEPTH} deep")

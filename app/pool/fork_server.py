@@ -1,0 +1,220 @@
+"""The process that workers are forked from: it loads the kernels from the cache and forks on request.
+
+Run as `python -m app.pool.fork_server DESCRIPTOR`, the descriptor being its socket to the server. It is what
+multiprocessing's forkserver would be, without what that brings along: no resource tracker, no second import
+of `__main__`, no blocking start, progress while kernels compile, and a pidfd for every worker, which is both
+a sentinel for the event loop and a kill that can't hit a recycled process id. It has one thread and never
+computes.
+
+It ignores the signals of a terminal or a service manager (the server decides when workers end), and when the
+server is gone, `kill -9` included, its socket closes: it kills its workers and ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.pool.container import cpu_count
+from app.pool.control import ControlPage
+from app.pool.messages import (
+    Decoder,
+    Exited,
+    Loaded,
+    Spawn,
+    Spawned,
+    Unfit,
+    Warming,
+    receive_some,
+    send,
+)
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Warm up, then fork workers until the server's socket closes."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(RuntimeError, ValueError):  # stderr may be closed
+        faulthandler.enable()  # a worker that crashes leaves a traceback in the log; inherited over fork
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text("convgrad-nurse", encoding="ascii")
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    sock.set_inheritable(False)
+    send(sock, Warming(0, 0))
+    compiled, unfit = _prepare(sock)
+    if unfit is not None:
+        send(sock, unfit)
+        sock.recv(1)  # the server ends, and with it this socket
+        return
+    compiled += _load(sock)
+    # What is alive now stays: the collector would only write to the pages that workers share.
+    gc.collect()
+    gc.freeze()
+    if send(sock, Loaded(compiled)):
+        _Nursery(sock).serve()
+
+
+def _prepare(sock: socket.socket) -> tuple[int, Unfit | None]:
+    """Have everything compiled and proved, unless that was done before, telling the server how far it is.
+
+    In a process of its own: the compiler leaves some hundred megabytes that every worker would share in, and code that
+    is wrong may crash.
+    """
+    from kernels.emit.cache import cache_folder
+    from kernels.prepare import Verdict, read_verdict
+    from kernels.target import narrower, target
+
+    if not target().compiles:
+        return 0, None
+    verdict = read_verdict()
+    if verdict is None:
+        folder = Path(cache_folder()).parent
+        process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
+            [sys.executable, "-P", "-m", "kernels.prepare", "--jobs", str(cpu_count())],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            kind, _, text = line.partition(" ")
+            if kind == "verdict":
+                verdict = Verdict(**json.loads(text))
+            # loading it all afterwards takes a tenth of the time
+            elif not send(sock, Warming(9 * int(kind), 10 * int(text))):
+                process.kill()
+                sys.exit(0)
+        process.wait()
+        if verdict is None:  # it was killed, or has said what went wrong: the next fork server tries again
+            sys.exit(1)
+    if verdict.unfit is None:
+        return verdict.compiled, None
+    return 0, Unfit(str(target()), verdict.unfit, narrower(target()).name)
+
+
+def _load(sock: socket.socket) -> int:
+    """Load every specialisation; count those that had to be compiled, because the cache could not keep them."""
+    from numba.core import event
+
+    _save_what_can_be_saved()
+    from kernels import warmup
+
+    with event.install_recorder("numba:compile") as recorder:
+        for done, total in warmup():
+            if not send(sock, Warming(9 * total + done, 10 * total)):
+                sys.exit(0)
+    return sum(1 for _, occurrence in recorder.buffer if occurrence.is_start)
+
+
+def _save_what_can_be_saved() -> None:
+    """Let a kernel that the cache has no room for be compiled at every start, instead of at none."""
+    from numba.core.caching import Cache
+
+    save: Any = Cache.save_overload
+
+    def try_to_save(cache: Any, signature: Any, data: Any) -> None:
+        with contextlib.suppress(OSError):
+            save(cache, signature, data)
+
+    Cache.save_overload = try_to_save  # type: ignore[method-assign]
+
+
+@dataclass(frozen=True)
+class _Child:
+    number: int
+    pid: int
+    pidfd: int
+
+
+class _Nursery:
+    """Fork workers, reap them, and take them along at the end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = Decoder()
+        self._children: dict[int, _Child] = {}  # by pidfd
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+
+    def serve(self) -> None:
+        """Answer the server until it is gone."""
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._children:
+                    self._reap(self._children.pop(descriptor))
+                elif not self._listen():
+                    self._end()
+                    return
+
+    def _listen(self) -> bool:
+        if not receive_some(self._sock, self._decoder):
+            return False
+        while (found := self._decoder.next()) is not None:
+            message, descriptors = found
+            assert isinstance(message, Spawn)
+            self._fork(message.number, *descriptors)
+        return True
+
+    def _fork(self, number: int, sock: int, page: int) -> None:
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(sock, page)
+        except OSError as error:  # processes or memory at their limit: the closed socket tells the server
+            sys.stderr.write(f"worker {number} can't be forked: {error.strerror}\n")
+            return
+        finally:
+            os.close(sock)
+            os.close(page)
+        child = _Child(number, pid, os.pidfd_open(pid))
+        self._children[child.pidfd] = child
+        self._poll.register(child.pidfd, select.POLLIN)
+        send(self._sock, Spawned(number, pid), [child.pidfd])
+
+    def _become_worker(self, sock: int, page: int) -> None:
+        code = 1
+        try:
+            # Nothing of another process may stay open here: the others' ends would go unnoticed.
+            self._sock.close()
+            for pidfd in self._children:
+                os.close(pidfd)
+            from app.pool.worker import work
+
+            control = ControlPage(page)
+            os.close(page)
+            work(socket.socket(fileno=sock), control)
+            code = 0
+        except BaseException:  # noqa: BLE001 - nothing may return into the fork server's stack
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(code)
+
+    def _reap(self, child: _Child) -> None:
+        self._poll.unregister(child.pidfd)
+        os.close(child.pidfd)
+        _, status = os.waitpid(child.pid, 0)
+        send(self._sock, Exited(child.number, os.waitstatus_to_exitcode(status)))
+
+    def _end(self) -> None:
+        for child in self._children.values():
+            signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+        for child in self._children.values():
+            os.waitpid(child.pid, 0)
+
+
+if __name__ == "__main__":
+    main()

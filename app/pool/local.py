@@ -1,0 +1,105 @@
+"""The engine that computes on worker processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from functools import partial
+from typing import Any
+
+from app.pool.buffers import SegmentPool
+from app.pool.engine import Job
+from app.pool.messages import Unfit
+from app.pool.supervisor import Supervisor
+from convgrad._errors import Cancelled
+from kernels import Unit
+
+__all__ = ["LocalEngine"]
+
+_TRIM_EVERY_S = 5.0
+
+
+class LocalEngine:
+    """Compute jobs on `workers` processes that share the memory of `segments` (see `Engine`).
+
+    `grace_s` is what a worker gets to notice a stop before it is killed, `hang_s` how long it may show no
+    sign of life during a unit, `idle_s` how long unused memory stays warm for reuse.
+    """
+
+    def __init__(
+        self,
+        segments: SegmentPool,
+        *,
+        workers: int,
+        grace_s: float = 0.02,
+        hang_s: float = 5.0,
+        idle_s: float = 60.0,
+    ) -> None:
+        self._segments = segments
+        self._make = partial(Supervisor, workers, grace_s=grace_s, hang_s=hang_s)
+        self._supervisor = self._make()
+        self._idle_s = idle_s
+        self._trimmer: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether jobs are computed at once."""
+        return self._supervisor.ready
+
+    def progress(self) -> float:
+        """Give the share of the warm-up that is done."""
+        return self._supervisor.progress()
+
+    @property
+    def unfit(self) -> Unfit | None:
+        """Why the compiled code does not work on this processor, if it does not."""
+        return self._supervisor.unfit
+
+    async def start(self) -> None:
+        """Begin to warm up, in the background; possible again after `stop`."""
+        self._supervisor = self._make()
+        loop = asyncio.get_running_loop()
+        forget = self._supervisor.forget_segment
+        # Memory is freed in whatever thread needs the room.
+        self._segments.on_retire = lambda number: loop.call_soon_threadsafe(forget, number)
+        self._supervisor.start()
+        self._trimmer = loop.create_task(self._trim())
+
+    async def stop(self, drain_s: float) -> None:
+        """Refuse new jobs, finish or fail the running ones, end every process (see `Engine.stop`)."""
+        await self._supervisor.stop(drain_s)
+        self._segments.on_retire = None
+        if self._trimmer is not None:
+            self._trimmer.cancel()
+
+    async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
+        """Compute a job and yield its units as they are done (see `Engine.run`)."""
+        run = self._supervisor.submit(job)
+        try:
+            while (unit := await run.next()) is not None:
+                yield unit
+        finally:
+            if not run.over:
+                self._supervisor.fail(run, Cancelled("the call was cancelled"))
+            await _to_the_end(run.settled.wait())
+
+    def snapshot(self) -> dict[str, Any]:
+        """Describe workers, queue, memory and counters."""
+        return {**self._supervisor.snapshot(), "segments": self._segments.stats()}
+
+    async def _trim(self) -> None:
+        while True:
+            await asyncio.sleep(_TRIM_EVERY_S)
+            await asyncio.to_thread(self._segments.trim, self._idle_s)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, object]) -> None:
+    """Wait for what comes in any case, and be cancelled only then."""
+    waiting, cancelled = asyncio.ensure_future(work), False
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError

@@ -1,0 +1,1 @@
+"""Metrics, traces, logs and the timings of a request."""

@@ -1,0 +1,111 @@
+"""Spans for OpenTelemetry, when it is installed (extra `[otel]`) and told where to send them.
+
+A request is a span below the one that its `traceparent` names; each call in it is a span below the request's.
+Without a place to send them no span is made, and a `traceparent` is passed on all the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Scope
+
+from app.http.context import RequestContext
+from app.telemetry.traceparent import TraceParent
+from convgrad import __version__
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+__all__ = ["Tracing"]
+
+_WRITTEN_WITHIN_S = 5
+
+
+class Tracing:
+    """Make spans and send them to `endpoint`, an OTLP collector's HTTP address; None makes none.
+
+    Raises `ValueError` where OpenTelemetry is not installed.
+    """
+
+    def __init__(self, endpoint: str | None = None) -> None:
+        self._tracer: Any = None
+        self._provider: Any = None
+        if endpoint is not None:
+            self._provider = _provider(endpoint)
+            self._tracer = self._provider.get_tracer("convgrad", __version__)
+
+    def close(self) -> None:
+        """Send what waits, then make no more."""
+        if self._provider is not None:
+            self._provider.force_flush(_WRITTEN_WITHIN_S * 1000)
+            self._provider.shutdown()
+
+    @contextmanager
+    def request(self, scope: Scope, headers: Mapping[str, str], context: RequestContext) -> Iterator[None]:
+        """Trace the block as a request; `context.trace` is its span, or the way to one of another's trace."""
+        given = TraceParent.read(headers.get("traceparent", ""))
+        if self._tracer is None:
+            context.trace = given and given.child()
+            yield
+            return
+        with self._span(scope, headers, context) as span:
+            yield
+            span.set_attributes(_facts(context))
+
+    @contextmanager
+    def _span(self, scope: Scope, headers: Mapping[str, str], context: RequestContext) -> Iterator[Span]:
+        from opentelemetry.trace import SpanKind, use_span
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        names = ("traceparent", "tracestate")
+        parent = TraceContextTextMapPropagator().extract({name: headers[name] for name in names if name in headers})
+        attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        span = self._tracer.start_span(
+            f"{scope['method']} {context.api}", context=parent, kind=SpanKind.SERVER, attributes=attributes
+        )
+        made = span.get_span_context()
+        context.trace = TraceParent(f"{made.trace_id:032x}", f"{made.span_id:016x}", int(made.trace_flags) & 1)
+        with use_span(span, end_on_exit=True, record_exception=False):
+            yield span
+
+    def call(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
+        """Record a call that ends now and took so long, as a span below the current request's."""
+        if self._tracer is not None:
+            end = time.time_ns()
+            span = self._tracer.start_span(name, start_time=end - round(seconds * 1e9), attributes=dict(facts))
+            span.end(end)
+
+
+def _facts(context: RequestContext) -> dict[str, Any]:
+    parts = {f"convgrad.{part}_ms": seconds * 1000 for part, seconds in context.timings.seconds.items()}
+    return {
+        "convgrad.request_id": context.request_id,
+        "convgrad.key": context.key,
+        "convgrad.outcome": context.outcome,
+        **parts,
+    }
+
+
+def _provider(endpoint: str) -> Any:
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ValueError(f"otlp_endpoint: spans need the extra [otel], and {error.name} is not installed") from None
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over these.
+    resource = Resource({"service.name": "convgrad", "service.version": __version__}).merge(_from_environment())
+    provider = TracerProvider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+    return provider
+
+
+def _from_environment() -> Any:
+    from opentelemetry.sdk.resources import OTELResourceDetector
+
+    return OTELResourceDetector().detect()

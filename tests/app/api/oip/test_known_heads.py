@@ -1,0 +1,73 @@
+"""Heads of inference requests that are known from before."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import numpy as np
+
+from app.api.oip.known_heads import Head, Heads
+from app.api.oip.request import InferRequest, InputTensor, RequestedOutput
+from convgrad._dtypes import DTYPES
+from tests.app import oip
+from tests.app.samples import SMALL, same_bits
+
+F32, S64 = DTYPES["f32"], DTYPES["s64"]
+
+
+def head(*sources: str) -> Head:
+    """A head with an input from each of these places."""
+    inputs = [InputTensor(f"input{at}", F32, (1,), source) for at, source in enumerate(sources)]  # type: ignore[arg-type]
+    return Head(InferRequest(None, {}, {}, None, inputs, RequestedOutput("dst", True)), (), (), 0)
+
+
+def test_the_head_longest_unused_is_forgotten() -> None:
+    """However many different heads come, a bounded number is kept, and those in use are among them."""
+    heads, mine = Heads(), head("binary")
+    heads.keep("op", b"mine", mine)
+    for number in range(1000):
+        heads.keep("op", b"%d" % number, head("binary"))
+        assert heads.find("op", b"mine") is mine
+    assert sum(heads.find("op", b"%d" % number) is not None for number in range(1000)) < 256
+
+
+def test_a_head_belongs_to_its_model() -> None:
+    """The same text for another model is another call."""
+    heads = Heads()
+    heads.keep("op", b"text", head("binary"))
+    assert heads.find("other", b"text") is None
+
+
+def test_heads_with_data_of_their_own_are_not_kept() -> None:
+    """A head that holds numbers is read anew every time."""
+    heads = Heads()
+    heads.keep("op", b"text", head("binary", "json"))
+    assert heads.find("op", b"text") is None
+
+
+def test_shapes_are_taken_from_the_first_bytes_where_they_have_come() -> None:
+    """The bytes of a shape are found behind the tensors before it, and only when all of them are there."""
+    shape = InputTensor("weights_shape", S64, (2,), "binary")
+    found = Head(head("binary").request, (), ((shape, 3),), 19)
+    assert found.shape_bytes(memoryview(b"abc" + bytes(range(16)) + b"more")) == bytes(range(16))
+    assert found.shape_bytes(memoryview(b"abc" + bytes(range(15)))) is None
+
+
+def test_the_same_head_with_another_shape_is_another_call(tight_http: httpx.Client) -> None:
+    """Behind one head every weights_shape gets its own answer, also the second time, and a wrong one its refusal."""
+    inputs, shape = SMALL.inputs(), list(SMALL.weights_shape)
+    attributes = {name: value for name, value in SMALL.attributes().items() if name != "weights_shape"}
+    described = oip.head(SMALL, inputs) | {"parameters": attributes}
+    entry = {"name": "weights_shape", "shape": [len(shape)], "datatype": "INT64"}
+    described["inputs"].append(entry | {"parameters": {"binary_data_size": 8 * len(shape)}})
+    text = json.dumps(described | {"parameters": {**attributes, "binary_data_output": True}}).encode()
+
+    def post(shape: list[int]) -> httpx.Response:
+        content = b"".join([text, *(array.tobytes() for array in inputs.values()), np.array(shape, "<i8").tobytes()])
+        return oip.post(tight_http, SMALL.op, content, {oip.HEAD_LENGTH: str(len(text))})
+
+    wrong = [*shape[:-1], shape[-1] + 2]
+    for _ in range(2):
+        assert same_bits(oip.read(post(shape), "f32"), SMALL.expected(inputs))
+        assert "diff_dst must have size" in oip.error(post(wrong), 400)

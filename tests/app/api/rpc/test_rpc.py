@@ -1,0 +1,459 @@
+"""The `/rpc` API of the real service: operations by every name and form, streams, batches, refusals."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import jsonrpclib
+import numpy as np
+import pytest
+from jsonrpclib.jsonrpc import MultiCall, ProtocolError, TransportError
+
+from schemas.tables import OPERATIONS
+from tests.app.samples import JSON, SMALL, SSE, Array, document, messages, read_events, read_tensor, same_bits
+from tests.live import LiveService
+from tests.problems import Case, random_case
+
+OTHERS = {
+    "ConvolutionBackwardWeights": Case(
+        op="ConvolutionBackwardWeights",
+        n=2,
+        src_channels=4,
+        dst_channels=6,
+        groups=2,
+        src_spatial=(7, 6),
+        dst_spatial=(5, 5),
+        kernel=(3, 2),
+    ),
+    "ConvTranspose": Case(
+        op="ConvTranspose",
+        n=2,
+        src_channels=3,
+        dst_channels=2,
+        src_spatial=(4,),
+        dst_spatial=(6,),
+        kernel=(3,),
+        weights_format="IOX",
+        groups_axis="O",
+        bias=True,
+    ),
+}
+LARGE = Case(
+    op="ConvolutionBackwardWeights",
+    n=4,
+    src_channels=64,
+    dst_channels=256,
+    src_spatial=(40, 40),
+    dst_spatial=(40, 40),
+    kernel=(3, 3),
+    pads_begin=(1, 1),
+    pads_end=(1, 1),
+)
+CASES = OTHERS | {SMALL.op: SMALL}
+
+
+def rpc(http: httpx.Client, body: Any, accept: str = JSON) -> httpx.Response:
+    """Post a JSON-RPC body."""
+    return http.post("/rpc", json=body, headers={"accept": accept})
+
+
+def request(method: str, params: Any, request_id: Any = 1) -> dict[str, Any]:
+    """Write a request."""
+    return {"jsonrpc": "2.0", "method": method, "params": params, "id": request_id}
+
+
+def output_of(answer: dict[str, Any]) -> Array:
+    """Read the one output of an answer."""
+    (tensor,) = answer["result"]["outputs"].values()
+    return read_tensor(tensor)
+
+
+@pytest.mark.parametrize("name", [name for operation in OPERATIONS for name in operation.names])
+@pytest.mark.parametrize("by_position", [False, True])
+def test_every_name_is_a_method(http: httpx.Client, name: str, by_position: bool) -> None:
+    """Every operation under every alias computes the oracle's bits, its params by name or by position."""
+    case = next(case for op, case in CASES.items() if name in next(row.names for row in OPERATIONS if row.name == op))
+    inputs = case.inputs()
+    params: Any = document(case, inputs, encoding="base64")
+    if by_position:
+        params = [params["attributes"], params["inputs"], params["options"]]
+    answer = rpc(http, request(name, params, "an id")).json()
+    assert (answer["jsonrpc"], answer["id"], answer["result"]["op"]) == ("2.0", "an id", name)
+    assert same_bits(output_of(answer), case.expected(inputs))
+
+
+def test_random_calls_have_the_oracles_bits(http: httpx.Client) -> None:
+    """Random problems of all kinds, as JSON and as streams, raw and as files."""
+    rng = np.random.default_rng(17)
+    for _ in range(20):
+        case = random_case(rng)
+        inputs = case.inputs()
+        body = request(case.op, document(case, inputs, as_npy=bool(case.seed % 2)))
+        expected = case.expected(inputs)
+        assert same_bits(output_of(rpc(http, body).json()), expected), case
+        assert same_bits(read_events(rpc(http, body, SSE)), expected), case
+
+
+def wrapped(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Wrap attribute values as oneDNN Graph dumps them."""
+    kinds = {list: "s64[]", int: "s64", str: "string"}
+    return {name: {"type": kinds[type(value)], "value": value} for name, value in attributes.items()}
+
+
+def test_a_dumped_op_is_a_call(http: httpx.Client) -> None:
+    """An op object as oneDNN Graph dumps it, data added to its inputs, is taken as params."""
+    inputs = SMALL.inputs()
+    call = document(SMALL, inputs)
+    dump = {
+        "kind": SMALL.op,
+        "attrs": wrapped(SMALL.attributes()),
+        "inputs": [call["inputs"]["src"], call["inputs"]["diff_dst"]],
+        "outputs": [],
+    }
+    for params in (dump, [dump], {"attributes": dump}):
+        answer = rpc(http, request(SMALL.op, params)).json()
+        assert "error" not in answer, answer["error"]
+        assert same_bits(output_of(answer), SMALL.expected(inputs))
+
+
+def test_a_dumped_op_with_a_shape_input_is_a_call(http: httpx.Client) -> None:
+    """A dump has no values of its third input: the shape is the attribute's."""
+    inputs = SMALL.inputs()
+    tensors = document(SMALL, inputs)["inputs"]
+    dump = {
+        "kind": SMALL.op,
+        "attrs": wrapped(SMALL.attributes() | {"weights_shape": list(SMALL.weights_shape)}),
+        "inputs": [tensors["src"], tensors["diff_dst"], {"id": 3, "dtype": "s32", "shape": [4]}],
+    }
+    for params in (dump, {"attributes": dump}):
+        assert same_bits(output_of(rpc(http, request(SMALL.op, params)).json()), SMALL.expected(inputs))
+        checked = params if params is dump else {"op": SMALL.op, **params}
+        result = rpc(http, request("ops.validate", checked)).json()["result"]
+        assert result["outputs"]["diff_weights"]["shape"] == list(SMALL.weights_shape)
+
+
+@pytest.mark.parametrize(
+    ("changes", "loc"),
+    [
+        ({"kind": "MatMul"}, ["attributes", "kind"]),
+        ({"outputs": [{"dtype": "f64", "shape": [1, 1, 1, 1]}]}, ["outputs", "diff_weights", "dtype"]),
+    ],
+)
+def test_what_a_dump_says_of_itself_is_held_to_the_call(
+    http: httpx.Client, changes: dict[str, Any], loc: list[str]
+) -> None:
+    """A kind that there is not, or an output that can't be, is a bad parameter of a method that there is."""
+    case = replace(SMALL, dtype="f32")
+    tensors = document(case, case.inputs())["inputs"]
+    attributes = case.attributes() | {"weights_shape": list(case.weights_shape)}
+    dump = {"kind": case.op, "attrs": wrapped(attributes), "inputs": [tensors["src"], tensors["diff_dst"]]}
+    if "outputs" in changes:
+        changes["outputs"][0]["shape"] = list(case.weights_shape)
+    for params in (dump | changes, {"attributes": dump | changes}):
+        error = rpc(http, request(case.op, params)).json()["error"]
+        assert (error["code"], error["data"]["errors"][0]["loc"]) == (-32602, loc)
+
+
+def test_megabytes_of_base64_arrive(http: httpx.Client) -> None:
+    """Tensors over several megabytes go in and out in one JSON-RPC call, with escaped slashes too."""
+    inputs = LARGE.inputs()
+    body = json.dumps(request(LARGE.op, document(LARGE, inputs))).replace("/", "\\/")
+    answer = http.post("/rpc", content=body.encode()).json()
+    assert same_bits(output_of(answer), LARGE.expected(inputs))
+
+
+def test_a_stream_is_progress_tiles_and_the_response(http: httpx.Client) -> None:
+    """An event stream is about the request's id throughout and ends in its response, with a checksum."""
+    inputs = SMALL.inputs()
+    response = rpc(http, request(SMALL.op, document(SMALL, inputs), 2.5), SSE)
+    assert response.headers["content-type"] == SSE
+    *notifications, last = messages(response.text)
+    assert notifications[0]["method"] == "notifications/progress"
+    assert {entry["params"].get("progressToken", 2.5) for entry in notifications} == {2.5}
+    assert {entry["params"].get("requestId", 2.5) for entry in notifications} == {2.5}
+    assert last["id"] == 2.5
+    assert set(last["result"]["outputs"]["diff_weights"]) == {"dtype", "shape", "sha256"}
+    assert same_bits(read_events(response), SMALL.expected(inputs))
+
+
+@pytest.mark.parametrize("accept", [JSON, SSE])
+def test_a_mixed_batch_is_answered_item_by_item(http: httpx.Client, accept: str) -> None:
+    """Good calls, bad calls, notifications and rubbish in one batch don't hurt one another."""
+    inputs = SMALL.inputs()
+    good = document(SMALL, inputs)
+    bad = json.loads(json.dumps(good))
+    bad["inputs"]["src"]["data"] = "!" * 4000
+    short = json.loads(json.dumps(good))
+    short["inputs"]["src"]["data"] = "AAAA" * 1000
+    notification = {"jsonrpc": "2.0", "method": SMALL.op, "params": good}
+    batch = [
+        request(SMALL.op, good, "a"),
+        request(SMALL.op, bad, "b"),
+        notification,
+        request("ops.list", [], "c"),
+        5,
+        request(SMALL.op, short, "d"),
+        request("nothing", {}, "e"),
+        request(SMALL.op, good, "f"),
+    ]
+    response = rpc(http, batch, accept)
+    found = response.json() if accept == JSON else list(messages(response.text))
+    answers = {entry["id"]: entry for entry in found if "id" in entry}
+    assert len([entry for entry in found if "id" in entry]) == 7
+    assert {key: answers[key]["error"]["code"] for key in ("b", None, "d", "e")} == {
+        "b": -32602,
+        None: -32600,
+        "d": -32602,
+        "e": -32601,
+    }
+    assert answers["b"]["error"]["data"]["errors"][0]["loc"] == ["inputs", "src", "data"]
+    for key in ("a", "f"):
+        if accept == JSON:
+            assert same_bits(output_of(answers[key]), SMALL.expected(inputs))
+        else:
+            assert answers[key]["result"]["outputs"]["diff_weights"]["sha256"]
+    if accept == JSON:
+        assert [entry["id"] for entry in found] == ["a", "b", "c", None, "d", "e", "f"]
+
+
+@pytest.mark.parametrize("accept", [JSON, SSE])
+def test_notifications_have_no_answer(http: httpx.Client, accept: str) -> None:
+    """One notification, and a batch of nothing else, are answered with 204 and no body."""
+    notification = {"jsonrpc": "2.0", "method": SMALL.op, "params": document(SMALL, SMALL.inputs())}
+    for body in (notification, [notification, {"jsonrpc": "2.0", "method": "nothing"}]):
+        response = rpc(http, body, accept)
+        assert (response.status_code, response.content) == (204, b"")
+
+
+def test_the_methods_about_operations(http: httpx.Client) -> None:
+    """ops.list, ops.describe and rpc.discover answer as the pages of the same content do."""
+    assert rpc(http, request("ops.list", {})).json()["result"] == http.get("/v1/ops").json()
+    for params in ({"op": "ConvTranspose-1"}, ["ConvTranspose-1"]):
+        answer = rpc(http, request("ops.describe", params)).json()
+        assert answer["result"] == http.get("/v1/ops/ConvTranspose-1").json()
+    assert rpc(http, request("rpc.discover", [])).json()["result"] == http.get("/openrpc.json").json()
+
+
+def test_every_method_is_in_the_document(http: httpx.Client) -> None:
+    """What rpc.discover lists is what can be called."""
+    methods = rpc(http, request("rpc.discover", [])).json()["result"]["methods"]
+    for method in methods:
+        error = rpc(http, request(method["name"], {"no such parameter": 1})).json()["error"]
+        assert error["code"] == -32602, method["name"]
+
+
+@pytest.mark.parametrize("by_position", [False, True])
+def test_validate_computes_nothing(http: httpx.Client, by_position: bool) -> None:
+    """ops.validate takes shapes alone and says what the call would be."""
+    inputs = {name: {"dtype": "f32", "shape": list(shape)} for name, shape in SMALL.input_shapes.items()}
+    params: Any = {"op": SMALL.op, "attributes": SMALL.attributes(), "inputs": inputs}
+    if by_position:
+        params = list(params.values())
+    result = rpc(http, request("ops.validate", params)).json()["result"]
+    assert result["outputs"] == {"diff_weights": {"dtype": "f32", "shape": list(SMALL.weights_shape)}}
+    assert result["resolved"]["strides"] == [2, 2]
+    dump = {
+        "kind": SMALL.op,
+        "attrs": wrapped(SMALL.attributes()),
+        "inputs": list(inputs.values()),
+    }
+    assert rpc(http, request("ops.validate", dump)).json()["result"] == result
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "loc"),
+    [
+        ("ops.describe", {}, ["op"]),
+        ("ops.describe", {"op": 5}, ["op"]),
+        ("ops.describe", {"op": "Convolution"}, ["op"]),
+        ("ops.validate", {"op": "x"}, ["op"]),
+        ("ops.validate", {"op": SMALL.op, "attributes": {"strides": [0, 1]}}, ["attributes", "strides", 0]),
+        ("ops.validate", {"op": SMALL.op, "inputs": {"src": {"dtype": "f32"}}}, ["inputs", "src", "shape"]),
+        (SMALL.op, {"attribute": {}}, ["attribute"]),
+        (SMALL.op, {"attributes": 5}, ["attributes"]),
+        (SMALL.op, {"inputs": []}, ["inputs"]),
+        (SMALL.op, {"inputs": {"src": "AAAA"}}, ["inputs", "src"]),
+        (SMALL.op, [{}, {}, {}, {}], ["params"]),
+        (SMALL.op, {}, ["attributes", "strides"]),
+    ],
+)
+def test_bad_params_are_listed_by_place(http: httpx.Client, method: str, params: Any, loc: list[Any]) -> None:
+    """What is wrong with params is -32602, and data.errors leads to each place."""
+    error = rpc(http, request(method, params)).json()["error"]
+    assert error["code"] == -32602
+    assert loc in [entry["loc"] for entry in error["data"]["errors"]]
+
+
+@pytest.mark.parametrize("accept", [JSON, SSE])
+def test_errors_are_answers(http: httpx.Client, accept: str) -> None:
+    """Errors come with status 200 under the request's id, in a stream as its last event."""
+    case = replace(SMALL, dtype="f32")
+    f64 = {name: array.astype("f8") for name, array in case.inputs().items()}
+    params = document(case, f64, as_npy=True)
+    for tensor in params["inputs"].values():
+        del tensor["dtype"]
+    response = rpc(http, request(case.op, params, "x"), accept)
+    answer = response.json() if accept == JSON else next(messages(response.text))
+    assert response.status_code == 200
+    assert (answer["id"], answer["error"]["code"]) == ("x", -32004)
+
+
+@pytest.mark.parametrize("options", [{"encoding": "hex"}, {"deadline_ms": 0}, {"references": True}, 5])
+def test_bad_options_are_bad_params(http: httpx.Client, options: Any) -> None:
+    """Options are checked like everything else."""
+    params = document(SMALL, SMALL.inputs()) | {"options": options}
+    assert rpc(http, request(SMALL.op, params)).json()["error"]["code"] == -32602
+
+
+def test_a_deadline_that_is_over_is_exceeded(http: httpx.Client) -> None:
+    """A call whose millisecond is over before its megabytes have come is -32001."""
+    inputs = LARGE.inputs()
+    answer = rpc(http, request(LARGE.op, document(LARGE, inputs, deadline_ms=1))).json()
+    assert answer["error"]["code"] == -32001
+
+
+@pytest.mark.parametrize(
+    ("content_type", "status"),
+    [
+        ("application/json", 200),
+        ("application/json; charset=utf-8", 200),
+        ('Application/JSON; charset="UTF-8"', 200),
+        ("application/json-rpc", 200),
+        (None, 200),
+        ("text/plain", 415),
+        ("application/x-www-form-urlencoded", 415),
+        ("multipart/form-data; boundary=x", 415),
+        ("application/json; charset=latin-1", 415),
+        ("application/json; a=b; charset=utf-16", 415),
+    ],
+)
+def test_content_types(http: httpx.Client, content_type: str | None, status: int) -> None:
+    """JSON under its two names, or under none, is read; everything else is a 415 problem."""
+    headers = {} if content_type is None else {"content-type": content_type}
+    response = http.post("/rpc", content=json.dumps(request("ops.list", [])).encode(), headers=headers)
+    assert response.status_code == status
+    if status == 415:
+        assert response.headers["content-type"] == "application/problem+json"
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("*/*", JSON),
+        ("application/json-rpc", "application/json-rpc"),
+        ("application/json, text/event-stream", JSON),
+        ("text/event-stream, application/json;q=0.5", SSE),
+        ("text/*", SSE),
+    ],
+)
+def test_the_reply_is_in_the_form_asked_for(http: httpx.Client, accept: str, kind: str) -> None:
+    """Accept decides between JSON and a stream; whoever takes both gets JSON."""
+    assert rpc(http, request("ops.list", []), accept).headers["content-type"] == kind
+
+
+def test_other_forms_and_verbs_are_refused(http: httpx.Client) -> None:
+    """No form that the client takes is 406; GET is 405; a coded body is 415."""
+    assert rpc(http, request("ops.list", []), "image/png").status_code == 406
+    got = http.get("/rpc")
+    assert (got.status_code, got.headers["allow"]) == (405, "POST")
+    coded = http.post("/rpc", content=b"x", headers={"content-type": JSON, "content-encoding": "gzip"})
+    assert coded.status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", -32700),
+        (b"\xff\xfe[\x00]\x00", -32700),
+        (b"\xef\xbb\xbf" + b'{"jsonrpc": "2.0", "method": "x", "id": 1}', -32601),
+        (b"{" * 100_000, -32700),
+        (b"[" * 100_000, -32700),
+        (b'{"a":' * 20_000, -32700),
+        (b"[" + b"1" * 100_000 + b"]", -32700),
+        (b'{"jsonrpc": "2.0", "method": "x", "id": ' + b"1" * 5000 + b"}", -32700),
+        (b'{"jsonrpc": "2.0", "method": "x", "id": "\\ud83d"}', -32700),
+        (b'{"jsonrpc": "2.0", "method": "x", "id": 1, "id": 2}', -32700),
+        (b'{"jsonrpc": "2.0", "method": "x", "params": {"data": "' + b"A" * 10**6, -32700),
+        (b'{"jsonrpc": "2.0", "method": "x", "params": {"data": "' + b"\\" * (10**6 + 1) + b'"}}', -32700),
+        (b'{"jsonrpc": "2.0", "method": "' + b"x" * 2 * 10**6 + b'"}', -32003),
+        (b'{"jsonrpc": "2.0", "method": "x", "id": 1, "npy": "' + b"!" * 10**6 + b'"}', -32601),
+        (b'{"jsonrpc": "2.0", "method": "\x00"}', -32700),
+        (b'"' + b"\xf0\x28\x8c\xbc" * 50 + b'"', -32700),
+        (b"null", -32600),
+        (b"NaN", -32700),
+    ],
+)
+def test_hostile_bodies_are_answered(http: httpx.Client, body: bytes, code: int) -> None:
+    """Whatever comes gets a JSON-RPC error, and the next call works."""
+    response = http.post("/rpc", content=body, headers={"content-type": JSON})
+    assert response.status_code == 200
+    assert response.json()["error"]["code"] == code
+    assert "result" in rpc(http, request("ops.list", [])).json()
+
+
+def test_data_is_never_echoed(http: httpx.Client) -> None:
+    """No error repeats what was sent as a value."""
+    secret = base64.b64encode(b"a secret that nobody may see").decode()
+    for params in (
+        {"attributes": {"auto_pad": secret, "strides": secret}, "inputs": {"src": secret}},
+        {"attributes": {"strides": [secret]}, "inputs": {"src": {"dtype": secret, "shape": [secret]}}},
+        [secret, {secret: secret}, secret],
+        {"inputs": {"src": {"dtype": "f32", "shape": [4], "data": secret}}, "options": {"encoding": secret}},
+    ):
+        assert secret not in rpc(http, request(SMALL.op, params)).text
+
+
+@pytest.fixture
+def client(service: LiveService) -> Iterator[Any]:
+    """An independent JSON-RPC client, which nobody taught about this service."""
+    client = jsonrpclib.ServerProxy(service.url + "/rpc")
+    yield client
+    client("close")()
+
+
+def test_an_independent_client_calls(client: Any) -> None:
+    """jsonrpclib-pelix calls methods by name and by position and reads what comes back."""
+    inputs = SMALL.inputs()
+    params = document(SMALL, inputs)
+    for result in (
+        client.ConvTransposeBackwardWeights(**params),
+        client.ConvTransposeBackwardWeights(params["attributes"], params["inputs"]),
+    ):
+        (tensor,) = result["outputs"].values()
+        assert same_bits(read_tensor(tensor), SMALL.expected(inputs))
+    assert [entry["op"] for entry in client.ops.list()]
+
+
+def test_an_independent_client_batches(client: Any) -> None:
+    """jsonrpclib-pelix gets everything of a batch, and nothing for a notification in it."""
+    batch = MultiCall(client)
+    batch.ops.describe(op="ConvTranspose")
+    batch._notify.ops.list()
+    batch.ops.list()
+    described, listed = list(batch())
+    assert described["op"] == "ConvTranspose"
+    assert len(listed) == len(OPERATIONS)
+
+
+def test_an_independent_client_notifies(client: Any) -> None:
+    """jsonrpclib-pelix, which knows no status but 200, tells of the 204 that a notification gets."""
+    with pytest.raises(TransportError, match="204"):
+        client._notify.ops.list()
+
+
+def test_an_independent_client_reads_errors(client: Any) -> None:
+    """jsonrpclib-pelix raises our errors with their numbers."""
+    calls: list[tuple[Callable[..., Any], dict[str, Any], int]] = [
+        (client.nothing, {}, -32601),
+        (client.ops.describe, {"op": "nothing"}, -32602),
+        (client.ConvTranspose, {"attributes": {}, "inputs": {}}, -32602),
+    ]
+    for method, params, code in calls:
+        with pytest.raises(ProtocolError) as caught:
+            method(**params)
+        assert caught.value.args[0][0] == code

@@ -1,0 +1,270 @@
+"""The examples of the JSON-RPC 2.0 specification (jsonrpc.org/specification, section 7), word for word."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from app.api.rpc import methods as rpc_methods
+from app.api.rpc.methods import Method, Params, Turn
+from app.api.rpc.routes import RpcResponse
+from app.calls.service import Service
+from app.http.middleware import BodyLimit
+from app.pool.buffers import SegmentPool
+from app.pool.local import LocalEngine
+from app.settings import Settings
+from convgrad._errors import Cancelled
+from schemas.rpc import bind_params
+
+
+def method(function: Callable[..., Any], *names: str) -> Method:
+    """Make a method of a function."""
+
+    @asynccontextmanager
+    async def made(params: Params, turn: Turn) -> AsyncIterator[Any]:
+        if names:
+            yield function(**bind_params(params, names, required=names))
+        else:
+            yield function(*(params or ()))
+
+    return made
+
+
+METHODS = {
+    "subtract": method(lambda minuend, subtrahend: minuend - subtrahend, "minuend", "subtrahend"),
+    "sum": method(lambda *numbers: sum(numbers)),
+    "update": method(lambda *_: None),
+    "notify_hello": method(lambda *_: None),
+    "notify_sum": method(lambda *_: None),
+    "get_data": method(lambda: ["hello", 5]),
+}
+
+
+def post(
+    body: bytes, *, methods: Mapping[str, Method] = METHODS, limit: int = 1 << 20, content_type: str = ""
+) -> httpx.Response:
+    """Send a body to an API with these methods; no worker is started, which these methods don't need."""
+    pool = SegmentPool(1 << 20)
+    service = Service(Settings(), LocalEngine(pool, workers=1), pool)
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=BodyLimit(RpcResponse(methods, service), limit))
+        async with httpx.AsyncClient(transport=transport, base_url="http://API") as client:
+            return await client.post("/rpc", content=body, headers={"content-type": content_type})
+
+    return asyncio.run(run())
+
+
+EXAMPLES = {
+    "positional 1": (
+        '{"jsonrpc": "2.0", "method": "subtract", "params": [42, 23], "id": 1}',
+        '{"jsonrpc": "2.0", "result": 19, "id": 1}',
+    ),
+    "positional 2": (
+        '{"jsonrpc": "2.0", "method": "subtract", "params": [23, 42], "id": 2}',
+        '{"jsonrpc": "2.0", "result": -19, "id": 2}',
+    ),
+    "named 1": (
+        '{"jsonrpc": "2.0", "method": "subtract", "params": {"subtrahend": 23, "minuend": 42}, "id": 3}',
+        '{"jsonrpc": "2.0", "result": 19, "id": 3}',
+    ),
+    "named 2": (
+        '{"jsonrpc": "2.0", "method": "subtract", "params": {"minuend": 42, "subtrahend": 23}, "id": 4}',
+        '{"jsonrpc": "2.0", "result": 19, "id": 4}',
+    ),
+    "notification 1": ('{"jsonrpc": "2.0", "method": "update", "params": [1,2,3,4,5]}', None),
+    "notification 2": ('{"jsonrpc": "2.0", "method": "foobar"}', None),
+    "non-existent method": (
+        '{"jsonrpc": "2.0", "method": "foobar", "id": "1"}',
+        '{"jsonrpc": "2.0", "error": {"code": -32601, "message": "Method not found"}, "id": "1"}',
+    ),
+    "invalid JSON": (
+        '{"jsonrpc": "2.0", "method": "foobar, "params": "bar", "baz]',
+        '{"jsonrpc": "2.0", "error": {"code": -32700, "message": "Parse error"}, "id": null}',
+    ),
+    "invalid request": (
+        '{"jsonrpc": "2.0", "method": 1, "params": "bar"}',
+        '{"jsonrpc": "2.0", "error": {"code": -32600, "message": "Invalid Request"}, "id": null}',
+    ),
+    "batch, invalid JSON": (
+        """[
+          {"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},
+          {"jsonrpc": "2.0", "method"
+        ]""",
+        '{"jsonrpc": "2.0", "error": {"code": -32700, "message": "Parse error"}, "id": null}',
+    ),
+    "empty array": (
+        "[]",
+        '{"jsonrpc": "2.0", "error": {"code": -32600, "message": "Invalid Request"}, "id": null}',
+    ),
+    "invalid batch, not empty": (
+        "[1]",
+        '[{"jsonrpc": "2.0", "error": {"code": -32600, "message": "Invalid Request"}, "id": null}]',
+    ),
+    "invalid batch": (
+        "[1,2,3]",
+        """[
+          {"jsonrpc": "2.0", "error": {"code": -32600, "message": "Invalid Request"}, "id": null},
+          {"jsonrpc": "2.0", "error": {"code": -32600, "message": "Invalid Request"}, "id": null},
+          {"jsonrpc": "2.0", "error": {"code": -32600, "message": "Invalid Request"}, "id": null}
+        ]""",
+    ),
+    "batch": (
+        """[
+          {"jsonrpc": "2.0", "method": "sum", "params": [1,2,4], "id": "1"},
+          {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]},
+          {"jsonrpc": "2.0", "method": "subtract", "params": [42,23], "id": "2"},
+          {"foo": "boo"},
+          {"jsonrpc": "2.0", "method": "foo.get", "params": {"name": "myself"}, "id": "5"},
+          {"jsonrpc": "2.0", "method": "get_data", "id": "9"}
+        ]""",
+        """[
+          {"jsonrpc": "2.0", "result": 7, "id": "1"},
+          {"jsonrpc": "2.0", "result": 19, "id": "2"},
+          {"jsonrpc": "2.0", "error": {"code": -32600, "message": "Invalid Request"}, "id": null},
+          {"jsonrpc": "2.0", "error": {"code": -32601, "message": "Method not found"}, "id": "5"},
+          {"jsonrpc": "2.0", "result": ["hello", 5], "id": "9"}
+        ]""",
+    ),
+    "batch of notifications": (
+        """[
+          {"jsonrpc": "2.0", "method": "notify_sum", "params": [1,2,4]},
+          {"jsonrpc": "2.0", "method": "notify_hello", "params": [7]}
+        ]""",
+        None,
+    ),
+}
+
+
+def without_data(answer: Any) -> Any:
+    """Leave out the optional `data` of errors, which the examples don't have."""
+    if isinstance(answer, list):
+        return [without_data(item) for item in answer]
+    if "error" in answer:
+        answer["error"].pop("data")
+    return answer
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_of_the_specification(name: str) -> None:
+    """Every example is answered as the specification says."""
+    request, answer = EXAMPLES[name]
+    response = post(request.encode(), content_type="application/json")
+    if answer is None:
+        assert (response.status_code, response.content) == (204, b"")
+    else:
+        assert response.status_code == 200
+        assert without_data(response.json()) == json.loads(answer)
+
+
+@pytest.mark.parametrize(
+    "request_id",
+    ['"1"', "1", "0", "-7", "1.5", "1e2", "null", '""', '"\\u00e9\\n"', str(2**70), '"' + "x" * 600 + '"'],
+)
+def test_ids_come_back_as_they_are(request_id: str) -> None:
+    """An id keeps its value and its type, in answers and in errors."""
+    for name in ("get_data", "nothing"):
+        body = f'{{"jsonrpc": "2.0", "method": "{name}", "id": {request_id}}}'
+        answer = json.loads(post(body.encode()).text)
+        sent = json.loads(request_id)
+        assert (answer["id"], type(answer["id"])) == (sent, type(sent))
+
+
+@pytest.mark.parametrize("request_id", ["true", "[]", "{}", "[1]", "1e999", "NaN", '"\\ud800"', '"' + "x" * 5000 + '"'])
+def test_ids_of_other_types_are_invalid(request_id: str) -> None:
+    """What can't be an id is an invalid request, or no JSON at all, and is answered with null."""
+    answer = post(f'{{"jsonrpc": "2.0", "method": "get_data", "id": {request_id}}}'.encode()).json()
+    assert answer["id"] is None
+    assert answer["error"]["code"] in (-32600, -32700)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"method": "get_data", "id": 1}',
+        '{"jsonrpc": "1.0", "method": "get_data", "id": 1}',
+        '{"jsonrpc": 2.0, "method": "get_data", "id": 1}',
+        '{"jsonrpc": "2.0", "id": 1}',
+        '{"jsonrpc": "2.0", "method": null, "id": 1}',
+        '{"jsonrpc": "2.0", "method": "get_data", "params": 1, "id": 1}',
+        '{"jsonrpc": "2.0", "method": "get_data", "params": null, "id": 1}',
+    ],
+)
+def test_other_envelopes_are_invalid_requests(body: str) -> None:
+    """An envelope that breaks a rule is -32600 under its own id."""
+    answer = post(body.encode()).json()
+    assert (answer["error"]["code"], answer["id"]) == (-32600, 1)
+    assert answer["error"]["data"]["detail"]
+
+
+@pytest.mark.parametrize("params", ["[1]", "[1, 2, 3]", '{"minuend": 1}', '{"minuend": 1, "subtrahend": 2, "x": 3}'])
+def test_wrong_params_are_listed(params: str) -> None:
+    """Missing, surplus and unknown params are -32602 with the list of errors."""
+    body = f'{{"jsonrpc": "2.0", "method": "subtract", "params": {params}, "id": 1}}'
+    error = post(body.encode()).json()["error"]
+    assert error["code"] == -32602
+    assert error["data"]["errors"]
+
+
+def test_a_fault_of_a_method_is_an_internal_error_without_details(caplog: pytest.LogCaptureFixture) -> None:
+    """An exception that nobody foresaw is -32603, says nothing of itself, and is in the log."""
+    body = '{"jsonrpc": "2.0", "method": "subtract", "params": ["secret", 2], "id": 1}'
+    answer = post(body.encode())
+    assert answer.json()["error"]["code"] == -32603
+    assert "secret" not in answer.text
+    assert "TypeError" in caplog.text
+
+
+def test_a_long_batch_keeps_its_order() -> None:
+    """A batch of the largest size is answered whole and in order."""
+    batch = [{"jsonrpc": "2.0", "method": "sum", "params": [number], "id": number} for number in range(1000)]
+    answers = post(json.dumps(batch).encode()).json()
+    assert [answer["result"] for answer in answers] == list(range(1000))
+    assert post(json.dumps([*batch, batch[0]]).encode()).json()["error"]["code"] == -32600
+
+
+def test_a_body_over_the_limit_is_a_json_rpc_error() -> None:
+    """What is too large by its declared length is -32003 with status 200, and is not read."""
+    response = post(b" " * 2000, limit=1000)
+    assert response.status_code == 200
+    assert (response.json()["error"]["code"], response.json()["id"]) == (-32003, None)
+
+
+def test_a_refusal_has_the_id_of_its_call() -> None:
+    """While calls are not taken their tensors are passed over, and each call is answered under its id."""
+    tensor = {"dtype": "f32", "shape": [100_000], "data": "AAAA" * 133_333 + "AA=="}
+    call = {"jsonrpc": "2.0", "method": "ConvTranspose", "params": {"inputs": {"src": tensor}}}
+    other = {"jsonrpc": "2.0", "method": "ops.describe", "params": ["ConvTranspose"], "id": "c"}
+    batch = json.dumps([call | {"id": "a"}, call, call | {"id": "b"}, other]).encode()
+    first, second, third = post(batch, methods=rpc_methods.METHODS, limit=1 << 30).json()
+    for answer, request_id in ((first, "a"), (second, "b")):
+        assert (answer["id"], answer["error"]["code"]) == (request_id, -32000)
+        assert answer["error"]["data"]["retry_after"] > 0
+    assert third["result"]["op"] == "ConvTranspose"
+
+
+def test_a_client_that_leaves_while_it_sends_costs_nothing() -> None:
+    """A body that breaks off ends the request: no answer, and no memory stays taken."""
+    pool = SegmentPool(1 << 24)
+    service = Service(Settings(), LocalEngine(pool, workers=1), pool)
+    body = b'{"jsonrpc": "2.0", "id": 1, "method": "ops.validate", "params": {"data": "' + b"A" * 10**6
+    pieces = [{"type": "http.request", "body": body, "more_body": True}, {"type": "http.disconnect"}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return pieces.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/rpc", "headers": [], "query_string": b""}
+    with pytest.raises(Cancelled):
+        asyncio.run(RpcResponse(rpc_methods.METHODS, service)(scope, receive, send))
+    assert not sent
+    assert pool.stats().used == 0

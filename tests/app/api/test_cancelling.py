@@ -1,0 +1,129 @@
+"""Calls that are not wanted any more: cancelled by a notification, or left while they wait."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.app.api.rpc.test_rpc_limits import connection as rpc_connection
+from tests.app.api.rpc.test_rpc_limits import request
+from tests.app.api.test_rest_limits import connection
+from tests.app.resident import Resident
+from tests.app.samples import JSON, SLOW, SMALL, SSE, read_tensor, same_bits
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tight: Resident) -> Iterator[None]:
+    """After each of these tests the service is idle, no worker computes, and no memory is in use."""
+    yield
+    tight.run(tight.service.idle(), 10.0)
+    tight.until(lambda: idle(tight))
+    tight.until(lambda: tight.service.segments.stats().used == 0)
+
+
+def idle(tight: Resident) -> bool:
+    """Tell whether no worker has a unit."""
+    return all(worker["unit"] is None for worker in tight.service.engine.snapshot()["workers"])
+
+
+def cancel(http: httpx.Client, request_id: Any, **headers: str) -> None:
+    """Send the notification."""
+    params = {"requestId": request_id, "reason": "not wanted"}
+    body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}
+    assert http.post("/rpc", json=body, headers=headers).status_code == 204
+
+
+@contextmanager
+def streaming(tight: Resident, body: Any, accept: str = SSE, **headers: str) -> Iterator[httpx.Response]:
+    """Begin calls that take long, and wait until a worker computes."""
+    with (
+        httpx.Client(base_url=tight.url, timeout=60) as client,
+        client.stream("POST", "/rpc", json=body, headers={"accept": accept, **headers}) as response,
+    ):
+        tight.until(lambda: not idle(tight))
+        yield response
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """Read a stream to its end."""
+    response.read()
+    return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
+
+
+@pytest.mark.parametrize("request_id", ["mine", 7, 7.5])
+@pytest.mark.parametrize("session", ["", "X-Session-ID", "Mcp-Session-Id"])
+def test_a_cancelled_stream_ends_with_its_error(
+    tight: Resident, tight_http: httpx.Client, request_id: Any, session: str
+) -> None:
+    """The work stops, and the stream's last message is -32002 under the id of the call."""
+    headers = {session: "s-1"} if session else {}
+    with streaming(tight, request(SLOW, SLOW.floats(), request_id, reference=True), **headers) as response:
+        cancel(tight_http, request_id, **headers)
+        *_, last = events(response)
+    assert last["id"] == request_id
+    assert (last["error"]["code"], last["error"]["data"]["code"]) == (-32002, "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("request_id", "headers"),
+    [("other", {"x-session-id": "a"}), ("mine", {"x-session-id": "b"}), ("mine", {}), (None, {}), ([1], {})],
+)
+def test_only_the_named_call_of_the_same_session_is_meant(
+    tight: Resident, tight_http: httpx.Client, request_id: Any, headers: dict[str, str]
+) -> None:
+    """Another id, another session, no session, no id: nothing happens to the call."""
+    body = request(SLOW, SLOW.floats(), "mine", reference=True, deadline_ms=300)
+    with streaming(tight, body, **{"X-Session-ID": "a"}) as response:
+        cancel(tight_http, request_id, **headers)
+        *_, last = events(response)
+    assert last["error"]["data"]["code"] == "deadline_exceeded"
+
+
+def test_the_others_of_a_batch_go_on(tight: Resident, tight_http: httpx.Client) -> None:
+    """One call of a batch is cancelled; the other one is answered, and right."""
+    inputs = SMALL.inputs()
+    batch = [request(SLOW, SLOW.floats(), "slow", reference=True), request(SMALL, inputs, "small")]
+    with streaming(tight, batch) as response:
+        cancel(tight_http, "slow")
+        answers = {message["id"]: message for message in events(response) if "id" in message}
+    assert answers["slow"]["error"]["code"] == -32002
+    assert "sha256" in answers["small"]["result"]["outputs"]["diff_weights"]
+
+
+def test_a_plain_answer_can_be_cancelled_too(tight: Resident, tight_http: httpx.Client) -> None:
+    """A call whose reply is JSON is answered with the error at once."""
+    inputs = SMALL.inputs()
+    batch = [request(SMALL, inputs, "small"), request(SLOW, SLOW.floats(), "slow", reference=True)]
+    with streaming(tight, batch, JSON) as response:
+        tight.until(lambda: len(tight.service.calls) == 1 and not idle(tight))
+        cancel(tight_http, "slow")
+        small, slow = json.loads(response.read())
+    assert same_bits(read_tensor(small["result"]["outputs"]["diff_weights"]), SMALL.expected(inputs))
+    assert slow["error"]["code"] == -32002
+
+
+def test_as_a_call_it_is_no_method(tight_http: httpx.Client) -> None:
+    """`notifications/cancelled` with an id is a method that does not exist."""
+    body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {}, "id": 1}
+    assert tight_http.post("/rpc", json=body).json()["error"]["code"] == -32601
+
+
+@pytest.mark.parametrize("api", ["rest", "rpc"])
+def test_who_leaves_the_queue_leaves_nothing(tight: Resident, api: str) -> None:
+    """A client that leaves while its call waits behind another one gives its place back at once."""
+    with connection(tight, SLOW, SSE, reference=True):
+        tight.until(lambda: len(tight.service.calls) == 1 and not idle(tight))
+        waiting = (
+            connection(tight, SLOW, JSON, reference=True)
+            if api == "rest"
+            else rpc_connection(tight, request(SLOW, SLOW.floats(), reference=True), JSON)
+        )
+        with waiting:
+            tight.until(lambda: len(tight.service.calls) == 2)
+        tight.until(lambda: len(tight.service.calls) == 1)
+        assert not idle(tight), "the other call still computes"

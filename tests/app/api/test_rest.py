@@ -1,0 +1,289 @@
+"""The `/v1` API of the real service: every form of a call, every form of a reply."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.app.samples import (
+    FRAMES,
+    JSON,
+    NPY,
+    SMALL,
+    SSE,
+    Array,
+    document,
+    frames,
+    messages,
+    npy,
+    parts,
+    post,
+    read,
+    request_object,
+    same_bits,
+)
+from tests.live import LiveService
+from tests.problems import Case, random_case
+
+FORMS = [JSON, NPY, SSE, FRAMES]
+EMPTY = Case(
+    op="ConvTranspose",
+    n=0,
+    src_channels=2,
+    dst_channels=3,
+    src_spatial=(4,),
+    dst_spatial=(5,),
+    kernel=(2,),
+    weights_format="OIX",
+)
+LARGE = Case(
+    op="ConvolutionBackwardWeights",
+    n=1,
+    src_channels=640,
+    dst_channels=1024,
+    src_spatial=(4, 4),
+    dst_spatial=(4, 4),
+    kernel=(3, 3),
+    pads_begin=(1, 1),
+    pads_end=(1, 1),
+)
+
+
+@pytest.mark.parametrize("accept", FORMS)
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_every_reply_form_has_the_oracles_bits(http: httpx.Client, dtype: str, accept: str) -> None:
+    """A multipart call is answered in each form, and each holds the exact result."""
+    case = replace(SMALL, dtype=dtype)
+    inputs = case.inputs()
+    assert same_bits(read(post(http, case, inputs, accept)), case.expected(inputs))
+
+
+@pytest.mark.parametrize("as_npy", [False, True])
+@pytest.mark.parametrize("encoding", ["base64", "npy"])
+def test_json_in_and_out(http: httpx.Client, encoding: str, as_npy: bool) -> None:
+    """A JSON call takes tensors as raw base64 or as .npy and gives them back as asked."""
+    case = replace(SMALL, dtype="bf16")
+    inputs = case.inputs()
+    body = document(case, inputs, as_npy=as_npy, encoding=encoding)
+    response = http.post(f"/v1/ops/{case.op}", json=body)
+    assert same_bits(read(response), case.expected(inputs))
+    assert ("npy" in response.json()["outputs"]["diff_weights"]) == (encoding == "npy")
+
+
+def test_random_calls_have_the_same_bits_in_every_form(http: httpx.Client) -> None:
+    """Random problems of all kinds: what every reply form says is what the oracle says."""
+    rng = np.random.default_rng(5)
+    for _ in range(25):
+        case = random_case(rng)
+        inputs = case.inputs()
+        expected = case.expected(inputs)
+        for accept in FORMS:
+            assert same_bits(read(post(http, case, inputs, accept)), expected), (case, accept)
+
+
+def test_reference_gives_the_same_bits_for_exact_data(http: httpx.Client) -> None:
+    """`options.reference` computes with the float64 kernel and says so."""
+    inputs = SMALL.inputs()
+    response = post(http, SMALL, inputs, reference=True)
+    assert same_bits(read(response), SMALL.expected(inputs))
+    assert "reference" in response.json()["stats"]["kernel"]
+
+
+@pytest.mark.parametrize("accept", FORMS)
+def test_a_large_output_arrives_whole(http: httpx.Client, accept: str) -> None:
+    """An output of more than twenty megabytes is the same in every form."""
+    inputs = LARGE.inputs()
+    assert same_bits(read(post(http, LARGE, inputs, accept)), LARGE.expected(inputs))
+
+
+@pytest.mark.parametrize("accept", FORMS)
+def test_an_empty_batch_gives_an_empty_output(http: httpx.Client, accept: str) -> None:
+    """N = 0 is a call like any other: ConvTranspose gives a tensor without elements."""
+    inputs = EMPTY.inputs()
+    assert same_bits(read(post(http, EMPTY, inputs, accept)), EMPTY.expected(inputs))
+
+
+@pytest.mark.parametrize("accept", FORMS)
+def test_an_empty_batch_gives_a_zero_gradient(http: httpx.Client, accept: str) -> None:
+    """N = 0 of a filter gradient is zeros of the weights' shape."""
+    case = replace(SMALL, n=0)
+    result = read(post(http, case, case.inputs(), accept))
+    assert result.shape == case.weights_shape
+    assert not result.any()
+
+
+def test_the_reply_speaks_the_dialect_of_the_name_called(http: httpx.Client) -> None:
+    """Under the old name the output is filter_delta and the attributes have their old names."""
+    inputs = SMALL.inputs()
+    request = request_object(SMALL)
+    files = parts(SMALL, inputs)
+    response = http.post("/v1/ops/ConvTransposeBackpropFilters-1", files=files)
+    reply = response.json()
+    assert reply["op"] == "ConvTransposeBackpropFilters-1"
+    assert list(reply["outputs"]) == ["filter_delta"]
+    assert reply["resolved"]["filter_format"] == request["attributes"]["weights_format"]
+    assert reply["resolved"]["groups_axis"] == "O"
+
+
+def test_stats_say_what_was_done(http: httpx.Client) -> None:
+    """A reply has the kernel's name, the work, the time and the number of tiles."""
+    stats = post(http, SMALL, SMALL.inputs()).json()["stats"]
+    assert set(stats) == {"kernel", "gmac", "compute_ms", "tiles"}
+    assert stats["gmac"] == pytest.approx(SMALL.macs / 1e9)
+
+
+def test_a_dumped_op_is_a_request(http: httpx.Client) -> None:
+    """An op object as oneDNN Graph dumps it is taken as the request part."""
+    inputs = SMALL.inputs()
+    kinds = {list: "s64[]", int: "s64", str: "string"}
+    attributes = {name: {"type": kinds[type(value)], "value": value} for name, value in SMALL.attributes().items()}
+    dump = {"kind": SMALL.op, "attrs": attributes, "inputs": [], "outputs": []}
+    files = parts(SMALL, inputs)
+    files[0] = ("request", ("op.json", json.dumps(dump).encode(), JSON))
+    assert same_bits(read(http.post(f"/v1/ops/{SMALL.op}", files=files)), SMALL.expected(inputs))
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("endian", ["<", ">"])
+def test_npy_parts_of_any_order(http: httpx.Client, order: Any, endian: Any) -> None:
+    """Fortran order and big-endian files are read as NumPy reads them."""
+    inputs = SMALL.inputs()
+    turned = {
+        name: np.asarray(array.astype(array.dtype.newbyteorder(endian)), order=order) for name, array in inputs.items()
+    }
+    assert same_bits(read(post(http, SMALL, turned, NPY)), SMALL.expected(inputs))
+
+
+def test_weights_shape_as_a_part(http: httpx.Client) -> None:
+    """The weights' shape may be an s32 .npy part instead of an attribute."""
+    inputs = SMALL.inputs()
+    request = request_object(SMALL)
+    shape = np.array(request["attributes"].pop("weights_shape"), np.int32)
+    files = parts(SMALL, inputs)
+    files[0] = ("request", ("request.json", json.dumps(request).encode(), JSON))
+    files.append(("weights_shape", ("shape.npy", npy(shape), NPY)))
+    assert same_bits(read(http.post(f"/v1/ops/{SMALL.op}", files=files)), SMALL.expected(inputs))
+
+
+def test_progress_comes_before_tiles_and_the_response_last(http: httpx.Client) -> None:
+    """An event stream is progress, tiles, and at its end the response with a checksum."""
+    response = post(http, SMALL, SMALL.inputs(), SSE)
+    *notifications, last = messages(response.text)
+    methods = [entry["method"] for entry in notifications]
+    assert methods[0] == "notifications/progress"
+    assert methods.index("notifications/progress") < methods.index("notifications/tile")
+    steps = [entry["params"] for entry in notifications if entry["method"] == "notifications/progress"]
+    assert [step["progress"] for step in steps] == sorted({step["progress"] for step in steps})
+    assert steps[-1]["progress"] == steps[-1]["total"]
+    assert last["id"] == response.headers["x-request-id"]
+    assert set(last["result"]["outputs"]["diff_weights"]) == {"dtype", "shape", "sha256"}
+
+
+def test_frames_come_in_order(http: httpx.Client) -> None:
+    """A tensor stream begins with begin, ends with end, and numbers its tiles."""
+    headers = [header for header, _ in frames(post(http, LARGE, LARGE.inputs(), FRAMES).content)]
+    assert headers[0]["type"] == "begin"
+    assert headers[1] == {"type": "progress", "done": 0, "total": headers[1]["total"]}
+    assert headers[-1]["type"] == "end"
+    tiles = [header["seq"] for header in headers if header["type"] == "tile"]
+    assert tiles == list(range(headers[0]["tiles"]))
+
+
+def test_concurrent_calls_do_not_mix(http: httpx.Client) -> None:
+    """Calls that run at the same time each get their own result."""
+    rng = np.random.default_rng(11)
+    cases = [random_case(rng, macs=400_000) for _ in range(24)]
+
+    def run(case: Case) -> tuple[Array, Array]:
+        inputs = case.inputs()
+        return read(post(http, case, inputs, FORMS[case.seed % 4])), case.expected(inputs)
+
+    with ThreadPoolExecutor(8) as pool:
+        for got, expected in pool.map(run, cases):
+            assert same_bits(got, expected)
+
+
+def test_validate_computes_nothing_and_says_what_would_be(http: httpx.Client) -> None:
+    """`validate` takes tensors without data and gives the resolved attributes, output, plan and cost."""
+    inputs = {name: {"dtype": "f32", "shape": list(shape)} for name, shape in SMALL.input_shapes.items()}
+    body = {"attributes": SMALL.attributes(), "inputs": inputs}
+    reply = http.post(f"/v1/ops/{SMALL.op}/validate", json=body).json()
+    assert reply["outputs"] == {"diff_weights": {"dtype": "f32", "shape": list(SMALL.weights_shape)}}
+    assert reply["resolved"]["strides"] == [2, 2]
+    assert reply["plan"]["gmac"] == pytest.approx(SMALL.macs / 1e9)
+
+
+def test_the_tables_are_served(http: httpx.Client) -> None:
+    """The list names every operation, and each has its own page, also under an alias."""
+    listed = {entry["op"] for entry in http.get("/v1/ops").json()}
+    assert {"ConvTranspose", "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights"} <= listed
+    page = http.get("/v1/ops/ConvolutionBackpropFilters-1").json()
+    assert {"attributes", "inputs"} <= set(page)
+
+
+def test_a_request_id_goes_in_and_out(http: httpx.Client) -> None:
+    """A sound X-Request-ID is kept; another one is replaced."""
+    kept = http.get("/healthz", headers={"x-request-id": "trace-1/abc"})
+    assert kept.headers["x-request-id"] == "trace-1/abc"
+    for bad in ("x" * 129, "has space", 'quote"'):
+        assert http.get("/healthz", headers={"x-request-id": bad}).headers["x-request-id"] != bad
+
+
+def test_server_timing_has_every_part(http: httpx.Client) -> None:
+    """A whole reply says how long receiving, decoding, queueing, computing and encoding took."""
+    timing = post(http, SMALL, SMALL.inputs()).headers["server-timing"]
+    parts_named = [entry.split(";")[0] for entry in timing.split(", ")]
+    assert parts_named == ["receive", "decode", "queue", "compute", "encode"]
+
+
+def _curl(*arguments: str) -> bytes:
+    return subprocess.run(["curl", "-sS", "--fail", *arguments], check=True, capture_output=True).stdout
+
+
+def _form(folder: Path, inputs: dict[str, Array]) -> list[str]:
+    (folder / "request.json").write_text(json.dumps(request_object(SMALL)))
+    fields = ["--form", f"request=@{folder}/request.json;type=application/json"]
+    for name, array in inputs.items():
+        np.save(folder / f"{name}.npy", array)
+        fields += ["--form", f"{name}=@{folder}/{name}.npy"]
+    return fields
+
+
+def test_curl_with_two_files_writes_a_file(service: LiveService, tmp_path: Path) -> None:
+    """curl --form with two .npy files and Accept: application/x-npy gives a file that numpy.load reads."""
+    inputs = SMALL.inputs()
+    url = f"{service.url}/v1/ops/{SMALL.op}"
+    out = tmp_path / "dw.npy"
+    _curl(*_form(tmp_path, inputs), "-H", f"Accept: {NPY}", "-o", str(out), url)
+    assert same_bits(np.load(out), SMALL.expected(inputs))
+
+
+def test_curl_shows_a_stream(service: LiveService, tmp_path: Path) -> None:
+    """curl -N with Accept: text/event-stream shows progress, then tiles, then the response."""
+    inputs = SMALL.inputs()
+    text = _curl("-N", *_form(tmp_path, inputs), "-H", f"Accept: {SSE}", f"{service.url}/v1/ops/{SMALL.op}")
+    kinds = [entry.get("method", "response") for entry in messages(text.decode())]
+    assert kinds[0] == "notifications/progress"
+    assert kinds[-2:] == ["notifications/tile", "response"]
+
+
+def test_a_chunked_body_is_taken(http: httpx.Client) -> None:
+    """A body without Content-Length is read all the same."""
+    inputs = SMALL.inputs()
+    request = httpx.Request("POST", "http://x/", files=parts(SMALL, inputs))
+    body = io.BytesIO(request.read())
+    response = http.post(
+        f"/v1/ops/{SMALL.op}",
+        content=iter(lambda: body.read(100), b""),
+        headers={"content-type": request.headers["content-type"], "accept": NPY},
+    )
+    assert same_bits(read(response), SMALL.expected(inputs))

@@ -1,0 +1,220 @@
+"""Limits, deadlines, clients that leave, and a full queue, on a service in this process."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.app.api.test_rest_errors import problem
+from tests.app.bare import connected, multipart
+from tests.app.resident import Resident
+from tests.app.samples import (
+    FRAMES,
+    JSON,
+    NPY,
+    SLOW,
+    SMALL,
+    SSE,
+    Array,
+    document,
+    doubled,
+    frames,
+    messages,
+    parts,
+    post,
+    read,
+    same_bits,
+)
+from tests.problems import Case
+
+FORMS = [JSON, NPY, SSE, FRAMES]
+HEAVY = Case(
+    op="ConvolutionBackwardWeights",
+    n=4,
+    src_channels=32,
+    dst_channels=96,
+    src_spatial=(40, 40),
+    dst_spatial=(32, 32),
+    kernel=(9, 9),
+)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tight: Resident) -> Iterator[None]:
+    """After each of these tests the service is idle, and no memory is in use."""
+    yield
+    tight.run(tight.service.idle(), 10.0)
+    assert not tight.service.calls
+    assert tight.service.engine.snapshot()["jobs"] == 0
+    tight.until(lambda: tight.service.segments.stats().used == 0)
+
+
+@contextmanager
+def connection(tight: Resident, case: Case, accept: str, *, reference: bool = False) -> Iterator[socket.socket]:
+    """Send a whole call over a bare socket."""
+    with connected(tight.url) as sock:
+        sock.sendall(b"".join(multipart(case, accept, reference=reference)))
+        yield sock
+
+
+def test_a_declared_length_over_the_limit_is_413_before_the_body(tight: Resident) -> None:
+    """The answer comes although not a byte of the body was sent."""
+    address = urlsplit(tight.url)
+    with closing(http.client.HTTPConnection(address.netloc, timeout=10)) as client:
+        client.putrequest("POST", f"/v1/ops/{SMALL.op}")
+        client.putheader("Content-Length", str(1 << 40))
+        client.putheader("Content-Type", JSON)
+        client.putheader("Expect", "100-continue")
+        client.endheaders()
+        with client.getresponse() as response:
+            assert response.status == 413
+            assert json.load(response)["reason"] == "body"
+            assert response.headers["connection"] == "close"
+
+
+def test_a_chunked_body_over_the_limit_is_413(tight_http: httpx.Client) -> None:
+    """A body of no declared length is cut off where it passes the limit, and the client can read why."""
+    head = b'{"inputs": {"src": {"dtype": "f32", "data": "'
+    pieces = (b"A" * 65536 if index else head for index in range(100))
+    response = tight_http.post(f"/v1/ops/{SMALL.op}", content=pieces, headers={"content-type": JSON})
+    assert problem(response, 413, "too_large")["limit"] == 4 << 20
+
+
+def test_a_refused_body_is_taken_so_that_the_answer_can_be_read(tight_http: httpx.Client) -> None:
+    """A client that sends megabytes before it reads still gets the refusal, not a reset."""
+    response = tight_http.post(f"/v1/ops/{SMALL.op}", content=b" " * (8 << 20), headers={"content-type": JSON})
+    problem(response, 413, "too_large")
+
+
+def test_a_head_over_its_limit_is_413(tight_http: httpx.Client) -> None:
+    """What is not a tensor may not be large."""
+    body = document(SMALL, SMALL.inputs())
+    body["attributes"]["strides"] = [1] * 5000
+    problem(tight_http.post(f"/v1/ops/{SMALL.op}", json=body), 413, "too_large")
+
+
+@pytest.mark.parametrize(
+    ("reason", "spatial", "channels"),
+    [("work", (4000, 4000), 64), ("output", (8, 8), 4096), ("memory", (1200, 1200), 4)],
+)
+def test_work_output_and_memory_have_limits(
+    tight_http: httpx.Client, reason: str, spatial: tuple[int, int], channels: int
+) -> None:
+    """A call that is too expensive is refused from its shapes alone, with the reason and both numbers."""
+    attributes = {
+        "strides": [1, 1], "dilations": [1, 1], "pads_begin": [1, 1], "pads_end": [1, 1], "data_format": "NCX",
+        "weights_format": "OIX", "weights_shape": [channels, channels, 3, 3],
+    }  # fmt: skip
+    tensor = {"dtype": "f32", "shape": [1, channels, *spatial]}
+    body = {"attributes": attributes, "inputs": {"src": tensor, "diff_dst": tensor}}
+    found = problem(tight_http.post("/v1/ops/ConvolutionBackwardWeights/validate", json=body), 413, "too_large")
+    assert found["reason"] == reason
+    assert found["value"] > found["limit"]
+
+
+@pytest.mark.parametrize("accept", FORMS)
+def test_a_client_that_leaves_stops_its_call(tight: Resident, accept: str) -> None:
+    """When the connection closes in the middle of the work, the work stops and everything is freed."""
+    with connection(tight, SLOW, accept, reference=True):
+        tight.until(lambda: bool(tight.service.calls) and tight.service.engine.snapshot()["jobs"] == 1)
+    tight.run(tight.service.idle(), 5.0)
+
+
+def test_a_client_that_leaves_while_sending_holds_nothing(tight: Resident) -> None:
+    """When the connection closes in the middle of the body, the memory for its tensors is free again."""
+    head, body = multipart(HEAVY, JSON)
+    with connected(tight.url) as sock:
+        sock.sendall(head + body[: len(body) // 2])
+        tight.until(lambda: tight.service.segments.stats().used > 0)
+
+
+@pytest.mark.parametrize("accept", [SSE, FRAMES, NPY])
+def test_a_client_that_does_not_read_does_not_stop_the_others(tight: Resident, accept: str) -> None:
+    """While one reader stalls, another call is answered."""
+    with connection(tight, SMALL, accept), httpx.Client(base_url=tight.url) as client:
+        inputs = SMALL.inputs()
+        assert same_bits(read(post(client, SMALL, inputs)), SMALL.expected(inputs))
+
+
+def test_a_full_queue_is_503_with_retry_after(tight: Resident, tight_http: httpx.Client) -> None:
+    """More calls than the queue holds are refused before their body, and taken again later."""
+    with connection(tight, SLOW, SSE, reference=True), connection(tight, SLOW, SSE, reference=True):
+        tight.until(lambda: len(tight.service.calls) == 2)
+        response = post(tight_http, SMALL, SMALL.inputs())
+        assert problem(response, 503, "overloaded")["reason"] == "queue"
+        assert int(response.headers["retry-after"]) >= 1
+    tight.run(tight.service.idle(), 5.0)
+    assert post(tight_http, SMALL, SMALL.inputs()).status_code == 200
+
+
+def test_a_deadline_during_the_work_is_504(tight_http: httpx.Client) -> None:
+    """A call that is not done in time fails as a whole where nothing of it has been sent."""
+    response = post(tight_http, SLOW, SLOW.floats(), JSON, deadline_ms=100, reference=True)
+    problem(response, 504, "deadline_exceeded")
+
+
+def test_a_deadline_during_an_event_stream_is_its_response(tight_http: httpx.Client) -> None:
+    """After the first event an error is the JSON-RPC response at the end of the stream."""
+    response = post(tight_http, SLOW, SLOW.floats(), SSE, deadline_ms=100, reference=True)
+    assert response.status_code == 200
+    *_, last = messages(response.text)
+    assert last["error"]["code"] == -32001
+    assert last["error"]["data"]["code"] == "deadline_exceeded"
+    assert last["id"] == response.headers["x-request-id"]
+
+
+def test_a_deadline_during_a_tensor_stream_is_an_error_frame(tight_http: httpx.Client) -> None:
+    """After the first frame an error is the last frame."""
+    response = post(tight_http, SLOW, SLOW.floats(), FRAMES, deadline_ms=100, reference=True)
+    *_, (last, _) = frames(response.content)
+    assert (last["type"], last["code"]) == ("error", "deadline_exceeded")
+
+
+def test_a_deadline_during_an_npy_reply_breaks_it(tight: Resident) -> None:
+    """A .npy reply that can't be finished is shorter than its Content-Length, and never wrong."""
+    inputs = HEAVY.inputs()
+    expected = HEAVY.expected(inputs)
+    outcomes: list[str] = []
+    with httpx.Client(base_url=tight.url, timeout=60) as client:
+        for deadline_ms in (100, 200, 400, 800, 1600, 3200, 20_000):
+            outcomes.append(_outcome(client, deadline_ms, inputs, expected))
+            if outcomes[-1] == "right":
+                break
+    assert outcomes[-1] == "right"
+    assert set(outcomes) <= {"right", "broken", "deadline_exceeded"}
+
+
+def _outcome(client: httpx.Client, deadline_ms: int, inputs: dict[str, Array], expected: Array) -> str:
+    try:
+        response = post(client, HEAVY, inputs, NPY, deadline_ms=deadline_ms)
+    except httpx.RemoteProtocolError:
+        return "broken"
+    if response.status_code != 200:
+        return str(response.json()["code"])
+    return "right" if same_bits(read(response), expected) else "wrong"
+
+
+WIDE = doubled(180, 4, 2)
+
+
+def test_results_outlive_their_call(tight: Resident) -> None:
+    """A reader that is slow gets its own bytes, although its call's memory could have been used again."""
+    inputs = WIDE.inputs()
+    expected = WIDE.expected(inputs)
+    with httpx.Client(base_url=tight.url, timeout=60) as client:
+        url = f"/v1/ops/{WIDE.op}"
+        with client.stream("POST", url, files=parts(WIDE, inputs), headers={"accept": NPY}) as slow:
+            for _ in range(3):
+                other = Case(**{**WIDE.__dict__, "seed": 9})
+                values = other.inputs()
+                assert same_bits(read(post(client, other, values, NPY)), other.expected(values))
+            body = b"".join(slow.iter_raw())
+    assert np.frombuffer(body[-expected.nbytes :], "<f4").tobytes() == expected.tobytes()

@@ -1,0 +1,34 @@
+"""The options of a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.calls.options import Options, parse_options
+from convgrad import InvalidParams
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (None, Options()),
+        ({}, Options()),
+        ({"encoding": None, "deadline_ms": None, "reference": None}, Options()),
+        ({"encoding": "npy", "deadline_ms": 5, "reference": True}, Options("npy", 5, True)),
+    ],
+)
+def test_options_have_defaults(given: Any, expected: Options) -> None:
+    """What is absent or null has its default."""
+    assert parse_options(given) == expected
+
+
+def test_every_wrong_option_is_listed() -> None:
+    """All errors come at once, each with its place; a value is not repeated and a long name is cut."""
+    with pytest.raises(InvalidParams) as caught:
+        parse_options({"encoding": "s3cret", "x" * 500: 1, "deadline_ms": 86_400_001})
+    assert [entry["loc"][1][:3] for entry in caught.value.errors] == ["xxx", "enc", "dea"]
+    assert caught.value.errors[2]["msg"].endswith("but is 86400001")
+    assert "s3cret" not in str(caught.value.errors)
+    assert len(str(caught.value.errors)) < 1000

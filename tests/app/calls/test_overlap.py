@@ -1,0 +1,166 @@
+"""Calls that compute while their body arrives: same bits, nothing left of those that don't come to their end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.app import oip
+from tests.app.bare import connected, written
+from tests.app.http.test_direct_body import form, replies
+from tests.app.resident import Resident, resident_service
+from tests.app.samples import NPY, SMALL, npy, parts, post, read, same_bits
+from tests.problems import Case
+
+# 4.7 MB of tensors, in four units of two images each.
+CASE = Case(
+    name="early", n=8, src_channels=64, dst_channels=64, src_spatial=(48, 48), dst_spatial=(48, 48), kernel=(3, 3),
+    pads_begin=(1, 1), pads_end=(1, 1),
+)  # fmt: skip
+INPUTS = CASE.inputs()
+EXPECTED = CASE.expected(INPUTS)
+HALF = 0.8  # of the body: units of the first images have their inputs, those of the last have not
+
+Request = tuple[bytes, bytes]
+
+
+@pytest.fixture(scope="module")
+def resident() -> Iterator[Resident]:
+    """A service in this process with one worker."""
+    with resident_service(workers=1, slow_s=20.0) as resident:
+        yield resident
+
+
+def binary(shape: list[int] | None = None, **parameters: Any) -> Request:
+    """Build a `/v2` request, with the weights' shape behind the tensors if there is one: head and body."""
+    inputs, attributes = dict(INPUTS), CASE.attributes() | parameters
+    wanted = [{"name": "diff_weights", "parameters": {"binary_data": True}}]
+    document = oip.head(CASE, inputs, outputs=wanted) | {"parameters": attributes}
+    if shape is not None:
+        del attributes["weights_shape"]
+        inputs["weights_shape"] = np.array(shape, np.int64)
+        entry = {"name": "weights_shape", "shape": [4], "datatype": "INT64", "parameters": {"binary_data_size": 32}}
+        document["inputs"].append(entry)
+    body, headers = oip.body(document, inputs)
+    return written(httpx.Request("POST", f"http://x/v2/models/{CASE.op}/infer", content=body, headers=headers))
+
+
+def multipart() -> Request:
+    """Build the multipart request."""
+    return form(parts(CASE, INPUTS))
+
+
+APIS: dict[str, Callable[[], Request]] = {"binary": binary, "multipart": multipart}
+
+
+def units_done(resident: Resident) -> int:
+    """Count the units that workers have done."""
+    count: int = resident.service.engine.snapshot()["counters"]["units"]
+    return count
+
+
+def send_some(resident: Resident, sock: socket.socket, request: Request) -> bytes:
+    """Send a part of a request, wait until two units of it are done, and give the rest."""
+    head, body = request
+    before, size = units_done(resident), int(HALF * len(body))
+    sock.sendall(head + body[:size])
+    resident.until(lambda: units_done(resident) >= before + 2)
+    return body[size:]
+
+
+def at_rest(resident: Resident) -> bool:
+    """Whether nothing is left of any call."""
+    snapshot = resident.service.engine.snapshot()
+    idle = not any(worker["unit"] for worker in snapshot["workers"])
+    return idle and not snapshot["jobs"] and resident.service.segments.stats().used == 0
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_units_are_done_before_the_last_byte(resident: Resident, api: str) -> None:
+    """A call whose body is on its way is computed as far as possible, and its result has the bits of any other."""
+    with connected(resident.url) as sock:
+        for _ in range(2):
+            sock.sendall(send_some(resident, sock, APIS[api]()))
+            ((status, body),) = replies(sock, 1)
+            assert status == 200, body
+            assert body.endswith(EXPECTED.tobytes())
+    resident.until(lambda: at_rest(resident))
+
+
+def test_a_stalled_sender_holds_no_worker(resident: Resident) -> None:
+    """While one call waits for its last images, the one worker computes others."""
+    with connected(resident.url) as sock, httpx.Client(base_url=resident.url) as http:
+        rest = send_some(resident, sock, binary())
+        assert not resident.service.calls, "a call that is not complete takes no place"
+        assert same_bits(read(post(http, SMALL, SMALL.inputs())), SMALL.expected(SMALL.inputs()))
+        sock.sendall(rest)
+        ((_, body),) = replies(sock, 1)
+        assert body.endswith(EXPECTED.tobytes())
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_client_that_leaves(resident: Resident, api: str) -> None:
+    """Units of a call whose client left are stopped, and its memory is free again."""
+    with connected(resident.url) as sock:
+        send_some(resident, sock, APIS[api]())
+    resident.until(lambda: at_rest(resident))
+
+
+def test_a_body_that_turns_out_wrong(resident: Resident) -> None:
+    """A call that has begun and is then refused leaves nothing behind."""
+    head, body = form([*parts(CASE, INPUTS), ("else", ("else.npy", npy(EXPECTED), NPY))])
+    with connected(resident.url) as sock:
+        rest = send_some(resident, sock, (head, body))
+        sock.sendall(rest)
+        ((status, found),) = replies(sock, 1)
+    assert status == 422, found
+    resident.until(lambda: at_rest(resident))
+
+
+def test_a_deadline_inside_the_body(resident: Resident) -> None:
+    """The deadline of a call that has begun is that of any call."""
+    with connected(resident.url) as sock:
+        rest = send_some(resident, sock, binary(timeout=400_000))
+        run = resident.service.engine
+        resident.until(lambda: not run.snapshot()["jobs"])
+        sock.sendall(rest)
+        ((status, found),) = replies(sock, 1)
+    assert status == 504, found
+    resident.until(lambda: at_rest(resident))
+
+
+def test_a_worker_that_dies_early(resident: Resident) -> None:
+    """A unit that is lost while the body comes runs again; the bits are the same."""
+    with connected(resident.url) as sock:
+        rest = send_some(resident, sock, binary())
+        (worker,) = resident.service.engine.snapshot()["workers"]
+        os.kill(worker["pid"], signal.SIGKILL)
+        sock.sendall(rest)
+        ((status, body),) = replies(sock, 1)
+        assert status == 200, body
+        assert body.endswith(EXPECTED.tobytes())
+
+
+def test_a_shape_that_comes_last(resident: Resident) -> None:
+    """A known head begins as the call that it was the last time, and ends as what it is this time."""
+    shape = list(EXPECTED.shape)
+    with connected(resident.url) as sock:
+        head, body = binary(shape=shape)
+        sock.sendall(head + body)
+        ((status, found),) = replies(sock, 1)
+        assert status == 200, found
+        sock.sendall(send_some(resident, sock, (head, body)))
+        assert replies(sock, 1)[0][1].endswith(EXPECTED.tobytes())
+        wrong = binary(shape=[32, 32, 5, 5])
+        assert wrong[0] == head
+        sock.sendall(send_some(resident, sock, wrong))
+        ((status, found),) = replies(sock, 1)
+        assert status in {400, 422}, found
+    resident.until(lambda: at_rest(resident))

@@ -1,0 +1,225 @@
+"""From a resolved operation to a plan within the limits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from app.calls import service
+from app.calls.planning import call_bytes, check_limits, describe_plan, is_planned_at_once, plan_call, problem_of
+from app.http.context import RequestContext
+from app.settings import Settings
+from convgrad import TooLarge
+from kernels import Plan
+from schemas.ops import ResolvedOp, TensorMeta, resolve
+from tests.app.resident import Resident
+from tests.app.samples import SMALL
+from tests.problems import Case, random_case, real_layers
+
+LONG = Case(src_spatial=(1 << 17,), dst_spatial=(1,), kernel=(1 << 17,))
+
+
+def resolved(case: Case) -> ResolvedOp:
+    """Resolve a case as an API would."""
+    inputs = {name: TensorMeta(case.dtype, shape) for name, shape in case.input_shapes.items()}
+    return resolve(case.op, case.attributes(), inputs)
+
+
+def test_shapes_and_work_agree_on_both_sides() -> None:
+    """For random problems the kernels' descriptor has the shapes and the work that the schemas found."""
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        op = resolved(random_case(rng))
+        problem = problem_of(op)
+        assert problem.input_shapes == tuple(spec.shape for spec in op.inputs)
+        assert problem.output_shape == op.output.shape
+        assert problem.macs == op.macs
+
+
+@pytest.mark.parametrize("name", ["work_limit", "output_limit", "memory_limit"])
+def test_each_limit_refuses(name: str) -> None:
+    """One below what the call needs is too little, and the error has the reason and both numbers."""
+    op = resolved(SMALL)
+    output = 4 * int(np.prod(op.output.shape))
+    need = {"work_limit": op.macs, "output_limit": output, "memory_limit": call_bytes(op)}[name]
+    check_limits(op, Settings.model_validate({name: need}))
+    with pytest.raises(TooLarge) as caught:
+        check_limits(op, Settings.model_validate({name: need - 1}))
+    assert caught.value.data == {"reason": name.removesuffix("_limit"), "limit": need - 1, "value": need}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "channels"), [((1 << 18,), 1), ((1 << 9, 1 << 9), 1), ((1,), 1 << 22)], ids=["1D", "2D", "channels"]
+)
+def test_a_filter_whose_plan_would_be_huge_is_refused(kernel: tuple[int, ...], channels: int) -> None:
+    """A short request can't make the service lay out tables of gigabytes."""
+    ones = (1,) * len(kernel)
+    op = resolved(Case(src_channels=channels, src_spatial=kernel, dst_spatial=ones, kernel=kernel))
+    with pytest.raises(TooLarge) as caught:
+        check_limits(op, Settings())
+    assert caught.value.data["reason"] == "plan"
+    assert caught.value.data["value"] > caught.value.data["limit"]
+
+
+def test_the_reference_kernel_takes_no_endless_row_of_units() -> None:
+    """What other kernels plan at once would be a unit a tap there."""
+    op = resolved(Case(src_spatial=(1 << 15,), dst_spatial=(1,), kernel=(1 << 15,)))
+    assert len(plan_call(op, Settings()).units) < 64
+    with pytest.raises(TooLarge) as caught:
+        plan_call(op, Settings(), reference=True)
+    assert caught.value.data == {"reason": "plan", "limit": 1 << 14, "value": 1 << 15}
+
+
+def test_a_plan_is_described() -> None:
+    """Kernel, work, units and tiles of a plan are said."""
+    plan = plan_call(resolved(SMALL), Settings(workers=2))
+    said = describe_plan(plan)
+    assert said["kernel"] == plan.kernel
+    assert said["units"] == len(plan.units) >= said["tiles"] > 0
+
+
+def test_usual_shapes_are_planned_at_once() -> None:
+    """Planning a real layer costs no change of threads; long filters, many channels, positions or units do."""
+    assert all(is_planned_at_once(resolved(case)) for case in (SMALL, *real_layers()))
+    one, far = (1,), 1 << 24
+    for case in (
+        LONG,
+        Case(src_channels=far // 4, src_spatial=one, dst_spatial=one, kernel=one),
+        Case(n=far, src_spatial=one, dst_spatial=one, kernel=one),
+        Case(src_spatial=(far,), dst_spatial=(far,), kernel=one),
+        Case(op="ConvTranspose", src_spatial=(2, 2), dst_spatial=(32, 32), kernel=(1, 1), strides=(31, 31)),
+    ):
+        assert not is_planned_at_once(resolved(case)), case
+    many = resolved(Case(n=1000, src_spatial=one, dst_spatial=one, kernel=one))
+    assert is_planned_at_once(many)
+    assert not is_planned_at_once(many, reference=True)
+
+
+def shapes(case: Case, **options: Any) -> dict[str, Any]:
+    """Write a call whose tensors are their shapes alone."""
+    inputs: dict[str, Any] = {
+        name: {"dtype": case.dtype, "shape": list(shape)} for name, shape in case.input_shapes.items()
+    }
+    if not case.forward:
+        inputs["weights_shape"] = list(case.weights_shape)
+    return {"attributes": case.attributes(), "inputs": inputs, "options": options}
+
+
+def validate(http: httpx.Client, case: Case, **options: Any) -> httpx.Response:
+    """Ask over REST what a call would be."""
+    return http.post(f"/v1/ops/{case.op}/validate", json=shapes(case, **options))
+
+
+def validations(count: int) -> list[dict[str, Any]]:
+    """Write a batch of JSON-RPC requests that ask so."""
+    params = {"op": LONG.op, **shapes(LONG)}
+    return [{"jsonrpc": "2.0", "id": i, "method": "ops.validate", "params": params} for i in range(count)]
+
+
+class Slow:
+    """Planning that waits for a word: who planned where, and how many at the same time at the most.
+
+    `pool` runs callers beside the test.
+    """
+
+    def __init__(self) -> None:
+        self.pool = ThreadPoolExecutor(8)
+        self.go = threading.Event()
+        self.threads: list[str] = []
+        self.most = 0
+        self._now = 0
+
+    def plan_call(self, *arguments: Any) -> Plan:
+        """Take the place of `plan_call`."""
+        self.threads.append(threading.current_thread().name)
+        self._now += 1
+        self.most = max(self.most, self._now)
+        assert self.go.wait(30)
+        self._now -= 1
+        return plan_call(*arguments)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
+    """Let planning wait, at the most until the end of the test."""
+    slow = Slow()
+    monkeypatch.setattr(service, "plan_call", slow.plan_call)
+    with slow.pool:
+        yield slow
+        slow.go.set()
+
+
+def test_others_are_answered_while_a_long_plan_is_made(tight: Resident, tight_http: httpx.Client, slow: Slow) -> None:
+    """Unusual shapes are planned beside the event loop, one at a time; each takes a place of the queue meanwhile."""
+    two = [slow.pool.submit(validate, tight_http, LONG) for _ in range(2)]
+    tight.until(lambda: tight.service.admission.full(0) is not None)
+    tight.until(lambda: bool(slow.threads))
+    assert tight_http.get("/healthz").status_code == 200
+    refused = validate(tight_http, SMALL)
+    assert (refused.status_code, refused.json()["reason"]) == (503, "queue")
+    assert len(slow.threads) == 1
+    slow.go.set()
+    assert [each.result().status_code for each in two] == [200, 200]
+    assert slow.most == 1
+    assert all(name.startswith("convgrad-plan") for name in slow.threads)
+    assert tight.service.admission.full(0) is None
+    validate(tight_http, SMALL)
+    assert not slow.threads[-1].startswith("convgrad-plan")
+
+
+def test_a_deadline_ends_waiting_for_a_plan(tight: Resident, tight_http: httpx.Client, slow: Slow) -> None:
+    """Who waits for the plan of others, or for their own, is told when their time is over, and takes no place then."""
+    first = slow.pool.submit(validate, tight_http, LONG)
+    tight.until(lambda: bool(slow.threads))
+    assert validate(tight_http, LONG, deadline_ms=20).status_code == 504
+    assert len(slow.threads) == 1
+    slow.go.set()
+    assert first.result().status_code == 200
+    assert tight.service.admission.full(0) is None
+    assert validate(tight_http, LONG).status_code == 200
+    assert len(slow.threads) == 2, "what was given up is not planned"
+
+
+def test_validations_are_admitted_like_calls(tight: Resident, tight_http: httpx.Client) -> None:
+    """With a full queue they are refused over REST and JSON-RPC, each of a batch; with room they are answered."""
+
+    async def fill(stack: ExitStack) -> None:
+        for _ in range(tight.service.settings.queue_length):
+            stack.enter_context(tight.service.admission.call(RequestContext("test", address="127.0.0.1")))
+
+    async def clear(stack: ExitStack) -> None:
+        stack.close()
+
+    # over a connection that is there already: a new one would be refused by its first bytes
+    assert validate(tight_http, SMALL).status_code == 200
+    stack = ExitStack()
+    tight.run(fill(stack))
+    try:
+        refused = validate(tight_http, SMALL)
+        assert (refused.status_code, refused.json()["reason"]) == (503, "queue")
+        assert refused.headers["retry-after"] == "1"
+        answers = tight_http.post("/rpc", json=validations(3)).json()
+        assert [(each["id"], each["error"]["code"]) for each in answers] == [(0, -32000), (1, -32000), (2, -32000)]
+    finally:
+        tight.run(clear(stack))
+    assert validate(tight_http, SMALL).status_code == 200
+    answers = tight_http.post("/rpc", json=validations(2)).json()
+    assert [each["result"]["plan"]["units"] for each in answers] == [1, 1]
+
+
+def test_no_validation_while_draining(
+    tight: Resident, tight_http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service that shuts down refuses them as it refuses calls."""
+    tight_http.get("/healthz")
+    monkeypatch.setattr(tight.service, "draining", True)
+    assert validate(tight_http, SMALL).status_code == 503
+    (answer,) = tight_http.post("/rpc", json=validations(1)).json()
+    assert answer["error"]["code"] == -32006

@@ -1,0 +1,176 @@
+"""Keys, TLS and open addresses on the real service."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from app.http.authentication import FREE_PAGES
+from app.settings import Settings
+from convgrad import Client, Unauthorised
+from tests.app.http.test_keys import digest, wait_for
+from tests.app.resident import Resident, resident_service
+from tests.app.samples import SMALL, document, post, read, same_bits
+from tests.live import running_service
+
+KEY = "cg_the-key-of-this-test"
+APIS = [
+    ("POST", "/v1/ops/ConvTranspose"),
+    ("GET", "/v1/ops"),
+    ("POST", "/v2/models/ConvTranspose/infer"),
+    ("GET", "/v2"),
+    ("GET", "/nowhere"),
+    ("GET", "/v2/models/stats"),
+    ("GET", "/healthz/"),
+    ("GET", "/rpc/"),
+]
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Resident, Path]]:
+    """A service with a key file."""
+    path = tmp_path_factory.mktemp("keys") / "keys"
+    path.write_text(f"tester {digest(KEY)}\n")
+    with resident_service(workers=1, keys_file=path, head_limit=4096) as resident:
+        yield resident, path
+
+
+@pytest.fixture
+def http(locked: tuple[Resident, Path]) -> Iterator[httpx.Client]:
+    """A client of that service without a key."""
+    with httpx.Client(base_url=locked[0].url, timeout=60) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("method", "path"), APIS)
+@pytest.mark.parametrize("headers", [{}, {"x-api-key": "wrong"}, {"authorization": f"Basic {KEY}"}])
+def test_without_a_key_there_is_nothing(http: httpx.Client, method: str, path: str, headers: dict[str, str]) -> None:
+    """Every page of every API is 401 without the right key, also one that does not exist."""
+    reply = http.request(method, path, headers=headers)
+    assert reply.status_code == 401
+    assert reply.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("path", sorted(FREE_PAGES - {"/docs/oauth2-redirect"}))
+def test_what_needs_no_key(http: httpx.Client, path: str) -> None:
+    """Health, metrics and the pages that are the same everywhere are free."""
+    assert http.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers", [{"authorization": f"Bearer {KEY}"}, {"authorization": f"bearer  {KEY}"}, {"x-api-key": KEY}]
+)
+def test_the_right_key_opens_every_api(http: httpx.Client, headers: dict[str, str]) -> None:
+    """With the key calls are answered, in either header."""
+    http.headers.update(headers)
+    inputs = SMALL.inputs()
+    assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
+    call = {"jsonrpc": "2.0", "id": 7, "method": "ops.describe", "params": {"op": SMALL.op}}
+    assert "result" in http.post("/rpc", json=call).json()
+    assert http.get("/v2/models/ConvTranspose").status_code == 200
+
+
+def rpc(http: httpx.Client, method: str, params: Any) -> dict[str, Any]:
+    """Call a method."""
+    reply = http.post("/rpc", json={"jsonrpc": "2.0", "id": "mine", "method": method, "params": params})
+    assert reply.status_code == 200
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def test_json_rpc_says_it_under_the_id(http: httpx.Client) -> None:
+    """The JSON-RPC API answers -32005 under the request's id, for every method, also one that is not there."""
+    for method in (SMALL.op, "ops.list", "nothing"):
+        reply = rpc(http, method, None)
+        assert (reply["id"], reply["error"]["code"]) == ("mine", -32005)
+        assert reply["error"]["data"]["reason"] == "no_key"
+    batch = [{"jsonrpc": "2.0", "id": number, "method": "ops.list"} for number in range(2)]
+    assert [entry["error"]["code"] for entry in http.post("/rpc", json=batch).json()] == [-32005, -32005]
+
+
+def test_a_stranger_s_tensors_are_not_read(http: httpx.Client) -> None:
+    """A large body without a key is refused before it is read: its id is not known then."""
+    params = document(SMALL, SMALL.inputs()) | {"more": "x" * 5000}
+    reply = rpc(http, SMALL.op, params)
+    assert (reply["id"], reply["error"]["code"]) == (None, -32005)
+
+
+def test_the_client_sends_its_key(locked: tuple[Resident, Path]) -> None:
+    """The Python client works with the key, and raises the right error without it."""
+    ones = {"src": np.ones((1, 1, 2, 2), np.float32), "diff_dst": np.ones((1, 1, 2, 2), np.float32)}
+    attributes = {"strides": [1, 1], "dilations": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0],
+                  "weights_shape": [1, 1, 1, 1], "data_format": "NCX", "weights_format": "OIX"}  # fmt: skip
+    with Client(locked[0].url, api_key=KEY) as client:
+        assert client.run("ConvolutionBackwardWeights", ones, attributes).tolist() == [[[[4.0]]]]
+    with Client(locked[0].url) as client, pytest.raises(Unauthorised):
+        client.run("ConvolutionBackwardWeights", ones, attributes)
+
+
+def test_keys_change_without_a_restart(locked: tuple[Resident, Path], http: httpx.Client) -> None:
+    """A key that is added to the file works, and one that is taken out does not any more."""
+    _, path = locked
+    before = path.read_text()
+    path.write_text(f"{before}second {digest('the-second-key')}\n")
+    wait_for(lambda: http.get("/v1/ops", headers={"x-api-key": "the-second-key"}).status_code == 200)
+    path.write_text(before)
+    wait_for(lambda: http.get("/v1/ops", headers={"x-api-key": "the-second-key"}).status_code == 401)
+    assert http.get("/v1/ops", headers={"x-api-key": KEY}).status_code == 200
+
+
+def test_open_addresses_need_a_word() -> None:
+    """Without keys only loopback addresses are listened on, unless the operator says that it is meant."""
+    for host in ("127.0.0.1", "127.8.0.1", "localhost", "::1"):
+        Settings(host=host)
+    for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"):
+        with pytest.raises(ValueError, match="public"):
+            Settings(host=host)
+        Settings(host=host, public=True)
+        Settings(host=host, keys="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (["--host", "0.0.0.0"], "keys_file"),
+        (["--keys-file", "/none/such"], "keys_file"),
+        (["--tls-key", "/none/such"], "tls_certificate"),
+        (["--tls-certificate", "/none/such"], "No such file"),
+    ],
+)
+def test_a_service_that_cannot_be_safe_does_not_start(flags: list[str], word: str) -> None:
+    """What is missing is said in a line, and the status is 2."""
+    done = subprocess.run(
+        [sys.executable, "-m", "app", *flags], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, word in done.stderr, "Traceback" in done.stderr) == (2, True, False), done.stderr
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
+def test_tls(tmp_path: Path) -> None:
+    """With a certificate the service speaks HTTPS; the log of a call has the id of its key and never the key."""
+    certificate, key, keys = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "keys"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", *subject]
+    command = ["openssl", "req", "-x509", *options, "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    keys.write_text(f"tester {digest(KEY)}\n")
+    flags = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--keys-file", str(keys)]
+    with running_service(*flags, "--host", "127.0.0.1") as service:
+        assert service.url.startswith("https://")
+        trust = ssl.create_default_context(cafile=str(certificate))
+        headers = {"x-api-key": KEY}
+        with httpx.Client(base_url=service.url, verify=trust, headers=headers, timeout=60) as http:
+            inputs = SMALL.inputs()
+            assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
+    log = "".join(service.log)
+    assert "key=tester" in log
+    assert KEY not in log

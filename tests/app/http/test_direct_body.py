@@ -1,0 +1,157 @@
+"""Large bodies that go straight to their place, through real sockets and in pieces of every size."""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.app import oip
+from tests.app.bare import connected, written
+from tests.app.resident import Resident, resident_service
+from tests.app.samples import NPY, parts, read_npy, same_bits
+from tests.problems import Case
+
+# 1.4 MB of tensors: enough to be placed.
+LARGE = Case(
+    name="large", n=5, src_channels=16, dst_channels=16, src_spatial=(48, 48), dst_spatial=(48, 48), kernel=(3, 3),
+    pads_begin=(1, 1), pads_end=(1, 1),
+)  # fmt: skip
+INPUTS = LARGE.inputs()
+EXPECTED = LARGE.expected(INPUTS)
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def resident() -> Iterator[Resident]:
+    """A service in this process."""
+    with resident_service(workers=1, slow_s=20.0) as resident:
+        yield resident
+
+
+def binary() -> tuple[bytes, bytes]:
+    """Build a `/v2` request: head and body."""
+    wanted = [{"name": "diff_weights", "parameters": {"binary_data": True}}]
+    body, headers = oip.body(oip.head(LARGE, INPUTS, outputs=wanted), INPUTS)
+    return written(httpx.Request("POST", f"http://x/v2/models/{LARGE.op}/infer", content=body, headers=headers))
+
+
+def form(files: list[tuple[str, tuple[str, bytes, str]]]) -> tuple[bytes, bytes]:
+    """Build a multipart request that asks for a `.npy` file: head and body."""
+    return written(httpx.Request("POST", f"http://x/v1/ops/{LARGE.op}", files=files, headers={"accept": NPY}))
+
+
+def replies(sock: socket.socket, count: int) -> list[tuple[int, bytes]]:
+    """Read so many replies: status and body of each."""
+    found, file = [], sock.makefile("rb")
+    for _ in range(count):
+        status = int(file.readline().split()[1])
+        length = 0
+        while (line := file.readline()) != b"\r\n":
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        found.append((status, file.read(length)))
+    return found
+
+
+def check(body: bytes, api: str) -> None:
+    """Compare a reply with the oracle."""
+    if api == "form":
+        assert same_bits(read_npy(body, "f32"), EXPECTED)
+    else:
+        assert body.endswith(EXPECTED.tobytes())
+
+
+@pytest.mark.parametrize("api", ["binary", "form"])
+@pytest.mark.parametrize("seed", range(4))
+def test_pieces_of_every_size(resident: Resident, api: str, seed: int) -> None:
+    """However a body is cut on its way, the result is right, and so is the next one on the same connection."""
+    rng = random.Random(seed)
+    head, body = binary() if api == "binary" else form(parts(LARGE, INPUTS))
+    with connected(resident.url) as sock:
+        for _ in range(2):
+            resident.run(resident.service.idle())
+            sock.sendall(head)
+            resident.until(lambda: resident.service.requests == 1)
+            at = 0
+            while at < len(body):
+                size = rng.choice((1, 7, 100, 5000, 300_000))
+                sock.sendall(body[at : at + size])
+                at += size
+            ((status, found),) = replies(sock, 1)
+            assert status == 200, found
+            check(found, api)
+
+
+@pytest.mark.parametrize("api", ["binary", "form"])
+def test_requests_behind_a_large_body(resident: Resident, api: str) -> None:
+    """What follows the body on the connection is another request, also when all is sent at once."""
+    head, body = binary() if api == "binary" else form(parts(LARGE, INPUTS))
+    with connected(resident.url) as sock:
+        sock.sendall(head + body + HEALTH + head + body + HEALTH)
+        found = replies(sock, 4)
+    assert [status for status, _ in found] == [200] * 4, [body[:600] for _, body in found]
+    check(found[0][1], api)
+    check(found[2][1], api)
+
+
+@pytest.mark.parametrize("api", ["binary", "form"])
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.99999])
+def test_a_client_that_leaves_inside_its_body(resident: Resident, api: str, share: float) -> None:
+    """Nothing is kept of a body that does not come to its end."""
+    head, body = binary() if api == "binary" else form(parts(LARGE, INPUTS))
+    with connected(resident.url) as sock:
+        sock.sendall(head + body[: int(share * len(body))])
+        resident.until(lambda: resident.service.requests == 1)
+    resident.run(resident.service.idle())
+    resident.until(lambda: resident.service.segments.stats().used == 0)
+
+
+def test_a_part_that_ends_too_early(resident: Resident) -> None:
+    """A file that is shorter than its header says is a fault of the caller, and the connection goes on or ends."""
+    files = parts(LARGE, INPUTS)
+    name, (file, data, kind) = files[1]
+    files[1] = (name, (file, data[:-1000], kind))
+    head, body = form(files)
+    with connected(resident.url) as sock:
+        sock.sendall(head + body)
+        ((status, found),) = replies(sock, 1)
+    assert status in {400, 422}, found
+    resident.run(resident.service.idle())
+    resident.until(lambda: resident.service.segments.stats().used == 0)
+
+
+def test_a_refusal_in_the_middle(resident: Resident) -> None:
+    """A part that nobody knows, after a large one, is refused; the rest of the body is read and dropped."""
+    files = parts(LARGE, INPUTS)
+    files.insert(2, ("else", ("else.npy", files[1][1][1], NPY)))
+    head, body = form(files)
+    with connected(resident.url) as sock:
+        sock.sendall(head + body)
+        ((status, found),) = replies(sock, 1)
+    assert status == 422, found
+    assert b"there is no part else" in found
+    resident.run(resident.service.idle())
+    resident.until(lambda: resident.service.segments.stats().used == 0)
+
+
+@pytest.mark.parametrize("refused", ["before its body", "inside its body"])
+def test_a_client_that_only_sends_reads_its_refusal(resident: Resident, refused: str) -> None:
+    """30 MB of a refused call are taken while nothing is held for them, and the answer comes before an orderly end."""
+    large = bytes(30 << 20)
+    if refused == "before its body":
+        headers = {"content-type": "text/plain"}
+        head, body = written(httpx.Request("POST", f"http://x/v1/ops/{LARGE.op}", content=large, headers=headers))
+    else:
+        first, *others = parts(LARGE, INPUTS)
+        head, body = form([first, ("else", ("else.npy", large, NPY)), *others])
+    with connected(resident.url) as sock:
+        sock.sendall(head + body[: len(body) // 2])
+        resident.until(lambda: resident.service.requests == 0 and resident.service.segments.stats().used == 0)
+        sock.sendall(body[len(body) // 2 :])
+        ((status, found),) = replies(sock, 1)
+        assert status in {415, 422}, found
+        assert sock.recv(1) == b""

@@ -1,0 +1,119 @@
+"""API keys: their lines, their ring, the command that makes them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.http.authentication import make_key_ring
+from app.http.keys import Key, KeyRing, main, parse_keys
+from app.settings import Settings
+
+
+def digest(secret: str) -> str:
+    """Write the checksum of a key as its line has it."""
+    return f"sha256:{hashlib.sha256(secret.encode()).hexdigest()}"
+
+
+def test_lines_are_read() -> None:
+    """Comments and empty lines are passed over; a limit is optional."""
+    text = f"# who\n\na {digest('1')}  # first\nb\t{digest('2')} calls=3\n"
+    assert parse_keys(text) == (
+        Key("a", hashlib.sha256(b"1").digest()),
+        Key("b", hashlib.sha256(b"2").digest(), 3),
+    )
+    assert parse_keys(f"a {digest('1')}; b {digest('2')} calls=3") == parse_keys(text)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "name",
+        "name secret-in-the-clear",
+        f"na/me {digest('1')}",
+        f"a {digest('1')} calls=0",
+        f"a {digest('1')} x=1 y=2",
+    ],
+)
+def test_a_wrong_line_is_named_and_not_shown(line: str) -> None:
+    """The error has the number of the line and nothing of what is in it."""
+    with pytest.raises(ValueError, match=r"^line 2 ") as caught:
+        parse_keys(f"# comment\n{line}")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("lines", [f"a {digest('1')};a {digest('2')}", f"a {digest('1')};b {digest('1')}"])
+def test_names_and_keys_are_unique(lines: str) -> None:
+    """Two lines with one name, or one key under two names, are a mistake."""
+    with pytest.raises(ValueError, match="two keys"):
+        parse_keys(lines)
+
+
+def test_only_the_right_key_is_found() -> None:
+    """A key is found by its text; anything else is not, however long or strange."""
+    ring = KeyRing(text=f"a {digest('right')};b {digest('other')}")
+    found = ring.find("right")
+    assert found is not None
+    assert found.name == "a"
+    for wrong in ("", "righ", "right ", digest("right"), "r" * 5000, "\udcff"):
+        assert ring.find(wrong) is None
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Ask until it is so."""
+    while not condition():
+        os.sched_yield()
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    """A new line counts without a restart; a broken or missing file changes nothing."""
+    path = tmp_path / "keys"
+    path.write_text(f"a {digest('1')}\n")
+    ring = KeyRing(file=path)
+    assert ring.find("2") is None
+    path.write_text(f"a {digest('1')}\nb {digest('2')}\n")
+    wait_for(lambda: ring.find("2") is not None)
+    path.write_text("broken\n")
+    assert ring.find("2") is not None
+    path.unlink()
+    assert ring.find("2") is not None
+    path.write_text(f"b {digest('2')}\n")
+    wait_for(lambda: ring.find("1") is None)
+    assert ring.find("2") is not None
+
+
+def test_the_command_makes_a_key_that_its_line_knows() -> None:
+    """The key and its line fit together; the line does not contain the key."""
+    command = [sys.executable, "-m", "app.http.keys", "team-a", "--calls", "4"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    secret = done.stderr.strip().rpartition(" ")[2]
+    assert secret not in done.stdout
+    found = KeyRing(text=done.stdout).find(secret)
+    assert found is not None
+    assert (found.name, found.calls) == ("team-a", 4)
+
+
+def test_the_command_takes_a_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --stdin the line is that of the given key; one that could be guessed is refused."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("a-key-of-my-own-making\n"))
+    assert main(["me", "--stdin"]) == 0
+    assert KeyRing(text=capsys.readouterr().out).find("a-key-of-my-own-making") is not None
+    monkeypatch.setattr("sys.stdin", io.StringIO("short\n"))
+    with pytest.raises(SystemExit):
+        main(["me", "--stdin"])
+
+
+def test_keys_that_cannot_be_read_stop_the_start(tmp_path: Path) -> None:
+    """A missing file and a broken secret are errors that name the setting."""
+    with pytest.raises(ValueError, match="keys_file: No such file"):
+        make_key_ring(Settings(keys_file=tmp_path / "none"))
+    with pytest.raises(ValueError, match="keys: line 1"):
+        make_key_ring(Settings(keys="junk"))  # type: ignore[arg-type]
+    assert make_key_ring(Settings()) is None

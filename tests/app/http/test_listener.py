@@ -1,0 +1,232 @@
+"""More connections than there may be, on the real service: who is turned away hears why, and operators get in."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.http.overload import Head, answer
+from app.replies.errors import problem
+from benchmarks.startup import memory_mib
+from convgrad._errors import Overloaded
+from tests.app.bare import connected
+from tests.app.samples import NPY, SMALL, post, read, same_bits
+from tests.live import LiveService, running_service
+
+BOUND = 8
+PATH = f"/v1/ops/{SMALL.op}"
+# What the APIs say of a call that can't come in.
+APIS: dict[str, Callable[[dict[str, object]], object]] = {
+    PATH: lambda said: said["reason"],
+    "/rpc": lambda said: said["error"]["data"]["reason"],  # type: ignore[index]
+    f"/v2/models/{SMALL.op}/infer": lambda said: re.sub(r".*no more may be.*", "connections", str(said["error"])),
+}
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[LiveService]:
+    """A service of few connections."""
+    with running_service("--workers", "1", "--connections", str(BOUND), "--slow-s", "20") as service:
+        yield service
+
+
+@contextmanager
+def full(service: LiveService) -> Iterator[None]:
+    """Take all connections that there may be, with heads that never end."""
+    with ExitStack() as stack:
+        while held(service) < BOUND:
+            stack.enter_context(connected(service.url)).sendall(b"POST /rpc HTTP/1.1\r\nhost: x\r\n")
+        yield
+    until(lambda: held(service) == 0)
+
+
+def held(service: LiveService) -> float:
+    """Count the connections of others; one of ours may be on its way out at the first looks."""
+    return min(gauge(service, "connections_open") for _ in range(4)) - 1
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    limit = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+
+
+def page(service: LiveService) -> str:
+    """Read the metrics over a connection of its own, which counts as one that is open."""
+    reply = httpx.get(f"{service.url}/metrics", timeout=30)
+    assert reply.status_code == 200
+    return reply.text
+
+
+def gauge(service: LiveService, name: str) -> float:
+    """Read one number."""
+    (value,) = re.findall(rf"^convgrad_{name} (\S+)$", page(service), re.MULTILINE)
+    return float(value)
+
+
+def refused(service: LiveService, api: str) -> float:
+    """Count what this API has turned away because there were too many connections."""
+    line = f'convgrad_refusals_total{{api="{api}",reason="connections"}}'
+    return float((re.findall(rf"^{re.escape(line)} (\S+)$", page(service), re.MULTILINE) or [0])[0])
+
+
+def right(service: LiveService) -> bool:
+    """Make a call and look at its result."""
+    inputs = SMALL.inputs()
+    with httpx.Client(base_url=service.url, timeout=60) as http:
+        return same_bits(read(post(http, SMALL, inputs, NPY)), SMALL.expected(inputs))
+
+
+def asked(service: LiveService, path: str, length: int, more: str = "") -> tuple[str, bytes]:
+    """Send a whole request without listening, then read to the end: head and body of the answer."""
+    lines = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}", more]
+    with connected(service.url) as sock:
+        sock.sendall("\r\n".join([*lines, ""]).encode() + bytes(length))
+        reply = b"".join(iter(lambda: sock.recv(65536), b""))
+    start, _, body = reply.partition(b"\r\n\r\n")
+    return start.decode(), body
+
+
+@pytest.mark.parametrize("path", APIS)
+@pytest.mark.parametrize("length", [10, 5 << 20])
+def test_beyond_the_bound_clients_hear_why(narrow: LiveService, path: str, length: int) -> None:
+    """Each API answers 503 in its own words, with Retry-After, also who sends all of a large body before listening."""
+    api = {"v1": "rest", "v2": "oip"}.get(path[1:3], "rpc")
+    with full(narrow):
+        before = refused(narrow, api)
+        head, body = asked(narrow, path, length, "X-Request-ID: mine\r\n")
+        assert refused(narrow, api) == before + 1
+    assert head.startswith("HTTP/1.1 503 Service Unavailable\r\n")
+    assert "\r\nretry-after: 1\r\n" in head
+    assert "\r\nx-request-id: mine\r\n" in head
+    assert "\r\nconnection: close\r\n" in head
+    assert f"\r\ncontent-length: {len(body)}" in head
+    assert APIS[path](json.loads(body)) == "connections"
+    assert right(narrow)
+
+
+def test_operators_get_in_all_the_same(narrow: LiveService) -> None:
+    """Health and metrics are answered beyond the bound, once for each connection; other pages are not."""
+    with full(narrow), httpx.Client(base_url=narrow.url, timeout=30) as http:
+        for name in ("/healthz", "/readyz", "/metrics"):
+            reply = http.get(name)
+            assert (reply.status_code, reply.headers.get("connection")) == (200, "close")
+            assert http.head(name.replace("metrics", "healthz")).status_code == 200
+        assert http.get("/v1/ops").status_code == 503
+        assert http.get("/healthzz").json()["reason"] == "connections"
+    assert right(narrow)
+
+
+def test_a_head_that_begins_late(narrow: LiveService) -> None:
+    """Who sends nothing at first is asked later: it gets in when there is room by then, and hears it when not."""
+    with full(narrow), connected(narrow.url) as early:
+        page(narrow)  # by now it has been accepted
+        early.sendall(f"GET {PATH} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert early.recv(100).startswith(b"HTTP/1.1 503")
+    with ExitStack() as stack:
+        with full(narrow):
+            late = stack.enter_context(connected(narrow.url))
+            page(narrow)  # by now it has been accepted
+        late.sendall(f"GET {PATH} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert late.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_the_longest_silence_ends_with_an_answer() -> None:
+    """When as many say nothing as there may be, the oldest of them hear why they go, and new ones get to the API."""
+    if shutil.which("prlimit") is None:
+        pytest.skip("no prlimit here")
+    under = ["prlimit", "--nofile=200:200"]  # a quarter of them may wait
+    with running_service("--workers", "1", "--connections", str(BOUND), under=under) as service, ExitStack() as stack:
+        with full(service):
+            first = stack.enter_context(connected(service.url))
+            for _ in range(55):
+                stack.enter_context(connected(service.url))
+            head, _, body = whole(first).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503")
+            assert json.loads(body)["reason"] == "connections"
+        assert right(service)
+
+
+def whole(connection: socket.socket) -> bytes:
+    """Read until the end."""
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+def test_idle_connections_make_room(narrow: LiveService) -> None:
+    """Connections that wait for another request are closed for those that have one."""
+    with ExitStack() as stack:
+        for _ in range(3 * BOUND):
+            sock = stack.enter_context(connected(narrow.url))
+            sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert sock.recv(100).startswith(b"HTTP/1.1 200")
+
+        def comes_in() -> bool:
+            with httpx.Client(base_url=narrow.url, timeout=30) as http:
+                return http.get("/v1/ops").status_code == 200
+
+        until(comes_in)
+
+
+def test_a_flood_leaves_nothing_behind(narrow: LiveService) -> None:
+    """Hundreds of large requests beyond the bound are answered; memory and descriptors are as before."""
+    descriptors = Path(f"/proc/{narrow.pid}/fd")
+    if not descriptors.exists():
+        pytest.skip("no /proc here")
+    with full(narrow):
+        asked(narrow, PATH, 100)
+        memory = memory_mib(narrow.pid, "Rss")
+        open_before = len([*descriptors.iterdir()])
+        with ExitStack() as stack:
+            socks = [stack.enter_context(connected(narrow.url)) for _ in range(300)]
+            head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {1 << 20}\r\n\r\n".encode()
+            for sock in socks:
+                sock.sendall(head + bytes(1 << 20))
+            assert httpx.get(f"{narrow.url}/healthz", timeout=30).status_code == 200
+            for sock in socks:
+                assert sock.recv(100).startswith(b"HTTP/1.1 503")
+            assert memory_mib(narrow.pid, "Rss") < memory + 32
+        until(lambda: len([*descriptors.iterdir()]) <= open_before + 1)
+    assert right(narrow)
+
+
+def test_a_connection_that_is_dropped_before_it_is_looked_at(narrow: LiveService) -> None:
+    """Resets at the API disturb nobody."""
+    with full(narrow):
+        for data in (b"", b"POST /rpc HTTP/1.1\r\ncontent-length: 5\r\n\r\n"):
+            for _ in range(20):
+                with connected(narrow.url) as sock:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                    sock.sendall(data)
+    assert right(narrow)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x16\x03\x01", b"GET", b"POST /v1/ops/x HTTP/1.1", b"\xff" * 4096])
+def test_bytes_that_are_no_head(data: bytes) -> None:
+    """Whatever the first bytes are, they have an API and can be answered."""
+    head = Head(data)
+    assert not head.is_watching
+    assert not head.is_call
+    assert answer(head, Overloaded("full", retry_after=1, data={"reason": "x"})).startswith(b"HTTP/1.1 503 ")
+
+
+def test_the_words_are_those_of_the_apis() -> None:
+    """The body of a refusal is the problem object that the whole way through would give, whatever id it has."""
+    error = Overloaded("full", retry_after=2, data={"reason": "queue", "limit": 4})
+    for given in ("mine", ""):
+        head = Head(f"POST {PATH} HTTP/1.1\r\nX-Request-Id: {given}\r\n\r\n".encode())
+        start, _, body = answer(head, error).partition(b"\r\n\r\n")
+        said = json.loads(body)
+        assert said == problem(error, said["request_id"])
+        assert f"x-request-id: {said['request_id']}\r\n" in start.decode()
+        assert said["request_id"] == given or len(said["request_id"]) == 32

@@ -1,0 +1,197 @@
+"""The middleware against bare ASGI, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.http.disconnect import cancel_on_disconnect
+from app.http.middleware import BodyLimit, RequestContextMiddleware, context_of
+from app.replies.body import send_bytes, send_head, send_piece
+from convgrad import Cancelled, Overloaded
+
+
+def scope(**headers: str) -> Scope:
+    """Make the scope of a POST."""
+    raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    return {"type": "http", "method": "POST", "path": "/x", "headers": raw}
+
+
+def call(app: ASGIApp, *body: bytes, **headers: str) -> list[Message]:
+    """Call an app with a body in pieces; after it the client waits."""
+    sent: list[Message] = []
+    pieces = [{"type": "http.request", "body": piece, "more_body": True} for piece in body]
+    if pieces:
+        pieces[-1]["more_body"] = False
+
+    async def receive() -> Message:
+        if pieces:
+            return pieces.pop(0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def run() -> None:
+        await asyncio.wait_for(app(scope(**headers), receive, send), 20)
+
+    asyncio.run(run())
+    return sent
+
+
+def headers_of(message: Message) -> dict[str, str]:
+    """Read the headers of a reply's start."""
+    return {name.decode(): value.decode() for name, value in message["headers"]}
+
+
+async def _echo(inner: Scope, receive: Receive, send: Send) -> None:
+    more = True
+    while more:
+        more = (await receive()).get("more_body", False)
+    await send_bytes(send, b"ok", "text/plain")
+
+
+def test_an_unexpected_error_is_a_500_without_details() -> None:
+    """A fault of an API becomes a problem object that says nothing of it."""
+
+    async def broken(*_: Any) -> None:
+        raise ZeroDivisionError("secret")
+
+    start, body = call(RequestContextMiddleware(broken))
+    assert start["status"] == 500
+    assert json.loads(body["body"])["code"] == "internal_error"
+    assert b"secret" not in body["body"]
+
+
+def test_an_error_of_ours_has_its_status_and_headers() -> None:
+    """An error of the tree that an API lets through is answered as its class says."""
+
+    async def full(*_: Any) -> None:
+        raise Overloaded("full", retry_after=3)
+
+    start, _ = call(RequestContextMiddleware(full), x_request_id="abc")
+    assert start["status"] == 503
+    assert headers_of(start)["retry-after"] == "3"
+    assert headers_of(start)["x-request-id"] == "abc"
+
+
+def test_an_error_after_the_first_byte_leaves_the_reply_unfinished() -> None:
+    """Nothing is added to half a reply: the server closes the connection."""
+
+    async def half(_: Scope, __: Receive, send: Send) -> None:
+        await send_head(send, "text/plain", length=10)
+        await send_piece(send, b"half")
+        raise ValueError
+
+    sent = call(RequestContextMiddleware(half))
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert sent[-1]["more_body"]
+
+
+def test_timings_go_out() -> None:
+    """What an API measured is in Server-Timing."""
+
+    async def timed(inner: Scope, _: Receive, send: Send) -> None:
+        context_of(inner).timings.add("compute", 0.001)
+        await send_bytes(send, b"", "text/plain")
+
+    start, _ = call(RequestContextMiddleware(timed))
+    assert headers_of(start)["server-timing"] == "compute;dur=1.000"
+
+
+@pytest.mark.parametrize("headers", [{"content_length": "11"}, {"transfer_encoding": "chunked"}])
+def test_a_body_over_the_limit_is_refused(headers: dict[str, str]) -> None:
+    """By its declared length, or when it passes the limit; the rest is read before the connection closes."""
+    app = BodyLimit(RequestContextMiddleware(_echo), limit=10)
+    sent = call(app, b"123456", b"78901", b"rest", **headers)
+    assert sent[0]["status"] == 413
+    assert json.loads(sent[1]["body"])["reason"] == "body"
+    assert not sent[-1]["more_body"]
+
+
+def test_a_body_within_the_limit_passes() -> None:
+    """Ten bytes of ten are fine."""
+    app = BodyLimit(RequestContextMiddleware(_echo), limit=10)
+    assert call(app, b"12345", b"67890", transfer_encoding="chunked")[0]["status"] == 200
+
+
+def test_a_large_rest_closes_the_connection() -> None:
+    """A reply before the end of a long body says that the connection will close, and is whole before it does."""
+
+    async def early(_: Scope, __: Receive, send: Send) -> None:
+        await send_bytes(send, b"no", "text/plain", status=422)
+
+    sent = call(BodyLimit(early, limit=1 << 40), b"a", b"b", content_length=str(1 << 30))
+    assert headers_of(sent[0])["connection"] == "close"
+    assert [message.get("body") for message in sent[1:]] == [b"no", b""]
+    waiting = call(BodyLimit(early, limit=1 << 40), b"a", content_length=str(1 << 30), expect="100-continue")
+    assert headers_of(waiting[0])["connection"] == "close"
+    assert len(waiting) == 2
+
+
+def test_the_rest_is_dropped_when_the_request_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a request holds is free before its unread body has come, of which not more than the bound is read."""
+    monkeypatch.setattr("app.http.middleware._LINGER_BYTES", 20)
+    held, came = False, 0
+
+    async def early(_: Scope, __: Receive, send: Send) -> None:
+        nonlocal held
+        held = True
+        await send_bytes(send, b"no", "text/plain", status=422)
+        held = False
+
+    async def receive() -> Message:
+        nonlocal came
+        assert not held
+        came += 1
+        return {"type": "http.request", "body": bytes(8), "more_body": True}
+
+    async def send(message: Message) -> None:
+        ends.append(not message.get("more_body", message["type"] == "http.response.start"))
+
+    ends: list[bool] = []
+    asyncio.run(BodyLimit(early, limit=1 << 40)(scope(content_length=str(1 << 30)), receive, send))
+    assert ends == [False, False, True]
+    assert came == 3
+
+
+def test_a_client_that_leaves_cancels_the_block() -> None:
+    """`http.disconnect` ends the block with `Cancelled`, and the task is as good as new after it."""
+
+    async def scenario() -> None:
+        gone = asyncio.Event()
+
+        async def receive() -> Message:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        asyncio.get_running_loop().call_soon(gone.set)
+        with pytest.raises(Cancelled):
+            async with cancel_on_disconnect(receive):
+                await asyncio.Event().wait()
+        await asyncio.sleep(0)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_block_that_ends_is_not_cancelled() -> None:
+    """A client that stays, or leaves after the block, changes nothing."""
+
+    async def scenario() -> str:
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async with cancel_on_disconnect(receive):
+            await asyncio.sleep(0)
+        return "done"
+
+    assert asyncio.run(scenario()) == "done"

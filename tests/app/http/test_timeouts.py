@@ -1,0 +1,79 @@
+"""Clients that send or read too slowly, on a service of little patience."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.app.bare import connected, multipart
+from tests.app.resident import Resident, resident_service
+from tests.app.samples import FRAMES, JSON, LARGE, NPY, SMALL, SSE, post
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Resident]:
+    """A service that waits a fifth of a second."""
+    with resident_service(workers=1, slow_s=0.2, slow_rate=1 << 30) as resident:
+        yield resident
+
+
+def rest(sock: socket.socket) -> bytes:
+    """Read until the service closes the connection."""
+    pieces = []
+    try:
+        while piece := sock.recv(65536):
+            pieces.append(piece)
+    except ConnectionResetError:
+        pass
+    return b"".join(pieces)
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /v1/ops HTTP/1.1\r\nHost:", b"\r\n\r\n"])
+def test_a_head_that_does_not_come(hasty: Resident, start: bytes) -> None:
+    """A connection without a whole head is closed."""
+    with connected(hasty.url) as sock:
+        sock.sendall(start)
+        assert rest(sock) == b""
+
+
+def test_a_second_head_that_does_not_come(hasty: Resident) -> None:
+    """Half a head after an answered request closes the connection too."""
+    with connected(hasty.url) as sock:
+        sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /heal")
+        assert rest(sock).count(b"HTTP/1.1 200") == 1
+
+
+@pytest.mark.parametrize("path", [f"/v1/ops/{SMALL.op}", "/rpc", f"/v2/models/{SMALL.op}/infer"])
+def test_a_body_that_does_not_come(hasty: Resident, path: str) -> None:
+    """A body that stops is answered with the deadline error of its API, and nothing of it is kept."""
+    lines = [f"POST {path} HTTP/1.1", "Host: x", "Content-Type: application/json", "Content-Length: 5000", "", ""]
+    with connected(hasty.url) as sock:
+        sock.sendall("\r\n".join(lines).encode() + b'{"jsonrpc": "2.0"')
+        reply = rest(sock)
+    assert b"too slowly" in reply
+    assert (b"-32001" if path == "/rpc" else b"HTTP/1.1 504") in reply
+    hasty.run(hasty.service.idle())
+    hasty.until(lambda: hasty.service.segments.stats().used == 0)
+
+
+@pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])
+def test_a_reply_that_nobody_reads(hasty: Resident, accept: str) -> None:
+    """A client that does not read loses its connection; its call's place and memory are free again."""
+    with connected(hasty.url, little_room=True) as sock:
+        # The body in one piece; this client is slow only in reading.
+        sock.sendall(b"".join(multipart(LARGE, accept)))
+        hasty.until(lambda: hasty.service.requests == 1, 20)
+        hasty.run(hasty.service.idle(), 30)
+        assert not hasty.service.calls
+        assert len(rest(sock)) < 2048 * 2048 * 4
+    hasty.until(lambda: hasty.service.segments.stats().used == 0)
+    assert 'convgrad_refusals_total{api="rest",reason="slow_reader"}' in httpx.get(f"{hasty.url}/metrics").text
+
+
+def test_those_in_time_are_served(hasty: Resident) -> None:
+    """Who sends and reads at once notices nothing of it."""
+    with httpx.Client(base_url=hasty.url, timeout=60) as http:
+        assert post(http, SMALL, SMALL.inputs()).status_code == 200

@@ -1,0 +1,55 @@
+"""TLS with client certificates, as real authorities would issue them."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+
+from tests.app.samples import SMALL, post, read, same_bits
+from tests.live import running_service
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    """The authority that the service knows."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def url(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A service that takes only clients with a certificate of that authority."""
+    folder: Path = tmp_path_factory.mktemp("tls")
+    certificate, known = folder / "server.pem", folder / "ca.pem"
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
+    authority.cert_pem.write_to_path(str(known))
+    flags = ["--tls-certificate", str(certificate), "--tls-client-ca", str(known), "--workers", "1"]
+    with running_service(*flags) as service:
+        yield service.url
+
+
+def client(url: str, server_authority: trustme.CA, own_authority: trustme.CA | None) -> httpx.Client:
+    """Make a client that trusts one authority, with a certificate of the other, if any."""
+    trust = ssl.create_default_context()
+    server_authority.configure_trust(trust)
+    if own_authority is not None:
+        own_authority.issue_cert("caller@example.org").configure_cert(trust)
+    return httpx.Client(base_url=url, verify=trust, timeout=60)
+
+
+def test_a_client_with_a_certificate_is_served(url: str, authority: trustme.CA) -> None:
+    """A certificate of the known authority opens every API."""
+    inputs = SMALL.inputs()
+    with client(url, authority, authority) as http:
+        assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
+
+
+@pytest.mark.parametrize("stranger", [None, trustme.CA()], ids=["none", "of another authority"])
+def test_a_client_without_one_is_not(url: str, authority: trustme.CA, stranger: trustme.CA | None) -> None:
+    """Without a certificate, or with one of another authority, not even the health page is told."""
+    with client(url, authority, stranger) as http, pytest.raises(httpx.TransportError):
+        http.get("/healthz")

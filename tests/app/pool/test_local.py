@@ -1,0 +1,254 @@
+"""The engine's promises to the service: bits, deadlines, cancelling, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import app
+from app.pool.buffers import SegmentPool
+from app.pool.engine import Engine
+from app.pool.local import LocalEngine
+from convgrad._errors import DeadlineExceeded, ShuttingDown
+from kernels import ConvProblem, box, compute, plan
+from tests.app.pool.fleet import TINY, Fleet, Frozen, fleet, random_inputs, soon
+from tests.app.pool.proc import descriptors, opened_since
+
+WIDE = dataclasses.replace(TINY, n=6, src_channels=40, dst_channels=48, src_spatial=(30, 30), dst_spatial=(28, 28))
+PROBLEMS = [
+    WIDE,
+    dataclasses.replace(TINY, dtype="f16"),
+    dataclasses.replace(TINY, dtype="bf16", data_format="NXC", weights_format="XIO"),
+    dataclasses.replace(TINY, n=0),
+    dataclasses.replace(
+        TINY, op="ConvTranspose", src_spatial=(6, 6), dst_spatial=(8, 8), weights_format="IOX", bias=True
+    ),
+    dataclasses.replace(WIDE, op="ConvTransposeBackwardWeights", src_spatial=(28, 28), dst_spatial=(30, 30)),
+]
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Fleet]:
+    """Two workers for the tests of this file."""
+    with fleet(2, grace_s=0.2, hang_s=60.0) as made:
+        yield made
+
+
+@pytest.fixture
+def two(shared: Fleet) -> Fleet:
+    """Two workers, both alive."""
+    shared.run(shared.whole())
+    return shared
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: f"{problem.op}-{problem.dtype}-{problem.n}")
+@pytest.mark.parametrize("reference", [False, True])
+def test_workers_give_the_bits_of_one_process(two: Fleet, problem: ConvProblem, reference: bool) -> None:
+    """Every operation and dtype gives over processes and shared memory what it gives in one process."""
+    inputs = random_inputs(problem)
+    result = two.run(two.compute(problem, inputs, reference=reference))
+    np.testing.assert_array_equal(result, compute(problem, *inputs, reference=reference))
+
+
+def test_a_cancel_does_not_hurry_the_end_of_a_failed_job(two: Fleet) -> None:
+    """A job whose deadline is over is not left while a worker that stands still may write to its memory."""
+
+    async def scenario() -> None:
+        with Frozen(two.pids):
+            failing = asyncio.create_task(two.finish(two.job(plan(TINY), random_inputs(TINY), deadline=soon(0.02))))
+            await asyncio.sleep(0.05)  # over now, with `grace_s` to go
+            assert two.engine.snapshot()["jobs"] == 1
+            failing.cancel()
+            await asyncio.gather(failing, return_exceptions=True)
+            assert two.engine.snapshot()["jobs"] == 0
+
+    two.run(scenario())
+
+
+def test_the_number_of_workers_changes_no_bit(two: Fleet) -> None:
+    """One, two and three workers give the same bits for sums that depend on their order."""
+    inputs = random_inputs(WIDE)
+    results = [two.run(two.compute(WIDE, inputs)).tobytes()]
+    for count in (1, 3):
+        with fleet(count) as other:
+            results.append(other.run(other.compute(WIDE, inputs)).tobytes())
+    assert len(set(results)) == 1
+
+
+def test_a_yielded_unit_is_final(two: Fleet) -> None:
+    """The box of a unit has its last bits at the moment when the unit is yielded, and each comes once."""
+    inputs = random_inputs(WIDE)
+    expected = compute(WIDE, *inputs)
+
+    async def scenario() -> None:
+        job = two.job(plan(WIDE, workers=2), inputs)
+        output = np.frombuffer(job.output.view, np.float32).reshape(WIDE.output_shape)
+        seen = []
+        async for unit in two.engine.run(job):
+            seen.append(unit.index)
+            if unit.offset is not None:
+                np.testing.assert_array_equal(box(output, unit), box(expected, unit))
+        assert sorted(seen) == list(range(len(job.plan.units)))
+        assert job.times.queue_s is not None
+        assert job.times.compute_s > 0
+
+    two.run(scenario())
+
+
+def test_a_deadline_ends_a_running_job(two: Fleet) -> None:
+    """When the time is over during the computation the call fails, and no worker has its memory any more."""
+
+    async def scenario() -> None:
+        job = two.job(plan(WIDE, reference=True), random_inputs(WIDE), deadline=soon(0.05))
+        with Frozen(two.pids):
+            with pytest.raises(DeadlineExceeded):
+                await two.finish(job)
+            assert not two.busy()
+        two.release(job)
+        assert two.segments.stats().used == 0
+
+    two.run(scenario())
+
+
+def test_a_deadline_ends_a_job_that_never_ran(two: Fleet) -> None:
+    """A job whose time is over in the queue fails too, and the jobs before and behind it don't."""
+
+    async def scenario() -> None:
+        inputs = random_inputs(WIDE)
+        chosen = plan(WIDE, reference=True)
+        before = [asyncio.create_task(two.finish(two.job(chosen, inputs))) for _ in range(2)]
+        with pytest.raises(DeadlineExceeded):
+            await two.finish(two.job(chosen, inputs, deadline=soon(-1.0)))
+        behind = await two.compute(TINY, random_inputs(TINY))
+        np.testing.assert_array_equal(behind, compute(TINY, *random_inputs(TINY)))
+        for result, _ in await asyncio.gather(*before):
+            np.testing.assert_array_equal(result, compute(WIDE, *inputs, reference=True))
+
+    two.run(scenario())
+
+
+def test_closing_the_iterator_frees_workers_and_memory(two: Fleet) -> None:
+    """A caller that goes away after the first unit leaves no unit on a worker and no lease."""
+
+    async def scenario() -> None:
+        job = two.job(plan(WIDE, reference=True), random_inputs(WIDE))
+        units = two.engine.run(job)
+        await anext(units)
+        await units.aclose()
+        assert not two.busy()
+        assert two.engine.snapshot()["jobs"] == 0
+        two.release(job)
+        assert two.segments.stats().used == 0
+
+    two.run(scenario())
+
+
+def test_an_engine_before_its_start() -> None:
+    """An engine that was not started is not ready and has done nothing of its warm-up."""
+    engine: Engine = LocalEngine(SegmentPool(1 << 20), workers=1)
+    assert not engine.ready
+    assert engine.progress() == 0.0
+
+
+def test_stop_lets_running_jobs_finish_and_refuses_new_ones() -> None:
+    """Within the drain time what runs is completed; a new job is refused at once, also afterwards."""
+    inputs = random_inputs(WIDE)
+    with fleet(1) as one:
+
+        async def scenario() -> None:
+            running = asyncio.create_task(one.compute(WIDE, inputs, reference=True))
+            await one.until(one.busy)
+            stopping = asyncio.create_task(one.engine.stop(60.0))
+            await one.until(lambda: not one.engine.ready)
+            with pytest.raises(ShuttingDown):
+                await one.compute(TINY, random_inputs(TINY))
+            np.testing.assert_array_equal(await running, compute(WIDE, *inputs, reference=True))
+            await stopping
+
+        one.run(scenario())
+
+
+def test_stop_leaves_no_process_and_no_descriptor_and_start_works_again() -> None:
+    """After stop, whose second call ends a long drain, everything is as before start."""
+    before = descriptors()
+    with fleet(2) as both:
+        snapshot = both.engine.snapshot()
+        pids = [snapshot["fork_server"]["pid"], *both.pids]
+
+        async def stuck() -> None:
+            job = both.job(plan(TINY), random_inputs(TINY))
+            with Frozen(both.pids):
+                running = asyncio.create_task(both.finish(job))
+                await both.until(both.busy)
+                draining = asyncio.create_task(both.engine.stop(3600.0))
+                await asyncio.sleep(0)
+                await both.engine.stop(0.0)
+                await draining
+                with pytest.raises(ShuttingDown):
+                    await running
+
+        both.run(stuck())
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+        async def again() -> None:
+            await both.engine.start()
+            inputs = random_inputs(TINY)
+            np.testing.assert_array_equal(await both.compute(TINY, inputs), compute(TINY, *inputs))
+
+        both.run(again())
+    assert not opened_since(before)
+
+
+SCRIPT = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+import app.main  # what a user's script may do at its top level, without a guard
+from app.pool.local import LocalEngine
+from app.pool.buffers import SegmentPool
+
+async def serve():
+    engine = LocalEngine(SegmentPool(1 << 26), workers=2)
+    await engine.start()
+    while [worker["ready"] for worker in engine.snapshot()["workers"]] != [True, True]:
+        await asyncio.sleep(0.01)
+    snapshot = engine.snapshot()
+    print(snapshot["fork server"]["pid"], *(worker["pid"] for worker in snapshot["workers"]), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(serve())
+"""
+
+
+def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path) -> None:
+    """After `kill -9` of a server that any script started anywhere, its processes end by themselves."""
+    script = tmp_path / "serve.py"
+    script.write_text(SCRIPT)
+    root = str(Path(app.__file__).resolve().parents[1])
+    with subprocess.Popen(
+        [sys.executable, str(script), root], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        pids = server.stdout.readline().split()
+        pidfds = [os.pidfd_open(int(pid)) for pid in pids if pid.isdecimal()]
+        server.kill()
+    assert len(pidfds) == 3, pids
+    waiting = set(pidfds)
+    poll = select.poll()
+    for pidfd in pidfds:
+        poll.register(pidfd, select.POLLIN)
+    while waiting:
+        ended = poll.poll(30_000)
+        assert ended, "processes outlive their server"
+        for pidfd, _ in ended:
+            poll.unregister(pidfd)
+            waiting.remove(pidfd)
+            os.close(pidfd)

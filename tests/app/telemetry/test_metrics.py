@@ -1,0 +1,137 @@
+"""What the metrics say after calls on a real service."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.app.api.test_rest_limits import connection
+from tests.app.resident import Resident
+from tests.app.samples import FRAMES, JSON, LARGE, NPY, SLOW, SMALL, SSE, document, post
+from tests.faults.apis import APIS, prepare
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+def scrape(tight: Resident, *, idle: bool = True) -> Samples:
+    """Read the metrics as Prometheus does, once everything before has been counted."""
+    if idle:
+        tight.run(tight.service.idle())
+    reply = httpx.get(f"{tight.url}/metrics")
+    assert reply.headers["content-type"].startswith("text/plain")
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(reply.text)
+        for sample in family.samples
+    }
+
+
+def grown(before: Samples, after: Samples, name: str, **labels: str) -> float:
+    """Tell by how much a sample grew."""
+    key = (name, frozenset(labels.items()))
+    return after.get(key, 0.0) - before.get(key, 0.0)
+
+
+@pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])
+def test_a_call_is_counted_in_every_form(tight: Resident, tight_http: httpx.Client, accept: str) -> None:
+    """A call counts once under operation, dtype, API and outcome, and its parts are timed."""
+    before = scrape(tight)
+    assert post(tight_http, SMALL, SMALL.inputs(), accept).status_code == 200
+    after = scrape(tight)
+    labels = {"operation": SMALL.op, "dtype": "f32", "api": "rest", "outcome": "ok"}
+    assert grown(before, after, "convgrad_calls_total", **labels) == 1
+    assert grown(before, after, "convgrad_requests_total", api="rest", outcome="ok") == 1
+    for part in ("receive", "decode", "queue", "compute", "encode"):
+        assert grown(before, after, "convgrad_part_seconds_count", api="rest", part=part) == 1
+    assert grown(before, after, "convgrad_received_bytes_total", api="rest") > SMALL.inputs()["src"].nbytes
+    assert grown(before, after, "convgrad_sent_bytes_total", api="rest") > 0
+    assert grown(before, after, "convgrad_macs_total") > 0
+    assert grown(before, after, "convgrad_units_total") > 0
+
+
+@pytest.mark.parametrize("api", list(APIS))
+def test_encoding_of_a_large_reply_is_timed(tight: Resident, tight_http: httpx.Client, api: str) -> None:
+    """A reply that is streamed has one encode time, also where its pieces are made while they are sent."""
+    case = replace(LARGE, src_spatial=(512, 512), dst_spatial=(1024, 1024))
+    call = prepare(api, case, case.floats(), np.empty(0))
+    before = scrape(tight)
+    assert tight_http.post(call.path, content=call.content, headers=call.headers).status_code == 200
+    labels = {"api": {"rpc": "rpc", "oip": "oip"}.get(api[:3], "rest"), "part": "encode"}
+    after = scrape(tight)
+    assert grown(before, after, "convgrad_part_seconds_count", **labels) == 1
+    assert grown(before, after, "convgrad_part_seconds_sum", **labels) > 0
+
+
+def test_every_call_of_a_batch_counts(tight: Resident, tight_http: httpx.Client) -> None:
+    """Three calls in one batch are three calls and one request; the wrong one among them is none."""
+    params = document(SMALL, SMALL.inputs())
+    batch = [{"jsonrpc": "2.0", "id": number, "method": SMALL.op, "params": params} for number in range(2)]
+    batch.append({"jsonrpc": "2.0", "id": 2, "method": SMALL.op, "params": {}})
+    before = scrape(tight)
+    assert len(tight_http.post("/rpc", json=batch).json()) == 3
+    after = scrape(tight)
+    labels = {"operation": SMALL.op, "dtype": "f32", "api": "rpc", "outcome": "ok"}
+    assert grown(before, after, "convgrad_calls_total", **labels) == 2
+    assert grown(before, after, "convgrad_requests_total", api="rpc", outcome="invalid_params") == 1
+
+
+@pytest.mark.parametrize("accept", [JSON, SSE, FRAMES])
+def test_a_late_deadline_is_an_outcome(tight: Resident, tight_http: httpx.Client, accept: str) -> None:
+    """A call that fails in the middle of its stream counts as what it failed of, as a request too."""
+    before = scrape(tight)
+    post(tight_http, SLOW, SLOW.floats(), accept, deadline_ms=100, reference=True)
+    after = scrape(tight)
+    labels = {"operation": SLOW.op, "dtype": "f32", "api": "rest", "outcome": "deadline_exceeded"}
+    assert grown(before, after, "convgrad_calls_total", **labels) == 1
+    assert grown(before, after, "convgrad_requests_total", api="rest", outcome="deadline_exceeded") == 1
+
+
+def test_refusals_have_reasons(tight: Resident, tight_http: httpx.Client) -> None:
+    """A full queue and a body over the limit are told apart; the gauges show what runs."""
+    before = scrape(tight)
+    with connection(tight, SLOW, SSE, reference=True), connection(tight, SLOW, SSE, reference=True):
+        tight.until(lambda: len(tight.service.calls) == 2 and tight.service.engine.snapshot()["jobs"] == 2)
+        assert post(tight_http, SMALL, SMALL.inputs()).status_code == 503
+        during = scrape(tight, idle=False)
+        assert during[("convgrad_calls_open", frozenset())] == 2
+        assert during[("convgrad_calls_limit", frozenset())] == 2
+        assert during[("convgrad_workers", frozenset({("state", "busy")}))] == 1
+        assert during[("convgrad_units_waiting", frozenset())] > 0
+        assert during[("convgrad_shared_memory_bytes", frozenset({("state", "used")}))] > 0
+    tight.run(tight.service.idle(), 5.0)
+    content = b" " * (8 << 20)
+    assert tight_http.post("/v1/ops/ConvTranspose", content=content, headers={"content-type": JSON}).status_code == 413
+    after = scrape(tight)
+    assert grown(before, after, "convgrad_refusals_total", api="rest", reason="queue") == 1
+    assert grown(before, after, "convgrad_refusals_total", api="rest", reason="body") == 1
+    labels = {"operation": SLOW.op, "dtype": "f32", "api": "rest", "outcome": "cancelled"}
+    assert grown(before, after, "convgrad_calls_total", **labels) == 2
+
+
+def test_openmetrics_for_those_who_ask(tight_http: httpx.Client) -> None:
+    """The newer text form comes when it is asked for."""
+    reply = tight_http.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert reply.headers["content-type"].startswith("application/openmetrics-text")
+    assert reply.text.endswith("# EOF\n")
+
+
+def test_the_names_of_apis_do_not_come_from_callers(tight: Resident, tight_http: httpx.Client) -> None:
+    """Whatever path or method somebody makes up, no label takes its name."""
+    for path in ("/made/up", "/v1/ops/made_up", "/v2/models/made_up", "/rpc/made_up"):
+        tight_http.get(path)
+    names = {value for _, labels in scrape(tight) for _, value in labels}
+    assert not [name for name in names if "made" in name]
+
+
+def test_a_trace_goes_on_in_reply(tight_http: httpx.Client) -> None:
+    """A traceparent comes back with a span id of the request's own; without one nothing comes."""
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    reply = tight_http.get("/v1/ops", headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
+    version, trace_id, span_id, flags = reply.headers["traceresponse"].split("-")
+    assert (version, trace_id, flags) == ("00", trace, "01")
+    assert span_id != "00f067aa0ba902b7"
+    assert "traceresponse" not in tight_http.get("/v1/ops").headers

@@ -1,0 +1,49 @@
+"""The header of W3C Trace Context."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.telemetry.traceparent import TraceParent
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+def test_a_header_is_read_and_written_back() -> None:
+    """What was read is written with the same ids."""
+    header = f"00-{TRACE}-{SPAN}-01"
+    read = TraceParent.read(header)
+    assert read == TraceParent(TRACE, SPAN, 1)
+    assert read.header() == header
+
+
+def test_a_child_stays_in_the_trace() -> None:
+    """A child has the trace and the flags of its parent and a span id of its own."""
+    parent = TraceParent(TRACE, SPAN, 1)
+    child = parent.child()
+    assert (child.trace_id, child.flags) == (TRACE, 1)
+    assert child.span_id != SPAN
+    assert TraceParent.read(child.header()) == child
+
+
+def test_a_later_version_may_say_more() -> None:
+    """Fields that a later version adds at the end are passed over."""
+    assert TraceParent.read(f"01-{TRACE}-{SPAN}-01-what-else") == TraceParent(TRACE, SPAN, 1)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "",
+        "junk",
+        f"00-{TRACE.upper()}-{SPAN}-01",
+        f"00-{'0' * 32}-{SPAN}-01",
+        f"00-{TRACE}-{'0' * 16}-01",
+        f"ff-{TRACE}-{SPAN}-01",
+        f"00-{TRACE}-{SPAN}-01-more",
+        f"00-{TRACE}-{SPAN}",
+    ],
+)
+def test_what_is_none_is_ignored(header: str) -> None:
+    """A header that breaks a rule of the standard counts as none."""
+    assert TraceParent.read(header) is None
