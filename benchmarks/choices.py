@@ -2,8 +2,8 @@
 
     python -m benchmarks.choices
 
-Planning needs no processor of the kind, so that a change of a cost model shows here what it does to all of them. Targets
-that choose alike are one column: they differ in how instructions are scheduled alone.
+Planning needs no processor of the kind, so that a change of a cost model shows here what it does to all of them.
+Targets that choose alike are one column: they differ in how instructions are scheduled alone.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ def table() -> str:
         if process.returncode:
             raise RuntimeError(f"{process.args!r} ended with status {process.returncode}")
         columns.append(text.splitlines())
-    lines = [f"layer,op,layout,dtype,{','.join(TARGETS)}"]
-    for row in zip(*columns, strict=True):
-        lines.append(",".join([row[0].rpartition(",")[0], *(each.rpartition(",")[2] for each in row)]))
-    return "\n".join(lines) + "\n"
+    rows = [f"layer,op,layout,dtype,{','.join(TARGETS)}"]
+    rows += [
+        ",".join([row[0].rpartition(",")[0], *(each.rpartition(",")[2] for each in row)])
+        for row in zip(*columns, strict=True)
+    ]
+    return "\n".join(rows) + "\n"
 
 
 def main() -> None:

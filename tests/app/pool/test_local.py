@@ -221,7 +221,7 @@ async def serve():
     while [worker["ready"] for worker in engine.snapshot()["workers"]] != [True, True]:
         await asyncio.sleep(0.01)
     snapshot = engine.snapshot()
-    print(snapshot["fork server"]["pid"], *(worker["pid"] for worker in snapshot["workers"]), flush=True)
+    print(snapshot["fork_server"]["pid"], *(worker["pid"] for worker in snapshot["workers"]), flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(serve())
