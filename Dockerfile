@@ -1,14 +1,12 @@
 # The service in an image: the first stage installs and compiles, the second one only runs.
 FROM python:3.12-slim AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
-RUN python -m venv --without-pip /opt/convgrad && pip install --quiet hatchling
 WORKDIR /build
-COPY pyproject.toml ./
+COPY requirements requirements
 # The dependencies alone, so that a change of the source does not install them again.
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-               print(*p['dependencies'], *p['optional-dependencies']['server'], sep='\n')" >requirements.txt \
- && pip --python /opt/convgrad/bin/python install --quiet -r requirements.txt
-COPY README.md LICENSE ./
+RUN python -m venv --without-pip /opt/convgrad && pip install --quiet --require-hashes -r requirements/build.txt \
+ && pip --python /opt/convgrad/bin/python install --quiet --require-hashes -r requirements/server.txt
+COPY pyproject.toml README.md LICENSE ./
 COPY convgrad convgrad
 RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
  && pip --python /opt/convgrad/bin/python install --quiet --no-deps dist/*.whl

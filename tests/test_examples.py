@@ -29,6 +29,7 @@ def test_real_layers(service: LiveService, dtype: str) -> None:
     assert "largest error" in done.stdout
 
 
+@pytest.mark.heavy
 def test_train_digits(service: LiveService, tmp_path: Path) -> None:
     """A network whose filter gradients come from the service learns the digits, and the loss curve is drawn."""
     pytest.importorskip("sklearn")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from kernels import warmup
 from kernels.emit.cache import cache_folder, folder_name
 from kernels.emit.compiler import ENTRIES
@@ -18,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # workers are forked from. Numba compiles parts of its own along with ours.
 COUNT = """
 from numba.core import event
+import pytest
+
 from kernels import warmup
 with event.install_recorder("numba:compile") as recorder:
     for _ in warmup():
@@ -36,6 +40,7 @@ def compilations(folder: Path | None = None) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.heavy
 def test_a_second_warm_up_compiles_nothing(tmp_path: Path) -> None:
     """After one warm-up has filled the cache, whole or what another one had left out, the next compiles nothing."""
     compilations()

@@ -18,6 +18,7 @@ from tests.problems import Case
 
 BOUND_S = 0.005
 ROUNDS = 4
+BLOCK = bytearray(4 << 20)
 
 # 25.7 MB in, and 8.3 MB out.
 DEEP = Case(
@@ -105,12 +106,20 @@ WAYS: dict[str, Send] = {
 def test_nothing_holds_up_the_loop(resident: Resident, way: str) -> None:
     """Between two turns of the loop its thread computes for less than 5 ms, whatever comes in and goes out.
 
-    Processor time, because other processes take turns with this one; and of the longest steps of several calls the
-    shortest, because a step that is long by itself is so in every call.
+    On a slow or busy machine it is what it takes to copy 4 MiB there, a fraction of a body, if that is more. Processor
+    time, because other processes take turns with this one; and of the longest steps of several calls the shortest,
+    because a step that is long by itself is so in every call.
     """
     with httpx.Client(base_url=resident.url, timeout=60) as http:
-        longest = [_longest_turn(resident, http, WAYS[way]) for _ in range(ROUNDS)]
-    assert min(longest) < BOUND_S
+        rounds = [(_longest_turn(resident, http, WAYS[way]), _copy()) for _ in range(ROUNDS)]
+    longest, copying = zip(*rounds, strict=True)
+    assert min(longest) < max(BOUND_S, *copying)
+
+
+def _copy() -> float:
+    before = time.thread_time()
+    bytes(BLOCK)
+    return time.thread_time() - before
 
 
 def _longest_turn(resident: Resident, http: httpx.Client, send: Send) -> float:

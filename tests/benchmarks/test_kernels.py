@@ -187,6 +187,7 @@ def test_geometric_mean() -> None:
     assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
 
 
+@pytest.mark.heavy
 def test_the_command_writes_a_record_that_the_report_reads(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -210,6 +211,7 @@ def test_the_command_writes_a_record_that_the_report_reads(
     assert "| deconv (forward) |" in text
 
 
+@pytest.mark.heavy
 def test_the_report_holds_threads_to_one(shapes: Path, tmp_path: Path) -> None:
     """Two records of the same layers give the gain of a second thread and of a smaller type."""
     out = tmp_path / "out.json"

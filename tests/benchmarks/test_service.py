@@ -31,6 +31,7 @@ def test_requests_are_whole(api: Any) -> None:
     assert [int(length) for length in lengths] == [len(body)]
 
 
+@pytest.mark.heavy
 def test_a_run_measures_every_api(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run without peers checks and times our own APIs, and writes figures for each."""
     record = tmp_path / "found.json"

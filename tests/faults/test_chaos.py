@@ -11,6 +11,8 @@ from tests.faults.apis import APIS
 from tests.faults.chaos import CALLS, Family, Striker, Tally, family_service, load, prepare_all
 from tests.live import LiveService
 
+pytestmark = pytest.mark.heavy
+
 Hurt = tuple[LiveService, Family]
 
 

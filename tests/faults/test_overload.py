@@ -7,12 +7,15 @@ import re
 
 import httpx
 import numpy as np
+import pytest
 
 from benchmarks.startup import memory_mib
 from tests.faults.apis import prepare
 from tests.faults.chaos import family_service
 from tests.faults.overload import Flood, Seen, flood, visit
 from tests.problems import Case
+
+pytestmark = pytest.mark.heavy
 
 # Some tens of milliseconds for the reference kernel.
 SLOW = Case(

@@ -22,6 +22,8 @@ from tests.faults.apis import prepare
 from tests.faults.chaos import WIDE
 from tests.live import LiveService, running_service
 
+pytestmark = pytest.mark.heavy
+
 
 def unshare(script: str, *arguments: str) -> list[str]:
     """Build a command that runs a script with mounts of its own, and then becomes the command that follows."""

@@ -154,6 +154,7 @@ def pool() -> Iterator[Fleet]:
         yield made
 
 
+@pytest.mark.heavy
 def test_every_job_ends_as_it_has_to(pool: Fleet) -> None:
     """Whatever happens in whatever order: right bits or a permitted error, no memory held, a whole pool in the end."""
     SupervisorMachine.pool = pool

@@ -65,6 +65,7 @@ def folders(service: LiveService) -> list[Path]:
     return [Path(cache_folder()), Path(done.stdout.strip())]
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(target().arch != "x86_64" or not NARROWER.compiles, reason="the fault is one of x86")
 @pytest.mark.parametrize("fault", ["is wrong", "crashes", "can't be compiled"])
 def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: str) -> None:

@@ -16,6 +16,7 @@ _INPUTS = 2000
 _GROWTH_MB = 32
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", TARGETS)
 def test_no_input_breaks_a_promise(name: str) -> None:
     """Nearly right inputs end in a value or in an error of ours, cut anyhow, and leave no call and no memory behind."""

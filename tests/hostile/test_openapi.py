@@ -10,6 +10,7 @@ from tests.live import LiveService
 _CALLS = r"^/v1/ops/[{]op[}]"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("examples", "flags"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("seed", [31, 32])
 def test_tensors_between_forbidden_pages(seed: int) -> None:
     """With memory that can't be touched right after, or right before, each tensor, the bits are right."""

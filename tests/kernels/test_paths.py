@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -52,37 +51,38 @@ IMITATED = ("avx512f,amx-bf16", "avx512bf16")
 def _run(environment: dict[str, str], names: Sequence[str]) -> str:
     """Run test files in a process of their own; gives what went wrong."""
     here = Path(__file__).parent
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *(str(here / n) for n in names)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-x",
+        "--all",
+        "-p",
+        "no:cacheprovider",
+        *(str(here / n) for n in names),
+    ]
     variables = {**os.environ, **environment, INNER: "1"}
     done = subprocess.run(command, cwd=here.parents[1], env=variables, capture_output=True, text=True, check=False)
     return done.stdout[-6000:] + done.stderr[-2000:] if done.returncode else ""
 
 
-@pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest) -> Iterator[dict[str, Future[str]]]:
-    """Start the processes that the chosen tests ask for, as many at a time as there are processors."""
-    chosen = {item.callspec.params.get("path") for item in request.session.items if hasattr(item, "callspec")}
-    wanted = [(path, setting, ["."]) for path, setting in OTHER_PATHS.items()]
-    numbers = [f"test_{name}.py" for name in NUMBERS]
-    wanted += [(imitated, {IMITATE: imitated}, numbers) for imitated in IMITATED]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield {path: pool.submit(_run, setting, names) for path, setting, names in wanted if path in chosen}
-
-
 @pytest.mark.skipif(INNER in os.environ, reason="already inside")
-@pytest.mark.timeout(1200)
+@pytest.mark.heavy(minutes=3)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("path", OTHER_PATHS)
-def test_suite_on_path(path: str, runs: dict[str, Future[str]]) -> None:
+def test_suite_on_path(path: str) -> None:
     """With features switched off, every kernel test passes."""
-    assert not (wrong := runs[path].result()), wrong
+    assert not (wrong := _run(OTHER_PATHS[path], ["."])), wrong
 
 
 @pytest.mark.skipif(INNER in os.environ, reason="already inside")
-@pytest.mark.timeout(1200)
+@pytest.mark.heavy(minutes=8)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("path", IMITATED)
-def test_numbers_on_imitated_path(path: str, runs: dict[str, Future[str]]) -> None:
+def test_numbers_on_imitated_path(path: str) -> None:
     """The paths of processors that this one is not give right numbers with their instructions imitated."""
-    assert not (wrong := runs[path].result()), wrong
+    assert not (wrong := _run({IMITATE: path}, [f"test_{name}.py" for name in NUMBERS])), wrong
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tests.kernels.test_paths import INNER
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(INNER in os.environ, reason="already inside")
 @pytest.mark.parametrize("name", [known.name for known in KNOWN])
 def test_tables_compile_for(name: str) -> None:

@@ -9,6 +9,8 @@ from kernels.target import target
 from tests.kernels.bits import DTYPES
 from tests.kernels.workers import survey
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_gradients(dtype: str) -> None:
