@@ -13,24 +13,31 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+# This process does not compute: threads of NumPy would only count where processes are limited.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import uvicorn
 from fastapi import FastAPI
-from pydantic import ValidationError
-from pydantic_settings import CliApp, SettingsConfigDict
+from pydantic import Field, ValidationError
+from pydantic_settings import CliApp, CliImplicitFlag, SettingsConfigDict
+
+from app.pool.container import check_address_space
 
 try:
+    check_address_space()
     import kernels  # noqa: F401 -- which choose their target, and a setting may name an impossible one
-except ValueError as error:
+except (MemoryError, OSError, ValueError) as error:  # or there is no folder for compiled code
     print(error, file=sys.stderr)  # noqa: T201
     sys.exit(2)
 
 from app.api.ops_port import OpsPort, listen_for_operators
 from app.calls.service import Service
+from app.checking import check_tls_files, describe
 from app.http.listener import Listener, listen
 from app.http.timeouts import timeout_protocol
 from app.main import create_app
 from app.pool.messages import Unfit
-from app.settings import Settings
+from app.settings import Settings, unknown_variables
 from app.telemetry.logs import configure
 from kernels.target import IMITATE, NAME, REFERENCE, SETTING
 
@@ -52,11 +59,17 @@ class _Flags(Settings):
 
     model_config = SettingsConfigDict(cli_prog_name="python -m app", cli_kebab_case=True)
 
+    check: CliImplicitFlag[bool] = Field(
+        default=False,
+        exclude=True,
+        description="Read all settings and the files that they name, say what would be done, and exit with 0 or 2.",
+    )
 
-def parse_settings(arguments: Sequence[str]) -> Settings:
-    """Read settings from flags, and where there is none from the environment."""
+
+def parse_settings(arguments: Sequence[str]) -> tuple[Settings, bool]:
+    """Read settings from flags, and where there is none from the environment; also whether only to check them."""
     flags = CliApp.run(_Flags, cli_args=list(arguments))
-    return Settings(**flags.model_dump(exclude_unset=True))
+    return Settings(**flags.model_dump(exclude_unset=True)), flags.check
 
 
 class Server(uvicorn.Server):
@@ -69,13 +82,21 @@ class Server(uvicorn.Server):
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.unfit: Unfit | None = None
+        self.failed = False
         service.on_unfit = self._leave
+        service.on_failed = self._fail
 
     def _leave(self, unfit: Unfit) -> None:
         """End, to start again: everything in this process is laid out for a target that does not work here."""
         if self._service.draining:  # a signal asked for the end before
             return
         self.unfit = unfit
+        self.should_exit = True
+
+    def _fail(self, cause: str) -> None:
+        """End with a status, so that whoever started this process hears of it."""
+        _log.error("no worker can be had, so this service ends: %s", cause)
+        self.failed = True
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - none is given
@@ -85,13 +106,13 @@ class Server(uvicorn.Server):
         # milliseconds of the event loop.
         gc.collect()
         gc.freeze()
-        await super().startup(sockets=[])
+        # The addresses before anything else: where one is taken no process is started and nothing is compiled.
         try:
             listeners = await listen(self.config, _BACKLOG)
         except OSError as error:
             _log.error("%s", error)
-            await self.lifespan.shutdown()
             sys.exit(3)
+        await super().startup(sockets=[])
         accepting = Listener(self._service, listeners, self._protocol, self.server_state, self.config.ssl)
         self.servers = [accepting]  # type: ignore[list-item] # which has all that is asked of it
         accepting.start()
@@ -146,27 +167,43 @@ def _address(listener: Any, *, secure: bool) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until a signal comes; returns the exit status."""
     try:
-        settings = parse_settings(sys.argv[1:] if arguments is None else arguments)
+        settings, check = parse_settings(sys.argv[1:] if arguments is None else arguments)
     except ValidationError as error:
         for entry in error.errors(include_url=False, include_input=False):
             where = "".join(f"{part}: " for part in entry["loc"])
-            print(where + entry["msg"], file=sys.stderr)  # noqa: T201
+            print(where + entry["msg"].removeprefix("Value error, "), file=sys.stderr)  # noqa: T201
         return 2
     configure(settings.log_format)
+    for line in unknown_variables(os.environ):
+        _log.warning("%s", line)
     try:
         app = create_app(settings)
         config = _server_config(settings, app)
+        check_tls_files(settings)
         config.load()
+        if check:
+            print("\n".join(describe(settings)))  # noqa: T201
+            return 0
         listener = listen_for_operators(settings)
-    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+    except ssl.SSLError as error:
+        files = "tls_certificate, tls_key and tls_client_ca must be a certificate, its key and authorities in PEM form"
+        print(f"{files}: {error.reason or error}", file=sys.stderr)  # noqa: T201
+        return 2
+    except (OSError, ValueError) as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     service: Service = app.state.service
     service.unfit = tuple(os.environ.get(UNFIT, "").splitlines())
     server = Server(config, service, None if listener is None else OpsPort(service, listener))
-    server.run()
+    try:
+        server.run()
+    except RuntimeError as error:
+        if "new thread" not in str(error):  # the loop ends its pool of threads in one of its own, where it may have one
+            raise
     if server.unfit is not None:
         _start_again(server.unfit)
+    if server.failed:
+        return 4
     return 0 if server.started else 3
 
 

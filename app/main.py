@@ -68,7 +68,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             yield
         finally:
             await service.stop()
-            await asyncio.to_thread(telemetry.tracing.close)
+            if settings.otlp_endpoint is not None:
+                await asyncio.to_thread(telemetry.tracing.close)
 
     app = _Application(
         title="convgrad",

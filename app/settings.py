@@ -2,25 +2,65 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import ByteSize, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.pool.container import cpu_count, memory_bytes
 
-__all__ = ["Settings"]
+__all__ = ["PREFIX", "Settings", "unknown_variables"]
 
-_GIB = 1 << 30
+PREFIX = "CONVGRAD_"
+
+_KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+# Variables of this prefix that others read: kernels and their tools, the client, scripts, docker-compose.yml.
+_OTHERS = (
+    *("TARGET", "CPU_FEATURES", "CPU_IMITATE", "PLAN_MEMORY", "BUILD_FOR", "UNFIT_TARGETS"),
+    *("URL", "API_KEY"),
+    *("VENV", "ARM64", "PROMETHEUS", "SMOKE_PORT"),
+    *("TARGETS", "PUBLISH", "PUBLISH_PROMETHEUS", "PUBLISH_GRAFANA", "CPUS", "MEMORY"),
+)
+
+
+def _split(value: object) -> object:
+    """Take a list as people write it in a variable, with commas, or as JSON."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("["):
+        return json.loads(value)
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def _at_least(least: int, reason: str, *, or_zero: bool = False) -> Callable[[ByteSize], ByteSize]:
+    def check(value: ByteSize) -> ByteSize:
+        if value >= least or (or_zero and not value):
+            return value
+        smallest = f"{ByteSize(least).human_readable(separator=' ')}{', or 0' if or_zero else ''}"
+        raise ValueError(f"{int(value)} is too small, the least is {smallest}: {reason}")
+
+    return check
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+"""A list of words, separated by commas."""
+
+_BODY = AfterValidator(_at_least(_KIB, "a call of one small tensor has some hundreds of bytes"))
+_MEMORY = AfterValidator(
+    _at_least(_MIB, "each tensor of a call takes 64 KiB or more, and so does its scratch memory", or_zero=True)
+)
 
 
 class Settings(BaseSettings):
     """Hold what an operator may decide; sizes take units, such as `512MiB`."""
 
-    model_config = SettingsConfigDict(env_prefix="CONVGRAD_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -77,7 +117,7 @@ class Settings(BaseSettings):
     slow_rate: ByteSize = Field(
         default=ByteSize(16 << 10), ge=1, description="Bytes a second that a sender and a reader must reach on average."
     )
-    body_limit: ByteSize = Field(default=ByteSize(_GIB), ge=1, description="Largest request body in bytes.")
+    body_limit: Annotated[ByteSize, _BODY] = Field(default=ByteSize(_GIB), description="Largest request body in bytes.")
     head_limit: ByteSize = Field(
         default=ByteSize(256 << 10),
         ge=1024,
@@ -85,9 +125,8 @@ class Settings(BaseSettings):
     )
     work_limit: int = Field(default=10**13, ge=1, description="Most multiply-adds of one call.")
     output_limit: ByteSize = Field(default=ByteSize(_GIB), ge=1, description="Largest output tensor in bytes.")
-    memory_limit: ByteSize = Field(
+    memory_limit: Annotated[ByteSize, _MEMORY] = Field(
         default=ByteSize(0),
-        ge=0,
         description="Bytes of tensors of all calls together; 0 takes half of the container's.",
     )
     deadline_s: float = Field(
@@ -99,7 +138,7 @@ class Settings(BaseSettings):
     drain_s: float = Field(
         default=30.0, ge=0, le=3600, description="Seconds that running calls get to finish after SIGTERM."
     )
-    cors: tuple[str, ...] = Field(default=(), description='Origins that browsers may call from; ["*"] for any.')
+    cors: Names = Field(default=(), description="Origins that browsers may call from, with commas; * for any.")
     oip_shared_memory: bool = Field(
         default=False,
         description="Let clients of this host pass tensors to /v2 in POSIX shared memory of the service's user.",
@@ -143,6 +182,15 @@ class Settings(BaseSettings):
     def memory_budget(self) -> int:
         """Bytes that the tensors of all calls may take together."""
         return int(self.memory_limit) or memory_bytes() // 2
+
+
+def unknown_variables(names: Iterable[str]) -> Iterator[str]:
+    """Say of each variable that has our prefix and that nothing reads which one may be meant."""
+    known = [PREFIX + name.upper() for name in Settings.model_fields] + [PREFIX + name for name in _OTHERS]
+    for name in names:
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            close = difflib.get_close_matches(name.upper(), known, 1, 0.0)
+            yield f"{name} is no setting and is not read; is {close[0]} meant?"
 
 
 def _is_loopback(host: str) -> bool:

@@ -106,12 +106,13 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
 
     async def wait_until_ready(self, timeout: float = 60.0) -> Health:  # noqa: ASYNC109 - the sync client's name
         """Wait until the service takes calls; see `Client.wait_until_ready`."""
-        end = time.monotonic() + timeout
+        end, seen = time.monotonic() + timeout, None
         while True:
             if (health := await self._health_or_none()) is not None and health.ready:
                 return health
+            seen = health or seen
             if time.monotonic() + READY_POLL > end:
-                raise TimedOut(f"the service was not ready within {timeout:g} s")
+                raise core.not_ready(timeout, seen)
             await asyncio.sleep(READY_POLL)
 
     async def aclose(self) -> None:

@@ -13,7 +13,7 @@ import httpx
 from convgrad import _core as core
 from convgrad._base import DEFAULT_TIMEOUT, DEFAULT_URL, ONCE, READY_POLL, Base, Timeout, options
 from convgrad._core import Inputs, Request
-from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TimedOut
+from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown
 from convgrad._events import Array, Health, Result
 from convgrad._operations import Operations
 from convgrad._retry import Budget, Retry
@@ -121,12 +121,13 @@ class Client(Base, Operations[Array]):
 
     def wait_until_ready(self, timeout: float = 60.0) -> Health:
         """Wait until the service takes calls; raises `TimedOut` when it does not within `timeout` seconds."""
-        end = time.monotonic() + timeout
+        end, seen = time.monotonic() + timeout, None
         while True:
             if (health := self._health_or_none()) is not None and health.ready:
                 return health
+            seen = health or seen
             if time.monotonic() + READY_POLL > end:
-                raise TimedOut(f"the service was not ready within {timeout:g} s")
+                raise core.not_ready(timeout, seen)
             time.sleep(READY_POLL)
 
     def close(self) -> None:

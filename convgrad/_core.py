@@ -26,6 +26,7 @@ from convgrad._errors import (
     ProtocolError,
     RateLimited,
     ServiceError,
+    TimedOut,
     TooLarge,
     Unauthorised,
     UnknownOperation,
@@ -48,6 +49,7 @@ __all__ = [
     "health_of",
     "json_of",
     "multipart_call",
+    "not_ready",
     "object_of",
     "operations",
     "operations_of",
@@ -178,6 +180,13 @@ def health_of(reply: Any) -> Health:
     if isinstance(reply, ConvgradError):
         return Health(False, reply.data if "status" in reply.data else {"status": reply.message, **reply.data})
     return Health(True, object_of(reply))
+
+
+def not_ready(waited: float, seen: Health | None) -> TimedOut:
+    """Say that waiting for the service was in vain, with the last that it said of itself."""
+    detail = {} if seen is None else seen.detail
+    last = ": ".join(str(detail[name]) for name in ("status", "cause") if detail.get(name))
+    return TimedOut(f"the service was not ready within {waited:g} s{last and f'; it said: {last}'}")
 
 
 def assembly_of(headers: Mapping[str, str]) -> Assembly | Whole:

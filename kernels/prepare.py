@@ -6,13 +6,15 @@
 
 The first form prints a line ``DONE TOTAL``, estimates of work, for each function that is ready, then ``verdict`` and a
 `Verdict` as JSON. What can't be compiled, crashes or is wrong makes the target unfit for this machine:
-`Verdict.unfit` says why, and a narrower target takes its place.
+`Verdict.unfit` says why, and a narrower target takes its place. Where the machine lacks memory, processes or room on a
+disk for the work there is no verdict, but a last line ``failed ERRNO REASON``.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import multiprocessing
 import os
@@ -46,6 +48,9 @@ _SMALLEST = 400
 
 _PROOF_CPU_S = 300
 """Processor time of a proof, which takes a second of it, at the most: code that is wrong may never end."""
+
+_OUT_OF_MEMORY = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
+"""How a process may end that gets no memory."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,8 @@ def _note(verdict: Verdict) -> Verdict:
 def prepare(report: Report, jobs: int) -> Verdict:
     """Compile what is missing and prove all of it, while no other process does so in the same folder.
 
-    `report` hears how much work of how much is done.
+    `report` hears how much work of how much is done. Raises `OSError` where the machine lacks something
+    that the work takes.
     """
     if not target().compiles:
         return Verdict(_processor())
@@ -112,7 +118,12 @@ def compile_all(report: Report, jobs: int) -> tuple[int, str | None]:
     order = sorted(range(total), key=lambda place: (-heights[place], ENTRIES[place].function is None, place))
     compilers: list[_Compiler] = []
     for _ in range(max(1, min(jobs, total))):
-        compilers.append(_Compiler([other.pipe for other in compilers]))
+        try:
+            compilers.append(_Compiler([other.pipe for other in compilers]))
+        except OSError:  # a limit on processes or memory: fewer do it too
+            if not compilers:
+                raise
+            break
     ready: set[int] = set()
     compiled, wrong = 0, None
     try:
@@ -125,6 +136,8 @@ def compile_all(report: Report, jobs: int) -> tuple[int, str | None]:
                     compiler.begin(place)
             for compiler in _heard(compilers):
                 place, answer = compiler.end()
+                if isinstance(answer, OSError):
+                    raise answer
                 if isinstance(answer, str):
                     wrong = f"{ENTRIES[place].name} can't be compiled: {answer}"
                     break
@@ -176,8 +189,8 @@ class _Compiler:
         self.place = place
         self.pipe.send(place)
 
-    def end(self) -> tuple[int, int | str]:
-        """Hear how it went: how many functions were compiled for it, or what went wrong."""
+    def end(self) -> tuple[int, int | str | OSError]:
+        """Hear how it went: how many functions were compiled for it, what is wrong with it, or what is missing."""
         place, self.place = self.place, None
         assert place is not None
         try:
@@ -206,11 +219,13 @@ def _compile_for(pipe: Connection, inherited: Sequence[Connection]) -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):  # whoever asked is gone
         while True:
             place = pipe.recv()
-            answer: int | str
+            answer: int | str | OSError
             try:
                 with install_recorder("numba:compile") as recorder:
                     ENTRIES[place].make()
                 answer = sum(occurrence.is_start for _, occurrence in recorder.buffer)
+            except (OSError, MemoryError) as error:
+                answer = _missing(error)
             except Exception as error:  # noqa: BLE001 - whatever the compiler raises
                 answer = f"{type(error).__name__}: {_first_line(error)}"
             pipe.send(answer)
@@ -228,6 +243,8 @@ def _proof() -> str | None:
             kind, text = mine.recv()
             if kind == "wrong":
                 return str(text)
+            if kind == "missing":
+                raise text
             if kind == "proved":
                 return None
             doing = text
@@ -245,17 +262,29 @@ def _prove_for(pipe: Connection) -> None:
         for name in prove():
             pipe.send(("doing", name))
         pipe.send(("proved", ""))
+    except (OSError, MemoryError) as error:
+        pipe.send(("missing", _missing(error)))
     except Exception as error:  # noqa: BLE001 - a wrong path may raise anything
         pipe.send(("wrong", str(error) if isinstance(error, ArithmeticError) else f"{type(error).__name__}: {error}"))
 
 
 def _how_it_ended(process: multiprocessing.process.BaseProcess) -> str:
-    """Name the signal or status; raises RuntimeError for SIGKILL: that memory ran out, say, is not the code's fault."""
+    """Name the signal or status; raises `OSError` where memory may have run out, no fault of the code."""
     process.join()
     code = process.exitcode or 0
     if code == -signal.SIGKILL:
-        raise RuntimeError("a process that compiles or tries code was killed")
+        raise OSError(errno.ENOMEM, "a process that compiles or tries code was killed")
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if code in _OUT_OF_MEMORY and limit != resource.RLIM_INFINITY:  # LLVM aborts where it gets no memory
+        how = signal.Signals(-code).name
+        raise OSError(errno.ENOMEM, f"compiling ends with {how} in the {limit >> 20} MiB that ulimit -v allows")
     return signal.Signals(-code).name if code < 0 else f"status {code}"
+
+
+def _missing(error: OSError | MemoryError) -> OSError:
+    if isinstance(error, MemoryError):
+        return OSError(errno.ENOMEM, "there is no memory to compile or to try code")
+    return OSError(error.errno or 0, error.strerror or str(error))
 
 
 def _first_line(error: Exception) -> str:
@@ -293,7 +322,11 @@ def main() -> None:
             raise SystemExit(f"{target()}: {wrong}")
         pack(cache_folder())
     else:
-        verdict = prepare(lambda done, total: print(done, total, flush=True), chosen.jobs)  # noqa: T201
+        try:
+            verdict = prepare(lambda done, total: print(done, total, flush=True), chosen.jobs)  # noqa: T201
+        except OSError as error:
+            print("failed", error.errno or 0, error.strerror or error, flush=True)  # noqa: T201
+            raise SystemExit(1) from None
         print("verdict", json.dumps(asdict(verdict)), flush=True)  # noqa: T201
         if verdict.unfit:
             raise SystemExit(f"{target()} is unfit for this processor: {verdict.unfit}")

@@ -47,6 +47,7 @@ def test_the_dashboard_asks_for_what_there_is(service: LiveService, http: httpx.
     assert ours - asked <= {
         "convgrad_build_info",
         "convgrad_target_info",
+        "convgrad_failed",
         "convgrad_warm_up_ratio",
         "convgrad_shared_memory_refused_total",
     }

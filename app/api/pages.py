@@ -35,15 +35,26 @@ class Health(BaseModel):
     version: str
 
 
+class Workers(BaseModel):
+    """Say how many worker processes have answered, and how many there should be."""
+
+    ready: int
+    wanted: int
+
+
 class Readiness(BaseModel):
     """Say whether calls are taken now.
 
-    `progress` is the share of the kernels that are compiled, `target` the processor that they are compiled for, and
-    `unfit` are wider targets whose code does not work on this one, each with the reason.
+    `status` is `ready` while at least one worker has answered; else `starting`, `failed` or `draining`. `cause` says
+    what failed, also while only some of the workers are missing. `progress` is the share of the kernels that are
+    compiled, `target` the processor that they are compiled for, and `unfit` are wider targets whose code does not work
+    on this one, each with the reason.
     """
 
     status: str
     progress: float
+    workers: Workers
+    cause: str | None
     target: str
     unfit: list[str]
 
@@ -57,20 +68,23 @@ async def healthz() -> Health:
 @health.get(
     "/readyz",
     response_model=Readiness,
-    responses={503: {"model": Readiness, "description": "Starting or draining."}},
+    responses={503: {"model": Readiness, "description": "Starting, failed or draining."}},
 )
 async def readyz(request: Request) -> Response:
-    """Tell whether calls are taken: 503 while kernels compile and while the service drains."""
+    """Tell whether calls are taken: 503 while kernels compile, no worker can be had or the service drains."""
     service: Service = request.app.state.service
+    ready, wanted = service.engine.workers
     readiness = Readiness(
         status=service.status,
         progress=round(service.engine.progress(), 3),
+        workers=Workers(ready=ready, wanted=wanted),
+        cause=service.engine.failure,
         target=str(target()),
         unfit=list(service.unfit),
     )
-    ready = readiness.status == "ready"
-    headers = {} if ready else {"retry-after": "1"}
-    return JSONResponse(readiness.model_dump(), status_code=200 if ready else 503, headers=headers)
+    if readiness.status == "ready":
+        return JSONResponse(readiness.model_dump())
+    return JSONResponse(readiness.model_dump(), status_code=503, headers={"retry-after": "1"})
 
 
 @health.get(

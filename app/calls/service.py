@@ -46,8 +46,6 @@ __all__ = ["Checked", "Prepared", "Service"]
 
 _log = logging.getLogger("convgrad")
 
-_READY_POLL_S = 0.05
-
 
 class Service:
     """Compute gradients for the APIs: one object for the life of the process."""
@@ -66,12 +64,15 @@ class Service:
         """Targets whose code does not work on this processor, each with the reason."""
         self.on_unfit: Callable[[Unfit], None] = lambda _: None
         """Start again with a narrower target; the process knows how."""
+        self.on_failed: Callable[[str], None] = lambda _: None
+        """End, for no worker can be had; the process knows how."""
         self.draining = False
         self.calls: set[Call] = set()
         self.closing: set[asyncio.Future[None]] = set()
         self._ids = itertools.count(1)
         self.addresses: list[str] = []
-        self._announcing: asyncio.Task[None] | None = None
+        self._began = time.monotonic()
+        self._announced = False
         # Plans that take long are made one after another, so that they take their turns with one thread at the most.
         self._planner = ThreadPoolExecutor(1, "convgrad-plan")
         self._requests = 0
@@ -87,25 +88,33 @@ class Service:
 
     @property
     def status(self) -> str:
-        """One of `starting`, `ready`, `draining`."""
+        """One of `starting`, `ready`, `failed`, `draining`; `ready` only while there is a worker that has answered."""
         if self.draining:
             return "draining"
-        return "ready" if self.engine.ready else "starting"
+        if self.engine.workers[0]:
+            return "ready"
+        return "starting" if self.engine.failure is None else "failed"
 
     async def start(self) -> None:
         """Begin to warm up, in the background; the log says when calls are taken."""
+        self._began = time.monotonic()
+        self.engine.on_change = self._look
         await self.engine.start()
-        self._announcing = asyncio.create_task(self._announce())
 
-    async def _announce(self) -> None:
-        start = time.monotonic()
-        while not self.engine.ready:
-            await asyncio.sleep(_READY_POLL_S)
-            if self.engine.unfit is not None:
-                self.on_unfit(self.engine.unfit)
-                return
-        where = "".join(f", at {address}" for address in self.addresses)
-        _log.info("ready after %.1f s%s", time.monotonic() - start, where)
+    def _look(self) -> None:
+        """Tell of the engine what the process or a reader of the log has to know."""
+        engine = self.engine
+        if engine.unfit is not None:
+            self.on_unfit(engine.unfit)
+        elif engine.given_up:
+            self.on_failed(engine.failure or "")
+        elif not self._announced and engine.workers[0]:
+            ready, wanted = engine.workers
+            if ready == wanted or engine.failure is not None:
+                self._announced = True
+                where = "".join(f", at {address}" for address in self.addresses)
+                count = f"{ready} workers" if ready == wanted else f"{ready} of {wanted} workers"
+                _log.info("ready after %.1f s with %s%s", time.monotonic() - self._began, count, where)
 
     async def drained(self, seconds: float) -> None:
         """Take no new requests and wait until the admitted ones are done, at most so long."""
@@ -121,8 +130,6 @@ class Service:
     async def stop(self) -> None:
         """Stop at once whatever still runs and leave no process and no memory behind."""
         self.draining = True
-        if self._announcing is not None:
-            self._announcing.cancel()
         await self.engine.stop(0.0)
         self._planner.shutdown(wait=False, cancel_futures=True)
         self.segments.close()
@@ -136,6 +143,8 @@ class Service:
         """
         if self.draining:
             raise ShuttingDown("the service is shutting down", retry_after=5)
+        if not self.engine.ready and self.engine.failure is not None:
+            raise Overloaded("the service has no workers; /readyz says why", retry_after=5, data={"reason": "failed"})
         if not self.engine.ready:
             raise Overloaded(
                 "the service is starting: its kernels are being compiled",

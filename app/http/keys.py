@@ -88,6 +88,10 @@ class KeyRing:
         if not self._keys:
             _log.warning("there is not one key: every call will be refused")
 
+    def __len__(self) -> int:
+        """Count the keys that are valid now."""
+        return len(self._keys)
+
     def find(self, secret: str) -> Key | None:
         """Find a caller's key, taking the same time whichever it is, if any."""
         self._look()

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import logging
 import mmap
 import os
 import tempfile
@@ -23,6 +25,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +33,8 @@ import numpy.typing as npt
 from convgrad._errors import Overloaded, RateLimited, TooLarge
 
 __all__ = ["Segment", "SegmentPool", "SegmentStats", "anonymous_file", "size_class"]
+
+_log = logging.getLogger(__name__)
 
 _SMALLEST = 64 << 10
 _PAGE = mmap.PAGESIZE
@@ -47,13 +52,30 @@ def size_class(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def anonymous_file(*, memfd: bool = hasattr(os, "memfd_create")) -> int:
-    """Open a nameless file in memory, or an unlinked temporary one where the system has no such thing."""
-    if memfd:
+def anonymous_file() -> int:
+    """Open a nameless file in memory, or an unlinked temporary one where the system allows no such thing."""
+    try:
         return os.memfd_create("convgrad", os.MFD_CLOEXEC)
-    descriptor, path = tempfile.mkstemp(prefix="convgrad-")
+    except (AttributeError, OSError) as error:
+        if getattr(error, "errno", None) in {errno.EMFILE, errno.ENFILE, errno.ENOMEM}:
+            raise
+        return _temporary_file(error)
+
+
+def _temporary_file(reason: Exception) -> int:
+    try:
+        descriptor, path = tempfile.mkstemp(prefix="convgrad-")
+    except OSError as error:
+        message = f"memfd_create failed ({reason}), and so did a temporary file ({error}): let TMPDIR name a folder"
+        raise OSError(error.errno, message) from error
     os.unlink(path)  # noqa: PTH108 - descriptor in hand, a Path adds nothing
+    _warn_once(f"memfd_create failed ({reason}): tensors lie in unlinked files in {tempfile.gettempdir()}")
     return descriptor
+
+
+@cache
+def _warn_once(message: str) -> None:
+    _log.warning("%s", message)
 
 
 class _Block:

@@ -1,29 +1,70 @@
-"""What this process may use of the machine: processors and memory, as its control group allows."""
+"""What this process may use of the machine: processors and memory, as its limits and control groups allow."""
 
 from __future__ import annotations
 
 import math
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["cpu_count", "memory_bytes"]
+__all__ = ["check_address_space", "cpu_count", "memory_bytes"]
 
-_CGROUP = Path("/sys/fs/cgroup")
+_ROOT = Path("/")
+# What loading the service takes, rounded up: with less, imports break off in whatever way they do.
+_LEAST_MIB = 384
 
 
-def cpu_count(cgroup: Path = _CGROUP) -> int:
-    """Count the processors this process may keep busy: affinity, cut by the control group's quota."""
+def check_address_space() -> None:
+    """Raise `MemoryError` where `ulimit -v` allows less than loading the service takes."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_MIB << 20:
+        raise MemoryError(
+            f"ulimit -v allows {limit >> 20} MiB of address space, the service needs {_LEAST_MIB} to load"
+        )
+
+
+def cpu_count(root: Path = _ROOT) -> int:
+    """Count the processors this process may keep busy: affinity, cut by the quotas of its control groups."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _quota_v2(cgroup / "cpu.max") or _quota_v1(cgroup / "cpu")
+    quotas = [_quota_v2(folder / "cpu.max") or _quota_v1(folder) for folder in _groups(root, "cpu")]
     # A quota of 1.5 keeps two workers busy three quarters of the time: better than one all of the time.
-    return max(1, min(allowed, math.ceil(quota))) if quota else max(1, allowed)
+    return max(1, min([allowed, *(math.ceil(quota) for quota in quotas if quota)]))
 
 
-def memory_bytes(cgroup: Path = _CGROUP) -> int:
-    """Tell how many bytes of memory there are: the machine's, cut by the control group's limit."""
+def memory_bytes(root: Path = _ROOT) -> int:
+    """Tell how many bytes of memory there are: the machine's, cut by control groups and by `ulimit -v`."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = (_number(cgroup / "memory.max"), _number(cgroup / "memory" / "memory.limit_in_bytes"))
-    return min([physical, *(limit for limit in limits if limit)])  # no limit in version 1 is about 2**63
+    files = [
+        folder / name for folder in _groups(root, "memory") for name in ("memory.max", "memory.limit_in_bytes")
+    ]  # no limit in version 1 is about 2**63
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limits = [limit for limit in map(_number, files) if limit]
+    return min([physical, *limits, *([] if address_space == resource.RLIM_INFINITY else [address_space])])
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """List the folders of this process's control group of a controller and of all those around it, in both versions.
+
+    A limit holds for everything below its group: systemd's MemoryMax of a slice, say, for each service in it.
+    """
+    own = dict(_own_groups(root))
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        fields = line.split()
+        kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
+        group = own.get("" if kind == "cgroup2" else controller)
+        if group is None or not (kind == "cgroup2" or (kind == "cgroup" and controller in options)):
+            continue
+        # A container may see a part of the tree alone: then the mount's root is a group itself.
+        top, place = root / fields[4].lstrip("/"), Path(fields[3])
+        group = group.relative_to(place) if group.is_relative_to(place) else Path()
+        yield from (top / folder for folder in (group, *group.parents) if ".." not in folder.parts)
+
+
+def _own_groups(root: Path) -> Iterator[tuple[str, Path]]:
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, group = line.split(":", 2)
+        yield from ((controller, Path(group)) for controller in controllers.split(","))
 
 
 def _quota_v2(path: Path) -> float | None:

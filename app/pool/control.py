@@ -1,4 +1,4 @@
-"""The page that server and worker share: which unit is to stop, and the worker's heartbeat."""
+"""The page that server and worker share: which unit is to stop, the worker's heartbeat and its answer to a probe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 __all__ = ["ControlPage"]
 
-_STOP, _BEATS = 0, 8  # in words, on cache lines of their own: each has one writer
+_STOP, _BEATS, _ANSWER = 0, 8, 16  # in words, on cache lines of their own: each has one writer
 
 
 class ControlPage:
@@ -39,6 +39,15 @@ class ControlPage:
     def beats(self) -> int:
         """Heartbeats so far."""
         return self._words[_BEATS]
+
+    def answer(self, token: int) -> None:
+        """Show that the worker has got this probe."""
+        self._words[_ANSWER] = token
+
+    @property
+    def answered(self) -> int:
+        """The probe that the worker answered last; 0 for none."""
+        return self._words[_ANSWER]
 
     def close(self) -> None:
         """Unmap the page."""

@@ -70,9 +70,24 @@ class Job:
 class Engine(Protocol):
     """Compute the units of jobs somewhere else than in the server's process."""
 
+    on_change: Callable[[], None]
+    """Called when a worker has answered, a try to get one has failed, or the code turns out to be unfit."""
+
     @property
     def ready(self) -> bool:
-        """Whether jobs are computed at once: kernels are warm, workers are there or on their way, no stop."""
+        """Whether jobs are computed at once: workers have answered, or their successors are on their way, no stop."""
+
+    @property
+    def workers(self) -> tuple[int, int]:
+        """How many workers have answered, and how many there should be."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why there are fewer workers than there should be, in one line; None when no try has failed."""
+
+    @property
+    def given_up(self) -> bool:
+        """Whether so many tries to get a worker have failed that no other is made."""
 
     def progress(self) -> float:
         """Give the share of the warm-up that is done, 0 to 1."""

@@ -26,11 +26,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.pool.causes import explain, how_it_ended, is_final
 from app.pool.container import cpu_count
 from app.pool.control import ControlPage
+from app.pool.heap import kill_first
 from app.pool.messages import (
     Decoder,
     Exited,
+    Failed,
     Loaded,
     Spawn,
     Spawned,
@@ -54,17 +57,23 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
     send(sock, Warming(0, 0))
-    compiled, unfit = _prepare(sock)
-    if unfit is not None:
-        send(sock, unfit)
-        sock.recv(1)  # the server ends, and with it this socket
-        return
-    compiled += _load(sock)
+    try:
+        compiled, unfit = _prepare(sock)
+        if unfit is not None:
+            send(sock, unfit)
+            sock.recv(1)  # the server ends, and with it this socket
+            return
+        compiled += _load(sock)
+    except Exception as error:
+        send(sock, Failed(explain("the kernels can't be compiled or loaded", error)))
+        if isinstance(error, OSError | MemoryError):
+            sys.exit(1)
+        raise
     # What is alive now stays: the collector would only write to the pages that workers share.
     gc.collect()
     gc.freeze()
     if send(sock, Loaded(compiled)):
-        _Nursery(sock).serve()
+        _ForkServer(sock).serve()
 
 
 def _prepare(sock: socket.socket) -> tuple[int, Unfit | None]:
@@ -89,18 +98,23 @@ def _prepare(sock: socket.socket) -> tuple[int, Unfit | None]:
             stdout=subprocess.PIPE,
             text=True,
         )
+        kill_first(process.pid)  # rather than the server, which then says what happened
         assert process.stdout is not None
+        missing: OSError | None = None
         for line in process.stdout:
             kind, _, text = line.partition(" ")
             if kind == "verdict":
                 verdict = Verdict(**json.loads(text))
+            elif kind == "failed":
+                number, _, reason = text.partition(" ")
+                missing = OSError(int(number), reason.strip())
             # loading it all afterwards takes a tenth of the time
             elif not send(sock, Warming(9 * int(kind), 10 * int(text))):
                 process.kill()
                 sys.exit(0)
-        process.wait()
-        if verdict is None:  # it was killed, or has said what went wrong: the next fork server tries again
-            sys.exit(1)
+        status = process.wait()
+        if verdict is None:
+            raise missing or OSError(0, f"python -m kernels.prepare ended {how_it_ended(status)}")
     if verdict.unfit is None:
         return verdict.compiled, None
     return 0, Unfit(str(target()), verdict.unfit, narrower(target()).name)
@@ -140,7 +154,7 @@ class _Child:
     pidfd: int
 
 
-class _Nursery:
+class _ForkServer:
     """Fork workers, reap them, and take them along at the end."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -174,13 +188,20 @@ class _Nursery:
             pid = os.fork()
             if pid == 0:
                 self._become_worker(sock, page)
-        except OSError as error:  # processes or memory at their limit: the closed socket tells the server
-            sys.stderr.write(f"worker {number} can't be forked: {error.strerror}\n")
+        except OSError as error:  # processes or memory at their limit; the closed socket tells of this worker's end
+            send(self._sock, Failed(explain("workers can't be forked", error), is_final(error)))
             return
         finally:
             os.close(sock)
             os.close(page)
-        child = _Child(number, pid, os.pidfd_open(pid))
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            send(self._sock, Failed(explain("workers can't be watched", error), is_final(error)))
+            return
+        child = _Child(number, pid, pidfd)
         self._children[child.pidfd] = child
         self._poll.register(child.pidfd, select.POLLIN)
         send(self._sock, Spawned(number, pid), [child.pidfd])

@@ -16,7 +16,7 @@ from app.pool.buffers import Segment, anonymous_file
 from app.pool.channel import Channel
 from app.pool.control import ControlPage
 from app.pool.jobs import JobRun
-from app.pool.messages import Done, Forget, Hello, Message, Run
+from app.pool.messages import Done, Forget, Hello, Message, Probe, Run
 from kernels import Unit
 
 __all__ = ["Assignment", "PlanCopy", "WorkerHandle"]
@@ -46,9 +46,10 @@ class Assignment:
 class WorkerHandle:
     """One worker from its request to its death.
 
-    `on_ready` is called once, `on_done` for each unit; `on_death` when the process is gone for certain, after
-    everything it had sent was delivered. Between the death and any later use of the memory it wrote to lies
-    this call: a pidfd becomes readable when the process has no thread and no memory any more.
+    `on_ready` is called once, when the process has answered a probe over the socket and on the control page, `on_done`
+    for each unit; `on_death` when the process is gone for certain, after everything it had sent was delivered. Between
+    the death and any later use of the memory it wrote to lies this call: a pidfd becomes readable when the process has
+    no thread and no memory any more.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class WorkerHandle:
         self._channel.hand_over()
         os.close(self._page)
         self._page = -1
+        self._channel.send(Probe(self.number))
 
     def spawned(self, pid: int, pidfd: int) -> None:
         """Learn which process it is."""
@@ -188,7 +190,7 @@ class WorkerHandle:
     def _receive(self, message: Message, _: list[int]) -> None:
         match message:
             case Hello():
-                self._said_hello = True
+                self._said_hello = self._control.answered == self.number
                 self._greet()
             case Done():
                 assignment = self.assignments.popleft()

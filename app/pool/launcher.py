@@ -9,19 +9,21 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import app
+from app.pool.causes import explain, how_it_ended, is_final
 from app.pool.channel import Channel
-from app.pool.messages import Exited, Loaded, Message, Spawn, Spawned, Unfit, Warming
+from app.pool.messages import Exited, Failed, Loaded, Message, Spawn, Spawned, Unfit, Warming
 
 __all__ = ["Launcher", "fork_server_environment"]
 
+_Started = tuple[subprocess.Popen[bytes], int]
+
 _log = logging.getLogger(__name__)
-_RETRY_FIRST_S, _RETRY_LAST_S = 0.2, 5.0
-_FORGIVEN = 3
 _GOODBYE_S = 2.0
 _TELL_S = 3.0
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -45,10 +47,11 @@ class Launcher:
     """Keep one fork server alive.
 
     `on_loaded` is called whenever a fork server has become able to fork, `on_spawned` with (number, pid, pidfd), the
-    last None where this process may open no more files, `on_exited` with (number, exit code), `on_died` when it is gone
-    and all that it said is delivered. Workers outlive their fork server, even one that it had no time to speak of:
-    whoever asked for that must close its socket. `recovering` holds from the death of a fork server that was `loaded`
-    until a successor is, or some of them have died as well. `unfit` says that the compiled code does not work here.
+    last None where this process may open no more files, `on_exited` with (number, exit code), `on_failed` with why no
+    worker can be forked and whether that is final. `on_died` is called likewise when the fork server is gone and all
+    that it said is delivered; it tells how many seconds later the next one is to start, or None for no next one.
+    Workers outlive their fork server, even one that it had no time to speak of: whoever asked for that must close its
+    socket. `unfit` says that the compiled code does not work here; `on_unfit` is called when that is found out.
     """
 
     def __init__(
@@ -57,10 +60,11 @@ class Launcher:
         on_loaded: Callable[[], None],
         on_spawned: Callable[[int, int, int | None], None],
         on_exited: Callable[[int, int], None],
-        on_died: Callable[[], None],
+        on_unfit: Callable[[], None],
+        on_failed: Callable[[str, bool], None],
+        on_died: Callable[[str, bool], float | None],
     ) -> None:
         self.loaded = False
-        self.recovering = False
         self.restarts = 0
         self.pid: int | None = None
         self.share = 0.0
@@ -69,7 +73,10 @@ class Launcher:
         self._on_loaded = on_loaded
         self._on_spawned = on_spawned
         self._on_exited = on_exited
+        self._on_unfit = on_unfit
+        self._on_failed = on_failed
         self._on_died = on_died
+        self._failed: Failed | None = None
         self._channel: Channel | None = None
         self._pidfd = -1
         self._stopping = asyncio.Event()
@@ -90,6 +97,11 @@ class Launcher:
         assert self._channel is not None
         self._channel.send(Spawn(number), descriptors)
 
+    def listen(self) -> None:
+        """Deliver what the fork server has said by now."""
+        if self._channel is not None:
+            self._channel.drain()
+
     def kill(self) -> None:
         """Kill a fork server that does not answer; another one follows."""
         if self.pid is not None:
@@ -97,32 +109,30 @@ class Launcher:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def _keep(self) -> None:
-        failures = 0
         while True:
-            was_loaded = await self._live()
+            end = await self._live()
             if self._stopping.is_set():
                 return
             self.restarts += 1
-            failures = 0 if was_loaded else failures + 1
-            self.recovering = (was_loaded or self.recovering) and failures < _FORGIVEN
-            delay = min(_RETRY_FIRST_S * 2 ** (failures - 1), _RETRY_LAST_S) if failures else 0.0
-            _log.warning("the fork server died; the next one starts in %.1f s", delay)
+            self.share = 0.0  # of the next one
+            if (delay := self._on_died(*end)) is None:
+                return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
 
-    async def _live(self) -> bool:
-        """Live through one fork server; say whether it ever was able to fork."""
+    async def _live(self) -> Failed:
+        """Live through one fork server, and say why it is over."""
+        self._failed = None
         try:
             # Known before the process is: a loop that was held up may hear of a fork server's end of loading first.
             channel = self._channel = Channel(self._receive, lambda: None)
             # Starting a process blocks until it has executed: tens of milliseconds on a busy machine.
-            process, self._pidfd = await asyncio.to_thread(_start_fork_server, channel.peer.fileno())
+            process, self._pidfd = await _in_a_thread(_start_fork_server, channel.peer.fileno())
         except OSError as error:
-            _log.error("the fork server can't be started: %s", error)
             if self._channel is not None:
                 self._channel.close()
                 self._channel = None
-            return False
+            return Failed(explain("the fork server can't be started", error), is_final(error))
         channel.hand_over()
         self.pid = process.pid
         dead = asyncio.Event()
@@ -131,14 +141,13 @@ class Launcher:
         try:
             await self._until_over(dead, channel)
             channel.drain()
-            return self.loaded
         finally:
             loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             channel.close()
-            process.wait()
+            status = process.wait()
             self._channel, self.pid, self.loaded = None, None, False
-            self._on_died()
+        return self._failed or Failed(f"the fork server ended {how_it_ended(status)}")
 
     async def _until_over(self, dead: asyncio.Event, channel: Channel) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (dead, self._stopping)]
@@ -167,8 +176,12 @@ class Launcher:
                 self._tell()
             case Unfit():
                 self.unfit = message
+                self._on_unfit()
+            case Failed():
+                self._failed = message
+                self._on_failed(*message)
             case Loaded():
-                self.loaded, self.recovering, self.share = True, False, 1.0
+                self.loaded, self.share = True, 1.0
                 self._on_loaded()
             case Spawned(number, pid):
                 self._on_spawned(number, pid, descriptors[0] if descriptors else None)
@@ -176,7 +189,28 @@ class Launcher:
                 self._on_exited(number, code)
 
 
-def _start_fork_server(descriptor: int) -> tuple[subprocess.Popen[bytes], int]:
+async def _in_a_thread(work: Callable[[int], _Started], descriptor: int) -> _Started:
+    """Run what blocks beside the loop, or on it where the limit on processes allows no thread."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[_Started] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work(descriptor)
+        except OSError as error:
+            loop.call_soon_threadsafe(done.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(done.set_result, result)
+
+    try:
+        threading.Thread(target=run, daemon=True).start()
+    except RuntimeError:
+        return work(descriptor)
+    return await done
+
+
+def _start_fork_server(descriptor: int) -> _Started:
+    os.close(os.pidfd_open(os.getpid()))  # without pidfds there is nothing to start
     # -P: not what happens to lie in the working folder. A session of its own: Ctrl-C is for the server.
     process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
         [sys.executable, "-P", "-m", "app.pool.fork_server", str(descriptor)],

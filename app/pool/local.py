@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -39,12 +40,29 @@ class LocalEngine:
         self._make = partial(Supervisor, workers, grace_s=grace_s, hang_s=hang_s)
         self._supervisor = self._make()
         self._idle_s = idle_s
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a worker has answered, a try to get one has failed, or the code turns out to be unfit."""
         self._trimmer: asyncio.Task[None] | None = None
 
     @property
     def ready(self) -> bool:
         """Whether jobs are computed at once."""
         return self._supervisor.ready
+
+    @property
+    def workers(self) -> tuple[int, int]:
+        """How many workers have answered, and how many there should be."""
+        return self._supervisor.workers
+
+    @property
+    def failure(self) -> str | None:
+        """Why there are fewer workers than there should be."""
+        return self._supervisor.failure
+
+    @property
+    def given_up(self) -> bool:
+        """Whether no other try is made to get a worker."""
+        return self._supervisor.given_up
 
     def progress(self) -> float:
         """Give the share of the warm-up that is done."""
@@ -62,6 +80,7 @@ class LocalEngine:
         forget = self._supervisor.forget_segment
         # Memory is freed in whatever thread needs the room.
         self._segments.on_retire = lambda number: loop.call_soon_threadsafe(forget, number)
+        self._supervisor.on_change = lambda: self.on_change()
         self._supervisor.start()
         self._trimmer = loop.create_task(self._trim())
 
@@ -90,7 +109,8 @@ class LocalEngine:
     async def _trim(self) -> None:
         while True:
             await asyncio.sleep(_TRIM_EVERY_S)
-            await asyncio.to_thread(self._segments.trim, self._idle_s)
+            with suppress(RuntimeError):  # no thread can be started
+                await asyncio.to_thread(self._segments.trim, self._idle_s)
 
 
 async def _to_the_end(work: Coroutine[Any, Any, object]) -> None:

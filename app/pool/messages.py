@@ -20,10 +20,12 @@ __all__ = [
     "Decoder",
     "Done",
     "Exited",
+    "Failed",
     "Forget",
     "Hello",
     "Loaded",
     "Message",
+    "Probe",
     "Run",
     "Spawn",
     "Spawned",
@@ -47,28 +49,28 @@ class Spawn(NamedTuple):
 
 
 class Spawned(NamedTuple):
-    """Nursery to server: worker `number` is process `pid`. Descriptor: its pidfd."""
+    """Fork server to server: worker `number` is process `pid`. Descriptor: its pidfd."""
 
     number: int
     pid: int
 
 
 class Exited(NamedTuple):
-    """Nursery to server: worker `number` ended with this exit code, negative for a signal."""
+    """Fork server to server: worker `number` ended with this exit code, negative for a signal."""
 
     number: int
     code: int
 
 
 class Warming(NamedTuple):
-    """Nursery to server: so many of the kernels' specialisations are ready."""
+    """Fork server to server: so many of the kernels' specialisations are ready."""
 
     done: int
     total: int
 
 
 class Unfit(NamedTuple):
-    """Nursery to server: code for `target` does not work on this processor; start with `narrower` instead."""
+    """Fork server to server: code for `target` does not work on this processor; start with `narrower` instead."""
 
     target: str
     reason: str
@@ -76,13 +78,26 @@ class Unfit(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Nursery to server: workers can be forked. `compiled` counts the kernels that the cache lacked."""
+    """Fork server to server: workers can be forked. `compiled` counts the kernels that the cache lacked."""
 
     compiled: int
 
 
+class Failed(NamedTuple):
+    """Fork server to server: why workers can't be forked, in one line; `final` when trying again is of no use."""
+
+    cause: str
+    final: bool = False
+
+
+class Probe(NamedTuple):
+    """Server to worker: write `token` to the control page, and say hello."""
+
+    token: int
+
+
 class Hello(NamedTuple):
-    """Worker to server: ready for units."""
+    """Worker to server, the answer to `Probe`: ready for units."""
 
 
 class Run(NamedTuple):
@@ -122,7 +137,7 @@ class Done(NamedTuple):
     detail: str = ""
 
 
-Message = Spawn | Spawned | Exited | Warming | Unfit | Loaded | Hello | Run | Forget | Done
+Message = Spawn | Spawned | Exited | Warming | Unfit | Loaded | Failed | Probe | Hello | Run | Forget | Done
 _KINDS: tuple[type[Message], ...] = get_args(Message)
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 

@@ -16,9 +16,11 @@ import pickle
 import signal
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from app.pool.causes import explain, is_final
 from app.pool.engine import Job
 from app.pool.handle import Assignment, PlanCopy, WorkerHandle
 from app.pool.jobs import FairQueue, JobRun
@@ -40,7 +42,11 @@ _log = logging.getLogger(__name__)
 _CHECKS = 8
 _MOST_PLANS = 256
 _GOODBYE_S = 1.0
-_RESPAWN_S = 0.5
+# Tries in a row without a worker that answers: how far apart, after how many calls are refused, after how many it is
+# given up, some 13 seconds and the tries themselves after the first.
+_RETRY_FIRST_S, _RETRY_LAST_S = 0.5, 5.0
+_FORGIVEN = 3
+_MOST_TRIES = 6
 # Some milliseconds of work at most: a unit that a worker has ready makes the next job wait longer.
 _SMALL_MACS = 1 << 26
 # So long the fork server may take to say how a worker ended.
@@ -87,16 +93,36 @@ class Supervisor:
         self._drain_until: float | None = None
         self._changed = asyncio.Event()
         self._stop_task: asyncio.Task[None] | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a worker has answered, a try has failed, or the code turns out to be unfit."""
+        self.failure: str | None = None
+        """Why there is no worker, or not as many as there should be, in one line; None when nothing failed."""
+        self.given_up = False
+        """Whether no further try is made to get a worker."""
+        self._tries = 0  # that failed in a row
+        self._proven = False  # some worker has answered
+        self._answered = False  # the same since the last fork server started
+        self._said: tuple[str, bool] | None = None  # by the fork server, of the workers that it was asked for last
+        self._next_try: asyncio.TimerHandle | None = None
         self._launcher = Launcher(
-            on_loaded=self._fill, on_spawned=self._spawned, on_exited=self._exited, on_died=self._abandoned
+            on_loaded=self._fill,
+            on_spawned=self._spawned,
+            on_exited=self._exited,
+            on_unfit=lambda: self.on_change(),
+            on_failed=self._cannot_fork,
+            on_died=self._abandoned,
         )
 
     @property
     def ready(self) -> bool:
         """Whether units are computed at once, or as soon as what died is replaced."""
-        launcher = self._launcher
-        able = launcher.loaded or launcher.recovering or any(worker.ready for worker in self._workers.values())
-        return able and self._drain_until is None
+        able = any(worker.ready for worker in self._workers.values()) or (self._proven and self._tries < _FORGIVEN)
+        return able and not self.given_up and self._drain_until is None
+
+    @property
+    def workers(self) -> tuple[int, int]:
+        """How many workers have answered, and how many there should be."""
+        return sum(worker.ready for worker in self._workers.values()), self._wanted
 
     def progress(self) -> float:
         """Give the share of the warm-up that is done."""
@@ -125,6 +151,8 @@ class Supervisor:
         """Queue a job."""
         if self._drain_until is not None:
             raise ShuttingDown("the service is shutting down", retry_after=1.0)
+        if self.given_up:
+            raise _no_workers()
         run = JobRun(job)
         self._open.add(run)
         self._counters.jobs += 1
@@ -160,6 +188,7 @@ class Supervisor:
         return {
             "ready": self.ready,
             "progress": self.progress(),
+            "failure": self.failure,
             "workers": [worker.snapshot() for worker in self._workers.values()],
             "workers_wanted": self._wanted,
             "fork_server": {"pid": self._launcher.pid, "restarts": self._launcher.restarts},
@@ -250,14 +279,14 @@ class Supervisor:
     # --- what happens to workers
 
     def _fill(self) -> None:
-        while self._launcher.loaded and not self._closing and len(self._workers) < self._wanted:
+        stopped = self._closing or self.given_up
+        while self._launcher.loaded and not stopped and len(self._workers) < self._wanted:
             try:
                 worker = WorkerHandle(
                     next(self._numbers), on_ready=self._welcome, on_done=self._done, on_death=self._died
                 )
             except OSError as error:
-                _log.error("a worker can't be started: %s", error)
-                asyncio.get_running_loop().call_later(_RESPAWN_S, self._fill)
+                self._try_later(explain("a worker's socket or shared memory can't be made", error), is_final(error))
                 return
             self._workers[worker.number] = worker
             self._launcher.spawn(worker.number, worker.descriptors)
@@ -275,15 +304,28 @@ class Supervisor:
             worker.parent = self._launcher.pid
             worker.spawned(pid, pidfd)
 
-    def _abandoned(self) -> None:
+    def _abandoned(self, cause: str, final: bool) -> float | None:
         """Let go of workers that a dead fork server may have forked but did not tell of: nobody can watch them."""
         for worker in tuple(self._workers.values()):
             if worker.pid is None:
                 worker.hang_up()
+        if self._answered:  # it did what it is for
+            self._answered = False
+            _log.warning("%s; the next one starts", cause)
+            return 0.0
+        return self._count(cause, final)
+
+    def _cannot_fork(self, cause: str, final: bool) -> None:
+        self._said = cause, final
 
     def _welcome(self, worker: WorkerHandle) -> None:
+        self._tries, self._proven, self._answered = 0, True, True
+        ready, wanted = self.workers
+        if ready >= wanted:
+            self.failure = None
         self._idle.append(worker)
         self._pump()
+        self.on_change()
 
     def _exited(self, number: int, code: int) -> None:
         if code:
@@ -332,9 +374,41 @@ class Supervisor:
     def _replace(self, worker: WorkerHandle) -> None:
         if worker.ready:
             self._fill()
-            return
-        # One that never got ready may be the first of an endless row: not faster than some a second.
-        asyncio.get_running_loop().call_later(_RESPAWN_S, self._fill)
+        elif self._launcher.loaded:  # else the fork server's death counts
+            self._launcher.listen()
+            cause, final = self._said or ("a worker ended before it answered", False)
+            self._try_later(cause, final)
+
+    def _try_later(self, cause: str, final: bool) -> None:
+        """Start the missing workers again after a while; what fails before then is the same try."""
+        if self._next_try is None and (delay := self._count(cause, final)) is not None:
+            self._next_try = asyncio.get_running_loop().call_later(delay, self._try_again)
+
+    def _try_again(self) -> None:
+        self._next_try = self._said = None
+        self._fill()
+
+    def _count(self, cause: str, final: bool) -> float | None:
+        """Count a try that failed; give the seconds until the next one, or None when it is given up."""
+        self._tries += 1
+        ready, wanted = self.workers
+        known, self.failure = self.failure, cause
+        if not ready and (final or self._tries >= _MOST_TRIES):
+            self._give_up()
+            return None
+        delay = min(_RETRY_FIRST_S * (1 << min(self._tries - 1, 10)), _RETRY_LAST_S)
+        if not ready:
+            _log.error("%s (try %d of %d; the next one in %.1f s)", cause, self._tries, _MOST_TRIES, delay)
+        elif cause != known:
+            _log.warning("only %d of %d workers are there: %s", ready, wanted, cause)
+        self.on_change()
+        return delay
+
+    def _give_up(self) -> None:
+        self.given_up = True
+        for run in tuple(self._open):
+            self.fail(run, _no_workers())
+        self.on_change()
 
     async def _watch(self) -> None:
         while True:
@@ -364,6 +438,8 @@ class Supervisor:
         while self._open:
             await self._change()
         self._closing = True
+        if self._next_try is not None:
+            self._next_try.cancel()
         if self._monitor is not None:
             self._monitor.cancel()
         for worker in tuple(self._workers.values()):
@@ -381,3 +457,7 @@ class Supervisor:
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), within_s)
+
+
+def _no_workers() -> Overloaded:
+    return Overloaded("the service has no workers; /readyz says why", retry_after=5.0, data={"reason": "failed"})

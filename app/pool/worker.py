@@ -21,12 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from app.pool.control import ControlPage
-from app.pool.messages import Decoder, Done, Forget, Hello, Run, receive, send
+from app.pool.heap import kill_first
+from app.pool.messages import Decoder, Done, Forget, Hello, Probe, Run, receive, send
 from kernels import Plan, run_unit, storage_dtype
 
 __all__ = ["work"]
 
-_OOM_SCORE = 500  # on top of the server's own: the kernel takes a worker, whose unit then runs elsewhere
 _HANG_UP = select.POLLHUP | select.POLLRDHUP
 
 
@@ -35,11 +35,13 @@ def work(sock: socket.socket, control: ControlPage) -> None:
     _introduce()
     worker = _Worker(sock, control)
     decoder = Decoder()
-    send(sock, Hello())
     while (found := receive(sock, decoder)) is not None:
         message, descriptors = found
         if isinstance(message, Run):
             send(sock, worker.run(message, descriptors))
+        elif isinstance(message, Probe):
+            control.answer(message.token)
+            send(sock, Hello())
         elif isinstance(message, Forget):
             worker.forget(message)
 
@@ -115,9 +117,7 @@ class _Worker:
 
 
 def _introduce() -> None:
-    """Take a name for `ps` and `top`, and a place before the server on the out-of-memory killer's list."""
+    """Take a name for `ps` and `top`, and go before the server when memory runs out: the unit then runs elsewhere."""
     with contextlib.suppress(OSError):  # a container may hide or lock /proc; nothing depends on it
         Path("/proc/self/comm").write_text("convgrad-worker", encoding="ascii")
-        score = Path("/proc/self/oom_score_adj")
-        inherited = int(score.read_text(encoding="ascii"))
-        score.write_text(str(min(1000, inherited + _OOM_SCORE)), encoding="ascii")
+    kill_first()

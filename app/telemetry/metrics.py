@@ -124,6 +124,7 @@ class _State:
         )
         yield _gauge("targets_unfit", "Wider targets whose code does not work on this processor.", len(service.unfit))
         yield _gauge("ready", "1 while calls are taken, else 0.", float(service.status == "ready"))
+        yield _gauge("failed", "1 while no worker can be had.", float(service.status == "failed"))
         yield _gauge("warm_up_ratio", "Share of the kernels that are compiled, 0 to 1.", service.engine.progress())
         yield _gauge("connections_open", "Connections that have been let in.", service.connections())
         yield _gauge("connections_limit", "Connections that may be open at a time.", service.settings.connections)

@@ -55,9 +55,9 @@ def cache_folder() -> str:
 def choose_folder(environment: Mapping[str, str]) -> Path:
     """Choose the folder, make it, and fill it with what an image carries for this target.
 
-    It lies under `NUMBA_CACHE_DIR`, the user's cache folder or the temporary one: the first that can be written and
-    that nobody else can write to, for what lies there is run as code. Where `NUMBA_CACHE_DIR` can only be read, or
-    holds the folder as an archive, the code is taken from there.
+    It lies under `NUMBA_CACHE_DIR`, the user's cache folder, the temporary one or `/dev/shm`: the first that can be
+    written and that nobody else can write to, for what lies there is run as code. Where `NUMBA_CACHE_DIR` can only be
+    read, or holds the folder as an archive, the code is taken from there. Raises `OSError` where none can be written.
     """
     folder = _base(environment) / folder_name()
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -73,12 +73,21 @@ def _base(environment: Mapping[str, str]) -> Path:
     choices = (
         environment.get("NUMBA_CACHE_DIR"),
         str(Path(home, "convgrad")),
-        str(Path(tempfile.gettempdir(), f"convgrad-{os.getuid()}")),
+        *(str(Path(folder, f"convgrad-{os.getuid()}")) for folder in _temporary_folders()),
     )
     for choice in map(Path, filter(None, choices)):
         if _usable(choice) and _usable(choice / folder_name()):
             return choice
-    return Path(tempfile.mkdtemp(prefix="convgrad-"))
+    for folder in _temporary_folders():
+        with contextlib.suppress(OSError):
+            return Path(tempfile.mkdtemp(prefix="convgrad-", dir=folder))
+    raise OSError("compiled kernels need a folder that can be written: let NUMBA_CACHE_DIR name one")
+
+
+def _temporary_folders() -> Iterator[str]:
+    with contextlib.suppress(FileNotFoundError):
+        yield tempfile.gettempdir()
+    yield "/dev/shm"  # noqa: S108 - a folder of our own is made there, and looked at as all others are
 
 
 def _usable(folder: Path) -> bool:

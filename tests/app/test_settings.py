@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,25 +12,28 @@ from pydantic import ByteSize, ValidationError
 
 from app.__main__ import parse_settings
 from app.pool.container import cpu_count, memory_bytes
-from app.settings import Settings
+from app.settings import Settings, unknown_variables
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CONVGRAD_* is read; sizes take units, counts take the scientific form."""
+    """CONVGRAD_* is read: sizes with units, counts in the scientific form, lists with commas; empty is not set."""
     monkeypatch.setenv("CONVGRAD_BODY_LIMIT", "64MiB")
     monkeypatch.setenv("CONVGRAD_WORK_LIMIT", "1e12")
-    monkeypatch.setenv("CONVGRAD_CORS", '["https://example.org"]')
+    monkeypatch.setenv("CONVGRAD_CORS", "https://example.org, https://example.com")
+    monkeypatch.setenv("CONVGRAD_PORT", "")
     settings = Settings()
     assert settings.body_limit == 64 << 20
     assert settings.work_limit == 10**12
-    assert settings.cors == ("https://example.org",)
+    assert settings.cors == ("https://example.org", "https://example.com")
+    assert settings.port == 8000
 
 
 def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag is a setting in kebab case, and stronger than the variable."""
     monkeypatch.setenv("CONVGRAD_QUEUE_LENGTH", "7")
     monkeypatch.setenv("CONVGRAD_PORT", "1234")
-    settings = parse_settings(["--queue-length", "9"])
+    settings, check = parse_settings(["--queue-length", "9"])
+    assert not check
     assert (settings.queue_length, settings.port) == (9, 1234)
 
 
@@ -50,28 +56,97 @@ def test_defaults_depend_on_the_container() -> None:
     assert (chosen.worker_count, chosen.memory_budget) == (3, 5 << 20)
 
 
+@pytest.mark.parametrize("text", ["https://a.org,https://b.org", '["https://a.org", "https://b.org"]'])
+def test_lists_are_words_with_commas_or_json(text: str) -> None:
+    """A list is the same as a variable, as a flag, and in the form of JSON."""
+    assert parse_settings(["--cors", text])[0].cors == ("https://a.org", "https://b.org")
+
+
+@pytest.mark.parametrize(("name", "least"), [("memory_limit", 1 << 20), ("body_limit", 1 << 10)])
+def test_a_bound_is_refused_with_its_reason(name: str, least: int) -> None:
+    """A size that no call would fit into is refused with the least one that is taken, and why."""
+    assert getattr(Settings.model_validate({name: least}), name) == least
+    with pytest.raises(ValidationError, match=rf"{least - 1} is too small, the least is 1.0 .iB.*: .* call"):
+        Settings.model_validate({name: least - 1})
+
+
+def test_an_unknown_variable_is_told_with_the_nearest_name() -> None:
+    """What has our prefix and is read by nothing is most likely a slip."""
+    (line,) = unknown_variables(["CONVGRAD_MEMROY_LIMIT", "CONVGRAD_PORT", "convgrad_port", "CONVGRAD_URL", "PATH"])
+    assert line.startswith("CONVGRAD_MEMROY_LIMIT is no setting")
+    assert "CONVGRAD_MEMORY_LIMIT" in line
+
+
+def test_every_variable_of_the_project_is_known() -> None:
+    """No variable that code, scripts and pages name is taken for a slip."""
+    root = Path(__file__).resolve().parents[2]
+    listed = subprocess.run(["git", "ls-files"], cwd=root, check=True, capture_output=True, text=True).stdout
+    files = [root / name for name in listed.splitlines() if not name.startswith(("tests/", "CHANGELOG"))]
+    texts = [file.read_bytes().decode(errors="replace") for file in files if file.is_file()]
+    assert not list(
+        unknown_variables({name for text in texts for name in re.findall(r"\bCONVGRAD_[A-Z_0-9]*[A-Z0-9]\b", text)})
+    )
+
+
+def machine(root: Path, controller: str, group: str, *, version: int, place: str = "/") -> Path:
+    """Lay out what a process in a control group sees; give the folder that the controller is mounted at."""
+    (root / "proc" / "self").mkdir(parents=True)
+    listed = f"0::{group}" if version == 2 else f"7:{controller},other:{group}"
+    (root / "proc" / "self" / "cgroup").write_text(f"{listed}\n1:name=systemd:/elsewhere\n")
+    kind = "cgroup2 cgroup rw" if version == 2 else f"cgroup cgroup rw,{controller},other"
+    mounts = f"30 1 0:1 / / rw - ext4 /dev/vda rw\n31 30 0:2 {place} /groups rw,relatime shared:1 - {kind}\n"
+    (root / "proc" / "self" / "mountinfo").write_text(mounts)
+    return root / "groups"
+
+
+def write(file: Path, text: str) -> None:
+    """Write a file of a control group, with the folders around it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
 @pytest.mark.parametrize(
     ("quota", "most"), [("50000 100000", 1), ("150000 100000", 2), ("max 100000", 10**6), ("junk", 10**6)]
 )
 def test_the_quota_cuts_the_processors(tmp_path: Path, quota: str, most: int) -> None:
     """A control group of half a processor gives one worker, of one and a half two."""
-    (tmp_path / "cpu.max").write_text(quota)
+    write(machine(tmp_path, "cpu", "/", version=2) / "cpu.max", quota)
     assert 1 <= cpu_count(tmp_path) <= most
 
 
 def test_the_quota_of_the_first_version(tmp_path: Path) -> None:
     """Version 1 of control groups is read too; -1 is no quota."""
-    (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000")
-    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000")
+    folder = machine(tmp_path, "cpu", "/a", version=1) / "a"
+    write(folder / "cpu.cfs_quota_us", "100000")
+    write(folder / "cpu.cfs_period_us", "100000")
     assert cpu_count(tmp_path) == 1
-    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1")
+    write(folder / "cpu.cfs_quota_us", "-1")
     assert cpu_count(tmp_path) == cpu_count(tmp_path / "none")
 
 
-def test_the_memory_limit_cuts_the_memory(tmp_path: Path) -> None:
-    """memory.max counts when it is a number."""
-    (tmp_path / "memory.max").write_text("1048576\n")
-    assert memory_bytes(tmp_path) == 1 << 20
-    (tmp_path / "memory.max").write_text("max\n")
+@pytest.mark.parametrize(("version", "name"), [(1, "memory.limit_in_bytes"), (2, "memory.max")])
+@pytest.mark.parametrize("at", ["a.slice/b.service", "a.slice", "."])
+def test_the_memory_limit_of_any_group_around_counts(tmp_path: Path, version: int, name: str, at: str) -> None:
+    """The least limit of the own group and of those around it is what there is; "max" is none."""
+    folder = machine(tmp_path, "memory", "/a.slice/b.service", version=version)
+    for group in ("a.slice/b.service", "a.slice"):
+        write(folder / group / name, "max")
     assert memory_bytes(tmp_path) == memory_bytes(tmp_path / "none")
+    write(folder / at / name, "1048576\n")
+    assert memory_bytes(tmp_path) == 1 << 20
+
+
+def test_a_container_that_sees_its_own_group_alone(tmp_path: Path) -> None:
+    """Where the mount's root is the group itself, or the group lies outside of it, the limit is at the mount."""
+    folder = machine(tmp_path / "inside", "memory", "/docker/1", version=1, place="/docker/1")
+    write(folder / "memory.limit_in_bytes", "1048576")
+    assert memory_bytes(tmp_path / "inside") == 1 << 20
+    write(machine(tmp_path / "outside", "memory", "/../other", version=2) / "memory.max", "2097152")
+    assert memory_bytes(tmp_path / "outside") == 2 << 20
+
+
+def test_a_limit_on_the_address_space_cuts_the_memory() -> None:
+    """What `ulimit -v` allows is all there is."""
+    script = "from app.pool.container import memory_bytes; print(memory_bytes())"
+    command = ["prlimit", f"--as={1 << 30}", sys.executable, "-c", script]
+    assert int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == 1 << 30

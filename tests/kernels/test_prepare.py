@@ -54,7 +54,7 @@ def test_progress_rises_to_the_whole_and_nothing_is_compiled_again() -> None:
 
 # What a proof does is replaced in a process of its own: nothing of it is left to other tests.
 PROOF = """
-import os, signal
+import errno, os, signal
 from kernels import prepare
 prepare._PROOF_CPU_S = 1
 def prove():
@@ -63,8 +63,8 @@ def prove():
 prepare.prove = prove
 try:
     print(prepare._proof())
-except RuntimeError as error:
-    print("no verdict:", error)
+except OSError as error:
+    print("no verdict:", error.strerror)
 """
 
 
@@ -75,10 +75,20 @@ except RuntimeError as error:
         ("while True: pass", "the first function crashes (SIGXCPU)"),
         ("raise ArithmeticError('the first function is wrong')", "the first function is wrong"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "no verdict: a process that compiles or tries code was killed"),
+        ("raise MemoryError", "no verdict: there is no memory to compile or to try code"),
+        ("raise OSError(errno.EAGAIN, 'no')", "no verdict: no"),
     ],
 )
 def test_only_the_code_is_blamed(fault: str, expected: str) -> None:
-    """Code that crashes, never ends or is wrong is unfit; a process that somebody killed says nothing of it."""
+    """Code that crashes, never ends or is wrong is unfit; a lack of memory or processes says nothing of it."""
     command = [sys.executable, "-c", PROOF.format(fault=fault)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == expected
+
+
+def test_a_crash_is_not_blamed_on_the_code_where_memory_is_limited() -> None:
+    """LLVM aborts when it gets no memory: under a limit on the address space that says nothing of the code."""
+    script = PROOF.format(fault="os.kill(os.getpid(), signal.SIGABRT)")
+    command = ["prlimit", f"--as={4 << 30}", sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "no verdict: compiling ends with SIGABRT in the 4096 MiB that ulimit -v allows"

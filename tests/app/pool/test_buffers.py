@@ -6,8 +6,12 @@ import asyncio
 import errno
 import mmap
 import os
+import re
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from app.pool.buffers import Segment, SegmentPool, anonymous_file, size_class
+from app.pool.buffers import Segment, SegmentPool, size_class
 from convgrad._errors import Overloaded, TooLarge
-from tests.app.pool.proc import descriptors, opened_since, target
+from tests.app.pool.proc import descriptors, opened_since
+from tests.confined import without
 
 _KIB = 1 << 10
 _MIB = 1 << 20
@@ -41,16 +46,33 @@ def test_size_classes_waste_at_most_an_eighth(nbytes: int) -> None:
     assert size_class(size) == size
 
 
-@pytest.mark.parametrize("memfd", [True, False])
-def test_anonymous_files_have_no_name(memfd: bool) -> None:
-    """Neither kind of file can be reached by a path, so nothing is left when its processes die."""
-    descriptor = anonymous_file(memfd=memfd)
-    try:
-        assert target(descriptor).endswith("(deleted)")
-        assert os.fstat(descriptor).st_nlink == 0
-        assert not os.get_inheritable(descriptor)
-    finally:
-        os.close(descriptor)
+# Fails where the file has a name, or where a program that this process starts would have it open.
+NAMELESS = """
+import os
+from app.pool.buffers import anonymous_file
+descriptor = anonymous_file()
+assert os.fstat(descriptor).st_nlink == 0
+assert not os.get_inheritable(descriptor)
+os.posix_fallocate(descriptor, 0, 1 << 20)
+print(os.readlink(f"/proc/self/fd/{descriptor}"))
+"""
+
+
+def test_shared_memory_has_no_name() -> None:
+    """No path leads to the file, so nothing is left when its processes die."""
+    done = subprocess.run([sys.executable, "-c", NAMELESS], check=True, capture_output=True, text=True)
+    assert done.stdout == "/memfd:convgrad (deleted)\n"
+    assert not done.stderr
+
+
+def test_without_memfd_create_it_is_a_temporary_file_without_a_name(tmp_path: Path) -> None:
+    """Where the system call fails, whatever its name in Python, an unlinked temporary file takes its place."""
+    command = [*without("memfd_create"), sys.executable, "-c", NAMELESS]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
+    assert re.fullmatch(rf"{tmp_path}/convgrad-\w+ \(deleted\)\n", done.stdout)
+    assert "memfd_create failed ([Errno 38] Function not implemented)" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_released_block_serves_the_next_call(pool: SegmentPool) -> None:

@@ -32,3 +32,16 @@ def test_heartbeats_are_seen_on_the_other_side() -> None:
     assert server.beats == 2
     server.close()
     worker.close()
+
+
+def test_the_answer_to_a_probe_is_seen_on_the_other_side() -> None:
+    """The server reads which probe the worker has answered last; there is none at first."""
+    descriptor = anonymous_file()
+    server, worker = ControlPage.create(descriptor), ControlPage(descriptor)
+    os.close(descriptor)
+    assert server.answered == 0
+    worker.answer(7)
+    assert server.answered == 7
+    assert server.beats == 0
+    server.close()
+    worker.close()

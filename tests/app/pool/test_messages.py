@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.pool import messages
-from app.pool.messages import Decoder, Done, Exited, Forget, Hello, Loaded, Message, Run, Spawn, Warming
+from app.pool.messages import Decoder, Done, Exited, Failed, Forget, Hello, Loaded, Message, Probe, Run, Spawn, Warming
 from tests.app.pool.proc import target
 
 _SAMPLES: list[Message] = [
     Hello(),
+    Probe(7),
+    Failed("a cause", final=True),
     Loaded(3),
     Spawn(1),
     Warming(1, 7),

@@ -276,7 +276,8 @@ def test_a_fork_server_that_dies_between_a_fork_and_its_word_of_it(two: Fleet, m
     two.run(scenario())
     with socket.socket(fileno=orphans[0]) as orphan:
         orphan.settimeout(10)
-        assert orphan.recv(1) == b""
+        while orphan.recv(4096):
+            pass  # the probe; then the end comes, or the time is over
 
 
 def test_a_fork_server_that_hangs_is_replaced(strict: Fleet) -> None:
