@@ -112,7 +112,8 @@ def family_service(*flags: str, **environment: str) -> Iterator[tuple[LiveServic
 class Striker:
     """Strike `rate` times a second, each time a random worker, now and then the fork server; use with ``async with``.
 
-    One strike in `hang_one_in` stops its worker instead of killing it, one in `fork_server_one_in` kills the fork server.
+    One strike in `hang_one_in` stops its worker instead of killing it, one in `fork_server_one_in` kills the fork
+    server.
     """
 
     def __init__(
