@@ -6,16 +6,7 @@ import numpy as np
 import pytest
 
 from kernels.emit.compiler import row_of
-from kernels.emit.register_tiles import Walk
 from kernels.gradient.tiles.records import Block, Box, Slab
-
-
-def test_a_walk_begins_with_eleven_integers() -> None:
-    """The forward kernels write a walk as integers in this order: steps, counts, then two more."""
-    fields = Walk.dtype.fields
-    assert fields is not None
-    names = ("panel", "scalars", "counts", "acc_step", "segment")
-    assert [fields[name][1] for name in names] == [0, 24, 48, 72, 80]
 
 
 def test_records_lie_inside_records() -> None:
