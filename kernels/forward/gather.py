@@ -366,7 +366,7 @@ def gather(
     live_w = np.empty(columns.shape[0], CLASS)
     band, counts, ways = np.empty(4, np.int64), np.empty(4, np.int64), np.empty(4, np.int64)
     few, works = np.empty(9 * 2 * WIDTH + 64, np.float32), np.empty(1, WORK)
-    work = works[0]
+    work = works[0]  # in the loops the table is named too: that keeps it
     work.walk.segment = SEGMENT_LOG
     for item in range(first, last):
         rest, base = item, call.dst + dst.start

@@ -99,7 +99,7 @@ def scatter(
     used = (_taps(share) * out + 2 * WIDTH - 1) // (2 * WIDTH)
     counts, spare = np.empty(4, np.int64), np.empty(64, np.float32)
     live, works = np.empty(planes.shape[0] * lines.shape[0], TAP_LINE), np.empty(1, WORK)
-    work = works[0]
+    work = works[0]  # in the loop the table is named too: that keeps it
     for axis in range(1, 4):
         counts[axis] = high[axis] - low[axis]
     counts[0] = 1

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kernels.arena import address, arena_address
-from kernels.emit.compiler import Record, Records, row_of
+from kernels.emit.compiler import Record, Records, row_of, values_of
 from kernels.emit.intrinsics import SEGMENT
 from kernels.emit.tile_table import LANE_ROWS, tile_table
 from kernels.forward.classes import Ints, Only, class_tables, tap_numbers, tap_runs, tap_steps
@@ -78,7 +78,7 @@ class Share(ABC):
             *others, channel = _steps(problem.data_format, channels, spatial)
             lane = inside * channel if self.lanewise else channel
             start, group, *strides, lane, channel = steps(inside * channel, *others, lane, channel)
-            return _row(
+            return values_of(
                 Data, start=start, nbytes=size * prod(shape), group=group, strides=strides, lane=lane, channel=channel
             )
 
@@ -88,15 +88,15 @@ class Share(ABC):
         self.dst = data(problem.output_shape, problem.dst_channels, out, dims.wide)
         names = ("start", "group", "lane", "dst_channel", "src_channel", "tap")
         some = steps(group, group if self.lanewise else wide, wide, narrow, tap)
-        filters = dict(zip(names, some, strict=True))
-        self.weights = _row(Filter, nbytes=size * prod(problem.weights_shape), **filters)
+        nbytes = size * prod(problem.weights_shape)
+        self.weights = values_of(Filter, nbytes=nbytes, **dict(zip(names, some, strict=True)))
         some = steps(out, out if self.lanewise else 1, 1)
-        self.bias = _row(Bias, **dict(zip(names, some, strict=False)))
+        self.bias = values_of(Bias, **dict(zip(names[:4], some, strict=True)))
         self.near = bool(self.src[-1] == size)  # a pixel's channels follow each other
 
     def shape(self, tap_steps: Sequence[int], src_steps: Sequence[int], packed: bool) -> Row:
         """Give the `Shape` of the share."""
-        return _row(
+        return values_of(
             Shape,
             kind=self.kind,
             channels=self.dims.narrow_channels,
@@ -124,11 +124,21 @@ class Share(ABC):
         passes = self.passes(Pass, firsts, groups=ends - firsts, left=self.groups_left - WIDTH * firsts)
         return np.split(passes, len(passes))
 
-    def call(self, inputs: Sequence[Storage], output: Storage, **rooms: int) -> Records:
-        """Give the addresses of a call; `rooms` is scratch memory."""
-        bias = address(inputs[2]) if len(inputs) > 2 else 0
-        rooms = {"source": 0, "products": 0, **rooms}
-        return row_of(Call, src=address(inputs[0]), weights=address(inputs[1]), bias=bias, dst=address(output), **rooms)
+    def call(
+        self, inputs: Sequence[Storage], output: Storage, panels: int, source: int, sums: int, products: int = 0
+    ) -> Records:
+        """Give the addresses of a call: its tensors and scratch memory."""
+        return row_of(
+            Call,
+            src=address(inputs[0]),
+            weights=address(inputs[1]),
+            bias=address(inputs[2]) if len(inputs) > 2 else 0,
+            dst=address(output),
+            panels=panels,
+            source=source,
+            products=products,
+            sums=sums,
+        )
 
     @abstractmethod
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
@@ -310,14 +320,10 @@ class _Scatter(Share):
         return True
 
 
-def _row(kind: type[Record], /, **values: Any) -> Row:
-    """Give a record as `row_of` takes it for a field of another one."""
-    return tuple(row_of(kind, **values)[0])
-
-
 def _window(spans: Sequence[Span]) -> Row:
+    """Give the low and the high ends of spans."""
     lows, highs = zip(*spans, strict=True)
-    return _row(Window, low=lows, high=highs)
+    return values_of(Window, low=lows, high=highs)
 
 
 def _reach(table: Records, span: Span, stride: int) -> Span:

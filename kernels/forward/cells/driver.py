@@ -287,7 +287,7 @@ def compute_cells(
     every = phases.shape[0] == strides[0] * strides[1] * strides[2]
     direct = every and (dst.channel < dst.strides[3] or (strides[2] == 1 and columns[0].count >= 8))
     for item in range(failed.shape[0]):
-        rest, cell = first + item, cells[0]
+        rest, cell = first + item, cells[0]  # the next round names the table: that keeps it
         for axis in range(3, -1, -1):
             at[axis] = share.first[axis] + rest % share.counts[axis]
             rest //= share.counts[axis]
