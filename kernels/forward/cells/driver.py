@@ -131,13 +131,8 @@ def bring_weights(
     Those hold Inf or NaN, and get zeros instead. `taps` are boxes as `kernels.pack.pairs` takes them.
     """
     share, one, call = shares[0], passes[0], calls[0]
-    parts, blocks, block, weights, steps = (
-        share.parts,
-        one.blocks,
-        share.block_bytes,
-        one.weights,
-        np.zeros(5, np.int64),
-    )
+    weights, steps = one.weights, np.zeros(5, np.int64)
+    parts, blocks, block = share.parts, one.blocks, share.block_bytes
     steps[3], steps[4] = weights.src_channel, weights.dst_channel
     whole = share.channels % STEP == 0 and one.channels % TILE == 0  # no place is left for zeros
     pack_pairs(
