@@ -21,7 +21,7 @@ from kernels.emit.intrinsics import address_of, fill_zero, transpose_panel
 from kernels.pack.halves import move16, pack_line, pack_line_pairs, transpose16
 from kernels.pack.split import SPLIT_BYTES, split_line, split_line_pairs, touch
 
-__all__ = ["PACK_BYTES", "PackedBox", "Packing", "pack_boxes", "pack_pairs", "pack_planes", "turned"]
+__all__ = ["PACK_BYTES", "PackedBox", "Packing", "call_packer", "pack_pairs", "pack_planes", "packer"]
 
 _typed_intrinsic: Any = intrinsic
 
@@ -59,7 +59,7 @@ class Packing(Record):
     bytes. From `target` on lie so many `planes` for each part of a value, each of `plane` bytes, in which `steps` lead
     along (n, d, h, w). A panel of pairs has 16 channels and counts as a plane: its places and steps are those in a
     channel's plane. With three `parts` the tensor is of f32, else its values are moved as they are, to the first part.
-    `scratch` is the address of `PACK_BYTES` bytes; `turned` is what `turned` gives where w is the images, else 0.
+    `scratch` is the address of `PACK_BYTES` bytes; `images` says that w is the images.
     """
 
     parts: int
@@ -72,8 +72,8 @@ class Packing(Record):
     plane: int
     steps: Vector = numbers(4)
     scratch: int
-    turned: int
     pairs: bool
+    images: bool
 
 
 PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
@@ -240,41 +240,13 @@ def _pack_all_turned(packing: Packing, boxes: Rows[PackedBox], before: Rows[Pack
     return True
 
 
-def _turned(packing: Any, boxes: Any, count: Any, before: Any, earlier: Any) -> Any:
-    return _pack_all_turned(carray(packing, 1)[0], carray(boxes, count), carray(before, earlier))
-
-
-@cache
-def turned() -> int:
-    """Give the address of what packs turned boxes: as a callback it is compiled once, and not in all its callers."""
-    packing, box = (types.CPointer(numba.from_dtype(kind.dtype)) for kind in (Packing, PackedBox))
-    return int(callback(types.boolean(packing, box, types.int64, box, types.int64), _turned).address)
-
-
-ENTRIES.append(Entry("pack.pairs.turned", turned, _turned))
-
-
-@_typed_intrinsic
-def _call_turned(typingctx: Any, entry: Any, packing: Any, boxes: Any, count: Any, before: Any, earlier: Any) -> Any:
-    """Call `turned` by its address; the other arguments are addresses, and numbers of boxes. Say if it packed."""
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.IntType(8), [ir.IntType(64)] * 5)
-        done = builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
-        return builder.icmp_unsigned("!=", done, ir.IntType(8)(0))
-
-    return types.boolean(*[types.int64] * 6), codegen
-
-
 @jit
 def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
     """Pack boxes of positions of a tensor, zeros elsewhere; `before` are those that were packed there last, if any.
 
     Where channels are adjacent, all of a line are packed before the next line, else all lines of a few channels.
     """
-    if packing.turned != 0 and _call_turned(
-        packing.turned, address_of(packing), boxes.ctypes.data, boxes.shape[0], before.ctypes.data, before.shape[0]
-    ):
+    if packing.images and _pack_all_turned(packing, boxes, before):
         return
     _clear(packing, boxes, before)
     channels, channel, strides, steps = packing.channels, packing.channel, packing.strides, packing.steps
@@ -293,6 +265,40 @@ def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]
                         place = box.place + n * steps[0] + d * steps[1] + h * steps[2]
                         line = start + n * strides[0] + d * strides[1] + h * strides[2]
                         _pack_line(packing, some, to, place, line, strides[3], channel, run, packing.scratch)
+
+
+def _packer(packing: Any, boxes: Any, count: Any, before: Any, earlier: Any) -> None:
+    pack_boxes(carray(packing, 1)[0], carray(boxes, count), carray(before, earlier))
+
+
+@cache
+def packer() -> int:
+    """Give the address of `pack_boxes` as a callback: that is compiled once, and not in all its callers."""
+    packing, box = (types.CPointer(numba.from_dtype(kind.dtype)) for kind in (Packing, PackedBox))
+    return int(callback(types.void(packing, box, types.int64, box, types.int64), _packer).address)
+
+
+ENTRIES.append(Entry("pack.pairs.packer", packer, _packer))
+
+
+@_typed_intrinsic
+def _call_packer(typingctx: Any, entry: Any, packing: Any, boxes: Any, count: Any, before: Any, earlier: Any) -> Any:
+    """Call `packer` by its address; the other arguments are addresses, and numbers of boxes."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 5)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 6), codegen
+
+
+@jit
+def call_packer(entry: int, packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
+    """Pack boxes by the `packer` at an address, as `pack_boxes` does."""
+    _call_packer(
+        entry, address_of(packing), boxes.ctypes.data, boxes.shape[0], before.ctypes.data, before.shape[0]
+    )  # fmt: skip
 
 
 @jit
@@ -319,7 +325,7 @@ def _pack_table(
     packing.target, packing.planes, packing.plane, packing.scratch, packing.pairs = dst, planes, plane, scratch, pairs
     for axis in range(4):
         packing.strides[axis], packing.steps[axis] = src_steps[axis], dst_steps[axis]
-    packing.turned = 0
+    packing.images = False
     pack_boxes(packings[0], boxes, before)  # the row is read from its table: so the table is there until then
 
 

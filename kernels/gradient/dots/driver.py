@@ -26,7 +26,7 @@ from kernels.emit.intrinsics import address_of, copy_panel, fill_zero, load_valu
 from kernels.gradient.dots.records import DotShare, DotSlab, DotTap, PackedBox, Packing, Peaks
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
-from kernels.pack.pairs import PACK_BYTES, pack_boxes
+from kernels.pack.pairs import PACK_BYTES, call_packer
 from kernels.target import target
 
 __all__ = ["STAGE_BYTES", "add_dots"]
@@ -56,7 +56,7 @@ Within these bounds, what is lost because subnormal numbers count as zeros (part
 another channel's peak is 2**-40 of the product with a peak of 2**-86, and 2**-126 that of a product of 2**-86.
 """
 
-_load_f32, _copy_line = load_value("f32"), copy_panel("f32", TILE // 8)
+_load_f32, _copy_line = load_value("f32"), copy_panel("f32")
 
 LINE = 4 * TILE
 """Bytes of an accumulator row."""
@@ -340,7 +340,7 @@ def _walk_exactly(
             to, line = sums, share.taps * LINE
             if plain[i, j] == 1:
                 to, line = apart.ctypes.data, LINE
-                _copy_line(to, line, sums, share.taps * LINE, rows)
+                _copy_line(TILE, to, line, sums, share.taps * LINE, rows)
             first, second = a.source + TILE * i * a.channel + tap.source, b.source + TILE * j * b.channel
             low, high = max(slab.low[3], tap.low[3]), min(slab.high[3], tap.high[3])
             for n in range(max(slab.low[0], tap.low[0]), min(slab.high[0], tap.high[0]) if low < high else 0):
@@ -359,10 +359,10 @@ def _walk_exactly(
 
 @jit
 def _pack(
-    packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox], peaks: Rows[Peaks], odd: Vector
-) -> None:  # fmt: skip
+    share: DotShare, packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox], peaks: Rows[Peaks], odd: Vector
+) -> None:
     """Pack all parts of some channels, and see how large their values are."""
-    pack_boxes(packing, boxes, before)
+    call_packer(share.packer, packing, boxes, before)
     if packing.parts == 2:
         part = packing.planes * packing.plane
         split_f16(packing.target, packing.target + part, part // LINE)
@@ -398,12 +398,12 @@ def add_dots(
         for g in range(share.groups):
             sums = acc + g * share.acc_group
             narrow.source = b + share.b.source + g * share.b_group
-            _pack(narrow, now[phases:], b_last, b_peaks, b_odd)
+            _pack(share, narrow, now[phases:], b_last, b_peaks, b_odd)
             b_last = now[phases:]
             for first in range(0, share.channels, together):
                 wide.source = a + share.a.source + g * share.a_group + first * wide.channel
                 wide.channels = min(together, share.channels - first)
-                _pack(wide, now[:phases], a_last, a_peaks, a_odd)
+                _pack(share, wide, now[:phases], a_last, a_peaks, a_odd)
                 a_last = now[:phases]
                 mine = plain[: (wide.channels + TILE - 1) // TILE]
                 _plain(wide.parts, a_peaks, b_peaks, small[g, first // TILE * narrow.planes :], mine)

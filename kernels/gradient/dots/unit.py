@@ -15,7 +15,7 @@ from kernels.gradient.dots.driver import STAGE_BYTES, add_dots
 from kernels.gradient.dots.records import DotShare, Packing
 from kernels.gradient.dots.schedule import DotSchedule, dot_schedule
 from kernels.gradient.tiles.unit import BATCH_MACS, BwdWeights, Part
-from kernels.pack.pairs import turned
+from kernels.pack.pairs import packer
 from kernels.plan import Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.target import target
@@ -65,10 +65,7 @@ class DotPart(Part):
                 plan.b.origin + self.g0 * plan.b.group + self.first_lane * plan.b.channel, plan.b.group,
             )
         )  # fmt: skip
-        common = {
-            "parts": parts, "steps": plan.panel_steps, "scratch": a_bytes + b_bytes,
-            "turned": turned() if plan.inside else 0,
-        }  # fmt: skip
+        common = {"parts": parts, "steps": plan.panel_steps, "scratch": a_bytes + b_bytes, "images": plan.inside}
         a = row_of(
             Packing, channels=plan.together, source=a_source, channel=plan.a_steps[4], strides=plan.a_steps[:4],
             target=0, planes=plan.a_planes, plane=plan.a_plane, pairs=False, **common,
@@ -79,6 +76,7 @@ class DotPart(Part):
         )  # fmt: skip
         return row_of(
             DotShare,
+            packer=packer(),
             groups=self.g1 - self.g0,
             taps=plan.taps,
             channels=plan.channels,
