@@ -120,7 +120,8 @@ class Record:
     dtype: ClassVar[np.dtype[np.void]]
 
     def __init_subclass__(cls) -> None:
-        """Lay the fields out, and make both annotations known."""
+        """Lay the fields out, and make both annotations known: by name alone, so that no two records share one."""
+        assert cls.__name__ not in _FIELDS, cls
         fields = []
         for name, annotation in cls.__annotations__.items():
             count = vars(cls).get(name)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kernels.emit.compiler import row_of
+from kernels.emit.compiler import Record, row_of
+from kernels.emit.dots import Walks
 from kernels.emit.register_tiles import Walk
 from kernels.gradient.tiles.records import Block, Box, Slab
 
@@ -16,6 +17,21 @@ def test_a_walk_begins_with_eleven_integers() -> None:
     assert fields is not None
     names = ("panel", "scalars", "counts", "acc_step", "segment")
     assert [fields[name][1] for name in names] == [0, 24, 48, 72, 80]
+
+
+def test_walks_of_products_are_thirteen_integers() -> None:
+    """ConvTranspose writes what a block walks over as integers in this order."""
+    fields = Walks.dtype.fields
+    assert fields is not None
+    names = ("b_part", "a_part", "a_line", "acc_line", "count", "starts", "skip", "down")
+    assert [fields[name][1] for name in names] == list(range(0, 64, 8))
+    assert Walks.dtype.itemsize == 8 * 13
+
+
+def test_no_two_records_have_one_name() -> None:
+    """An annotation is looked up by its name alone, so a second record of that name is an error."""
+    with pytest.raises(AssertionError):
+        type("Box", (Record,), {"__annotations__": {"first": "int"}})
 
 
 def test_records_lie_inside_records() -> None:
