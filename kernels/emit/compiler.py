@@ -163,7 +163,7 @@ def jit(function: F) -> F:
     return dispatcher  # type: ignore[no-any-return]
 
 
-def callback(signature: str, function: Callable[..., Any]) -> Any:
+def callback(signature: Any, function: Callable[..., Any]) -> Any:
     """Compile a C callback, cached on disk; its `address` can be called from any compiled function."""
     return numba.cfunc(signature, cache=True)(function)
 

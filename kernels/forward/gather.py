@@ -21,14 +21,12 @@ from kernels.emit.intrinsics import (
     call_tile,
     copy_panel,
     fill_zero,
-    load_value,
-    put_run,
     store_value,
     transpose_panel,
 )
 from kernels.emit.tile_table import LANEWISE
 from kernels.forward.records import Call, Class, Data, GatherShare, Lanes, Pass, Region, Shape, Work
-from kernels.pack.panels import F16, F32, pack_panel
+from kernels.pack.panels import F32, load, pack_panel, put
 from kernels.target import target
 
 __all__ = ["bring_source", "gather", "load", "pack_weights", "put_lines", "write"]
@@ -37,21 +35,9 @@ WIDTH = target().lanes
 
 CLASS, WORK = Class.dtype, Work.dtype
 
-_copy1, _copy2 = copy_panel("f32", 1), copy_panel("f32", 2)
-_load_f32, _load_f16, _load_bf16 = load_value("f32"), load_value("f16"), load_value("bf16")
-_put_f32, _put_f16, _put_bf16 = put_run("f32"), put_run("f16"), put_run("bf16")
+put_lines = copy_panel("f32")
 _transpose = transpose_panel("f32")
 _lane_sums = lane_sums(WIDTH)
-
-
-@jit
-def load(kind: int, address: int) -> float:
-    """Read one stored value as f32."""
-    if kind == F32:
-        return _load_f32(address)  # type: ignore[no-any-return]
-    if kind == F16:
-        return _load_f16(address)  # type: ignore[no-any-return]
-    return _load_bf16(address)  # type: ignore[no-any-return]
 
 
 @jit
@@ -98,17 +84,6 @@ def pack_weights(
 
 
 @jit
-def put_lines(lanes: int, dst: int, dst_step: int, src: int, src_step: int, count: int) -> None:
-    """Copy `count` lines of `lanes` f32 (a multiple of 8)."""
-    done = 0
-    while lanes - done >= 16:
-        _copy2(dst + 4 * done, dst_step, src + 4 * done, src_step, count)
-        done += 16
-    if done < lanes:
-        _copy1(dst + 4 * done, dst_step, src + 4 * done, src_step, count)
-
-
-@jit
 def _fill(lanes: int, to: int, line: int, counts: Vector, steps: Vector) -> None:
     """Begin the sums of a box of pixels with a line of bias; `steps` are in bytes."""
     run, lines = counts[3], counts[2]
@@ -118,17 +93,6 @@ def _fill(lanes: int, to: int, line: int, counts: Vector, steps: Vector) -> None
         for d in range(counts[1]):
             for h in range(lines):
                 put_lines(lanes, to + n * steps[0] + d * steps[1] + h * steps[2], steps[3], line, 0, run)
-
-
-@jit
-def _put(kind: int, to: int, source: int, count: int) -> None:
-    """Store adjacent sums as adjacent values, rounded once."""
-    if kind == F32:
-        _put_f32(to, source, count)
-    elif kind == F16:
-        _put_f16(to, source, count)
-    else:
-        _put_bf16(to, source, count)
 
 
 @jit
@@ -160,7 +124,7 @@ def write(
                     for first in range(whole, valid, 8):
                         _transpose(spare, 32, origin + 4 * first, 1, 4 * lanes, 7)
                         for lane in range(first, min(first + 8, valid)):
-                            _put(kind, target + lane * lane_step, spare + 32 * (lane - first), 8)
+                            put(kind, target + lane * lane_step, spare + 32 * (lane - first), 8)
                     start += 8
                 # what is left goes in the longest runs that lie together on both sides
                 pixels, values, count = run - start, valid, 1
@@ -170,7 +134,7 @@ def write(
                         pixels, count = 1, run * valid
                 for p in range(pixels):
                     for lane in range(values):
-                        _put(kind, place + p * steps[3] + lane * lane_step, source + 4 * (p * lanes + lane), count)
+                        put(kind, place + p * steps[3] + lane * lane_step, source + 4 * (p * lanes + lane), count)
 
 
 @jit
