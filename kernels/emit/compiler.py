@@ -39,6 +39,7 @@ __all__ = [
     "needs",
     "numbers",
     "row_of",
+    "values_of",
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -120,7 +121,8 @@ class Record:
     dtype: ClassVar[np.dtype[np.void]]
 
     def __init_subclass__(cls) -> None:
-        """Lay the fields out, and make both annotations known."""
+        """Lay the fields out, and make both annotations known; a name means one record in all modules."""
+        assert cls.__name__ not in _NUMBA, cls
         fields = []
         for name, annotation in cls.__annotations__.items():
             count = vars(cls).get(name)
@@ -136,9 +138,14 @@ def numbers(count: int) -> Any:
 
 
 def row_of(kind: type[Record], /, **values: Any) -> Records:
-    """Give a table of one record: each field by its name, a record's by a tuple."""
+    """Give a table of one record: each field by its name, a record by its `values_of`."""
+    return np.array([values_of(kind, **values)], kind.dtype)
+
+
+def values_of(kind: type[Record], /, **values: Any) -> tuple[Any, ...]:
+    """Give the values of a record inside another one: each field by its name."""
     assert values.keys() == set(kind.__annotations__), kind
-    return np.array([tuple(values[name] for name in kind.__annotations__)], kind.dtype)
+    return tuple(values[name] for name in kind.__annotations__)
 
 
 def jit(function: F) -> F:
@@ -156,7 +163,7 @@ def jit(function: F) -> F:
     return dispatcher  # type: ignore[no-any-return]
 
 
-def callback(signature: str, function: Callable[..., Any]) -> Any:
+def callback(signature: Any, function: Callable[..., Any]) -> Any:
     """Compile a C callback, cached on disk; its `address` can be called from any compiled function."""
     return numba.cfunc(signature, cache=True)(function)
 

@@ -31,7 +31,7 @@ from numba.extending import intrinsic
 from kernels.emit import simd
 from kernels.emit.amx import _declare, _flush, _halves, machine
 from kernels.emit.compiler import ENTRIES as COMPILED
-from kernels.emit.compiler import Entry, callback
+from kernels.emit.compiler import Entry, Record, Vector, callback, numbers
 from kernels.target import target
 
 __all__ = [
@@ -48,6 +48,8 @@ __all__ = [
     "STEP",
     "TILE",
     "USED",
+    "Sides",
+    "Walks",
     "call_dots",
     "dot_table",
 ]
@@ -85,6 +87,35 @@ exact. The three products that are left out are below 2**-22 of the whole one ea
 ROWS = TILE if target().dots == "amx" else 8
 """Rows of a block: those of a tile, or as many as fill half of the registers with sums of two vectors for each."""
 
+
+class Walks(Record):
+    """What a block of AMX has walks over, in bytes.
+
+    `b_part` and `a_part` lead from a part to the next one, `a_line` and `acc_line` from a row to the next one. There
+    are `count` walks, and at the address `starts` an int64 for each: where it begins in `a`. In `b` they follow each
+    other, `skip` bytes left out between them. `down` leads from the first block of `a` to each other one down, and
+    behind that to their sums.
+    """
+
+    b_part: int
+    a_part: int
+    a_line: int
+    acc_line: int
+    count: int
+    starts: int
+    skip: int
+    down: Vector = numbers(6)
+
+
+class Sides(Record):
+    """The channels of an exact block: bytes from one to the next, and the last one's number, of `a` and of `b`."""
+
+    a_channel: int
+    a_last: int
+    b_channel: int
+    b_last: int
+
+
 _I8, _I32, _I64, _F32 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType()
 _INTS, _FLOATS = ir.VectorType(_I32, 16), ir.VectorType(_F32, 16)
 _LINE = 64  # bytes of 16 f32, or of 16 pairs of bf16
@@ -116,18 +147,18 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
     Where values have parts, the sums of one call are formed by themselves: added one by one to long sums, products
     would lose more digits.
     """
-    a, a_step, b, b_step, steps, c, c_step, table = values
-    b_part, a_part, a_line, c_line, walks, starts, skip, *offsets = (
-        simd.load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(5 + 2 * down)
+    a, a_step, b, b_step, steps, c, c_step, place = values
+    walks = simd.fields(
+        builder, place, Walks.dtype, "b_part", "a_part", "a_line", "acc_line", "count", "starts", "skip", "down"
     )
     tiles = machine(builder)
     line = _I64(_LINE)
-    a_down, c_down = [_I64(0), *offsets[: down - 1]], [_I64(0), *offsets[down - 1 :]]
+    a_down, c_down = ([_I64(0), *walks.down[first:]] for first in (0, down - 1))
     blocks = [(i, j) for i in range(down) for j in range(across)]
     places = [builder.add(_address(builder, c, c_step, j), c_down[i]) for i, j in blocks]
     for tile, place in enumerate(places):
         if parts == 1:
-            tiles.load(tile, place, c_line)
+            tiles.load(tile, place, walks.acc_line)
         else:
             tiles.zero(tile)
 
@@ -149,9 +180,9 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
             held[key] = tile
             which, number, part = key
             if which == "a":
-                tiles.load(tile, builder.add(_address(builder, ap, a_part, part), a_down[number]), a_line)
+                tiles.load(tile, builder.add(_address(builder, ap, walks.a_part, part), a_down[number]), walks.a_line)
                 return tile
-            here = _address(builder, _address(builder, bp, b_part, part), b_step, number)
+            here = _address(builder, _address(builder, bp, walks.b_part, part), b_step, number)
             tiles.load(tile, here, line)
             for ahead in range(0, _BLOCK, 4 * _LINE):  # the processor itself fetches what lies between
                 simd.prefetch(builder, builder.add(here, _I64(_BLOCK + ahead)))
@@ -166,19 +197,19 @@ def _amx_block(builder: Any, parts: int, down: int, across: int, values: Any) ->
         start, bp = carried
         origin = builder.add(a, simd.load(builder, start, _I64, 8))
         bp = simd.loop(builder, steps, [origin, bp], step, "step")[1]
-        return [builder.add(start, _I64(8)), builder.add(bp, skip)]
+        return [builder.add(start, _I64(8)), builder.add(bp, walks.skip)]
 
-    simd.loop(builder, walks, [starts, b], walk, "walk")
+    simd.loop(builder, walks.count, [walks.starts, b], walk, "walk")
 
     if parts == 1:
         for tile, place in enumerate(places):
-            tiles.store(tile, place, c_line)
+            tiles.store(tile, place, walks.acc_line)
         return
 
     def row(carried: list[Any]) -> list[Any]:
         to, source = carried
         simd.store(builder, builder.fadd(simd.load(builder, to, _FLOATS), simd.load(builder, source, _FLOATS)), to)
-        return [builder.add(to, c_line), builder.add(source, line)]
+        return [builder.add(to, walks.acc_line), builder.add(source, line)]
 
     with builder.goto_entry_block():
         room = builder.ptrtoint(builder.alloca(ir.ArrayType(_FLOATS, 16 * len(blocks))), _I64)
@@ -264,10 +295,8 @@ def _exact_block(builder: Any, kind: str, values: Any) -> None:
 
     Rows and lanes behind the last channel repeat it.
     """
-    a, a_pixel, b, b_pixel, count, c, c_line, table = values
-    a_channel, a_last, b_channel, b_last = (
-        simd.load(builder, builder.add(table, _I64(8 * i)), _I64, 8) for i in range(4)
-    )
+    a, a_pixel, b, b_pixel, count, c, c_line, place = values
+    sides = simd.fields(builder, place, Sides.dtype, "a_channel", "a_last", "b_channel", "b_last")
     stored, size = (_F32, 4) if kind == "f32" else (ir.IntType(16), 2)
     fma, nothing = simd.fma(builder, _FLOATS), ir.Constant(ir.VectorType(stored, 16), ir.Undefined)
 
@@ -275,8 +304,8 @@ def _exact_block(builder: Any, kind: str, values: Any) -> None:
         numbers = [builder.select(builder.icmp_signed("<", _I64(m), last), _I64(m), last) for m in range(16)]
         return [builder.mul(number, step) for number in numbers]
 
-    rows, lanes = offsets(a_channel, a_last), offsets(b_channel, b_last)
-    places = [builder.add(c, offset) for offset in offsets(c_line, a_last)]
+    rows, lanes = offsets(sides.a_channel, sides.a_last), offsets(sides.b_channel, sides.b_last)
+    places = [builder.add(c, offset) for offset in offsets(c_line, sides.a_last)]
 
     def pixel(carried: list[Any]) -> list[Any]:
         ap, bp, *sums = carried
@@ -359,17 +388,14 @@ def _entry(entry: int) -> Any:
 def dot_table() -> npt.NDArray[np.int64]:
     """Give the addresses of the compiled entries.
 
-    - Blocks of AMX take (a, bytes between its steps, b, bytes between its blocks across, steps, acc, bytes between its
-      blocks across, int64): bytes between parts of b, between parts of a, between the rows of a, between the rows of
-      acc, the number of walks of that many steps, the address of where each begins in a, int64 bytes, and the bytes
-      of b between them, then from the first block of a to each other one down, and the same of acc.
+    - Blocks of AMX take (a, bytes between its steps, b, bytes between its blocks across, steps of a walk, acc, bytes
+      between its blocks across, the address of `Walks`).
     - Blocks of dot products take `ROWS` int64 byte offsets in place of the second, an even number of pairs in that of
       the steps, and 0 as the last.
     - `STAGE` takes (a, int64 byte offsets of 16 rows, 0, bytes from a staged tile to that of the next step, steps, the
       first one, 0, 0).
     - Exact blocks, which take one pixel after the other from the tensors, take (a, bytes between its pixels, b, bytes
-      between its pixels, pixels, acc, bytes between its rows, four int64): bytes between channels of a, its last
-      channel, and the same of b.
+      between its pixels, pixels, acc, bytes between its rows, the address of `Sides`).
 
     Blocks run between a call of `BEGIN` and one of `END`.
     """

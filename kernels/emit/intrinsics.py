@@ -34,32 +34,37 @@ _typed_intrinsic: Any = intrinsic
 """Numba's decorator takes the typing context away from the parameters, which its type stubs do not know."""
 
 
-def copy_panel(kind: str, vectors: int) -> Any:
-    """Make an intrinsic that copies `count` positions of ``vectors * 8`` adjacent channels, converted to f32.
+def copy_panel(kind: str) -> Any:
+    """Make an intrinsic that copies `count` positions of `lanes` (a multiple of 8) adjacent channels, converted to f32.
 
-    Arguments: destination, its byte step, source, its byte step, count (at least 1). Whole vectors are read and
-    written: the caller keeps both inside their buffers.
+    Arguments: lanes, destination, its byte step, source, its byte step, count (at least 1).
     """
     raw = ir.VectorType(simd.storage(kind), 8)
     size = 4 if kind == "f32" else 2
-    lane = ir.VectorType(simd.F32, 8)
 
-    def copy(typingctx: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> Any:
+    def copy(typingctx: Any, lanes: Any, dst: Any, dst_step: Any, src: Any, src_step: Any, count: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-            dst, dst_step, src, src_step, count = values
+            lanes, dst, dst_step, src, src_step, count = values
 
-            def body(carried: list[Any]) -> list[Any]:
-                to, origin = carried
-                for j in range(vectors):
-                    loaded = simd.load(builder, builder.add(origin, simd.I64(8 * size * j)), raw, size)
-                    target = builder.inttoptr(builder.add(to, simd.I64(32 * j)), lane.as_pointer())
-                    builder.store(simd.widen(builder, loaded, kind, 8), target, align=4)
-                return [builder.add(to, dst_step), builder.add(origin, src_step)]
+            def some(width: int) -> Callable[[list[Any]], list[Any]]:
+                def position(places: list[Any]) -> list[Any]:
+                    to, origin = places
+                    for j in range(0, width, 8):
+                        loaded = simd.load(builder, builder.add(origin, simd.I64(size * j)), raw, size)
+                        simd.store(builder, simd.widen(builder, loaded, kind, 8), builder.add(to, simd.I64(4 * j)))
+                    return [builder.add(to, dst_step), builder.add(origin, src_step)]
 
-            simd.loop(builder, count, [dst, src], body, "copy")
+                def positions(places: list[Any]) -> list[Any]:
+                    simd.loop(builder, count, places, position, "copy")
+                    to, origin = places
+                    return [builder.add(to, simd.I64(4 * width)), builder.add(origin, simd.I64(size * width))]
+
+                return positions
+
+            simd.runs(builder, lanes, [dst, src], (16, 8), some)
             return context.get_dummy_value()
 
-        return types.void(*([types.int64] * 5)), codegen
+        return types.void(*([types.int64] * 6)), codegen
 
     return intrinsic(copy)
 

@@ -3,9 +3,6 @@
 A dst position ``u`` meets tap ``k`` at src position ``x = (u + pad - k * dilation) / stride`` where that is whole and
 inside. The taps of one position are an arithmetic progression, and so are the positions, one stride apart, that share
 them: a class. Its taps are numbered so that src positions rise with them.
-
-A table has a row for each class: 0 number of its first tap, 1 taps, 2 first dst position, 3 dst positions (one stride
-apart), 4 src position that the first tap meets there, 5 whether a line of it fills register tiles by itself.
 """
 
 from __future__ import annotations
@@ -17,12 +14,14 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from kernels.emit.compiler import Records
+from kernels.forward.records import Class
 from kernels.problem import Dims, wrapped
 
 __all__ = ["Ints", "Tables", "class_tables", "tap_numbers", "tap_runs", "tap_steps"]
 
 Ints = npt.NDArray[np.int64]
-Tables = tuple[Ints, Ints, Ints]
+Tables = tuple[Records, Records, Records]
 Only = Literal["classes", "taps"]
 
 CLASSES_MAX = 20_000
@@ -55,7 +54,7 @@ def tap_numbers(dims: Dims, axis: int, joined: bool) -> Ints:
     return numbers
 
 
-def _classes(dims: Dims, axis: int, numbers: Ints) -> Ints:
+def _classes(dims: Dims, axis: int, numbers: Ints) -> Records:
     """Give the classes of an axis with all their taps: no dst position is in two of them.
 
     Of the dst positions that agree modulo the stride some taps meet each, one after another as positions rise, and they
@@ -76,13 +75,20 @@ def _classes(dims: Dims, axis: int, numbers: Ints) -> Ints:
     (lanes, first), last, come, gone = divmod(edges[:-1][met], scale), edges[1:][met] % scale, come[met], gone[met]
     latest = come - 1  # the last tap has the lowest src position
     dst, at = lanes + stride * first, low[latest] + first - place[latest]
-    return np.column_stack([numbers[tap[latest]], come - gone, dst, last - first, at])
+    return _table(numbers[tap[latest]], come - gone, dst, last - first, at)
 
 
-def tap_runs(dims: Dims, axis: int, numbers: Ints) -> Ints:
+def tap_runs(dims: Dims, axis: int, numbers: Ints) -> Records:
     """Give a class for every single tap of an axis: dst positions are in several of them, but they are long."""
     tap, low, start, length = _reached(dims, axis)
-    return np.column_stack([numbers[tap], np.ones(len(tap), np.int64), start, length, low])
+    return _table(numbers[tap], np.ones(len(tap), np.int64), start, length, low)
+
+
+def _table(first: Ints, taps: Ints, dst: Ints, count: Ints, src: Ints) -> Records:
+    """Give classes, none of which fills register tiles."""
+    table = np.zeros(len(first), Class.dtype)
+    table["first"], table["taps"], table["dst"], table["count"], table["src"] = first, taps, dst, count, src
+    return table
 
 
 def _reached(dims: Dims, axis: int) -> tuple[Ints, Ints, Ints, Ints]:
@@ -107,20 +113,20 @@ def class_tables(dims: Dims, numbers: list[Ints], channels: int, limit: int, onl
         options = [[c] if len(c) == len(r) and (c == r).all() else [c, r] for c, r in zip(classes, runs, strict=True)]
         choices = [list(choice) for choice in product(*options)]
         best = min(choices, key=lambda tables: _cost(dims, tables, channels, limit))
-    planes, lines, columns = (
-        np.ascontiguousarray(np.column_stack([table, table[:, 3] >= LINE_TILES * limit])) for table in best
-    )
+    for table in best:
+        table["fills"] = table["count"] >= LINE_TILES * limit
+    planes, lines, columns = best
     return planes, lines, columns
 
 
-def _cost(dims: Dims, tables: list[Ints], channels: int, limit: int) -> float:
+def _cost(dims: Dims, tables: list[Records], channels: int, limit: int) -> float:
     """Estimate cycles for one vector of dst channels; single taps where there are too many classes to look at."""
     if prod(len(table) for table in tables) > CLASSES_MAX:
-        return float("inf") if any((table[:, 1] > 1).any() for table in tables) else 1e300
+        return float("inf") if any((table["taps"] > 1).any() for table in tables) else 1e300
     taps, pixels = np.ones(1), np.full(1, float(dims.n))
     for table in tables:
-        taps = np.multiply.outer(taps, table[:, 1]).reshape(-1)
-        pixels = np.multiply.outer(pixels, table[:, 3]).reshape(-1)
+        taps = np.multiply.outer(taps, table["taps"]).reshape(-1)
+        pixels = np.multiply.outer(pixels, table["count"]).reshape(-1)
     tiles = np.ceil(pixels / limit)
     cycles = tiles * CALL_CYCLES + np.maximum(tiles * 4, pixels) * taps * channels
     return float(cycles.sum())

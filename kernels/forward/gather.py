@@ -4,440 +4,401 @@ Pixels that share their taps (`kernels.forward.classes`) are the rows of a regis
 in several lines, in several images. Its lanes are dst channels, or groups, and one call sums over all taps and src
 channels.
 
-As in `kernels.gradient.tiles.driver`, everything is addresses, byte steps and integer tables, and nothing is checked.
-
-* shape: 0 src channels of a group, 1-3 kernel, 4-6 steps between a class's taps (d, h, w) in tap numbers, 7-9 the same
-  in src positions, 10-12 dst positions between those of a class.
-* grid: first, last and step of the dst positions (n, d, h, w) that one band has.
-* src, dst: 0 address, 1 end of the tensor, 2 bytes between groups, 3-6 bytes for (n, d, h, w), 7 between lanes of a
-  packed line, 8 between channels.
-* weights: 0 address, 1 end, 2 bytes between groups, 3 between lanes, 4 dst channels, 5 src channels, 6 taps.
-* bias: 0 address or 0, 1 end, 2 bytes between groups, 3 between lanes, 4 between dst channels.
-* blocks: 0 first dst channel, 1 valid lanes, 2 vectors.
+Everything is addresses, byte steps and tables (`kernels.forward.records`) that `kernels.forward.share` has laid out;
+nothing is checked here.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Table, Vector, jit
+from kernels.emit.compiler import Rows, Table, Vector, jit
 from kernels.emit.depthwise import LANE_PIXELS, lane_sums
 from kernels.emit.intrinsics import (
     SEGMENT_LOG,
     add_run,
+    address_of,
     call_tile,
     copy_panel,
     fill_zero,
-    load_value,
-    put_run,
     store_value,
     transpose_panel,
 )
 from kernels.emit.tile_table import LANEWISE
-from kernels.pack.panels import F16, F32, pack_panel
+from kernels.forward.records import Call, Class, Data, GatherShare, Lanes, Pass, Region, Shape, Work
+from kernels.pack.panels import F32, load, pack_panel, put
 from kernels.target import target
 
 __all__ = ["bring_source", "gather", "load", "pack_weights", "put_lines", "write"]
 
 WIDTH = target().lanes
 
-_copy1, _copy2 = copy_panel("f32", 1), copy_panel("f32", 2)
-_load_f32, _load_f16, _load_bf16 = load_value("f32"), load_value("f16"), load_value("bf16")
-_put_f32, _put_f16, _put_bf16 = put_run("f32"), put_run("f16"), put_run("bf16")
+CLASS, WORK = Class.dtype, Work.dtype
+
+put_lines = copy_panel("f32")
 _transpose = transpose_panel("f32")
 _lane_sums = lane_sums(WIDTH)
 
 
 @jit
-def load(kind: int, address: int) -> float:
-    """Read one stored value as f32."""
-    if kind == F32:
-        return _load_f32(address)  # type: ignore[no-any-return]
-    if kind == F16:
-        return _load_f16(address)  # type: ignore[no-any-return]
-    return _load_bf16(address)  # type: ignore[no-any-return]
-
-
-@jit
 def pack_weights(
-    kind: int, lanewise: bool, groups: int, left: int, shape: Vector, blocks: Table, numbers: Vector, backwards: bool,
-    weights: Vector, bias: Vector, panels: int, panel_bytes: int,
-) -> None:  # fmt: skip
-    """Pack panels [tap number][src channel][lanes] for each group and block of lanes; at their end is a line of bias.
-
-    `numbers` are those of all taps; `backwards` says that they simply fall. `left` groups exist where lanes are groups.
-    """
-    channels, taps = shape[0], numbers.shape[0]
+    shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], blocks: Rows[Lanes], tap_numbers: Vector
+) -> None:
+    """Pack panels [tap number][src channel][lanes], one for each group and block; at their ends are lines of bias."""
+    share, one, call = shares[0], passes[0], calls[0]
+    shape, weights, bias = share.shape, one.weights, one.bias
+    kind, channels, taps, end = shape.kind, shape.channels, tap_numbers.shape[0], call.weights + weights.nbytes
     size = 4 if kind == F32 else 2
     counts, steps, to = np.ones(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
-    by_tap = weights[6] == size and taps >= 8  # taps are adjacent: they are the run
-    for g in range(groups):
+    by_tap = weights.tap == size and taps >= 8  # taps are adjacent: they are the run
+    for g in range(one.groups):
         for b in range(blocks.shape[0]):
-            lanes = WIDTH * blocks[b, 2]
-            valid = min(blocks[b, 1], left - g * WIDTH) if lanewise else blocks[b, 1]
-            panel = panels + (g * blocks.shape[0] + b) * panel_bytes
-            source = weights[0] + g * weights[2] + blocks[b, 0] * weights[4]
+            block = blocks[b]
+            lanes = WIDTH * block.vectors
+            valid = min(block.valid, one.left - g * WIDTH) if shape.lanewise else block.valid
+            panel = call.panels + (g * blocks.shape[0] + b) * share.panel_bytes
+            source = call.weights + weights.start + g * weights.group + block.first * weights.dst_channel
             tap_bytes = 4 * lanes * channels
-            if backwards:
-                counts[2], steps[2], to[2] = taps, weights[6], -tap_bytes
-                counts[3], steps[3], to[3] = channels, weights[5], 4 * lanes
+            if share.backwards:
+                counts[2], steps[2], to[2] = taps, weights.tap, -tap_bytes
+                counts[3], steps[3], to[3] = channels, weights.src_channel, 4 * lanes
                 if by_tap:
                     counts[2], steps[2], to[2], counts[3], steps[3], to[3] = (
                         counts[3], steps[3], to[3], counts[2], steps[2], to[2],
                     )  # fmt: skip
                 last = panel + (taps - 1) * tap_bytes
-                pack_panel(kind, lanes, valid, last, counts, to, source, steps, weights[3], weights[1])
+                pack_panel(kind, lanes, valid, last, counts, to, source, steps, weights.lane, end)
             else:
-                counts[3], steps[3], to[3] = channels, weights[5], 4 * lanes
+                counts[3], steps[3], to[3] = channels, weights.src_channel, 4 * lanes
                 for tap in range(taps):
                     pack_panel(
-                        kind, lanes, valid, panel + numbers[tap] * tap_bytes, counts, to, source + tap * weights[6],
-                        steps, weights[3], weights[1],
+                        kind, lanes, valid, panel + tap_numbers[tap] * tap_bytes, counts, to,
+                        source + tap * weights.tap, steps, weights.lane, end,
                     )  # fmt: skip
             for lane in range(lanes):
                 value = 0.0
-                if bias[0] != 0 and lane < valid:
-                    place = bias[0] + g * bias[2] + lane * bias[3] + blocks[b, 0] * bias[4]
-                    value = load(kind, place)
-                store_value(panel + panel_bytes - 8 * WIDTH + 4 * lane, np.float32(value))
-
-
-@jit
-def put_lines(lanes: int, dst: int, dst_step: int, src: int, src_step: int, count: int) -> None:
-    """Copy `count` lines of `lanes` f32 (a multiple of 8)."""
-    done = 0
-    while lanes - done >= 16:
-        _copy2(dst + 4 * done, dst_step, src + 4 * done, src_step, count)
-        done += 16
-    if done < lanes:
-        _copy1(dst + 4 * done, dst_step, src + 4 * done, src_step, count)
+                if call.bias != 0 and lane < valid:
+                    place = bias.start + g * bias.group + lane * bias.lane + block.first * bias.dst_channel
+                    value = load(kind, call.bias + place)
+                store_value(panel + share.panel_bytes - 8 * WIDTH + 4 * lane, np.float32(value))
 
 
 @jit
 def _fill(lanes: int, to: int, line: int, counts: Vector, steps: Vector) -> None:
-    """Begin the sums of a box of pixels with a line of bias; `steps` as in dst."""
+    """Begin the sums of a box of pixels with a line of bias; `steps` are in bytes."""
     run, lines = counts[3], counts[2]
-    if steps[5] == run * steps[6]:
+    if steps[2] == run * steps[3]:
         run, lines = run * lines, 1
     for n in range(counts[0]):
         for d in range(counts[1]):
             for h in range(lines):
-                put_lines(lanes, to + n * steps[3] + d * steps[4] + h * steps[5], steps[6], line, 0, run)
+                put_lines(lanes, to + n * steps[0] + d * steps[1] + h * steps[2], steps[3], line, 0, run)
 
 
 @jit
-def _put(kind: int, to: int, source: int, count: int) -> None:
-    """Store adjacent sums as adjacent values, rounded once."""
-    if kind == F32:
-        _put_f32(to, source, count)
-    elif kind == F16:
-        _put_f16(to, source, count)
-    else:
-        _put_bf16(to, source, count)
-
-
-@jit
-def write(kind: int, acc: int, lanes: int, valid: int, counts: Vector, to: int, dst: Vector, spare: int) -> None:
-    """Write a dense box of sums [n][d][h][w][lanes] to dst; `spare` has room for 64 f32."""
+def write(
+    kind: int, acc: int, lanes: int, valid: int, counts: Vector, to: int, steps: Vector, lane_step: int, spare: int
+) -> None:
+    """Write a dense box of sums [n][d][h][w][lanes] to dst, with byte steps there; `spare` has room for 64 f32."""
     size = 4 if kind == F32 else 2
     run, lines, planes = counts[3], counts[2], counts[1]
-    if dst[5] == run * dst[6]:
+    if steps[2] == run * steps[3]:
         run, lines = run * lines, 1
-        if dst[4] == run * dst[6]:
+        if steps[1] == run * steps[3]:
             run, planes = run * planes, 1
     for n in range(counts[0]):
         for d in range(planes):
             for h in range(lines):
                 source = acc + ((n * planes + d) * lines + h) * run * 4 * lanes
-                place = to + n * dst[3] + d * dst[4] + h * dst[5]
-                if dst[7] == size and kind == F32 and valid % 8 == 0:
-                    put_lines(valid, place, dst[6], source, 4 * lanes, run)
+                place = to + n * steps[0] + d * steps[1] + h * steps[2]
+                if lane_step == size and kind == F32 and valid % 8 == 0:
+                    put_lines(valid, place, steps[3], source, 4 * lanes, run)
                     continue
                 start = 0
-                while dst[7] != size and dst[6] == size and run >= 8 and start < run:
+                while lane_step != size and steps[3] == size and run >= 8 and start < run:
                     start = min(start, run - 8)  # a last block that is not full starts earlier
                     target, origin = place + size * start, source + 4 * start * lanes
                     whole = valid // 8 * 8 if kind == F32 else 0
                     if whole > 0:
-                        _transpose(target, dst[7], origin, whole // 8, 4 * lanes, 7)
+                        _transpose(target, lane_step, origin, whole // 8, 4 * lanes, 7)
                     for first in range(whole, valid, 8):
                         _transpose(spare, 32, origin + 4 * first, 1, 4 * lanes, 7)
                         for lane in range(first, min(first + 8, valid)):
-                            _put(kind, target + lane * dst[7], spare + 32 * (lane - first), 8)
+                            put(kind, target + lane * lane_step, spare + 32 * (lane - first), 8)
                     start += 8
                 # what is left goes in the longest runs that lie together on both sides
                 pixels, values, count = run - start, valid, 1
-                if dst[7] == size:
+                if lane_step == size:
                     values, count = 1, valid
-                    if valid == lanes and dst[6] == valid * size:
+                    if valid == lanes and steps[3] == valid * size:
                         pixels, count = 1, run * valid
                 for p in range(pixels):
                     for lane in range(values):
-                        _put(kind, place + p * dst[6] + lane * dst[7], source + 4 * (p * lanes + lane), count)
+                        put(kind, place + p * steps[3] + lane * lane_step, source + 4 * (p * lanes + lane), count)
 
 
 @jit
-def _clip(classes: Table, low: int, high: int, stride: int, live: Table) -> int:
+def _clip(classes: Rows[Class], low: int, high: int, stride: int, live: Rows[Class]) -> int:
     """Keep what the dst positions ``low..high`` have of each class, counted from `low`; give the number of classes."""
     count = 0
     for i in range(classes.shape[0]):
-        first = max(0, (low - classes[i, 2] + stride - 1) // stride)
-        last = min(classes[i, 3], (high - classes[i, 2] + stride - 1) // stride)
+        whole = classes[i]
+        first = max(0, (low - whole.dst + stride - 1) // stride)
+        last = min(whole.count, (high - whole.dst + stride - 1) // stride)
         if first < last:
-            live[count, 0], live[count, 1], live[count, 5] = classes[i, 0], classes[i, 1], classes[i, 5]
-            live[count, 2], live[count, 3] = classes[i, 2] + first * stride - low, last - first
-            live[count, 4] = classes[i, 4] + first
+            part = live[count]
+            part.first, part.taps, part.fills = whole.first, whole.taps, whole.fills
+            part.dst, part.count, part.src = whole.dst + first * stride - low, last - first, whole.src + first
             count += 1
     return count
 
 
 @jit
-def _pixels(live: Table, count: int) -> int:
+def _pixels(live: Rows[Class], count: int) -> int:
     """Count the dst positions of some classes."""
     total = 0
     for i in range(count):
-        total += live[i, 3]
+        total += live[i].count
     return total
 
 
 @jit
-def _reach(live: Table, first: int, last: int, tap_step: int, axis: int, box: Vector) -> None:
-    """Note in `box` the src positions of an axis that some classes meet."""
-    low, high = live[first, 4], live[first, 4]
+def _reach(live: Rows[Class], first: int, last: int, src_step: int, axis: int, reach: Region) -> None:
+    """Note the src positions of an axis that some classes meet."""
+    low, high = live[first].src, live[first].src
     for i in range(first, last):
-        low = min(low, live[i, 4])
-        high = max(high, live[i, 4] + live[i, 3] + (live[i, 1] - 1) * tap_step)
-    box[axis], box[4 + axis] = low, high - low
+        one = live[i]
+        low = min(low, one.src)
+        high = max(high, one.src + one.count + (one.taps - 1) * src_step)
+    reach.first[axis], reach.sizes[axis] = low, high - low
 
 
 @jit
-def bring_source(
-    kind: int, lanewise: bool, left: int, packed: bool, channels: int, src: Vector, box: Vector, steps: Vector,
-    scratch: int,
-) -> int:  # fmt: skip
-    """Bring a box of one group's src to where tiles read it; give the address of position 0 and its byte steps.
+def bring_source(shape: Shape, left: int, data: Data, source: int, end: int, work: Work, scratch: int) -> int:
+    """Bring the src in reach to where tiles read it, from `source` on; give the address of position 0 there.
 
-    `box` has the first positions (n, d, h, w) and their numbers; `steps` are for (n, d, h, w, channel).
+    `source` is that of position 0 in src, which ends at `end`; `left` groups exist where lanes are groups.
     """
-    if not packed:
+    steps, first, sizes, channels = work.src, work.reach.first, work.reach.sizes, shape.channels
+    if not shape.packed:
         for axis in range(4):
-            steps[axis] = src[3 + axis]
-        steps[4] = src[8]
-        return src[0]  # type: ignore[no-any-return]
-    lanes = WIDTH if lanewise else channels if channels < 8 else (channels + 7) // 8 * 8
-    steps[3], steps[4] = 4 * lanes * (channels if lanewise else 1), 4 * lanes if lanewise else 4
-    source, start = src[0], scratch
+            steps[axis] = data.strides[axis]
+        work.channel = data.channel
+        return source
+    lanes = WIDTH if shape.lanewise else channels if channels < 8 else (channels + 7) // 8 * 8
+    steps[3] = 4 * lanes * (channels if shape.lanewise else 1)
+    work.channel = 4 * lanes if shape.lanewise else 4
+    start = scratch
     for axis in range(3, -1, -1):
         if axis < 3:
-            steps[axis] = steps[axis + 1] * box[5 + axis]
-        source += box[axis] * src[3 + axis]
-        start -= box[axis] * steps[axis]
-    for c in range(channels if lanewise else 1):
-        valid = min(WIDTH, left) if lanewise else channels
-        place = source + c * src[8]
-        pack_panel(kind, lanes, valid, scratch + 4 * lanes * c, box[4:], steps, place, src[3:7], src[7], src[1])
+            steps[axis] = steps[axis + 1] * sizes[axis + 1]
+        source += first[axis] * data.strides[axis]
+        start -= first[axis] * steps[axis]
+    for c in range(channels if shape.lanewise else 1):
+        valid = min(WIDTH, left) if shape.lanewise else channels
+        pack_panel(
+            shape.kind, lanes, valid, scratch + 4 * lanes * c, sizes[:], steps[:], source + c * data.channel,
+            data.strides[:], data.lane, end,
+        )  # fmt: skip
     return start
 
 
 @jit
-def _collect(box: Vector, at: Vector, count: int, offsets: Vector, places: Vector) -> None:
-    """List the byte offsets of the next `count` pixels of a box, in src and in the accumulators; `at` goes along."""
+def _collect(work: Work, count: int) -> None:
+    """List the next `count` pixels."""
+    counts, src, sums, at = work.counts, work.src, work.sums, work.at
+    offsets, places = work.offsets, work.places
     for m in range(count):
-        offsets[m] = at[0] * box[4] + at[1] * box[5] + at[2] * box[6] + at[3] * box[7]
-        places[m] = at[0] * box[8] + at[1] * box[9] + at[2] * box[10] + at[3] * box[11]
+        offsets[m] = at[0] * src[0] + at[1] * src[1] + at[2] * src[2] + at[3] * src[3]
+        places[m] = at[0] * sums[0] + at[1] * sums[1] + at[2] * sums[2] + at[3] * sums[3]
         at[3] += 1
         for axis in range(3, 0, -1):
-            if at[axis] < box[axis]:
+            if at[axis] < counts[axis]:
                 break
             at[axis] = 0
             at[axis - 1] += 1
 
 
 @jit
-def _sum(
-    table: Vector, limit: int, line: int, by_line: bool, box: Vector, walk: Vector, panel: int, src: int, acc: int,
-    at: Vector, offsets: Vector, places: Vector, few: int,
-) -> None:  # fmt: skip
-    """Sum the pixels of one class into their accumulator lines, with one tile's worth of them in each call.
+def _begin(work: Work) -> int:
+    """Let the first pixel be the next one to be listed; give the number of them."""
+    total, counts, at = 1, work.counts, work.at
+    for axis in range(4):
+        at[axis] = 0
+        total *= counts[axis]
+    return total
 
-    `box` has the numbers of pixels (n, d, h, w), then their byte steps in src, then in the accumulators.
-    """
+
+@jit
+def _sum(
+    table: Vector, limit: int, line: int, by_line: bool, work: Work, panel: int, src: int, acc: int, few: int
+) -> None:
+    """Sum the pixels of one class into their accumulator lines, with one tile's worth of them in each call."""
+    walk, offsets, places = work.walk, work.offsets, work.places
+    counts, steps, sums = work.counts, work.src, work.sums
     if by_line:
-        pieces = (box[3] + limit - 1) // limit
-        rows, more = box[3] // pieces, box[3] % pieces
-        walk[9] = box[11] // line
+        pieces = (counts[3] + limit - 1) // limit
+        rows, more = counts[3] // pieces, counts[3] % pieces
+        walk.acc_step = sums[3] // line
         for m in range(limit):
-            offsets[m] = m * box[7]
-        for n in range(box[0]):
-            for d in range(box[1]):
-                for h in range(box[2]):
-                    source = src + n * box[4] + d * box[5] + h * box[6]
-                    sums = acc + n * box[8] + d * box[9] + h * box[10]
+            offsets[m] = m * steps[3]
+        for n in range(counts[0]):
+            for d in range(counts[1]):
+                for h in range(counts[2]):
+                    origin = src + n * steps[0] + d * steps[1] + h * steps[2]
+                    to = acc + n * sums[0] + d * sums[1] + h * sums[2]
                     for piece in range(pieces):
                         tall = rows + (1 if piece < more else 0)
-                        call_tile(table[tall], walk.ctypes.data, panel, source, offsets.ctypes.data, sums)
-                        source += tall * box[7]
-                        sums += tall * box[11]
+                        call_tile(table[tall], address_of(walk), panel, origin, address_of(offsets), to)
+                        origin += tall * steps[3]
+                        to += tall * sums[3]
         return
-    total = box[0] * box[1] * box[2] * box[3]
+    total = _begin(work)
     pieces = (total + limit - 1) // limit
     rows, more = total // pieces, total % pieces
-    walk[9] = 1
-    at[0], at[1], at[2], at[3] = 0, 0, 0, 0
+    walk.acc_step = 1
     for piece in range(pieces):
         tall = rows + (1 if piece < more else 0)
-        _collect(box, at, tall, offsets, places)
+        _collect(work, tall)
         fill_zero(few, tall * line)
-        call_tile(table[tall], walk.ctypes.data, panel, src, offsets.ctypes.data, few)
+        call_tile(table[tall], address_of(walk), panel, src, address_of(offsets), few)
         for m in range(tall):
             add_run(acc + places[m], few + m * line, line // 4)
 
 
 @jit
-def _sum_groups(
-    box: Vector, walk: Vector, panel: int, bias: int, src: int, dst: int, groups: int, panel_bytes: int, at: Vector,
-    offsets: Vector, places: Vector,
-) -> None:  # fmt: skip
-    """Sum the pixels of one class for all groups of lanes, straight into dst; `box` as in `_sum`."""
-    left = box[0] * box[1] * box[2] * box[3]
-    at[0], at[1], at[2], at[3] = 0, 0, 0, 0
+def _sum_groups(work: Work, panel: int, bias: int, src: int, dst: int, groups: int, panel_bytes: int) -> None:
+    """Sum the pixels of one class for all groups of lanes, straight into dst."""
+    left, offsets, places = _begin(work), work.offsets, work.places
     while left > 0:
         some = min(left, LANE_PIXELS)
-        _collect(box, at, some, offsets, places)
+        _collect(work, some)
         for m in range(some, LANE_PIXELS):  # too few pixels: the last one is done again
             offsets[m], places[m] = offsets[some - 1], places[some - 1]
         _lane_sums(
-            walk.ctypes.data, panel, bias, src, dst, offsets.ctypes.data, places.ctypes.data, groups, panel_bytes
+            address_of(work.walk), panel, bias, src, dst, address_of(offsets), address_of(places), groups, panel_bytes
         )  # fmt: skip
         left -= some
 
 
 @jit
-def _walk(shape: Vector, planes: int, lines: int, columns: int, steps: Vector, walk: Vector) -> int:
+def _walk(shape: Shape, planes: int, lines: int, columns: int, work: Work) -> int:
     """Lay out the walk over a class's taps and channels (see `kernels.emit.register_tiles.fma_tile`); give the number
     of calls.
 
     Where the pixels of a line of taps follow each other, they and their channels are one run, and one call has all
     planes of the kernel; else each has one.
     """
-    channels = shape[0]
-    column, line = shape[6] * channels, shape[5] * shape[3] * channels
+    channels, taps, steps = shape.channels, shape.tap_steps, shape.src_steps
+    panel, scalars, counts, src = work.walk.panel, work.walk.scalars, work.walk.counts, work.src
+    column, line = taps[2] * channels, taps[1] * shape.kernel[2] * channels
     if channels == 1:
-        walk[2], walk[5], walk[8] = column, shape[9] * steps[3], columns
-    elif columns == 1 or (shape[6] == 1 and shape[9] * steps[3] == channels * steps[4]):
-        walk[2], walk[5], walk[8] = 1, steps[4], columns * channels
+        panel[2], scalars[2], counts[2] = column, steps[2] * src[3], columns
+    elif columns == 1 or (taps[2] == 1 and steps[2] * src[3] == channels * work.channel):
+        panel[2], scalars[2], counts[2] = 1, work.channel, columns * channels
     else:
-        walk[2], walk[5], walk[8] = 1, steps[4], channels
-        walk[1], walk[4], walk[7] = column, shape[9] * steps[3], columns
-        walk[0], walk[3], walk[6] = line, shape[8] * steps[2], lines
+        panel[2], scalars[2], counts[2] = 1, work.channel, channels
+        panel[1], scalars[1], counts[1] = column, steps[2] * src[3], columns
+        panel[0], scalars[0], counts[0] = line, steps[1] * src[2], lines
         return planes
-    walk[1], walk[4], walk[7] = line, shape[8] * steps[2], lines
-    walk[0], walk[3], walk[6] = shape[4] * shape[2] * shape[3] * channels, shape[7] * steps[1], planes
+    panel[1], scalars[1], counts[1] = line, steps[1] * src[2], lines
+    panel[0], scalars[0], counts[0] = _plane(shape), steps[0] * src[1], planes
     return 1
 
 
 @jit
-def gather(
-    table: Table, limits: Vector, kind: int, lanewise: bool, left: int, first: int, last: int, grid: Vector,
-    shape: Vector, planes: Table, lines: Table, columns: Table, blocks: Table, groups: int, panels: int,
-    panel_bytes: int, packed: bool, apart: bool, together: bool, src: Vector, dst: Vector, scratch: int, acc: int,
-) -> None:  # fmt: skip
-    """Compute bands ``first..last`` of the grid for some groups (or groups of lanes, of which `left` exist).
+def _plane(shape: Shape) -> int:
+    """Give the lines of weights from a class's tap to that of the next plane."""
+    plane: int = shape.tap_steps[0] * shape.kernel[1] * shape.kernel[2] * shape.channels
+    return plane
 
-    `scratch` holds the packed src of a band, `acc` its sums [n][d][h][w][lanes] for one block. With `apart` src is
-    packed class by class: where taps reach far, all that they meet would be too much. With `together` groups of lanes
-    are done together, straight in dst: pixels and groups then lie as they are read and written.
+
+@jit
+def gather(
+    table: Table, shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], planes: Rows[Class],
+    lines: Rows[Class], columns: Rows[Class], blocks: Rows[Lanes], first: int, last: int,
+) -> None:  # fmt: skip
+    """Compute bands ``first..last`` of the grid for the groups of a pass.
+
+    The call's `source` holds the packed src of a band, its `sums` those of a band [n][d][h][w][lanes] for one block.
     """
-    channels = shape[0]
-    live_d = np.empty((planes.shape[0], 6), np.int64)
-    live_h = np.empty((lines.shape[0], 6), np.int64)
-    live_w = np.empty((columns.shape[0], 6), np.int64)
-    band, counts, reach, steps = (
-        np.empty(8, np.int64),
-        np.empty(4, np.int64),
-        np.zeros(8, np.int64),
-        np.empty(5, np.int64),
-    )
-    box, walk, offsets, places = (
-        np.empty(12, np.int64),
-        np.ones(11, np.int64),
-        np.empty(9, np.int64),
-        np.empty(9, np.int64),
-    )
-    few, here, at = np.empty(9 * 2 * WIDTH + 64, np.float32), src.copy(), np.empty(4, np.int64)
-    dense = np.empty(7, np.int64)
-    walk[10] = SEGMENT_LOG
+    share, one, call = shares[0], passes[0], calls[0]
+    shape, grid, src, dst = share.shape, share.grid, one.src, one.dst
+    kind, lanewise, together, strides = shape.kind, shape.lanewise, share.together, dst.strides
+    groups, panel_bytes = one.groups, share.panel_bytes
+    live_d, live_h = np.empty(planes.shape[0], CLASS), np.empty(lines.shape[0], CLASS)
+    live_w = np.empty(columns.shape[0], CLASS)
+    band, counts, ways = np.empty(4, np.int64), np.empty(4, np.int64), np.empty(4, np.int64)
+    few, works = np.empty(9 * 2 * WIDTH + 64, np.float32), np.empty(1, WORK)
+    work = works[0]  # in the loops the table is named too: that keeps it
+    work.walk.segment = SEGMENT_LOG
     for item in range(first, last):
-        rest, base = item, dst[0]
+        rest, base = item, call.dst + dst.start
         for axis in range(3, -1, -1):
-            low, high, step = grid[3 * axis], grid[3 * axis + 1], grid[3 * axis + 2]
+            low, high, step = grid.low[axis], grid.high[axis], grid.step[axis]
             parts = (high - low + step - 1) // step
             low += rest % parts * step
             rest //= parts
             band[axis], counts[axis] = low, min(high, low + step) - low
-            base += low * dst[3 + axis]
-        nd = _clip(planes, band[1], band[1] + counts[1], shape[10], live_d)
-        nh = _clip(lines, band[2], band[2] + counts[2], shape[11], live_h)
-        nw = _clip(columns, band[3], band[3] + counts[3], shape[12], live_w)
-        reach[0], reach[4] = band[0], counts[0]
+            base += low * strides[axis]
+        nd = _clip(planes, band[1], band[1] + counts[1], shape.strides[0], live_d)
+        nh = _clip(lines, band[2], band[2] + counts[2], shape.strides[1], live_h)
+        nw = _clip(columns, band[3], band[3] + counts[3], shape.strides[2], live_w)
+        work.reach.first[0], work.reach.sizes[0] = band[0], counts[0]
         covered = _pixels(live_d, nd) * _pixels(live_h, nh) * _pixels(live_w, nw) == counts[1] * counts[2] * counts[3]
         for g in range(1 if together else groups):
-            here[0] = src[0] + g * src[2]
             start, brought = 0, False
             for b in range(blocks.shape[0]):
-                tile = LANEWISE if lanewise else blocks[b, 2]
-                limit, lanes = limits[tile], WIDTH * blocks[b, 2]
-                line, panel = 4 * lanes, panels + (g * blocks.shape[0] + b) * panel_bytes
-                valid = min(blocks[b, 1], left - g * WIDTH) if lanewise else blocks[b, 1]
-                place = base + g * dst[2] + blocks[b, 0] * dst[8]
-                direct = kind == F32 and dst[7] == 4 and valid == lanes and dst[6] % line == 0
-                sums = place if direct else acc
-                ways = dst if direct else dense
-                dense[6] = line
-                for axis in range(5, 2, -1):
-                    dense[axis] = dense[axis + 1] * counts[axis - 2]
+                block = blocks[b]
+                tile = LANEWISE if lanewise else block.vectors
+                limit, lanes = share.limits[tile], WIDTH * block.vectors
+                line, panel = 4 * lanes, call.panels + (g * blocks.shape[0] + b) * panel_bytes
+                valid = min(block.valid, one.left - g * WIDTH) if lanewise else block.valid
+                place = base + g * dst.group + block.first * dst.channel
+                direct = kind == F32 and dst.lane == 4 and valid == lanes and strides[3] % line == 0
+                sums = place if direct else call.sums
+                ways[3] = strides[3] if direct else line
+                for axis in range(2, -1, -1):
+                    ways[axis] = strides[axis] if direct else ways[axis + 1] * counts[axis + 1]
                 bias = panel + panel_bytes - 8 * WIDTH
                 for i in range(groups if together else 1):
                     if not (together and covered):
                         _fill(lanes, sums + i * line, bias + i * panel_bytes, counts, ways)
+                work.sums[0] = ways[0]
                 for axis in range(3):
-                    box[9 + axis] = ways[4 + axis] * shape[10 + axis]
-                box[8] = ways[3]
+                    work.sums[1 + axis] = ways[1 + axis] * shape.strides[axis]
                 for i in range(nd):
                     for j in range(nh):
                         for k in range(nw):
-                            if apart or not brought:
-                                _reach(live_d, i if apart else 0, i + 1 if apart else nd, shape[7], 1, reach)
-                                _reach(live_h, j if apart else 0, j + 1 if apart else nh, shape[8], 2, reach)
-                                _reach(live_w, k if apart else 0, k + 1 if apart else nw, shape[9], 3, reach)
+                            d, h, w = live_d[i], live_h[j], live_w[k]
+                            if share.apart or not brought:
+                                apart, reach, far = share.apart, works[0].reach, shape.src_steps
+                                _reach(live_d, i if apart else 0, i + 1 if apart else nd, far[0], 1, reach)
+                                _reach(live_h, j if apart else 0, j + 1 if apart else nh, far[1], 2, reach)
+                                _reach(live_w, k if apart else 0, k + 1 if apart else nw, far[2], 3, reach)
                                 start = bring_source(
-                                    kind, lanewise, left - g * WIDTH, packed, channels, here, reach, steps, scratch
+                                    shape, one.left - g * WIDTH, src, call.src + src.start + g * src.group,
+                                    call.src + src.nbytes, works[0], call.source,
                                 )  # fmt: skip
                                 brought = True
-                            number = (live_d[i, 0] * shape[2] + live_h[j, 0]) * shape[3] + live_w[k, 0]
-                            source = (
-                                start + band[0] * steps[0] + live_d[i, 4] * steps[1] + live_h[j, 4] * steps[2]
-                                + live_w[k, 4] * steps[3]
-                            )  # fmt: skip
-                            box[0], box[1], box[2], box[3] = counts[0], live_d[i, 3], live_h[j, 3], live_w[k, 3]
-                            box[4], box[5], box[6], box[7] = steps[0], steps[1], steps[2], steps[3]
-                            begin = (
-                                sums + live_d[i, 2] * ways[4] + live_h[j, 2] * ways[5]
-                                + live_w[k, 2] * ways[6]
-                            )  # fmt: skip
-                            first_line = panel + number * channels * line
-                            calls = _walk(shape, live_d[i, 1], live_h[j, 1], live_w[k, 1], steps, walk)
+                            number = (d.first * shape.kernel[1] + h.first) * shape.kernel[2] + w.first
+                            steps = work.src
+                            source = start + band[0] * steps[0] + d.src * steps[1] + h.src * steps[2] + w.src * steps[3]
+                            work.counts[0], work.counts[1] = counts[0], d.count
+                            work.counts[2], work.counts[3] = h.count, w.count
+                            begin = sums + d.dst * ways[1] + h.dst * ways[2] + w.dst * ways[3]
+                            first_line = panel + number * shape.channels * line
+                            walks = _walk(shape, d.taps, h.taps, w.taps, works[0])
                             if together:
-                                _sum_groups(
-                                    box, walk, first_line, bias, source, begin, groups, panel_bytes, at, offsets, places
-                                )  # fmt: skip
+                                _sum_groups(works[0], first_line, bias, source, begin, groups, panel_bytes)
                                 continue
-                            for _ in range(calls):
+                            for _ in range(walks):
                                 _sum(
-                                    table[tile], limit, line, live_w[k, 5] == 1, box, walk, first_line, source, begin,
-                                    at, offsets, places, few.ctypes.data,
+                                    table[tile], limit, line, w.fills, works[0], first_line, source, begin,
+                                    few.ctypes.data,
                                 )  # fmt: skip
-                                first_line += shape[4] * shape[2] * shape[3] * channels * line
-                                source += shape[7] * steps[1]
+                                first_line += _plane(shape) * line
+                                source += shape.src_steps[0] * steps[1]
                 if not direct:
-                    write(kind, acc, lanes, valid, counts, place, dst, few.ctypes.data + 9 * 8 * WIDTH)
+                    spare = few.ctypes.data + 9 * 8 * WIDTH
+                    write(kind, sums, lanes, valid, counts, place, strides[:], dst.lane, spare)

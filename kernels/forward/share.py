@@ -5,25 +5,28 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from math import ceil, prod
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from kernels.arena import arena
+from kernels.arena import address, arena_address
+from kernels.emit.compiler import Record, Records, row_of, values_of
 from kernels.emit.intrinsics import SEGMENT
 from kernels.emit.tile_table import LANE_ROWS, tile_table
 from kernels.forward.classes import Ints, Only, class_tables, tap_numbers, tap_runs, tap_steps
 from kernels.forward.gather import gather, pack_weights
+from kernels.forward.records import Bias, Call, Data, Filter, GatherShare, Lanes, Pass, ScatterShare, Shape, Window
 from kernels.forward.scatter import pack_columns, scatter
 from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.target import target
 
-__all__ = ["LANES", "STEP_MACS", "WEIGHTS_BYTES", "Share", "Way", "place", "share"]
+__all__ = ["LANES", "STEP_MACS", "WEIGHTS_BYTES", "Share", "Way", "share"]
 
 Way = Literal["gather", "lanes", "scatter"]
 Span = tuple[int, int]
+Row = tuple[Any, ...]
 
 STEP_MACS = 100_000_000
 """Work between two looks at whether to stop."""
@@ -66,24 +69,76 @@ class Share(ABC):
         each = WIDTH if self.lanewise else 1
         self.groups_left = dims.groups - self.g0 * each
 
-        def operand(group: int, *rest: int) -> Ints:
-            return wrapped([size * step for step in (self.g0 * each * group, 0, each * group, *rest)])
+        def steps(group: int, *others: int) -> list[int]:
+            """Give bytes: to the first group, to the next one, and others."""
+            some: list[int] = wrapped(size * step for step in (self.g0 * each * group, each * group, *others)).tolist()
+            return some
 
-        def data(channels: int, inside: int, spatial: tuple[int, int, int]) -> Ints:
-            *steps, channel = _steps(problem.data_format, channels, spatial)
-            return operand(inside * channel, *steps, inside * channel if self.lanewise else channel, channel)
+        def data(shape: Sequence[int], channels: int, inside: int, spatial: tuple[int, int, int]) -> Row:
+            *others, channel = _steps(problem.data_format, channels, spatial)
+            lane = inside * channel if self.lanewise else channel
+            start, group, *strides, lane, channel = steps(inside * channel, *others, lane, channel)
+            return values_of(
+                Data, start=start, nbytes=size * prod(shape), group=group, strides=strides, lane=lane, channel=channel
+            )
 
         group, wide, narrow, tap = problem.weights_strides
         out = dims.wide_channels
-        self.weights = operand(group, group if self.lanewise else wide, wide, narrow, tap)
-        self.bias = operand(out, out if self.lanewise else 1, 1)
-        self.src = data(problem.src_channels, dims.narrow_channels, dims.narrow)
-        self.dst = data(problem.dst_channels, out, dims.wide)
-        self.near = bool(self.src[8] == size)  # a pixel's channels follow each other
+        self.src = data(problem.src_shape, problem.src_channels, dims.narrow_channels, dims.narrow)
+        self.dst = data(problem.output_shape, problem.dst_channels, out, dims.wide)
+        names = ("start", "group", "lane", "dst_channel", "src_channel", "tap")
+        some = steps(group, group if self.lanewise else wide, wide, narrow, tap)
+        nbytes = size * prod(problem.weights_shape)
+        self.weights = values_of(Filter, nbytes=nbytes, **dict(zip(names, some, strict=True)))
+        some = steps(out, out if self.lanewise else 1, 1)
+        self.bias = values_of(Bias, **dict(zip(names[:4], some, strict=True)))
+        self.near = bool(self.src[-1] == size)  # a pixel's channels follow each other
 
-    def shape(self, tap_step: Sequence[int], src_step: Sequence[int]) -> Ints:
-        """Give the numbers that `kernels.forward.gather` calls shape."""
-        return np.array([self.dims.narrow_channels, *self.dims.kernel, *tap_step, *src_step, *self.strides], np.int64)
+    def shape(self, tap_steps: Sequence[int], src_steps: Sequence[int], packed: bool) -> Row:
+        """Give the `Shape` of the share."""
+        return values_of(
+            Shape,
+            kind=self.kind,
+            channels=self.dims.narrow_channels,
+            kernel=self.dims.kernel,
+            tap_steps=tap_steps,
+            src_steps=src_steps,
+            strides=self.strides,
+            lanewise=self.lanewise,
+            packed=packed,
+        )
+
+    def passes(self, kind: type[Record], groups: Ints, /, **values: Any) -> Records:
+        """Give passes that begin at some groups; `values` are their other fields."""
+        operands = {"src": self.src, "weights": self.weights, "bias": self.bias, "dst": self.dst}
+        passes = np.empty(len(groups), kind.dtype)
+        for name, value in (operands | values).items():
+            passes[name] = value
+        for name in operands:
+            passes[name]["start"] += groups * passes[name]["group"]
+        return passes
+
+    def tile_passes(self, cuts: Sequence[Span]) -> list[Records]:
+        """Give the passes of some ranges of groups on register tiles, each a table by itself."""
+        firsts, ends = np.array(cuts, np.int64).T
+        passes = self.passes(Pass, firsts, groups=ends - firsts, left=self.groups_left - WIDTH * firsts)
+        return np.split(passes, len(passes))
+
+    def call(
+        self, inputs: Sequence[Storage], output: Storage, panels: int, source: int, sums: int, products: int = 0
+    ) -> Records:
+        """Give the addresses of a call: its tensors and scratch memory."""
+        return row_of(
+            Call,
+            src=address(inputs[0]),
+            weights=address(inputs[1]),
+            bias=address(inputs[2]) if len(inputs) > 2 else 0,
+            dst=address(output),
+            panels=panels,
+            source=source,
+            products=products,
+            sums=sums,
+        )
 
     @abstractmethod
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
@@ -101,35 +156,47 @@ class _Gather(Share):
         numbers = [tap_numbers(dims, axis, joined and axis == 2) for axis in range(3)]
         d, h, w = np.ix_(*numbers)
         self.numbers = ((d * dims.kernel[1] + h) * dims.kernel[2] + w).reshape(-1)
-        self.backwards = not joined
-        tap_step = [1 if joined and axis == 2 else step for axis, (step, _) in enumerate(steps)]
-        self.sizes = self.shape(tap_step, [step for _, step in steps])
-        self.limits = np.array([LANE_ROWS, target().rows[1], target().rows[2]], np.int64)
+        own_steps = [1 if joined and axis == 2 else step for axis, (step, _) in enumerate(steps)]
+        self.src_steps = [step for _, step in steps]
 
         line = 4 * channels * (WIDTH if self.lanewise else 1)
         whole = self.near and problem.dtype == "f32"
         if self.lanewise:
-            self.packed = not (whole and channels == 1 and dims.groups % WIDTH == 0)
+            packed = not (whole and channels == 1 and dims.groups % WIDTH == 0)
         else:
-            self.packed = not (whole and (dims.groups == 1 or channels >= FEW_CHANNELS))
+            packed = not (whole and (dims.groups == 1 or channels >= FEW_CHANNELS))
         self.panel = (len(self.numbers) * channels + 1) * LANES
         pixels = self._band_pixels(line, self.g1 - self.g0)
-        self.grid = self._grid(pixels, [self.spans[0], *self.spans[3:]])
+        spans = [self.spans[0], *self.spans[3:]]
+        grid = self._grid(pixels, spans)
         # the order of sums may not depend on how they are shared out
         every = self._grid(self._band_pixels(line, dims.groups), [(0, size) for size in (dims.n, *dims.wide)])
-        self.apart = self.packed and 4 * self._points(every, line) > SOURCE_BYTES
+        apart = packed and 4 * self._points(every, line) > SOURCE_BYTES
         tall = LANE_ROWS if self.lanewise else target().rows[1 if dims.wide_channels <= WIDTH else 2]
-        self.together = self.lanewise and not self.packed and dims.wide_channels == 1 and len(self.numbers) <= SEGMENT
-        only: Only | None = "taps" if self.apart else "classes" if self.together else None
+        together = self.lanewise and not packed and dims.wide_channels == 1 and len(self.numbers) <= SEGMENT
+        only: Only | None = "taps" if apart else "classes" if together else None
         self.tables = class_tables(dims, numbers, channels, tall, only)
-        points = pixels * (line // 4 + 8) if self.apart else self._points(self.grid, line)
-        self.source_floats = points if self.packed else 0
-        self.bands = prod(ceil((high - low) / step) for low, high, step in self.grid.reshape(4, 3).tolist())
-        self.passes = list(self._passes())
+        points = pixels * (line // 4 + 8) if apart else self._points(grid, line)
+        self.source_floats = points if packed else 0
+        self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(spans, grid, strict=True))
+        cuts = list(self._cuts())
+        blocks = [blocks for *_, blocks in cuts]
+        self.parts = list(zip(self.tile_passes([(g0, g1) for g0, g1, _ in cuts]), blocks, strict=True))
+        self.panels_floats = self.panel * max((g1 - g0) * len(blocks) for g0, g1, blocks in cuts)
+        self.share = row_of(
+            GatherShare,
+            shape=self.shape(own_steps, self.src_steps, packed),
+            grid=(*_window(spans), grid),
+            limits=[LANE_ROWS, target().rows[1], target().rows[2]],
+            panel_bytes=4 * self.panel,
+            backwards=not joined,
+            apart=apart,
+            together=together,
+        )
         units = (self.g1 - self.g0) * prod(high - low for low, high in (self.spans[0], *self.spans[2:]))
         whole_work = dims.groups * dims.n * dims.wide_channels * prod(dims.wide)
         macs = problem.macs * units * (WIDTH if self.lanewise else 1) // max(1, whole_work)
-        self.batch = max(1, STEP_MACS * self.bands * len(self.passes) // max(1, macs))
+        self.batch = max(1, STEP_MACS * self.bands * len(self.parts) // max(1, macs))
 
     def _band_pixels(self, line: int, groups: int) -> int:
         """Give the dst pixels of a band: their src should stay in L2 while all lanes read it, their sums too."""
@@ -140,32 +207,35 @@ class _Gather(Share):
         least = BAND_PIXELS if weights > BAND_BYTES else BAND_PIXELS // 8
         return min(max(least, pixels), SUMS_BYTES // (4 * LANES))
 
-    def _points(self, grid: Ints, line: int) -> int:
+    def _points(self, grid: Sequence[int], line: int) -> int:
         """Count the f32 of src that the taps of a band reach; packed lines are rounded up to whole vectors."""
-        reach = [int(grid[2])]
-        for axis, src_step in enumerate(self.sizes[7:10].tolist()):
-            span = int(grid[3 * axis + 5]) // self.strides[axis] + 1 + src_step * (self.dims.kernel[axis] - 1)
+        images, *steps = grid
+        reach = [images]
+        for axis, (step, src_step) in enumerate(zip(steps, self.src_steps, strict=True)):
+            span = step // self.strides[axis] + 1 + src_step * (self.dims.kernel[axis] - 1)
             reach.append(min(self.dims.narrow[axis], span))
         return prod(reach) * (line // 4 + 8)
 
-    def _grid(self, pixels: int, spans: Sequence[Span]) -> Ints:
+    def _grid(self, pixels: int, spans: Sequence[Span]) -> list[int]:
         """Cut the dst positions into bands: whole lines where they are short, several images where those are small."""
         grid: list[int] = []
         for low, high in reversed(spans):
             parts = ceil((high - low) / max(1, pixels))
             step = max(1, ceil((high - low) / max(1, parts)))
-            grid[:0] = low, high, step
+            grid.insert(0, step)
             pixels //= step
-        return np.array(grid, np.int64)
+        return grid
 
-    def _passes(self) -> Iterator[tuple[int, int, Ints]]:
+    def _cuts(self) -> Iterator[tuple[int, int, Records]]:
         """Cut the share so that the packed weights of a pass have room: first and last group, and blocks of lanes."""
         low, high = self.channels
         # with one band every weight is read once, and soon: let it be while it is in a cache
         limit = WEIGHTS_BYTES if self.bands > 1 else WEIGHTS_BYTES // 8
         firsts = np.arange(low, high, 1 if self.lanewise else LANES)
-        valid = np.full(len(firsts), WIDTH) if self.lanewise else np.minimum(LANES, high - firsts)
-        blocks = np.column_stack([firsts, valid, 1 + (valid > WIDTH)])
+        blocks = np.empty(len(firsts), Lanes.dtype)
+        blocks["first"] = firsts
+        blocks["valid"] = WIDTH if self.lanewise else np.minimum(LANES, high - firsts)
+        blocks["vectors"] = 1 + (blocks["valid"] > WIDTH)
         room = max(1, limit // (4 * self.panel))
         groups = max(1, room // max(1, len(blocks)))
         for g in range(0, self.g1 - self.g0, groups):
@@ -174,25 +244,20 @@ class _Gather(Share):
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
         """Compute pass by pass and band by band."""
-        most = max((g1 - g0) * len(blocks) for g0, g1, blocks in self.passes)
-        panels = arena("weights", most * self.panel).ctypes.data
-        scratch = arena("source", self.source_floats).ctypes.data
-        sums = arena("sums", SUMS_BYTES // 4).ctypes.data
-        for g0, g1, blocks in self.passes:
-            src, weights, bias, dst = place(self, inputs, output, g0)
-            left = self.groups_left - g0 * WIDTH
-            pack_weights(
-                self.kind, self.lanewise, g1 - g0, left, self.sizes, blocks, self.numbers, self.backwards, weights,
-                bias, panels, 4 * self.panel,
-            )  # fmt: skip
+        call = self.call(
+            inputs,
+            output,
+            panels=arena_address("weights", self.panels_floats),
+            source=arena_address("source", self.source_floats),
+            sums=arena_address("sums", SUMS_BYTES // 4),
+        )
+        for part, blocks in self.parts:
+            pack_weights(self.share, part, call, blocks, self.numbers)
             for band in range(0, self.bands, self.batch):
                 if stop():
                     return False
-                gather(
-                    tile_table(), self.limits, self.kind, self.lanewise, left, band,
-                    min(self.bands, band + self.batch), self.grid, self.sizes, *self.tables, blocks, g1 - g0, panels,
-                    4 * self.panel, self.packed, self.apart, self.together, src, dst, scratch, sums,
-                )  # fmt: skip
+                end = min(self.bands, band + self.batch)
+                gather(tile_table(), self.share, part, call, *self.tables, blocks, band, end)
         return True
 
 
@@ -204,54 +269,71 @@ class _Scatter(Share):
         dims, channels = self.dims, self.dims.narrow_channels
         d, h, w = (tap_runs(dims, axis, np.arange(dims.kernel[axis])) for axis in range(3))
         self.tables = d, h, w
-        self.sizes = self.shape((1, 1, 1), (0, 0, 0))
-        self.span = np.array([self.spans[0], *self.spans[3:]], np.int64).reshape(-1)
+        spans = [self.spans[0], *self.spans[3:]]
         reach: list[Span] = [self.spans[0]]
         for table, span, stride in zip(self.tables, self.spans[3:], self.strides, strict=True):
             reach.append(_reach(table, span, stride))
-        self.reach = np.array(reach, np.int64).reshape(-1)
-        self.packed = not (self.near and problem.dtype == "f32")
+        packed = not (self.near and problem.dtype == "f32")
         lanes = prod(dims.kernel) * dims.wide_channels
-        self.used = ceil(lanes / LANES)
-        self.line = 4 * LANES * (self.used + 1)
-        width = reach[3][1] - reach[3][0]
-        height, depth = max(1, reach[2][1] - reach[2][0]), max(1, reach[1][1] - reach[1][0])
+        used, limit = ceil(lanes / LANES), target().rows[2]
+        line = 4 * LANES * (used + 1)
+        depth, height, width = (max(least, high - low) for least, (low, high) in zip((1, 1, 0), reach[1:], strict=True))
         macs = max(1, width * lanes * channels)
         floats = max(1, width * (channels + 8))
-        self.lines = max(1, min(height, STEP_MACS // macs, SOURCE_BYTES // (4 * floats)))
-        self.source_floats = self.lines * floats if self.packed else 0
+        lines = max(1, min(height, STEP_MACS // macs, SOURCE_BYTES // (4 * floats)))
+        groups = self.g1 - self.g0
+        self.panels_floats = groups * channels * line // 4
+        self.source_floats = lines * floats if packed else 0
+        self.products_floats = limit * used * LANES
         self.sums_floats = prod(high - low for low, high in self.spans[3:]) * dims.wide_channels
-        self.items = (self.spans[0][1] - self.spans[0][0]) * (self.g1 - self.g0) * depth * ceil(height / self.lines)
-        self.batch = max(1, STEP_MACS // (macs * self.lines))
+        self.items = (self.spans[0][1] - self.spans[0][0]) * groups * depth * ceil(height / lines)
+        self.batch = max(1, STEP_MACS // (macs * lines))
+        (self.part,) = self.tile_passes([(0, groups)])
+        self.share = row_of(
+            ScatterShare,
+            shape=self.shape((1, 1, 1), (0, 0, 0), packed),
+            channels=dims.wide_channels,
+            wanted=_window(spans),
+            reach=_window(reach),
+            lines=lines,
+            limit=limit,
+            line_bytes=line,
+            dense=dims.dilations[2] == 1,
+        )
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
         """Compute some src lines after the other."""
-        out, groups, rows = self.dims.wide_channels, self.g1 - self.g0, target().rows[2]
-        panels = arena("weights", groups * self.dims.narrow_channels * self.line // 4).ctypes.data
-        scratch = arena("source", self.source_floats).ctypes.data
-        products = arena("products", rows * self.used * LANES).ctypes.data
-        sums = arena("sums", self.sums_floats).ctypes.data
-        src, weights, bias, dst = place(self, inputs, output, 0)
-        pack_columns(self.kind, groups, self.sizes, out, weights, panels, self.line)
+        call = self.call(
+            inputs,
+            output,
+            panels=arena_address("weights", self.panels_floats),
+            source=arena_address("source", self.source_floats),
+            products=arena_address("products", self.products_floats),
+            sums=arena_address("sums", self.sums_floats),
+        )
+        pack_columns(self.share, self.part, call)
         for item in range(0, self.items, self.batch):
             if stop():
                 return False
-            scatter(
-                tile_table()[2], rows, self.kind, item, min(self.items, item + self.batch), self.lines, self.span,
-                self.reach, self.sizes, *self.tables, self.dims.dilations[2] == 1, groups, out, bias, panels,
-                self.line, self.packed, src, dst, scratch, products, sums,
-            )  # fmt: skip
+            end = min(self.items, item + self.batch)
+            scatter(tile_table()[2], self.share, self.part, call, *self.tables, item, end)
         return True
 
 
-def _reach(table: Ints, span: Span, stride: int) -> Span:
+def _window(spans: Sequence[Span]) -> Row:
+    """Give the low and the high ends of spans."""
+    lows, highs = zip(*spans, strict=True)
+    return values_of(Window, low=lows, high=highs)
+
+
+def _reach(table: Records, span: Span, stride: int) -> Span:
     """Give the src positions of an axis that meet some of the dst positions of a span."""
-    first = np.maximum(0, -((table[:, 2] - span[0]) // stride))
-    last = np.minimum(table[:, 3], -((table[:, 2] - span[1]) // stride))
+    first = np.maximum(0, -((table["dst"] - span[0]) // stride))
+    last = np.minimum(table["count"], -((table["dst"] - span[1]) // stride))
     met = first < last
     if not met.any():
         return 0, 0
-    return int((table[:, 4] + first)[met].min()), int((table[:, 4] + last)[met].max())
+    return int((table["src"] + first)[met].min()), int((table["src"] + last)[met].max())
 
 
 def _steps(data_format: str, channels: int, spatial: tuple[int, int, int]) -> tuple[int, int, int, int, int]:
@@ -260,23 +342,6 @@ def _steps(data_format: str, channels: int, spatial: tuple[int, int, int]) -> tu
     if data_format == "NCX":
         return channels * d * h * w, h * w, w, 1, d * h * w
     return d * h * w * channels, h * w * channels, w * channels, channels, 1
-
-
-def place(share: Share, inputs: Sequence[Storage], output: Storage, first_group: int) -> list[Ints]:
-    """Give src, weights, bias and dst with the addresses of a call in them, counted from a group of the share."""
-    bias = inputs[2] if len(inputs) > 2 else None
-    placed = []
-    arrays = (inputs[0], inputs[1], bias, output)
-    for operand, array in zip((share.src, share.weights, share.bias, share.dst), arrays, strict=True):
-        place = operand.copy()
-        placed.append(place)
-        if array is None:
-            place[0] = 0
-            continue
-        address = array.ctypes.data
-        place[0] += address + first_group * place[2]
-        place[1] = address + array.nbytes
-    return placed
 
 
 def share(problem: ConvProblem, way: Way, part: Sequence[int]) -> Share:

@@ -10,16 +10,18 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numba
+import numpy as np
 from llvmlite import ir
 from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
-from kernels.emit.compiler import ENTRIES, Entry, Table, Vector, callback, jit
-from kernels.emit.intrinsics import fill_zero, transpose_panel
+from kernels.emit.compiler import ENTRIES, Entry, Record, Rows, Table, Vector, callback, jit, numbers
+from kernels.emit.intrinsics import address_of, fill_zero, transpose_panel
 from kernels.pack.halves import move16, pack_line, pack_line_pairs, transpose16
 from kernels.pack.split import SPLIT_BYTES, split_line, split_line_pairs, touch
 
-__all__ = ["PACK_BYTES", "call_turned", "pack_pairs", "pack_planes", "turned"]
+__all__ = ["PACK_BYTES", "PackedBox", "Packing", "call_packer", "pack_pairs", "pack_planes", "packer"]
 
 _typed_intrinsic: Any = intrinsic
 
@@ -42,40 +44,95 @@ _AHEAD = 256
 """Bytes that memory is asked for before they are needed, of each image."""
 
 
+class PackedBox(Record):
+    """A box of positions: the bytes from which on it lies in a channel and in a plane, and its `sizes`."""
+
+    source: int
+    place: int
+    sizes: Vector = numbers(4)
+
+
+class Packing(Record):
+    """Channels of a tensor, and the planes or panels of `pairs` that boxes of their positions are packed to.
+
+    `source` is the address of the first channel; `channel` leads to the next one, `strides` along (n, d, h, w), all in
+    bytes. From `target` on lie so many `planes` for each part of a value, each of `plane` bytes, in which `steps` lead
+    along (n, d, h, w). A panel of pairs has 16 channels and counts as a plane: its places and steps are those in a
+    channel's plane. With three `parts` the tensor is of f32, else its values are moved as they are, to the first part.
+    `scratch` is the address of `PACK_BYTES` bytes; `images` says that w is the images.
+    """
+
+    parts: int
+    channels: int
+    source: int
+    channel: int
+    strides: Vector = numbers(4)
+    target: int
+    planes: int
+    plane: int
+    steps: Vector = numbers(4)
+    scratch: int
+    pairs: bool
+    images: bool
+
+
+PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
+
+
 @jit
-def _holds(box: Vector, steps: Vector, place: int, run: int) -> bool:
+def _holds(box: PackedBox, steps: Vector, place: int, run: int) -> bool:
     """Say whether a box has a line of at least `run` positions at a place."""
-    offset = place - box[1]
-    if offset < 0 or box[5] < run:
+    offset, sizes = place - box.place, box.sizes
+    if offset < 0 or sizes[3] < run:
         return False
     n, d, h = offset // steps[0], offset % steps[0] // steps[1], offset % steps[0] % steps[1] // steps[2]
-    inside: bool = n < box[2] and d < box[3] and h < box[4]
+    inside: bool = n < sizes[0] and d < sizes[1] and h < sizes[2]
     return inside and bool(n * steps[0] + d * steps[1] + h * steps[2] == offset)
 
 
 @jit
-def _clear(boxes: Table, before: Table, steps: Vector, dst: int, count: int, plane: int, pairs: bool) -> None:
-    """Write zeros where `before` has lines and `boxes` has none, in `count` planes or panels of `plane` bytes.
+def _clear(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
+    """Write zeros where `before` has lines and `boxes` has none.
 
     With nothing `before`, everything becomes zero. Of panels whole pairs are cleared: what is packed now is so later.
     """
+    count, plane, steps = (3 if packing.parts == 3 else 1) * packing.planes, packing.plane, packing.steps
     if boxes.shape[0] != before.shape[0]:
-        fill_zero(dst, count * plane)
+        fill_zero(packing.target, count * plane)
         return
     for b in range(boxes.shape[0]):
-        was, now, same = before[b], boxes[b], True
-        for column in range(1, 6):
-            same &= was[column] == now[column]
-        for n in range(was[2] if was[5] > 0 and not same else 0):
-            for d in range(was[3]):
-                for h in range(was[4]):
-                    place = was[1] + n * steps[0] + d * steps[1] + h * steps[2]
-                    if not _holds(now, steps, place, was[5]):
-                        first, last = place, place + 2 * was[5]
-                        if pairs:
+        was, now = before[b], boxes[b]
+        same, sizes = was.place == now.place, was.sizes
+        for axis in range(4):
+            same &= sizes[axis] == now.sizes[axis]
+        run = sizes[3]
+        for n in range(sizes[0] if run > 0 and not same else 0):
+            for d in range(sizes[1]):
+                for h in range(sizes[2]):
+                    place = was.place + n * steps[0] + d * steps[1] + h * steps[2]
+                    if not _holds(now, steps[:], place, run):
+                        first, last = place, place + 2 * run
+                        if packing.pairs:
                             first, last = first // 4 * _PAIR, (last + 2) // 4 * _PAIR
                         for p in range(count):
-                            fill_zero(dst + p * plane + first, last - first)
+                            fill_zero(packing.target + p * plane + first, last - first)
+
+
+@jit
+def _pack_line(
+    packing: Packing, channels: int, to: int, place: int, src: int, pixel: int, channel: int, run: int, scratch: int
+) -> None:
+    """Pack one line of pixels of some channels to their planes from `to` on, at a place in them."""
+    plane, part = packing.plane, packing.planes * packing.plane
+    if packing.pairs:
+        if packing.parts == 3:
+            split_line_pairs(channels, to, plane, part, place // 2, src, pixel, channel, run, scratch)
+        else:
+            pack_line_pairs(channels, to, plane, place // 2, src, pixel, channel, run)
+    elif packing.parts == 3:
+        split_line(channels, to + place, plane, part, src, pixel, channel, run, scratch)
+    else:
+        pack_line(channels, to + place, plane, src, pixel, channel, run)
 
 
 @jit
@@ -112,140 +169,164 @@ def _turn(
 
 
 @jit
-def _turns(size: int, box: Vector, steps: Vector) -> int:
+def _turns(packing: Packing, box: PackedBox) -> int:
     """Say how many lines of a box are turned together, so that at least 8 values are adjacent; 0 if it should not be.
 
     It should where neither images nor channels are adjacent in memory, but the values between two wanted ones are few.
     """
-    values, width = box[3] * box[4], 1
-    if steps[3] == size or steps[4] == size or box[2] * values * box[5] == 0:
+    size, strides, sizes = 4 if packing.parts == 3 else 2, packing.strides, box.sizes
+    values, width = sizes[1] * sizes[2], 1
+    if strides[3] == size or packing.channel == size or sizes[0] * values * sizes[3] == 0:
         return 0
-    if box[4] > 1:
-        if steps[2] < size or steps[2] > MOST_STRIDE * size:
+    if sizes[2] > 1:
+        if strides[2] < size or strides[2] > MOST_STRIDE * size:
             return 0
-        width += (box[4] - 1) * (steps[2] // size)
+        width += (sizes[2] - 1) * (strides[2] // size)
     if width >= 8:
         return 1
-    if box[3] == 1 or steps[1] < size or steps[1] > 2 * MOST_STRIDE * size * box[4]:
+    if sizes[1] == 1 or strides[1] < size or strides[1] > 2 * MOST_STRIDE * size * sizes[2]:
         return 0
-    return int(box[3]) if (box[3] - 1) * (steps[1] // size) + width >= 8 else 0
+    return int(sizes[1]) if (sizes[1] - 1) * (strides[1] // size) + width >= 8 else 0
 
 
 @jit
-def _pack_turned(
-    parts: int, pairs: bool, channels: int, lines: int, box: Vector, src: int, steps: Vector, dst: int, plane: int,
-    part: int, dst_steps: Vector, scratch: int,
-) -> None:  # fmt: skip
-    """Pack a box, `lines` of it together, to planes or panels of `pairs`, `plane` bytes apart, their parts `part`."""
-    size = 4 if parts == 3 else 2
+def _pack_turned(packing: Packing, box: PackedBox, lines: int) -> None:
+    """Pack a box, `lines` of it together."""
+    pairs, strides, steps, sizes = packing.pairs, packing.strides, packing.steps, box.sizes
+    image, channel, size = strides[3], packing.channel, 4 if packing.parts == 3 else 2
     together, most = (16, 32 // size) if pairs else (1, _VALUES)
-    row, spare = size * TURNED, scratch + 16 * 32 * TURNED
-    across, down = steps[2] // size if box[4] > 1 else 1, steps[1] // size if lines > 1 else 0
-    span = (lines - 1) * down + (box[4] - 1) * across + 1
-    for first in range(0, channels, together):
-        some = min(together, channels - first)
-        panel = dst + first // together * plane
-        for line in range(0, box[2] * box[3], lines):
-            d, h = divmod(line, box[3])
-            start = src + first * steps[4] + d * steps[0] + h * steps[1]
-            to = box[1] + d * dst_steps[0] + h * dst_steps[1]
-            for image in range(0, box[5], TURNED):
-                images = min(TURNED, box[5] - image)
+    row, scratch = size * TURNED, packing.scratch
+    spare = scratch + 16 * 32 * TURNED
+    across, down = strides[2] // size if sizes[2] > 1 else 1, strides[1] // size if lines > 1 else 0
+    span = (lines - 1) * down + (sizes[2] - 1) * across + 1
+    for first in range(0, packing.channels, together):
+        some = min(together, packing.channels - first)
+        panel = packing.target + first // together * packing.plane
+        for line in range(0, sizes[0] * sizes[1], lines):
+            d, h = divmod(line, sizes[1])
+            start = packing.source + box.source + first * channel + d * strides[0] + h * strides[1]
+            to = box.place + d * steps[0] + h * steps[1]
+            for n in range(0, sizes[3], TURNED):
+                images, source = min(TURNED, sizes[3] - n), start + n * image
                 if size == 2 and not pairs and lines == 1 and across == 1:  # rows are where they belong at once
-                    place = panel + to + 2 * image
-                    _turn(size, 1, images, span, start + image * steps[3], steps[3], steps[4], place, 0, dst_steps[2])
+                    _turn(size, 1, images, span, source, image, channel, panel + to + 2 * n, 0, steps[2])
                     continue
                 for at in range(0, span, most):
                     begin = max(0, min(at, span - 8))
                     count = min(at + most, span) - begin
-                    _turn(
-                        size, some, images, count, start + image * steps[3] + size * begin, steps[3], steps[4], scratch,
-                        most * row, row,
-                    )  # fmt: skip
+                    _turn(size, some, images, count, source + size * begin, image, channel, scratch, most * row, row)
                     for k in range(lines):
                         left = begin - k * down
                         for w in range(
-                            max(0, (left + across - 1) // across), min(box[4], (left + count - 1) // across + 1)
+                            max(0, (left + across - 1) // across), min(sizes[2], (left + count - 1) // across + 1)
                         ):
+                            place = to + k * steps[1] + w * steps[2] + 2 * n
                             origin = scratch + (w * across - left) * row
-                            place = to + k * dst_steps[1] + w * dst_steps[2] + 2 * image
-                            if not pairs and parts == 3:
-                                split_line(1, panel + place, plane, part, origin, size, 0, images, spare)
-                            elif not pairs:
-                                pack_line(1, panel + place, plane, origin, size, 0, images)
-                            elif parts == 3:
-                                split_line_pairs(
-                                    some, panel, plane, part, place // 2, origin, size, most * row, images, spare
-                                )
-                            else:
-                                pack_line_pairs(some, panel, plane, place // 2, origin, size, most * row, images)
+                            _pack_line(packing, some, panel, place, origin, size, most * row, images, spare)
 
 
 @jit
-def _pack_all_turned(
-    parts: int, pairs: bool, channels: int, planes: int, boxes: Table, before: Table, src: int, src_steps: Vector,
-    dst: int, plane: int, dst_steps: Vector, scratch: int,
-) -> bool:  # fmt: skip
-    """Pack boxes whose last axis is the images as `pack_planes` or `pack_pairs` does, if they should be turned.
-
-    `scratch` holds `PACK_BYTES`.
-    """
-    size, count = 4 if parts == 3 else 2, (3 if parts == 3 else 1) * planes
+def _pack_all_turned(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> bool:
+    """Pack boxes whose last axis is the images as `pack_boxes` does, if they should be turned."""
     for b in range(boxes.shape[0]):
-        if boxes[b, 2] * boxes[b, 3] * boxes[b, 4] * boxes[b, 5] > 0 and _turns(size, boxes[b], src_steps) == 0:
+        sizes = boxes[b].sizes
+        if sizes[0] * sizes[1] * sizes[2] * sizes[3] > 0 and _turns(packing, boxes[b]) == 0:
             return False
-    _clear(boxes, before, dst_steps, dst, count, plane, pairs)
+    _clear(packing, boxes, before)
     for b in range(boxes.shape[0]):
-        lines = _turns(size, boxes[b], src_steps)
+        lines = _turns(packing, boxes[b])
         if lines > 0:
-            _pack_turned(
-                parts, pairs, channels, lines, boxes[b], src + boxes[b, 0], src_steps, dst, plane, planes * plane,
-                dst_steps, scratch,
-            )  # fmt: skip
+            _pack_turned(packing, boxes[b], lines)
     return True
 
 
-def _turned(
-    parts: Any, pairs: Any, channels: Any, planes: Any, boxes: Any, count: Any, before: Any, earlier: Any, src: Any,
-    src_steps: Any, dst: Any, plane: Any, dst_steps: Any, scratch: Any,
-) -> Any:  # fmt: skip
-    return _pack_all_turned(
-        parts, pairs != 0, channels, planes, carray(boxes, (count, 6)), carray(before, (earlier, 6)), src,
-        carray(src_steps, (5,)), dst, plane, carray(dst_steps, (4,)), scratch,
-    )  # fmt: skip
+@jit
+def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
+    """Pack boxes of positions of a tensor, zeros elsewhere; `before` are those that were packed there last, if any.
+
+    Where channels are adjacent, all of a line are packed before the next line, else all lines of a few channels.
+    """
+    if packing.images and _pack_all_turned(packing, boxes, before):
+        return
+    _clear(packing, boxes, before)
+    channels, channel, strides, steps = packing.channels, packing.channel, packing.strides, packing.steps
+    few = 16 if packing.pairs else 8
+    span = channels if channel == (4 if packing.parts == 3 else 2) else few
+    for first in range(0, channels, span):
+        some, plane = min(span, channels - first), first // 16 if packing.pairs else first
+        to = packing.target + plane * packing.plane
+        for b in range(boxes.shape[0]):
+            box = boxes[b]
+            start, sizes = packing.source + box.source + first * channel, box.sizes
+            run = sizes[3]
+            for n in range(sizes[0] if run > 0 else 0):
+                for d in range(sizes[1]):
+                    for h in range(sizes[2]):
+                        place = box.place + n * steps[0] + d * steps[1] + h * steps[2]
+                        line = start + n * strides[0] + d * strides[1] + h * strides[2]
+                        _pack_line(packing, some, to, place, line, strides[3], channel, run, packing.scratch)
 
 
-_POINTERS = 4, 6, 9, 12
+def _packer(packing: Any, boxes: Any, count: Any, before: Any, earlier: Any) -> None:
+    pack_boxes(carray(packing, 1)[0], carray(boxes, count), carray(before, earlier))
 
 
 @cache
-def turned() -> int:
-    """Give the address of what `call_turned` calls: as a callback it is compiled once, and not in all its callers."""
-    kinds = ["CPointer(int64)" if i in _POINTERS else "int64" for i in range(14)]
-    return int(callback(f"boolean({', '.join(kinds)})", _turned).address)
+def packer() -> int:
+    """Give the address of `pack_boxes` as a callback: that is compiled once, and not in all its callers."""
+    packing, box = (types.CPointer(numba.from_dtype(kind.dtype)) for kind in (Packing, PackedBox))
+    return int(callback(types.void(packing, box, types.int64, box, types.int64), _packer).address)
 
 
-ENTRIES.append(Entry("pack.pairs.turned", turned, _turned))
+ENTRIES.append(Entry("pack.pairs.packer", packer, _packer))
 
 
 @_typed_intrinsic
-def call_turned(
-    typingctx: Any, entry: Any, parts: Any, pairs: Any, channels: Any, planes: Any, boxes: Any, count: Any,
-    before: Any, earlier: Any, src: Any, src_steps: Any, dst: Any, plane: Any, dst_steps: Any, scratch: Any,
-) -> Any:  # fmt: skip
-    """Pack boxes whose last axis is the images, as `pack_planes` does or `pack_pairs`, if they should be turned.
-
-    `entry` is `turned`. Tables and steps go as addresses, tables with the number of their rows. `scratch` holds
-    `PACK_BYTES`. Gives 1 if it packed them, else 0.
-    """
+def _call_packer(typingctx: Any, entry: Any, packing: Any, boxes: Any, count: Any, before: Any, earlier: Any) -> Any:
+    """Call `packer` by its address; the other arguments are addresses, and numbers of boxes."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        long = ir.IntType(64)
-        kind = ir.FunctionType(ir.IntType(8), [long] * 14)
-        done = builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
-        return builder.zext(done, long)
+        kind = ir.FunctionType(ir.VoidType(), [ir.IntType(64)] * 5)
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+        return context.get_dummy_value()
 
-    return types.int64(*[types.int64] * 15), codegen
+    return types.void(*[types.int64] * 6), codegen
+
+
+@jit
+def call_packer(entry: int, packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
+    """Pack boxes by the `packer` at an address, as `pack_boxes` does."""
+    _call_packer(
+        entry, address_of(packing), boxes.ctypes.data, boxes.shape[0], before.ctypes.data, before.shape[0]
+    )  # fmt: skip
+
+
+@jit
+def _boxes(table: Table) -> Rows[PackedBox]:
+    """Give boxes that are rows of a table: source, place, sizes."""
+    boxes = np.empty(table.shape[0], PACKED_BOX)
+    for b in range(table.shape[0]):
+        box = boxes[b]
+        box.source, box.place = table[b, 0], table[b, 1]
+        for axis in range(4):
+            box.sizes[axis] = table[b, 2 + axis]
+    return boxes
+
+
+@jit
+def _pack_table(
+    pairs: bool, parts: int, channels: int, planes: int, table: Table, earlier: Table, src: int, src_steps: Vector,
+    dst: int, plane: int, dst_steps: Vector, scratch: int,
+) -> None:  # fmt: skip
+    """Pack boxes of a table; see `Packing` for the other arguments."""
+    packings, boxes, before = np.empty(1, PACKING), _boxes(table), _boxes(earlier)
+    packing = packings[0]
+    packing.parts, packing.channels, packing.source, packing.channel = parts, channels, src, src_steps[4]
+    packing.target, packing.planes, packing.plane, packing.scratch, packing.pairs = dst, planes, plane, scratch, pairs
+    for axis in range(4):
+        packing.strides[axis], packing.steps[axis] = src_steps[axis], dst_steps[axis]
+    packing.images = False
+    pack_boxes(packings[0], boxes, before)  # the row is read from its table: so the table is there until then
 
 
 @jit
@@ -253,26 +334,8 @@ def pack_pairs(
     parts: int, channels: int, blocks: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int,
     block: int, dst_steps: Vector, scratch: int,
 ) -> None:  # fmt: skip
-    """Pack boxes of positions of a tensor into `blocks` panels of `block` bytes, as `pack_planes` does planes."""
-    split = parts == 3
-    _clear(boxes, before, dst_steps, dst, (3 if split else 1) * blocks, block, True)
-    span = channels if src_steps[4] == (4 if split else 2) else 16
-    for first in range(0, channels, span):
-        for b in range(boxes.shape[0]):
-            box, some, to = boxes[b], min(span, channels - first), dst + first // 16 * block
-            start = src + first * src_steps[4] + box[0]
-            for n in range(box[2] if box[5] > 0 else 0):
-                for d in range(box[3]):
-                    for h in range(box[4]):
-                        position = (box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]) // 2
-                        line = start + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
-                        if split:
-                            split_line_pairs(
-                                some, to, block, blocks * block, position, line, src_steps[3], src_steps[4], box[5],
-                                scratch,
-                            )  # fmt: skip
-                        else:
-                            pack_line_pairs(some, to, block, position, line, src_steps[3], src_steps[4], box[5])
+    """Pack boxes to panels of pairs."""
+    _pack_table(True, parts, channels, blocks, boxes, before, src, src_steps, dst, block, dst_steps, scratch)
 
 
 @jit
@@ -280,29 +343,5 @@ def pack_planes(
     parts: int, channels: int, planes: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int,
     plane: int, dst_steps: Vector, scratch: int,
 ) -> None:  # fmt: skip
-    """Pack boxes of positions of a tensor into the first of `planes` planes of `plane` bytes, zeros elsewhere.
-
-    A row of `boxes`: byte offset in the tensor, byte offset in the plane, then the number of positions along
-    (n, d, h, w); `src_steps` are the bytes between those, then between channels, `dst_steps` the same in the plane.
-    `before` are the boxes that were packed there last, if any. Where channels are adjacent, all of a line are packed
-    before the next line, else all lines of a few channels. Three `parts` say that the tensor is of f32; the planes of
-    its parts follow each other. `scratch` holds `SPLIT_BYTES` then.
-    """
-    split = parts == 3
-    _clear(boxes, before, dst_steps, dst, (3 if split else 1) * planes, plane, False)
-    span = channels if src_steps[4] == (4 if split else 2) else 8
-    for first in range(0, channels, span):
-        for b in range(boxes.shape[0]):
-            box, some, to = boxes[b], min(span, channels - first), dst + first * plane
-            start = src + first * src_steps[4] + box[0]
-            for n in range(box[2] if box[5] > 0 else 0):
-                for d in range(box[3]):
-                    for h in range(box[4]):
-                        at = to + box[1] + n * dst_steps[0] + d * dst_steps[1] + h * dst_steps[2]
-                        line = start + n * src_steps[0] + d * src_steps[1] + h * src_steps[2]
-                        if split:
-                            split_line(
-                                some, at, plane, planes * plane, line, src_steps[3], src_steps[4], box[5], scratch
-                            )
-                        else:
-                            pack_line(some, at, plane, line, src_steps[3], src_steps[4], box[5])
+    """Pack boxes to planes."""
+    _pack_table(False, parts, channels, planes, boxes, before, src, src_steps, dst, plane, dst_steps, scratch)

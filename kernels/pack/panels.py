@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from kernels.emit.compiler import Record, Rows, Vector, jit
-from kernels.emit.intrinsics import copy_panel, load_value, store_value, transpose_panel
+from kernels.emit.intrinsics import copy_panel, load_value, put_run, store_value, transpose_panel
 
-__all__ = ["F16", "F32", "KINDS", "Panel", "copy_lines", "pack_panel", "pack_panels", "pack_planes"]
+__all__ = ["F16", "F32", "KINDS", "Panel", "copy_lines", "load", "pack_panel", "pack_panels", "pack_planes", "put"]
 
 F32, F16, BF16 = 0, 1, 2
 KINDS = {"f32": F32, "f16": F16, "bf16": BF16}
@@ -40,32 +40,21 @@ ACROSS = 8
 STRIP = 16
 """Positions that fewer panels, or others, take in turn."""
 
-_copy2_f32, _copy2_f16, _copy2_bf16 = (copy_panel(kind, 2) for kind in KINDS)
-_copy1_f32, _copy1_f16, _copy1_bf16 = (copy_panel(kind, 1) for kind in KINDS)
+_copy_f32, _copy_f16, _copy_bf16 = (copy_panel(kind) for kind in KINDS)
 _transpose_f32, _transpose_f16, _transpose_bf16 = (transpose_panel(kind) for kind in KINDS)
 _load_f32, _load_f16, _load_bf16 = (load_value(kind) for kind in KINDS)
+_put_f32, _put_f16, _put_bf16 = (put_run(kind) for kind in KINDS)
 
 
 @jit
 def _copy(kind: int, lanes: int, dst: int, dst_step: int, src: int, src_step: int, count: int) -> None:
     """Copy `count` positions of `lanes` (a multiple of 8) adjacent channels."""
-    size = 4 if kind == F32 else 2
-    done = 0
-    while lanes - done >= 16:
-        if kind == F32:
-            _copy2_f32(dst + 4 * done, dst_step, src + size * done, src_step, count)
-        elif kind == F16:
-            _copy2_f16(dst + 4 * done, dst_step, src + size * done, src_step, count)
-        else:
-            _copy2_bf16(dst + 4 * done, dst_step, src + size * done, src_step, count)
-        done += 16
-    if done < lanes:
-        if kind == F32:
-            _copy1_f32(dst + 4 * done, dst_step, src + size * done, src_step, count)
-        elif kind == F16:
-            _copy1_f16(dst + 4 * done, dst_step, src + size * done, src_step, count)
-        else:
-            _copy1_bf16(dst + 4 * done, dst_step, src + size * done, src_step, count)
+    if kind == F32:
+        _copy_f32(lanes, dst, dst_step, src, src_step, count)
+    elif kind == F16:
+        _copy_f16(lanes, dst, dst_step, src, src_step, count)
+    else:
+        _copy_bf16(lanes, dst, dst_step, src, src_step, count)
 
 
 @jit
@@ -75,14 +64,24 @@ def copy_lines(lanes: int, dst: int, src: int, count: int) -> None:
 
 
 @jit
-def _move(kind: int, dst: int, src: int) -> None:
-    """Copy one value."""
+def load(kind: int, address: int) -> float:
+    """Read one stored value as f32."""
     if kind == F32:
-        store_value(dst, _load_f32(src))
+        return _load_f32(address)  # type: ignore[no-any-return]
+    if kind == F16:
+        return _load_f16(address)  # type: ignore[no-any-return]
+    return _load_bf16(address)  # type: ignore[no-any-return]
+
+
+@jit
+def put(kind: int, to: int, source: int, count: int) -> None:
+    """Store adjacent f32 as adjacent values, rounded once."""
+    if kind == F32:
+        _put_f32(to, source, count)
     elif kind == F16:
-        store_value(dst, _load_f16(src))
+        _put_f16(to, source, count)
     else:
-        store_value(dst, _load_bf16(src))
+        _put_bf16(to, source, count)
 
 
 @jit
@@ -97,7 +96,8 @@ def _transpose_run(
         if run < 8:
             for p in range(run):
                 for m in range(8):
-                    _move(kind, dst + p * dst_step + 4 * (base + m), rows + min(m, last) * channel_step + p * size)
+                    value = load(kind, rows + min(m, last) * channel_step + p * size)
+                    store_value(dst + p * dst_step + 4 * (base + m), value)
             continue
         start, left = 0, run
         while left:
@@ -146,7 +146,7 @@ def _pack_run(
             _copy(kind, vectors, dst, dst_step, src, pixel_step, whole)
     for p in range(whole, run):
         for c in range(valid):
-            _move(kind, dst + p * dst_step + 4 * c, src + p * pixel_step + c * channel_step)
+            store_value(dst + p * dst_step + 4 * c, load(kind, src + p * pixel_step + c * channel_step))
         for c in range(valid, lanes):
             store_value(dst + p * dst_step + 4 * c, np.float32(0.0))
 
@@ -262,4 +262,4 @@ def pack_planes(
                     if whole > 0:
                         _copy(kind, 8, to, 32, start, 8 * size, whole)
                     for w in range(8 * whole, sizes[3]):
-                        _move(kind, to + w * dst_steps[3], start + w * src_steps[3])
+                        store_value(to + w * dst_steps[3], load(kind, start + w * src_steps[3]))

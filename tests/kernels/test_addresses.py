@@ -52,7 +52,7 @@ def test_code_generation_keeps_sums_whole(triple: str) -> None:
 def test_lines_of_bias_are_written(lanes: int) -> None:
     """The first two sums of each line begin with a line of bias, of one vector, two or three."""
     bias, sums = np.arange(1, lanes + 1, dtype=np.float32), np.zeros((2, 3, lanes), np.float32)
-    counts, steps = np.array([1, 1, 2, 2]), np.array([0, 0, 0, 0, 0, *sums.strides[:2]])
+    counts, steps = np.array([1, 1, 2, 2]), np.array([0, 0, *sums.strides[:2]])
     _fill(lanes, sums.ctypes.data, bias.ctypes.data, counts, steps)
     assert (sums[:, :2] == bias).all()
     assert not sums[:, 2].any()

@@ -2,20 +2,52 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from kernels.emit.compiler import row_of
-from kernels.emit.register_tiles import Walk
+import kernels
+from kernels.emit.compiler import Record, row_of
+from kernels.emit.dots import Walks
 from kernels.gradient.tiles.records import Block, Box, Slab
 
+PARAMETERS_MAX = 12
 
-def test_a_walk_begins_with_eleven_integers() -> None:
-    """The forward kernels write a walk as integers in this order: steps, counts, then two more."""
-    fields = Walk.dtype.fields
+
+def compiled_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
+    """Give every function that is compiled, on any target, with the name of its file."""
+    root = Path(kernels.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        name = file.relative_to(root).as_posix()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.FunctionDef) and "jit" in map(ast.unparse, node.decorator_list):
+                yield name, node
+
+
+def test_no_compiled_function_has_many_parameters() -> None:
+    """What belongs together is a record: twelve places are as many as a reader can match with a call's."""
+    found = list(compiled_functions())
+    assert len(found) > 50
+    many = [f"{name}: {node.name}" for name, node in found if len(node.args.args) > PARAMETERS_MAX]
+    assert not many
+
+
+def test_walks_of_products_are_thirteen_integers() -> None:
+    """ConvTranspose writes what a block walks over as integers in this order."""
+    fields = Walks.dtype.fields
     assert fields is not None
-    names = ("panel", "scalars", "counts", "acc_step", "segment")
-    assert [fields[name][1] for name in names] == [0, 24, 48, 72, 80]
+    names = ("b_part", "a_part", "a_line", "acc_line", "count", "starts", "skip", "down")
+    assert [fields[name][1] for name in names] == list(range(0, 64, 8))
+    assert Walks.dtype.itemsize == 8 * 13
+
+
+def test_no_two_records_have_one_name() -> None:
+    """An annotation is looked up by its name alone, so a second record of that name is an error."""
+    with pytest.raises(AssertionError):
+        type("Box", (Record,), {"__annotations__": {"first": "int"}})
 
 
 def test_records_lie_inside_records() -> None:
@@ -32,3 +64,9 @@ def test_a_row_names_every_field() -> None:
     assert row.tolist() == [(1, 2, 3, 4, 5, 6)]
     with pytest.raises(AssertionError):
         row_of(Block, first=1)
+
+
+def test_a_name_means_one_record() -> None:
+    """Compiled code knows records by their names alone: a second one of the same name is an error."""
+    with pytest.raises(AssertionError):
+        type("Block", (Record,), {"__annotations__": {"first": "int"}})

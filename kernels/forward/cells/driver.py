@@ -12,19 +12,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Table, Vector, jit
+from kernels.emit.compiler import Rows, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, SHAPES, STEP, TILE, call_dots
 from kernels.emit.intrinsics import fill_zero, load_value, store_value
+from kernels.forward.cells.records import Cell, CellLine, CellPass, CellShare, Cut, Magnitudes, Phase
 from kernels.forward.cells.schedule import LANES, ROW
 from kernels.forward.gather import load, put_lines, write
+from kernels.forward.records import Bias, Call, Data
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks, magnitudes
 from kernels.pack.pairs import pack_pairs, pack_planes
 
-__all__ = ["SPARE", "bring_weights", "clear_odd", "compute_cells"]
+__all__ = ["SPARE", "bring_weights", "compute_cells"]
 
 WALK_STEPS = 16
 """Steps that are summed in tile registers: the weights of that many stay in the first cache, or in the second."""
+
+WHOLE, PLANES, LINES = 0, 2, 3
+"""The pieces of a phase's positions: all of them, planes, lines."""
+
+CELL, CUT, MAGNITUDES = Cell.dtype, Cut.dtype, Magnitudes.dtype
 
 _load_f32 = load_value("f32")
 
@@ -39,23 +46,23 @@ LEAST_SUM_BF16, LEAST_BIAS = 142, np.float32(2.0**-119)
 
 
 @jit
-def _bias_line(kind: int, bias: Vector, first: int, valid: int, to: int) -> None:
-    """Bring the bias of some dst channels to `LANES` f32."""
+def _bias_line(kind: int, address: int, bias: Bias, first: int, valid: int, to: int) -> None:
+    """Bring the bias of some dst channels to `LANES` f32; zeros if it has no address."""
     for lane in range(LANES):
         value = 0.0
-        if bias[0] != 0 and lane < valid:
-            value = load(kind, bias[0] + (first + lane) * bias[4])
+        if address != 0 and lane < valid:
+            value = load(kind, address + bias.start + (first + lane) * bias.dst_channel)
         store_value(to + 4 * lane, np.float32(value))
 
 
 @jit
-def _range(parts: int, panel: int, part: int, size: int, found: Vector) -> None:
-    """Find least and largest exponent of what `parts` pieces of memory hold, and whether all of it is finite."""
-    found[0], found[1], found[2] = 512, 0, 1
+def _range(parts: int, panel: int, part: int, size: int, found: Magnitudes) -> None:
+    """Find the magnitudes of what `parts` pieces of memory hold."""
+    found.least, found.largest, found.finite = 512, 0, True
     for p in range(parts):
         least, most = magnitudes(panel + p * part, size // 64)
-        found[0], found[1] = min(found[0], (least + 1) >> 7), max(found[1], most >> 7)
-        found[2] = min(found[2], 1 if most < SPECIAL else 0)
+        found.least, found.largest = min(found.least, (least + 1) >> 7), max(found.largest, most >> 7)
+        found.finite = found.finite and most < SPECIAL
 
 
 @jit
@@ -69,107 +76,128 @@ def _small_bias(line: int) -> bool:
 
 
 @jit
-def _plain(parts: int, a: Vector, b: Vector) -> bool:
+def _plain(parts: int, a: Magnitudes, b: Magnitudes) -> bool:
     """Say whether two tensors may be multiplied as sums of bf16, zeros among them."""
+    finite: bool = a.finite and b.finite
     if parts == 2:
-        return a[2] + b[2] == 2  # type: ignore[no-any-return]
-    vanish = min(a[0], b[0]) < 1 or a[0] + b[0] < (LEAST_SUM_BF16 if parts == 1 else LEAST_SUM)
-    return a[2] + b[2] == 2 and not vanish and (parts == 1 or a[1] + b[1] <= MOST_SUM)
+        return finite
+    vanish = min(a.least, b.least) < 1 or a.least + b.least < (LEAST_SUM_BF16 if parts == 1 else LEAST_SUM)
+    return finite and not vanish and (parts == 1 or a.largest + b.largest <= MOST_SUM)
 
 
 @jit
-def _bring(
-    parts: int, cell: Vector, last: Vector, shape: Vector, pitches: Vector, src: Vector, panel: int, boxes: Table,
-    scratch: int,
-) -> None:  # fmt: skip
-    """Pack a cell's src; `last` is the cell that was packed there before, all zero for none.
+def _set_axis(cell: Cell, axis: int, line: CellLine) -> None:
+    """Lay a cell along one axis."""
+    cell.dst[axis], cell.counts[axis] = line.dst, line.count
+    cell.src[axis], cell.met[axis], cell.places[axis] = line.src, line.met, line.place
 
-    A cell is its images, then for (d, h, w) first and number of dst positions, of src positions, and their place in
-    the panel.
-    """
+
+@jit
+def _bring(share: CellShare, one: CellPass, call: Call, cells: Rows[Cell], boxes: Table) -> None:
+    """Pack the src of the first of two cells; the other was packed there before, all zero for none."""
+    cell, last, src, pitches = cells[0], cells[1], one.src, share.pitches
+    met, planes = cell.met, share.depth * share.positions
     steps, to = np.empty(5, np.int64), np.zeros(4, np.int64)
     to[2] = ROW * pitches[2]
     to[1] = to[2] * pitches[1]
     to[0] = to[1] * pitches[0]
-    steps[0], steps[1], steps[2], steps[3], steps[4] = src[3], src[4], src[5], src[8], src[6]
-    first = src[0] + cell[0] * src[3]
-    start = 0
+    steps[3], steps[4] = src.channel, src.strides[3]
+    first = call.src + src.start + cell.n * src.strides[0]
+    start, same = 0, cell.images == last.images
     for axis in range(3):
-        first += cell[4 + 5 * axis] * src[4 + axis]
-        start = start * pitches[axis] + cell[6 + 5 * axis]
-    for j in range(shape[1]):
-        boxes[j, 0], boxes[j, 1] = first + j * STEP * src[8], (j * shape[4] + start) * ROW
-        boxes[j, 2], boxes[j, 3], boxes[j, 4] = cell[1], cell[5], cell[10]
-        boxes[j, 5] = min(STEP, shape[0] - j * STEP)
-    same = cell[1] == last[1]
-    for axis in range(3):
-        same &= cell[5 + 5 * axis] == last[5 + 5 * axis] and cell[6 + 5 * axis] == last[6 + 5 * axis]
-    if cell[5] * cell[10] * cell[15] == 0:
-        fill_zero(panel, parts * shape[1] * shape[4] * ROW)
+        steps[axis] = src.strides[axis]
+        first += cell.src[axis] * src.strides[1 + axis]
+        start = start * pitches[axis] + cell.places[axis]
+        same &= met[axis] == last.met[axis] and cell.places[axis] == last.places[axis]
+    for j in range(share.depth):
+        boxes[j, 0], boxes[j, 1] = first + j * STEP * src.channel, (j * share.positions + start) * ROW
+        boxes[j, 2], boxes[j, 3], boxes[j, 4] = cell.images, met[0], met[1]
+        boxes[j, 5] = min(STEP, share.channels - j * STEP)
+    if met[0] * met[1] * met[2] == 0:
+        fill_zero(call.source, share.parts * planes * ROW)
         return
     pack_planes(
-        parts, cell[15], shape[1] * shape[4], boxes, boxes if same else boxes[:0], 0, steps, panel, ROW, to, scratch
-    )
+        share.parts, met[2], planes, boxes, boxes if same else boxes[:0], 0, steps, call.source, ROW, to,
+        call.products,
+    )  # fmt: skip
 
 
 @jit
 def bring_weights(
-    parts: int, whole: bool, shape: Vector, taps: Table, steps: Vector, panels: int, scratch: int
-) -> None:
-    """Pack weights to [part][block][tap][steps of src channels], each a tile; `whole` ones leave no place for zeros.
+    shares: Rows[CellShare], passes: Rows[CellPass], calls: Rows[Call], taps: Table, odd: Vector
+) -> None:  # fmt: skip
+    """Pack weights to [part][block][tap][steps of src channels], each a tile; say which dst channels are `odd`.
 
-    `taps` are boxes as `kernels.pack.halves` takes them, of the addresses of the taps; `steps` the weights' byte steps.
+    Those hold Inf or NaN, and get zeros instead. `taps` are boxes as `kernels.pack.pairs` takes them.
     """
+    share, one, call = shares[0], passes[0], calls[0]
+    weights, steps = one.weights, np.zeros(5, np.int64)
+    parts, blocks, block = share.parts, one.blocks, share.block_bytes
+    steps[3], steps[4] = weights.src_channel, weights.dst_channel
+    whole = share.channels % STEP == 0 and one.channels % TILE == 0  # no place is left for zeros
     pack_pairs(
-        parts, shape[3], shape[2], taps, taps if whole else taps[:0], 0, steps, panels, shape[5],
-        np.zeros(4, np.int64), scratch,
+        parts, one.channels, blocks, taps, taps if whole else taps[:0], call.weights + weights.start, steps,
+        call.panels, block, np.zeros(4, np.int64), call.products,
     )  # fmt: skip
     if parts == 2:
-        part = shape[2] * shape[5]
-        split_f16(panels, panels + part, part // ROW)
+        part = blocks * block
+        split_f16(call.panels, call.panels + part, part // ROW)
+    _clear_odd(parts, blocks, block, call.panels, odd)
 
 
 @jit
-def clear_odd(parts: int, shape: Vector, panels: int, odd: Vector) -> None:
+def _clear_odd(parts: int, blocks: int, block_bytes: int, panels: int, odd: Vector) -> None:
     """Put zeros in place of the weights of dst channels that hold Inf or NaN, and mark these channels."""
     lanes = np.empty(TILE, np.uint16)
-    for block in range(shape[2]):
-        place = panels + block * shape[5]
-        if lane_peaks(place, shape[5] // ROW, lanes.ctypes.data) < SPECIAL:
+    for block in range(blocks):
+        place = panels + block * block_bytes
+        if lane_peaks(place, block_bytes // ROW, lanes.ctypes.data) < SPECIAL:
             continue
         for lane in range(TILE):
             odd[TILE * block + lane] = 1 if lanes[lane] >= SPECIAL else 0
             for p in range(parts if odd[TILE * block + lane] == 1 else 0):
-                clear_lane(place + p * shape[2] * shape[5] + 4 * lane, shape[5] // ROW)
+                clear_lane(place + p * blocks * block_bytes + 4 * lane, block_bytes // ROW)
+
+
+@jit
+def _cut(share: CellShare, cell: Cell, phase: Phase, cut: Cut) -> bool:
+    """Cut the positions of a phase into lines, planes or one row of the panel, whatever takes least tiles.
+
+    Give whether it has any.
+    """
+    pitches, counts = share.pitches, cut.counts
+    for axis in range(3):
+        counts[axis] = (cell.counts[axis] - phase.first[axis] + share.strides[axis] - 1) // share.strides[axis]
+        if counts[axis] <= 0:
+            return False
+    plane = (counts[1] - 1) * pitches[2] + counts[2]
+    whole = ((cell.images - 1) * pitches[0] + counts[0] - 1) * pitches[1] * pitches[2] + plane
+    lines, planes = cell.images * counts[0] * counts[1], cell.images * counts[0]
+    cut.tiles, cut.kind, pieces = (whole + TILE - 1) // TILE, WHOLE, 1
+    if planes * ((plane + TILE - 1) // TILE) < cut.tiles * pieces:
+        cut.tiles, cut.kind, pieces = (plane + TILE - 1) // TILE, PLANES, planes
+    if lines * ((counts[2] + TILE - 1) // TILE) < cut.tiles * pieces:
+        cut.tiles, cut.kind = (counts[2] + TILE - 1) // TILE, LINES
+    return True
 
 
 @jit
 def _sum_phase(
-    table: Vector, parts: int, images: int, counts: Vector, pitches: Vector, shape: Vector, first: int, taps: int,
-    offsets: Vector, across: int, panel: int, weights: int, acc: int, cut: Vector,
+    table: Vector, share: CellShare, one: CellPass, call: Call, images: int, phase: Phase, cut: Cut, offsets: Vector,
+    across: int, weights: int,
 ) -> None:  # fmt: skip
-    """Sum all taps of a phase into rows of 16 or 32 lanes.
-
-    `counts` are its positions (d, h, w). They are summed as lines, planes or one row of the panel, whatever takes
-    least tiles: `cut` gets the tiles of each, and 3 for lines, 2 for planes, 0 for one row.
-    """
-    plane = (counts[1] - 1) * pitches[2] + counts[2]
-    whole = ((images - 1) * pitches[0] + counts[0] - 1) * pitches[1] * pitches[2] + plane
-    lines, planes = images * counts[0] * counts[1], images * counts[0]
-    cut[0], cut[1], pieces = (whole + TILE - 1) // TILE, 0, 1
-    if planes * ((plane + TILE - 1) // TILE) < cut[0] * pieces:
-        cut[0], cut[1], pieces = (plane + TILE - 1) // TILE, 2, planes
-    if lines * ((counts[2] + TILE - 1) // TILE) < cut[0] * pieces:
-        cut[0], cut[1], pieces = (counts[2] + TILE - 1) // TILE, 3, lines
-    line, depth, block = 64 * across, shape[1], shape[4] * ROW
+    """Sum all taps of a phase into rows of 16 or 32 lanes."""
+    counts, pitches, first, taps = cut.counts, share.pitches, phase.tap, phase.taps
+    pieces = images * (counts[0] * (counts[1] if cut.kind == LINES else 1)) if cut.kind != WHOLE else 1
+    line, depth, block = 64 * across, share.depth, share.positions * ROW
     where = np.zeros((4, 13), np.int64)
     for down in range(1, 5):
         rest = where[down - 1]
-        rest[0], rest[1], rest[2], rest[3] = shape[2] * shape[5], depth * block, ROW, line
+        rest[0], rest[1], rest[2], rest[3] = one.blocks * share.block_bytes, depth * block, ROW, line
         for k in range(1, down):
             rest[6 + k], rest[5 + down + k] = k * TILE * ROW, k * TILE * line
     walks, run = max(1, WALK_STEPS // depth), min(depth, WALK_STEPS)
-    most, entry = 2 if across > 1 else 4, BLOCKS + len(SHAPES) * (parts - 1) + across - 1
+    most, entry = 2 if across > 1 else 4, BLOCKS + len(SHAPES) * (share.parts - 1) + across - 1
     for tap in range(0, taps, walks):
         for at in range(0, depth, run):
             steps = min(run, depth - at)
@@ -177,114 +205,123 @@ def _sum_phase(
                 rest[4], rest[5] = min(walks, taps - tap), offsets.ctypes.data + 8 * (first + tap)
             b = weights + ((first + tap) * depth + at) * TILE * ROW
             for piece in range(pieces):
-                n, inside = divmod(piece, max(1, pieces // images)) if cut[1] > 0 else (0, 0)
-                d, h = divmod(inside, counts[1]) if cut[1] == 3 else (inside, 0)
-                a = panel + at * block + ((n * pitches[0] + d) * pitches[1] + h) * pitches[2] * ROW
-                sums, tile = acc + piece * cut[0] * TILE * line, 0
-                while tile < cut[0]:
-                    down = min(most, cut[0] - tile)
+                n, inside = divmod(piece, max(1, pieces // images)) if cut.kind != WHOLE else (0, 0)
+                d, h = divmod(inside, counts[1]) if cut.kind == LINES else (inside, 0)
+                a = call.source + at * block + ((n * pitches[0] + d) * pitches[1] + h) * pitches[2] * ROW
+                sums, tile = call.sums + piece * cut.tiles * TILE * line, 0
+                while tile < cut.tiles:
+                    down = min(most, cut.tiles - tile)
                     call_dots(
                         table[entry + (2 * down - 2 if down < 3 else 1 + down)], a + tile * TILE * ROW, block, b,
-                        shape[5], steps, sums + tile * TILE * line, 64, where.ctypes.data + 104 * (down - 1),
+                        share.block_bytes, steps, sums + tile * TILE * line, 64, where.ctypes.data + 104 * (down - 1),
                     )  # fmt: skip
                     tile += down
 
 
 @jit
+def _dense(share: CellShare, call: Call) -> int:
+    """Give the address of the sums of a cell, behind those of a phase."""
+    address: int = call.sums + 4 * LANES * (share.rows + 2 * TILE)
+    return address
+
+
+@jit
 def _set_out(
-    kind: int, direct: bool, images: int, counts: Vector, pitches: Vector, cut: Vector, lanes: int, valid: int,
-    acc: int, dense: int, sizes: Vector, begin: Vector, strides: Vector, dst: Vector, to: int, spare: int,
+    share: CellShare, call: Call, cell: Cell, phase: Phase, cut: Cut, dst: Data, direct: bool, lanes: int, valid: int,
+    to: int,
 ) -> None:  # fmt: skip
     """Bring the rows of a phase to where they belong in dst, or among the sums of a cell, [n][d][h][w][lanes]."""
-    line, run, steps = 4 * lanes, np.ones(4, np.int64), dst.copy()
-    run[3], steps[6] = counts[2], strides[2] * dst[6]
-    for n in range(images):
+    counts, pitches, strides, sizes, begin = cut.counts, share.pitches, share.strides, cell.counts, phase.first
+    line, run, steps, dense = 4 * lanes, np.ones(4, np.int64), np.empty(4, np.int64), _dense(share, call)
+    run[3], steps[3] = counts[2], strides[2] * dst.strides[3]
+    for axis in range(3):
+        steps[axis] = dst.strides[axis]
+    for n in range(cell.images):
         for d in range(counts[0]):
             for h in range(counts[1]):
                 row, piece = ((n * pitches[0] + d) * pitches[1] + h) * pitches[2], 0
-                if cut[1] == 2:
+                if cut.kind == PLANES:
                     row, piece = h * pitches[2], n * counts[0] + d
-                elif cut[1] == 3:
+                elif cut.kind == LINES:
                     row, piece = 0, (n * counts[0] + d) * counts[1] + h
-                source = acc + (piece * cut[0] * TILE + row) * line
+                source = call.sums + (piece * cut.tiles * TILE + row) * line
                 plane, high = begin[0] + d * strides[0], begin[1] + h * strides[1]
                 if direct:
-                    place = to + n * dst[3] + plane * dst[4] + high * dst[5] + begin[2] * dst[6]
-                    write(kind, source, lanes, valid, run, place, steps, spare)
+                    place = to + n * steps[0] + plane * steps[1] + high * steps[2] + begin[2] * dst.strides[3]
+                    spare = call.products + 4 * LANES
+                    write(share.kind, source, lanes, valid, run, place, steps, dst.lane, spare)
                 else:
-                    at = ((n * sizes[1] + plane) * sizes[2] + high) * sizes[3] + begin[2]
+                    at = ((n * sizes[0] + plane) * sizes[1] + high) * sizes[2] + begin[2]
                     put_lines(lanes, dense + at * line, strides[2] * line, source, line, counts[2])
 
 
 @jit
 def compute_cells(
-    table: Vector, parts: int, kind: int, first: int, last: int, box: Vector, images: Table, planes: Table,
-    lines: Table, columns: Table, shape: Vector, pitches: Vector, strides: Vector, phases: Table, offsets: Vector,
-    src: Vector, dst: Vector, bias: Vector, weights: int, panel: int, acc: int, dense: int, scratch: int,
-    failed: Table,
+    table: Vector, shares: Rows[CellShare], passes: Rows[CellPass], calls: Rows[Call], planes: Rows[CellLine],
+    lines: Rows[CellLine], columns: Rows[CellLine], phases: Rows[Phase], offsets: Vector, first: int, failed: Table,
 ) -> None:  # fmt: skip
-    """Compute some cells of a box of cells for one group, and say which pairs of blocks failed in which cell.
+    """Compute some cells from the `first` on for one group, and say which pairs of blocks `failed` in which cell.
 
-    `box` has the first cell and the number of cells of each axis (n, d, h, w). `shape`: 0 src channels, 1 steps of
-    them, 2 blocks of 16 dst channels, 3 dst channels, 4 positions of a panel, 5 bytes of a block's weights.
+    `offsets` are the byte offsets of taps in a panel. The call's `source` holds that, its `sums` those of a phase and a
+    cell.
     """
-    cell, before = np.zeros(17, np.int64), np.zeros(17, np.int64)
-    sizes, counts, cut, at = np.ones(4, np.int64), np.empty(3, np.int64), np.empty(2, np.int64), np.empty(4, np.int64)
-    boxes = np.empty((shape[1], 6), np.int64)
-    pairs = (shape[2] + 1) // 2
-    mine, theirs = np.empty(3, np.int64), np.empty((pairs, 3), np.int64)
+    share, one, call = shares[0], passes[0], calls[0]
+    kind, parts, dst, strides = share.kind, share.parts, one.dst, share.strides
+    sizes, at = np.empty(4, np.int64), np.empty(4, np.int64)
+    cells, cuts, boxes = np.zeros(2, CELL), np.empty(1, CUT), np.empty((share.depth, 6), np.int64)
+    pairs, block_bytes, scratch = (one.blocks + 1) // 2, share.block_bytes, call.products
+    mine, theirs = np.empty(1, MAGNITUDES), np.empty(pairs, MAGNITUDES)
     for p in range(pairs):
-        some = min(2, shape[2] - 2 * p)
-        _range(parts, weights + 2 * p * shape[5], shape[2] * shape[5], some * shape[5], theirs[p])
+        weights = call.panels + 2 * p * block_bytes
+        _range(parts, weights, one.blocks * block_bytes, min(2, one.blocks - 2 * p) * block_bytes, theirs[p])
         if parts == 1:
-            _bias_line(kind, bias, LANES * p, min(LANES, shape[3] - LANES * p), scratch)
-            theirs[p, 2] = 0 if _small_bias(scratch) else theirs[p, 2]
-    part = shape[1] * shape[4] * ROW
+            _bias_line(kind, call.bias, one.bias, LANES * p, min(LANES, one.channels - LANES * p), scratch)
+            theirs[p].finite = theirs[p].finite and not _small_bias(scratch)
+    part = share.depth * share.positions * ROW
     # where all dst pixels belong to phases, whose lines lie well for writing, they need not be brought together first
     every = phases.shape[0] == strides[0] * strides[1] * strides[2]
-    direct = every and (dst[8] < dst[6] or (strides[2] == 1 and columns[0, 1] >= 8))
-    for item in range(first, last):
-        rest = item
+    direct = every and (dst.channel < dst.strides[3] or (strides[2] == 1 and columns[0].count >= 8))
+    for item in range(failed.shape[0]):
+        rest, cell = first + item, cells[0]  # the next round names the table: that keeps it
         for axis in range(3, -1, -1):
-            at[axis] = box[axis] + rest % box[4 + axis]
-            rest //= box[4 + axis]
-        cell[0], cell[1] = images[at[0], 0], images[at[0], 1]
-        cell[2:7], cell[7:12], cell[12:17] = planes[at[1]], lines[at[2]], columns[at[3]]
-        _bring(parts, cell, before, shape, pitches, src, panel, boxes, scratch)
-        before[:] = cell
+            at[axis] = share.first[axis] + rest % share.counts[axis]
+            rest //= share.counts[axis]
+        cell.n = at[0] * share.images
+        cell.images = min(share.images, share.n - cell.n)
+        _set_axis(cells[0], 0, planes[at[1]])
+        _set_axis(cells[0], 1, lines[at[2]])
+        _set_axis(cells[0], 2, columns[at[3]])
+        _bring(share, one, call, cells, boxes)
+        cells[1] = cells[0]
         if parts == 2:
-            split_f16(panel, panel + part, part // ROW)
-        _range(parts, panel, part, part, mine)
-        sizes[0], sizes[1], sizes[2], sizes[3] = cell[1], cell[3], cell[8], cell[13]
-        pixels = sizes[0] * sizes[1] * sizes[2] * sizes[3]
-        to = dst[0] + cell[0] * dst[3] + cell[2] * dst[4] + cell[7] * dst[5] + cell[12] * dst[6]
+            split_f16(call.source, call.source + part, part // ROW)
+        _range(parts, call.source, part, part, mine[0])
+        sizes[0], pixels, to = cell.images, cell.images, call.dst + dst.start + cell.n * dst.strides[0]
+        for axis in range(3):
+            sizes[1 + axis] = cell.counts[axis]
+            pixels *= cell.counts[axis]
+            to += cell.dst[axis] * dst.strides[1 + axis]
         call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
         for p in range(pairs):
-            failed[item - first, p] = 0 if _plain(parts, mine, theirs[p]) else 1
-            if failed[item - first, p] == 1:
+            failed[item, p] = 0 if _plain(parts, mine[0], theirs[p]) else 1
+            if failed[item, p] == 1:
                 continue
-            across = min(2, shape[2] - 2 * p)
-            lanes, valid = across * TILE, min(LANES, shape[3] - LANES * p)
-            _bias_line(kind, bias, LANES * p, valid, scratch)
+            across = min(2, one.blocks - 2 * p)
+            lanes, valid, place = across * TILE, min(LANES, one.channels - LANES * p), to + LANES * p * dst.channel
+            _bias_line(kind, call.bias, one.bias, LANES * p, valid, scratch)
             if not direct:
-                put_lines(lanes, dense, 4 * lanes, scratch, 0, pixels)
+                put_lines(lanes, _dense(share, call), 4 * lanes, scratch, 0, pixels)
             for k in range(phases.shape[0]):
-                phase = phases[k]
-                some = True
-                for axis in range(3):
-                    counts[axis] = (sizes[1 + axis] - phase[axis] + strides[axis] - 1) // strides[axis]
-                    some &= counts[axis] > 0
-                if not some:
+                if not _cut(share, cells[0], phases[k], cuts[0]):
                     continue
-                put_lines(lanes, acc, 4 * lanes, scratch, 0, shape[6])
+                put_lines(lanes, call.sums, 4 * lanes, scratch, 0, share.rows)
                 _sum_phase(
-                    table, parts, cell[1], counts, pitches, shape, phase[3], phase[4], offsets, across, panel,
-                    weights + 2 * p * shape[5], acc, cut,
+                    table, share, one, call, cell.images, phases[k], cuts[0], offsets, across,
+                    call.panels + 2 * p * block_bytes,
                 )  # fmt: skip
-                _set_out(
-                    kind, direct, cell[1], counts, pitches, cut, lanes, valid, acc, dense, sizes, phase, strides, dst,
-                    to + LANES * p * dst[8], scratch + 4 * LANES,
-                )  # fmt: skip
+                _set_out(share, call, cells[0], phases[k], cuts[0], dst, direct, lanes, valid, place)
             if not direct:
-                write(kind, dense, lanes, valid, sizes, to + LANES * p * dst[8], dst, scratch + 4 * LANES)
+                write(
+                    kind, _dense(share, call), lanes, valid, sizes, place, dst.strides[:], dst.lane, scratch + 4 * LANES
+                )
         call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)

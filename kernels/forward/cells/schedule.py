@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.cache import cached
+from kernels.emit.compiler import Records
 from kernels.emit.dots import PARTS, PRODUCTS, STEP, TILE
+from kernels.forward.cells.records import CellLine, Phase
 from kernels.problem import ConvProblem, Dims
 
 __all__ = ["LANES", "ForwardSchedule", "forward_schedule"]
@@ -58,7 +60,7 @@ class _Line:
     pitch: int
     stride: int
     phases: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
-    cells: Ints
+    cells: Records
 
     def count(self, first: int) -> int:
         """Count a phase's positions in a whole cell."""
@@ -89,7 +91,9 @@ def _line(dims: Dims, axis: int, step: int) -> _Line | None:
     starts = least + lows // stride
     begins, ends = np.maximum(0, starts), np.minimum(src, starts + pitch)
     offsets = np.where(begins < ends, begins - starts, 0)
-    cells = np.column_stack([lows, np.minimum(step, size - lows), begins, np.maximum(0, ends - begins), offsets])
+    cells = np.empty(len(lows), CellLine.dtype)
+    cells["dst"], cells["count"] = lows, np.minimum(step, size - lows)
+    cells["src"], cells["met"], cells["place"] = begins, np.maximum(0, ends - begins), offsets
     phases = tuple((first, tuple(taps), tuple(at - least for at in places)) for first, taps, places in found.values())
     return _Line(size, step, pitch, stride, phases, cells)
 
@@ -98,19 +102,16 @@ def _line(dims: Dims, axis: int, step: int) -> _Line | None:
 class ForwardSchedule:
     """Everything that the compiled driver reads.
 
-    `steps` are the images and dst positions of a cell, `cells` the tables of (n, d, h, w): first and number of images
-    or dst positions, and of an axis first and number of src positions, and where they begin in the panel. `phases`
-    have first (d, h, w) of the dst positions, first tap and number of taps; `taps` and `offsets` are the taps' numbers
-    and bytes in the panel in that order. `pitches` are the panel's positions along (d, h, w) and `positions` all of
-    them. `cycles` is an estimate for all of dst.
+    `steps` are the images and dst positions of a cell, `cells` the tables of (d, h, w); `taps` and `offsets` are the
+    numbers of the taps and their bytes in the panel, in the order of the `phases`. `pitches` are the panel's positions
+    along (d, h, w) and `positions` all of them. `cycles` is an estimate for all of dst.
     """
 
     steps: Four
-    cells: tuple[Ints, Ints, Ints, Ints]
-    strides: Ints
-    pitches: Ints
+    cells: tuple[Records, Records, Records]
+    pitches: tuple[int, ...]
     positions: int
-    phases: Ints
+    phases: Records
     taps: tuple[int, ...]
     offsets: Ints
     rows: int
@@ -179,23 +180,20 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
     for each in product(*(line.phases for line in lines)):
         counts = [line.count(first) for line, (first, *_) in zip(lines, each, strict=True)]
         mine = list(product(*(numbers for _, numbers, _ in each)))
-        phases.append([*(first for first, *_ in each), len(taps), len(mine)])
+        phases.append(([first for first, *_ in each], len(taps), len(mine)))
         taps += [(d * dims.kernel[1] + h) * dims.kernel[2] + w for d, h, w in mine]
         places = product(*(shifts for *_, shifts in each))
         offsets += [ROW * ((d * pitches[1] + h) * pitches[2] + w) for d, h, w in places]
         some = _tiles(shape[0], counts, pitches)
         tiles, work = max(tiles, some), work + some * len(mine)
-    firsts = np.arange(0, dims.n, shape[0])
-    images = np.column_stack([firsts, np.minimum(shape[0], dims.n - firsts)])
     positions = shape[0] * prod(pitches)
     products = len(PRODUCTS[parts]) * depth * blocks * work
     return ForwardSchedule(
         steps=(shape[0], shape[1], shape[2], shape[3]),
-        cells=(images, lines[0].cells, lines[1].cells, lines[2].cells),
-        strides=np.array(dims.strides, np.int64),
-        pitches=np.array(pitches, np.int64),
+        cells=(lines[0].cells, lines[1].cells, lines[2].cells),
+        pitches=tuple(pitches),
         positions=positions,
-        phases=np.array(phases, np.int64),
+        phases=np.array(phases, Phase.dtype),
         taps=tuple(taps),
         offsets=np.array(offsets, np.int64),
         rows=TILE * tiles,

@@ -10,11 +10,12 @@ import numpy as np
 
 from kernels.arena import arena_address
 from kernels.cache import cached
+from kernels.emit.compiler import Records, Table, row_of
 from kernels.emit.dots import STEP, TILE, dot_table
-from kernels.forward.cells.driver import SPARE, bring_weights, clear_odd, compute_cells
+from kernels.forward.cells.driver import SPARE, bring_weights, compute_cells
+from kernels.forward.cells.records import CellPass, CellShare
 from kernels.forward.cells.schedule import LANES, ROW, forward_schedule
-from kernels.forward.classes import Ints
-from kernels.forward.share import STEP_MACS, WEIGHTS_BYTES, Share, place, share
+from kernels.forward.share import STEP_MACS, WEIGHTS_BYTES, Share, share
 from kernels.forward.tiles import ConvTranspose, way_cycles
 from kernels.pack.split import SPLIT_BYTES
 from kernels.plan import Stop, Storage, Unit
@@ -34,7 +35,7 @@ MOST_CYCLES = 0.9
 
 
 @cached
-def _taps(problem: ConvProblem) -> Ints:
+def _taps(problem: ConvProblem) -> Table:
     """Give the boxes of the weights: a tap each, or where taps are adjacent, one step of src channels of each."""
     plan = forward_schedule(problem)
     assert plan is not None
@@ -54,53 +55,73 @@ class _Cells(Share):
 
     def __init__(self, problem: ConvProblem, part: Sequence[int]) -> None:
         super().__init__(problem, "gather", part)
-        plan = forward_schedule(problem)
+        plan, dims = forward_schedule(problem), self.dims
         assert plan is not None
         self.plan = plan
         spans = [self.spans[0], *self.spans[3:]]
-        firsts = [low // step for (low, _), step in zip(spans, plan.steps, strict=True)]
-        counts = [ceil(high / step) - first for (_, high), step, first in zip(spans, plan.steps, firsts, strict=True)]
-        self.box = np.array([*firsts, *counts], np.int64)
-        self.cells = prod(counts)
-        values = problem.groups * problem.n * self.dims.wide_channels * prod(self.dims.wide)
+        self.firsts = [low // step for (low, _), step in zip(spans, plan.steps, strict=True)]
+        self.counts = [
+            ceil(high / step) - first for (_, high), step, first in zip(spans, plan.steps, self.firsts, strict=True)
+        ]
+        self.cells = prod(self.counts)
+        values = problem.groups * problem.n * dims.wide_channels * prod(dims.wide)
         each = problem.macs // max(1, values) + PIXEL_MACS
         work = LANES * prod(plan.steps) * each  # of a cell and a pair of blocks
         pairs = max(1, min(WEIGHTS_BYTES // (2 * plan.parts * plan.block_bytes), CELL_MACS // work))
         low, high = self.channels
-        self.passes = [
+        self.cuts = [
             (g, c, min(high, c + pairs * LANES))
             for g, c in product(range(self.g1 - self.g0), range(low, high, pairs * LANES))
         ]
-        widest = max(ceil((last - first) / TILE) for _, first, last in self.passes)
+        widest = max(ceil((last - first) / TILE) for _, first, last in self.cuts)
         self.weights_floats = plan.parts * widest * plan.block_bytes // 4
         self.panel_floats = (plan.parts * plan.depth * plan.positions + SPARE) * ROW // 4
         self.sums_floats = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
         self.taps = _taps(problem)
-        self.sizes = self.dims.narrow_channels, plan.depth, plan.positions, plan.block_bytes, plan.rows
         self.batch = max(1, STEP_MACS // (work * ceil((high - low) / LANES)))
+        self.share = row_of(
+            CellShare,
+            kind=self.kind,
+            parts=plan.parts,
+            channels=dims.narrow_channels,
+            depth=plan.depth,
+            positions=plan.positions,
+            rows=plan.rows,
+            block_bytes=plan.block_bytes,
+            n=problem.n,
+            images=plan.steps[0],
+            pitches=plan.pitches,
+            strides=dims.strides,
+            first=self.firsts,
+            counts=self.counts,
+        )
+        self.parts = self._parts()
+
+    def _parts(self) -> list[Records]:
+        """Give the passes, each a table by itself."""
+        groups, firsts, ends = np.array(self.cuts, np.int64).T
+        channels = ends - firsts
+        passes = self.passes(CellPass, groups, channels=channels, blocks=-(-channels // TILE))
+        for name, step in (("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
+            passes[name]["start"] += firsts * passes[name][step]
+        return np.split(passes, len(passes))
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
         """Compute pass by pass and cell by cell, and then what did not do here, in the same scratch memory."""
-        plan, weights_steps = self.plan, np.zeros(5, np.int64)
+        plan = self.plan
         others: list[list[int]] = []
-        weights_steps[3], weights_steps[4] = self.weights[5], self.weights[4]
-        panels = arena_address("weights", self.weights_floats)
-        source = arena_address("source", self.panel_floats)
-        sums = arena_address("sums", self.sums_floats)
-        scratch = arena_address("products", SPLIT_BYTES // 4)
-        for group, first, last in self.passes:
+        call = self.call(
+            inputs,
+            output,
+            panels=arena_address("weights", self.weights_floats),
+            source=arena_address("source", self.panel_floats),
+            products=arena_address("products", SPLIT_BYTES // 4),
+            sums=arena_address("sums", self.sums_floats),
+        )
+        for (group, first, last), part in zip(self.cuts, self.parts, strict=True):
             blocks = ceil((last - first) / TILE)
-            src, weights, bias, dst = place(self, inputs, output, group)
-            for operand in (weights, bias, dst):
-                if operand[0]:
-                    operand[0] += first * operand[4 if operand is not dst else 8]
-            whole = self.dims.narrow_channels % STEP == 0 and (last - first) % TILE == 0
-            shape = np.array((*self.sizes[:2], blocks, last - first, *self.sizes[2:]), np.int64)
-            taps = self.taps.copy()
-            taps[:, 0] += weights[0]
-            bring_weights(plan.parts, whole, shape, taps, weights_steps, panels, scratch)
             odd = np.zeros(TILE * blocks, np.int64)
-            clear_odd(plan.parts, shape, panels, odd)
+            bring_weights(self.share, part, call, self.taps, odd)
             edges = first + np.flatnonzero(np.diff(odd, prepend=0, append=0))
             others += [
                 [*self.spans[0], self.g0 + group, self.g0 + group + 1, *run, *chain(*self.spans[3:])]
@@ -109,13 +130,8 @@ class _Cells(Share):
             for cell in range(0, self.cells, self.batch):
                 if stop():
                     return False
-                end = min(self.cells, cell + self.batch)
-                failed = np.empty((end - cell, ceil(blocks / 2)), np.int64)
-                compute_cells(
-                    dot_table(), plan.parts, self.kind, cell, end, self.box, *plan.cells, shape, plan.pitches,
-                    plan.strides, plan.phases, plan.offsets, src, dst, bias, panels, source, sums,
-                    sums + 4 * LANES * (plan.rows + 2 * TILE), scratch, failed,
-                )  # fmt: skip
+                failed = np.empty((min(self.batch, self.cells - cell), ceil(blocks / 2)), np.int64)
+                compute_cells(dot_table(), self.share, part, call, *plan.cells, plan.phases, plan.offsets, cell, failed)
                 for item, pair in np.argwhere(failed).tolist():
                     low = first + LANES * pair
                     others.append(self._box(cell + item, self.g0 + group, low, min(last, low + LANES)))
@@ -123,11 +139,11 @@ class _Cells(Share):
 
     def _box(self, item: int, group: int, first: int, last: int) -> list[int]:
         """Give a cell's part of dst, as `kernels.forward.share` takes it."""
-        at = np.unravel_index(item, self.box[4:]) + self.box[:4]
-        n, count = self.plan.cells[0][at[0]].tolist()
-        part = [n, n + count, group, group + 1, first, last]
-        for table, index in zip(self.plan.cells[1:], at[1:], strict=True):
-            low, positions = table[index, :2].tolist()
+        n, *at = np.add(np.unravel_index(item, self.counts), self.firsts).tolist()
+        images, size = self.plan.steps[0], self.problem.n
+        part = [n * images, min(size, (n + 1) * images), group, group + 1, first, last]
+        for table, index in zip(self.plan.cells, at, strict=True):
+            low, positions = table[["dst", "count"]][index].tolist()
             part += [low, low + positions]
         return part
 

@@ -20,12 +20,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.compiler import Table, Vector, jit
-from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, call_dots
-from kernels.emit.intrinsics import copy_panel, fill_zero, load_value, store_value
+from kernels.emit.compiler import Rows, Table, Vector, jit
+from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, Sides, Walks, call_dots
+from kernels.emit.intrinsics import address_of, copy_panel, fill_zero, load_value, store_value
+from kernels.gradient.dots.records import DotShare, DotSlab, DotTap, PackedBox, Packing, Peaks
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks
-from kernels.pack.pairs import PACK_BYTES, call_turned, pack_pairs, pack_planes
+from kernels.pack.pairs import PACK_BYTES, call_packer
 from kernels.target import target
 
 __all__ = ["STAGE_BYTES", "add_dots"]
@@ -55,44 +56,46 @@ Within these bounds, what is lost because subnormal numbers count as zeros (part
 another channel's peak is 2**-40 of the product with a peak of 2**-86, and 2**-126 that of a product of 2**-86.
 """
 
-_load_f32, _copy_line = load_value("f32"), copy_panel("f32", TILE // 8)
+_load_f32, _copy_line = load_value("f32"), copy_panel("f32")
 
 LINE = 4 * TILE
 """Bytes of an accumulator row."""
 
 
+PACKING, PEAKS, SIDES, WALKS = Packing.dtype, Peaks.dtype, Sides.dtype, Walks.dtype
+
+
 @jit
-def _empty(boxes: Table, src: int, steps: Vector) -> bool:
+def _empty(packing: Packing, boxes: Rows[PackedBox], channel: int) -> bool:
     """Say whether all f32 of one channel are zero."""
+    strides = packing.strides
     for b in range(boxes.shape[0]):
-        box = boxes[b]
-        for n in range(box[2]):
-            for d in range(box[3]):
-                for h in range(box[4]):
-                    start = src + box[0] + n * steps[0] + d * steps[1] + h * steps[2]
-                    for w in range(box[5]):
-                        if _load_f32(start + w * steps[3]) != 0:
+        sizes = boxes[b].sizes
+        for n in range(sizes[0]):
+            for d in range(sizes[1]):
+                for h in range(sizes[2]):
+                    start = packing.source + boxes[b].source + channel * packing.channel
+                    start += n * strides[0] + d * strides[1] + h * strides[2]
+                    for w in range(sizes[3]):
+                        if _load_f32(start + w * strides[3]) != 0:
                             return False
     return True
 
 
 @jit
-def _peaks(
-    parts: int, channels: int, together: int, panel: int, part: int, step: int, size: int, boxes: Table, src: int,
-    steps: Vector, peaks: Table, odd: Vector,
-) -> None:  # fmt: skip
-    """Find the smallest and the largest of the channels' largest values, as bf16, for each block of 16 channels.
+def _peaks(packing: Packing, boxes: Rows[PackedBox], peaks: Rows[Peaks], odd: Vector) -> None:
+    """Find the smallest and the largest of the channels' largest values for each block of 16 channels.
 
-    The first parts of `together` channels lie every `step` bytes from `panel` on, `size` bytes of them, in lanes by
-    turns of two; other parts `part` bytes further each. Channels of zeros do not count, and neither do those that hold
-    Inf or NaN: they are marked `odd`, and zeros take their place. An f32 may be too small for a first part: then it
-    counts as 1.
+    In a panel of pairs each of the 16 channels has a lane. Channels of zeros do not count, and neither do those that
+    hold Inf or NaN: they are marked `odd`, and zeros take their place. An f32 may be too small for a first part: then
+    it counts as 1.
     """
-    lanes = np.empty(TILE, np.uint16)
-    low, high = peaks[0], peaks[1]
-    low[:], high[:] = SPECIAL, 0
+    lanes, together = np.empty(TILE, np.uint16), TILE if packing.pairs else 1
+    parts, channels, size, part = packing.parts, packing.channels, packing.plane, packing.planes * packing.plane
+    for i in range(peaks.shape[0]):
+        peaks[i].least, peaks[i].most = SPECIAL, 0
     for first in range(0, channels, together):
-        place = panel + first // together * step
+        place = packing.target + first // together * size
         whole = lane_peaks(place, size // LINE, lanes.ctypes.data)
         for c in range(first, min(first + together, channels)):
             peak = int(lanes[c - first]) if together == TILE else whole
@@ -104,29 +107,30 @@ def _peaks(
                     else:
                         fill_zero(place + p * part, size)
                 continue
-            if peak == 0 and parts == 3 and not _empty(boxes, src + c * steps[4], steps):
+            if peak == 0 and parts == 3 and not _empty(packing, boxes, c):
                 peak = 1
             if peak > 0:
-                low[c // TILE], high[c // TILE] = min(low[c // TILE], peak), max(high[c // TILE], peak)
+                block = peaks[c // TILE]
+                block.least, block.most = min(block.least, peak), max(block.most, peak)
 
 
 @jit
-def _plain(parts: int, a: Table, b: Table, small: Vector, plain: Table) -> None:
+def _plain(parts: int, a: Rows[Peaks], b: Rows[Peaks], small: Vector, plain: Table) -> None:
     """Say which pairs of blocks may be summed with zeros between their values, from what `_peaks` found.
 
     Of bf16 the sums on the way are read as well: a `small` pair, which was too small once, stays with plain f32 until
     its sums are complete.
     """
     for i in range(plain.shape[0]):
-        for j in range(b.shape[1]):
+        for j in range(plain.shape[1]):
             fits = True
-            if parts != 2 and a[1, i] > 0 and b[1, j] > 0:
-                first, second = a[0, i] >> 7, b[0, j] >> 7
+            if parts != 2 and a[i].most > 0 and b[j].most > 0:
+                first, second = a[i].least >> 7, b[j].least >> 7
                 fits = min(first, second) >= LEAST_PEAK and first + second >= LEAST_PEAKS
             if parts == 3:
-                fits &= (a[1, i] >> 7) + (b[1, j] >> 7) <= MOST_PEAKS
+                fits &= (a[i].most >> 7) + (b[j].most >> 7) <= MOST_PEAKS
             if parts == 1:
-                at = i * b.shape[1] + j
+                at = i * plain.shape[1] + j
                 fits &= small[at] == 0
                 small[at] = 0 if fits else 1
             plain[i, j] = 1 if fits else 0
@@ -143,60 +147,57 @@ if target().dots == "amx":
 
     @jit
     def _add_tiles(
-        table: Vector, parts: int, a: int, a_step: int, b: int, b_blocks: int, b_block: int, steps: int, plain: Vector,
-        acc: int, acc_step: int, down: int, where: Vector,
+        table: Vector, share: DotShare, down: int, walks: Walks, a: int, a_step: int, b: int, steps: int, plain: Vector,
+        acc: int,
     ) -> None:  # fmt: skip
-        """Sum as many tiles of rows as `_together` says with all plain blocks of b.
-
-        For `where` see the last argument of blocks in `kernels.emit.dots.dot_table`.
-        """
-        entry = BLOCKS + len(SHAPES) * (parts - 1) + (2 * down - 2 if down < 3 else 1 + down)
-        for j0 in range(0, b_blocks, 2):
-            across = min(2, b_blocks - j0)
-            size = across if plain[j0] + plain[j0 + across - 1] == 2 else 1
-            for j in range(j0, j0 + across, size):
+        """Sum `down` tiles of rows with all plain blocks of b, `steps` steps in a walk."""
+        entry = BLOCKS + len(SHAPES) * (share.a.parts - 1) + (2 * down - 2 if down < 3 else 1 + down)
+        blocks, size = share.b.planes, share.b.plane
+        for j0 in range(0, blocks, 2):
+            across = min(2, blocks - j0)
+            some = across if plain[j0] + plain[j0 + across - 1] == 2 else 1
+            for j in range(j0, j0 + across, some):
                 if plain[j] == 1:
                     call_dots(
-                        table[entry + size - 1], a, a_step, b + j * b_block, b_block, steps, acc + j * acc_step,
-                        acc_step, where.ctypes.data,
+                        table[entry + some - 1], a, a_step, b + j * size, size, steps, acc + j * share.acc_block,
+                        share.acc_block, address_of(walks),
                     )  # fmt: skip
 
     @jit
     def _add_lines(
-        table: Vector, parts: int, slab: Vector, span: Table, panel_steps: Vector, a: int, b: int, b_blocks: int,
-        b_block: int, plain: Vector, acc: int, acc_step: int, down: int, where: Vector,
+        table: Vector, share: DotShare, slab: DotSlab, low: Vector, high: Vector, down: int, walks: Walks, a: int,
+        b: int, plain: Vector, acc: int,
     ) -> None:  # fmt: skip
-        """Sum tiles of rows over a `span` of a slab's (d, h, w), first and end, that hold images inside.
+        """Sum tiles of rows over a slab's (d, h, w) from `low` to `high`, all of whose images are inside.
 
         Each position is some whole steps of `a` and `b`, so no row crosses lines, and nothing is visited that none of
         the tiles' taps meets.
         Where walks end depends on the slab alone: sums have the same bits whatever tiles go together.
         """
-        step = panel_steps[2] // LINE
-        left, right = (span[0, 2] - slab[4]) * step, (span[1, 2] - slab[4]) * step
-        most = INSIDE_PIXELS[parts - 1] // STEP
-        lines = max(1, most // max(1, (slab[5] - slab[4]) * step))
-        meets = left < right and span[0, 1] < span[1, 1]
-        for d in range(span[0, 0], span[1, 0] if meets else 0):
-            for base in range(slab[2] + (span[0, 1] - slab[2]) // lines * lines, span[1, 1], lines):
-                h = max(base, span[0, 1])
-                line = (d - slab[0]) * panel_steps[0] + (h - slab[2]) * panel_steps[1]
-                where[4] = min(base + lines, span[1, 1]) - h
+        steps, first_d, first_h, first_w = share.a.steps, slab.low[0], slab.low[1], slab.low[2]
+        step = steps[2] // LINE
+        left, right = (low[2] - first_w) * step, (high[2] - first_w) * step
+        most = INSIDE_PIXELS[share.a.parts - 1] // STEP
+        lines = max(1, most // max(1, (slab.high[2] - first_w) * step))
+        meets = left < right and low[1] < high[1]
+        for d in range(low[0], high[0] if meets else 0):
+            for base in range(first_h + (low[1] - first_h) // lines * lines, high[1], lines):
+                h = max(base, low[1])
+                line = (d - first_d) * steps[0] + (h - first_h) * steps[1]
+                walks.count = min(base + lines, high[1]) - h
                 for start in range(left // most * most, right, most):
                     first, end = max(left, start), min(right, start + most)
                     place = line + LINE * first
-                    where[6] = STEP // 2 * (panel_steps[1] - LINE * (end - first))
+                    walks.skip = STEP // 2 * (steps[1] - LINE * (end - first))
                     _add_tiles(
-                        table, parts, a + place, LINE, b + STEP // 2 * place, b_blocks, b_block, end - first, plain,
-                        acc, acc_step, down, where,
+                        table, share, down, walks, a + place, LINE, b + STEP // 2 * place, end - first, plain, acc
                     )  # fmt: skip
-        where[4] = 1
+        walks.count = 1
 
     @jit
     def _add_rows(
-        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, shifts: Table, taps: int,
-        channels: int, a: int, a_plane: int, a_part: int, b: int, b_blocks: int, b_block: int, plain: Vector, acc: int,
-        acc_step: int, stage: int, inside: bool, slab: Vector, panel_steps: Vector,
+        table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], offsets: Vector, i0: int, i1: int,
+        steps: int, a: int, panels: int, plain: Vector, acc: int,
     ) -> None:  # fmt: skip
         """Sum tiles of rows, some at a time, with all plain blocks of b.
 
@@ -204,60 +205,64 @@ if target().dots == "amx":
         there are products enough to hide that its rows cross lines of memory; others are staged. With images inside
         its rows are lines, and tiles of one tap go together.
         """
-        live = shifts.shape[0]
-        whole = min(i1, channels // TILE) if parts > 1 or inside else i0
-        tiles, start = max(0, whole - i0) * live, TILE * max(i0, whole) * taps
-        rest = (min(offsets.size, TILE * i1 * taps) - start) // ROWS
-        places, span = np.empty((2, 4), np.int64), np.empty((2, 3), np.int64)
-        where = np.zeros(13 + INSIDE_LINES, np.int64)
-        where[4], where[5] = 1, where.ctypes.data + 104  # one walk, from 0 on
+        live, every, parts, a_plane = taps.shape[0], share.taps, share.a.parts, share.a.plane
+        a_part, b, stage = share.a.planes * a_plane, panels + share.b.target, panels + share.b.scratch
+        whole = min(i1, share.channels // TILE) if parts > 1 or share.inside else i0
+        tiles, start = max(0, whole - i0) * live, TILE * max(i0, whole) * every
+        rest = (min(offsets.size, TILE * i1 * every) - start) // ROWS
+        a_down, acc_down = np.empty(4, np.int64), np.empty(4, np.int64)
+        low, high = np.empty(3, np.int64), np.empty(3, np.int64)
+        table_of_walks, starts = np.empty(1, WALKS), np.empty(INSIDE_LINES, np.int64)
         for line in range(INSIDE_LINES):
-            where[13 + line] = line * panel_steps[1]
+            starts[line] = line * share.a.steps[1]
         tile = 0
         while tile < tiles + rest:
-            down = _together((tiles if tile < tiles else tiles + rest) - tile, b_blocks)
+            walks = table_of_walks[0]
+            down = _together((tiles if tile < tiles else tiles + rest) - tile, share.b.planes)
             for axis in range(3):
-                span[0, axis], span[1, axis] = slab[2 * axis + 1], slab[2 * axis]
+                low[axis], high[axis] = slab.high[axis], slab.low[axis]
             for k in range(down):
                 if tile < tiles:
                     i, t = divmod(tile + k, live)
-                    if inside:
+                    if share.inside:
                         t, i = divmod(tile + k, whole - i0)
-                    for axis in range(3 if inside else 0):
-                        span[0, axis] = min(span[0, axis], max(slab[2 * axis], shifts[t, 2 + 2 * axis]))
-                        span[1, axis] = max(span[1, axis], min(slab[2 * axis + 1], shifts[t, 3 + 2 * axis]))
-                    places[0, k] = (i0 + i) * TILE * a_plane + shifts[t, 0]
-                    places[1, k] = ((i0 + i) * TILE * taps + shifts[t, 1]) * LINE
+                    tap = taps[t]
+                    for axis in range(3 if share.inside else 0):
+                        low[axis] = min(low[axis], max(slab.low[axis], tap.low[axis]))
+                        high[axis] = max(high[axis], min(slab.high[axis], tap.high[axis]))
+                    a_down[k] = (i0 + i) * TILE * a_plane + tap.plane
+                    acc_down[k] = ((i0 + i) * TILE * every + tap.number) * LINE
                 else:
-                    places[0, k], places[1, k] = k * ROWS * LINE, (start + (tile - tiles + k) * ROWS) * LINE
-            where[0], where[1], where[2], where[3] = b_blocks * b_block, a_part, a_plane, taps * LINE
+                    a_down[k], acc_down[k] = k * ROWS * LINE, (start + (tile - tiles + k) * ROWS) * LINE
+            walks.count, walks.starts, walks.skip = 1, starts.ctypes.data, 0  # one walk, from 0 on
+            walks.b_part, walks.a_part, walks.a_line = share.b.planes * share.b.plane, a_part, a_plane
+            walks.acc_line = every * LINE
             if tile >= tiles:
-                where[1], where[2], where[3] = down * ROWS * LINE, LINE, LINE
+                walks.a_part, walks.a_line, walks.acc_line = down * ROWS * LINE, LINE, LINE
             for k in range(1, down):
-                where[6 + k], where[5 + down + k] = places[0, k] - places[0, 0], places[1, k] - places[1, 0]
+                walks.down[k - 1], walks.down[down + k - 2] = a_down[k] - a_down[0], acc_down[k] - acc_down[0]
             most = BLOCK_PIXELS if tile < tiles else STAGED_PIXELS[parts - 1]
-            walks = (steps * STEP + most - 1) // most
-            if inside and tile < tiles:
-                walks = 0
+            pieces = (steps * STEP + most - 1) // most
+            if share.inside and tile < tiles:
+                pieces = 0
                 _add_lines(
-                    table, parts, slab, span, panel_steps, a + places[0, 0], b, b_blocks, b_block, plain,
-                    acc + places[1, 0], acc_step, down, where,
+                    table, share, slab, low, high, down, walks, a + a_down[0], b, plain, acc + acc_down[0]
                 )  # fmt: skip
-            for walk in range(walks):
-                first, end = steps * walk // walks, steps * (walk + 1) // walks
-                source, pitch = a + places[0, 0] + LINE * first, LINE
+            for piece in range(pieces):
+                first, end = steps * piece // pieces, steps * (piece + 1) // pieces
+                source, pitch = a + a_down[0] + LINE * first, LINE
                 if tile >= tiles:
                     source, pitch = stage, parts * down * ROWS * LINE
-                    for piece in range(parts * down):
-                        p, k = divmod(piece, down)
+                    for each in range(parts * down):
+                        p, k = divmod(each, down)
                         call_dots(
                             table[STAGE], a + p * a_part + LINE * first,
                             offsets.ctypes.data + 8 * (start + (tile - tiles + k) * ROWS), 0, pitch, end - first,
-                            stage + piece * ROWS * LINE, 0, 0,
+                            stage + each * ROWS * LINE, 0, 0,
                         )  # fmt: skip
                 _add_tiles(
-                    table, parts, source, pitch, b + STEP // 2 * LINE * first, b_blocks, b_block, end - first, plain,
-                    acc + places[1, 0], acc_step, down, where,
+                    table, share, down, walks, source, pitch, b + STEP // 2 * LINE * first, end - first, plain,
+                    acc + acc_down[0],
                 )  # fmt: skip
             tile += down
 
@@ -265,158 +270,147 @@ else:
 
     @jit
     def _add_rows(
-        table: Vector, parts: int, i0: int, i1: int, steps: int, offsets: Vector, shifts: Table, taps: int,
-        channels: int, a: int, a_plane: int, a_part: int, b: int, b_blocks: int, b_block: int, plain: Vector, acc: int,
-        acc_step: int, stage: int, inside: bool, slab: Vector, panel_steps: Vector,
+        table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], offsets: Vector, i0: int, i1: int,
+        steps: int, a: int, panels: int, plain: Vector, acc: int,
     ) -> None:  # fmt: skip
         """Sum the rows with two blocks of b at a time, where both are plain: their pixels stay in the first cache."""
-        last, pairs, most = min(offsets.size, TILE * i1 * taps), steps * STEP // 2, BLOCK_PIXELS // 2
-        for first in range(0, pairs, most):
-            count = min(most, pairs - first)
-            for j0 in range(0, b_blocks, 2):
-                across = min(2, b_blocks - j0)
+        first_row, last = TILE * i0 * share.taps, min(offsets.size, TILE * i1 * share.taps)
+        b, blocks, block, pairs = panels + share.b.target, share.b.planes, share.b.plane, steps * STEP // 2
+        for first in range(0, pairs, BLOCK_PIXELS // 2):
+            count = min(BLOCK_PIXELS // 2, pairs - first)
+            for j0 in range(0, blocks, 2):
+                across = min(2, blocks - j0)
                 size = across if plain[j0] + plain[j0 + across - 1] == 2 else 1
                 for j in range(j0, j0 + across, size):
-                    for row in range(TILE * i0 * taps, last if plain[j] == 1 else 0, ROWS):
+                    for row in range(first_row, last if plain[j] == 1 else 0, ROWS):
                         call_dots(
                             table[BLOCKS + size - 1], a + 4 * first, offsets.ctypes.data + 8 * row,
-                            b + j * b_block + LINE * first, b_block, count, acc + j * acc_step + row * LINE, acc_step,
-                            0,
+                            b + j * block + LINE * first, block, count, acc + j * share.acc_block + row * LINE,
+                            share.acc_block, 0,
                         )  # fmt: skip
 
 
 @jit
 def _walk(
-    table: Vector, parts: int, pixels: int, offsets: Vector, shifts: Table, taps: int, channels: int, a: int,
-    a_plane: int, a_part: int, b: int, b_blocks: int, b_block: int, first: int, plain: Table, acc: int, acc_step: int,
-    stage: int, inside: bool, slab: Vector, panel_steps: Vector,
+    table: Vector, share: DotShare, slab: DotSlab, taps: Rows[DotTap], offsets: Vector, first: int, panels: int,
+    plain: Table, acc: int,
 ) -> None:  # fmt: skip
     """Sum the plain pairs of blocks, from the `first` block of rows on, as many at once as have the same ones."""
-    steps, i = (pixels + STEP - 1) // STEP, 0
+    pixels = (slab.high[0] - slab.low[0] - 1) * share.a.steps[0] // 2 + share.pixels
+    steps, a, i = (pixels + STEP - 1) // STEP, panels - first * TILE * share.a.plane, 0
     while i < plain.shape[0]:
         start, same, some = i, True, 0
         while same:
             i += 1
             same = i < plain.shape[0]
-            for j in range(b_blocks if same else 0):
+            for j in range(plain.shape[1] if same else 0):
                 same &= plain[i, j] == plain[start, j]
-        for j in range(b_blocks):
+        for j in range(plain.shape[1]):
             some += plain[start, j]
         if some > 0:
             _add_rows(
-                table, parts, first + start, first + i, steps, offsets, shifts, taps, channels, a, a_plane, a_part, b,
-                b_blocks, b_block, plain[start], acc, acc_step, stage, inside, slab, panel_steps,
+                table, share, slab, taps, offsets, first + start, first + i, steps, a, panels, plain[start], acc
             )  # fmt: skip
 
 
 @jit
 def _walk_exactly(
-    exact: int, slab: Vector, shifts: Table, taps: int, a: int, a_steps: Vector, channels: int, b: int,
-    b_steps: Vector, b_channels: int, plain: Table, a_odd: Vector, b_odd: Vector, acc: int, acc_step: int,
+    exact: int, share: DotShare, slab: DotSlab, taps: Rows[DotTap], a: Packing, b: Packing, plain: Table, a_odd: Vector,
+    b_odd: Vector, acc: int,
 ) -> None:  # fmt: skip
     """Sum all other pairs of blocks, over the pixels for which each tap is inside, from the tensors themselves.
 
     Of a plain pair only the sums of odd channels are kept.
     """
-    where, apart = np.empty(4, np.int64), np.empty(TILE * TILE, np.float32)
+    table_of_sides, apart = np.empty(1, SIDES), np.empty(TILE * TILE, np.float32)
+    a_strides, b_strides = a.strides, b.strides
     for pair in range(plain.size):
         i, j = divmod(pair, plain.shape[1])
-        rows, lanes = min(TILE, channels - TILE * i), min(TILE, b_channels - TILE * j)
+        rows, lanes = min(TILE, a.channels - TILE * i), min(TILE, b.channels - TILE * j)
         some = plain[i, j] == 0
         for m in range(rows):
             some |= a_odd[TILE * i + m] == 1
         for lane in range(lanes):
             some |= b_odd[TILE * j + lane] == 1
-        where[0], where[1], where[2], where[3] = a_steps[4], rows - 1, b_steps[4], lanes - 1
-        for t in range(shifts.shape[0] if some else 0):
-            sums = acc + j * acc_step + (i * TILE * taps + shifts[t, 1]) * LINE
-            to, line = sums, taps * LINE
+        sides = table_of_sides[0]
+        sides.a_channel, sides.a_last, sides.b_channel, sides.b_last = a.channel, rows - 1, b.channel, lanes - 1
+        for t in range(taps.shape[0] if some else 0):
+            tap = taps[t]
+            sums = acc + j * share.acc_block + (i * TILE * share.taps + tap.number) * LINE
+            to, line = sums, share.taps * LINE
             if plain[i, j] == 1:
                 to, line = apart.ctypes.data, LINE
-                _copy_line(to, line, sums, taps * LINE, rows)
-            first, second = a + TILE * i * a_steps[4] + shifts[t, 10], b + TILE * j * b_steps[4]
-            low, high = max(slab[6], shifts[t, 8]), min(slab[7], shifts[t, 9])
-            for n in range(max(slab[0], shifts[t, 2]), min(slab[1], shifts[t, 3]) if low < high else 0):
-                for d in range(max(slab[2], shifts[t, 4]), min(slab[3], shifts[t, 5])):
-                    for h in range(max(slab[4], shifts[t, 6]), min(slab[5], shifts[t, 7])):
+                _copy_line(TILE, to, line, sums, share.taps * LINE, rows)
+            first, second = a.source + TILE * i * a.channel + tap.source, b.source + TILE * j * b.channel
+            low, high = max(slab.low[3], tap.low[3]), min(slab.high[3], tap.high[3])
+            for n in range(max(slab.low[0], tap.low[0]), min(slab.high[0], tap.high[0]) if low < high else 0):
+                for d in range(max(slab.low[1], tap.low[1]), min(slab.high[1], tap.high[1])):
+                    for h in range(max(slab.low[2], tap.low[2]), min(slab.high[2], tap.high[2])):
+                        one = first + n * a_strides[0] + d * a_strides[1] + h * a_strides[2] + low * a_strides[3]
+                        other = second + n * b_strides[0] + d * b_strides[1] + h * b_strides[2] + low * b_strides[3]
                         call_dots(
-                            exact, first + n * a_steps[0] + d * a_steps[1] + h * a_steps[2] + low * a_steps[3],
-                            a_steps[3], second + n * b_steps[0] + d * b_steps[1] + h * b_steps[2] + low * b_steps[3],
-                            b_steps[3], high - low, to, line, where.ctypes.data,
+                            exact, one, a_strides[3], other, b_strides[3], high - low, to, line, address_of(sides)
                         )  # fmt: skip
             for m in range(rows if plain[i, j] == 1 else 0):
                 for lane in range(lanes):
                     if a_odd[TILE * i + m] + b_odd[TILE * j + lane] > 0:
-                        store_value(sums + m * taps * LINE + 4 * lane, _load_f32(to + m * LINE + 4 * lane))
+                        store_value(sums + m * share.taps * LINE + 4 * lane, _load_f32(to + m * LINE + 4 * lane))
+
+
+@jit
+def _pack(
+    share: DotShare, packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox], peaks: Rows[Peaks], odd: Vector
+) -> None:
+    """Pack all parts of some channels, and see how large their values are."""
+    call_packer(share.packer, packing, boxes, before)
+    if packing.parts == 2:
+        part = packing.planes * packing.plane
+        split_f16(packing.target, packing.target + part, part // LINE)
+    _peaks(packing, boxes, peaks, odd)
 
 
 @jit
 def add_dots(
-    table: Vector, turned: int, parts: int, groups: int, slabs: Table, shifts: Table, offsets: Vector, taps: int,
-    panel_steps: Vector, sizes: Vector, a: Vector, a_boxes: Table, a_steps: Vector,
-    b: Vector, b_boxes: Table, b_steps: Vector, panels: int, a_last: Table, b_last: Table, acc: int, acc_bytes: int,
-    acc_step: int, small: Table,
+    table: Vector, shares: Rows[DotShare], slabs: Rows[DotSlab], boxes: Rows[PackedBox], last: Rows[PackedBox],
+    taps: Rows[DotTap], offsets: Vector, small: Table, a: int, b: int, panels: int, acc: int,
 ) -> None:  # fmt: skip
-    """Add slabs of pixels to the accumulators of `groups` groups, [block of b][channel of a][tap][16].
+    """Add slabs of pixels to the accumulators of the one share's groups.
 
-    `turned` is that of `kernels.pack.pairs`; `a` and `b` are each tensor's address and its bytes between groups; for
-    the other tables see `kernels.gradient.dots.schedule`. `sizes` are channels, planes and bytes of a plane of a, then
-    channels and blocks of b, and positions of all images and of one, then 1 for images inside, and the channels of a
-    that are packed together. `panels` holds a's planes, b's pairs and staged rows; `a_last` and `b_last` are the boxes
-    that were packed there last, if any. `small` has a row for each group: the pairs of blocks that `_plain` found to be
-    so. The caller owns all of them.
+    `boxes` are for each slab those of a, then that of b; `last` those that were packed last, if any. For `offsets` see
+    `kernels.gradient.dots.schedule`; `small` has a row for each group: the pairs of blocks that `_plain` found to be
+    so. `a` and `b` are the addresses of the tensors; `panels` holds a's planes, b's pairs and staged rows. The caller
+    owns all of them.
     """
-    channels, a_plane, b_blocks, b_block, inside = sizes[0], sizes[2], sizes[4], 32 * sizes[5], sizes[7] == 1
-    together, a_part, b_part = sizes[8], sizes[1] * a_plane, b_blocks * b_block
-    a_peaks = np.empty((2, (together + TILE - 1) // TILE), np.int64)
-    b_peaks, plain = np.empty((2, b_blocks), np.int64), np.empty((a_peaks.shape[1], b_blocks), np.int64)
-    a_odd, b_odd = np.empty(together, np.int64), np.empty(sizes[3], np.int64)
-    a_rows, b_rows = a_boxes.shape[0] // slabs.shape[0], b_boxes.shape[0] // slabs.shape[0]
-    pairs, stage = panels + parts * a_part, panels + parts * (a_part + b_part)
+    share = shares[0]
+    together, phases = share.together, share.phases
+    a_peaks, b_peaks = np.empty((together + TILE - 1) // TILE, PEAKS), np.empty(share.b.planes, PEAKS)
+    plain = np.empty((a_peaks.shape[0], b_peaks.shape[0]), np.int64)
+    a_odd, b_odd = np.empty(together, np.int64), np.empty(share.b.channels, np.int64)
+    packings = np.empty(2, PACKING)
+    packings[0], packings[1] = share.a, share.b
+    for i in range(2):
+        packings[i].target += panels
+        packings[i].scratch += panels
+    a_last, b_last = last[:phases], last[phases:]
     for s in range(slabs.shape[0]):
-        pixels = (slabs[s, 1] - slabs[s, 0] - 1) * panel_steps[0] // 2 + sizes[6]
-        a_now, b_now = a_boxes[s * a_rows : (s + 1) * a_rows], b_boxes[s * b_rows : (s + 1) * b_rows]
-        for g in range(groups):
-            b_group, sums = b[0] + g * b[1], acc + g * acc_bytes
-            done = 0
-            if inside:
-                done = call_turned(
-                    turned, parts, 1, sizes[3], b_blocks, b_now.ctypes.data, b_now.shape[0], b_last.ctypes.data,
-                    b_last.shape[0], b_group, b_steps.ctypes.data, pairs, b_block, panel_steps.ctypes.data, stage,
-                )  # fmt: skip
-            if done == 0:
-                pack_pairs(
-                    parts, sizes[3], b_blocks, b_now, b_last, b_group, b_steps, pairs, b_block, panel_steps, stage
-                )
-            b_last = b_now
-            if parts == 2:
-                split_f16(pairs, pairs + b_part, b_part // LINE)
-            _peaks(parts, sizes[3], TILE, pairs, b_part, b_block, b_block, b_now, b_group, b_steps, b_peaks, b_odd)
-            for first in range(0, channels, together):
-                some, a_some = min(together, channels - first), a[0] + g * a[1] + first * a_steps[4]
-                done = 0
-                if inside:
-                    done = call_turned(
-                        turned, parts, 0, some, sizes[1], a_now.ctypes.data, a_now.shape[0], a_last.ctypes.data,
-                        a_last.shape[0], a_some, a_steps.ctypes.data, panels, a_plane, panel_steps.ctypes.data, stage,
-                    )  # fmt: skip
-                if done == 0:
-                    pack_planes(
-                        parts, some, sizes[1], a_now, a_last, a_some, a_steps, panels, a_plane, panel_steps, stage
-                    )
-                a_last = a_now
-                if parts == 2:
-                    split_f16(panels, panels + a_part, a_part // LINE)
-                _peaks(parts, some, 1, panels, a_part, a_plane, a_plane, a_now, a_some, a_steps, a_peaks, a_odd)
-                mine = plain[: (some + TILE - 1) // TILE]
-                _plain(parts, a_peaks, b_peaks, small[g, first // TILE * b_blocks :], mine)
+        slab, wide, narrow = slabs[s], packings[0], packings[1]
+        now = boxes[s * (phases + 1) : (s + 1) * (phases + 1)]
+        for g in range(share.groups):
+            sums = acc + g * share.acc_group
+            narrow.source = b + share.b.source + g * share.b_group
+            _pack(share, narrow, now[phases:], b_last, b_peaks, b_odd)
+            b_last = now[phases:]
+            for first in range(0, share.channels, together):
+                wide.source = a + share.a.source + g * share.a_group + first * wide.channel
+                wide.channels = min(together, share.channels - first)
+                _pack(share, wide, now[:phases], a_last, a_peaks, a_odd)
+                a_last = now[:phases]
+                mine = plain[: (wide.channels + TILE - 1) // TILE]
+                _plain(wide.parts, a_peaks, b_peaks, small[g, first // TILE * narrow.planes :], mine)
                 call_dots(table[BEGIN], 0, 0, 0, 0, 0, 0, 0, 0)
-                _walk(
-                    table, parts, pixels, offsets, shifts, taps, channels, panels - first * a_plane, a_plane, a_part,
-                    pairs, b_blocks, b_block, first // TILE, mine, sums, acc_step, stage, inside, slabs[s], panel_steps,
-                )  # fmt: skip
+                _walk(table, share, slab, taps, offsets, first // TILE, panels, mine, sums)
                 call_dots(table[END], 0, 0, 0, 0, 0, 0, 0, 0)
                 _walk_exactly(
-                    table[EXACT + parts - 1], slabs[s], shifts, taps, a_some, a_steps, some, b_group, b_steps, sizes[3],
-                    mine, a_odd, b_odd, sums + first * taps * LINE, acc_step,
+                    table[EXACT + wide.parts - 1], share, slab, taps, wide, narrow, mine, a_odd, b_odd,
+                    sums + first * share.taps * LINE,
                 )  # fmt: skip

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise, product
+from itertools import pairwise, product
 from math import ceil, prod
 
 import numpy as np
@@ -22,6 +22,7 @@ import numpy.typing as npt
 from kernels.cache import cached
 from kernels.emit.compiler import Records
 from kernels.emit.dots import PARTS, ROWS, STEP, TILE
+from kernels.gradient.dots.records import DotSlab, DotTap, PackedBox
 from kernels.gradient.geometry import Axis, Geometry, Tensor, geometry
 from kernels.gradient.tiles.driver import PLANES, WIDTH
 from kernels.gradient.tiles.records import Block
@@ -139,11 +140,10 @@ def _line(axis: Axis, size: int) -> _Line | None:
 class DotSchedule:
     """Everything that the compiled driver reads; `a` is the wide tensor, `b` the narrow one.
 
-    `shifts` has a row for each live tap: bytes of its shift in a plane, number of the tap, low and high of its real (n,
-    d, h, w), and bytes of its shift in the tensor. `offsets` are those of the accumulators' rows, the taps of a channel
-    inside channels, in the planes. `pixels` are the positions of a slab's last image, up to its last pixel. `slabs` are
-    first and last (n, d, h, w); `boxes` see `kernels.pack.pairs`. With images `inside`, (d, h, w, n) stands for (n, d,
-    h, w) everywhere. So many channels of `a` as `together` says are packed at a time.
+    `live` are the taps that meet data. `offsets` are those of the accumulators' rows, the taps of a channel inside
+    channels, in the planes. `pixels` are the positions of a slab's last image, up to its last pixel. `boxes` has a row
+    for each slab: a box of `a` for each phase, and one of `b`. With images `inside`, (d, h, w, n) stands for (n, d, h,
+    w) everywhere. So many channels of `a` as `together` says are packed at a time.
     """
 
     axes: tuple[Axis, Axis, Axis, Axis]
@@ -161,11 +161,10 @@ class DotSchedule:
     positions: int
     pixels: int
     taps: int
-    shifts: Ints
+    live: Records
     offsets: Ints
-    slabs: tuple[tuple[int, ...], ...]
-    a_boxes: Ints
-    b_boxes: Ints
+    slabs: Records
+    boxes: Records
     chunks: int
     use: float
     cycles: float
@@ -188,7 +187,7 @@ class DotSchedule:
 
     def end(self, slab: int, axis: int) -> int:
         """Give the position behind the last one of a slab."""
-        return self.slabs[slab][2 * axis + 1]
+        return int(self.slabs["high"][slab, axis])
 
 
 def _odd_lines(positions: int) -> int:
@@ -337,14 +336,17 @@ def _cost(geo: Geometry, lines: tuple[_Line, ...], parts: int, inside: bool) -> 
 
 def _boxes(
     columns: Sequence[Iterable[tuple[int, int, int]]], steps: Sequence[int], panel: Sequence[int], size: int
-) -> Ints:
-    """Combine the (n, d, h, w) parts of all slabs to boxes: bytes in the tensor, in the plane, and counts."""
+) -> Records:
+    """Combine the (n, d, h, w) parts of all slabs, first positions in the tensor and in the plane and counts."""
     tables = [np.array(list(column), object).reshape(-1, 3) for column in columns]
     grid = np.indices([len(table) for table in tables]).reshape(4, -1)
     sources = [wrapped(size * step * table[:, 0])[at] for table, step, at in zip(tables, steps, grid, strict=True)]
     places = [wrapped(2 * step * table[:, 1])[at] for table, step, at in zip(tables, panel, grid, strict=True)]
-    counts = [table[:, 2].astype(np.int64)[at] for table, at in zip(tables, grid, strict=True)]
-    return np.column_stack([sum(sources), sum(places), *counts])
+    boxes = np.empty(grid.shape[1], PackedBox.dtype)
+    boxes["source"], boxes["place"] = sum(sources), sum(places)
+    for axis, (table, at) in enumerate(zip(tables, grid, strict=True)):
+        boxes["sizes"][:, axis] = table[at, 2]
+    return boxes
 
 
 @cached
@@ -358,11 +360,12 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     if laid is None:
         return None
     geo, lines, inside = laid
-    every = [tuple(chain.from_iterable(slab)) for slab in product(*(line.cuts for line in lines))]
-    order = np.arange(len(every))
+    cuts = np.array(list(product(*(line.cuts for line in lines))), np.int64)
+    order = np.arange(len(cuts))
     if inside:  # images go last in a slab, but outermost among slabs: they arrive one by one
         order = order.reshape(-1, len(lines[3].cuts)).T.reshape(-1)
-    slabs = tuple(every[i] for i in order.tolist())
+    slabs = np.empty(len(cuts), DotSlab.dtype)
+    slabs["low"], slabs["high"] = cuts[order, :, 0], cuts[order, :, 1]
     steps, pixels, size = _steps(lines), _pixels(lines, 0), storage_dtype(problem.dtype).itemsize
     positions = 32 * ceil(pixels / 32)
     ends = [sum(line.reach[end] * step for line, step in zip(lines, steps, strict=True)) for end in range(2)]
@@ -372,22 +375,26 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     def place(phase: tuple[int, ...], at: tuple[int, ...]) -> int:
         return phases[phase] * plane + 2 * (front + sum(x * step for x, step in zip(at, steps, strict=True)))
 
-    shifts = []
-    for tap in product(*(line.taps for line in lines)):
+    live = np.empty(prod(len(line.taps) for line in lines), DotTap.dtype)
+    sources = []
+    for row, tap in zip(live, product(*(line.taps for line in lines)), strict=True):
         numbers, phase, shift = zip(*tap, strict=True)
         number = 0
         for axis, k in zip(geo.axes, numbers, strict=True):
             number = number * len(axis.shifts) + k
-        ranges = [end for axis, k in zip(geo.axes, numbers, strict=True) for end in axis.ranges[k]]
+        row["number"], row["plane"] = number, place(phase, shift)
+        spans = [axis.ranges[k] for axis, k in zip(geo.axes, numbers, strict=True)]
+        row["low"], row["high"] = zip(*spans, strict=True)
         meets = [axis.shifts[k] for axis, k in zip(geo.axes, numbers, strict=True)]
-        source = sum(step * shift for step, shift in zip(geo.wide.steps, meets, strict=True))
-        shifts.append([place(phase, shift), number, *ranges, size * source])
-    a_boxes = []
+        sources.append(size * sum(step * shift for step, shift in zip(geo.wide.steps, meets, strict=True)))
+    live["source"] = wrapped(sources)
+    boxes = []
     for phase, number in phases.items():
         parts = [line.data(f) for line, f in zip(lines, phase, strict=True)]
-        a_boxes.append(_boxes(parts, geo.wide.steps, steps, size)[order])
-        a_boxes[-1][:, 1] += number * plane + 2 * front
+        boxes.append(_boxes(parts, geo.wide.steps, steps, size))
+        boxes[-1]["place"] += number * plane + 2 * front
     whole = [[(low, 0, high - low) for low, high in line.cuts] for line in lines]
+    boxes.append(_boxes(whole, geo.narrow.steps, steps, size))
     a_steps = [size * step * axis.stride for step, axis in zip(geo.wide.steps, geo.axes, strict=True)]
     b_blocks = ceil(geo.narrow.channels / TILE)
     points = prod(axis.size for axis in geo.axes)
@@ -398,15 +405,14 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     channels = geo.wide.channels
     a_plane = _odd_lines(plane * len(phases) // 2)
     rows = ROWS * ceil(taps * channels / ROWS)
-    live = np.array(shifts, object)
     # a tap that meets nothing reads zeros behind the channels
     at = np.full((channels, taps), channels * a_plane, np.int64)
-    at[:, live[:, 1].astype(int)] = np.arange(channels)[:, None] * a_plane + live[:, 0].astype(int)
+    at[:, live["number"]] = np.arange(channels)[:, None] * a_plane + live["plane"]
     together = channels
-    if inside and len(shifts) == taps:  # a tap that meets nothing reads zeros behind the last channel
+    if inside and len(live) == taps:  # a tap that meets nothing reads zeros behind the last channel
         wide, _ = _bytes(geo, lines, TOGETHER)
         together = min(channels, TOGETHER * max(1, NARROW_BYTES // (PARTS[problem.dtype] * wide)))
-    done = problem.groups * rows * TILE * b_blocks * STEP * _products(lines, inside) / len(shifts)
+    done = problem.groups * rows * TILE * b_blocks * STEP * _products(lines, inside) / len(live)
     firsts = range(0, geo.narrow.channels, TILE)
     return DotSchedule(
         axes=geo.axes,
@@ -419,16 +425,15 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
         a_steps=wrapped([*a_steps, size * geo.wide.channel]),
         b_steps=wrapped([size * step for step in (*geo.narrow.steps, geo.narrow.channel)]),
         panel_steps=wrapped([2 * step for step in steps]),
-        a_planes=together + (len(shifts) < taps),
+        a_planes=together + (len(live) < taps),
         a_plane=a_plane,
         positions=positions,
         pixels=_pixels(lines, 1),
         taps=taps,
-        shifts=wrapped([value for tap in shifts for value in tap]).reshape(-1, 11),
+        live=live,
         offsets=np.pad(at.reshape(-1), (0, -at.size % ROWS), mode="edge"),
         slabs=slabs,
-        a_boxes=np.stack(a_boxes, axis=1),
-        b_boxes=_boxes(whole, geo.narrow.steps, steps, size)[order, None],
+        boxes=np.stack(boxes, axis=1)[order],
         chunks=chunks,
         use=problem.macs / max(1, done),
         cycles=_cycles(problem, geo, lines, inside),

@@ -9,14 +9,15 @@ import numpy as np
 
 from kernels.arena import address, arena, arena_keeps, arena_kept
 from kernels.cache import cached
-from kernels.emit.compiler import Floats, Table
+from kernels.emit.compiler import Floats, Records, Table, row_of
 from kernels.emit.dots import PARTS, TILE, dot_table
 from kernels.gradient.dots.driver import STAGE_BYTES, add_dots
+from kernels.gradient.dots.records import DotShare, Packing
 from kernels.gradient.dots.schedule import DotSchedule, dot_schedule
 from kernels.gradient.tiles.unit import BATCH_MACS, BwdWeights, Part
-from kernels.pack.pairs import turned
+from kernels.pack.pairs import packer
 from kernels.plan import Storage, Unit
-from kernels.problem import ConvProblem, storage_dtype
+from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.target import target
 
 __all__ = ["BWD_DOTS"]
@@ -46,12 +47,50 @@ class DotPart(Part):
         self.blocks["acc"] = 4 * (mine["lane"] - self.first_lane) * plan.rows
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
-        self.slabs = np.array(plan.slabs, np.int64)
+        self.slabs = plan.slabs
         self.batch = max(1, BATCH * BATCH_MACS * len(plan.slabs) // max(1, problem.macs))
-        a, b = (plan.channels, plan.a_planes, plan.a_plane), (int(mine["valid"].sum()), len(mine))
-        self.sizes = np.array((*a, *b, plan.positions, plan.pixels, plan.inside, plan.together), np.int64)
+        self.share = self._share(int(mine["valid"].sum()))
+        self.panels = (int(self.share["a"]["scratch"][0]) + STAGE_BYTES) // 4
         self.layout = self._layout(0)
         self.starts = {len(plan.slabs) * chunk // plan.chunks for chunk in range(plan.chunks)}
+
+    def _share(self, channels: int) -> Records:
+        """Say what is packed and summed, of b so many `channels`."""
+        plan, parts, size = self.plan, PARTS[self.problem.dtype], storage_dtype(self.problem.dtype).itemsize
+        a_bytes, b_bytes = parts * plan.a_planes * plan.a_plane, parts * 2 * self.width * plan.positions
+        a_source, a_group, b_source, b_group = wrapped(
+            size * step
+            for step in (
+                plan.a.origin + self.g0 * plan.a.group, plan.a.group,
+                plan.b.origin + self.g0 * plan.b.group + self.first_lane * plan.b.channel, plan.b.group,
+            )
+        )  # fmt: skip
+        common = {"parts": parts, "steps": plan.panel_steps, "scratch": a_bytes + b_bytes, "images": plan.inside}
+        a = row_of(
+            Packing, channels=plan.together, source=a_source, channel=plan.a_steps[4], strides=plan.a_steps[:4],
+            target=0, planes=plan.a_planes, plane=plan.a_plane, pairs=False, **common,
+        )  # fmt: skip
+        b = row_of(
+            Packing, channels=channels, source=b_source, channel=plan.b_steps[4], strides=plan.b_steps[:4],
+            target=a_bytes, planes=len(self.blocks), plane=2 * TILE * plan.positions, pairs=True, **common,
+        )  # fmt: skip
+        return row_of(
+            DotShare,
+            packer=packer(),
+            groups=self.g1 - self.g0,
+            taps=plan.taps,
+            channels=plan.channels,
+            together=plan.together,
+            phases=plan.boxes.shape[1] - 1,
+            pixels=plan.pixels,
+            acc_group=4 * self.group_floats,
+            acc_block=4 * TILE * plan.rows,
+            a_group=a_group,
+            b_group=b_group,
+            a=tuple(a[0]),
+            b=tuple(b[0]),
+            inside=plan.inside,
+        )
 
     def _small(self, first: int) -> Table:
         """Give the marks of pairs of blocks, which are new where sums begin."""
@@ -64,19 +103,11 @@ class DotPart(Part):
     def _add_slabs(self, inputs: Sequence[Storage], some: slice, acc: Floats) -> None:
         plan = self.plan
         wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
-        parts, size = PARTS[self.problem.dtype], storage_dtype(self.problem.dtype).itemsize
-        panels = plan.a_planes * plan.a_plane + 2 * self.width * plan.positions
-        a = wide.ctypes.data + size * (plan.a.origin + self.g0 * plan.a.group)
-        b = narrow.ctypes.data + size * (self.g0 * plan.b.group + self.first_lane * plan.b.channel)
-        a_boxes, b_boxes = plan.a_boxes[some].reshape(-1, 6), plan.b_boxes[some].reshape(-1, 6)
-        place, last = arena_kept("vector", (parts * panels + STAGE_BYTES) // 4, self)
+        place, last = arena_kept("vector", self.panels, self)
         none = slice(0, 0) if last is None else slice(last, last + 1)
         add_dots(
-            dot_table(), turned(), parts, self.g1 - self.g0, self.slabs[some], plan.shifts, plan.offsets, plan.taps,
-            plan.panel_steps, self.sizes, np.array((a, size * plan.a.group), np.int64), a_boxes, plan.a_steps,
-            np.array((b, size * plan.b.group), np.int64), b_boxes, plan.b_steps, place,
-            plan.a_boxes[none].reshape(-1, 6), plan.b_boxes[none].reshape(-1, 6), address(acc), 4 * self.group_floats,
-            4 * TILE * plan.rows, self._small(some.start),
+            dot_table(), self.share, self.slabs[some], plan.boxes[some].reshape(-1), plan.boxes[none].reshape(-1),
+            plan.live, plan.offsets, self._small(some.start), address(wide), address(narrow), place, address(acc),
         )  # fmt: skip
         arena_keeps("vector", self, some.stop - 1)
 

@@ -15,7 +15,6 @@ from kernels.emit.intrinsics import (
     call_tile,
     fill_zero,
     load_value,
-    put_run,
     round_bits,
     store_value,
     transpose_panel,
@@ -26,6 +25,7 @@ from kernels.gradient.tiles.records import (
     Box,
     LaneTile,
     Line,
+    PanelSteps,
     Range,
     Share,
     Slab,
@@ -34,7 +34,7 @@ from kernels.gradient.tiles.records import (
     Visit,
     Weights,
 )
-from kernels.pack.panels import F16, F32, KINDS, PANEL, Panel, copy_lines, pack_panels, pack_planes
+from kernels.pack.panels import F16, F32, KINDS, PANEL, Panel, copy_lines, pack_panels, pack_planes, put
 from kernels.target import target
 
 __all__ = ["LINES", "NATIVE", "PLANES", "add", "add_lanes", "add_slabs", "store"]
@@ -44,13 +44,12 @@ NATIVE, LINES, PLANES = 0, 1, 2
 
 WIDTH = target().lanes
 
-VISIT = Visit.dtype
+PANEL_STEPS, VISIT = PanelSteps.dtype, Visit.dtype
 
 _load_f32 = load_value("f32")
 _round_f16 = round_bits("f16")
 _round_bf16 = round_bits("bf16")
 _turn_f32, _turn_f16, _turn_bf16 = (transpose_panel("f32", kind) for kind in KINDS)
-_put_f32, _put_f16, _put_bf16 = (put_run(kind) for kind in KINDS)
 
 
 @jit
@@ -109,7 +108,7 @@ def _set_apart(scalar: Source, box: Box, dense: Vector, source: int, target: int
 @jit
 def _pack_scalar(
     share: Share, count: int, left: int, source: int, end: int, box: Box, lines: Rows[Line], scratch: int,
-    parts: Rows[Panel], to: Table,
+    parts: Rows[Panel], to: PanelSteps,
 ) -> int:  # fmt: skip
     """Bring `count` groups of the scalar tensor to where the tiles read them; give the address of position 0.
 
@@ -118,12 +117,13 @@ def _pack_scalar(
     if share.pack == NATIVE:
         return source
     scalar, base, first, row = share.scalar, scratch, scratch, 0
+    dense, dense_bytes = to.dense, to.dense_bytes
     steps, sizes = scalar.steps, box.sizes
     for axis in range(4):
         source += box.first[axis] * scalar.strides[axis]
         base -= box.held[axis] * steps[axis]
         first += (box.first[axis] - box.held[axis]) * steps[axis]
-        to[0, axis] = steps[axis] // steps[3]
+        to.lines[axis] = steps[axis] // steps[3]
     for g in range(count):
         for t in range(lines.shape[0]):
             panel, part = g * share.scratch_bytes + t * share.plane, parts[row]
@@ -142,17 +142,17 @@ def _pack_scalar(
         )
     elif share.padded and count == 1 and sizes[3] < 16 and scalar.strides[2] == sizes[3] * scalar.strides[3]:
         # short lines that follow each other are transposed as one, then set apart
-        to[1, 3], to[2, 3] = 1, steps[3]
+        dense[3], dense_bytes[3] = 1, steps[3]
         for axis in range(2, -1, -1):
-            to[1, axis] = to[1, axis + 1] * sizes[1 + axis]
-            to[2, axis] = to[1, axis] * steps[3]
+            dense[axis] = dense[axis + 1] * sizes[1 + axis]
+            dense_bytes[axis] = dense[axis] * steps[3]
         spare = scratch + lines.shape[0] * share.plane
         for t in range(lines.shape[0]):
             parts[t].address = spare
-            pack_panels(share.kind, parts[t : t + 1], sizes[:], to[1], source, scalar.strides[:], scalar.lane, end)
-            _set_apart(scalar, box, to[2], spare, first + t * share.plane)
+            pack_panels(share.kind, parts[t : t + 1], sizes[:], dense[:], source, scalar.strides[:], scalar.lane, end)
+            _set_apart(scalar, box, dense_bytes[:], spare, first + t * share.plane)
     else:
-        pack_panels(share.kind, parts[:row], sizes[:], to[0], source, scalar.strides[:], scalar.lane, end)
+        pack_panels(share.kind, parts[:row], sizes[:], to.lines[:], source, scalar.strides[:], scalar.lane, end)
     return base
 
 
@@ -264,7 +264,7 @@ def add_slabs(
     """
     share = shares[0]
     together, padded = share.together, share.padded
-    visits, at, to = _visits(share, ranges.shape[0]), np.empty(4, np.int64), np.empty((3, 4), np.int64)
+    visits, at, to = _visits(share, ranges.shape[0]), np.empty(4, np.int64), np.empty(1, PANEL_STEPS)
     vector_parts = np.empty(together * blocks.shape[0], PANEL)
     scalar_parts = np.empty(together * lines.shape[0], PANEL)
     apart = np.empty(share.acc_bytes // 4 if padded else 0, np.float32)
@@ -283,7 +283,7 @@ def add_slabs(
                 _pack_vector(share, count, left, source, vector_end, slab.vector, blocks, panels, vector_parts)
             source = scalar + share.scalar.start + first * share.scalar.group
             base = _pack_scalar(
-                share, count, left, source, scalar_end, slab.scalar, lines, scratch, scalar_parts, to
+                share, count, left, source, scalar_end, slab.scalar, lines, scratch, scalar_parts, to[0]
             )  # fmt: skip
             for g in range(count):
                 here, sums = panels + g * share.panel_bytes, acc + (first + g) * share.acc_bytes
@@ -407,12 +407,7 @@ def _store_runs(weights: Weights, acc: int, lanes: int, valid: int, out: int) ->
             continue
         for tap in range(taps):
             target, source = to + size * tap * weights.tap_step, line + 4 * tap * weights.tap_rows * lanes
-            if kind == F32:
-                _put_f32(target, source, valid)
-            elif kind == F16:
-                _put_f16(target, source, valid)
-            else:
-                _put_bf16(target, source, valid)
+            put(kind, target, source, valid)
     return valid if weights.lane_step == 1 else whole
 
 

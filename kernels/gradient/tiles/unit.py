@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kernels.arena import address, arena, arena_address
 from kernels.cache import cached
-from kernels.emit.compiler import Records, row_of
+from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.tile_table import DIRECT, tile_table
 from kernels.gradient.tiles.driver import NATIVE, WIDTH, add, add_lanes, add_slabs, store
 from kernels.gradient.tiles.records import Share, Source, Weights
@@ -195,18 +195,16 @@ class Part:
                 tensor.origin + self.g0 * operand.group, operand.group, tensor.channel, operand.lane, *tensor.steps
             )
         )  # fmt: skip
-        return tuple(
-            row_of(
-                Source,
-                start=start,
-                nbytes=size * prod(problem.input_shapes[is_dst]),
-                group=group,
-                channel=channel,
-                lane=lane,
-                strides=strides,
-                steps=operand.steps,
-                moves=operand.moves,
-            )[0]
+        return values_of(
+            Source,
+            start=start,
+            nbytes=size * prod(problem.input_shapes[is_dst]),
+            group=group,
+            channel=channel,
+            lane=lane,
+            strides=strides,
+            steps=operand.steps,
+            moves=operand.moves,
         )
 
     def sum(self, inputs: Sequence[Storage], low: int, high: int, depth: int, stop: Stop) -> Floats | None:

@@ -1,0 +1,97 @@
+"""What the compiled loops of ConvTranspose on AMX read: a unit's facts, its passes, and the rows of its tables.
+
+Positions and steps are along (d, h, w), or (n, d, h, w) where there are four.
+"""
+
+from __future__ import annotations
+
+from kernels.emit.compiler import Record, Vector, numbers
+from kernels.forward.records import Bias, Data, Filter
+
+__all__ = ["Cell", "CellLine", "CellPass", "CellShare", "Cut", "Magnitudes", "Phase"]
+
+
+class CellShare(Record):
+    """The facts of a unit: how values are stored, in how many `parts` products take them, and cells.
+
+    A group's src `channels` take so many steps (`depth`), and a panel has so many `positions` for each, with `pitches`
+    between them. A phase has at most so many `rows`; `strides` lead from one of its dst positions to the next. The unit
+    has so many cells (`counts`) from the `first` on, of whole dst the first one; one has so many `images`, of `n`.
+    """
+
+    kind: int
+    parts: int
+    channels: int
+    depth: int
+    positions: int
+    rows: int
+    block_bytes: int
+    n: int
+    images: int
+    pitches: Vector = numbers(3)
+    strides: Vector = numbers(3)
+    first: Vector = numbers(4)
+    counts: Vector = numbers(4)
+
+
+class CellPass(Record):
+    """The dst channels of which the packed weights have room, in `blocks` of 16, and where their tensors begin."""
+
+    src: Data
+    weights: Filter
+    bias: Bias
+    dst: Data
+    channels: int
+    blocks: int
+
+
+class CellLine(Record):
+    """A cell along one axis: so many (`count`) positions from `dst` on, and so many (`met`) from `src` on.
+
+    The latter begin at a `place` in the panel.
+    """
+
+    dst: int
+    count: int
+    src: int
+    met: int
+    place: int
+
+
+class Cell(Record):
+    """A cell: `images` from `n` on, and for each axis what a `CellLine` has."""
+
+    n: int
+    images: int
+    dst: Vector = numbers(3)
+    counts: Vector = numbers(3)
+    src: Vector = numbers(3)
+    met: Vector = numbers(3)
+    places: Vector = numbers(3)
+
+
+class Phase(Record):
+    """Dst positions that meet the same taps: the first of a cell, the first tap, and the number of taps."""
+
+    first: Vector = numbers(3)
+    tap: int
+    taps: int
+
+
+class Cut(Record):
+    """How the positions of a phase in a cell, `counts`, are summed: in pieces of so many `tiles`.
+
+    The pieces are `LINES`, `PLANES`, or `WHOLE`, one row of the panel.
+    """
+
+    counts: Vector = numbers(3)
+    kind: int
+    tiles: int
+
+
+class Magnitudes(Record):
+    """The least and the largest exponent of some values, and whether all are finite."""
+
+    least: int
+    largest: int
+    finite: bool

@@ -1,0 +1,64 @@
+"""What the compiled loops of products of bf16 pairs read: a unit's facts, and the rows of its tables.
+
+Positions are (n, d, h, w) of the narrow tensor, or with images inside (d, h, w, n).
+"""
+
+from __future__ import annotations
+
+from kernels.emit.compiler import Record, Vector, numbers
+from kernels.pack.pairs import PackedBox, Packing
+
+__all__ = ["DotShare", "DotSlab", "DotTap", "PackedBox", "Packing", "Peaks"]
+
+
+class DotSlab(Record):
+    """Positions that are packed at a time."""
+
+    low: Vector = numbers(4)
+    high: Vector = numbers(4)
+
+
+class DotTap(Record):
+    """A tap that meets data: its `number`, the positions that it visits, and its shift.
+
+    The shift is in bytes, `plane` in the planes of the wide tensor and `source` in the tensor itself.
+    """
+
+    number: int
+    plane: int
+    source: int
+    low: Vector = numbers(4)
+    high: Vector = numbers(4)
+
+
+class Peaks(Record):
+    """The least and the most of the largest values of a block's channels, as bf16; 0 is the most where all are zero."""
+
+    least: int
+    most: int
+
+
+class DotShare(Record):
+    """The facts of a unit: `groups` groups, all channels of the wide tensor `a`, some blocks of the narrow `b`.
+
+    Sums are [block of b][channel of a][tap][16], `acc_block` bytes from a block to the next, `acc_group` from a group.
+    Channels of `a` are packed so many `together`, with `phases` boxes for a slab. Its last image has so many `pixels`,
+    up to its last one. `a_group` and `b_group` are bytes between groups in the tensors. In both packings sources are
+    counted from the tensor's first value, targets and scratch from the panels. `packer` is the address of
+    `kernels.pack.pairs.packer`.
+    """
+
+    packer: int
+    groups: int
+    taps: int
+    channels: int
+    together: int
+    phases: int
+    pixels: int
+    acc_group: int
+    acc_block: int
+    a_group: int
+    b_group: int
+    a: Packing
+    b: Packing
+    inside: bool
