@@ -30,6 +30,7 @@ from app.pool.engine import Engine
 from app.pool.local import LocalEngine
 from app.settings import Settings
 from app.telemetry.metrics import Telemetry
+from app.telemetry.state import ServiceState
 from app.telemetry.tracing import Tracing
 from convgrad import __version__
 from convgrad._errors import (
@@ -60,6 +61,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     segments = SegmentPool(settings.memory_budget)
     telemetry = Telemetry(Tracing(settings.otlp_endpoint))
     service = Service(settings, make_engine(settings, segments), segments, telemetry)
+    telemetry.registry.register(ServiceState(service))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

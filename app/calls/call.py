@@ -7,7 +7,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -26,11 +26,13 @@ from schemas.ops import ResolvedOp
 from schemas.tables import find_operation
 
 if TYPE_CHECKING:
-    from app.calls.service import Service
+    from app.calls.admission import Admission
     from app.intake.sinks import Lease
-    from app.pool.buffers import Segment
+    from app.pool.buffers import Segment, SegmentPool
+    from app.pool.engine import Engine
+    from app.telemetry.metrics import Telemetry
 
-__all__ = ["Call", "Checked", "Prepared"]
+__all__ = ["Call", "Checked", "Prepared", "Resources"]
 
 # Below this a hash takes less time than the hop to a thread.
 _HASH_INLINE = 1 << 20
@@ -64,12 +66,24 @@ class Prepared:
         return self.op.wire_name(self.op.output.name)
 
 
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What all calls of a service share: places, workers, memory, counters, and which of them run or end."""
+
+    admission: Admission
+    engine: Engine
+    segments: SegmentPool
+    telemetry: Telemetry
+    running: set[Call] = field(default_factory=set)
+    closing: set[asyncio.Future[None]] = field(default_factory=set)
+
+
 class Call:
     """Run one prepared call; made by `Service.call`, used once, with ``async with``."""
 
     def __init__(
         self,
-        service: Service,
+        resources: Resources,
         prepared: Prepared,
         tensors: Mapping[str, Segment],
         lease: Lease,
@@ -84,7 +98,7 @@ class Call:
         """Size of the output."""
         self._times = JobTimes()
         self._demand = Demand()
-        self._service = service
+        self._resources = resources
         self._inputs = _in_kernel_order(prepared.op, tensors)
         self._lease = lease
         self._cleanup = ExitStack()
@@ -113,9 +127,9 @@ class Call:
         if time.monotonic() >= self.prepared.deadline:
             raise DeadlineExceeded("the deadline was over before the work began")
         with ExitStack() as undo:
-            undo.enter_context(self._service.admission.call(self._context))
-            self._service.calls.add(self)
-            undo.callback(self._service.calls.discard, self)
+            undo.enter_context(self._resources.admission.call(self._context))
+            self._resources.running.add(self)
+            undo.callback(self._resources.running.discard, self)
             for segment in self._inputs:
                 undo.callback(self._lease.hand_over(segment).release)
             if self._arrival is None:
@@ -136,12 +150,12 @@ class Call:
         To be followed by ``async with`` once all are, or by `abandon`. The call is not counted before that: it takes
         no place from calls that are complete. Raises `Overloaded` and `RateLimited` as entering does.
         """
-        self._service.admission.check(self._context)
+        self._resources.admission.check(self._context)
         with ExitStack() as undo:
             await self._take_memory(undo)
             self._cleanup = undo.pop_all()
         self._arrival = Arrival(images)
-        self._units = self._service.engine.run(self._job())
+        self._units = self._resources.engine.run(self._job())
         self._first = asyncio.ensure_future(anext(self._units, None))
 
     def arrived(self, images: int) -> None:
@@ -164,8 +178,8 @@ class Call:
     async def _let_go(self) -> None:
         # Segments go back only after no worker can write to them: a second cancellation must not hurry it.
         closing = asyncio.ensure_future(self._close())
-        self._service.closing.add(closing)
-        closing.add_done_callback(self._service.closing.discard)
+        self._resources.closing.add(closing)
+        closing.add_done_callback(self._resources.closing.discard)
         await asyncio.shield(closing)
 
     @property
@@ -214,7 +228,7 @@ class Call:
         """Run the job while the block takes its units, to the last one; then there are the `stats`."""
         plan, start = self.prepared.plan, time.perf_counter()
         if self._units is None:
-            self._units = self._service.engine.run(self._job())
+            self._units = self._resources.engine.run(self._job())
         try:
             yield self._units
         except BaseException as error:
@@ -282,10 +296,12 @@ class Call:
         else:
             outcome = self._outcome if self._outcome not in (None, "ok") else _code(error)
         seconds = time.monotonic() - self._entered
-        self._service.telemetry.call_done(self, self._context, outcome, seconds)
+        self._resources.telemetry.call_done(
+            self.id, self.prepared.op, self.prepared.plan, self._context, outcome, seconds
+        )
 
     async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
-        segment = await self._service.segments.acquire_async(max(1, nbytes), self._context.owner)
+        segment = await self._resources.segments.acquire_async(max(1, nbytes), self._context.owner)
         undo.callback(segment.release)
         return segment
 

@@ -18,13 +18,13 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from app.calls.admission import Admission
-from app.calls.call import Call, Checked, Prepared
+from app.calls.call import Call, Checked, Prepared, Resources
 from app.calls.cancel import Cancellations
 from app.calls.options import parse_options
 from app.calls.planning import check_limits, describe_plan, is_planned_at_once, plan_call
@@ -67,8 +67,6 @@ class Service:
         self.on_failed: Callable[[str], None] = lambda _: None
         """End, for no worker can be had; the process knows how."""
         self.draining = False
-        self.calls: set[Call] = set()
-        self.closing: set[asyncio.Future[None]] = set()
         self._ids = itertools.count(1)
         self.addresses: list[str] = []
         self._began = time.monotonic()
@@ -79,7 +77,12 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         self.telemetry = telemetry or Telemetry()
-        self.telemetry.watch(self)
+        self._resources = Resources(self.admission, engine, segments, self.telemetry)
+
+    @property
+    def calls(self) -> Set[Call]:
+        """The calls that wait or compute."""
+        return self._resources.running
 
     @property
     def requests(self) -> int:
@@ -254,7 +257,7 @@ class Service:
         Use the result with ``async with``; entering it queues the call and raises `Overloaded`
         when the queue or the memory is full, `RateLimited` when the key has as many calls as it may.
         """
-        return Call(self, prepared, tensors, lease, timings or Timings(), f"call-{next(self._ids)}")
+        return Call(self._resources, prepared, tensors, lease, timings or Timings(), f"call-{next(self._ids)}")
 
     def snapshot(self) -> dict[str, Any]:
         """Give the numbers of the moment: calls, engine, segments."""
