@@ -37,8 +37,6 @@ WORKDIR /srv/convgrad
 USER convgrad
 EXPOSE 8000
 # Ready, not only alive: kernels are compiled or loaded by then. Plain Python, for it runs every few seconds.
-HEALTHCHECK --interval=5s --timeout=4s --start-period=90s --retries=3 CMD ["python", "-I", "-S", "-c", \
-  "import http.client as h, os; c = h.HTTPConnection('127.0.0.1', int(os.environ.get('CONVGRAD_PORT', 8000)), timeout=3); \
-   c.request('GET', '/readyz'); raise SystemExit(c.getresponse().status != 200)"]
+HEALTHCHECK --interval=5s --timeout=4s --start-period=90s --retries=3 CMD ["python", "-I", "-S", "app/healthcheck.py"]
 ENTRYPOINT ["convgrad"]
 CMD ["serve"]

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.api import docs as docs_pages
 from app.api import pages as ops_pages
 from app.api import rest
 from app.api.oip import routes as oip
@@ -23,6 +24,7 @@ from app.api.openapi import install_openapi
 from app.api.rpc import routes as rpc
 from app.calls.service import Service
 from app.http.authentication import FREE_PAGES, Authentication, make_key_ring
+from app.http.cross_origin import CrossOriginProtection
 from app.http.middleware import BodyLimit, RequestContextMiddleware
 from app.http.timeouts import Timeouts
 from app.pool.buffers import SegmentPool
@@ -44,7 +46,7 @@ from convgrad._errors import (
 
 __all__ = ["create_app"]
 
-_ROUTERS = (rest.router, rpc.router, oip.router, ops_pages.health, ops_pages.router)
+_ROUTERS = (rest.router, rpc.router, oip.router, ops_pages.health, ops_pages.router, docs_pages.router)
 
 # Paths whose route is remembered: the APIs have some dozens, and what others ask for must not fill the memory.
 _MOST_PATHS = 256
@@ -79,6 +81,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         summary="Convolution gradients over HTTP.",
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
+        docs_url=None,  # both load scripts from elsewhere; `docs_pages` has the first
         redoc_url=None,
         redirect_slashes=False,  # the redirect would lead to whatever host the caller names
     )
@@ -88,8 +91,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.include_router(router)
     for kind in (HTTPException, RequestValidationError):  # errors of ours go to the middleware's net
         app.add_exception_handler(kind, _raise_ours)
-    free = FREE_PAGES if settings.ops_port is None else FREE_PAGES - {"/metrics"}
+    free = FREE_PAGES | docs_pages.PATHS
+    if settings.ops_port is not None:
+        free -= {"/metrics"}
     app.add_middleware(Authentication, keys=make_key_ring(settings), free=free)
+    app.add_middleware(CrossOriginProtection, settings=settings)
     app.add_middleware(OipErrors)
     app.add_middleware(Timeouts, slow_s=settings.slow_s, slow_rate=int(settings.slow_rate))
     app.add_middleware(RequestContextMiddleware, telemetry=telemetry)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from ipaddress import ip_address
@@ -15,11 +16,12 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.pool.container import cpu_count, memory_bytes
 
-__all__ = ["PREFIX", "Settings", "unknown_variables"]
+__all__ = ["PREFIX", "Settings", "is_loopback", "unknown_variables"]
 
 PREFIX = "CONVGRAD_"
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
+_HOST_NAME = re.compile(r"\*|[a-z0-9._-]+")
 # Variables of this prefix that others read: kernels and their tools, the client, scripts, docker-compose.yml.
 _OTHERS = (
     *("TARGET", "CPU_FEATURES", "CPU_IMITATE", "PLAN_MEMORY", "BUILD_FOR", "UNFIT_TARGETS"),
@@ -55,6 +57,21 @@ _BODY = AfterValidator(_at_least(_KIB, "a call of one small tensor has some hund
 _MEMORY = AfterValidator(
     _at_least(_MIB, "each tensor of a call takes 64 KiB or more, and so does its scratch memory", or_zero=True)
 )
+
+
+def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
+    named = tuple(host.lower() for host in hosts)
+    if not all(_HOST_NAME.fullmatch(host) or _is_address(host) for host in named):
+        raise ValueError("a list of host names and addresses, without scheme and port, or * for any")
+    return named
+
+
+def _split_hosts(value: object) -> object:
+    """Take names with commas between; the brackets of IPv6 addresses, or of a JSON list, don't count."""
+    return [part.strip(' []"') for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_hosts), AfterValidator(_check_hosts)]
 
 
 class Settings(BaseSettings):
@@ -138,6 +155,11 @@ class Settings(BaseSettings):
     drain_s: float = Field(
         default=30.0, ge=0, le=3600, description="Seconds that running calls get to finish after SIGTERM."
     )
+    allowed_hosts: Hosts = Field(
+        default=(),
+        description="Host names that callers may ask by, with commas; localhost is all loopback names, * any name. "
+        "By default localhost on a loopback address without keys, and otherwise any.",
+    )
     cors: Names = Field(default=(), description="Origins that browsers may call from, with commas; * for any.")
     oip_shared_memory: bool = Field(
         default=False,
@@ -159,7 +181,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _not_open_by_accident(self) -> Self:
-        if not (self.public or self.has_keys or self.uds or self.tls_client_ca or _is_loopback(self.host)):
+        if not (self.public or self.has_keys or self.uds or self.tls_client_ca or is_loopback(self.host)):
             raise ValueError(
                 f"host {self.host} can be reached by others and no key is asked for: name a keys_file, "
                 "or set public to true if something else keeps strangers out"
@@ -172,6 +194,15 @@ class Settings(BaseSettings):
     def has_keys(self) -> bool:
         """Whether callers need a key."""
         return self.keys_file is not None or self.keys is not None
+
+    @cached_property
+    def hosts(self) -> frozenset[str]:
+        """Names that callers may ask by; `*` stands for any, `localhost` for all loopback names."""
+        if self.allowed_hosts:
+            return frozenset(self.allowed_hosts)
+        # Whoever needs a key, or comes another way than a browser can, gains nothing by another name.
+        browsers_reach_it = is_loopback(self.host) and not (self.has_keys or self.uds or self.tls_client_ca)
+        return frozenset({"localhost" if browsers_reach_it else "*"})
 
     @cached_property
     def worker_count(self) -> int:
@@ -193,8 +224,17 @@ def unknown_variables(names: Iterable[str]) -> Iterator[str]:
             yield f"{name} is no setting and is not read; is {close[0]} meant?"
 
 
-def _is_loopback(host: str) -> bool:
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether a name or address means this machine alone."""
     try:
         return ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host == "localhost" or host.endswith(".localhost")

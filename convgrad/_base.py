@@ -10,6 +10,7 @@ import httpx
 
 from convgrad._core import Request
 from convgrad._errors import InvalidParams
+from convgrad._keys import checked_key
 from convgrad._retry import Budget, Retry
 from convgrad._tensors import Bytes
 
@@ -41,7 +42,7 @@ class Base:
         # Tensors don't shrink, and the frames are to be read as they come.
         self._headers = {"User-Agent": f"convgrad/{__version__}", "Accept-Encoding": "identity"}
         if api_key is not None:
-            self._headers["Authorization"] = f"Bearer {api_key}"
+            self._headers["Authorization"] = f"Bearer {checked_key(api_key)}"
 
     def _settings(self) -> dict[str, Any]:
         return {"base_url": self._url, "headers": self._headers, "timeout": self._timeout}

@@ -26,10 +26,11 @@ __all__ = ["Client"]
 class Client(Base, Operations[Array]):
     """Compute convolution gradients on a convgrad service.
 
-    `url` is the service's address, or any name for a service behind the Unix socket `uds`. `api_key` is sent
-    as a Bearer token. `timeout` is httpx's; `retry` says how often to try, None for once. `transport`
-    replaces the network. Arrays go in with any strides and byte order; results are writeable. Every failure
-    is a `ConvgradError`. One client may be used by many threads; use it in `with`, or close it.
+    `url` is the service's address, or any name for a service behind the Unix socket `uds`. `api_key` is sent as a
+    Bearer token; one that no header can hold is a `ValueError`, which does not show it. `timeout` is httpx's; `retry`
+    says how often to try, None for once. `transport` replaces the network. Arrays go in with any strides and byte
+    order; results are writeable. Every other failure is a `ConvgradError`. One client may be used by many threads; use
+    it in `with`, or close it.
     """
 
     def __init__(

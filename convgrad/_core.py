@@ -17,6 +17,7 @@ from convgrad._errors import (
     CallerError,
     ConvgradError,
     DeadlineExceeded,
+    Forbidden,
     InvalidParams,
     InvalidRequest,
     MethodNotAllowed,
@@ -64,6 +65,7 @@ Inputs = Mapping[str, "Tensor | Sequence[int] | Mapping[str, Any]"]
 _BY_STATUS: dict[int, type[ConvgradError]] = {
     400: InvalidRequest,
     401: Unauthorised,
+    403: Forbidden,
     404: NotFound,
     405: MethodNotAllowed,
     406: NotAcceptable,

@@ -11,6 +11,7 @@ ConvgradError                     error
 |  |- TooLarge                    too_large               bytes, output, scratch or work over a limit
 |  |- Unsupported                 unsupported             a dtype or layout that this service lacks
 |  |- Unauthorised                unauthorised            no key, or not a known one
+|  |- Forbidden                   forbidden               a host or a web page that this service does not answer
 |  |- NotFound                    not_found               no such page
 |  `- MethodNotAllowed            method_not_allowed      the page exists, the verb does not
 |- ServiceError                   service_error           the call was right: later it may succeed
@@ -42,6 +43,7 @@ __all__ = [
     "ConnectFailed",
     "ConvgradError",
     "DeadlineExceeded",
+    "Forbidden",
     "InternalError",
     "InvalidParams",
     "InvalidRequest",
@@ -163,6 +165,12 @@ class Unauthorised(CallerError):
     """No key came with the call, or not a known one."""
 
     code = "unauthorised"
+
+
+class Forbidden(CallerError):
+    """The request is for a host name that the service is not asked by, or from a web page that may not call it."""
+
+    code = "forbidden"
 
 
 class NotFound(CallerError):

@@ -85,13 +85,17 @@ def _add_call(command: argparse.ArgumentParser) -> None:
 
 
 def _add_connection(command: argparse.ArgumentParser) -> None:
-    group, environment = command.add_argument_group("service"), os.environ.get
-    add = group.add_argument
-    add("--url", default=environment("CONVGRAD_URL", DEFAULT_URL), help="address ($CONVGRAD_URL)")
-    add("--uds", default=environment("CONVGRAD_UDS"), metavar="PATH", help="Unix socket ($CONVGRAD_UDS)")
-    add("--api-key", default=environment("CONVGRAD_API_KEY"), metavar="KEY", help="key ($CONVGRAD_API_KEY)")
+    add = command.add_argument_group("service").add_argument
+    add("--url", default=_variable("URL") or DEFAULT_URL, help="address ($CONVGRAD_URL)")
+    add("--uds", default=_variable("UDS"), metavar="PATH", help="Unix socket ($CONVGRAD_UDS)")
+    add("--api-key", default=_variable("API_KEY"), metavar="KEY", help="key ($CONVGRAD_API_KEY)")
     add("--timeout", type=float, metavar="S", help="longest silence of the service, in seconds")
     add("--json", action="store_true", help="print JSON")
+
+
+def _variable(name: str) -> str | None:
+    """Read a variable; without a value it counts as unset."""
+    return os.environ.get(f"CONVGRAD_{name}") or None
 
 
 def _add_nothing(command: argparse.ArgumentParser) -> None:

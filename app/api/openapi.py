@@ -21,6 +21,7 @@ _REF = "#/components/schemas/{model}"
 _STATUSES = {
     400: "The request is not in its own format.",
     401: "No key, or one that is not known, where the service has keys.",
+    403: "A host name, or a page of an origin, that this service does not answer.",
     404: "There is no such operation.",
     405: "This page does not take that method.",
     406: "No reply form that the Accept header allows.",
@@ -157,15 +158,15 @@ _RPC = {
             },
         },
         "204": {"description": "Only notifications: there is nothing to answer."},
-        **{str(status): answer for status, answer in problems(405, 406, 413, 415, 500).items()},
+        **{str(status): answer for status, answer in problems(403, 405, 406, 413, 415, 500).items()},
     },
 }
 
-_CALL_STATUSES = (400, 401, 404, 405, 406, 413, 415, 422, 429, 500, 503, 504)
+_CALL_STATUSES = (400, 401, 403, 404, 405, 406, 413, 415, 422, 429, 500, 503, 504)
 
-LIST_DOCS: dict[str, Any] = {"responses": problems(401, 405, 500)}
+LIST_DOCS: dict[str, Any] = {"responses": problems(401, 403, 405, 500)}
 DESCRIBE_DOCS: dict[str, Any] = {
-    "responses": problems(401, 404, 405, 500),
+    "responses": problems(401, 403, 404, 405, 500),
 }
 VALIDATE_DOCS: dict[str, Any] = {
     "responses": {

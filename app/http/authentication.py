@@ -17,7 +17,7 @@ FREE_PAGES = frozenset(
     {
         *("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"),
         # The same in every installation: the page for people, and what describes the APIs.
-        *("/", "/docs", "/docs/oauth2-redirect", "/openapi.json", "/openrpc.json"),
+        *("/", "/openapi.json", "/openrpc.json"),
     }
 )
 """Pages that need no key; `/metrics` only while it has no port of its own."""

@@ -11,9 +11,10 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 
-import httptools
 from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from app.http.upgrades import UpgradeIgnoringProtocol, make_parser
 
 __all__ = ["DirectBodyProtocol", "Placing", "placing_of"]
 
@@ -30,7 +31,7 @@ def placing_of(scope: Scope) -> Placing | None:
     return found
 
 
-class DirectBodyProtocol(HttpToolsProtocol):
+class DirectBodyProtocol(UpgradeIgnoringProtocol):
     """Give every request with a large body of known length its `Placing`."""
 
     _placing: Placing | None = None
@@ -177,7 +178,6 @@ class Placing(asyncio.BufferedProtocol):
     def _end(self) -> None:
         """Give the connection back; the parser still waits for what it has not seen, so there is a new one."""
         http = self._http
-        http.parser = httptools.HttpRequestParser(http)
-        http.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+        http.parser = make_parser(http)
         http.transport.set_protocol(http)
         self._cycle.more_body = False

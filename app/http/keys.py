@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from convgrad._keys import checked_key
+
 __all__ = ["Key", "KeyRing", "main", "parse_keys"]
 
 _log = logging.getLogger("convgrad")
@@ -131,6 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stdin", action="store_true", help="take the key from standard input instead of making one")
     options = parser.parse_args(arguments)
     secret = sys.stdin.readline().strip() if options.stdin else f"cg_{secrets.token_urlsafe(32)}"
+    try:
+        checked_key(secret)
+    except ValueError as error:
+        parser.error(str(error))
     if not _SHORTEST <= len(secret) <= _LONGEST:
         parser.error(f"a key has {_SHORTEST} to {_LONGEST} characters")
     limit = "" if options.calls is None else f" calls={options.calls}"

@@ -9,6 +9,7 @@ metrics are answered, calls that a full queue would refuse are turned away (`app
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
 import logging
 import os
@@ -71,7 +72,8 @@ async def listen(config: uvicorn.Config, backlog: int) -> list[socket.socket]:
 
 def _listen_at(path: Path, backlog: int) -> socket.socket:
     mode = 0o666
-    if path.is_socket():  # of a service that was killed
+    if path.is_socket():
+        _check_nobody_listens(path)
         mode = stat.S_IMODE(path.stat().st_mode)
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -83,6 +85,19 @@ def _listen_at(path: Path, backlog: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _check_nobody_listens(path: Path) -> None:
+    """Raise `OSError` unless the socket was left behind by a process that has ended."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.setblocking(False)  # a full backlog is an answer too
+        try:
+            client.connect(str(path))
+        except ConnectionRefusedError:
+            return
+        except BlockingIOError:
+            pass
+    raise OSError(errno.EADDRINUSE, f"another process listens on the Unix socket {path}: stop it, or set another uds")
 
 
 class _Waiting:
@@ -157,7 +172,9 @@ class Listener:
             if listener.fileno() >= 0:
                 self._loop.remove_reader(listener.fileno())
                 listener.close()
-                os.close(self._spare)
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
         for queue, _ in self._queues:
             for each in queue.values():
                 each.close()

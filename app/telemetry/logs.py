@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import logging.config
+import re
 import time
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -12,6 +13,17 @@ from typing import Any, Literal
 __all__ = ["JsonFormatter", "TextFormatter", "configure", "logging_config"]
 
 _EXTRA = ("request_id", "key", "address", "status", "outcome", "ms", "trace_id")
+
+# What a caller sent, such as a path, must neither start a line of its own nor tell a terminal what to do: control
+# characters, among them NEL (U+0085), and the separators of lines and paragraphs.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+# Those that JSON leaves as they are; and those but line breaks, of which a traceback has its own.
+_CONTROL_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029]")
+_CONTROL_IN_TRACEBACK = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1] if found[0] < "\x7f" else f"\\u{ord(found[0]):04x}"
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
@@ -32,7 +44,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        return _CONTROL_IN_JSON.sub(_escaped, json.dumps(entry, ensure_ascii=False, default=str))
 
 
 class TextFormatter(logging.Formatter):
@@ -51,9 +63,12 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - as above
         """Format the line of one record."""
-        # What a caller sent, such as a path, must not start a line of its own.
-        line = super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
-        return " ".join([line, *(f"{name}={value}" for name, value in _extra(record).items())])
+        line = " ".join([super().formatMessage(record), *(f"{name}={value}" for name, value in _extra(record).items())])
+        return _CONTROL.sub(_escaped, line)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - as above
+        """Format a traceback, whose last line may have what a caller sent."""
+        return _CONTROL_IN_TRACEBACK.sub(_escaped, super().formatException(ei))
 
 
 def configure(form: Literal["text", "json"]) -> None:

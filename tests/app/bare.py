@@ -26,7 +26,7 @@ def multipart(case: Case, accept: str, headers: dict[str, str] | None = None, **
     """Write a call whose result nobody looks at: head and body."""
     files = parts(case, case.floats(), **options)
     given = {"accept": accept, **(headers or {})}
-    return written(httpx.Request("POST", f"http://x/v1/ops/{case.op}", files=files, headers=given))
+    return written(httpx.Request("POST", f"http://localhost/v1/ops/{case.op}", files=files, headers=given))
 
 
 @contextmanager

@@ -133,6 +133,38 @@ def test_a_unix_socket(tmp_path: Path) -> None:
             assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
 
 
+def is_alive_at(path: Path) -> bool:
+    """Tell whether a service answers at a Unix socket."""
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as http:
+        return http.get("http://any.example/healthz").status_code == 200
+
+
+def test_a_second_service_does_not_take_the_socket_away(tmp_path: Path) -> None:
+    """While a service answers at a Unix socket another one is refused it; a socket that was left behind is replaced."""
+    path = tmp_path / "convgrad.sock"
+    flags = ["--uds", str(path), "--workers", "1"]
+    with running_service(*flags) as service:
+        command = [sys.executable, "-m", "app", *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        assert done.returncode not in (0, 2)
+        assert f"another process listens on the Unix socket {path}" in done.stderr
+        assert is_alive_at(path)
+        service.process.kill()
+        service.process.wait()
+    assert path.is_socket()
+    with running_service(*flags):
+        assert is_alive_at(path)
+
+
+def test_two_listeners_end_well() -> None:
+    """A host of two addresses has two listeners, and SIGTERM ends the service with status 0."""
+    with running_service("--host", "", "--public", "true", "--workers", "1") as service:
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(60) == 0
+    assert sum("listening on" in line for line in service.log) == 2
+    assert not [line for line in service.log if "Traceback" in line or "Error" in line]
+
+
 @pytest.mark.parametrize(
     ("flags", "word"), [(["--port", "x"], "port"), (["--queue-length", "0"], "queue_length"), (["--nope"], "nope")]
 )

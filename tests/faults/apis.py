@@ -30,7 +30,7 @@ class Prepared:
 
     def head(self) -> bytes:
         """Write the request's head for a bare socket."""
-        made = httpx.Request("POST", f"http://x{self.path}", content=self.content, headers=self.headers)
+        made = httpx.Request("POST", f"http://localhost{self.path}", content=self.content, headers=self.headers)
         return written(made)[0]
 
     async def send(self, client: httpx.AsyncClient) -> httpx.Response:
@@ -49,7 +49,7 @@ def _rest_json(case: Case, inputs: Mapping[str, Array], options: dict[str, Any])
 
 def _multipart(accept: str) -> Build:
     def build(case: Case, inputs: Mapping[str, Array], options: dict[str, Any]) -> Content:
-        request = httpx.Request("POST", "http://x/", files=parts(case, dict(inputs), **options))
+        request = httpx.Request("POST", "http://localhost/", files=parts(case, dict(inputs), **options))
         headers = {"content-type": request.headers["content-type"], "accept": accept}
         return f"/v1/ops/{case.op}", request.read(), headers
 

@@ -13,7 +13,7 @@ CRLF = b"\r\n"
 
 def head(path: str, *lines: bytes, method: str = "POST") -> bytes:
     """Write a request's head with these header lines."""
-    return CRLF.join([f"{method} {path} HTTP/1.1".encode(), b"host: x", *lines, b"", b""])
+    return CRLF.join([f"{method} {path} HTTP/1.1".encode(), b"host: localhost", *lines, b"", b""])
 
 
 def request(path: str, body: bytes, *lines: bytes) -> bytes:

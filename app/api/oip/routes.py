@@ -38,6 +38,7 @@ router = APIRouter(
     responses={
         400: {"model": OipError, "description": "The request breaks a rule of the protocol or of the operation."},
         401: {"model": OipError, "description": "No key, or one that is not known, where the service has keys."},
+        403: {"model": OipError, "description": "A host name, or a page of an origin, that is not answered."},
         404: {"model": OipError, "description": "There is no such model, version or page."},
     },
 )

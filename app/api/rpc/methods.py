@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,7 @@ from app.intake.requests import read_call
 from app.intake.sinks import Lease
 from app.intake.tensors import settle
 from app.replies.body import dump
-from convgrad._errors import ConvgradError, UnknownOperation
+from convgrad._errors import ConvgradError, TooLarge, UnknownOperation
 from schemas.describe import describe, list_operations
 from schemas.dumps import is_dump
 from schemas.openrpc import openrpc_document
@@ -26,6 +26,26 @@ from schemas.tables import CalledOperation, find_operation, operation_names
 __all__ = ["METHODS", "Method", "Params", "Turn"]
 
 Params = Mapping[str, Any] | Sequence[Any] | None
+
+
+# A batch may ask some thousand times for a document of tens of kilobytes: all documents of one answer are bounded.
+_DOCUMENTS = 4 << 20
+
+
+class Documents:
+    """Count the bytes of the documents in one answer."""
+
+    def __init__(self) -> None:
+        self._left = _DOCUMENTS
+
+    def add(self, count: int) -> None:
+        """Count one more; raises `TooLarge` when they are too many."""
+        if count > self._left:
+            raise TooLarge(
+                f"the documents in the answer to one batch may have {_DOCUMENTS} bytes: ask for the rest in another",
+                data={"reason": "batch", "limit": _DOCUMENTS},
+            )
+        self._left -= count
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +60,7 @@ class Turn:
     lease: Lease
     context: RequestContext
     refusal: ConvgradError | None = None
+    documents: Documents = field(default_factory=Documents)
 
 
 Method = Callable[[Params, Turn], AbstractAsyncContextManager[Any]]

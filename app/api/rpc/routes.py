@@ -215,7 +215,7 @@ class RpcResponse(Response):
                             with self._named(item, turn, outcome):
                                 await sse.stream_call(outcome, stream, item.id)
                             return
-                        pieces = _plain_text(item.id, outcome).pieces
+                        pieces = _plain_text(item.id, outcome, turn).pieces
                     except Cancelled as caught:
                         if not _was_cancelled(outcome):
                             raise
@@ -232,7 +232,7 @@ class RpcResponse(Response):
         try:
             outcome = await self._open(item, turn, stack)
             if not isinstance(outcome, Call):
-                return _plain_text(item.id, outcome)
+                return _plain_text(item.id, outcome, turn)
             with self._named(item, turn, outcome):
                 await outcome.finish()
             result = JsonResult(outcome)
@@ -303,8 +303,9 @@ def _text(request_id: rpc.Id, result: Iterable[bytes], length: int) -> _Text:
     return _Text(pieces(), len(before) + length + len(after))
 
 
-def _plain_text(request_id: rpc.Id, outcome: Any) -> _Text:
+def _plain_text(request_id: rpc.Id, outcome: Any, turn: Turn) -> _Text:
     text = outcome if isinstance(outcome, bytes) else dump(outcome)
+    turn.documents.add(len(text))
     return _text(request_id, (text,), len(text))
 
 

@@ -279,7 +279,7 @@ def test_curl_shows_a_stream(service: LiveService, tmp_path: Path) -> None:
 def test_a_chunked_body_is_taken(http: httpx.Client) -> None:
     """A body without Content-Length is read all the same."""
     inputs = SMALL.inputs()
-    request = httpx.Request("POST", "http://x/", files=parts(SMALL, inputs))
+    request = httpx.Request("POST", "http://localhost/", files=parts(SMALL, inputs))
     body = io.BytesIO(request.read())
     response = http.post(
         f"/v1/ops/{SMALL.op}",

@@ -49,7 +49,7 @@ def binary(shape: list[int] | None = None, **parameters: Any) -> Request:
         entry = {"name": "weights_shape", "shape": [4], "datatype": "INT64", "parameters": {"binary_data_size": 32}}
         document["inputs"].append(entry)
     body, headers = oip.body(document, inputs)
-    return written(httpx.Request("POST", f"http://x/v2/models/{CASE.op}/infer", content=body, headers=headers))
+    return written(httpx.Request("POST", f"http://localhost/v2/models/{CASE.op}/infer", content=body, headers=headers))
 
 
 def multipart() -> Request:

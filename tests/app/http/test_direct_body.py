@@ -22,7 +22,7 @@ LARGE = Case(
 )  # fmt: skip
 INPUTS = LARGE.inputs()
 EXPECTED = LARGE.expected(INPUTS)
-HEALTH = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +36,12 @@ def binary() -> tuple[bytes, bytes]:
     """Build a `/v2` request: head and body."""
     wanted = [{"name": "diff_weights", "parameters": {"binary_data": True}}]
     body, headers = oip.body(oip.head(LARGE, INPUTS, outputs=wanted), INPUTS)
-    return written(httpx.Request("POST", f"http://x/v2/models/{LARGE.op}/infer", content=body, headers=headers))
+    return written(httpx.Request("POST", f"http://localhost/v2/models/{LARGE.op}/infer", content=body, headers=headers))
 
 
 def form(files: list[tuple[str, tuple[str, bytes, str]]]) -> tuple[bytes, bytes]:
     """Build a multipart request that asks for a `.npy` file: head and body."""
-    return written(httpx.Request("POST", f"http://x/v1/ops/{LARGE.op}", files=files, headers={"accept": NPY}))
+    return written(httpx.Request("POST", f"http://localhost/v1/ops/{LARGE.op}", files=files, headers={"accept": NPY}))
 
 
 def replies(sock: socket.socket, count: int) -> list[tuple[int, bytes]]:
@@ -144,7 +144,9 @@ def test_a_client_that_only_sends_reads_its_refusal(resident: Resident, refused:
     large = bytes(30 << 20)
     if refused == "before its body":
         headers = {"content-type": "text/plain"}
-        head, body = written(httpx.Request("POST", f"http://x/v1/ops/{LARGE.op}", content=large, headers=headers))
+        head, body = written(
+            httpx.Request("POST", f"http://localhost/v1/ops/{LARGE.op}", content=large, headers=headers)
+        )
     else:
         first, *others = parts(LARGE, INPUTS)
         head, body = form([first, ("else", ("else.npy", large, NPY)), *others])

@@ -105,9 +105,11 @@ def test_the_command_takes_a_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.setattr("sys.stdin", io.StringIO("a-key-of-my-own-making\n"))
     assert main(["me", "--stdin"]) == 0
     assert KeyRing(text=capsys.readouterr().out).find("a-key-of-my-own-making") is not None
-    monkeypatch.setattr("sys.stdin", io.StringIO("short\n"))
-    with pytest.raises(SystemExit):
-        main(["me", "--stdin"])
+    for wrong in ("short", "two words of my own making", "schlüssel-von-mir-selbst"):
+        monkeypatch.setattr("sys.stdin", io.StringIO(f"{wrong}\n"))
+        with pytest.raises(SystemExit):
+            main(["me", "--stdin"])
+        assert wrong not in capsys.readouterr().err
 
 
 def test_keys_that_cannot_be_read_stop_the_start(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def full(service: LiveService) -> Iterator[None]:
     """Take all connections that there may be, with heads that never end."""
     with ExitStack() as stack:
         while held(service) < BOUND:
-            stack.enter_context(connected(service.url)).sendall(b"POST /rpc HTTP/1.1\r\nhost: x\r\n")
+            stack.enter_context(connected(service.url)).sendall(b"POST /rpc HTTP/1.1\r\nhost: localhost\r\n")
         yield
     until(lambda: held(service) == 0)
 
@@ -90,7 +90,13 @@ def right(service: LiveService) -> bool:
 
 def asked(service: LiveService, path: str, length: int, more: str = "") -> tuple[str, bytes]:
     """Send a whole request without listening, then read to the end: head and body of the answer."""
-    lines = [f"POST {path} HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {length}", more]
+    lines = [
+        f"POST {path} HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+        f"content-length: {length}",
+        more,
+    ]
     with connected(service.url) as sock:
         sock.sendall("\r\n".join([*lines, ""]).encode() + bytes(length))
         reply = b"".join(iter(lambda: sock.recv(65536), b""))
@@ -132,13 +138,13 @@ def test_a_head_that_begins_late(narrow: LiveService) -> None:
     """Who sends nothing at first is asked later: it gets in when there is room by then, and hears it when not."""
     with full(narrow), connected(narrow.url) as early:
         page(narrow)  # by now it has been accepted
-        early.sendall(f"GET {PATH} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        early.sendall(f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         assert early.recv(100).startswith(b"HTTP/1.1 503")
     with ExitStack() as stack:
         with full(narrow):
             late = stack.enter_context(connected(narrow.url))
             page(narrow)  # by now it has been accepted
-        late.sendall(f"GET {PATH} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        late.sendall(f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         assert late.recv(100).startswith(b"HTTP/1.1 200")
 
 
@@ -168,7 +174,7 @@ def test_idle_connections_make_room(narrow: LiveService) -> None:
     with ExitStack() as stack:
         for _ in range(3 * BOUND):
             sock = stack.enter_context(connected(narrow.url))
-            sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
             assert sock.recv(100).startswith(b"HTTP/1.1 200")
 
         def comes_in() -> bool:
@@ -189,7 +195,7 @@ def test_a_flood_leaves_nothing_behind(narrow: LiveService) -> None:
         open_before = len([*descriptors.iterdir()])
         with ExitStack() as stack:
             socks = [stack.enter_context(connected(narrow.url)) for _ in range(300)]
-            head = f"POST {PATH} HTTP/1.1\r\nhost: x\r\ncontent-length: {1 << 20}\r\n\r\n".encode()
+            head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {1 << 20}\r\n\r\n".encode()
             for sock in socks:
                 sock.sendall(head + bytes(1 << 20))
             assert httpx.get(f"{narrow.url}/healthz", timeout=30).status_code == 200

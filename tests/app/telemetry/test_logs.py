@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
+
+import pytest
 
 from app.telemetry.logs import JsonFormatter, TextFormatter
 
@@ -21,6 +24,30 @@ def test_a_text_line_stays_one_line() -> None:
     line = TextFormatter().format(record("GET /a\nFAKE line", request_id="r1", status=404))
     assert "\n" not in line
     assert line.endswith("request_id=r1 status=404")
+
+
+NASTY = "\0\x1b[31m\x7f\x85\x9b\u2028\u2029\t\r\n"
+
+
+def test_control_characters_are_shown() -> None:
+    """No character ends a line or reaches a terminal as a command, wherever it stands; letters stay as they are."""
+    line = TextFormatter().format(record(f"GET /é{NASTY}", key=NASTY))
+    escaped = r"\u0000\u001b[31m\u007f\u0085\u009b\u2028\u2029\t\r\n"
+    assert line.endswith(f"GET /é{escaped} key={escaped}")
+    assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_tracebacks_have_no_control_characters(formatter: logging.Formatter) -> None:
+    """What an exception quotes is escaped too; the traceback keeps its lines."""
+    made = record("fault")
+    try:
+        raise ValueError(NASTY.strip())
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    text = formatter.format(made)
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]", text)
+    assert "test_logs.py" in text
 
 
 def test_a_json_line_is_an_object() -> None:

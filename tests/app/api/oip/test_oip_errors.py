@@ -270,7 +270,11 @@ def test_limits(tight_http: httpx.Client) -> None:
 def refusal(service: LiveService, content: bytes, headers: dict[str, str]) -> bytes:
     """Send a head and no more, and wait for the answer."""
     address = service.url.removeprefix("http://").split(":")
-    lines = [f"POST /v2/models/{OP}/infer HTTP/1.1", "Host: x", *(f"{key}: {value}" for key, value in headers.items())]
+    lines = [
+        f"POST /v2/models/{OP}/infer HTTP/1.1",
+        "Host: localhost",
+        *(f"{key}: {value}" for key, value in headers.items()),
+    ]
     with socket.create_connection((address[0], int(address[1])), timeout=20) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + content)
         answer = b""
@@ -315,7 +319,7 @@ def test_refusals_leave_nothing_behind(tight: Resident, tight_http: httpx.Client
 def test_a_client_that_leaves_is_no_success(tight: Resident) -> None:
     """A connection that breaks in the middle of a body frees its memory and counts as a failure."""
     content, headers = changed(lambda _: None)
-    made = httpx.Request("POST", f"http://x/v2/models/{OP}/infer", content=content, headers=headers)
+    made = httpx.Request("POST", f"http://localhost/v2/models/{OP}/infer", content=content, headers=headers)
     with connected(tight.url) as sock:
         sock.sendall(b"".join(written(made))[:-10])
         tight.until(lambda: tight.service.segments.stats().used > 0)

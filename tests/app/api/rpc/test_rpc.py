@@ -457,3 +457,17 @@ def test_an_independent_client_reads_errors(client: Any) -> None:
         with pytest.raises(ProtocolError) as caught:
             method(**params)
         assert caught.value.args[0][0] == code
+
+
+@pytest.mark.parametrize("accept", [JSON, SSE])
+def test_the_documents_of_a_batch_are_bounded(http: httpx.Client, accept: str) -> None:
+    """A thousand times the same document is no answer of 80 MB: beyond a few megabytes each is refused by itself."""
+    body = [{"jsonrpc": "2.0", "method": "rpc.discover", "id": number} for number in range(1000)]
+    answer = http.post("/rpc", json=body, headers={"accept": accept})
+    found = answer.json() if accept == JSON else list(messages(answer.text))
+    assert len(answer.content) < 8 << 20
+    assert [one["id"] for one in found if "result" in one][:20] == list(range(20))
+    refused = [one["error"] for one in found if "error" in one]
+    assert len(refused) > 900
+    assert all((error["code"], error["data"]["reason"]) == (-32003, "batch") for error in refused)
+    assert "result" in http.post("/rpc", json=body[0]).json()

@@ -45,7 +45,7 @@ def request(case: Case, inputs: dict[str, Array] | None = None, request_id: Any 
 @contextmanager
 def connection(tight: Resident, body: Any, accept: str, *, share: float = 1.0) -> Iterator[socket.socket]:
     """Send a share of a request over a bare socket."""
-    head, text = written(httpx.Request("POST", "http://x/rpc", json=body, headers={"accept": accept}))
+    head, text = written(httpx.Request("POST", "http://localhost/rpc", json=body, headers={"accept": accept}))
     with connected(tight.url) as sock:
         sock.sendall(head + text[: int(len(text) * share)])
         yield sock

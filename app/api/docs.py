@@ -1,0 +1,48 @@
+"""The page `/docs`: Swagger UI on the OpenAPI document, with nothing from elsewhere."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+from starlette.responses import Response
+
+__all__ = ["PATHS", "router"]
+
+# The icons are data: URLs in the stylesheet.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HERE = Path(__file__).parent
+# Of the package only Swagger UI's files are used: as npm has them, in a version that follows theirs.
+_SWAGGER_UI = Path(str(files("fastapi_offline") / "static"))
+_FILES = {
+    "/docs": (_HERE / "docs.html", "text/html"),
+    "/docs/start.js": (_HERE / "docs.js", "text/javascript"),
+    "/docs/swagger-ui-bundle.js": (_SWAGGER_UI / "swagger-ui-bundle.js", "text/javascript"),
+    "/docs/swagger-ui.css": (_SWAGGER_UI / "swagger-ui.css", "text/css"),
+}
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+
+PATHS = frozenset(_FILES)
+"""Where the page and its files are."""
+
+router = APIRouter(include_in_schema=False)
+
+
+def _add(path: str, file: Path, media_type: str) -> None:
+    @router.api_route(path, methods=["GET", "HEAD"])
+    async def page() -> Response:
+        return FileResponse(file, media_type=media_type, headers=_HEADERS)
+
+
+for _path, (_file, _media_type) in _FILES.items():
+    _add(_path, _file, _media_type)

@@ -1,0 +1,54 @@
+"""The page `/docs`."""
+
+from __future__ import annotations
+
+import re
+
+import httpx
+import pytest
+
+from app.api.docs import PATHS
+from tests.live import running_service
+
+
+def test_nothing_comes_from_elsewhere(http: httpx.Client) -> None:
+    """All that the page names is here, under a policy that allows no other host and no script in the page."""
+    page = http.get("/docs")
+    named = re.findall(r'(?:src|href)="([^"]*)"', page.text)
+    assert {name for name in named if not name.startswith("data:")} == PATHS - {"/docs"}
+    assert "<script>" not in page.text
+    for path in PATHS:
+        found = http.get(path)
+        assert found.status_code == 200
+        assert found.headers["x-content-type-options"] == "nosniff"
+        policy = dict(rule.split(" ", 1) for rule in found.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["connect-src"] == policy["style-src"] == "'self'"
+        assert "unsafe" not in str(policy)
+        assert "http" not in str(policy)
+
+
+def test_it_is_swagger_ui(http: httpx.Client) -> None:
+    """The files are those of Swagger UI 5, as a browser takes them, and the document that they show is there."""
+    script = http.get("/docs/swagger-ui-bundle.js")
+    assert script.headers["content-type"].startswith("text/javascript")
+    assert re.search(r'PACKAGE_VERSION:"5\.\d+\.\d+"', script.text)
+    assert http.get("/docs/swagger-ui.css").headers["content-type"].startswith("text/css")
+    assert 'url: "/openapi.json"' in http.get("/docs/start.js").text
+    assert http.head("/docs").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/redoc", "/docs/oauth2-redirect", "/docs/redoc.standalone.js", "/docs/../start.js"])
+def test_there_is_nothing_else(http: httpx.Client, path: str) -> None:
+    """The other files of the package are not served."""
+    assert http.get(path).status_code == 404
+
+
+def test_the_page_needs_no_key() -> None:
+    """Where there are keys the page is free, as it is where one types a key in."""
+    key = "team-a sha256:" + "0" * 64
+    with running_service("--keys", key, "--workers", "1", wait=False) as service:
+        service.ready.wait(280)
+        with httpx.Client(base_url=service.url) as http:
+            assert {http.get(path).status_code for path in PATHS} == {200}
+            assert http.get("/v1/ops").status_code == 401

@@ -1,0 +1,153 @@
+"""Requests of web pages, and those for other host names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from app.http.cross_origin import is_allowed_host
+from app.settings import Settings
+from tests.app.samples import SMALL, parts, read, same_bits
+from tests.live import LiveService, running_service
+
+INFER = f"/v2/models/{SMALL.op}/infer"
+REGISTER = "/v2/systemsharedmemory/region/x/register"
+CALLS = ("/rpc", f"/v1/ops/{SMALL.op}", INFER, REGISTER)
+CROSS = {"origin": "https://evil.example", "sec-fetch-site": "cross-site"}
+
+
+@pytest.fixture(scope="module")
+def open_to_one() -> Iterator[LiveService]:
+    """A service that pages of one origin may call, under one more name."""
+    flags = ["--cors", '["https://good.example"]', "--allowed-hosts", "localhost,grad.example", "--workers", "1"]
+    with running_service(*flags) as service:
+        yield service
+
+
+@pytest.mark.parametrize("path", [*CALLS, "/", "/v1/ops", "/metrics", "/openapi.json"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8000", "0.0.0.0:8000", "127.0.0.1.evil.example", "", "::1"]
+)
+def test_other_host_names_are_refused(http: httpx.Client, path: str, host: str) -> None:
+    """Without keys a service on a loopback address answers to no other name: DNS rebinding ends here."""
+    answer = http.request("POST" if path in CALLS else "GET", path, headers={"host": host})
+    assert answer.status_code == 403
+    assert "CONVGRAD_ALLOWED_HOSTS" in answer.text
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LocalHost.:8000", "a.localhost:1", "127.0.0.1:8000", "127.9.9.9", "[::1]:80"]
+)
+def test_loopback_names_are_answered(http: httpx.Client, host: str) -> None:
+    """Every loopback name will do, with any port."""
+    assert http.get("/v1/ops", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v2/health/ready"])
+def test_health_is_told_under_every_name(http: httpx.Client, path: str) -> None:
+    """Probes ask by the address of a container or a balancer."""
+    assert http.get(path, headers={"host": "10.1.2.3:8000"}).status_code == 200
+
+
+@pytest.mark.parametrize("path", CALLS)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        CROSS,
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://localhost:3000", "sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"},
+    ],
+)
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "multipart/form-data; boundary=x", None])
+def test_pages_of_other_origins_are_refused(
+    http: httpx.Client, path: str, headers: dict[str, str], kind: str | None
+) -> None:
+    """No page but the service's own can call, whatever it sends."""
+    types = {} if kind is None else {"content-type": kind}
+    answer = http.post(path, content=b"{}", headers=headers | types)
+    assert answer.status_code == 403
+    assert "CONVGRAD_CORS" in answer.text
+
+
+def test_a_page_can_not_read_by_get(http: httpx.Client) -> None:
+    """Neither fetch nor an image of another page gets an answer, and a link to a page of ours does."""
+    assert (
+        http.get("/metrics", headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}).status_code == 403
+    )
+    visit = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate", "sec-fetch-dest": "document"}
+    assert http.get("/", headers=visit).status_code == 200
+    assert http.get("/", headers=visit | {"sec-fetch-dest": "iframe"}).status_code == 403
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded; charset=utf-8"])
+def test_a_page_may_not_send_what_a_form_does(http: httpx.Client, kind: str) -> None:
+    """Even a page of ours has to name a type that a plain form does not have; a program need not."""
+    own = {"sec-fetch-site": "same-origin", "content-type": kind}
+    assert http.post("/v2/repository/index", content=b"{}", headers=own).status_code == 415
+    assert http.post("/v2/repository/index", content=b"{}", headers={"content-type": kind}).status_code == 200
+
+
+@pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}])
+def test_own_pages_and_programs_may_send_files(
+    service: LiveService, http: httpx.Client, headers: dict[str, str]
+) -> None:
+    """Multipart works from /docs, which is of the same origin, and from programs; also without Sec-Fetch-Site."""
+    inputs = SMALL.inputs()
+    for more in (headers, {"origin": service.url}):
+        answer = http.post(f"/v1/ops/{SMALL.op}", files=parts(SMALL, inputs), headers=more)
+        assert same_bits(read(answer), SMALL.expected(inputs))
+
+
+def test_the_settings_open_it(open_to_one: LiveService) -> None:
+    """An origin of CONVGRAD_CORS may call, and a name of CONVGRAD_ALLOWED_HOSTS is answered; no other."""
+    with httpx.Client(base_url=open_to_one.url) as http:
+        good = {"origin": "https://good.example", "sec-fetch-site": "cross-site"}
+        assert http.post("/rpc", json={}, headers=good).status_code == 200
+        assert http.post("/rpc", json={}, headers=CROSS).status_code == 403
+        assert http.post("/rpc", json={}, headers={"host": "grad.example:443"}).status_code == 200
+        assert http.post("/rpc", json={}, headers={"host": "evil.example"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("settings", "hosts"),
+    [
+        ({}, {"localhost"}),
+        ({"host": "::1"}, {"localhost"}),
+        ({"keys": "team-a sha256:" + "0" * 64}, {"*"}),
+        ({"host": "0.0.0.0", "public": True}, {"*"}),
+        ({"uds": "/tmp/x.sock"}, {"*"}),
+        ({"allowed_hosts": "Grad.example, [::1],*"}, {"grad.example", "::1", "*"}),
+    ],
+)
+def test_which_names_are_allowed(settings: dict[str, object], hosts: set[str]) -> None:
+    """Loopback names where a browser could reach a service without keys, any where the service can't know."""
+    assert Settings(**settings).hosts == hosts  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", ["http://a", "a:80", "*.a", "a b"])
+def test_names_of_another_form_are_refused(wrong: str) -> None:
+    """A URL, a port or a pattern would never match: it is an error, not a service that answers nobody."""
+    with pytest.raises(ValueError, match="without scheme and port"):
+        Settings(allowed_hosts=wrong)  # type: ignore[arg-type]
+
+
+def test_the_host_header_is_read_as_it_is_written() -> None:
+    """Ports and brackets are no part of the name, and what is no host header is no name."""
+    allowed = frozenset({"::1", "grad.example"})
+    assert is_allowed_host("[::1]:8000", allowed)
+    assert is_allowed_host("GRAD.example.:443", allowed)
+    for wrong in (
+        "::1",
+        "[::1",
+        "grad.example:x",
+        "grad.example@evil",
+        "user@grad.example",
+        "grad.example/x",
+        " grad.example",
+    ):
+        assert not is_allowed_host(wrong, allowed)

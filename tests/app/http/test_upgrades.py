@@ -1,0 +1,90 @@
+"""Requests that offer another protocol, as Java's HTTP client does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.app.bare import connected, written
+from tests.app.samples import LARGE, NPY, SMALL, document, parts, read_npy, read_tensor, same_bits
+from tests.live import LiveService
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\n"
+BODY = b'{"jsonrpc": "2.0", "method": "ops.nothing", "id": 7}'
+CHUNKED = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in (BODY[:9], BODY[9:], b""))
+
+
+def request(fields: bytes, body: bytes = b"", method: bytes = b"POST", path: bytes = b"/rpc") -> bytes:
+    """Write a request that offers h2c."""
+    return b"%s %s HTTP/1.1\r\nHost: localhost\r\n%s%s\r\n%s" % (method, path, OFFER, fields, body)
+
+
+def answers(sock: socket.socket, count: int) -> list[httpx.Response]:
+    """Read so many answers with their bodies."""
+    file, found = sock.makefile("rb"), []
+    for _ in range(count):
+        status = int(file.readline().split()[1])
+        fields = dict(line.rstrip().split(b": ", 1) for line in iter(file.readline, b"\r\n"))
+        found.append(httpx.Response(status, content=file.read(int(fields[b"content-length"]))))
+    return found
+
+
+@pytest.mark.parametrize("step", [1, 50, 1 << 20])
+def test_the_offer_is_ignored(service: LiveService, step: int) -> None:
+    """Bodies with a length and in chunks arrive whole, however the bytes are cut, and the connection goes on."""
+    plain = request(b"Content-Length: %d\r\n" % len(BODY), BODY)
+    sent = (
+        plain
+        + request(b"Transfer-Encoding: chunked\r\n", CHUNKED)
+        + request(b"", method=b"GET", path=b"/v1/ops")
+        + plain
+    )
+    with connected(service.url) as sock:
+        for start in range(0, len(sent), step):
+            sock.sendall(sent[start : start + step])
+        first, second, third, fourth = answers(sock, 4)
+    assert third.json()[0]["op"]
+    for answer in (first, second, fourth):
+        assert answer.json()["id"] == 7
+        assert "ops.nothing" in answer.json()["error"]["data"]["detail"]
+
+
+def test_a_large_body_after_an_offer(service: LiveService) -> None:
+    """Tensors that the operating system puts in their place arrive too, and so does the request after them."""
+    inputs = LARGE.inputs()
+    files, headers = parts(LARGE, inputs), {"accept": NPY}
+    head, body = written(httpx.Request("POST", f"http://localhost/v1/ops/{LARGE.op}", files=files, headers=headers))
+    with connected(service.url) as sock:
+        sock.sendall(head.removesuffix(b"\r\n") + OFFER + b"\r\n" + body)
+        (answer,) = answers(sock, 1)
+        assert same_bits(read_npy(answer.content, LARGE.dtype), LARGE.expected(inputs))
+        sock.sendall(request(b"Content-Length: %d\r\n" % len(BODY), BODY))
+        assert answers(sock, 1)[0].json()["id"] == 7
+
+
+def test_a_broken_body_after_an_offer(service: LiveService) -> None:
+    """Chunks that are none end the connection with 400, as without an offer."""
+    with connected(service.url) as sock:
+        sock.sendall(request(b"Transfer-Encoding: chunked\r\n", b"zz\r\n"))
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="no Java here")
+def test_java_makes_a_call(service: LiveService, tmp_path: Path) -> None:
+    """The HTTP client of Java's library, which offers h2c with each request, gets the right gradient both ways."""
+    inputs = SMALL.inputs()
+    call = {"jsonrpc": "2.0", "method": SMALL.op, "params": document(SMALL, inputs), "id": 1}
+    (tmp_path / "call.json").write_text(json.dumps(call))
+    command = ["java", str(Path(__file__).with_name("Call.java")), f"{service.url}/rpc", str(tmp_path / "call.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        (output,) = json.loads(line)["result"]["outputs"].values()
+        assert same_bits(read_tensor(output), SMALL.expected(inputs))
