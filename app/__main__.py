@@ -19,7 +19,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import uvicorn
 from fastapi import FastAPI
 from pydantic import Field, ValidationError
-from pydantic_settings import CliApp, CliImplicitFlag, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliImplicitFlag,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from app.pool.container import check_address_space
 
@@ -57,13 +64,20 @@ _BACKLOG = 65535
 class _Flags(Settings):
     """Serve convolution gradients over HTTP. Every flag is also an environment variable, CONVGRAD_<NAME>."""
 
-    model_config = SettingsConfigDict(cli_prog_name="python -m app", cli_kebab_case=True)
+    model_config = SettingsConfigDict(cli_prog_name="python -m app", cli_kebab_case=True, env_ignore_empty=False)
 
     check: CliImplicitFlag[bool] = Field(
         default=False,
         exclude=True,
         description="Read all settings and the files that they name, say what would be done, and exit with 0 or 2.",
     )
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: object, **__: object
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """An empty variable is unset, but an empty flag is a value: `--host ""` is every address of this machine."""
+        return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True)
 
 
 def parse_settings(arguments: Sequence[str]) -> tuple[Settings, bool]:

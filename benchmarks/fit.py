@@ -3,7 +3,7 @@
     python -m benchmarks.fit [FILE ...]
 
 Files are what `python -m benchmarks.regret --json` wrote, those in benchmarks/data by default; the ones that were
-measured with as many lanes as this process's target has are used (CONVGRAD_TARGET chooses another one). One constant
+measured on the code path of this process's target are used (CONVGRAD_TARGET chooses another one). One constant
 after the other takes the value with the least mean regret: the geometric mean, over all layers, of the time of the
 chosen path over that of the best one. A value is kept unless another one is better by more than what noise explains.
 """
@@ -44,13 +44,13 @@ class Measured:
 
 
 def read(paths: Sequence[Path]) -> list[Measured]:
-    """Read the measurements that hold for this process's target."""
+    """Read the measurements that hold for the code path of this process's target."""
     layers = {(layer.name, layer.op): layer for layer in read_layers(DATA.with_name("shapes.json"), [*OPERATIONS], [])}
-    lanes = {str(known): known.lanes for known in KNOWN}
+    code_paths = {str(known): known.path for known in KNOWN}
     found = []
     for path in paths:
         record = json.loads(path.read_text(encoding="utf-8"))
-        if lanes[record["target"]] != target().lanes:
+        if code_paths[record["target"]] != target().path:
             continue
         for row in record["layers"]:
             problem = layers[row["layer"], row["op"]].problem(record["dtype"], row["layout"])

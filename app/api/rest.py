@@ -15,9 +15,8 @@ from app.api.openapi import COMPUTE_DOCS, DESCRIBE_DOCS, LIST_DOCS, VALIDATE_DOC
 from app.calls.call import Call, Prepared
 from app.calls.overlap import OverlappedCall
 from app.calls.service import Service
-from app.http.direct_body import placing_of
+from app.http.context import context_of, exchange_of, headers_of
 from app.http.disconnect import cancel_on_disconnect
-from app.http.middleware import context_of, headers_of
 from app.intake.body import declared_length, media_type, read_body
 from app.intake.json import JsonIntake
 from app.intake.multipart import Arrived, MultipartIntake
@@ -155,7 +154,7 @@ class _Computation(_Deferred):
                 checked = metas, prepared
             return checked[1]
 
-        with service.admit(), Lease(service.segments, placing_of(scope)) as lease:
+        with service.admit(), Lease(service.segments, exchange_of(scope).direct_body) as lease:
             async with OverlappedCall(service, lease, context.timings) as early:
 
                 async def arrived(tensors: Mapping[str, Segment], came: Mapping[str, int]) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
+from typing import Any, Protocol
 
 from starlette.types import Scope
 
@@ -20,12 +21,14 @@ from convgrad._errors import ConvgradError, Overloaded, RateLimited, ShuttingDow
 __all__ = [
     "ANYONE",
     "REQUEST_ID",
-    "SETTLE",
+    "DirectBody",
+    "Exchange",
     "RequestContext",
     "address_of",
     "api_of",
     "context_of",
     "current_context",
+    "exchange_of",
     "headers_of",
 ]
 
@@ -35,10 +38,7 @@ ANYONE = "-"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
 """The ids of requests that callers may choose."""
 
-SETTLE = "convgrad.settle"
-"""Where the scope of a request has `RequestContext.settle`, if somebody waits for it."""
-
-_CONTEXT, _HEADERS = "convgrad", "convgrad.headers"
+_KEY = "convgrad"
 _APIS = {"rpc": "rpc", "v1": "rest", "v2": "oip"}
 # What the service turned away although it could be read; the rest is wrong in itself.
 _REFUSALS = (Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised)
@@ -89,12 +89,45 @@ class RequestContext:
         _current.set(self)
 
 
+class DirectBody(Protocol):
+    """Read the rest of a body where it belongs."""
+
+    def place(self, targets: Iterable[memoryview]) -> None:
+        """Fill these with the next bytes, from now on."""
+
+    def forget(self) -> None:
+        """Fill none of them any more."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What connection, middlewares and APIs leave for each other about one request, in its ASGI scope.
+
+    `abort` cuts the connection; `settle` is the context's, where somebody waits for it; `direct_body` is there for
+    large bodies that come in the open.
+    """
+
+    abort: Callable[[], object] | None = None
+    settle: Callable[[], object] | None = None
+    direct_body: DirectBody | None = None
+    headers: Mapping[str, str] | None = None
+    context: RequestContext | None = None
+
+
+def exchange_of(scope: MutableMapping[str, Any]) -> Exchange:
+    """Return what is known of a request: the same object for all who have its scope."""
+    if _KEY not in scope:
+        scope[_KEY] = Exchange()
+    exchange: Exchange = scope[_KEY]
+    return exchange
+
+
 def context_of(scope: Scope) -> RequestContext:
     """Return the context of a request; a fresh one where the middleware was left out."""
-    if _CONTEXT not in scope:
-        scope[_CONTEXT] = RequestContext(uuid.uuid4().hex, api=api_of(scope["path"]))
-    context: RequestContext = scope[_CONTEXT]
-    return context
+    exchange = exchange_of(scope)
+    if exchange.context is None:
+        exchange.context = RequestContext(uuid.uuid4().hex, api=api_of(scope["path"]))
+    return exchange.context
 
 
 @lru_cache(maxsize=1024)
@@ -114,12 +147,12 @@ def address_of(host: str) -> str:
 
 def headers_of(scope: Scope) -> Mapping[str, str]:
     """Return the headers of a request by their names in lower case; of one that came twice the first."""
-    if _HEADERS not in scope:
-        scope[_HEADERS] = {
+    exchange = exchange_of(scope)
+    if exchange.headers is None:
+        exchange.headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
         }
-    headers: Mapping[str, str] = scope[_HEADERS]
-    return headers
+    return exchange.headers
 
 
 def current_context() -> RequestContext:

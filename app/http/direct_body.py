@@ -1,7 +1,7 @@
 """Large bodies without copies: the kernel writes what arrives to where it belongs, and Python only counts it.
 
 uvicorn's protocol passes a body on as `bytes`, and each byte is copied four times on its way into a tensor. Once an
-intake knows where the next bytes belong (`Placing.place`), another protocol stands in on the connection until the
+intake knows where the next bytes belong (`DirectBody.place`), another protocol stands in on the connection until the
 body is complete.
 """
 
@@ -10,53 +10,48 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
+from typing import cast
 
 from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from app.http.context import exchange_of
 from app.http.upgrades import UpgradeIgnoringProtocol, make_parser
 
-__all__ = ["DirectBodyProtocol", "Placing", "placing_of"]
+__all__ = ["DirectBodyProtocol", "DirectReader"]
 
-_PLACING = "convgrad.placing"
 # Smaller bodies come in a few pieces: nothing to gain.
 _LEAST = 1 << 20
 # Bytes of one read: as fast as more. libuv goes on for 32 reads before others get their turn: 4 MiB, some 2 ms.
 _ROOM = 1 << 17
 
 
-def placing_of(scope: Scope) -> Placing | None:
-    """Return the means to have a request's body put in its place, if it is large and comes in the open."""
-    found: Placing | None = scope.get(_PLACING)
-    return found
-
-
 class DirectBodyProtocol(UpgradeIgnoringProtocol):
-    """Give every request with a large body of known length its `Placing`."""
+    """Give every request with a large body of known length its `DirectReader`."""
 
-    _placing: Placing | None = None
+    _direct_body: DirectReader | None = None
 
     def on_headers_complete(self) -> None:
         """Pass the request on."""
         super().on_headers_complete()
         length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
-        self._placing = None
+        self._direct_body = None
         if length >= _LEAST and self.scheme == "http":
-            self._placing = self.scope[_PLACING] = Placing(self, length)  # type: ignore[literal-required]
+            self._direct_body = exchange_of(cast("Scope", self.scope)).direct_body = DirectReader(self, length)
 
     def on_body(self, body: bytes) -> None:
         """Take bytes of a body that nobody has a place for yet."""
         super().on_body(body)
-        if self._placing is not None:
-            self._placing.passed(len(body))
+        if self._direct_body is not None:
+            self._direct_body.passed(len(body))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of the body."""
-        self._placing = None
+        self._direct_body = None
         super().connection_lost(exc)
 
 
-class Placing(asyncio.BufferedProtocol):
+class DirectReader(asyncio.BufferedProtocol):
     """Read the rest of one request's body, from the first `place` on; before that it only counts.
 
     The body of a message is a `memoryview` when its bytes are in their place already, and `bytes` otherwise.

@@ -11,17 +11,16 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.context import ANYONE, REQUEST_ID, SETTLE, RequestContext, address_of, api_of, context_of, headers_of
+from app.http.context import ANYONE, REQUEST_ID, RequestContext, address_of, api_of, context_of, exchange_of, headers_of
 from app.replies.body import send_json
 from app.replies.errors import as_convgrad_error, problem, problem_headers, reply_of
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import Cancelled, ConvgradError, TooLarge
 
-__all__ = ["BodyLimit", "RequestContext", "RequestContextMiddleware", "context_of", "headers_of", "send_problem"]
+__all__ = ["BodyLimit", "RequestContextMiddleware", "send_problem"]
 
 _log = logging.getLogger("convgrad.request")
 
-_CONTEXT = "convgrad"
 # Asked every few seconds by whatever watches the service.
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 
@@ -71,10 +70,11 @@ class RequestContextMiddleware:
             api=api_of(scope["path"]),
             address=address_of(peer[0]) if peer else ANYONE,
         )
-        if (settle := scope.get(SETTLE)) is not None:
-            context.settle = settle
+        exchange = exchange_of(scope)
+        if exchange.settle is not None:
+            context.settle = exchange.settle
         context.enter()
-        scope[_CONTEXT] = context
+        exchange.context = context
         with self._telemetry.tracing.request(scope, headers, context):
             await self._handle(scope, receive, send, context)
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from typing import cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.context import SETTLE, RequestContext, context_of
+from app.http.context import RequestContext, context_of, exchange_of
 from app.http.cork import CorkProtocol
 from app.http.direct_body import DirectBodyProtocol
 from convgrad._errors import Cancelled, DeadlineExceeded
 
 __all__ = ["TimeoutProtocol", "Timeouts", "timeout_protocol"]
 
-_ABORT = "convgrad.abort"
 # A reply up to this size goes to the server's own buffer and waits for nobody.
 _NEVER_WAITS = 60_000
 # The parser joins the pieces of a header again with every read: a long one would keep all others waiting.
@@ -85,7 +85,7 @@ class _Waits:
 
     async def _cut(self, context: RequestContext) -> None:
         context.refusals.append("slow_reader")
-        if (abort := self._scope.get(_ABORT)) is not None:
+        if (abort := exchange_of(self._scope).abort) is not None:
             # An orderly end would wait for the client to read what is on its way.
             abort()
             await asyncio.sleep(0)
@@ -135,9 +135,8 @@ class TimeoutProtocol(DirectBodyProtocol):
     def on_message_begin(self) -> None:
         """Begin a request, which goes with the means to cut its connection."""
         super().on_message_begin()
-        self.scope[_ABORT] = self.transport.abort  # type: ignore[literal-required]
-        if self.settle is not None:
-            self.scope[SETTLE] = self.settle  # type: ignore[literal-required]
+        exchange = exchange_of(cast("Scope", self.scope))
+        exchange.abort, exchange.settle = self.transport.abort, self.settle
         self._wait()
 
     def on_headers_complete(self) -> None:

@@ -12,8 +12,7 @@ from typing import Self
 
 import numpy as np
 
-from app.http.context import current_context
-from app.http.direct_body import Placing
+from app.http.context import DirectBody, current_context
 from app.pool.buffers import Segment, SegmentPool
 from convgrad._errors import ParseError
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
@@ -44,9 +43,9 @@ class TensorFault(Exception):  # noqa: N818 - not an error yet: whoever knows th
 class Lease:
     """Own the segments of one request until a call takes them over; close it on every way out."""
 
-    def __init__(self, pool: SegmentPool, placing: Placing | None = None) -> None:
+    def __init__(self, pool: SegmentPool, direct_body: DirectBody | None = None) -> None:
         self._pool = pool
-        self._placing = placing
+        self._direct_body = direct_body
         self._held: dict[int, Segment] = {}
 
     def __enter__(self) -> Self:
@@ -73,13 +72,13 @@ class Lease:
 
     def place(self, targets: Iterable[memoryview]) -> None:
         """Have the next bytes of the body put there where that is possible: such come as `memoryview`."""
-        if self._placing is not None:
-            self._placing.place(targets)
+        if self._direct_body is not None:
+            self._direct_body.place(targets)
 
     def close(self) -> None:
         """Give back what nobody took over."""
-        if self._placing is not None:
-            self._placing.forget()
+        if self._direct_body is not None:
+            self._direct_body.forget()
         while self._held:
             self._pool.release(self._held.popitem()[1])
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import AsyncGenerator
 from functools import cache
 from typing import Any
+from unittest import mock
 
 from fastapi import FastAPI
 
@@ -47,9 +48,9 @@ class _Instant:
 @cache
 def _app() -> FastAPI:
     limits = {"body_limit": _LIMIT, "head_limit": 64 << 10, "output_limit": _LIMIT, "memory_limit": 8 << 20}
-    app = create_app(Settings.model_validate({**limits, "workers": 1, "work_limit": 10**9, "deadline_s": 20.0}))
-    app.state.service.engine = _Instant()
-    return app
+    settings = Settings.model_validate({**limits, "workers": 1, "work_limit": 10**9, "deadline_s": 20.0})
+    with mock.patch("app.main.make_engine", return_value=_Instant()):
+        return create_app(settings)
 
 
 def rpc(data: bytes) -> None:

@@ -23,7 +23,7 @@ def test_every_target_chooses_as_recorded() -> None:
     assert len(now) == len(recorded) > 200
 
 
-@pytest.mark.skipif(not MEASURED, reason="nothing was measured with as many lanes")
+@pytest.mark.skipif(not MEASURED, reason="nothing was measured on this code path")
 def test_the_chosen_paths_lose_little() -> None:
     """Over all measured layers the mean is near the best path's, and no layer is far from it."""
     found = fit.regrets(MEASURED, COSTS)
@@ -32,7 +32,7 @@ def test_the_chosen_paths_lose_little() -> None:
     assert max(found) < 1.5
 
 
-@pytest.mark.skipif(not MEASURED, reason="nothing was measured with as many lanes")
+@pytest.mark.skipif(not MEASURED, reason="nothing was measured on this code path")
 def test_fitting_finds_a_constant_that_was_spoilt() -> None:
     """From a constant that is half as large as it should be the fit comes back to where little is lost."""
     spoilt = Costs(grouped=COSTS.grouped / 2)

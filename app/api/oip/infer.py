@@ -20,9 +20,8 @@ from app.calls.call import Prepared
 from app.calls.overlap import OverlappedCall
 from app.calls.planning import tensor_bytes
 from app.calls.service import Service
-from app.http.direct_body import Placing, placing_of
+from app.http.context import RequestContext, context_of, exchange_of, headers_of
 from app.http.disconnect import cancel_on_disconnect
-from app.http.middleware import RequestContext, context_of, headers_of
 from app.intake.body import media_type
 from app.intake.sinks import Lease
 from app.pool.buffers import Segment
@@ -66,19 +65,18 @@ class Inference(Response):
         """Compute, reply and count."""
         context, name = context_of(scope), self._called.called_as
         try:
-            ended = await self._answer(headers_of(scope), context, receive, send, placing_of(scope))
+            ended = await self._answer(scope, context, receive, send)
         except BaseException:
             self._state.statistics.failed(name, time.monotonic() - context.started)
             raise
         self._state.statistics.succeeded(name, ended - context.started, context.timings)
 
-    async def _answer(
-        self, headers: Mapping[str, str], context: RequestContext, receive: Receive, send: Send, placing: Placing | None
-    ) -> float:
+    async def _answer(self, scope: Scope, context: RequestContext, receive: Receive, send: Send) -> float:
         """Answer; give the time at which the reply was out, before its memory is cleared away."""
+        headers = headers_of(scope)
         _check_content_type(headers)
         service = self._service
-        with service.admit(), Lease(service.segments, placing) as lease:
+        with service.admit(), Lease(service.segments, exchange_of(scope).direct_body) as lease:
             async with OverlappedCall(service, lease, context.timings) as early:
                 intake = self._intake(headers, context, lease, early)
                 limit = int(service.settings.body_limit)

@@ -10,7 +10,7 @@ from typing import Any
 
 from app.calls.call import Call
 from app.calls.service import Service
-from app.http.middleware import RequestContext
+from app.http.context import RequestContext
 from app.intake.requests import read_call
 from app.intake.sinks import Lease
 from app.intake.tensors import settle

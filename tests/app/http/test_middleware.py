@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.http.context import context_of
 from app.http.disconnect import cancel_on_disconnect
-from app.http.middleware import BodyLimit, RequestContextMiddleware, context_of
+from app.http.middleware import BodyLimit, RequestContextMiddleware
 from app.replies.body import send_bytes, send_head, send_piece
 from convgrad import Cancelled, Overloaded
 
