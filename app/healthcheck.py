@@ -46,8 +46,9 @@ def main() -> int:
 
 def _connection() -> http.client.HTTPConnection:
     """Make a connection to where the settings say; the operators' port comes first, for it needs no certificate."""
-    if port := _setting("OPS_PORT"):
-        return http.client.HTTPConnection(_asked_at(_setting("OPS_HOST") or "127.0.0.1"), int(port), timeout=_TIMEOUT_S)
+    if ops_port := _setting("OPS_PORT"):
+        host = _asked_at(_setting("OPS_HOST") or "127.0.0.1")
+        return http.client.HTTPConnection(host, int(ops_port), timeout=_TIMEOUT_S)
     if path := _setting("UDS"):
         return _UnixConnection(path)
     host, main_port = _asked_at(_setting("HOST") or "127.0.0.1"), int(_setting("PORT") or 8000)

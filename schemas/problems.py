@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from convgrad._errors import InvalidParams
+from convgrad._errors import InvalidParams, TooLarge
 from schemas.shapes import INT64_MAX
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "number",
     "problem",
     "safe_key",
+    "too_large",
 ]
 
 Problem = dict[str, Any]
@@ -64,3 +65,8 @@ def invalid_params(what: str, problems: list[Problem]) -> InvalidParams:
     others = f" (and {more} more broken rule{'s' if more > 1 else ''})" if more else ""
     data = {"omitted": len(problems) - MAX_PROBLEMS} if len(problems) > MAX_PROBLEMS else None
     return InvalidParams(f"{what}: {problems[0]['msg']}{others}", errors=problems[:MAX_PROBLEMS], data=data)
+
+
+def too_large(error: TooLarge, loc: Iterable[str | int], name: str) -> TooLarge:
+    """Return the same refusal with the name of the part of the call that is too large."""
+    return TooLarge(f"{name}: {error.message}", data={**error.data, "loc": list(loc)})

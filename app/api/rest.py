@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -20,7 +21,7 @@ from app.http.disconnect import cancel_on_disconnect
 from app.intake.body import declared_length, media_type, read_body
 from app.intake.json import JsonIntake
 from app.intake.multipart import Arrived, MultipartIntake
-from app.intake.requests import RequestedCall, read_call
+from app.intake.requests import RequestedCall, check_attributes, read_call
 from app.intake.sinks import Lease
 from app.intake.tensors import settle
 from app.pool.buffers import Segment
@@ -103,8 +104,8 @@ class _Deferred(Response):
     ) -> RequestedCall:
         """Read the call in the form that its content type names; without `check` it needs no data.
 
-        A multipart body is checked with `check` as soon as its tensors' headers are known; then `arrived` hears how
-        much of them has come.
+        Attributes and options are checked once they are read, and a multipart body with `check` as soon as its
+        tensors' headers are known; then `arrived` hears how much of them has come.
         """
         headers = headers_of(scope)
         length, form = declared_length(headers), _request_type(headers)
@@ -118,7 +119,8 @@ class _Deferred(Response):
                     await read_body(receive, parts, timings, parts)
                     return parts.finish(need_data=check is not None)
                 limit = int(self._service.settings.head_limit)
-                document = JsonIntake(lease, length=length, max_skeleton=limit)
+                begun = None if check is None else partial(check_attributes, self._called)
+                document = JsonIntake(lease, length=length, max_skeleton=limit, begun=begun)
                 await read_body(receive, document, timings)
                 request = await document.finish_async()
                 return read_call(self._called, request, lease, need_data=check is not None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
@@ -12,6 +12,7 @@ from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
 from kernels.target import target
 from schemas.ops import ResolvedOp, TensorSpec
+from schemas.problems import dims as written
 
 __all__ = [
     "call_bytes",
@@ -35,6 +36,9 @@ _REFERENCE_UNITS = 1 << 14
 
 _REFERENCE_MACS = 1 << 30
 """Work of a call that the reference takes where nothing compiled works."""
+
+Place = tuple[str, str, tuple[int, ...]]
+"""A part of a call: inputs, outputs or attributes; the name in it; the shape that it has."""
 
 _BY_IMAGE = ("src", "diff_dst")
 """Inputs whose outermost axis is the batch, in every layout."""
@@ -72,19 +76,19 @@ def tensor_bytes(spec: TensorSpec) -> int:
 
 def check_limits(op: ResolvedOp, settings: Settings) -> None:
     """Raise `TooLarge` when work, output, tensors together or a plan would be over a limit; nothing is planned yet."""
-    _check("work", op.macs, settings.work_limit, "multiply-adds")
+    _check("work", op.macs, settings.work_limit, "multiply-adds", op, _largest)
     if not target().compiles and op.macs > _REFERENCE_MACS:
         raise TooLarge(
             f"the call needs {op.macs} multiply-adds; no compiled code works on this machine's processor (/readyz has"
             f" the reason), and the reference, which computes instead, takes up to {_REFERENCE_MACS}",
             data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs},
         )
-    _check("output", tensor_bytes(op.output), settings.output_limit, "bytes of output")
-    _check("memory", call_bytes(op), settings.memory_budget, "bytes of tensors")
+    _check("output", tensor_bytes(op.output), settings.output_limit, "bytes of output", op, _output)
+    _check("memory", call_bytes(op), settings.memory_budget, "bytes of tensors", op, _largest)
     problem = problem_of(op)
     counts = prod(problem.kernel), max(problem.dims.wide_channels, problem.dims.narrow_channels)
     for count, (what, limit) in zip(counts, _PLAN_LIMITS.items(), strict=True):
-        _check("plan", count, limit, what)
+        _check("plan", count, limit, what, op, _weights)
 
 
 def is_planned_at_once(op: ResolvedOp, reference: bool = False) -> bool:
@@ -104,13 +108,15 @@ def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> Pl
     problem = problem_of(op)
     if reference:
         units = problem.n if problem.forward else prod(problem.kernel)
-        _check("plan", units, _REFERENCE_UNITS, "units of the reference kernel")
+        _check("plan", units, _REFERENCE_UNITS, "units of the reference kernel", op, _units)
     chosen = plan(problem, workers=settings.worker_count, reference=reference)
     _check(
         "scratch",
         call_bytes(op) + chosen.scratch_bytes,
         settings.memory_budget,
         "bytes of tensors and scratch",
+        op,
+        _largest,
     )
     return chosen
 
@@ -143,9 +149,37 @@ def describe_plan(chosen: Plan) -> dict[str, Any]:
     }
 
 
-def _check(reason: str, value: int, limit: int, what: str) -> None:
+def _check(reason: str, value: int, limit: int, what: str, op: ResolvedOp, find: Callable[[ResolvedOp], Place]) -> None:
     if value > limit:
+        place, name, shape = find(op)
         raise TooLarge(
-            f"the call needs {value} {what} and this service allows {limit}",
-            data={"reason": reason, "limit": limit, "value": value},
+            f"the call needs {value} {what} and this service allows {limit}: {name} is {written(shape)}",
+            data={"reason": reason, "limit": limit, "value": value, "loc": [place, name]},
         )
+
+
+# What to name when a call is too large: the part of the call that has it, its name and its shape.
+
+
+def _output(op: ResolvedOp) -> Place:
+    return "outputs", op.wire_name(op.output.name), op.output.shape
+
+
+def _largest(op: ResolvedOp) -> Place:
+    inputs = [("inputs", op.wire_name(spec.name), spec.shape) for spec in op.inputs]
+    return max([_output(op), *inputs], key=lambda found: prod(found[2]))
+
+
+def _weights(op: ResolvedOp) -> Place:
+    tensor = next((spec for spec in op.inputs if spec.name == "weights"), None)
+    if tensor is not None:
+        return "inputs", op.wire_name("weights"), tensor.shape
+    return "attributes", op.wire_name("weights_shape"), op.weights_shape
+
+
+def _units(op: ResolvedOp) -> Place:
+    """Find what decides the number of units of the reference kernel: images, or filter taps."""
+    if "weights" not in {spec.name for spec in op.inputs}:
+        return _weights(op)
+    src = next(spec for spec in op.inputs if spec.name == "src")
+    return "inputs", op.wire_name("src"), src.shape

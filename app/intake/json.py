@@ -18,7 +18,7 @@ from typing import Any
 
 from app.intake.inline import InlineTensor, declared_bytes
 from app.intake.sinks import Lease
-from app.intake.strict_json import BOM, parse_document
+from app.intake.strict_json import BOM, leading_members, parse_document
 from convgrad._errors import ConvgradError, ParseError, TooLarge
 
 __all__ = ["DIVERT_OVER", "MAX_SKELETON", "JsonIntake"]
@@ -69,6 +69,8 @@ class JsonIntake:
     Raises `ParseError` for what is not JSON and `TooLarge` when more than `max_skeleton` bytes are left
     beside the tensors. A fault inside one tensor's string is kept in its `InlineTensor`, so that it costs only
     the call that it belongs to. With a `refusal` no tensor is taken: each is passed over and has that fault.
+    `begun` sees the members of the document that are complete while a tensor is still on its way, once; it refuses the
+    document by raising.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class JsonIntake:
         length: int | None = None,
         max_skeleton: int = MAX_SKELETON,
         refusal: ConvgradError | None = None,
+        begun: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
         self._lease = lease
+        self._begun = begun
         self._refusal = refusal
         self._remaining = length
         self._max_skeleton = max_skeleton
@@ -107,7 +111,15 @@ class JsonIntake:
         for _ in self._steps(chunk):
             await self.supply()
             await asyncio.sleep(0)
+        self._tell()
         await self.supply()
+
+    def _tell(self) -> None:
+        if self._begun is None or self._state not in (self._in_long_value, self._in_short_value):
+            return
+        begun, self._begun = self._begun, None
+        if len(self._skeleton) <= _PARSE_INLINE:
+            begun(leading_members(bytes(self._skeleton)))
 
     def _steps(self, chunk: bytes) -> Iterator[None]:
         if self._remaining is not None:

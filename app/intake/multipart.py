@@ -15,14 +15,14 @@ from python_multipart.multipart import parse_options_header
 
 from app.intake.json import JsonIntake
 from app.intake.parts import PartReader
-from app.intake.requests import RequestedCall, RequestObject, take_apart
+from app.intake.requests import RequestedCall, RequestObject, check_attributes, take_apart
 from app.intake.sinks import Lease, NpySink, TensorFault
 from app.intake.tensors import Input, npy_tensor, shape_list
 from app.pool.buffers import Segment
-from convgrad._errors import InvalidParams, InvalidRequest, ParseError, Unsupported, UnsupportedMediaType
+from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType
 from convgrad._npy import NpyHeader
 from schemas.dumps import is_dump
-from schemas.problems import Problem, dims, invalid_params, problem, safe_key
+from schemas.problems import Problem, dims, invalid_params, problem, safe_key, too_large
 from schemas.tables import MAX_DIMS, CalledOperation
 from schemas.tensors import WireTensor, read_tensor
 
@@ -65,6 +65,7 @@ class MultipartIntake:
         self._arrived = arrived
         self._bound = length
         self._request: RequestObject | None = None
+        self._attributes_checked = False
         self._head: JsonIntake | None = None
         self._body: _TensorPart | None = None
         self._parts: dict[str, _TensorPart] = {}  # by canonical name
@@ -102,10 +103,13 @@ class MultipartIntake:
         if self._check is not None and self._checkable():
             check, self._check = self._check, None
             await check(self._call(need_data=False))
+        elif self._check is not None and self._request is not None and not self._attributes_checked:
+            self._attributes_checked = True
+            check_attributes(self._called, {"attributes": self._request.attributes, "options": self._request.options})
         if self._head is not None:
             await self._head.supply()
         for part in self._parts.values():
-            await part.sink.supply()
+            await part.supply()
 
     def finish(self, *, need_data: bool = True) -> RequestedCall:
         """Give the call; the whole body must have been fed and supplied. See `read_call` for `need_data`."""
@@ -206,6 +210,10 @@ class _TensorPart:
         with self._named():
             self.sink.write(data)
 
+    async def supply(self) -> None:
+        with self._named():
+            await self.sink.supply()
+
     def close(self) -> None:
         with self._named():
             self.sink.close()
@@ -239,6 +247,8 @@ class _TensorPart:
         except Unsupported as error:
             wrong = problem(["inputs", self.name], f"{self.name}: {error.message}", "unsupported_dtype")
             raise Unsupported(wrong["msg"], data={"errors": [wrong]}) from None
+        except TooLarge as error:
+            raise too_large(error, ["inputs", self.name], self.name) from None
 
 
 # Clients write the same few headers in every call.

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from app.calls.options import parse_options
 from app.intake.sinks import Lease
 from app.intake.tensors import Input, metas, read_inputs
+from schemas.attributes import read_attributes
 from schemas.dumps import call_of_dump, is_dump
 from schemas.problems import invalid_params, problem, safe_key
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
 
-__all__ = ["MEMBERS", "RequestObject", "RequestedCall", "read_call", "take_apart"]
+__all__ = ["MEMBERS", "RequestObject", "RequestedCall", "check_attributes", "read_call", "take_apart"]
 
 MEMBERS = ("attributes", "inputs", "options")
 """The members of a request object, in the order that positional params have."""
@@ -69,6 +71,19 @@ def read_call(called: CalledOperation, request: Any, lease: Lease, *, need_data:
     Raises `InvalidParams` with every fault of the form, and what `read_inputs` raises.
     """
     return take_apart(called, request).read(lease, need_data=need_data)
+
+
+def check_attributes(called: CalledOperation, request: Mapping[str, Any]) -> None:
+    """Check the attributes and options of a request, as far as they are there, while its tensors are still to come.
+
+    Raises `InvalidParams` for what they break by themselves; rules that shapes have a part in are for later.
+    """
+    attributes = request.get("attributes")
+    if isinstance(attributes, Mapping) and not is_dump(attributes) and not is_dump(request):
+        _, problems = read_attributes(called, attributes)
+        if problems:
+            raise invalid_params(called.called_as, problems)
+    parse_options(request.get("options"))
 
 
 def take_apart(called: CalledOperation, request: Any) -> RequestObject:

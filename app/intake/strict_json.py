@@ -9,13 +9,16 @@ from typing import Any
 
 from convgrad._errors import ParseError
 
-__all__ = ["BOM", "MAX_DEPTH", "parse_document"]
+__all__ = ["BOM", "MAX_DEPTH", "leading_members", "parse_document"]
 
 BOM = b"\xef\xbb\xbf"
 
 MAX_DEPTH = 64
 """Objects and lists inside one another."""
 
+_START = re.compile(r"[ \t\r\n]*\{")
+_KEY = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*')
+_COMMA = re.compile(r"[ \t\r\n]*,")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -53,6 +56,28 @@ def parse_document(
     return document
 
 
+def leading_members(skeleton: bytes) -> dict[str, Any]:
+    """Read the members that are complete at the start of an object whose end is still to come.
+
+    A fault ends the search: whoever reads the whole document finds it again.
+    """
+    found: dict[str, Any] = {}
+    try:
+        text = skeleton.removeprefix(BOM).decode()
+        begin = _START.match(text)
+        at = -1 if begin is None else begin.end()
+        while at >= 0 and (key := _KEY.match(text, at)) is not None:
+            value, end = _DECODER.raw_decode(text, key.end())
+            comma = _COMMA.match(text, end)
+            if comma is None:
+                break
+            found[json.loads(key[1])] = value
+            at = comma.end()
+    except (ValueError, RecursionError, ParseError):
+        pass
+    return found
+
+
 def _next_mark(strings: Iterator[object]) -> object:
     mark = next(strings, None)
     if mark is None:
@@ -72,6 +97,9 @@ def _finite(text: str) -> float:
     if number in (float("inf"), float("-inf")):
         raise ParseError("a number of the JSON document is out of range")
     return number
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite)
 
 
 def _check_depth(document: Any) -> None:

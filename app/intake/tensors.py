@@ -18,8 +18,8 @@ from app.intake.inline import InlineTensor, nbytes_of
 from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
-from convgrad._errors import InvalidParams, Unsupported
-from schemas.problems import Problem, invalid_params, problem
+from convgrad._errors import InvalidParams, TooLarge, Unsupported
+from schemas.problems import Problem, invalid_params, problem, too_large
 from schemas.tables import MAX_DIMS, Operation
 from schemas.tensors import TensorMeta, WireTensor, read_meta, read_tensor
 
@@ -170,6 +170,8 @@ def _read(value: Any, loc: list[str | int], problems: list[Problem], lease: Leas
     except Unsupported as error:
         problems.append(problem([*loc, "npy"], f"npy of {loc[-1]}: {error.message}", "unsupported_dtype"))
         return None
+    except TooLarge as error:
+        raise too_large(error, loc, str(loc[-1])) from None
     return tensor
 
 

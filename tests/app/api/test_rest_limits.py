@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import socket
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 
 from tests.app.api.test_rest_errors import problem
-from tests.app.bare import connected, multipart
+from tests.app.bare import connected, multipart, written
 from tests.app.resident import Resident
 from tests.app.samples import (
     FRAMES,
@@ -31,6 +33,7 @@ from tests.app.samples import (
     parts,
     post,
     read,
+    request_object,
     same_bits,
 )
 from tests.problems import Case
@@ -102,13 +105,17 @@ def test_a_head_over_its_limit_is_413(tight_http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "spatial", "channels"),
-    [("work", (4000, 4000), 64), ("output", (8, 8), 4096), ("memory", (1200, 1200), 4)],
+    ("reason", "spatial", "channels", "loc"),
+    [
+        ("work", (4000, 4000), 64, ["inputs", "src"]),
+        ("output", (8, 8), 4096, ["outputs", "diff_weights"]),
+        ("memory", (1200, 1200), 4, ["inputs", "src"]),
+    ],
 )
 def test_work_output_and_memory_have_limits(
-    tight_http: httpx.Client, reason: str, spatial: tuple[int, int], channels: int
+    tight_http: httpx.Client, reason: str, spatial: tuple[int, int], channels: int, loc: list[str]
 ) -> None:
-    """A call that is too expensive is refused from its shapes alone, with the reason and both numbers."""
+    """A call that is too expensive is refused from its shapes alone, with reason, both numbers and whose they are."""
     attributes = {
         "strides": [1, 1], "dilations": [1, 1], "pads_begin": [1, 1], "pads_end": [1, 1], "data_format": "NCX",
         "weights_format": "OIX", "weights_shape": [channels, channels, 3, 3],
@@ -118,6 +125,40 @@ def test_work_output_and_memory_have_limits(
     found = problem(tight_http.post("/v1/ops/ConvolutionBackwardWeights/validate", json=body), 413, "too_large")
     assert found["reason"] == reason
     assert found["value"] > found["limit"]
+    assert found["loc"] == loc
+    assert f": {loc[1]} is (" in found["detail"]
+
+
+def test_a_tensor_of_unknown_size_that_is_too_large_is_named(tight_http: httpx.Client) -> None:
+    """A .npy header over its limit is a refusal of the tensor that has it, in each form."""
+    long = b"\x93NUMPY\x02\x00" + (1 << 24).to_bytes(4, "little") + bytes(800)
+    body = document(SMALL, SMALL.inputs())
+    body["inputs"]["diff_dst"] = {"npy": base64.b64encode(long).decode()}
+    files = [
+        part if part[0] != "diff_dst" else ("diff_dst", ("x.npy", long, NPY)) for part in parts(SMALL, SMALL.inputs())
+    ]
+    for sent in ({"json": body}, {"files": files}):
+        found = problem(tight_http.post(f"/v1/ops/{SMALL.op}", **sent), 413, "too_large")
+        assert found["loc"] == ["inputs", "diff_dst"]
+        assert found["detail"].startswith("diff_dst: a .npy header has at most ")
+
+
+@pytest.mark.parametrize("form", ["multipart", "json"])
+@pytest.mark.parametrize("wrong", [{"attributes": {"strides": [0, 1]}}, {"options": {"encoding": "x"}}])
+def test_wrong_attributes_are_refused_while_tensors_come(tight: Resident, form: str, wrong: dict[str, Any]) -> None:
+    """The refusal comes when attributes and options are read, and does not wait for tensors that are still to come."""
+    request = request_object(SMALL) | {"options": {}}
+    request = {name: value | wrong.get(name, {}) for name, value in request.items()}
+    files = [("request", ("r", json.dumps(request), JSON)), *parts(SMALL, SMALL.inputs())[1:]]
+    # The inputs last: what comes after them is not known before.
+    body = {**request, "inputs": document(SMALL, SMALL.inputs())["inputs"]}
+    body["inputs"] = body.pop("inputs")
+    sent: dict[str, Any] = {"files": files} if form == "multipart" else {"json": body}
+    head, text = written(httpx.Request("POST", f"http://localhost/v1/ops/{SMALL.op}", **sent))
+    cut = text.index(b'name="src"' if form == "multipart" else b'"src"') + 60
+    with connected(tight.url) as sock:
+        sock.sendall(head + text[:cut])
+        assert sock.recv(1 << 16).startswith(b"HTTP/1.1 422 ")
 
 
 @pytest.mark.parametrize("accept", FORMS)

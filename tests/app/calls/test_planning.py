@@ -45,14 +45,16 @@ def test_shapes_and_work_agree_on_both_sides() -> None:
 
 @pytest.mark.parametrize("name", ["work_limit", "output_limit", "memory_limit"])
 def test_each_limit_refuses(name: str) -> None:
-    """One below what the call needs is too little, and the error has the reason and both numbers."""
+    """One below what the call needs is too little, and the error has the reason, both numbers and what has the size."""
     op = resolved(SMALL)
     output = 4 * int(np.prod(op.output.shape))
     need = {"work_limit": op.macs, "output_limit": output, "memory_limit": call_bytes(op)}[name]
     check_limits(op, Settings().model_copy(update={name: need}))
     with pytest.raises(TooLarge) as caught:
         check_limits(op, Settings().model_copy(update={name: need - 1}))
-    assert caught.value.data == {"reason": name.removesuffix("_limit"), "limit": need - 1, "value": need}
+    loc = ["outputs" if name == "output_limit" else "inputs", "diff_weights" if name == "output_limit" else "diff_dst"]
+    reason = name.removesuffix("_limit")
+    assert caught.value.data == {"reason": reason, "limit": need - 1, "value": need, "loc": loc}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,9 @@ def test_the_reference_kernel_takes_no_endless_row_of_units() -> None:
     assert len(plan_call(op, Settings()).units) < 64
     with pytest.raises(TooLarge) as caught:
         plan_call(op, Settings(), reference=True)
-    assert caught.value.data == {"reason": "plan", "limit": 1 << 14, "value": 1 << 15}
+    loc = ["attributes", "weights_shape"]
+    assert caught.value.data == {"reason": "plan", "limit": 1 << 14, "value": 1 << 15, "loc": loc}
+    assert caught.value.message.endswith(": weights_shape is (1, 1, 32768)")
 
 
 def test_a_plan_is_described() -> None:
