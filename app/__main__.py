@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-# This process does not compute: threads of NumPy would only count where processes are limited.
+# This process does not compute, and NumPy's threads would count against a limit on processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import uvicorn
@@ -32,8 +32,8 @@ from app.pool.container import check_address_space
 
 try:
     check_address_space()
-    import kernels  # noqa: F401 -- which choose their target, and a setting may name an impossible one
-except (MemoryError, OSError, ValueError) as error:  # or there is no folder for compiled code
+    import kernels  # noqa: F401 -- selects the target, which a setting may name wrongly
+except (MemoryError, OSError, ValueError) as error:  # OSError: no folder for compiled code
     print(error, file=sys.stderr)  # noqa: T201
     sys.exit(2)
 
@@ -53,11 +53,11 @@ __all__ = ["Server", "main", "parse_settings"]
 _log = logging.getLogger("convgrad")
 
 UNFIT = "CONVGRAD_UNFIT_TARGETS"
-"""Lines of targets, each with the reason why it does not work here: what a service tells its successor."""
+"""Targets that don't work on this processor, one a line with the reason: passed on when the process restarts itself."""
 
-# Longer than the keep-alive of clients and of most proxies: the side that closes first should not be us.
+# Longer than the keep-alive of clients and most proxies, so that they close idle connections before we do.
 _KEEP_ALIVE_S = 75
-# As many new connections may wait as the system allows (`net.core.somaxconn`): it resets those beyond unanswered.
+# As many pending connections as the system allows (`net.core.somaxconn`); it resets those beyond.
 _BACKLOG = 65535
 
 
@@ -69,25 +69,25 @@ class _Flags(Settings):
     check: CliImplicitFlag[bool] = Field(
         default=False,
         exclude=True,
-        description="Read all settings and the files that they name, say what would be done, and exit with 0 or 2.",
+        description="Check the settings and the files they name, print what the service would do, exit with 0 or 2.",
     )
 
     @classmethod
     def settings_customise_sources(
         cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: object, **__: object
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """An empty variable is unset, but an empty flag is a value: `--host ""` is every address of this machine."""
+        """Treat an empty variable as unset, but an empty flag as a value: `--host ""` means every address."""
         return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True)
 
 
 def parse_settings(arguments: Sequence[str]) -> tuple[Settings, bool]:
-    """Read settings from flags, and where there is none from the environment; also whether only to check them."""
+    """Read settings from flags and the environment, flags first; also return whether to check them only."""
     flags = CliApp.run(_Flags, cli_args=list(arguments))
     return Settings(**flags.model_dump(exclude_unset=True)), flags.check
 
 
 class Server(uvicorn.Server):
-    """Let running calls finish after the first SIGTERM or SIGINT, and leave at once after the second."""
+    """Let running calls finish after the first SIGTERM or SIGINT; exit at once after the second."""
 
     def __init__(self, config: uvicorn.Config, service: Service, ops: OpsPort | None = None) -> None:
         super().__init__(config)
@@ -97,30 +97,30 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
         self.unfit: Unfit | None = None
         self.failed = False
-        service.on_unfit = self._leave
-        service.on_failed = self._fail
+        service.on_unfit = self._on_unfit
+        service.on_failed = self._on_failed
 
-    def _leave(self, unfit: Unfit) -> None:
-        """End, to start again: everything in this process is laid out for a target that does not work here."""
-        if self._service.draining:  # a signal asked for the end before
+    def _on_unfit(self, unfit: Unfit) -> None:
+        """Exit and restart: everything in this process is built for a target that does not work here."""
+        if self._service.draining:  # already shutting down
             return
         self.unfit = unfit
         self.should_exit = True
 
-    def _fail(self, cause: str) -> None:
-        """End with a status, so that whoever started this process hears of it."""
-        _log.error("no worker can be had, so this service ends: %s", cause)
+    def _on_failed(self, cause: str) -> None:
+        """Exit with a status that tells Docker or systemd of the failure."""
+        _log.error("no worker can be started, exiting: %s", cause)
         self.failed = True
         self.should_exit = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - none is given
-        """Start to listen and say where."""
+        """Start listening and log the addresses."""
         self._loop = asyncio.get_running_loop()
-        # What is there now stays. To look through all of it again, which every full collection would do, takes tens of
-        # milliseconds of the event loop.
+        # Objects alive now stay alive: scanning them in every full collection would block the event loop for tens of
+        # milliseconds.
         gc.collect()
         gc.freeze()
-        # The addresses before anything else: where one is taken no process is started and nothing is compiled.
+        # First of all: if an address is taken, no process is started and nothing is compiled.
         try:
             listeners = await listen(self.config, _BACKLOG)
         except OSError as error:
@@ -128,7 +128,7 @@ class Server(uvicorn.Server):
             sys.exit(3)
         await super().startup(sockets=[])
         accepting = Listener(self._service, listeners, self._protocol, self.server_state, self.config.ssl)
-        self.servers = [accepting]  # type: ignore[list-item] # which has all that is asked of it
+        self.servers = [accepting]  # type: ignore[list-item] # has the attributes that uvicorn uses
         accepting.start()
         for server in self.servers:
             for listener in server.sockets:
@@ -144,13 +144,13 @@ class Server(uvicorn.Server):
         return made
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop to listen and to compute; operators can ask until the end."""
+        """Stop listening and computing; the operators' port answers until the end."""
         await super().shutdown(sockets)
         if self._ops is not None:
             await self._ops.stop(at_once=self.force_exit)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Begin to drain, or when that has begun stop."""
+        """Start draining, or exit at once if already draining."""
         if self._loop is None or self._service.draining:
             self.force_exit = True
             self.should_exit = True
@@ -163,9 +163,9 @@ class Server(uvicorn.Server):
         self._drain = asyncio.ensure_future(self._drain_then_exit())
 
     async def _drain_then_exit(self) -> None:
-        # The listener stays open meanwhile: /readyz says 503, and so do new calls.
+        # The listener stays open meanwhile, and answers /readyz and new calls with 503.
         try:
-            await self._service.drained(self._service.settings.drain_s)
+            await self._service.drain(self._service.settings.drain_s)
         finally:
             self.should_exit = True
 
@@ -179,7 +179,7 @@ def _address(listener: Any, *, secure: bool) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until a signal comes; returns the exit status."""
+    """Serve until a signal; returns the exit status."""
     try:
         settings, check = parse_settings(sys.argv[1:] if arguments is None else arguments)
     except ValidationError as error:
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         listener = listen_for_operators(settings)
     except ssl.SSLError as error:
-        files = "tls_certificate, tls_key and tls_client_ca must be a certificate, its key and authorities in PEM form"
+        files = "tls_certificate, tls_key and tls_client_ca must be PEM files of a certificate, its key and its CAs"
         print(f"{files}: {error.reason or error}", file=sys.stderr)  # noqa: T201
         return 2
     except (OSError, ValueError) as error:
@@ -212,25 +212,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         server.run()
     except RuntimeError as error:
-        if "new thread" not in str(error):  # the loop ends its pool of threads in one of its own, where it may have one
+        if "new thread" not in str(error):  # the event loop shuts its thread pool down in a new thread
             raise
     if server.unfit is not None:
-        _start_again(server.unfit)
+        _restart(server.unfit)
     if server.failed:
         return 4
     return 0 if server.started else 3
 
 
-def _start_again(unfit: Unfit) -> None:
-    """Become a service for a narrower target; no call was taken yet."""
+def _restart(unfit: Unfit) -> None:
+    """Replace this process by a service for a narrower target; no call has been accepted yet."""
     _log.error(
-        "the code for %s does not work on this processor: %s; starting again with %s",
+        "the code for %s does not work on this processor: %s; restarting with %s",
         unfit.target, unfit.reason, unfit.narrower,
     )  # fmt: skip
     if unfit.narrower == REFERENCE.name:
         _log.error(
-            "no compiled code works here: NumPy computes small calls, slowly. See that llvmlite and numba are those of"
-            " this project and that this processor has SSE2, or report the reason above"
+            "no compiled code works here: NumPy computes small calls, slowly. Check that llvmlite and numba have the"
+            " versions that this project requires and that this processor has SSE2, or report the reason above"
         )
     known = os.environ.get(UNFIT, "").splitlines()
     environment = {name: value for name, value in os.environ.items() if name not in (SETTING, IMITATE)}

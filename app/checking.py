@@ -1,4 +1,4 @@
-"""What a service with these settings would do, and whether it can read its files: without starting anything."""
+"""Check settings and the files they name, and describe what a service would do with them, without starting it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["check_tls_files", "describe"]
 
 
 def check_tls_files(settings: Settings) -> None:
-    """Raise `ValueError`, with the setting's name, where a file of TLS can't be read."""
+    """Raise `ValueError`, with the setting's name, when a TLS file can't be read."""
     for name in ("tls_certificate", "tls_key", "tls_client_ca"):
         path: Path | None = getattr(settings, name)
         try:
@@ -31,14 +31,14 @@ def check_tls_files(settings: Settings) -> None:
 
 
 def describe(settings: Settings) -> Iterator[str]:
-    """Write a line for each thing that would be done; raises `OSError` or `ValueError` where one can't be."""
+    """Yield a line for each thing the service would do; raises `OSError` or `ValueError` for one it can't do."""
     rows = {
         "listens on": _address(settings),
         "operators": _operators(settings),
         "keys": _keys(settings),
         "workers": f"{settings.worker_count}, on {cpu_count()} processors",
         "memory": f"{_human(settings.memory_budget)} for tensors, of {_human(memory_bytes())}",
-        "connections": f"{settings.connections}, with {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} descriptors",
+        "connections": f"{settings.connections}, of {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} open files allowed",
         "kernels": _kernels(),
     }
     yield from (f"{name:12} {text}" for name, text in rows.items())
@@ -47,7 +47,7 @@ def describe(settings: Settings) -> Iterator[str]:
 def _address(settings: Settings) -> str:
     if settings.uds is not None:
         if not settings.uds.parent.is_dir():
-            raise ValueError(f"uds: there is no folder {settings.uds.parent}")
+            raise ValueError(f"uds: the folder {settings.uds.parent} does not exist")
         return f"the Unix socket {settings.uds}"
     try:
         socket.getaddrinfo(settings.host or None, settings.port, type=socket.SOCK_STREAM)
@@ -65,7 +65,7 @@ def _operators(settings: Settings) -> str:
 
 def _keys(settings: Settings) -> str:
     keys = make_key_ring(settings)
-    return "none is asked for" if keys is None else f"{len(keys)} known"
+    return "not required" if keys is None else f"{len(keys)} known"
 
 
 def _kernels() -> str:
@@ -73,7 +73,7 @@ def _kernels() -> str:
         return f"{target()}: NumPy, nothing is compiled"
     verdict = read_verdict()
     if verdict is None:
-        return f"{target()}: to be compiled at the start, in {cache_folder()}"
+        return f"{target()}: to be compiled at startup, in {cache_folder()}"
     return f"{target()}: {verdict.unfit or 'compiled'}, in {cache_folder()}"
 
 

@@ -1,7 +1,7 @@
-"""Ask the service of this container whether it is ready: what the image's HEALTHCHECK runs, with `python -I -S`.
+"""Check whether the service in this container is ready: the image's HEALTHCHECK, run with `python -I -S`.
 
-It runs every few seconds, so it is plain Python, without the library of the settings. It reads the variables that say
-where the service listens; flags of `convgrad serve` it can't see.
+It runs every few seconds, so it uses the standard library only. It reads the environment variables that say where the
+service listens; it can't see flags of `convgrad serve`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 __all__ = ["main"]
 
 _TIMEOUT_S = 3.0
-# An address to listen on that stands for all, and one of them to ask at.
-_ASKED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
+# Addresses that mean all of the machine's, and the one to probe instead.
+_PROBE_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -31,7 +31,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 def main() -> int:
-    """Return 0 when the service is ready; otherwise print why not and return 1."""
+    """Print the service's answer, or why there is none; return 0 when it is ready, else 1."""
     try:
         connection = _connection()
         connection.request("GET", "/readyz")
@@ -45,29 +45,29 @@ def main() -> int:
 
 
 def _connection() -> http.client.HTTPConnection:
-    """Make a connection to where the settings say; the operators' port comes first, for it needs no certificate."""
+    """Open a connection as the settings say; the operators' port is preferred because it needs no certificate."""
     if ops_port := _setting("OPS_PORT"):
-        host = _asked_at(_setting("OPS_HOST") or "127.0.0.1")
+        host = _probe_address(_setting("OPS_HOST") or "127.0.0.1")
         return http.client.HTTPConnection(host, int(ops_port), timeout=_TIMEOUT_S)
     if path := _setting("UDS"):
         return _UnixConnection(path)
-    host, main_port = _asked_at(_setting("HOST") or "127.0.0.1"), int(_setting("PORT") or 8000)
+    host, main_port = _probe_address(_setting("HOST") or "127.0.0.1"), int(_setting("PORT") or 8000)
     if not _setting("TLS_CERTIFICATE"):
         return http.client.HTTPConnection(host, main_port, timeout=_TIMEOUT_S)
     if _setting("TLS_CLIENT_CA"):
-        raise ValueError("it takes only clients with a certificate: set CONVGRAD_OPS_PORT, where none is asked for")
-    # Its certificate has the name that others know it by.
+        raise ValueError("clients need a certificate: set CONVGRAD_OPS_PORT, which does not ask for one")
+    # The certificate is for the service's public name, not for the loopback address.
     trust = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE
     return http.client.HTTPSConnection(host, main_port, timeout=_TIMEOUT_S, context=trust)
 
 
-def _asked_at(host: str) -> str:
-    return _ASKED_AT.get(host, host)
+def _probe_address(host: str) -> str:
+    return _PROBE_ADDRESSES.get(host, host)
 
 
 def _setting(name: str) -> str:
-    """Read a setting; a variable without a value counts as unset."""
+    """Read a setting; an empty variable counts as unset."""
     return os.environ.get(f"CONVGRAD_{name}", "")
 
 

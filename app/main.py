@@ -1,4 +1,4 @@
-"""The application: the service and its APIs behind one ASGI app, made by a factory from settings."""
+"""The application: the service and its APIs as one ASGI app, created from settings."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = ["create_app"]
 
 _ROUTERS = (rest.router, rpc.router, oip.router, ops_pages.health, ops_pages.router, docs_pages.router)
 
-# Paths whose route is remembered: the APIs have some dozens, and what others ask for must not fill the memory.
+# Limits of the route cache: the APIs have some dozens of paths, and other requests must not fill the memory.
 _MOST_PATHS = 256
 _LONGEST_PATH = 256
 
@@ -56,8 +56,7 @@ _LONGEST_PATH = 256
 def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the application; its service starts and stops with the ASGI lifespan.
 
-    `app.state.service` is the `Service` from the moment of construction. Raises `ValueError` where a file that
-    the settings name can't be used.
+    `app.state.service` is the `Service`. Raises `ValueError` when a file that the settings name can't be used.
     """
     settings = settings or Settings()
     segments = SegmentPool(settings.memory_budget)
@@ -81,16 +80,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         summary="Convolution gradients over HTTP.",
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
-        docs_url=None,  # both load scripts from elsewhere; `docs_pages` has the first
+        docs_url=None,  # FastAPI's pages load scripts from other hosts; `docs_pages` serves its own
         redoc_url=None,
-        redirect_slashes=False,  # the redirect would lead to whatever host the caller names
+        redirect_slashes=False,  # the redirect would go to whatever host the Host header names
     )
     app.state.service = service
     app.state.oip = oip.OipState(shared_memory=settings.oip_shared_memory)
     for router in _ROUTERS:
         app.include_router(router)
-    for kind in (HTTPException, RequestValidationError):  # errors of ours go to the middleware's net
-        app.add_exception_handler(kind, _raise_ours)
+    for kind in (HTTPException, RequestValidationError):  # the middleware handles our own errors
+        app.add_exception_handler(kind, _raise_convgrad_error)
     free = FREE_PAGES | docs_pages.PATHS
     if settings.ops_port is not None:
         free -= {"/metrics"}
@@ -99,7 +98,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(OipErrors)
     app.add_middleware(Timeouts, slow_s=settings.slow_s, slow_rate=int(settings.slow_rate))
     app.add_middleware(RequestContextMiddleware, telemetry=telemetry)
-    app.add_middleware(BodyLimit, limit=int(settings.body_limit))  # around it: what the net sends ends here too
+    app.add_middleware(BodyLimit, limit=int(settings.body_limit))  # outside, to end error replies properly too
     if settings.cors:
         app.add_middleware(
             CORSMiddleware,
@@ -109,15 +108,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             expose_headers=["x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse"],
         )
     install_openapi(app)
-    app.shorten([*rest.shortcuts(), *oip.shortcuts(), *rpc.shortcuts()])
+    app.add_shortcuts([*rest.shortcuts(), *oip.shortcuts(), *rpc.shortcuts()])
     return app
 
 
 class _Application(FastAPI):
-    """Pass calls to their APIs through our own middlewares alone, and everything else through FastAPI."""
+    """Route calls through our own middlewares only, and everything else through FastAPI."""
 
-    def shorten(self, routes: Sequence[Route]) -> None:
-        """Take these routes before FastAPI sees a request; all middlewares have to be there."""
+    def add_shortcuts(self, routes: Sequence[Route]) -> None:
+        """Match these routes before FastAPI sees a request; call it after adding all middlewares."""
 
         @lru_cache(_MOST_PATHS)
         def find(method: str, path: str, root: str) -> Scope | None:
@@ -128,19 +127,19 @@ class _Application(FastAPI):
                     return {**found, "app": self, "route": route}
             return None
 
-        self._shortcut = find
-        self._short: ASGIApp = _handle
+        self._find_shortcut = find
+        self._shortcut_app: ASGIApp = _handle
         for middleware in reversed(self.user_middleware):
-            self._short = middleware.cls(self._short, *middleware.args, **middleware.kwargs)
+            self._shortcut_app = middleware.cls(self._shortcut_app, *middleware.args, **middleware.kwargs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request, or the lifespan."""
         found = None
         if scope["type"] == "http" and len(scope["path"]) <= _LONGEST_PATH:
-            found = self._shortcut(scope["method"], scope["path"], scope.get("root_path", ""))
+            found = self._find_shortcut(scope["method"], scope["path"], scope.get("root_path", ""))
         if found is not None:
             scope.update(found)
-            await self._short(scope, receive, send)
+            await self._shortcut_app(scope, receive, send)
             return
         await super().__call__(scope, receive, send)
 
@@ -151,35 +150,35 @@ async def _handle(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def make_engine(settings: Settings, segments: SegmentPool) -> Engine:
-    """Make the engine that the settings name."""
+    """Create the engine that the settings name."""
     engines: dict[str, Callable[[], Engine]] = {"local": lambda: LocalEngine(segments, workers=settings.worker_count)}
     return engines[settings.engine]()
 
 
-async def _raise_ours(request: Request, error: Exception) -> Response:
-    """Say what FastAPI found wrong in our own terms; the middleware answers."""
-    raise _as_known(error, request) from None
+async def _raise_convgrad_error(request: Request, error: Exception) -> Response:
+    """Raise FastAPI's errors as ours; the middleware answers."""
+    raise _translate(error, request) from None
 
 
-def _as_known(error: Exception, request: Request) -> ConvgradError:
+def _translate(error: Exception, request: Request) -> ConvgradError:
     match error:
         case RequestValidationError():
             errors = [
                 {"loc": list(entry["loc"]), "msg": entry["msg"], "type": entry["type"]} for entry in error.errors()
             ]
-            return InvalidParams("the request does not have the form that this page takes", errors=errors)
+            return InvalidParams("the request is not valid for this page", errors=errors)
         case HTTPException(status_code=404):
             return NotFound("there is no such page")
         case HTTPException(status_code=405):
-            return MethodNotAllowed("this page does not take that method", data={"allow": _allowed(request)})
+            return MethodNotAllowed("this page does not support that method", data={"allow": _allowed(request)})
         case HTTPException() if error.status_code < 500:
             return CallerError(str(error.detail))
         case _:
-            return InternalError("a fault of the service; its log has the details under the request id")
+            return InternalError("internal error; the service's log has the details under the request id")
 
 
 def _allowed(request: Request) -> list[str]:
-    """List the methods of a page; Starlette names only those of the first route that has its path."""
+    """List the methods of a page; Starlette reports only those of the first route with its path."""
     routes = [*request.app.routes, *(route for router in _ROUTERS for route in router.routes)]
     matching = [
         route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE

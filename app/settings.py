@@ -1,4 +1,4 @@
-"""Every setting of the service: one frozen object, read once from `CONVGRAD_*` and from flags."""
+"""The settings of the service: one frozen object, read once from `CONVGRAD_*` variables and flags."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFIX = "CONVGRAD_"
 
 _KIB, _MIB, _GIB = 1 << 10, 1 << 20, 1 << 30
 _HOST_NAME = re.compile(r"\*|[a-z0-9._-]+")
-# Variables of this prefix that others read: kernels and their tools, the client, scripts, docker-compose.yml.
+# Variables with this prefix that other programs read: kernels and their tools, client, scripts, docker-compose.yml.
 _OTHERS = (
     *("TARGET", "CPU_FEATURES", "CPU_IMITATE", "PLAN_MEMORY", "BUILD_FOR", "UNFIT_TARGETS"),
     *("URL", "API_KEY"),
@@ -32,7 +32,7 @@ _OTHERS = (
 
 
 def _split(value: object) -> object:
-    """Take a list as people write it in a variable, with commas, or as JSON."""
+    """Split a list written with commas, or parse one written as JSON."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -45,7 +45,7 @@ def _at_least(least: int, reason: str, *, or_zero: bool = False) -> Callable[[By
         if value >= least or (or_zero and not value):
             return value
         smallest = f"{ByteSize(least).human_readable(separator=' ')}{', or 0' if or_zero else ''}"
-        raise ValueError(f"{int(value)} is too small, the least is {smallest}: {reason}")
+        raise ValueError(f"must be at least {smallest}, but is {int(value)}: {reason}")
 
     return check
 
@@ -53,21 +53,21 @@ def _at_least(least: int, reason: str, *, or_zero: bool = False) -> Callable[[By
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 """A list of words, separated by commas."""
 
-_BODY = AfterValidator(_at_least(_KIB, "a call of one small tensor has some hundreds of bytes"))
+_BODY = AfterValidator(_at_least(_KIB, "even a call with one small tensor has some hundred bytes"))
 _MEMORY = AfterValidator(
-    _at_least(_MIB, "each tensor of a call takes 64 KiB or more, and so does its scratch memory", or_zero=True)
+    _at_least(_MIB, "each tensor of a call takes at least 64 KiB, and so does its scratch memory", or_zero=True)
 )
 
 
 def _check_hosts(hosts: tuple[str, ...]) -> tuple[str, ...]:
     named = tuple(host.lower() for host in hosts)
     if not all(_HOST_NAME.fullmatch(host) or _is_address(host) for host in named):
-        raise ValueError("a list of host names and addresses, without scheme and port, or * for any")
+        raise ValueError("must be host names and addresses without scheme and port, or * for any")
     return named
 
 
 def _split_hosts(value: object) -> object:
-    """Take names with commas between; the brackets of IPv6 addresses, or of a JSON list, don't count."""
+    """Split a list written with commas, or as JSON; brackets around IPv6 addresses are dropped."""
     return [part.strip(' []"') for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
@@ -75,106 +75,108 @@ Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split_hosts), Afte
 
 
 class Settings(BaseSettings):
-    """Hold what an operator may decide; sizes take units, such as `512MiB`."""
+    """The settings of the service; sizes accept units, such as `512MiB`."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid")
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
-    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
     uds: Path | None = Field(default=None, description="Unix socket to listen on instead of host and port.")
     ops_host: str = Field(default="127.0.0.1", description="Address of ops_port.")
     ops_port: int | None = Field(
         default=None,
         ge=0,
         le=65535,
-        description="Port for health and metrics alone, over plain HTTP without a key; by default there is none.",
+        description="Separate port for health and metrics only, plain HTTP without a key; none by default.",
     )
     public: bool = Field(
-        default=False, description="Listen on an address that others can reach although no key is asked for."
+        default=False, description="Allow listening on a non-loopback address without asking for keys."
     )
     keys_file: Path | None = Field(
         default=None,
-        description="File of API keys, one a line; read again when it changes.",
+        description="File with API keys, one per line; read again when it changes.",
     )
     keys: SecretStr | None = Field(
         default=None,
-        description="The same lines as text, ended by line breaks or ';': a secret in the environment.",
+        description="The same lines as text, separated by line breaks or ';', for a secret in the environment.",
     )
     tls_certificate: Path | None = Field(
-        default=None, description="Certificate chain in PEM form: serve HTTPS instead of HTTP."
+        default=None, description="PEM file with the certificate chain; serves HTTPS instead of HTTP."
     )
-    tls_key: Path | None = Field(default=None, description="Private key of the certificate, if it is not in its file.")
+    tls_key: Path | None = Field(default=None, description="Private key, if it is not in the certificate's file.")
     tls_key_password: SecretStr | None = Field(default=None, description="Password of the private key.")
     tls_client_ca: Path | None = Field(
-        default=None, description="Take only clients with a certificate that one of these authorities has signed."
+        default=None, description="PEM file of CAs: only clients with a certificate signed by one are accepted."
     )
     workers: int = Field(
         default=0,
         ge=0,
         le=1024,
-        description="Worker processes; 0 takes one for each processor of the container.",
+        description="Worker processes; 0 means one per processor of the container.",
     )
     engine: Literal["local"] = Field(default="local", description="Where tiles are computed.")
     queue_length: int = Field(
-        default=64, ge=1, description="Calls that may wait or compute at a time; more are refused with 503."
+        default=64, ge=1, description="Calls that may wait or compute at a time; more are rejected with 503."
     )
     key_calls: int = Field(
         default=0,
         ge=0,
-        description="Calls that one key may have at a time, unless its line says otherwise; 0: its share of the queue.",
+        description="Calls per key at a time, unless the key's line sets a limit; 0 means its share of the queue.",
     )
     connections: int = Field(
         default=1024,
         ge=1,
-        description="Connections at a time; more are refused with 503, but for health and metrics.",
+        description="Open connections; more are rejected with 503, except for health and metrics.",
     )
     slow_s: float = Field(
-        default=30.0, gt=0, le=3600, description="Seconds that a sender or a reader may take for the next bytes."
+        default=30.0, gt=0, le=3600, description="Seconds that a client may pause while sending or reading."
     )
     slow_rate: ByteSize = Field(
-        default=ByteSize(16 << 10), ge=1, description="Bytes a second that a sender and a reader must reach on average."
+        default=ByteSize(16 << 10),
+        ge=1,
+        description="Lowest average rate, in bytes per second, for sending and reading.",
     )
     body_limit: Annotated[ByteSize, _BODY] = Field(default=ByteSize(_GIB), description="Largest request body in bytes.")
     head_limit: ByteSize = Field(
         default=ByteSize(256 << 10),
         ge=1024,
-        description="Largest request without its tensors: attributes, names, shapes.",
+        description="Largest request without its tensors, in bytes: attributes, names, shapes.",
     )
     work_limit: int = Field(default=10**13, ge=1, description="Most multiply-adds of one call.")
     output_limit: ByteSize = Field(default=ByteSize(_GIB), ge=1, description="Largest output tensor in bytes.")
     memory_limit: Annotated[ByteSize, _MEMORY] = Field(
         default=ByteSize(0),
-        description="Bytes of tensors of all calls together; 0 takes half of the container's.",
+        description="Memory for the tensors of all calls together, in bytes; 0 means half of the container's.",
     )
     deadline_s: float = Field(
         default=300.0,
         gt=0,
         le=86_400,
-        description="Longest time of one call, in seconds, whatever it asks for.",
+        description="Longest time of one call, in seconds, whatever deadline it asks for.",
     )
     drain_s: float = Field(
-        default=30.0, ge=0, le=3600, description="Seconds that running calls get to finish after SIGTERM."
+        default=30.0, ge=0, le=3600, description="Seconds that running calls have to finish after SIGTERM."
     )
     allowed_hosts: Hosts = Field(
         default=(),
-        description="Host names that callers may ask by, with commas; localhost is all loopback names, * any name. "
-        "By default localhost on a loopback address without keys, and otherwise any.",
+        description="Accepted names in the Host header, separated by commas; localhost covers all loopback names, * "
+        "any name. Defaults to localhost on a loopback address without keys, otherwise to any.",
     )
-    cors: Names = Field(default=(), description="Origins that browsers may call from, with commas; * for any.")
+    cors: Names = Field(default=(), description="Origins that browsers may call from, separated by commas; * for any.")
     oip_shared_memory: bool = Field(
         default=False,
-        description="Let clients of this host pass tensors to /v2 in POSIX shared memory of the service's user.",
+        description="Let clients on this host pass tensors to /v2 in POSIX shared memory of the service's user.",
     )
     otlp_endpoint: str | None = Field(
         default=None,
-        description="Where OpenTelemetry spans go, such as http://127.0.0.1:4318/v1/traces; needs the extra [otel].",
+        description="URL for OpenTelemetry spans, such as http://127.0.0.1:4318/v1/traces; needs the extra [otel].",
     )
-    log_format: Literal["text", "json"] = Field(default="text", description="Form of the log lines.")
+    log_format: Literal["text", "json"] = Field(default="text", description="Format of the log lines.")
 
     @field_validator("work_limit", mode="before")
     @classmethod
     def _scientific(cls, value: object) -> object:
-        # 1e13 is how people write such a number; int("1e13") is an error.
+        # People write 1e13, which int() does not parse.
         if isinstance(value, str) and value.strip().lower().replace("e", "", 1).replace("+", "", 1).isdecimal():
             return int(float(value))
         return value
@@ -183,11 +185,11 @@ class Settings(BaseSettings):
     def _not_open_by_accident(self) -> Self:
         if not (self.public or self.has_keys or self.uds or self.tls_client_ca or is_loopback(self.host)):
             raise ValueError(
-                f"host {self.host} can be reached by others and no key is asked for: name a keys_file, "
-                "or set public to true if something else keeps strangers out"
+                f"host {self.host} is not a loopback address and no API keys are set: set keys_file, "
+                "or set public to true if access is restricted in another way"
             )
         if self.tls_certificate is None and (self.tls_key or self.tls_client_ca):
-            raise ValueError("tls_key and tls_client_ca need a tls_certificate")
+            raise ValueError("tls_key and tls_client_ca require tls_certificate")
         return self
 
     @property
@@ -197,16 +199,16 @@ class Settings(BaseSettings):
 
     @cached_property
     def hosts(self) -> frozenset[str]:
-        """Names that callers may ask by; `*` stands for any, `localhost` for all loopback names."""
+        """Accepted names in the Host header; `*` stands for any, `localhost` for all loopback names."""
         if self.allowed_hosts:
             return frozenset(self.allowed_hosts)
-        # Whoever needs a key, or comes another way than a browser can, gains nothing by another name.
+        # DNS rebinding gains nothing where a key is needed or browsers can't connect.
         browsers_reach_it = is_loopback(self.host) and not (self.has_keys or self.uds or self.tls_client_ca)
         return frozenset({"localhost" if browsers_reach_it else "*"})
 
     @cached_property
     def worker_count(self) -> int:
-        """Worker processes to run."""
+        """Number of worker processes to run."""
         return self.workers or cpu_count()
 
     @cached_property
@@ -216,12 +218,12 @@ class Settings(BaseSettings):
 
 
 def unknown_variables(names: Iterable[str]) -> Iterator[str]:
-    """Say of each variable that has our prefix and that nothing reads which one may be meant."""
+    """Yield a warning, with the closest known name, for each variable that has our prefix but is not known."""
     known = [PREFIX + name.upper() for name in Settings.model_fields] + [PREFIX + name for name in _OTHERS]
     for name in names:
         if name.upper().startswith(PREFIX) and name.upper() not in known:
             close = difflib.get_close_matches(name.upper(), known, 1, 0.0)
-            yield f"{name} is no setting and is not read; is {close[0]} meant?"
+            yield f"{name} is not a setting and is ignored; did you mean {close[0]}?"
 
 
 def _is_address(host: str) -> bool:
@@ -233,7 +235,7 @@ def _is_address(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether a name or address means this machine alone."""
+    """Whether a name or address is this machine's loopback."""
     try:
         return ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The page `/docs`: Swagger UI on the OpenAPI document, with nothing from elsewhere."""
+"""The page `/docs`: Swagger UI for the OpenAPI document, loading nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _HERE = Path(__file__).parent
-# Of the package only Swagger UI's files are used: as npm has them, in a version that follows theirs.
+# Only Swagger UI's files are used from the package, which has them unchanged from npm.
 _SWAGGER_UI = Path(str(files("fastapi_offline") / "static"))
 _FILES = {
     "/docs": (_HERE / "docs.html", "text/html"),
@@ -33,7 +33,7 @@ _HEADERS = {
 }
 
 PATHS = frozenset(_FILES)
-"""Where the page and its files are."""
+"""Paths of the page and its files."""
 
 router = APIRouter(include_in_schema=False)
 

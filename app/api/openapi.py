@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI finds out by itself, and the bodies that our APIs read by hand."""
+"""The OpenAPI document: what FastAPI infers, and the bodies that our APIs parse themselves."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = ["COMPUTE_DOCS", "DESCRIBE_DOCS", "LIST_DOCS", "VALIDATE_DOCS", "insta
 _REF = "#/components/schemas/{model}"
 
 _STATUSES = {
-    400: "The request is not in its own format.",
-    401: "No key, or one that is not known, where the service has keys.",
-    403: "A host name, or a page of an origin, that this service does not answer.",
+    400: "The request is malformed.",
+    401: "The API key is missing or not valid, where the service has keys.",
+    403: "The Host header, or the origin of the calling web page, is not allowed.",
     404: "There is no such operation.",
-    405: "This page does not take that method.",
-    406: "No reply form that the Accept header allows.",
-    413: "The body, or the work, output or memory that the call needs, is over a limit.",
-    415: "A content type or encoding that this page does not read.",
+    405: "This page does not support that method.",
+    406: "The Accept header allows none of the reply formats.",
+    413: "The body, or the work, output or memory that the call needs, exceeds a limit.",
+    415: "The content type or encoding is not supported.",
     422: "Attributes, inputs or options break a rule, or a dtype is not supported.",
-    429: "The key has as many calls as it may; see Retry-After.",
-    499: "The client left.",
-    500: "A fault of the service.",
-    503: "The queue or the memory is full, or the service starts or drains; see Retry-After.",
-    504: "The deadline was over.",
+    429: "The key has reached its limit of calls; see Retry-After.",
+    499: "The client disconnected.",
+    500: "Internal error.",
+    503: "The queue or the memory is full, or the service is starting or draining; see Retry-After.",
+    504: "The deadline passed.",
 }
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the answers that are problem objects."""
+    """Describe the error replies with these statuses: problem objects."""
     content = {"application/problem+json": {"schema": _ref(Problem)}}
     return {status: {"description": _STATUSES[status], "content": content} for status in statuses}
 
@@ -64,7 +64,7 @@ def _place(name: str, description: str, *values: str) -> dict[str, Any]:
 _PLACES = {
     "op": _place("op", "Name or alias of an operation.", *operation_names()),
     "model": _place("model", "Name or alias of an operation.", *operation_names()),
-    "version": _place("version", "The one version of every model.", VERSION),
+    "version": _place("version", "The only version of every model.", VERSION),
 }
 
 _REQUESTS = [request_model(called) for called in _called()]
@@ -98,10 +98,10 @@ def _binary(description: str) -> dict[str, Any]:
 
 
 _CALL_REPLY = {
-    "description": "The result, in the form that the Accept header asks for.",
+    "description": "The result, in the format that the Accept header asks for.",
     "headers": {
-        "X-Request-ID": {"schema": {"type": "string"}, "description": "The request's id, or a fresh one."},
-        "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds by part."},
+        "X-Request-ID": {"schema": {"type": "string"}, "description": "The request's id, or a new one."},
+        "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds by phase."},
         "X-Tensor-Dtype": {"schema": {"type": "string"}, "description": "With .npy: the dtype's name."},
     },
     "content": {
@@ -157,7 +157,7 @@ _RPC = {
                 "text/event-stream": {"schema": {"type": "string"}},
             },
         },
-        "204": {"description": "Only notifications: there is nothing to answer."},
+        "204": {"description": "The request has only notifications, which get no answer."},
         **{str(status): answer for status, answer in problems(403, 405, 406, 413, 415, 500).items()},
     },
 }
@@ -171,7 +171,7 @@ DESCRIBE_DOCS: dict[str, Any] = {
 VALIDATE_DOCS: dict[str, Any] = {
     "responses": {
         200: {
-            "description": "What the call would be.",
+            "description": "The call's resolved attributes, outputs, plan and cost.",
             "content": {"application/json": {"schema": _ref(ValidateReply)}},
         },
         **problems(*_CALL_STATUSES),
@@ -184,7 +184,7 @@ COMPUTE_DOCS: dict[str, Any] = {
 }
 
 
-# A service without keys asks for none.
+# Optional: a service may have no keys.
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -192,7 +192,7 @@ _KEYS = {
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Make the document of `app` from its routes and the models of the tables, once."""
+    """Let `app` serve a document made from its routes and the models of the tables; it is made once."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -221,7 +221,7 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def _clean(verb: dict[str, Any]) -> None:
-    """Drop what FastAPI adds and our pages do not do: its own 422 body, a query for every parameter not in the path."""
+    """Drop what FastAPI adds but our pages do not have: its own 422 body, and query parameters."""
     answers = verb.get("responses", {})
     if "HTTPValidationError" in str(answers.get("422")):
         del answers["422"]

@@ -1,4 +1,4 @@
-"""Health and metrics on a port of their own: the same pages, without keys and away from the callers."""
+"""The operators' port: health and metrics without keys, separate from the APIs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("convgrad")
 
 
 def listen_for_operators(settings: Settings) -> socket.socket | None:
-    """Take the operators' port; None when the settings name none. Raises `OSError` when it can't be taken."""
+    """Listen on the operators' port; None when the settings name none. Raises `OSError` when it is in use."""
     if settings.ops_port is None:
         return None
     family = socket.AF_INET6 if ":" in settings.ops_host else socket.AF_INET
@@ -31,13 +31,13 @@ def listen_for_operators(settings: Settings) -> socket.socket | None:
 
 
 class OpsPort:
-    """Answer operators on a listener until told to stop, on the event loop of the service."""
+    """Serve health and metrics on a listener, on the event loop of the service."""
 
     def __init__(self, service: Service, listener: socket.socket) -> None:
         app = FastAPI(openapi_url=None, redirect_slashes=False)
         app.state.service = service
         app.include_router(ops_pages.health)
-        app.add_middleware(BodyLimit, limit=0)  # no page reads a body: what comes is dropped
+        app.add_middleware(BodyLimit, limit=0)  # no page reads a body
         protocol = timeout_protocol(service.settings.slow_s)
         config = uvicorn.Config(
             app,
@@ -54,7 +54,7 @@ class OpsPort:
         self._serving: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start serving."""
         self._serving = asyncio.create_task(self._server.serve([self._listener]))
         host, port = self._listener.getsockname()[:2]
         _log.info("health and metrics at http://%s:%d", f"[{host}]" if ":" in host else host, port)
@@ -69,5 +69,5 @@ class OpsPort:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the server of the calls."""
+        """Leave signals to the main server."""
         yield

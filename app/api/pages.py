@@ -1,4 +1,4 @@
-"""Pages for operators and tools: is it alive, is it ready, what does it offer."""
+"""Pages for operators and tools: health, readiness, metrics, the OpenRPC document and the console."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _CONSOLE = Path(__file__).with_name("console.html").read_text(encoding="utf-8")
 
 
 def _inline(tag: str) -> str:
-    """Name the page's one script or style by its digest, so that the browser takes no other."""
+    """Return the policy that allows only the page's own script or style, by its digest."""
     text = _CONSOLE.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
     return f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-# The page is whole in itself: nothing comes from elsewhere, nothing goes elsewhere.
+# The page is self-contained: it loads nothing from other hosts and sends nothing to them.
 _CONSOLE_POLICY = (
     f"default-src 'none'; {_inline('script')}; {_inline('style')}; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -35,30 +35,30 @@ _CONSOLE_POLICY = (
 
 router = APIRouter(tags=["operations of the service"])
 health = APIRouter(tags=["operations of the service"])
-"""What is also answered on the operators' port: health and metrics."""
+"""Pages that the operators' port serves too: health and metrics."""
 
 
 class Health(BaseModel):
-    """Say that the process answers."""
+    """The process is alive."""
 
     status: str
     version: str
 
 
 class Workers(BaseModel):
-    """Say how many worker processes have answered, and how many there should be."""
+    """How many worker processes are ready, and how many are configured."""
 
     ready: int
     wanted: int
 
 
 class Readiness(BaseModel):
-    """Say whether calls are taken now.
+    """Whether calls are accepted now.
 
-    `status` is `ready` while at least one worker has answered; else `starting`, `failed` or `draining`. `cause` says
-    what failed, also while only some of the workers are missing. `progress` is the share of the kernels that are
-    compiled, `target` the processor that they are compiled for, and `unfit` are wider targets whose code does not work
-    on this one, each with the reason.
+    `status` is `ready` while at least one worker is, otherwise `starting`, `failed` or `draining`. `cause` says why
+    workers are missing, even if only some are. `progress` is the share of the kernels that are compiled, `target` the
+    processor that they are compiled for, and `unfit` lists wider targets whose code does not work on this processor,
+    with the reasons.
     """
 
     status: str
@@ -81,7 +81,7 @@ async def healthz() -> Health:
     responses={503: {"model": Readiness, "description": "Starting, failed or draining."}},
 )
 async def readyz(request: Request) -> Response:
-    """Tell whether calls are taken: 503 while kernels compile, no worker can be had or the service drains."""
+    """Tell whether calls are accepted: 503 while kernels compile, no worker can be started, or the service drains."""
     service: Service = request.app.state.service
     ready, wanted = service.engine.workers
     readiness = Readiness(
@@ -105,7 +105,7 @@ async def readyz(request: Request) -> Response:
     },
 )
 async def metrics(request: Request) -> Response:
-    """Report counts and times, in Prometheus' text form or OpenMetrics."""
+    """Return metrics in the Prometheus text format or OpenMetrics."""
     service: Service = request.app.state.service
     body, content_type = service.telemetry.page(request.headers.get("accept", ""))
     return Response(body, headers={"content-type": content_type, "cache-control": "no-store"})
@@ -119,7 +119,7 @@ async def openrpc() -> dict[str, Any]:
 
 @router.get("/", include_in_schema=False)
 async def console() -> HTMLResponse:
-    """Show the service to a person: what it offers, and whether a call is right."""
+    """Show the console page: the operations, and a form to check calls."""
     return HTMLResponse(_CONSOLE, headers={"content-security-policy": _CONSOLE_POLICY})
 
 

@@ -20,10 +20,10 @@ from app.http.context import context_of, exchange_of, headers_of
 from app.http.disconnect import cancel_on_disconnect
 from app.intake.body import declared_length, media_type, read_body
 from app.intake.json import JsonIntake
-from app.intake.multipart import Arrived, MultipartIntake
+from app.intake.multipart import MultipartIntake, OnArrival
 from app.intake.requests import RequestedCall, check_attributes, read_call
 from app.intake.sinks import Lease
-from app.intake.tensors import settle
+from app.intake.tensors import collect_tensors
 from app.pool.buffers import Segment
 from app.replies import frames, npy, sse
 from app.replies.accept import choose
@@ -66,9 +66,9 @@ async def describe_one(op: str) -> Any:
 
 @router.post("/{op}/validate", **VALIDATE_DOCS)
 async def validate(op: str, request: Request) -> Response:
-    """Check a call and compute nothing: resolved attributes, output shapes, the plan and its cost.
+    """Check a call without computing it: returns resolved attributes, output shapes, plan and cost.
 
-    A tensor may be its dtype and shape alone.
+    A tensor may be just its dtype and shape.
     """
     return _Validation(op, request.app.state.service)
 
@@ -80,7 +80,7 @@ async def compute(op: str, request: Request) -> Response:
 
 
 def shortcuts() -> list[Route]:
-    """Give the route of `compute` once more, for the front of an application's routes (see `oip.shortcuts`)."""
+    """Return the route of `compute` for matching before all other routes (see `oip.shortcuts`)."""
     return [Route("/v1/ops/{op}", _Compute(), methods=["POST"], include_in_schema=False)]
 
 
@@ -92,7 +92,7 @@ class _Compute:
 
 
 class _Deferred(Response):
-    """Answer with the ASGI channels in hand: the body is read, and the reply sent, piece by piece."""
+    """A response that uses the ASGI channels itself, to read the body and send the reply piece by piece."""
 
     def __init__(self, op: str, service: Service) -> None:
         self._called = find_operation(op)
@@ -100,12 +100,12 @@ class _Deferred(Response):
         self.background = None
 
     async def _read(
-        self, scope: Scope, receive: Receive, lease: Lease, *, check: Check | None, arrived: Arrived | None = None
+        self, scope: Scope, receive: Receive, lease: Lease, *, check: Check | None, on_arrival: OnArrival | None = None
     ) -> RequestedCall:
-        """Read the call in the form that its content type names; without `check` it needs no data.
+        """Read the call in the format of its content type; without `check` its tensors need no data.
 
-        Attributes and options are checked once they are read, and a multipart body with `check` as soon as its
-        tensors' headers are known; then `arrived` hears how much of them has come.
+        Attributes and options are checked as soon as they are read. For a multipart body, `check` gets the call once
+        its tensors' headers are known, and `on_arrival` then gets how much of them has arrived.
         """
         headers = headers_of(scope)
         length, form = declared_length(headers), _request_type(headers)
@@ -114,7 +114,7 @@ class _Deferred(Response):
             async with asyncio.timeout(self._service.settings.deadline_s):
                 if form == "multipart/form-data":
                     parts = MultipartIntake(
-                        headers["content-type"], self._called, lease, length=length, check=check, arrived=arrived
+                        headers["content-type"], self._called, lease, length=length, check=check, on_arrival=on_arrival
                     )
                     await read_body(receive, parts, timings, parts)
                     return parts.finish(need_data=check is not None)
@@ -125,7 +125,7 @@ class _Deferred(Response):
                 request = await document.finish_async()
                 return read_call(self._called, request, lease, need_data=check is not None)
         except TimeoutError:
-            raise DeadlineExceeded("the deadline was over before the whole request had arrived") from None
+            raise DeadlineExceeded("the deadline passed before the whole request arrived") from None
 
 
 class _Validation(_Deferred):
@@ -150,7 +150,7 @@ class _Computation(_Deferred):
         async def prepare(call: RequestedCall) -> Prepared:
             nonlocal checked
             metas = call.metas
-            if checked is None or checked[0] != metas:  # an optional input may follow the first check
+            if checked is None or checked[0] != metas:  # an optional input may arrive after the first check
                 name, started = self._called.called_as, context.started
                 prepared = await service.prepare(name, call.attributes, metas, call.options, started=started)
                 checked = metas, prepared
@@ -159,15 +159,15 @@ class _Computation(_Deferred):
         with service.admit(), Lease(service.segments, exchange_of(scope).direct_body) as lease:
             async with OverlappedCall(service, lease, context.timings) as early:
 
-                async def arrived(tensors: Mapping[str, Segment], came: Mapping[str, int]) -> None:
+                async def on_arrival(tensors: Mapping[str, Segment], received: Mapping[str, int]) -> None:
                     assert checked is not None
-                    await early.arrived(checked[1], tensors, came)
+                    await early.advance(checked[1], tensors, received)
 
-                call = await self._read(scope, receive, lease, check=prepare, arrived=arrived)
+                call = await self._read(scope, receive, lease, check=prepare, on_arrival=on_arrival)
                 with context.timings.measure("decode"):
                     prepared = await prepare(call)
-                    tensors = await settle(call.inputs, lease)
-                running = await early.settle(prepared, tensors)
+                    tensors = await collect_tensors(call.inputs, lease)
+                running = await early.complete(prepared, tensors)
                 async with cancel_on_disconnect(receive), running:
                     await send_reply(running, send, context.request_id)
 
@@ -177,6 +177,6 @@ def _request_type(headers: Mapping[str, str]) -> str:
     if name in REQUEST_TYPES:
         return name
     raise UnsupportedMediaType(
-        f"the body must be {' or '.join(REQUEST_TYPES)}; the Content-Type header says otherwise",
+        f"the Content-Type must be {' or '.join(REQUEST_TYPES)}",
         data={"supported": list(REQUEST_TYPES)},
     )

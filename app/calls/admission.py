@@ -70,7 +70,7 @@ class Admission:
     def call(self, context: RequestContext) -> Iterator[None]:
         """Count a call while the block runs; raises as `check` does before that."""
         self.check(context)
-        context.settle()
+        context.on_counted()
         yield from self._counted(self._calls, context.lot)
 
     def check(self, context: RequestContext) -> None:

@@ -1,4 +1,4 @@
-"""One admitted call: it owns its segments, runs its units, says what is final, and frees all in the end."""
+"""One admitted call: it owns its segments, runs its units, yields events, and frees everything in the end."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Checked", "Prepared", "Resources"]
 
-# Below this a hash takes less time than the hop to a thread.
+# Below this size hashing takes less time than handing the work to a thread.
 _HASH_INLINE = 1 << 20
-# A call of thousands of units tells its progress about this many times.
+# A call of thousands of units reports its progress about this many times.
 _PROGRESS_STEPS = 100
 _CANCELLED = "the caller cancelled the call"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """Hold a call that has passed every check; its tensors may still be on their way."""
+    """A call that has passed every check; its tensors may still be arriving."""
 
     op: ResolvedOp
     options: Options
     deadline: float
-    """`time.monotonic()` at which the call is over."""
+    """When the call has to end, by `time.monotonic()`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Hold a checked call with the plan of its work."""
+    """A checked call with its plan."""
 
     op: ResolvedOp
     plan: Plan
@@ -62,13 +62,13 @@ class Prepared:
 
     @property
     def output_name(self) -> str:
-        """Name of the output in the dialect of the name called."""
+        """Name of the output, in the dialect of the operation's name."""
         return self.op.wire_name(self.op.output.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What all calls of a service share: places, workers, memory, counters, and which of them run or end."""
+    """What all calls of a service share: admission, engine, memory, telemetry, and the calls that run or close."""
 
     admission: Admission
     engine: Engine
@@ -79,7 +79,7 @@ class Resources:
 
 
 class Call:
-    """Run one prepared call; made by `Service.call`, used once, with ``async with``."""
+    """Run one prepared call; created by `Service.call`, used once, with ``async with``."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Call:
         self.id = call_id
         self.stats: dict[str, Any] = {}
         self.nbytes = tensor_bytes(prepared.op.output)
-        """Size of the output."""
+        """Size of the output in bytes."""
         self._times = JobTimes()
         self._demand = Demand()
         self._resources = resources
@@ -125,7 +125,7 @@ class Call:
 
     async def _enter(self) -> None:
         if time.monotonic() >= self.prepared.deadline:
-            raise DeadlineExceeded("the deadline was over before the work began")
+            raise DeadlineExceeded("the deadline passed before the work began")
         with ExitStack() as undo:
             undo.enter_context(self._resources.admission.call(self._context))
             self._resources.running.add(self)
@@ -145,10 +145,10 @@ class Call:
             self._scratch = await self._acquire(scratch_bytes, undo)
 
     async def begin(self, images: int) -> None:
-        """Compute what needs only the first `images` of the inputs, before the others are there.
+        """Start computing from the first `images` of the inputs, while the others are still arriving.
 
-        To be followed by ``async with`` once all are, or by `abandon`. The call is not counted before that: it takes
-        no place from calls that are complete. Raises `Overloaded` and `RateLimited` as entering does.
+        Enter the call with ``async with`` once all have arrived, or `abandon` it. Until it is entered it takes no place
+        in the queue. Raises `Overloaded` and `RateLimited` as entering does.
         """
         self._resources.admission.check(self._context)
         with ExitStack() as undo:
@@ -158,25 +158,25 @@ class Call:
         self._units = self._resources.engine.run(self._job())
         self._first = asyncio.ensure_future(anext(self._units, None))
 
-    def arrived(self, images: int) -> None:
-        """Tell a call that has begun how many images are there."""
+    def advance(self, images: int) -> None:
+        """Set how many images have arrived, after `begin`."""
         assert self._arrival is not None
         self._arrival.advance(images)
 
     async def abandon(self) -> None:
-        """Stop a call that has begun and was never entered; nothing happens to others."""
+        """Stop a call that was begun but never entered."""
         if self._units is not None:
-            await self._let_go()
+            await self._release()
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._count(error)
         if self._units is None:
             self._cleanup.close()
         else:
-            await self._let_go()
+            await self._release()
 
-    async def _let_go(self) -> None:
-        # Segments go back only after no worker can write to them: a second cancellation must not hurry it.
+    async def _release(self) -> None:
+        # Segments are released only when no worker can write to them: a second cancellation must not interrupt this.
         closing = asyncio.ensure_future(self._close())
         self._resources.closing.add(closing)
         closing.add_done_callback(self._resources.closing.discard)
@@ -184,12 +184,12 @@ class Call:
 
     @property
     def output(self) -> memoryview:
-        """The output's bytes. A view may outlive the call, in a socket: its memory is not reused before."""
+        """The output's bytes. A view may outlive the call, in a socket: the memory is not reused while it exists."""
         return self._output.view[: self.nbytes]
 
     @property
     def array(self) -> npt.NDArray[Any]:
-        """The output in storage dtype: f16 and bf16 as the uint16 of their bits."""
+        """The output in storage dtype: f16 and bf16 as the uint16 with the same bits."""
         spec = self.prepared.op.output
         return np.frombuffer(self.output, storage_dtype(spec.dtype)).reshape(spec.shape)
 
@@ -225,7 +225,7 @@ class Call:
 
     @contextmanager
     def _working(self) -> Iterator[AsyncGenerator[Unit, None]]:
-        """Run the job while the block takes its units, to the last one; then there are the `stats`."""
+        """Run the job while the block takes all of its units; `stats` is set afterwards."""
         plan, start = self.prepared.plan, time.perf_counter()
         if self._units is None:
             self._units = self._resources.engine.run(self._job())
@@ -234,9 +234,9 @@ class Call:
         except BaseException as error:
             self._outcome = _code(error)
             raise
-        self._outcome, self._units = "ok", None  # the engine has let go of the job
-        # Includes what a slow reader of the stream added; a whole reply has none.
-        # One that began early waited for its inputs and not for a worker.
+        self._outcome, self._units = "ok", None  # the engine has released the job
+        # The compute time of a streamed call includes waiting for a slow reader. A call that began early waited for
+        # its inputs, not for a worker.
         queued = self._times.queue_s or 0.0 if self._arrival is None else 0.0
         computing = max(0.0, time.perf_counter() - start - queued)
         self.timings.add("queue", queued)
@@ -249,7 +249,7 @@ class Call:
         }
 
     def cancel(self) -> None:
-        """Stop the work because the caller says so: `events` raises `Cancelled` where it waits for work."""
+        """Stop the work at the caller's request: `events` raises `Cancelled` when it next waits for a unit."""
         self.cancelled = True
         if self._waiting is not None:
             self._waiting.cancel()
@@ -263,13 +263,13 @@ class Call:
                 pass
 
     async def sha256(self) -> str:
-        """Hash the complete output, in a thread when it is large."""
+        """Hash the complete output, in a thread if it is large."""
         if self.nbytes <= _HASH_INLINE:
             return hashlib.sha256(self.output).hexdigest()
         return (await asyncio.to_thread(hashlib.sha256, self.output)).hexdigest()
 
     async def _next(self, units: AsyncGenerator[Unit, None]) -> Unit | None:
-        """Wait for the next unit. Only here can `cancel` interrupt: never in the middle of what is being sent."""
+        """Wait for the next unit. `cancel` interrupts only here, never in the middle of sending."""
         if self.cancelled:
             raise Cancelled(_CANCELLED)
         task = self._waiting = asyncio.current_task()
@@ -286,11 +286,11 @@ class Call:
             raise
         finally:
             self._waiting = None
-            # An error that ends the task would hold this frame and the frame the task: a cycle that keeps memory.
+            # An error that ends the task would refer to this frame and the frame to the task: a reference cycle.
             del task
 
     def _count(self, error: BaseException | None) -> None:
-        """Count the call as what it came to; one that nobody ran to its end was given up."""
+        """Count the call by its outcome; one that was not run to its end counts as cancelled."""
         if error is None:
             outcome = self._outcome or _code(None)
         else:

@@ -1,8 +1,8 @@
-"""Calls that can be cancelled by name: `notifications/cancelled` of the JSON-RPC API.
+"""Cancelling calls by request id: `notifications/cancelled` of the JSON-RPC API.
 
-The notification comes in a request of its own, on any connection. It means the call with its `requestId` of the
-same key and the same session; a session is what both requests say in `X-Session-ID` (or `Mcp-Session-Id`), or that
-both say nothing. Ids are the callers' own, so a name that several running calls have means none of them.
+The notification arrives in a request of its own, on any connection. It cancels the call with its `requestId` that has
+the same key and session; the session is the header `X-Session-ID` (or `Mcp-Session-Id`) or its absence. Callers choose
+ids themselves, so an id that several running calls share cancels none of them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Name = tuple[str, str, Any]
 
 
 def session_of(headers: Mapping[str, str]) -> str:
-    """Read the session that a request belongs to; empty where it names none."""
+    """Return the session that a request belongs to; empty if it names none."""
     return next((headers[name][:_LONGEST] for name in _HEADERS if name in headers), "")
 
 
 class Cancellations:
-    """Know the running calls by key, session and id."""
+    """The running calls by key, session and id."""
 
     def __init__(self) -> None:
         self._calls: dict[Name, list[Call]] = {}
 
     @contextmanager
-    def named(self, key: str, session: str, request_id: Any, call: Call) -> Iterator[None]:
-        """Let a call be cancelled while the block runs; one without an id can't be."""
+    def register(self, key: str, session: str, request_id: Any, call: Call) -> Iterator[None]:
+        """Make a call cancellable while the block runs, unless it has no id."""
         if request_id is None:
             yield
             return
@@ -51,7 +51,7 @@ class Cancellations:
                 del self._calls[key, session, request_id]
 
     def cancel(self, key: str, session: str, params: Any) -> None:
-        """Carry out a notification; one that means no call, or several, does nothing."""
+        """Handle a notification; nothing happens if it matches no call or several."""
         request_id = params.get("requestId") if isinstance(params, Mapping) else None
         if isinstance(request_id, str | int | float):
             calls = self._calls.get((key, session, request_id), [])

@@ -1,4 +1,4 @@
-"""What a running call tells its API: `Begin`, then `Progress` and `TileReady` in turn, then `End`."""
+"""Events of a running call: `Begin`, then any number of `Progress` and `TileReady`, then `End`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Begin", "End", "Event", "Progress", "TileReady"]
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The call is admitted and its work begins; names are in the dialect of the name called."""
+    """The call is admitted and its work begins; names are in the dialect of the operation's name."""
 
     op: str
     output: str
@@ -42,7 +42,7 @@ class TileReady:
     array: npt.NDArray[Any]
 
     def body(self) -> memoryview:
-        """Give the box's bytes in C order: a view where the box is contiguous in the output, else a copy."""
+        """Return the box's bytes in C order: a view if the box is contiguous in the output, else a copy."""
         return as_bytes(self.array)
 
 
@@ -58,5 +58,5 @@ Event = Begin | Progress | TileReady | End
 
 
 def as_bytes(array: npt.NDArray[Any]) -> memoryview:
-    """View the elements as bytes in C order, copied only when they are not contiguous."""
+    """Return the elements as bytes in C order, copied only if they are not contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,4 +1,4 @@
-"""`options` of a call: how the reply is encoded, which kernel, how long it may take."""
+"""The `options` of a call: encoding of the reply, kernel, deadline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Hold the options of one call after defaults."""
+    """The options of one call, with defaults applied."""
 
     encoding: Encoding = "base64"
     deadline_ms: int | None = None
@@ -67,7 +67,7 @@ _CHECKS = {"encoding": _check_encoding, "deadline_ms": _check_deadline, "referen
 
 
 def _error(loc: list[str], message: str, kind: str) -> dict[str, Any]:
-    # A name of the caller's own making is cut, so that an error stays small whatever came.
+    # Unknown names are cut, so that errors stay small.
     return {"loc": ["options", *(part[:64] for part in loc)], "msg": message, "type": kind}
 
 

@@ -1,4 +1,4 @@
-"""Compute while a body arrives: a call begins as soon as the first unit of its plan has its inputs."""
+"""Compute while the body arrives: a call begins as soon as the first unit of its plan has its inputs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["OverlappedCall"]
 
 
 class OverlappedCall:
-    """Begin the call of one request while its tensors come; use with ``async with`` around all of the request.
+    """Begin the call of one request while its tensors arrive; use ``async with`` around the whole request.
 
-    One that does not come to its end is stopped, whatever the reason.
+    Leaving the block stops a call that was begun and never entered.
     """
 
     def __init__(self, service: Service, lease: Lease, timings: Timings) -> None:
@@ -41,23 +41,23 @@ class OverlappedCall:
         if self._call is not None:
             await self._call.abandon()
 
-    async def arrived(self, prepared: Prepared, tensors: Mapping[str, Segment], came: Mapping[str, int]) -> None:
-        """Learn how many bytes of each input, by its canonical name, are in the segments of `tensors`."""
-        images = complete_images(prepared.op, came) if self._wanted else 0
+    async def advance(self, prepared: Prepared, tensors: Mapping[str, Segment], received: Mapping[str, int]) -> None:
+        """Begin or advance the call; `received` counts the bytes of each input, by canonical name, in `tensors`."""
+        images = complete_images(prepared.op, received) if self._wanted else 0
         first = prepared.plan.units[0].images
         if self._call is not None:
-            self._call.arrived(images)
+            self._call.advance(images)
         elif first is not None and first <= images < prepared.op.n:
             call = self._service.call(prepared, tensors, self._lease, timings=self._timings)
             try:
                 await call.begin(images)
             except (Overloaded, RateLimited):
-                self._wanted = False  # when all is there it may find room, or be refused
+                self._wanted = False  # the complete call may find room later
             else:
                 self._call = call
 
-    async def settle(self, prepared: Prepared, tensors: Mapping[str, Segment]) -> Call:
-        """Return the call, now that all is there and checked: the one that has begun, unless it was another."""
+    async def complete(self, prepared: Prepared, tensors: Mapping[str, Segment]) -> Call:
+        """Return the call once all tensors have arrived and passed the checks: the one begun, if it is the same."""
         if self._call is not None and self._call.prepared.op == prepared.op:
             return self._call
         if self._call is not None:

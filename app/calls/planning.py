@@ -1,4 +1,4 @@
-"""Where schemas meet kernels: a resolved operation becomes a problem, a plan, and a bill."""
+"""From a resolved operation to the kernels' problem and plan, within the service's limits."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ __all__ = [
 ]
 
 _PLAN_LIMITS = {"taps of a filter": 1 << 17, "channels of a group": 1 << 21}
-"""Up to here a plan takes a tenth of a second and its tables some tens of megabytes."""
+"""Planning takes up to a tenth of a second below these limits, and a plan's tables some tens of megabytes."""
 
 _AT_ONCE = {"taps": 1 << 9, "phases": 1 << 8, "channels": 1 << 13, "positions": 1 << 23, "units": 1 << 8}
-"""Up to here a plan takes a few milliseconds at the most."""
+"""Planning takes a few milliseconds at most below these limits."""
 
 _REFERENCE_UNITS = 1 << 14
-"""Filter taps or, for ConvTranspose, images, each of them a unit of the reference kernel."""
+"""Most units of the reference kernel: one per filter tap or, for ConvTranspose, per image."""
 
 _REFERENCE_MACS = 1 << 30
-"""Work of a call that the reference takes where nothing compiled works."""
+"""Most multiply-adds of a call where no compiled code works and the reference kernel computes."""
 
 Place = tuple[str, str, tuple[int, ...]]
-"""A part of a call: inputs, outputs or attributes; the name in it; the shape that it has."""
+"""A tensor of a call: `inputs`, `outputs` or `attributes`, its name, and its shape."""
 
 _BY_IMAGE = ("src", "diff_dst")
 """Inputs whose outermost axis is the batch, in every layout."""
 
 
 def problem_of(op: ResolvedOp) -> ConvProblem:
-    """Build the kernels' descriptor of `op`: the same integers without what only callers care about."""
-    names: dict[str, Any] = {  # the schemas' tables allow what the kernels' literals name, and nothing else
+    """Build the kernels' descriptor of `op`."""
+    names: dict[str, Any] = {  # the schemas' tables allow exactly what the kernels' literals name
         "op": op.op,
         "dtype": op.dtype,
         "data_format": op.data_format,
@@ -70,17 +70,17 @@ def problem_of(op: ResolvedOp) -> ConvProblem:
 
 
 def tensor_bytes(spec: TensorSpec) -> int:
-    """Count the bytes of a tensor."""
+    """Return the size of a tensor in bytes."""
     return prod(spec.shape) * dtype(spec.dtype).itemsize
 
 
 def check_limits(op: ResolvedOp, settings: Settings) -> None:
-    """Raise `TooLarge` when work, output, tensors together or a plan would be over a limit; nothing is planned yet."""
+    """Raise `TooLarge` when work, output, all tensors or the plan exceed a limit, before anything is planned."""
     _check("work", op.macs, settings.work_limit, "multiply-adds", op, _largest)
     if not target().compiles and op.macs > _REFERENCE_MACS:
         raise TooLarge(
             f"the call needs {op.macs} multiply-adds; no compiled code works on this machine's processor (/readyz has"
-            f" the reason), and the reference, which computes instead, takes up to {_REFERENCE_MACS}",
+            f" the reason), and the reference kernel, used instead, is limited to {_REFERENCE_MACS}",
             data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs},
         )
     _check("output", tensor_bytes(op.output), settings.output_limit, "bytes of output", op, _output)
@@ -92,7 +92,7 @@ def check_limits(op: ResolvedOp, settings: Settings) -> None:
 
 
 def is_planned_at_once(op: ResolvedOp, reference: bool = False) -> bool:
-    """Estimate whether `plan_call` takes so little time that nobody notices: all but very unusual shapes."""
+    """Whether `plan_call` is fast enough for the event loop: for all but very unusual shapes."""
     dims, limit = problem_of(op).dims, _AT_ONCE
     return (
         prod(dims.kernel) <= limit["taps"]
@@ -104,7 +104,7 @@ def is_planned_at_once(op: ResolvedOp, reference: bool = False) -> bool:
 
 
 def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> Plan:
-    """Plan `op` for the workers of this service; raises `TooLarge` when its scratch or its units are over a limit."""
+    """Plan `op` for the workers of this service; raises `TooLarge` when its scratch memory or units exceed a limit."""
     problem = problem_of(op)
     if reference:
         units = problem.n if problem.forward else prod(problem.kernel)
@@ -122,22 +122,22 @@ def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> Pl
 
 
 def call_bytes(op: ResolvedOp) -> int:
-    """Count the bytes of all tensors of a call, output included."""
+    """Return the size in bytes of all tensors of a call, output included."""
     return sum(map(tensor_bytes, (*op.inputs, op.output)))
 
 
-def complete_images(op: ResolvedOp, came: Mapping[str, int]) -> int:
-    """Count the leading images for which all inputs are complete, when so many bytes of each `came` in order."""
+def complete_images(op: ResolvedOp, received: Mapping[str, int]) -> int:
+    """Count the leading images that are complete in all inputs, given the bytes of each that were `received`."""
     images = op.n
     for spec in op.inputs:
-        there, whole = came.get(spec.name, 0), tensor_bytes(spec)
+        there, whole = received.get(spec.name, 0), tensor_bytes(spec)
         if there < whole:
             images = min(images, there * op.n // whole) if spec.name in _BY_IMAGE else 0
     return images
 
 
 def describe_plan(chosen: Plan) -> dict[str, Any]:
-    """Say how a call would be computed and what it costs."""
+    """Describe how a call would be computed and what it costs, as JSON."""
     return {
         "kernel": chosen.kernel,
         "gmac": chosen.macs / 1e9,
@@ -153,12 +153,12 @@ def _check(reason: str, value: int, limit: int, what: str, op: ResolvedOp, find:
     if value > limit:
         place, name, shape = find(op)
         raise TooLarge(
-            f"the call needs {value} {what} and this service allows {limit}: {name} is {written(shape)}",
+            f"the call needs {value} {what}, but this service allows {limit}: {name} is {written(shape)}",
             data={"reason": reason, "limit": limit, "value": value, "loc": [place, name]},
         )
 
 
-# What to name when a call is too large: the part of the call that has it, its name and its shape.
+# The tensor that an error names when a call is too large.
 
 
 def _output(op: ResolvedOp) -> Place:
@@ -178,7 +178,7 @@ def _weights(op: ResolvedOp) -> Place:
 
 
 def _units(op: ResolvedOp) -> Place:
-    """Find what decides the number of units of the reference kernel: images, or filter taps."""
+    """Find the tensor that determines the number of units of the reference kernel: by images, or by filter taps."""
     if "weights" not in {spec.name for spec in op.inputs}:
         return _weights(op)
     src = next(spec for spec in op.inputs if spec.name == "src")

@@ -1,15 +1,15 @@
-"""The use cases, the same for every API: validate, prepare, call.
+"""The operations of the service, shared by every API: validate, prepare, call.
 
-An API's walk through one call::
+How an API makes a call::
 
-    with service.admit(), Lease(service.segments) as holding:     # refuses here, before the body is read
+    with service.admit(), Lease(service.segments) as lease:         # may refuse, before the body is read
         ...                                                         # intake writes tensors to the lease
         prepared = await service.prepare(name, attributes, inputs, options)    # every check, no bytes needed
-        async with service.call(prepared, tensors, holding, timings=timings) as call:
+        async with service.call(prepared, tensors, lease, timings=timings) as call:
             async for event in call.events():       # Begin, Progress, TileReady, .., End (app.calls.events)
                 ...
 
-Leaving ``async with`` by any way stops the work and frees the segments of inputs, scratch and output.
+Leaving ``async with``, however that happens, stops the work and frees the segments of inputs, scratch and output.
 """
 
 from __future__ import annotations
@@ -58,20 +58,20 @@ class Service:
         self.segments = segments
         self.admission = Admission(settings)
         self.connections: Callable[[], int] = lambda: 0
-        """Tell how many connections are open; the server knows."""
+        """Return the number of open connections; set by the listener."""
         self.cancellations = Cancellations()
         self.unfit: tuple[str, ...] = ()
         """Targets whose code does not work on this processor, each with the reason."""
         self.on_unfit: Callable[[Unfit], None] = lambda _: None
-        """Start again with a narrower target; the process knows how."""
+        """Called when the process has to restart with a narrower target."""
         self.on_failed: Callable[[str], None] = lambda _: None
-        """End, for no worker can be had; the process knows how."""
+        """Called with the cause when no worker can be started and the process has to exit."""
         self.draining = False
         self._ids = itertools.count(1)
         self.addresses: list[str] = []
         self._began = time.monotonic()
         self._announced = False
-        # Plans that take long are made one after another, so that they take their turns with one thread at the most.
+        # Long plans are made one after another, so that they keep at most one thread busy.
         self._planner = ThreadPoolExecutor(1, "convgrad-plan")
         self._requests = 0
         self._idle = asyncio.Event()
@@ -81,17 +81,17 @@ class Service:
 
     @property
     def calls(self) -> Set[Call]:
-        """The calls that wait or compute."""
+        """The calls that are waiting or computing."""
         return self._resources.running
 
     @property
     def requests(self) -> int:
-        """Admitted requests that are not answered yet."""
+        """Number of admitted requests that are not answered yet."""
         return self._requests
 
     @property
     def status(self) -> str:
-        """One of `starting`, `ready`, `failed`, `draining`; `ready` only while there is a worker that has answered."""
+        """One of `starting`, `ready`, `failed`, `draining`; `ready` only while at least one worker is."""
         if self.draining:
             return "draining"
         if self.engine.workers[0]:
@@ -99,13 +99,13 @@ class Service:
         return "starting" if self.engine.failure is None else "failed"
 
     async def start(self) -> None:
-        """Begin to warm up, in the background; the log says when calls are taken."""
+        """Begin to warm up, in the background; the log says when calls are accepted."""
         self._began = time.monotonic()
-        self.engine.on_change = self._look
+        self.engine.on_change = self._on_engine_change
         await self.engine.start()
 
-    def _look(self) -> None:
-        """Tell of the engine what the process or a reader of the log has to know."""
+    def _on_engine_change(self) -> None:
+        """Restart, exit, or log that the service is ready, as the engine's state requires."""
         engine = self.engine
         if engine.unfit is not None:
             self.on_unfit(engine.unfit)
@@ -119,19 +119,19 @@ class Service:
                 count = f"{ready} workers" if ready == wanted else f"{ready} of {wanted} workers"
                 _log.info("ready after %.1f s with %s%s", time.monotonic() - self._began, count, where)
 
-    async def drained(self, seconds: float) -> None:
-        """Take no new requests and wait until the admitted ones are done, at most so long."""
+    async def drain(self, seconds: float) -> None:
+        """Refuse new requests and wait at most `seconds` for the admitted ones to finish."""
         self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self.idle()
 
     async def idle(self) -> None:
-        """Wait until no admitted request is left."""
+        """Wait until no admitted request is running."""
         await self._idle.wait()
 
     async def stop(self) -> None:
-        """Stop at once whatever still runs and leave no process and no memory behind."""
+        """Stop everything at once; no process and no shared memory is left."""
         self.draining = True
         await self.engine.stop(0.0)
         self._planner.shutdown(wait=False, cancel_futures=True)
@@ -139,10 +139,10 @@ class Service:
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Let the current request in, before its body is read; a drain waits for the end of the ``with`` block.
+        """Admit the current request before its body is read; `drain` waits for the end of the ``with`` block.
 
         Raises `ShuttingDown` while draining, `Overloaded` while the kernels compile or the queue is full, and
-        `RateLimited` when the key has as many calls as it may.
+        `RateLimited` when the key has reached its limit of calls.
         """
         if self.draining:
             raise ShuttingDown("the service is shutting down", retry_after=5)
@@ -171,9 +171,9 @@ class Service:
         inputs: Mapping[str, TensorMeta | list[int]],
         options: object = None,
     ) -> dict[str, Any]:
-        """Check a call without its tensors and say what it would be: attributes, outputs, plan and cost.
+        """Check a call without its tensors; return its resolved attributes, outputs, plan and cost as JSON.
 
-        It takes a place among the calls. Raises what `prepare` raises, and what entering a `Call` does.
+        It counts as a call while it runs. Raises what `prepare` raises, and what entering a `Call` does.
         """
         context = current_context()
         checked = self.check(name, attributes, inputs, options, started=context.started)
@@ -198,9 +198,9 @@ class Service:
         *,
         started: float | None = None,
     ) -> Checked:
-        """Check all that can be known without the tensors' bytes: names, rules, shapes, options, limits.
+        """Check everything that does not need the tensors' bytes: names, rules, shapes, options, limits.
 
-        `started` is the `time.monotonic()` from which the deadline counts; now, when absent.
+        The deadline counts from `started`, a `time.monotonic()` time, by default now.
 
         Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
         """
@@ -213,7 +213,7 @@ class Service:
         return Checked(op, chosen, (time.monotonic() if started is None else started) + allowed)
 
     async def plan(self, checked: Checked) -> Prepared:
-        """Plan a checked call; raises `TooLarge` when its scratch is, and `DeadlineExceeded`."""
+        """Plan a checked call; raises `TooLarge` for its scratch memory or units, and `DeadlineExceeded`."""
         op, reference = checked.op, checked.options.reference
         if is_planned_at_once(op, reference):
             chosen = plan_call(op, self.settings, reference)
@@ -222,14 +222,14 @@ class Service:
         return Prepared(checked.op, chosen, checked.options, checked.deadline)
 
     async def _plan_apart(self, checked: Checked) -> Plan:
-        """Plan in the planner's thread, after those that came before, so that the loop goes on meanwhile."""
+        """Plan in the planner's thread, in order of arrival, without blocking the event loop."""
         arguments = checked.op, self.settings, checked.options.reference
         planning = asyncio.get_running_loop().run_in_executor(self._planner, plan_call, *arguments)
         try:
             async with asyncio.timeout(checked.deadline - time.monotonic()):
                 return await planning
         except TimeoutError:
-            raise DeadlineExceeded("the deadline was over before the call was planned") from None
+            raise DeadlineExceeded("the deadline passed before the call was planned") from None
 
     async def prepare(
         self,
@@ -251,14 +251,14 @@ class Service:
         *,
         timings: Timings | None = None,
     ) -> Call:
-        """Pair a prepared call with its tensors, under either spelling of their names; the call takes them.
+        """Return the call of `prepared` on these tensors, named in either spelling; it takes them from `lease`.
 
-        The segments hold the elements from byte 0: C order, little-endian, as `prepared.op.inputs` says.
-        Use the result with ``async with``; entering it queues the call and raises `Overloaded`
-        when the queue or the memory is full, `RateLimited` when the key has as many calls as it may.
+        The segments hold the elements of `prepared.op.inputs` from byte 0, in C order and little-endian. Use the
+        result with ``async with``: entering it queues the call and raises `Overloaded` when the queue or the memory
+        is full, `RateLimited` when the key has reached its limit of calls.
         """
         return Call(self._resources, prepared, tensors, lease, timings or Timings(), f"call-{next(self._ids)}")
 
     def snapshot(self) -> dict[str, Any]:
-        """Give the numbers of the moment: calls, engine, segments."""
+        """Return the current state: calls, draining, engine."""
         return {"calls": len(self.calls), "draining": self.draining, "engine": self.engine.snapshot()}

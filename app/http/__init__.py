@@ -1,4 +1,4 @@
 """The server below the routes: listener, load shedding, timeouts, request bodies, middleware, authentication.
 
-Knows replies and telemetry; nothing of calls, of any API or of the pool.
+It uses replies and telemetry, and is independent of calls, APIs and the pool.
 """

@@ -1,4 +1,4 @@
-"""Who calls: a key in `Authorization: Bearer` or `X-API-Key`, where the service has keys."""
+"""Authentication by an API key in `Authorization: Bearer` or `X-API-Key`, where the service has keys."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["FREE_PAGES", "Authentication", "make_key_ring"]
 FREE_PAGES = frozenset(
     {
         *("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"),
-        # The same in every installation: the page for people, and what describes the APIs.
+        # The same in every installation: the console page and the descriptions of the APIs.
         *("/", "/openapi.json", "/openrpc.json"),
     }
 )
-"""Pages that need no key; `/metrics` only while it has no port of its own."""
+"""Pages that need no key; `/metrics` only without a separate operators' port."""
 
 _RPC = "/rpc"
 
 
 def make_key_ring(settings: Settings) -> KeyRing | None:
-    """Read the keys that the settings name; None when they name none, and nobody is asked for one.
+    """Read the keys that the settings name; None when they name none, and no key is required.
 
     Raises `ValueError` when they can't be read.
     """
@@ -42,9 +42,9 @@ def make_key_ring(settings: Settings) -> KeyRing | None:
 
 
 class Authentication:
-    """Let a request through whose key is known or whose page is `free`; without `keys` let everybody through.
+    """Pass requests with a known key and requests for `free` pages; without `keys` pass everything.
 
-    The JSON-RPC API answers a refusal itself, under the ids of the calls.
+    Raises `Unauthorised`, except for JSON-RPC, which reports `context.denied` itself under the ids of the calls.
     """
 
     def __init__(self, app: ASGIApp, keys: KeyRing | None, free: Collection[str] = FREE_PAGES) -> None:
@@ -65,9 +65,9 @@ class Authentication:
             context.key, context.calls_limit = key.name, key.calls
             return
         message = (
-            "this service asks for a key, in Authorization: Bearer or X-API-Key"
+            "this service requires an API key, in Authorization: Bearer or X-API-Key"
             if secret is None
-            else "this service does not know that key"
+            else "this API key is not valid"
         )
         error = Unauthorised(message, data={"reason": "no_key" if secret is None else "unknown_key"})
         if scope["path"] != _RPC:

@@ -1,4 +1,4 @@
-"""What belongs to one request and goes with it through the house: ids, key, trace, times, how it ended."""
+"""The context of a request: id, key, trace, timings, outcome."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ __all__ = [
 ]
 
 ANYONE = "-"
-"""The key id of a request where no key is asked for, or none is known."""
+"""The key id of a request without a key, and the address of one without an address."""
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
-"""The ids of requests that callers may choose."""
+"""Request ids that callers may choose."""
 
 _KEY = "convgrad"
 _APIS = {"rpc": "rpc", "v1": "rest", "v2": "oip"}
-# What the service turned away although it could be read; the rest is wrong in itself.
+# Errors that count as refusals; the others are faults of the request or the service.
 _REFUSALS = (Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised)
 
 _current: ContextVar[RequestContext | None] = ContextVar("convgrad-request", default=None)
@@ -48,7 +48,7 @@ _current: ContextVar[RequestContext | None] = ContextVar("convgrad-request", def
 
 @dataclass(slots=True)
 class RequestContext:
-    """Carry what belongs to one request."""
+    """The state of one request."""
 
     request_id: str
     started: float = field(default_factory=time.monotonic)
@@ -59,63 +59,63 @@ class RequestContext:
     address: str = ANYONE
     session: str = ""
     owner: str = ""
-    """Whose share of the memory the request's tensors come from; nobody's where the name is empty."""
+    """Whose share of the memory the request's tensors count towards; nobody's if empty."""
     calls_limit: int | None = None
     denied: ConvgradError | None = None
     trace: TraceParent | None = None
-    settle: Callable[[], object] = lambda: None
-    """Says that the request is one of those that are counted: the listener need not reckon with it any more."""
+    on_counted: Callable[[], object] = lambda: None
+    """Called when the request is counted as a call, or over: the listener need not reserve a place for it any more."""
     refusals: list[str] = field(default_factory=list)
     received: int = 0
     sent: int = 0
 
     @property
     def lot(self) -> str:
-        """Who shares with the others: the key, or where none is asked for the address."""
+        """Whom the request counts for when resources are shared: its key, or its address when there are no keys."""
         return self.address if self.key == ANYONE else self.key
 
     def fail(self, error: ConvgradError) -> None:
-        """Note an error that becomes an answer, or a part of one."""
+        """Record an error that is sent as the answer, or as part of it."""
         self.outcome = error.code
         if isinstance(error, _REFUSALS) or "reason" in error.data:
             self.refusals.append(str(error.data.get("reason", error.code)))
 
     def age(self) -> float:
-        """Seconds since the request came."""
+        """Seconds since the request arrived."""
         return time.monotonic() - self.started
 
     def enter(self) -> None:
-        """Make this the context of the running task and of those that it starts."""
+        """Make this the context of the current task and of the tasks it starts."""
         _current.set(self)
 
 
 class DirectBody(Protocol):
-    """Read the rest of a body where it belongs."""
+    """Read the rest of a body from the socket straight into its destination."""
 
     def place(self, targets: Iterable[memoryview]) -> None:
-        """Fill these with the next bytes, from now on."""
+        """Read the next bytes of the body into these, in order."""
 
     def forget(self) -> None:
-        """Fill none of them any more."""
+        """Stop reading into them."""
 
 
 @dataclass(slots=True)
 class Exchange:
-    """What connection, middlewares and APIs leave for each other about one request, in its ASGI scope.
+    """What connection, middlewares and APIs share about one request, in its ASGI scope.
 
-    `abort` cuts the connection; `settle` is the context's, where somebody waits for it; `direct_body` is there for
-    large bodies that come in the open.
+    `abort` cuts the connection; `on_counted` is what `RequestContext.on_counted` calls; `direct_body` is set for large
+    bodies that arrive without TLS.
     """
 
     abort: Callable[[], object] | None = None
-    settle: Callable[[], object] | None = None
+    on_counted: Callable[[], object] | None = None
     direct_body: DirectBody | None = None
     headers: Mapping[str, str] | None = None
     context: RequestContext | None = None
 
 
 def exchange_of(scope: MutableMapping[str, Any]) -> Exchange:
-    """Return what is known of a request: the same object for all who have its scope."""
+    """Return the exchange of a request, which is kept in its scope."""
     if _KEY not in scope:
         scope[_KEY] = Exchange()
     exchange: Exchange = scope[_KEY]
@@ -123,7 +123,7 @@ def exchange_of(scope: MutableMapping[str, Any]) -> Exchange:
 
 
 def context_of(scope: Scope) -> RequestContext:
-    """Return the context of a request; a fresh one where the middleware was left out."""
+    """Return the context of a request; a new one without the middleware."""
     exchange = exchange_of(scope)
     if exchange.context is None:
         exchange.context = RequestContext(uuid.uuid4().hex, api=api_of(scope["path"]))
@@ -132,9 +132,9 @@ def context_of(scope: Scope) -> RequestContext:
 
 @lru_cache(maxsize=1024)
 def address_of(host: str) -> str:
-    """Name whom an address belongs to: of IPv6 the network of 64 bits that a host can choose its addresses from.
+    """Return the address to count requests by: for IPv6 its /64 network, in which a host can choose any address.
 
-    What is no address, such as the peer of a Unix socket, is nobody's.
+    `ANYONE` for what is not an address, such as the peer of a Unix socket.
     """
     try:
         found = ip_address(host.partition("%")[0])
@@ -146,7 +146,7 @@ def address_of(host: str) -> str:
 
 
 def headers_of(scope: Scope) -> Mapping[str, str]:
-    """Return the headers of a request by their names in lower case; of one that came twice the first."""
+    """Return the headers of a request by lower-case name; the first one where a name is repeated."""
     exchange = exchange_of(scope)
     if exchange.headers is None:
         exchange.headers = {
@@ -156,10 +156,10 @@ def headers_of(scope: Scope) -> Mapping[str, str]:
 
 
 def current_context() -> RequestContext:
-    """Return the context of the request that this task works for; a fresh one outside of any."""
+    """Return the context of the request that this task handles; a new one outside of any."""
     return _current.get() or RequestContext(uuid.uuid4().hex)
 
 
 def api_of(path: str) -> str:
-    """Name the API of a path: `rpc`, `rest`, `oip`, or `pages` for all others."""
+    """Return the API of a path: `rpc`, `rest`, `oip`, or `pages` for all other paths."""
     return _APIS.get(path[1:].partition("/")[0], "pages")

@@ -1,6 +1,6 @@
-"""Small replies in one system call: the head waits for the first piece of the body.
+"""Send small replies in one system call: the head waits for the first piece of the body.
 
-Uvicorn writes the two apart, and each write wakes a client, which has nothing to do before the second.
+Uvicorn writes the two separately, and the first write wakes the client for nothing.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ class CorkProtocol(HttpToolsProtocol):
     """Give every reply a transport that joins its first two writes."""
 
     def on_headers_complete(self) -> None:
-        """Pass the request on."""
+        """Start handling the request, with our transport for its reply."""
         before = self.cycle
         super().on_headers_complete()
-        cycle: Any = self.cycle  # which asks less of its transport than its annotation says
+        cycle: Any = self.cycle  # it uses less of its transport than its annotation says
         if cycle is not before:
             cycle.transport = _Joining(self.transport, self.loop)
 
 
 class _Joining:
-    """The transport of one reply, as far as uvicorn's cycle uses it."""
+    """The transport of one reply: the part of the interface that uvicorn uses."""
 
     __slots__ = ("_head", "_loop", "_transport")
 
@@ -36,7 +36,7 @@ class _Joining:
         self._head: bytes | None = b""  # None once the body has begun
 
     def write(self, data: bytes) -> None:
-        """Send; a head waits until what runs now gives the loop back."""
+        """Send data; the head is held back until the current callback returns to the event loop."""
         if self._head is None:
             self._transport.write(data)
         elif not self._head:
@@ -47,12 +47,12 @@ class _Joining:
             self._transport.writelines((head, data))
 
     def close(self) -> None:
-        """Close when all is sent."""
+        """Close after sending what is held back."""
         self._flush()
         self._transport.close()
 
     def is_closing(self) -> bool:
-        """Tell whether the connection is closed, or about to be."""
+        """Whether the connection is closed or closing."""
         return self._transport.is_closing()
 
     def _flush(self) -> None:

@@ -1,8 +1,8 @@
-"""Requests that web pages make in the browsers of their visitors: which pages may call, and by which host names.
+"""Protection against requests that web pages send from their visitors' browsers: by origin, and by host name.
 
-A service without keys trusts whoever reaches it, and every page that a browser on this machine opens can send requests
-to a loopback address. Two headers that pages can't forge tell them apart, `Origin` and `Sec-Fetch-Site`. A page whose
-own name its owner points at this address (DNS rebinding) has neither against it, but its name in `Host`.
+A service without keys trusts everyone who can connect, and any page open in a browser on this machine can send requests
+to a loopback address. Two headers that pages can't forge identify such requests: `Origin` and `Sec-Fetch-Site`. A page
+whose own host name points at this address (DNS rebinding) passes both, but has that name in `Host`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["CrossOriginProtection", "is_allowed_host"]
 
 _ANY = "*"
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]\s]+))(?::\d*)?", re.ASCII)
-# Orchestrators and load balancers ask by whatever address they know; the answers are the same for everybody.
+# Orchestrators and load balancers may use any name; the answers are the same for everyone.
 _HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 _READS = ("GET", "HEAD")
 _OWN = ("same-origin", "none")
-# What a page can send without asking for leave (`enctype` of a form, mode `no-cors` of fetch). Multipart is such a type
-# too, and one of ours: from this service's own pages it is taken.
+# What a page can send without a preflight (a form's `enctype`, fetch with `no-cors`). So can multipart, which the APIs
+# accept, but only from this service's own pages and allowed origins.
 _FORM_TYPES = ("text/plain", "application/x-www-form-urlencoded")
 _TAKEN = ("application/json", "application/octet-stream", "multipart/form-data")
 
 
 class CrossOriginProtection:
-    """Refuse requests for other hosts than the settings allow, and those of pages of other origins.
+    """Reject requests for hosts, and from pages of origins, that the settings do not allow.
 
     Raises `Forbidden`, or `UnsupportedMediaType` for a content type that only forms have.
     """
@@ -57,28 +57,28 @@ class CrossOriginProtection:
         host = headers.get("host")
         if host is not None and not is_allowed_host(host, self._hosts):  # no browser leaves it out
             raise Forbidden(
-                "this service is not asked by the name in the Host header: CONVGRAD_ALLOWED_HOSTS lists its names",
+                "the name in the Host header is not allowed: CONVGRAD_ALLOWED_HOSTS lists the names of this service",
                 data={"reason": "host"},
             )
 
     def _check_page(self, method: str, headers: Mapping[str, str]) -> None:
         if not (self._is_own(headers) or self._may_call(headers) or _is_visit(method, headers)):
             raise Forbidden(
-                "a page of another origin may not call this service: CONVGRAD_CORS lists the origins that may",
+                "pages of this origin may not call the service: CONVGRAD_CORS lists the origins that may",
                 data={"reason": "origin"},
             )
         if method not in _READS and media_type(headers) in _FORM_TYPES:
             raise UnsupportedMediaType(
-                f"a page must send {', '.join(_TAKEN)}, and nothing that a plain form sends",
+                f"a web page must send {', '.join(_TAKEN)}, not a content type of plain forms",
                 data={"supported": list(_TAKEN)},
             )
 
     def _is_own(self, headers: Mapping[str, str]) -> bool:
-        """Tell whether the page is this service's own, or the user's own doing such as a bookmark."""
+        """Whether the request comes from one of this service's pages or from the user, such as by a bookmark."""
         site = headers.get("sec-fetch-site")
         if site is not None:
             return site in _OWN
-        # Browsers send it over HTTPS and to loopback addresses only. Schemes may differ: a proxy may have ended TLS.
+        # Browsers send Sec-Fetch-Site only over HTTPS and to loopback. Schemes may differ behind a TLS proxy.
         return headers["origin"].partition("://")[2].lower() == headers.get("host", "?").lower()
 
     def _may_call(self, headers: Mapping[str, str]) -> bool:
@@ -86,14 +86,14 @@ class CrossOriginProtection:
 
 
 def _is_visit(method: str, headers: Mapping[str, str]) -> bool:
-    """Tell whether somebody follows a link to a page of ours; what it says is not told to the page with the link."""
+    """Whether the user follows a link to one of our pages; the page with the link can't read the answer."""
     where = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
     return method in _READS and where == ("navigate", "document")
 
 
 @lru_cache(maxsize=256)
 def is_allowed_host(host: str, allowed: Collection[str]) -> bool:
-    """Tell whether a Host header names one of `allowed`: names and addresses; `localhost` is every loopback name."""
+    """Whether a Host header has one of the `allowed` names or addresses; `localhost` covers all loopback names."""
     found = _HOST.fullmatch(host.lower())
     if found is None:
         return False

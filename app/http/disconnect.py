@@ -1,4 +1,4 @@
-"""The moment when a client leaves: what it asked for stops."""
+"""Stop the work of a request when its client disconnects."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from convgrad._errors import Cancelled
 
 __all__ = ["cancel_on_disconnect"]
 
-# Most small calls are over before anybody has to watch for a client that leaves.
+# Most small calls are over before watching for a disconnect is worth it.
 _UNWATCHED_S = 0.002
 
 
 class cancel_on_disconnect:  # noqa: N801 - reads as a block: async with cancel_on_disconnect(receive)
-    """Cancel the block when the client leaves and raise `Cancelled` from it; the body was read before."""
+    """Cancel the block when the client disconnects, and raise `Cancelled`; use it after the body was read."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -38,7 +38,7 @@ class cancel_on_disconnect:  # noqa: N801 - reads as a block: async with cancel_
         if self._gone:
             self._task.uncancel()
             if kind is not None and issubclass(kind, asyncio.CancelledError):
-                raise Cancelled("the client left before its reply was complete") from error
+                raise Cancelled("the client disconnected before its reply was complete") from error
 
     def _begin(self) -> None:
         self._watcher = asyncio.ensure_future(self._watch())

@@ -1,11 +1,11 @@
-"""API keys: a file, or a secret, of names, checksums and limits; read again when it changes.
+"""API keys: names, checksums and limits in a file, which is read again when it changes, or in a variable.
 
-One key a line; `#` begins a comment::
+One key per line; `#` begins a comment::
 
     team-a  sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08  calls=8
 
-`python -m app.http.keys team-a` makes a key and its line. A key has 256 random bits, so that a plain SHA-256 of it
-can't be searched for; whoever reads the file can't call with what is in it.
+`python -m app.http.keys team-a` creates a key and its line. A key has 256 random bits, so a plain SHA-256 of it can't
+be reversed by search, and reading the file gives nobody access.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LIMIT = re.compile(r"calls=([1-9][0-9]{0,5})")
 _LONGEST = 1024
 _SHORTEST = 16
 # A change of the file is noticed within this time.
-_LOOK_S = 1.0
+_CHECK_EVERY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """Hold what is known of a key: its id for logs, its checksum, and how many calls it may have at a time."""
+    """A key: its id for logs, its SHA-256, and how many calls it may have at a time."""
 
     name: str
     digest: bytes
@@ -48,9 +48,9 @@ class Key:
 
 
 def parse_keys(text: str) -> tuple[Key, ...]:
-    """Read the lines of a key file; `;` ends a line too, for secrets that are one line.
+    """Parse the lines of a key file; `;` also ends a line, for secrets that have to be one line.
 
-    Raises `ValueError` that names the line and never shows it.
+    Raises `ValueError`, which gives the number of the line and never its text.
     """
     keys: list[Key] = []
     for number, line in enumerate(text.replace(";", "\n").splitlines(), 1):
@@ -68,35 +68,35 @@ def _parse_line(words: Sequence[str], number: int) -> Key:
     name, digest = words[0], _DIGEST.fullmatch(words[1]) if len(words) > 1 else None
     limits = [_LIMIT.fullmatch(word) for word in words[2:]]
     if not _NAME.fullmatch(name) or digest is None or len(limits) > 1 or None in limits:
-        raise ValueError(f"line {number} is not of the form: NAME sha256:HEX [calls=N]")
+        raise ValueError(f"line {number} does not have the form NAME sha256:HEX [calls=N]")
     return Key(name, bytes.fromhex(digest[1]), int(limits[0][1]) if limits and limits[0] else None)
 
 
 class KeyRing:
-    """Know the keys of a file, or of a text that does not change.
+    """The keys of a file, which is read again when it changes, and of a text.
 
-    Raises `ValueError` or `OSError` when the keys can't be read at first. Later the keys that were read last
-    stay valid until the file can be read again: a mistake of the operator locks nobody out.
+    Raises `ValueError` or `OSError` when the keys can't be read at startup. Later, the keys read last stay valid while
+    the file can't be read, so that a mistake in it locks nobody out.
     """
 
     def __init__(self, *, file: Path | None = None, text: str = "") -> None:
         self._file = file
         self._stamp: tuple[int, ...] = ()
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         self._keys = parse_keys(text)
         if file is not None:
             self._stamp = _stamp(file)
             self._keys = self._keys + parse_keys(file.read_text("utf-8"))
         if not self._keys:
-            _log.warning("there is not one key: every call will be refused")
+            _log.warning("there are no API keys: every call will be rejected")
 
     def __len__(self) -> int:
         """Count the keys that are valid now."""
         return len(self._keys)
 
     def find(self, secret: str) -> Key | None:
-        """Find a caller's key, taking the same time whichever it is, if any."""
-        self._look()
+        """Return the key with this secret, or None, in constant time."""
+        self._reload_if_changed()
         if len(secret) > _LONGEST:
             return None
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
@@ -106,18 +106,18 @@ class KeyRing:
                 found = key
         return found
 
-    def _look(self) -> None:
+    def _reload_if_changed(self) -> None:
         now = time.monotonic()
-        if self._file is None or now - self._looked < _LOOK_S:
+        if self._file is None or now - self._checked < _CHECK_EVERY_S:
             return
-        self._looked = now
+        self._checked = now
         try:
             stamp = _stamp(self._file)
             if stamp != self._stamp:
                 self._keys, self._stamp = parse_keys(self._file.read_text("utf-8")), stamp
-                _log.info("read %d keys anew", len(self._keys))
+                _log.info("reloaded %d API keys", len(self._keys))
         except (OSError, ValueError) as error:
-            _log.error("the keys could not be read again, those from before stay valid: %s", error)
+            _log.error("the API keys can't be reloaded, the previous ones stay valid: %s", error)
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
@@ -126,11 +126,11 @@ def _stamp(file: Path) -> tuple[int, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make a key: its line goes to standard output, the key itself to standard error, and nowhere else."""
+    """Create a key: its line goes to standard output, the key itself to standard error only."""
     parser = argparse.ArgumentParser(prog="python -m app.http.keys", description=main.__doc__)
     parser.add_argument("name", help="the key's id in logs and metrics: letters, digits, '.', '_' and '-'")
-    parser.add_argument("--calls", type=int, metavar="N", help="calls that the key may have at a time")
-    parser.add_argument("--stdin", action="store_true", help="take the key from standard input instead of making one")
+    parser.add_argument("--calls", type=int, metavar="N", help="most calls of the key at a time")
+    parser.add_argument("--stdin", action="store_true", help="read the key from standard input instead of creating one")
     options = parser.parse_args(arguments)
     secret = sys.stdin.readline().strip() if options.stdin else f"cg_{secrets.token_urlsafe(32)}"
     try:
@@ -138,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if not _SHORTEST <= len(secret) <= _LONGEST:
-        parser.error(f"a key has {_SHORTEST} to {_LONGEST} characters")
+        parser.error(f"a key must have {_SHORTEST} to {_LONGEST} characters, but has {len(secret)}")
     limit = "" if options.calls is None else f" calls={options.calls}"
     line = f"{options.name} sha256:{hashlib.sha256(secret.encode()).hexdigest()}{limit}"
     try:
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     if not options.stdin:
-        os.write(2, f"the key, shown once: {secret}\n".encode())
+        os.write(2, f"the key, shown only once: {secret}\n".encode())
     sys.stdout.write(f"{line}\n")
     return 0
 

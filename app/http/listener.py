@@ -261,12 +261,12 @@ class Listener:
         self._coming[number] = self._loop.create_task(self._connect(sock, number, once=once))
 
     async def _connect(self, sock: socket.socket, number: int, *, once: bool) -> None:
-        def settle() -> None:
+        def counted() -> None:
             self._fresh.pop(number, None)
 
         def make() -> Any:
             protocol = self._make()
-            protocol.once, protocol.settle = once, settle
+            protocol.once, protocol.on_counted = once, counted
             protocol.entered = lambda: self._coming.pop(number, None)
             return protocol
 
@@ -275,7 +275,7 @@ class Listener:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(make, sock, ssl=self._tls)
         except (OSError, asyncio.CancelledError):  # the client left, or speaks no TLS
-            settle()
+            counted()
             sock.close()
         finally:
             self._coming.pop(number, None)

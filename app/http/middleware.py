@@ -1,4 +1,4 @@
-"""What every request passes on its way in and out: request id, timings, body limit, the net for errors."""
+"""Middlewares for every request: request id, timings, body limit, and the handler for all remaining errors."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ __all__ = ["BodyLimit", "RequestContextMiddleware", "send_problem"]
 
 _log = logging.getLogger("convgrad.request")
 
-# Asked every few seconds by whatever watches the service.
+# Requested every few seconds by monitoring.
 _QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 
-# What is left of a refused body is read and dropped before the connection closes: a client that sends without
-# listening would otherwise see a reset instead of the refusal. For so long at most, while bytes come at least every
-# few seconds (a server under load is slow itself), and for so many bytes.
+# The rest of a refused body is read and dropped before the connection closes: a client that sends without reading
+# would otherwise see a reset instead of the answer. At most for this time, while bytes arrive at least every few
+# seconds (a client under load is slow too), and for this many bytes.
 _LINGER_S = 30.0
 _LINGER_IDLE_S = 3.0
 _LINGER_BYTES = 256 << 20
-# What is left of a refused body is read without closing the connection up to this size.
+# Up to this size, the rest of a refused body is read and the connection kept open.
 _KEEP_ALIVE_REST = 1 << 20
 
 
 async def send_problem(scope: Scope, send: Send, error: ConvgradError) -> None:
-    """Answer with the problem object of `error`."""
+    """Reply with the problem object of `error`."""
     context = context_of(scope)
     await send_json(
         send,
@@ -47,10 +47,9 @@ async def send_problem(scope: Scope, send: Send, error: ConvgradError) -> None:
 
 
 class RequestContextMiddleware:
-    """Give a request its id and timings, send both back, and turn what escapes an API into a problem object.
+    """Give a request its id and timings, send both back, and answer errors that no API handled with a problem object.
 
-    After the first byte of a reply there is nothing to say any more: the connection is cut, and the client
-    sees a broken body.
+    An error after the first byte of a reply cuts the connection, so that the client sees an incomplete body.
     """
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry | None = None) -> None:
@@ -71,8 +70,8 @@ class RequestContextMiddleware:
             address=address_of(peer[0]) if peer else ANYONE,
         )
         exchange = exchange_of(scope)
-        if exchange.settle is not None:
-            context.settle = exchange.settle
+        if exchange.on_counted is not None:
+            context.on_counted = exchange.on_counted
         context.enter()
         exchange.context = context
         with self._telemetry.tracing.request(scope, headers, context):
@@ -84,7 +83,7 @@ class RequestContextMiddleware:
         async def receive_until_replied() -> Message:
             message = await receive()
             if replied and message["type"] == "http.disconnect":
-                # Servers say so after every reply; whoever watches for a client that leaves must not hear it.
+                # Servers send it after every reply too; `cancel_on_disconnect` must not see that.
                 await asyncio.Event().wait()
             context.received += len(message.get("body", b""))
             return message
@@ -106,10 +105,10 @@ class RequestContextMiddleware:
 
         try:
             await self._app(scope, receive_until_replied, send_with_headers)
-        except Exception as caught:  # noqa: BLE001 - the net: nothing may pass it
-            await self._answer(scope, send_with_headers, as_convgrad_error(caught, log=_log), begun=status != 0)
+        except Exception as caught:  # noqa: BLE001 - every error is answered here
+            await self._answer(scope, send_with_headers, as_convgrad_error(caught, log=_log), started=status != 0)
         finally:
-            context.settle()
+            context.on_counted()
             self._telemetry.request_done(context)
             level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
             if _log.isEnabledFor(level):
@@ -117,10 +116,10 @@ class RequestContextMiddleware:
                     level, "%s %s %s", scope["method"], scope["path"], status or "-", extra=_facts(context, status)
                 )
 
-    async def _answer(self, scope: Scope, send: Send, error: ConvgradError, *, begun: bool) -> None:
+    async def _answer(self, scope: Scope, send: Send, error: ConvgradError, *, started: bool) -> None:
         context_of(scope).fail(error)
-        # Where nobody listens, or half a reply is out, the server closes the connection.
-        if not begun and not isinstance(error, Cancelled):
+        # If the client is gone or part of the reply is sent, the server closes the connection.
+        if not started and not isinstance(error, Cancelled):
             await send_problem(scope, send, error)
 
 
@@ -137,9 +136,9 @@ def _facts(context: RequestContext, status: int) -> dict[str, Any]:
 
 
 class BodyLimit:
-    """Refuse bodies over the limit: by `Content-Length` before a byte is read, else as soon as they pass it.
+    """Reject bodies over the limit: by `Content-Length` before reading, otherwise as soon as they exceed it.
 
-    It also ends the connection of a refused request in a way that lets the client read why.
+    It also ends the connection of a rejected request so that the client can read the answer.
     """
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
@@ -163,7 +162,7 @@ class BodyLimit:
 
 
 class _Body:
-    """Count a body while it is read, and deal with what is left of it when the reply is out."""
+    """Count a body while it is read, and read what is left of it after the reply."""
 
     def __init__(
         self, receive: Receive, send: Send, declared: int | None, limit: int, *, expects_continue: bool
@@ -176,11 +175,11 @@ class _Body:
         self._seen = 0
         self._complete = False
         self._asked = False
-        self._owes_end = False
+        self._end_pending = False
 
     async def receive(self) -> Message:
         if self._declared is not None and self._declared > self._limit:
-            raise _too_large(self._limit)  # here, so that each API says it in its own words
+            raise _too_large(self._limit)  # here, so that each API formats the error itself
         self._asked = True
         message = await self._receive()
         if message["type"] != "http.request":
@@ -196,30 +195,30 @@ class _Body:
         if self._complete:
             await self._send(message)
         elif message["type"] == "http.response.start":
-            if self._declared is None or self._declared - self._seen > _KEEP_ALIVE_REST or self._never_comes:
+            if self._declared is None or self._declared - self._seen > _KEEP_ALIVE_REST or self._awaits_continue:
                 MutableHeaders(scope=message)["connection"] = "close"
             await self._send(message)
-        elif message.get("more_body", False) or self._never_comes:
+        elif message.get("more_body", False) or self._awaits_continue:
             await self._send(message)
         else:
             await self._send({**message, "more_body": True})
-            self._owes_end = True
+            self._end_pending = True
 
     @property
-    def _never_comes(self) -> bool:
-        # The client waits for "100 Continue" and gets its refusal instead.
+    def _awaits_continue(self) -> bool:
+        # The client waits for "100 Continue" and gets the final answer instead.
         return self._expects_continue and not self._asked
 
     async def end(self) -> None:
-        """End a reply that is out before its request; only now, when the request holds nothing any more."""
-        if not self._owes_end:
+        """End a reply that was sent before the whole request arrived; called after the request's memory is released."""
+        if not self._end_pending:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(_LINGER_S):
-                await self._drop_the_rest()
+                await self._drain()
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _drop_the_rest(self) -> None:
+    async def _drain(self) -> None:
         most = self._seen + _LINGER_BYTES
         while not self._complete and self._seen < most:
             async with asyncio.timeout(_LINGER_IDLE_S):
@@ -229,4 +228,4 @@ class _Body:
 
 
 def _too_large(limit: int) -> TooLarge:
-    return TooLarge(f"the request body is over the limit of {limit} bytes", data={"reason": "body", "limit": limit})
+    return TooLarge(f"the request body exceeds the limit of {limit} bytes", data={"reason": "body", "limit": limit})

@@ -1,6 +1,6 @@
-"""How long the service waits for a client: for its head, for the next bytes of its body, for it to read a reply.
+"""Timeouts for clients: sending the head of a request, sending its body, reading the reply.
 
-None of the three holds a worker, but each holds a connection, memory, or a place in the queue.
+A slow client occupies no worker, but a connection, memory, or a place in the queue.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from convgrad._errors import Cancelled, DeadlineExceeded
 
 __all__ = ["TimeoutProtocol", "Timeouts", "timeout_protocol"]
 
-# A reply up to this size goes to the server's own buffer and waits for nobody.
+# A reply up to this size fits the server's write buffer, so that sending it never waits.
 _NEVER_WAITS = 60_000
-# The parser joins the pieces of a header again with every read: a long one would keep all others waiting.
+# The parser joins the pieces of a header with every read: a long one would block the event loop.
 _LONGEST_HEAD = 64 << 10
 
 
 class Timeouts:
-    """Give up a client that sends or reads nothing for `slow_s`, or less than `slow_rate` bytes a second."""
+    """End requests whose client sends or reads nothing for `slow_s`, or less than `slow_rate` bytes per second."""
 
     def __init__(self, app: ASGIApp, slow_s: float, slow_rate: int) -> None:
         self._app = app
@@ -54,7 +54,7 @@ class _Waits:
         self._complete = False
 
     async def receive(self) -> Message:
-        if self._complete:  # what comes now is that the client leaves, whenever that may be
+        if self._complete:  # the next message is the disconnect, which may take any time
             return await self._receive()
         start = time.monotonic()
         try:
@@ -62,7 +62,7 @@ class _Waits:
                 message = await self._receive()
         except TimeoutError:
             raise DeadlineExceeded(
-                f"the body came too slowly: {self._received} bytes in {self._waited + self._slow_s:.0f} s at most",
+                f"the body arrived too slowly: {self._received} bytes in {self._waited + self._slow_s:.0f} s",
                 data={"reason": "slow_sender"},
             ) from None
         self._waited += time.monotonic() - start
@@ -81,66 +81,66 @@ class _Waits:
                 await self._send(message)
         except TimeoutError:
             await self._cut(context_of(self._scope))
-            raise Cancelled("the client does not read its reply") from None
+            raise Cancelled("the client reads its reply too slowly") from None
 
     async def _cut(self, context: RequestContext) -> None:
         context.refusals.append("slow_reader")
         if (abort := exchange_of(self._scope).abort) is not None:
-            # An orderly end would wait for the client to read what is on its way.
+            # An orderly close would wait for the client to read what was sent.
             abort()
             await asyncio.sleep(0)
 
 
 class TimeoutProtocol(DirectBodyProtocol):
-    """Close connections whose request's head does not come, or does not end; uvicorn itself waits for it forever."""
+    """Close connections that do not send a complete request head in time; uvicorn would wait forever."""
 
     slow_s = 30.0
     once = False
     """Whether the connection closes after one request."""
     entered: Callable[[], object] | None = None
-    """Called when it is one of the server's connections."""
-    settle: Callable[[], object] | None = None
-    """Called when its request is one of those that are counted."""
+    """Called when the connection is registered with the server."""
+    on_counted: Callable[[], object] | None = None
+    """See `RequestContext.on_counted`."""
 
     _timer: asyncio.TimerHandle | None = None
     _head_length = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
-        """Begin to wait for the first request."""
+        """Start the timeout of the first request."""
         super().connection_made(transport)
         if self.entered is not None:
             self.entered()
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no more."""
+        """Stop all timers."""
         self._stop_waiting()
-        if self.settle is not None:
-            self.settle()
+        if self.on_counted is not None:
+            self.on_counted()
         super().connection_lost(exc)
-        # uvicorn forgets it where an error ended the connection, all of which its timer would hold for a minute
+        # uvicorn does not after an error, and its timer would keep the connection's memory for a minute
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; those between two requests are no sign of life."""
+        """Feed the parser; bytes between two requests do not extend the timeout."""
         waiting = self._timer
         super().data_received(data)
         if waiting is not None and self._timer is waiting:  # all of them belong to one head
             self._head_length += len(data)
             if self._head_length > _LONGEST_HEAD and not self.transport.is_closing():
-                self.send_400_response("The head of the request is too long.")
+                self.send_400_response(f"The request head exceeds {_LONGEST_HEAD} bytes.")
         elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
             self._wait()
 
     def on_message_begin(self) -> None:
-        """Begin a request, which goes with the means to cut its connection."""
+        """Begin a request and put the connection's hooks into its exchange."""
         super().on_message_begin()
         exchange = exchange_of(cast("Scope", self.scope))
-        exchange.abort, exchange.settle = self.transport.abort, self.settle
+        exchange.abort, exchange.on_counted = self.transport.abort, self.on_counted
         self._wait()
 
     def on_headers_complete(self) -> None:
-        """Pass the request on."""
+        """Start handling the request."""
         self._stop_waiting()
         self._head_length = 0
         super().on_headers_complete()
@@ -158,5 +158,5 @@ class TimeoutProtocol(DirectBodyProtocol):
 
 
 def timeout_protocol(slow_s: float) -> type[asyncio.Protocol]:
-    """Make the protocol class for uvicorn that waits `slow_s` seconds for a head."""
+    """Create the protocol class for uvicorn that waits `slow_s` seconds for a request head."""
     return type("TimeoutProtocol", (CorkProtocol, TimeoutProtocol), {"slow_s": slow_s})

@@ -1,7 +1,7 @@
-"""Requests that offer another protocol, which the service never takes: `Upgrade: h2c` from Java, `websocket`.
+"""Ignore `Upgrade` headers, such as `h2c` from Java and `websocket`: the service never changes the protocol.
 
-A server may ignore such an offer (RFC 9110, section 7.8), and the request is one like any other then. httptools ends it
-at its head instead, and uvicorn loses the body (uvicorn issue 2722, httptools issue 124; httptools 0.6 to 0.9).
+A server may ignore the header and handle the request as usual (RFC 9110, section 7.8). httptools stops after the head
+instead, and uvicorn loses the body (uvicorn issue 2722, httptools issue 124; httptools 0.6 to 0.9).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 
 
 class UpgradeIgnoringProtocol(HttpToolsProtocol):
-    """Take a request that offers another protocol as if it did not."""
+    """Handle requests with an `Upgrade` header as if they had none."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -25,12 +25,12 @@ class UpgradeIgnoringProtocol(HttpToolsProtocol):
 
 
 def make_parser(http: HttpToolsProtocol) -> httptools.HttpRequestParser:
-    """Make a parser that waits for the head of a connection's next request."""
+    """Create a parser that expects the head of a connection's next request."""
     return _Parser(http, http)
 
 
 class _Parser(httptools.HttpRequestParser):
-    """Parse the requests of a connection and tell `listener` of them."""
+    """Parse the requests of a connection for `listener`."""
 
     def __init__(self, http: HttpToolsProtocol, listener: object) -> None:
         super().__init__(listener)
@@ -38,7 +38,7 @@ class _Parser(httptools.HttpRequestParser):
         self._http = http
 
     def feed_data(self, data: Any) -> None:
-        """Take the next bytes; raises `HttpParserError`, and `HttpParserUpgrade` for CONNECT alone."""
+        """Parse the next bytes; raises `HttpParserError`, and `HttpParserUpgrade` for CONNECT only."""
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -52,18 +52,18 @@ class _Parser(httptools.HttpRequestParser):
             self._http.parser.feed_data(rest)
 
     def _successor(self) -> httptools.HttpRequestParser:
-        """Make the parser of what follows the head; this one takes the body for another protocol."""
+        """Create the parser for what follows the head; this one takes the body for another protocol."""
         framing = [b"%s: %s\r\n" % field for field in self._http.headers if field[0] in _FRAMING]
         if not framing:
             return make_parser(self._http)
-        self._http.cycle.more_body = True  # the end that this parser told of was that of the head
+        self._http.cycle.more_body = True  # this parser reported the end after the head
         parser = _Parser(self._http, _AfterHead(self._http))
         parser.feed_data(b"".join((b"POST / HTTP/1.1\r\n", *framing, b"\r\n")))
         return parser
 
 
 class _AfterHead:
-    """Pass the calls of a parser on to its protocol, but for those about the first head, which it knows already."""
+    """Forward a parser's callbacks to the protocol, except those for the first head, which it has already seen."""
 
     def __init__(self, http: HttpToolsProtocol) -> None:
         self._http = http

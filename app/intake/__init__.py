@@ -1,1 +1,1 @@
-"""Body bytes to buffers, as they arrive: JSON with base64, multipart with `.npy` parts."""
+"""Decode request bodies into tensor memory as they arrive: JSON with base64, multipart with `.npy` parts."""

@@ -1,4 +1,4 @@
-"""Undo a body's content coding while it arrives: gzip and deflate, in pieces, never past a limit."""
+"""Decompress a body as it arrives: gzip and deflate, in pieces, up to a limit."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["CODINGS", "Decoder", "decoder_of"]
 
 CODINGS = ("gzip", "deflate")
 
-# Inflating this much takes well under a millisecond.
+# Decompressing this much takes well under a millisecond.
 _PIECE = 128 << 10
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's `wbits`
 
 
 class Decoder:
-    """Decode one coded body; `limit` is the most bytes that may come out of it.
+    """Decompress one body, to at most `limit` bytes.
 
-    Raises `ParseError` for bytes that are not in the coding and `TooLarge` as soon as the limit is passed:
-    a small body that inflates to gigabytes costs one piece more than the limit.
+    Raises `ParseError` for malformed data and `TooLarge` as soon as the limit is exceeded: a small body that would
+    expand to gigabytes costs no more than the limit and one piece.
     """
 
     def __init__(self, coding: str, limit: int) -> None:
@@ -32,21 +32,21 @@ class Decoder:
         self._ended = False
 
     def pieces(self, chunk: bytes) -> Iterator[bytes]:
-        """Give what the next bytes of the body decode to, in pieces of moderate size."""
+        """Decompress the next bytes of the body, in pieces of at most 128 KiB."""
         while chunk:
             if self._inflate is None or (self._ended and self._coding == "gzip"):
-                # A gzip file may be several, one after another.
+                # A gzip body may consist of several members.
                 self._inflate, self._ended = self._start(chunk), False
             elif self._ended:
-                raise ParseError(f"the {self._coding} body goes on after its end")
+                raise ParseError(f"the {self._coding} body has data after its end")
             try:
                 piece = self._inflate.decompress(chunk, _PIECE)
             except zlib.error:
-                raise ParseError(f"the body is not {self._coding}, though its Content-Encoding says so") from None
+                raise ParseError(f"the body is not valid {self._coding}, as its Content-Encoding claims") from None
             self._made += len(piece)
             if self._made > self._limit:
                 raise TooLarge(
-                    f"the decoded body is over the limit of {self._limit} bytes",
+                    f"the decompressed body exceeds the limit of {self._limit} bytes",
                     data={"reason": "body", "limit": self._limit},
                 )
             self._ended = self._inflate.eof
@@ -55,15 +55,15 @@ class Decoder:
                 yield piece
 
     def close(self) -> None:
-        """Check that the coded body is complete."""
+        """Raise `ParseError` unless the body is complete."""
         if not self._ended:
-            raise ParseError(f"the {self._coding} body ends too early")
+            raise ParseError(f"the {self._coding} body is incomplete")
 
     def _start(self, chunk: bytes) -> Any:
         if self._coding == "gzip":
             return zlib.decompressobj(_GZIP)
-        # The name means zlib's format, and many senders mean the bare one. A zlib header has 8 in its low
-        # four bits; a bare stream that begins so would open with a stored block of reserved type.
+        # `deflate` means zlib's format, but many clients send a raw stream. A zlib header has 8 in its low four bits;
+        # a raw stream that begins like that would be invalid.
         return zlib.decompressobj(_ZLIB if chunk[0] & 0x0F == 8 else _RAW)
 
 
@@ -77,7 +77,5 @@ def decoder_of(content_encoding: str, limit: int) -> Decoder | None:
         return None
     name = "gzip" if name == "x-gzip" else name
     if name not in CODINGS:
-        raise UnsupportedMediaType(
-            f"the body may be coded as {' or '.join(CODINGS)}, and its Content-Encoding says otherwise"
-        )
+        raise UnsupportedMediaType(f"the Content-Encoding must be {' or '.join(CODINGS)}")
     return Decoder(name, limit)

@@ -1,7 +1,6 @@
 """Read a multipart/form-data body as it arrives: the request object first, then one `.npy` part per tensor.
 
-A tensor's header is read from its first bytes and the whole call is checked
-as soon as the last header is known, which is before the data of that tensor is taken.
+The call is checked as soon as the header of the last tensor is known, before that tensor's data is received.
 """
 
 from __future__ import annotations
@@ -26,27 +25,26 @@ from schemas.problems import Problem, dims, invalid_params, problem, safe_key, t
 from schemas.tables import MAX_DIMS, CalledOperation
 from schemas.tensors import WireTensor, read_tensor
 
-__all__ = ["MAX_REQUEST", "Arrived", "MultipartIntake"]
+__all__ = ["MAX_REQUEST", "MultipartIntake", "OnArrival"]
 
 MAX_REQUEST = 64 * 1024
-"""Bytes of the `request` part, beside tensors in it."""
+"""Most bytes of the `request` part, not counting tensors in it."""
 
 _MAX_BOUNDARY = 70  # RFC 2046
 _HEADER_BYTES = 4096
 _ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
 
 Check = Callable[[RequestedCall], Awaitable[object]]
-Arrived = Callable[[Mapping[str, Segment], Mapping[str, int]], Awaitable[None]]
+OnArrival = Callable[[Mapping[str, Segment], Mapping[str, int]], Awaitable[None]]
 
 
 class MultipartIntake:
-    """Take a multipart body in chunks of any size; `finish` gives the call with its tensors landed.
+    """Read a multipart body from chunks of any size; `finish` returns the call with its tensors.
 
-    `check` sees the call, its data not yet taken, when the header of every tensor it needs is known; it
-    refuses by raising. After that `arrived` hears how many bytes of each tensor are in its segment. Raises
-    `UnsupportedMediaType` for a content type without a usable boundary, `ParseError` for a body that is not
-    multipart, `InvalidRequest` when the request does not come first, and `InvalidParams` for parts that don't
-    belong or don't hold what they should.
+    `check` gets the call, without its data, once the header of every tensor it needs is known; it rejects the call by
+    raising. After that `on_arrival` gets the number of bytes of each tensor in its segment. Raises
+    `UnsupportedMediaType` for a content type without a usable boundary, `ParseError` for a body that is not multipart,
+    `InvalidRequest` when the request does not come first, and `InvalidParams` for unknown parts and invalid tensors.
     """
 
     def __init__(
@@ -57,12 +55,12 @@ class MultipartIntake:
         *,
         length: int | None = None,
         check: Check | None = None,
-        arrived: Arrived | None = None,
+        on_arrival: OnArrival | None = None,
     ) -> None:
         self._called = called
         self._lease = lease
         self._check = check
-        self._arrived = arrived
+        self._on_arrival = on_arrival
         self._bound = length
         self._request: RequestObject | None = None
         self._attributes_checked = False
@@ -72,34 +70,34 @@ class MultipartIntake:
         self._reader = PartReader(_boundary(content_type), self, max_header_bytes=_HEADER_BYTES)
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Read the next bytes of the body, without allocating memory."""
         self._reader.feed(chunk)
         if self._bound is not None:
             self._bound -= len(chunk)
 
     async def take(self, chunk: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Read the next bytes of the body."""
         self.feed(chunk)
         await self.supply()
 
     def place(self) -> None:
-        """Have the next bytes put in their place, if they belong to a tensor and it has its memory."""
+        """Let the next bytes be read straight into their tensor, if it has its memory."""
         if self._body is not None and self._reader.in_body:
             self._lease.place([self._body.sink.room()])
 
     async def placed(self, count: int) -> None:
-        """Take note of bytes of a tensor that are in their place already."""
+        """Count bytes that were read straight into their tensor."""
         assert self._body is not None
         self._body.sink.placed(count)
         if self._bound is not None:
             self._bound -= count
-        if self._arrived is not None and self._check is None:
+        if self._on_arrival is not None and self._check is None:
             there = {row: part.sink.data for row, part in self._parts.items() if part.in_place}
             segments = {row: sink.segment for row, sink in there.items()}
-            await self._arrived(segments, {row: sink.nbytes for row, sink in there.items()})
+            await self._on_arrival(segments, {row: sink.nbytes for row, sink in there.items()})
 
     async def supply(self) -> None:
-        """Check the call once that is possible, then take the memory that the bytes so far wait for."""
+        """Check the call once possible, then allocate the memory that the bytes so far need."""
         if self._check is not None and self._checkable():
             check, self._check = self._check, None
             await check(self._call(need_data=False))
@@ -112,14 +110,14 @@ class MultipartIntake:
             await part.supply()
 
     def finish(self, *, need_data: bool = True) -> RequestedCall:
-        """Give the call; the whole body must have been fed and supplied. See `read_call` for `need_data`."""
+        """Return the call; the whole body must have been fed and supplied. See `read_call` for `need_data`."""
         if not self._reader.ended:
             raise ParseError("the multipart body ends before its closing boundary")
         if self._request is None:
             raise _no_request()
         return self._call(need_data=need_data)
 
-    # What the reader calls, in this order for each part.
+    # Called by the reader, in this order for each part.
 
     def open(self, headers: dict[bytes, bytes]) -> None:
         """Begin a part."""
@@ -132,7 +130,7 @@ class MultipartIntake:
         self._body = self._tensor_part(name)
 
     def data(self, data: memoryview) -> None:
-        """Take the next bytes of the part."""
+        """Read the next bytes of the part."""
         if self._body is not None:
             self._body.write(data)
         elif self._head is not None:
@@ -153,7 +151,7 @@ class MultipartIntake:
             message = f"there is no part {safe_key(name)}: the parts are request, {known}"
             raise _refusal(self._called, safe_key(name), message, "unknown_input")
         if row in self._parts:
-            raise _refusal(self._called, name, f"the part {name} is there twice", "conflict")
+            raise _refusal(self._called, name, f"the part {name} is given twice", "conflict")
         problems: list[Problem] = []
         given = self._request.described(row)
         wire = WireTensor(None, None) if given is None else read_tensor(given, ["inputs", name], problems)
@@ -166,7 +164,7 @@ class MultipartIntake:
         return part
 
     def _checkable(self) -> bool:
-        """Tell whether nothing that the check needs is still to come."""
+        """Whether everything that the check needs has arrived."""
         if self._request is None or not all(part.known for part in self._parts.values()):
             return False
         rows = [row.name for row in self._called.operation.inputs if row.name not in self._parts]
@@ -184,7 +182,7 @@ class MultipartIntake:
 
 
 class _TensorPart:
-    """One `.npy` part: its sink, and the call's errors about it."""
+    """One `.npy` part: its sink, and its faults as errors of the call."""
 
     def __init__(self, called: CalledOperation, name: str, wire: WireTensor, lease: Lease, bound: int | None) -> None:
         self.name = name
@@ -196,15 +194,15 @@ class _TensorPart:
 
     @property
     def known(self) -> bool:
-        """Whether all that the operation's rules need of it has come."""
+        """Whether everything that the operation's rules need of it has arrived."""
         return self.closed if self._is_shape else self.sink.header is not None
 
     @property
     def in_place(self) -> bool:
-        """Whether its bytes are where and how the kernels read them, as far as they have come."""
+        """Whether the bytes received so far are where and in the order that the kernels read them."""
         header = self.sink.header
         moves = header is None or header.big_endian or (header.fortran_order and len(header.shape) > 1)
-        return not (moves or self._is_shape) and self.sink.data.settled
+        return not (moves or self._is_shape) and self.sink.data.in_place
 
     def write(self, data: memoryview) -> None:
         with self._named():
@@ -220,7 +218,7 @@ class _TensorPart:
         self.closed = True
 
     def input(self) -> Input:
-        """Describe the tensor; its memory comes with the next supply."""
+        """Return the tensor; `supply` allocates its memory."""
         tensor = npy_tensor(self.sink, self._wire.dtype)
         if not self._is_shape:
             return tensor
@@ -230,7 +228,7 @@ class _TensorPart:
     def _check(self, header: NpyHeader) -> None:
         kind = header.dtype(self._wire.dtype).name
         if self._wire.shape is not None and self._wire.shape != header.shape:
-            message = f"the request says shape {dims(self._wire.shape)}, the file has {dims(header.shape)}"
+            message = f"the request gives shape {dims(self._wire.shape)}, but the file has {dims(header.shape)}"
             raise TensorFault(message, "shape")
         if self._is_shape and (kind not in ("s32", "s64") or header.nbytes > 8 * MAX_DIMS):
             raise TensorFault(f"must hold at most {MAX_DIMS} integers, s32 or s64", "shape_dtype")
@@ -254,7 +252,7 @@ class _TensorPart:
 # Clients write the same few headers in every call.
 @lru_cache(256)
 def _name(disposition: bytes, encoding: bytes) -> str:
-    """Return a part's name; raises `InvalidRequest` without one, or for a part in an encoding."""
+    """Return a part's name; raises `InvalidRequest` without one, or for an encoded part."""
     kind, options = parse_options_header(disposition)
     if kind != b"form-data" or b"name" not in options:
         raise InvalidRequest('every part needs the header Content-Disposition: form-data; name=".."')
@@ -272,14 +270,14 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _has_meta(given: Any) -> bool:
-    """Tell whether what the request says of an input is all that the check needs."""
+    """Whether the request's description of an input is all that the check needs."""
     if isinstance(given, list):
         return True
     return isinstance(given, Mapping) and ("npy" in given or ("dtype" in given and "shape" in given))
 
 
 def _names_weights(request: RequestObject) -> bool:
-    """Tell whether the call has no use for the `weights_shape` input, or has it among its attributes."""
+    """Whether the call does not need the `weights_shape` input, or has it among its attributes."""
     operation = request.called.operation
     spellings = [name for name, row in operation.attribute_spellings.items() if row == "weights_shape"]
     return not spellings or is_dump(request.attributes) or any(name in request.attributes for name in spellings)

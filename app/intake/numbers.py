@@ -1,8 +1,7 @@
-"""Tensor elements written as JSON numbers: parsed in slices while they arrive, straight into a segment.
+"""Tensor elements written as JSON numbers: parsed in slices as they arrive, straight into a segment.
 
-A list of numbers takes several times the memory of its elements once it is Python objects, so it never
-becomes one list: the text is cut at commas, each slice goes through the standard parser and its values to
-their sink.
+As Python objects a list of numbers takes several times the memory of its elements, so it is never one list: the text is
+cut at commas, and each slice goes through the standard parser to the tensor's sink.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ NUMBER_SLICE = 16 << 10
 _ALPHABET = b"0123456789+-.eE, \t\r\n[]"
 _BLANK = b" \t\r\n,"
 _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
-# Once its brackets are white space a text can look right that was not: `[1[2]]`, `[,]`.
+# Errors that would be lost when brackets are replaced by white space: `[1[2]]`, `[,]`.
 _MISPLACED = re.compile(rb"[0-9.eE\]][ \t\r\n]*+\[|\][ \t\r\n]*+[^,\] \t\r\n]|[\[,][ \t\r\n]*+,|,[ \t\r\n]*+\]")
-# No number that anybody writes is longer.
+# Most characters of a number.
 _LONGEST_NUMBER = 512
 _DEEPEST = 16
 _FLOATS = ("f32", "f16", "bf16")
@@ -39,35 +38,35 @@ _INLINE = 1 << 20
 
 
 class Numbers:
-    """Land the numbers of one JSON array, flat or nested; the opening bracket was read before.
+    """Read the numbers of one JSON array, flat or nested, after its opening bracket.
 
-    With the `declared` dtype and number of elements, where they stand before the numbers, each goes to its
-    place at once; otherwise they wait as float64. `bound` is the most text that can still come. Raises
-    `TensorFault` for anything but numbers.
+    If dtype and number of elements are `declared` before the numbers, elements are converted as they arrive; otherwise
+    they are kept as float64. `bound` is the most text that can still arrive. Raises `TensorFault` for anything but
+    numbers.
     """
 
     def __init__(self, lease: Lease, declared: tuple[DType, int] | None = None, *, bound: int | None = None) -> None:
         if declared is not None and bound is not None and declared[1] > bound // 2 + 1:
-            raise TensorFault(f"has a shape of {declared[1]} elements, more than the body can hold", "size")
+            raise TensorFault(f"has a shape of {declared[1]} elements, more than the body can contain", "size")
         self._lease = lease
         kind = declared[0] if declared is not None and declared[0].name in _FLOATS else None
         self._kind: np.dtype[Any] = np.dtype(np.float64) if kind is None else kind.numpy
         expected = declared[1] * self._kind.itemsize if declared is not None else None
         self._sink = RawSink(lease, expected=expected, bound=None)
         self._text = b""
-        self._before = b"["  # the last character that was no white space
+        self._before = b"["  # the last character that is not white space
         self._depth = 1
         self._lists = np.zeros(_DEEPEST + 1, np.int64)
         self._lists[1] = 1
-        self._blank = False  # there were commas without numbers, as between empty lists
+        self._blank = False  # whether there were commas without numbers, as between empty lists
         self.count = 0
 
     def write(self, chunk: bytes, start: int) -> tuple[int, bool]:
-        """Take the text from `start`, one slice at most; tell where it stopped and whether the array is over."""
+        """Parse at most one slice of the text from `start`; return where it stopped and whether the array has ended."""
         piece = chunk[start : start + NUMBER_SLICE]
         stop = self._brackets(piece)
         over = stop is not None
-        # between numbers of one flat list the parser itself finds a comma too many
+        # within a flat list the parser itself reports extra commas
         if over or not self.count or self._depth > 1 or b"[" in piece or b"]" in piece:
             around = self._before + (piece if stop is None else piece[: stop + 1])
             if _MISPLACED.search(around):
@@ -75,9 +74,7 @@ class Numbers:
         self._before = piece.rstrip(b" \t\r\n")[-1:] or self._before
         piece = piece[:stop]
         if piece.translate(None, _ALPHABET):
-            raise TensorFault(
-                "must hold finite numbers and nothing else: any others can come as binary data", "number_type"
-            )
+            raise TensorFault("must hold finite numbers only: send NaN and infinity as binary data", "number_type")
         text = self._text + piece.translate(_NO_BRACKETS)
         cut = len(text) if over else text.rfind(b",")
         if cut >= 0:
@@ -91,13 +88,13 @@ class Numbers:
         return start + len(piece) + over, over
 
     async def supply(self) -> None:
-        """Take the memory that the numbers so far wait for."""
+        """Allocate the memory that the numbers so far need."""
         await self._sink.supply()
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Check that the numbers, and the lists around them, are those of a tensor of this shape."""
+        """Check that the numbers, and the nesting of their lists, fit a tensor of this shape."""
         if self.count != prod(shape):
-            raise TensorFault(f"has {self.count} numbers, and the shape needs {prod(shape)}", "size")
+            raise TensorFault(f"has {self.count} numbers, but the shape needs {prod(shape)}", "size")
         depth = int(np.flatnonzero(self._lists)[-1])
         if depth == 1 or not self.count:
             return
@@ -106,14 +103,14 @@ class Numbers:
             raise TensorFault("must be flat, or nested like its shape", "nesting")
 
     def integers(self) -> list[int]:
-        """Return the values of a tensor of a few integers."""
+        """Return the values of a small tensor of integers."""
         values = np.frombuffer(self._sink.content(), self._kind)
         if any(float(value) != int(value) for value in values):
             raise TensorFault("must hold integers", "int_type")
         return [int(value) for value in values]
 
     async def collect(self, dtype: DType) -> Segment:
-        """Bring all elements into one segment, in `dtype`."""
+        """Collect all elements in one segment, as `dtype`."""
         segment = await self._sink.collect()
         if self._kind == dtype.numpy:
             return segment
@@ -139,7 +136,7 @@ class Numbers:
         reached = depths[:count]
         if len(reached):
             if reached.max() > _DEEPEST:
-                raise TensorFault(f"must have at most {_DEEPEST} lists in one another", "nesting")
+                raise TensorFault(f"must have at most {_DEEPEST} nested lists", "nesting")
             self._lists += np.bincount(reached[opens[:count]], minlength=_DEEPEST + 1)
             self._depth = int(reached[-1])
         return int(at[count]) if len(ends) else None
@@ -154,9 +151,9 @@ class Numbers:
         try:
             values = np.array(json.loads(b"[" + text + b"]", parse_int=float), np.float64)
         except ValueError:
-            raise TensorFault("has something between its commas that is not one number", "number_type") from None
+            raise TensorFault("has something other than a number between its commas", "number_type") from None
         if not len(values):
-            raise TensorFault("has a comma too many", "number_type")
+            raise TensorFault("has an extra comma", "number_type")
         self.count += len(values)
         self._sink.write(_bytes_of(_cast(values, self._kind)))
 
@@ -171,7 +168,7 @@ def _cast(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
     with np.errstate(over="ignore"):
         made = values.astype(kind)
     if not np.isfinite(made).all():
-        raise TensorFault("has a number out of the range of its datatype", "range")
+        raise TensorFault("has a number outside the range of its datatype", "range")
     return made
 
 

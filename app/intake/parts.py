@@ -1,7 +1,7 @@
-"""Cut a multipart/form-data body into its parts as it arrives; no byte of a part is copied here.
+"""Split a multipart/form-data body into its parts as it arrives, without copying them.
 
-The search for the next boundary is one `bytes.find` for each chunk. A parser that looks at every byte of the
-parts' headers in Python took longer than everything else that a small request needs.
+The next boundary is found with one `bytes.find` per chunk. A parser that examines every byte in Python took longer
+than everything else in a small request.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ _HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1
 
 
 class PartSink(Protocol):
-    """Take the parts in order: `open`, any number of `data`, `close`, and so on."""
+    """Receive the parts in order: `open`, any number of `data`, `close`, and so on."""
 
     def open(self, headers: dict[bytes, bytes]) -> None:
         """Begin a part; header names are in lower case."""
 
     def data(self, data: memoryview) -> None:
-        """Take the next bytes of the part."""
+        """Receive the next bytes of the part."""
 
     def close(self) -> None:
         """End the part."""
 
 
 class PartReader:
-    """Take a body in chunks of any size; `ended` once its closing boundary has come, whatever follows that.
+    """Parse a body from chunks of any size; `ended` once its closing boundary has arrived, whatever follows.
 
-    Raises `ParseError` when it is not multipart with this boundary, and when the headers of a part are not what
-    they should be, more than eight, or more than `max_header_bytes` long, or the lines before the first part are that.
+    Raises `ParseError` when it is not multipart with this boundary, when the headers of a part are malformed, more than
+    eight, or longer than `max_header_bytes`, and when the text before the first part is longer than that.
     """
 
     def __init__(self, boundary: bytes, sink: PartSink, *, max_header_bytes: int) -> None:
         self._delimiter = b"\r\n--" + boundary
         self._sink = sink
         self._max_header_bytes = max_header_bytes
-        self._rest = b""  # what can't be told apart before more bytes come
+        self._rest = b""  # bytes that can't be interpreted before more arrive
         self._state = self._start
         self.ended = False
 
     @property
     def in_body(self) -> bool:
-        """Whether the next bytes belong to the part that is open, if they are no boundary."""
+        """Whether the next bytes belong to the open part unless they are a boundary."""
         return self._state == self._body and not self._rest
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes."""
+        """Parse the next bytes."""
         data, at = self._rest + chunk if self._rest else chunk, 0
         self._rest = b""
         while at < len(data) and not self.ended:
             after = self._state(data, at)
-            if after < 0:  # more bytes are needed for this
+            if after < 0:  # more bytes are needed
                 self._rest = data[at:]
                 return
             at = after
 
-    # Each state takes the bytes from a position on and returns the position after what it took, or -1.
+    # Each state parses the bytes from a position and returns the position after them, or -1 if it needs more.
 
     def _start(self, data: bytes, at: int) -> int:
         first, most = self._delimiter[2:], self._max_header_bytes
-        if not data.startswith(first, at):  # RFC 2046 lets lines that belong to no part come before
+        if not data.startswith(first, at):  # RFC 2046 allows text before the first part
             before = data.find(b"\n" + first, at, at + most)
             if before < 0 and len(data) - at < most:
                 return -1
@@ -113,7 +113,7 @@ class PartReader:
             self._sink.close()
             self._state = self._after_delimiter
             return end + len(self._delimiter)
-        # The last bytes may be the beginning of a delimiter; it has no second line break.
+        # The last bytes may be the beginning of a delimiter, which has only one line break.
         end = data.rfind(b"\r", max(at, len(data) - len(self._delimiter) + 1))
         if end < 0 or not self._delimiter.startswith(data[end:]):
             end = len(data)
@@ -124,4 +124,4 @@ class PartReader:
 
 
 def _not_multipart() -> ParseError:
-    return ParseError("the body is not multipart/form-data with the declared boundary")
+    return ParseError("the body is not valid multipart/form-data with the declared boundary")

@@ -1,4 +1,4 @@
-"""From the parsed request object to a call: attributes, inputs that have landed, options."""
+"""From a parsed request object to a call: attributes, received inputs, options."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from schemas.tensors import TensorMeta
 __all__ = ["MEMBERS", "RequestObject", "RequestedCall", "check_attributes", "read_call", "take_apart"]
 
 MEMBERS = ("attributes", "inputs", "options")
-"""The members of a request object, in the order that positional params have."""
+"""The members of a request object, in the order of positional params."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestedCall:
-    """Hold what a request asks for; `attributes` may be a whole op object as oneDNN Graph dumps them."""
+    """A request with its inputs read; `attributes` may be a whole op object as dumped by oneDNN Graph."""
 
     called: CalledOperation
     attributes: Mapping[str, Any]
@@ -32,13 +32,13 @@ class RequestedCall:
 
     @property
     def metas(self) -> dict[str, TensorMeta | list[int]]:
-        """What the operation's rules need to know of the inputs."""
+        """What the operation's rules need to know about the inputs."""
         return metas(self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestObject:
-    """Hold the parts of a request as they came; `inputs` by name, whatever form the request had."""
+    """The parts of a request before its inputs are read; `inputs` by name, in whatever form the request had."""
 
     called: CalledOperation
     attributes: Mapping[str, Any]
@@ -46,7 +46,7 @@ class RequestObject:
     options: Any
 
     def described(self, row: str) -> Any:
-        """Return what the request says of an input, by its canonical name; None when nothing."""
+        """Return the request's description of an input, by canonical name; None if there is none."""
         spellings = self.called.operation.input_spellings
         return next((value for name, value in self.inputs.items() if spellings.get(name) == row), None)
 
@@ -57,26 +57,26 @@ class RequestObject:
         landed: Mapping[str, tuple[str, Input]] | None = None,
         need_data: bool = True,
     ) -> RequestedCall:
-        """Read the inputs; what `landed` another way, by canonical name, stands in for its description."""
-        came = landed or {}
+        """Read the inputs; those that `landed` as separate parts, by canonical name, replace their descriptions."""
+        found = landed or {}
         spellings = self.called.operation.input_spellings
-        rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in came}
-        inputs = read_inputs(self.called.operation, rest | dict(came.values()), lease, need_data=need_data)
+        rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in found}
+        inputs = read_inputs(self.called.operation, rest | dict(found.values()), lease, need_data=need_data)
         return RequestedCall(self.called, self.attributes, inputs, self.options)
 
 
 def read_call(called: CalledOperation, request: Any, lease: Lease, *, need_data: bool = True) -> RequestedCall:
     """Read a request object, `{"attributes", "inputs", "options"}` or a dumped op with tensors in its inputs.
 
-    Raises `InvalidParams` with every fault of the form, and what `read_inputs` raises.
+    Raises `InvalidParams` with every error in its structure, and what `read_inputs` raises.
     """
     return take_apart(called, request).read(lease, need_data=need_data)
 
 
 def check_attributes(called: CalledOperation, request: Mapping[str, Any]) -> None:
-    """Check the attributes and options of a request, as far as they are there, while its tensors are still to come.
+    """Check the attributes and options of a request before its tensors have arrived.
 
-    Raises `InvalidParams` for what they break by themselves; rules that shapes have a part in are for later.
+    Raises `InvalidParams` for rules that they break by themselves; rules that involve shapes are checked later.
     """
     attributes = request.get("attributes")
     if isinstance(attributes, Mapping) and not is_dump(attributes) and not is_dump(request):
@@ -87,9 +87,9 @@ def check_attributes(called: CalledOperation, request: Mapping[str, Any]) -> Non
 
 
 def take_apart(called: CalledOperation, request: Any) -> RequestObject:
-    """Take a request apart; a dumped op stands in for attributes and inputs, or for the attributes alone.
+    """Split a request into its parts; a dumped op may replace attributes and inputs, or the attributes only.
 
-    Raises `InvalidParams` when it is neither form.
+    Raises `InvalidParams` when it has neither form.
     """
     given = {} if request is None else request
     if not isinstance(given, Mapping):
@@ -107,7 +107,7 @@ def take_apart(called: CalledOperation, request: Any) -> RequestObject:
         raise invalid_params(called.called_as, problems)
     attributes, inputs = parts["attributes"], parts["inputs"]
     if is_dump(attributes) and not inputs:
-        # Taken out of the dump, the inputs stay its own: its output is held to them.
+        # The inputs are still the dump's own, so its output must match them.
         own = call_of_dump(called, attributes)
         attributes, inputs = own["attributes"], own["inputs"]
     return RequestObject(called, attributes, inputs, given.get("options"))
@@ -115,5 +115,5 @@ def take_apart(called: CalledOperation, request: Any) -> RequestObject:
 
 def _unknown(name: str) -> str:
     hint = near_miss(name, MEMBERS)
-    rule = "a request has attributes, inputs and options, and no other member"
+    rule = "a request has only the members attributes, inputs and options"
     return f"{rule}; did you mean {hint}?" if hint else rule

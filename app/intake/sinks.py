@@ -1,7 +1,7 @@
-"""Where the bytes of a tensor land: pooled segments, written once, given back whatever happens.
+"""Receive the bytes of a tensor into pooled segments: written once, released in any case.
 
-`Lease` owns every segment that one request has taken. A call takes its tensors over with `hand_over`; what
-is left when the lease is closed goes back to the pool, on refusals and disconnects too.
+`Lease` owns every segment that a request has allocated. A call takes its tensors over with `hand_over`; closing the
+lease returns the others to the pool, after errors and disconnects too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
 
 __all__ = ["Lease", "NpySink", "RawSink", "TensorFault"]
 
-# What stays on the heap until it is needed: the pool lends no less than this.
+# Tensors up to this size stay on the heap until they are needed: it is the smallest segment of the pool.
 _SMALL = 64 << 10
 
-# The first piece of a tensor whose size nobody declared, and the largest one; each is twice as long as the
-# one before.
+# The first and the largest piece of a tensor of undeclared size; each piece is twice as large as the one before.
 _FIRST_PIECE = 1 << 20
 _LARGEST_PIECE = 1 << 26
 
@@ -31,8 +30,8 @@ _LARGEST_PIECE = 1 << 26
 _HEAD = HEADER_LIMIT + 12
 
 
-class TensorFault(Exception):  # noqa: N818 - not an error yet: whoever knows the place makes one of it
-    """Say what is wrong with the bytes of one tensor, and nothing about where it stands in the call."""
+class TensorFault(Exception):  # noqa: N818 - becomes an error where the tensor's name is known
+    """A fault in the bytes of one tensor, without the tensor's place in the call."""
 
     def __init__(self, message: str, kind: str) -> None:
         super().__init__(message)
@@ -41,7 +40,7 @@ class TensorFault(Exception):  # noqa: N818 - not an error yet: whoever knows th
 
 
 class Lease:
-    """Own the segments of one request until a call takes them over; close it on every way out."""
+    """Own the segments of one request until a call takes them over; always close it."""
 
     def __init__(self, pool: SegmentPool, direct_body: DirectBody | None = None) -> None:
         self._pool = pool
@@ -55,28 +54,28 @@ class Lease:
         self.close()
 
     async def acquire_async(self, nbytes: int) -> Segment:
-        """Take a segment, not holding up the event loop meanwhile; raises as `SegmentPool.acquire` does."""
+        """Allocate a segment without blocking the event loop; raises what `SegmentPool.acquire` raises."""
         segment = await self._pool.acquire_async(max(nbytes, 1), current_context().owner)
         self._held[id(segment)] = segment
         return segment
 
     def release(self, segment: Segment) -> None:
-        """Give one segment back before its time."""
+        """Return one segment early."""
         if self._held.pop(id(segment), None) is not None:
             self._pool.release(segment)
 
     def hand_over(self, segment: Segment) -> Segment:
-        """Let a call own the segment from now on: the call releases it."""
+        """Pass ownership of the segment to a call, which then releases it."""
         del self._held[id(segment)]
         return segment
 
     def place(self, targets: Iterable[memoryview]) -> None:
-        """Have the next bytes of the body put there where that is possible: such come as `memoryview`."""
+        """Read the next bytes of the body straight into `targets` where possible; these arrive as `memoryview`."""
         if self._direct_body is not None:
             self._direct_body.place(targets)
 
     def close(self) -> None:
-        """Give back what nobody took over."""
+        """Return the segments that no call took over."""
         if self._direct_body is not None:
             self._direct_body.forget()
         while self._held:
@@ -84,18 +83,18 @@ class Lease:
 
 
 class RawSink:
-    """Land raw element bytes in segments; `collect` gives them as one.
+    """Receive raw element bytes into segments; `collect` returns them as one.
 
-    `expected` is the exact size, where dtype and shape came first. Without it the bytes go to pieces of
-    growing size; `bound` is the most that the body can still bring, where that is known.
+    `expected` is the exact size, when dtype and shape came first. Without it the bytes go to pieces of growing size;
+    `bound` is the most bytes that can still arrive, if known.
 
-    `write` never waits: memory is taken by `supply`, which has to be awaited between writes. Small tensors
-    stay on the heap until they are collected, so that a body of many takes no more than its own size.
+    `write` never waits: memory is allocated by `supply`, which has to be awaited between writes. Small tensors stay on
+    the heap until they are collected, so that many of them take no more than the size of their body.
     """
 
     def __init__(self, lease: Lease, *, expected: int | None, bound: int | None) -> None:
         if expected is not None and bound is not None and expected > bound:
-            raise TensorFault(f"dtype and shape need {expected} bytes, and at most {bound} can still come", "size")
+            raise TensorFault(f"dtype and shape need {expected} bytes, but at most {bound} can still arrive", "size")
         self.nbytes = 0
         self._lease = lease
         self._expected = expected
@@ -110,41 +109,41 @@ class RawSink:
         return (self.nbytes if self._expected is None else self._expected) <= _SMALL
 
     def write(self, data: bytes | memoryview) -> None:
-        """Take the next bytes; raises `TensorFault` when they are more than expected."""
+        """Receive the next bytes; raises `TensorFault` when they are more than expected."""
         self.nbytes += len(data)
         if self._expected is not None and self.nbytes > self._expected:
-            raise TensorFault(f"dtype and shape need {self._expected} bytes and more came", "size")
+            raise TensorFault(f"dtype and shape need {self._expected} bytes, but more arrived", "size")
         rest = data if self._waiting or not self._pieces else self._put(memoryview(data))
         if rest:
             self._waiting.append(rest)
 
     @property
-    def settled(self) -> bool:
-        """Whether all bytes that have come are where they stay, with room behind them for the rest."""
+    def in_place(self) -> bool:
+        """Whether all bytes received are in their final segment, with room for the rest."""
         return self._expected is not None and bool(self._pieces) and not self._waiting
 
     @property
     def segment(self) -> Segment:
-        """Where the bytes are; only once they are `settled`."""
+        """The segment with the bytes; only once they are `in_place`."""
         return self._pieces[0][0]
 
     def room(self) -> memoryview:
-        """Give the place of the bytes that are still to come, as far as it is known."""
-        return self.segment.view[self.nbytes : self._expected] if self.settled else memoryview(b"")
+        """Return the memory for the bytes that are still to come; empty while there is none."""
+        return self.segment.view[self.nbytes : self._expected] if self.in_place else memoryview(b"")
 
     def placed(self, count: int) -> None:
-        """Count bytes that were written to their place."""
+        """Count bytes that were written to `room` directly."""
         self.nbytes += count
         segment, used = self._pieces[-1]
         self._pieces[-1] = (segment, used + count)
 
     def close(self) -> None:
-        """Check that all expected bytes have come."""
+        """Raise `TensorFault` unless all expected bytes have arrived."""
         if self._expected is not None and self.nbytes != self._expected:
-            raise TensorFault(f"dtype and shape need {self._expected} bytes and {self.nbytes} came", "size")
+            raise TensorFault(f"dtype and shape need {self._expected} bytes, but {self.nbytes} arrived", "size")
 
     async def supply(self) -> None:
-        """Take the memory that the bytes so far wait for; raises `Overloaded` or `TooLarge`."""
+        """Allocate the memory that the bytes so far need; raises `Overloaded` or `TooLarge`."""
         waiting, self._waiting = self._waiting, []
         if self.small:
             for data in waiting:
@@ -160,7 +159,7 @@ class RawSink:
                 rest = self._put(memoryview(rest))
 
     async def collect(self) -> Segment:
-        """Bring all bytes into one segment; a piece goes back to the pool once it is copied."""
+        """Collect all bytes in one segment; each piece is returned to the pool once it is copied."""
         await self.supply()
         if len(self._pieces) != 1:
             whole, at = await self._lease.acquire_async(self.nbytes), 0
@@ -173,12 +172,12 @@ class RawSink:
         return self._pieces[0][0]
 
     def content(self) -> bytes:
-        """Copy out all bytes, for tensors of a few."""
+        """Return a copy of all bytes; for small tensors."""
         pieces = b"".join(bytes(segment.view[:used]) for segment, used in self._pieces)
         return b"".join((pieces, self._small, *self._waiting))
 
     def discard(self) -> None:
-        """Give the memory back."""
+        """Return the memory to the pool."""
         for segment, _ in self._pieces:
             self._lease.release(segment)
         self._pieces.clear()
@@ -186,7 +185,7 @@ class RawSink:
         self._small = bytearray()
 
     def _put(self, view: memoryview) -> memoryview:
-        """Write what the last piece has room for; return the rest."""
+        """Write what fits the last piece; return the rest."""
         segment, used = self._pieces[-1]
         count = min(segment.size - used, len(view))
         segment.view[used : used + count] = view[:count]
@@ -202,14 +201,14 @@ class RawSink:
 
 
 def _copy(target: Segment, at: int, source: Segment, used: int) -> None:
-    # A cancelled caller may leave before the copy ends: its views keep both memories from being lent again.
+    # The caller may be cancelled before the copy ends: the views keep both segments from being reused.
     np.copyto(np.frombuffer(target.view, np.uint8)[at : at + used], np.frombuffer(source.view, np.uint8)[:used])
 
 
 class NpySink:
-    """Land a `.npy` file: its header is read from the first bytes, its data goes to byte 0 of a segment.
+    """Receive a `.npy` file: its header is parsed, its data goes to byte 0 of a segment.
 
-    `on_header` is called before any memory is taken; it refuses the tensor by raising.
+    `on_header` is called before any memory is allocated; it rejects the tensor by raising.
     """
 
     def __init__(
@@ -224,7 +223,7 @@ class NpySink:
 
     @property
     def data(self) -> RawSink:
-        """Where the data lands; only once the header has come."""
+        """The sink of the data; only once the header has arrived."""
         assert self._data is not None
         return self._data
 
@@ -234,12 +233,12 @@ class NpySink:
         return self._data is None or self._data.small
 
     async def supply(self) -> None:
-        """Take the memory that the bytes so far wait for; raises `Overloaded` or `TooLarge`."""
+        """Allocate the memory that the bytes so far need; raises `Overloaded` or `TooLarge`."""
         if self._data is not None:
             await self._data.supply()
 
     def write(self, data: bytes | memoryview) -> None:
-        """Put the next bytes of the file in their place."""
+        """Receive the next bytes of the file."""
         if self._data is not None:
             self._data.write(data)
             return
@@ -256,21 +255,21 @@ class NpySink:
         self._data.write(memoryview(data)[header.offset - before :])
 
     def room(self) -> memoryview:
-        """Give the place of the bytes that are still to come, as far as it is known."""
+        """Return the memory for the bytes that are still to come; empty while there is none."""
         return memoryview(b"") if self._data is None else self._data.room()
 
     def placed(self, count: int) -> None:
-        """Count bytes that were written to their place."""
+        """Count bytes that were written to `room` directly."""
         self.data.placed(count)
 
     def close(self) -> None:
-        """Check that the header came, and all data that it promises."""
+        """Raise `TensorFault` unless the header and all of its data have arrived."""
         if self._data is None:
             raise TensorFault("the .npy data ends inside its header", "npy")
         self._data.close()
 
     def discard(self) -> None:
-        """Give the memory back."""
+        """Return the memory to the pool."""
         if self._data is not None:
             self._data.discard()
         self._head = bytearray()

@@ -1,8 +1,7 @@
-"""Wire tensors to segments: read the `inputs` of a call, check each by itself, put its bytes in order.
+"""From tensors on the wire to segments: read the `inputs` of a call, check each one, put its bytes in order.
 
-`read_inputs` collects every fault of every tensor into one `InvalidParams`. It checks a tensor alone (its
-bytes against its own dtype and shape); whether the tensors suit the operation is for `schemas.ops.resolve`,
-which needs only `meta`.
+`read_inputs` reports every fault of every tensor in one `InvalidParams`. It checks each tensor's bytes against its own
+dtype and shape; whether the tensors suit the operation is checked by `schemas.ops.resolve`, which needs only `meta`.
 """
 
 from __future__ import annotations
@@ -23,21 +22,20 @@ from schemas.problems import Problem, invalid_params, problem, too_large
 from schemas.tables import MAX_DIMS, Operation
 from schemas.tensors import TensorMeta, WireTensor, read_meta, read_tensor
 
-__all__ = ["Tensor", "metas", "npy_tensor", "read_inputs", "settle", "shape_list"]
+__all__ = ["Tensor", "collect_tensors", "metas", "npy_tensor", "read_inputs", "shape_list"]
 
 # Reordering this much takes well under a millisecond.
 _INLINE = 256 << 10
 _SWAP_STEP = 1 << 18
-_WHAT = "the inputs of the call can't be used"
+_WHAT = "invalid inputs"
 _WIRE_DTYPES = ("f32", "f16", "bf16", "s32")
 
 
 @dataclass(slots=True)
 class Tensor:
-    """Hold one input: its dtype and shape, and the memory with its bytes once they have come.
+    """One input: its dtype and shape, and the sink with its bytes, or None if it was only described.
 
-    A tensor that was only described has no `sink`. `fortran` and `swapped` say what `settle` has still to
-    do.
+    `fortran` and `swapped` tell `collect_tensors` to change the order of its elements or of their bytes.
     """
 
     dtype: DType
@@ -53,7 +51,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of the elements."""
+        """Size of the elements in bytes."""
         size = nbytes_of(self.dtype.name, self.shape)
         assert size is not None
         return size
@@ -63,11 +61,10 @@ Input = Tensor | list[int]
 
 
 def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: bool = True) -> dict[str, Input]:
-    """Read the `inputs` member of a call; tensors that came as short strings are decoded now.
+    """Read the `inputs` member of a call; tensors in short strings are decoded now.
 
-    The `weights_shape` input becomes a list of integers in whatever form it came. With `need_data=False` a
-    tensor may be dtype and shape alone. Raises `InvalidParams` with every fault, and what a tensor's memory
-    was refused with.
+    The `weights_shape` input becomes a list of integers, whatever its form. With `need_data=False` a tensor may be
+    just dtype and shape. Raises `InvalidParams` with every fault, and the errors of allocating memory.
     """
     if inputs is None:
         inputs = {}
@@ -78,7 +75,7 @@ def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: b
     for name, value in inputs.items():
         row = operation.input_spellings.get(name)
         if value is None or row is None or isinstance(value, Tensor):
-            # An unknown name is the operation's to refuse, together with everything else that it finds.
+            # The operation rejects unknown names, together with its other errors.
             if value is not None:
                 found[name] = value if isinstance(value, Tensor) else []
             continue
@@ -98,19 +95,17 @@ def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: b
 
 
 def metas(inputs: Mapping[str, Input]) -> dict[str, TensorMeta | list[int]]:
-    """Return what the operation's rules need to know of each input."""
+    """Return what the operation's rules need to know about each input."""
     return {name: value.meta if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
-async def settle(inputs: Mapping[str, Input], lease: Lease) -> dict[str, Segment]:
-    """Bring every tensor into C order and little-endian in one segment, and return the segments."""
-    return {name: await _settled(tensor, lease) for name, tensor in inputs.items() if isinstance(tensor, Tensor)}
+async def collect_tensors(inputs: Mapping[str, Input], lease: Lease) -> dict[str, Segment]:
+    """Collect each tensor in one segment, in C order and little-endian; return the segments by name."""
+    return {name: await _collect(tensor, lease) for name, tensor in inputs.items() if isinstance(tensor, Tensor)}
 
 
 def npy_tensor(sink: NpySink, declared: str | None) -> Tensor:
-    """Describe a `.npy` file whose data has landed; `InvalidParams` when it is not of the `declared`
-    dtype.
-    """
+    """Return the tensor of a received `.npy` file; raises `InvalidParams` unless it has the `declared` dtype."""
     header = sink.header
     assert header is not None
     return Tensor(
@@ -123,7 +118,7 @@ def npy_tensor(sink: NpySink, declared: str | None) -> Tensor:
 
 
 def shape_list(tensor: Tensor) -> list[int]:
-    """Read a one-dimensional s32 or s64 tensor as integers; raises `TensorFault` when it is not one."""
+    """Return the values of a one-dimensional s32 or s64 tensor; raises `TensorFault` for any other."""
     if tensor.dtype.name not in ("s32", "s64"):
         raise TensorFault("must be s32, or a JSON list of integers", "shape_dtype")
     if len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
@@ -158,7 +153,7 @@ def _read(value: Any, loc: list[str | int], problems: list[Problem], lease: Leas
             sink = _sink(wire.payload, "data", lease, tensor.nbytes)
             assert isinstance(sink, RawSink)
             if sink.nbytes != tensor.nbytes:
-                raise TensorFault(f"dtype and shape need {tensor.nbytes} bytes and {sink.nbytes} came", "size")
+                raise TensorFault(f"dtype and shape need {tensor.nbytes} bytes, but {sink.nbytes} arrived", "size")
             tensor.sink = sink
         elif need_data and len(problems) == before:
             problems.append(problem(loc, f"{loc[-1]} needs data: the base64 of its elements", "missing"))
@@ -194,7 +189,7 @@ def _sink(value: Any, key: str, lease: Lease, expected: int | None = None) -> Ra
         text = value.encode("ascii", "replace")
         size = len(text) // 4 * 3 - text[-2:].count(b"=")
         if expected is not None and size != expected:
-            raise TensorFault(f"dtype and shape need {expected} bytes and {size} came", "size")
+            raise TensorFault(f"dtype and shape need {expected} bytes, but {size} arrived", "size")
         value = InlineTensor(key, lease, expected=expected, raw_bound=len(text) + 3)
         value.write(text)
         value.close()
@@ -206,7 +201,7 @@ def _sink(value: Any, key: str, lease: Lease, expected: int | None = None) -> Ra
     return value.sink
 
 
-async def _settled(tensor: Tensor, lease: Lease) -> Segment:
+async def _collect(tensor: Tensor, lease: Lease) -> Segment:
     assert tensor.sink is not None
     segment = await tensor.sink.collect()
     if tensor.fortran:
@@ -219,9 +214,9 @@ async def _settled(tensor: Tensor, lease: Lease) -> Segment:
 
 
 async def _offload(tensor: Tensor, work: Callable[..., None], *args: Any) -> None:
-    """Run `work`, in a thread when the tensor is large.
+    """Run `work`, in a thread if the tensor is large.
 
-    A cancelled caller may leave before the thread does: its views keep the memory from being lent again.
+    The caller may be cancelled before the thread ends: the thread's views keep the memory from being reused.
     """
     if tensor.nbytes <= _INLINE:
         work(*args)
@@ -237,7 +232,7 @@ def _transpose(tensor: Tensor, source: Segment, target: Segment) -> None:
 
 
 def _swap(tensor: Tensor, segment: Segment) -> None:
-    """Turn the bytes of every element round, in place and in steps: NumPy keeps the GIL for each."""
+    """Swap the bytes of every element in place; in steps, because NumPy holds the GIL during each."""
     bits, count = np.dtype(f"u{tensor.dtype.itemsize}"), tensor.nbytes // tensor.dtype.itemsize
     elements = np.frombuffer(segment.view, bits, count)
     for start in range(0, count, _SWAP_STEP):

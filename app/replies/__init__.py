@@ -1,1 +1,1 @@
-"""The forms of a reply: JSON, streamed `.npy`, server-sent events, tensor frames; and the choice."""
+"""Reply formats: JSON, streamed `.npy`, server-sent events, tensor frames; and content negotiation."""

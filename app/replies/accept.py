@@ -1,4 +1,4 @@
-"""Which of the offered media types a client likes best: RFC 9110's `Accept`, with quality values."""
+"""Choose a media type by the `Accept` header of RFC 9110, with quality values."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ __all__ = ["choose"]
 
 _RANGE = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+/[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _QUALITY = re.compile(r"(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)")
-# No client needs more; a header of thousands of ranges is only work.
+# No client needs more, and parsing thousands of ranges takes time.
 _MOST_RANGES = 64
 
 
 def choose(accept: str | None, offers: Sequence[str]) -> str:
-    """Return the offer with the highest quality; among equals the first one.
+    """Return the offer with the highest quality, the first of equals.
 
-    No header accepts everything. Ranges that are not of the form `type/subtype;q=0.5` are passed over. Raises
-    `NotAcceptable` when no offer is left.
+    Without a header every offer is acceptable. Malformed ranges are ignored. Raises `NotAcceptable` when no offer is
+    left.
     """
     if accept is None or not accept.strip():
         return offers[0]
@@ -27,7 +27,7 @@ def choose(accept: str | None, offers: Sequence[str]) -> str:
     best = max(offers, key=lambda offer: _quality(offer, ranges))  # max keeps the first of equals
     if _quality(best, ranges) <= 0:
         raise NotAcceptable(
-            f"the reply can be {', '.join(offers)}; the Accept header allows none of them",
+            f"the Accept header allows none of {', '.join(offers)}",
             data={"supported": list(offers)},
         )
     return best
@@ -49,7 +49,7 @@ def _parse(part: str) -> tuple[str, float] | None:
 
 
 def _quality(offer: str, ranges: list[tuple[str, float]]) -> float:
-    """Take the quality of the most specific range that covers `offer`."""
+    """Return the quality of the most specific range that matches `offer`."""
     found = 0.0
     for pattern in (offer, offer.partition("/")[0] + "/*", "*/*"):
         matching = [quality for name, quality in ranges if name == pattern]

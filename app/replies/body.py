@@ -1,4 +1,4 @@
-"""The ends of every reply: its head, its JSON when it is small, its pieces when it is not."""
+"""Send replies: the head, a whole body, or a body in pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=Fa
 
 
 def dump(value: Any) -> bytes:
-    """Write a value as compact JSON."""
+    """Encode a value as compact JSON."""
     return _JSON.encode(value).encode()
 
 
@@ -38,10 +38,10 @@ async def send_head(
 
 
 async def send_piece(send: Send, piece: bytes | memoryview, *, last: bool = False) -> None:
-    """Send a piece of the body; a large one with others to follow lets other calls have a turn."""
+    """Send a piece of the body; after a large one that is not the last, let other tasks run."""
     await send({"type": "http.response.body", "body": piece, "more_body": not last})
     if len(piece) > _GIVES_WAY and not last:
-        await asyncio.sleep(0)  # a client that reads as fast as this writes never makes it wait
+        await asyncio.sleep(0)  # `send` does not wait for a client that reads fast enough
 
 
 async def send_bytes(

@@ -1,4 +1,4 @@
-"""Code a reply as gzip or deflate, where the client asked for that."""
+"""Compress a reply with gzip or deflate, when the client asks for it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["choose_coding", "coded"]
 _WBITS = {"gzip": 31, "deflate": 15}
 _ITEM = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*;[ \t]*[qQ]=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?))?")
 _MOST_ITEMS = 32
-# Tensors hardly shrink, whatever the level: the fastest.
+# The fastest level: tensors hardly shrink at any.
 _LEVEL = 1
-# Deflating this much takes about a millisecond; more goes to a thread.
+# Compressing this much takes about a millisecond; more is done in a thread.
 _INLINE = 32 << 10
 
 
 @lru_cache(256)
 def choose_coding(accept_encoding: str | None) -> str | None:
-    """Return the coding that a client asked for; None to send the reply as it is.
+    """Return the content coding that a client asked for; None to send the reply as it is.
 
-    HTTP libraries offer by themselves all that they can undo (`gzip, deflate, br`). That is no wish, and
-    deflating a tensor takes longer than to send it. So a reply is coded for a client that names one coding,
-    or that rates one above a plain reply.
+    HTTP libraries list every coding they can decode by default (`gzip, deflate, br`), and compressing a tensor takes
+    longer than sending it. So a reply is compressed only for a client that names a single coding, or that rates one
+    above `identity`.
     """
     found = dict(_items(accept_encoding or ""))
     named = {name: quality for name, quality in found.items() if name in _WBITS and quality > 0}
@@ -46,7 +46,7 @@ def _items(header: str) -> list[tuple[str, float]]:
 
 
 async def coded(pieces: AsyncIterator[bytes | memoryview], coding: str) -> AsyncIterator[bytes]:
-    """Code the pieces of a body; large ones in a thread."""
+    """Compress the pieces of a body; large ones in a thread."""
     deflate: Any = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WBITS[coding])
     async for piece in pieces:
         if len(piece) <= _INLINE:

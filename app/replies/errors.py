@@ -1,4 +1,4 @@
-"""The total map from the error tree to what the APIs say: JSON-RPC code, HTTP status, title."""
+"""The mapping of every error class to its JSON-RPC code, HTTP status and title."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROBLEM_TYPE = "urn:convgrad:problem:"
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Say how the APIs answer one class of error."""
+    """How the APIs report one class of error."""
 
     rpc_code: int
     status: int
@@ -49,7 +49,7 @@ MAPPING: dict[type[ConvgradError], Reply] = {
     errors.Cancelled: Reply(-32002, 499, "Cancelled"),
     errors.WorkerLost: Reply(-32007, 500, "Worker lost"),
     errors.InternalError: Reply(-32603, 500, "Internal error"),
-    # The client's own errors never leave a service; the map is total all the same.
+    # The client's own errors: a service never sends them, but the mapping is total.
     errors.TransportError: Reply(-32603, 502, "Transport error"),
     errors.ConnectFailed: Reply(-32603, 502, "Connection failed"),
     errors.TimedOut: Reply(-32603, 504, "Timed out"),
@@ -59,27 +59,27 @@ MAPPING: dict[type[ConvgradError], Reply] = {
 
 
 def reply_of(error: ConvgradError) -> Reply:
-    """Find how to answer `error`: its class's row, or that of the nearest class above."""
+    """Return how to report `error`: by its class, or the nearest base class."""
     return next(MAPPING[cls] for cls in type(error).__mro__ if cls in MAPPING)
 
 
 def as_convgrad_error(error: BaseException, *, log: logging.Logger | None = None) -> ConvgradError:
-    """Return `error` when it is of the tree, an `InternalError` without any detail otherwise.
+    """Return `error` if it is a `ConvgradError`, otherwise an `InternalError` without details, which go to `log`.
 
-    The details go to `log`. Don't keep the result in a variable where `error` was caught: together with the
-    traceback that would be a reference cycle, and the call's memory would wait for the garbage collector.
+    Don't keep the result in a variable where `error` was caught: with the traceback that makes a reference cycle, and
+    the call's memory waits for the garbage collector.
     """
     if isinstance(error, ConvgradError):
         return error
     if isinstance(error, ClientDisconnect):
-        return errors.Cancelled("the client left before its request was complete")
+        return errors.Cancelled("the client disconnected before its request was complete")
     if log is not None:
-        log.error("a fault of the service", exc_info=error)
-    return InternalError("a fault of the service; its log has the details under the request id")
+        log.error("internal error", exc_info=error)
+    return InternalError("internal error; the service's log has the details under the request id")
 
 
 def rpc_error(error: ConvgradError) -> dict[str, Any]:
-    """Build the `error` member of a JSON-RPC response; `data.code` is the stable slug."""
+    """Build the `error` member of a JSON-RPC response; `data.code` is the stable name of the error."""
     return {
         "code": reply_of(error).rpc_code,
         "message": error.message,
@@ -106,7 +106,7 @@ _RESERVED = frozenset({"type", "title", "status", "detail", "code", "request_id"
 
 
 def problem_headers(error: ConvgradError) -> dict[str, str]:
-    """Build the headers that belong to `error`: Retry-After, Allow, Accept, WWW-Authenticate."""
+    """Build the headers for `error`: Retry-After, Allow, Accept-Post, WWW-Authenticate."""
     headers = {}
     retry_after = getattr(error, "retry_after", None)
     if retry_after is not None:

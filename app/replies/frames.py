@@ -25,19 +25,19 @@ _log = logging.getLogger("convgrad.request")
 
 _HEADERS = {"cache-control": "no-store"}
 
-# What goes to the socket at a time, and the size from which a checksum is made in a thread.
+# Bytes written to the socket at a time, and the size from which a checksum is computed in a thread.
 _SLICE = 1 << 20
 _HASH_INLINE = 2 << 20
-# Frames are gathered up to this size and for this long: each write to the socket costs more than a small frame,
-# and it wakes a client that has nothing to do yet.
+# Frames are gathered up to this size and for this long: a write to the socket costs more than a small frame, and it
+# wakes the client.
 _GATHER = 1 << 16
 _LINGER_S = 0.002
 
 
 async def send_frames(call: Call, send: Send, *, beat_s: float = INTERVAL_S) -> None:
-    """Run the call and send its frames; a quiet stream repeats its last progress.
+    """Run the call and send its frames; an idle stream repeats its last progress.
 
-    What fails before the first frame is sent is raised; after it the last frame is an `error`.
+    Errors are raised before the first frame is sent; after it they become the last frame, of type `error`.
     """
     stream = _FrameStream(send, beat_s, call.timings)
     try:
@@ -46,7 +46,7 @@ async def send_frames(call: Call, send: Send, *, beat_s: float = INTERVAL_S) -> 
                 await stream.put(await _header(call, event), event)
         await stream.finish()
     except Exception as caught:
-        await stream.settle()
+        await stream.finish_write()
         if not stream.started or isinstance(caught, Cancelled):
             raise
         await stream.put(_error(caught))
@@ -56,7 +56,7 @@ async def send_frames(call: Call, send: Send, *, beat_s: float = INTERVAL_S) -> 
 
 
 class _FrameStream:
-    """Gather small frames and send them together; `started` once something was sent."""
+    """Gather small frames and send them together; `started` once anything was sent."""
 
     def __init__(self, send: Send, beat_s: float, timings: Timings) -> None:
         self._send = send
@@ -66,11 +66,11 @@ class _FrameStream:
         self._held: list[Bytes] = []
         self._size = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._lingered: asyncio.Task[None] | None = None
+        self._flushing: asyncio.Task[None] | None = None
         self.started = False
 
     async def put(self, header: dict[str, Any], event: Event | None = None) -> None:
-        """Send a frame, now or with those that follow soon."""
+        """Send a frame, now or together with the next ones."""
         with self._timings.measure("encode"):
             body = event.body() if isinstance(event, TileReady) else memoryview(b"")
             if len(body) > _HASH_INLINE:
@@ -83,12 +83,12 @@ class _FrameStream:
         self._size += sum(map(len, frame))
         if self._size > _GATHER:
             await self._flush()
-        elif self._timer is None and (self._lingered is None or self._lingered.done()):
-            self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self._linger_over)
+        elif self._timer is None and (self._flushing is None or self._flushing.done()):
+            self._timer = asyncio.get_running_loop().call_later(_LINGER_S, self._start_flush)
 
     async def finish(self) -> None:
-        """Send what is left and end the reply."""
-        await self.settle()
+        """Send the remaining frames and end the reply."""
+        await self.finish_write()
         if not self.started:
             await send_bytes(self._send, b"".join(self._held), MEDIA_TYPE, headers=_HEADERS)
             self.started = True
@@ -96,18 +96,18 @@ class _FrameStream:
         self._heartbeat.stop()
         await send_piece(self._send, b"".join(self._held), last=True)
 
-    async def settle(self) -> None:
-        """Wait for a write that is under way; begin none."""
+    async def finish_write(self) -> None:
+        """Wait for a running write; start none."""
         self._stop_timer()
-        if self._lingered is not None:
-            await self._lingered
+        if self._flushing is not None:
+            await self._flushing
 
     def stop(self) -> None:
-        """Send nothing more, and let go of the tensor's memory."""
+        """Send nothing more, and release the tensor's memory."""
         self._stop_timer()
         self._heartbeat.stop()
-        if self._lingered is not None:
-            self._lingered.cancel()
+        if self._flushing is not None:
+            self._flushing.cancel()
         self._held = []
 
     def _stop_timer(self) -> None:
@@ -115,9 +115,9 @@ class _FrameStream:
             self._timer.cancel()
             self._timer = None
 
-    def _linger_over(self) -> None:
+    def _start_flush(self) -> None:
         self._timer = None
-        self._lingered = asyncio.ensure_future(self._flush())
+        self._flushing = asyncio.ensure_future(self._flush())
 
     async def _flush(self) -> None:
         self._stop_timer()
@@ -128,7 +128,7 @@ class _FrameStream:
             self.started = True
             await send_head(self._send, MEDIA_TYPE, headers=_HEADERS)
             self._heartbeat.start()
-        while self._held:  # a slow reader may let more gather meanwhile
+        while self._held:  # more may be gathered while a slow client reads
             held, size, self._held, self._size = self._held, self._size, [], 0
             for piece in held if size > _GATHER else [b"".join(held)]:
                 for start in range(0, len(piece), _SLICE):

@@ -1,4 +1,4 @@
-"""A sign of life on a quiet stream, so that nobody in between takes it for dead."""
+"""Heartbeats on an idle stream, so that proxies keep the connection open."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ INTERVAL_S = 15.0
 
 
 class Heartbeat:
-    """Call `beat` whenever nothing was written for `interval` seconds, never in the middle of a `write`."""
+    """Call `beat` when nothing was written for `interval` seconds, never in the middle of a `write`."""
 
     def __init__(self, beat: Callable[[], Awaitable[None]], interval: float = INTERVAL_S) -> None:
         self._beat = beat
@@ -21,18 +21,18 @@ class Heartbeat:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the heartbeat."""
         self._last = asyncio.get_running_loop().time()
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
-        """Beat no more."""
-        # A beat is one send, which writes all or, while it waits for a slow reader, nothing.
+        """Stop the heartbeat."""
+        # A beat is one send, so cancelling it never leaves half a message.
         if self._task is not None:
             self._task.cancel()
 
     async def write(self, pieces: Callable[[], Awaitable[None]]) -> None:
-        """Write something that belongs together."""
+        """Run `pieces`, which writes, without a beat in between."""
         async with self._lock:
             await pieces()
             self._last = asyncio.get_running_loop().time()
@@ -42,7 +42,7 @@ class Heartbeat:
         while True:
             await asyncio.sleep(self._last + self._interval - loop.time())
             if loop.time() >= self._last + self._interval:
-                # Waits for a write that is under way; after that one the line was not quiet.
+                # This waits for a running write, after which the stream is not idle any more.
                 await self.write(self._beat_if_quiet)
 
     async def _beat_if_quiet(self) -> None:

@@ -1,4 +1,4 @@
-"""A `.npy` file that is sent while it is computed: leading rows go out as soon as they are final."""
+"""Stream a `.npy` file while it is computed: leading rows are sent as soon as they are final."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["MEDIA_TYPE", "Frontier", "send_npy"]
 
 MEDIA_TYPE = "application/x-npy"
 
-# What the event loop hands to the socket at a time.
+# Bytes written to the socket at a time.
 _SLICE = 1 << 20
-# A file up to this size goes out in one piece: a copy of it is cheaper than another write to the socket.
+# A file up to this size is sent in one piece: copying it is cheaper than another write to the socket.
 _WHOLE = 1 << 16
 
 
 class Frontier:
-    """Tell how many leading rows of a tensor are final, from the disjoint boxes that became final so far."""
+    """Count the final leading rows of a tensor, given disjoint boxes as they become final."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._row = prod(shape[1:])
@@ -33,7 +33,7 @@ class Frontier:
         self.rows = 0
 
     def add(self, offset: tuple[int, ...], shape: tuple[int, ...]) -> int:
-        """Count a final box and return the number of leading rows without a gap."""
+        """Add a final box and return the number of final leading rows."""
         first, count = offset[0], shape[0]
         self._missing[first : first + count] -= prod(shape[1:])
         open_rows = np.flatnonzero(self._missing[self.rows :])
@@ -44,7 +44,7 @@ class Frontier:
 async def send_npy(call: Call, send: Send) -> None:
     """Run the call and send its output as a `.npy` file, row by row as it becomes final.
 
-    What fails before the first row is raised; after it the body stays shorter than its Content-Length.
+    Errors are raised; after the first row the body then stays shorter than its Content-Length.
     """
     spec = call.prepared.op.output
     kind = dtype(spec.dtype)

@@ -1,4 +1,4 @@
-"""The JSON of a result: the tensor's base64 is made in slices, so that no call holds up the others."""
+"""The JSON reply of a call, whose base64 is encoded in slices so that no call blocks the event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["JsonResult", "base64_pieces", "result_members", "send_result"]
 
 # Bytes encoded at a time, a multiple of 3; about a third of a millisecond.
 _SLICE = 3 << 18
-# A reply up to this size is encoded before its first byte goes out: Server-Timing can tell how long it took.
+# A reply up to this size is encoded before its head is sent, so that Server-Timing includes the encoding.
 _EAGER = 4 << 20
 
 
@@ -25,7 +25,7 @@ def base64_pieces(data: memoryview, *, header: bytes = b"") -> Iterator[bytes]:
     """Encode `header` and `data`, as one, in pieces."""
     start = 0
     if header:
-        start = min(len(data), -len(header) % 3)  # so that the pieces after it end between characters
+        start = min(len(data), -len(header) % 3)  # so that the first piece needs no padding
         yield pybase64.b64encode(header + data[:start])
     for position in range(start, len(data), _SLICE):
         yield pybase64.b64encode(data[position : position + _SLICE])
@@ -54,7 +54,7 @@ class JsonResult:
         key = "data"
         if call.prepared.options.encoding == "npy":
             key, self._header = "npy", write_header(kind, spec.shape)
-        # The tensor's place is where its key's empty string is: nothing else in the object has that key.
+        # The tensor goes where its key has an empty string; nothing else in the object has that key.
         text = dump(result_members(call, output | {key: ""}))
         cut = text.index(b'"%s":""' % key.encode()) + len(key) + 4
         self._before, self._after = text[:cut], text[cut:]
@@ -62,7 +62,7 @@ class JsonResult:
         self.length = len(text) + 4 * -(-(len(self._header) + len(self._data)) // 3)
 
     def pieces(self) -> Iterator[bytes]:
-        """Give the text in pieces."""
+        """Yield the text in pieces."""
         yield self._before
         yield from base64_pieces(self._data, header=self._header)
         yield self._after

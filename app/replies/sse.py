@@ -1,7 +1,7 @@
-"""Server-sent events: JSON-RPC messages, one event each; the same stream behind `/rpc` and `/v1`.
+"""Server-sent events: one JSON-RPC message per event, the same for `/rpc` and `/v1`.
 
-First `notifications/progress` and `notifications/tile` as the work goes on, last the response itself, whose
-output carries a checksum instead of data. An error after the first byte is the response of that stream.
+First `notifications/progress` and `notifications/tile` while the call computes, last the response, whose output has a
+checksum instead of data. An error after the first byte is sent as the response.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ __all__ = ["MEDIA_TYPE", "EventStream", "send_sse", "stream_call"]
 MEDIA_TYPE = "text/event-stream"
 
 _log = logging.getLogger("convgrad.request")
-# Proxies must not wait for the end of a stream.
+# Keep proxies from buffering the stream.
 _HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class EventStream:
-    """Send messages as events, with a ping on a quiet line; use with ``async with``.
+    """Send messages as events, with pings while idle; use with ``async with``.
 
-    The head goes out with the first message, so that what fails before it can still have a status of its own.
+    The head is sent with the first message, so that an earlier error can still have its own status.
     """
 
     def __init__(self, send: Send, *, ping_s: float = INTERVAL_S) -> None:
@@ -59,7 +59,7 @@ class EventStream:
         await self.pieces([dump(value)])
 
     async def pieces(self, pieces: Iterable[bytes]) -> None:
-        """Send one message whose text comes in pieces without line breaks."""
+        """Send one message, given as pieces of text without line breaks."""
 
         async def write() -> None:
             if not self.started:
@@ -79,7 +79,7 @@ class EventStream:
 
 
 async def send_sse(call: Call, send: Send, request_id: Any) -> None:
-    """Run the call and reply with its stream."""
+    """Run the call and send its messages as the whole reply."""
     async with EventStream(send) as stream:
         await stream_call(call, stream, request_id)
 
@@ -87,8 +87,8 @@ async def send_sse(call: Call, send: Send, request_id: Any) -> None:
 async def stream_call(call: Call, stream: EventStream, request_id: Any) -> None:
     """Run the call and send its messages, the response or the error response last.
 
-    `request_id` is the `id` of the JSON-RPC request, or whatever names the call elsewhere. What fails before
-    the first message is raised.
+    `request_id` is the `id` of the JSON-RPC request, or another name of the call. Errors before the first message are
+    raised.
     """
     try:
         async with aclosing(call.events()) as events:
@@ -116,7 +116,7 @@ async def _message(call: Call, event: Event, request_id: Any) -> Iterable[bytes]
         case End():
             return [dump({"jsonrpc": "2.0", "id": request_id, "result": await _result(call)})]
         case Begin():
-            return None  # it has nothing that the last message does not say
+            return None  # the last message has all of it
 
 
 def _notification(name: str, params: dict[str, Any]) -> bytes:

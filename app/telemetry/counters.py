@@ -1,7 +1,7 @@
-"""Counters and histograms that cost a fraction of a microsecond, in the forms that `prometheus_client` writes out.
+"""Fast counters and histograms that `prometheus_client` can export.
 
-The client's own take a lock for every bucket they pass, because many threads may share them. These belong to
-one event loop: nothing else may add to them.
+Its own take a lock for every bucket, because threads may share them. These take a fraction of a microsecond, and only
+the event loop may update them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Counter:
         self._values[labels] = self._values.get(labels, 0) + amount
 
     def collect(self) -> Iterator[Metric]:
-        """Give what there is, as one family."""
+        """Yield the current values as one metric family."""
         family = CounterMetricFamily(*self._about, labels=self._labels)
         for labels, value in self._values.items():
             family.add_metric(labels, value)
@@ -36,7 +36,7 @@ class Counter:
 
 
 class Histogram:
-    """Count numbers by labels and by size; `bounds` are the buckets' upper ends, in rising order."""
+    """Count numbers by labels and by size; `bounds` are the buckets' upper bounds in ascending order."""
 
     def __init__(self, name: str, what: str, *labels: str, bounds: tuple[float, ...]) -> None:
         self._about = name, what
@@ -56,7 +56,7 @@ class Histogram:
         self._sums[labels] += value
 
     def collect(self) -> Iterator[Metric]:
-        """Give what there is, as one family."""
+        """Yield the current values as one metric family."""
         family = HistogramMetricFamily(*self._about, labels=self._labels)
         for labels, counts in self._counts.items():
             buckets = list(zip(self._names, accumulate(counts), strict=True))

@@ -1,4 +1,4 @@
-"""Log lines for people (`text`) or for machines (`json`), one a line, on standard error."""
+"""Log records on standard error, one per line, as text for people or as JSON for machines."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["JsonFormatter", "TextFormatter", "configure", "logging_config"]
 
 _EXTRA = ("request_id", "key", "address", "status", "outcome", "ms", "trace_id")
 
-# What a caller sent, such as a path, must neither start a line of its own nor tell a terminal what to do: control
-# characters, among them NEL (U+0085), and the separators of lines and paragraphs.
+# Text from a caller, such as a path, must not start a new line or control a terminal. Escaped are control characters,
+# among them NEL (U+0085), and the line and paragraph separators.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-# Those that JSON leaves as they are; and those but line breaks, of which a traceback has its own.
+# Those that JSON does not escape; and all but the line breaks that a traceback has.
 _CONTROL_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029]")
 _CONTROL_IN_TRACEBACK = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
@@ -55,7 +55,7 @@ class TextFormatter(logging.Formatter):
         self._second, self._time = -1, ""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802 - the base class's name
-        """Write the time; most lines share their second with the one before."""
+        """Format the time, reusing that of the previous line within the same second."""
         if int(record.created) != self._second:
             self._second = int(record.created)
             self._time = time.strftime(datefmt or self.default_time_format, time.localtime(self._second))
@@ -67,20 +67,20 @@ class TextFormatter(logging.Formatter):
         return _CONTROL.sub(_escaped, line)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - as above
-        """Format a traceback, whose last line may have what a caller sent."""
+        """Format a traceback, whose last line may contain text from a caller."""
         return _CONTROL_IN_TRACEBACK.sub(_escaped, super().formatException(ei))
 
 
 def configure(form: Literal["text", "json"]) -> None:
-    """Set the logging of the process up."""
-    # No line names its place in the source, its thread or its process: to find them takes half the time of a line.
-    logging._srcfile = None  # the way that the logging HOWTO gives
+    """Configure the logging of the process."""
+    # Lines don't name source, thread or process: finding these takes half the time of a line.
+    logging._srcfile = None  # as the logging HOWTO recommends
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     logging.config.dictConfig(logging_config(form))
 
 
 def logging_config(form: Literal["text", "json"]) -> dict[str, Any]:
-    """Build the `logging.config.dictConfig` of the service; uvicorn's own access lines are ours instead."""
+    """Build the `logging.config.dictConfig` of the service; our access lines replace uvicorn's."""
     formatter = "app.telemetry.logs.JsonFormatter" if form == "json" else "app.telemetry.logs.TextFormatter"
     return {
         "version": 1,

@@ -1,7 +1,6 @@
-"""Counts and times for Prometheus: one registry for each service, read at `/metrics`.
+"""Metrics for Prometheus: one registry per service, served at `/metrics`.
 
-What happens to a request is counted when it ends, a call when it ends; what the engine and the memory
-count themselves is only read when somebody asks.
+Requests and calls are counted when they end; the counters of engine and memory are read on demand.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Telemetry"]
 
-# From what a small call takes to the longest deadline in use, about three steps a decade.
+# From the time of a small call to the default deadline, about two steps per decade.
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 
 class Telemetry:
-    """Count what happens to the requests and calls of one service."""
+    """Count the requests and calls of one service."""
 
     def __init__(self, tracing: Tracing | None = None) -> None:
         self.tracing = tracing or Tracing()
@@ -36,21 +35,21 @@ class Telemetry:
         self._requests = self._counter("requests", "HTTP requests, by API and outcome.", "api", "outcome")
         self._calls = self._counter(
             "calls",
-            "Operation calls that passed every check, by how they ended: ok, or the code of an error.",
+            "Operation calls that passed every check, by outcome: ok, or the code of an error.",
             *("operation", "dtype", "api", "outcome"),
         )
-        self._refusals = self._counter("refusals", "Requests and calls turned away, by reason.", "api", "reason")
+        self._refusals = self._counter("refusals", "Requests and calls that were refused, by reason.", "api", "reason")
         self._received = self._counter("received_bytes", "Bytes of request bodies.", "api")
         self._sent = self._counter("sent_bytes", "Bytes of reply bodies.", "api")
-        self._seconds = self._histogram("request_seconds", "Time from a request's head to its reply's end.", "api")
+        self._seconds = self._histogram("request_seconds", "Time from a request's head to the end of its reply.", "api")
         self._parts = self._histogram(
             "part_seconds",
-            "Time of a request in one part of its way: receive, decode, queue, compute, encode.",
+            "Time of a request in one phase: receive, decode, queue, compute, encode.",
             *("api", "part"),
         )
 
     def request_done(self, context: RequestContext) -> None:
-        """Count a request that is over."""
+        """Count a finished request."""
         api = context.api
         self._requests.add(1, api, context.outcome)
         for reason in context.refusals:
@@ -64,14 +63,14 @@ class Telemetry:
             self._parts.observe(seconds, api, part)
 
     def turned_away(self, api: str, error: Overloaded) -> None:
-        """Count a request that got no further than its head."""
+        """Count a request that was refused by its head alone."""
         self._requests.add(1, api, error.code)
         self._refusals.add(1, api, str(error.data["reason"]))
 
     def call_done(
         self, name: str, op: ResolvedOp, plan: Plan, context: RequestContext, outcome: str, seconds: float
     ) -> None:
-        """Count the call `name`, which is over."""
+        """Count and trace the finished call `name`."""
         self._calls.add(1, op.op, op.dtype, context.api, outcome)
         self.tracing.call(
             op.op,
@@ -87,7 +86,7 @@ class Telemetry:
         )
 
     def page(self, accept: str) -> tuple[bytes, str]:
-        """Write the metrics in the text form that `accept` prefers; returns it with its content type."""
+        """Return the metrics in the text format that `accept` prefers, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
 

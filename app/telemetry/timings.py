@@ -1,4 +1,4 @@
-"""Where the time of one request went: the parts of `Server-Timing`."""
+"""Where the time of a request went, by phase, for `Server-Timing`."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ class Timings:
         self.seconds: dict[str, float] = {}
 
     def add(self, part: str, seconds: float) -> None:
-        """Add to a part."""
+        """Add to the time of a part."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def measure(self, part: str) -> _Measure:
-        """Add the time that a ``with`` block takes to a part."""
+        """Add the time of a ``with`` block to a part."""
         return _Measure(self, part)
 
     def each(self, part: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
-        """Give `pieces`, adding the time that making each of them takes to a part."""
-        making = iter(pieces)
+        """Yield `pieces`, adding the time it takes to produce each of them to a part."""
+        source = iter(pieces)
         while True:
             with self.measure(part):
-                piece = next(making, None)
+                piece = next(source, None)
             if piece is None:
                 return
             yield piece
 
     def header(self) -> str:
-        """Write the `Server-Timing` value: the known parts in milliseconds, in the order of the walk."""
+        """Return the `Server-Timing` value: the known parts in milliseconds, in processing order."""
         return ", ".join(f"{part};dur={self.seconds[part] * 1000:.3f}" for part in PARTS if part in self.seconds)

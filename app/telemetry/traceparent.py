@@ -1,4 +1,4 @@
-"""The `traceparent` header of W3C Trace Context: read, continued, written."""
+"""The `traceparent` header of W3C Trace Context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """Name a span of a trace: 32 and 16 hexadecimal digits and the flags."""
+    """Identify a span: trace id and span id of 32 and 16 hexadecimal digits, and the flags."""
 
     trace_id: str
     span_id: str
@@ -22,20 +22,20 @@ class TraceParent:
 
     @classmethod
     def read(cls, header: str) -> Self | None:
-        """Read a header; None when it is not one, which the standard wants to be ignored."""
+        """Parse a header; None when it is malformed and, by the standard, has to be ignored."""
         found = _FORM.fullmatch(header.strip())
         if found is None:
             return None
         version, trace_id, span_id, flags, more = found.groups()
-        # Later versions may bring more fields; the first one has none, and all zeros is no id.
+        # Later versions may add fields, version 00 may not; an id of zeros is invalid.
         if version == "ff" or (version == "00" and more) or not (int(trace_id, 16) and int(span_id, 16)):
             return None
         return cls(trace_id, span_id, int(flags, 16) & 1)
 
     def child(self) -> TraceParent:
-        """Name a new span below this one."""
+        """Return a new span whose parent is this one."""
         return TraceParent(self.trace_id, secrets.token_hex(8), self.flags)
 
     def header(self) -> str:
-        """Write the header."""
+        """Return the header's value."""
         return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"

@@ -1,7 +1,7 @@
-"""Spans for OpenTelemetry, when it is installed (extra `[otel]`) and told where to send them.
+"""OpenTelemetry spans, when it is installed (extra `[otel]`) and an endpoint is set.
 
-A request is a span below the one that its `traceparent` names; each call in it is a span below the request's.
-Without a place to send them no span is made, and a `traceparent` is passed on all the same.
+A request is a child of the span in its `traceparent`, and each call is a child of its request. Without an endpoint no
+spans are created, but `traceparent` is still propagated.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _WRITTEN_WITHIN_S = 5
 
 
 class Tracing:
-    """Make spans and send them to `endpoint`, an OTLP collector's HTTP address; None makes none.
+    """Create spans and send them to `endpoint`, the HTTP address of an OTLP collector; None creates none.
 
-    Raises `ValueError` where OpenTelemetry is not installed.
+    Raises `ValueError` when OpenTelemetry is needed and not installed.
     """
 
     def __init__(self, endpoint: str | None = None) -> None:
@@ -39,14 +39,14 @@ class Tracing:
             self._tracer = self._provider.get_tracer("convgrad", __version__)
 
     def close(self) -> None:
-        """Send what waits, then make no more."""
+        """Send the pending spans and shut down."""
         if self._provider is not None:
             self._provider.force_flush(_WRITTEN_WITHIN_S * 1000)
             self._provider.shutdown()
 
     @contextmanager
     def request(self, scope: Scope, headers: Mapping[str, str], context: RequestContext) -> Iterator[None]:
-        """Trace the block as a request; `context.trace` is its span, or the way to one of another's trace."""
+        """Trace the block as a request; sets `context.trace` to its span."""
         given = TraceParent.read(headers.get("traceparent", ""))
         if self._tracer is None:
             context.trace = given and given.child()
@@ -73,7 +73,7 @@ class Tracing:
             yield span
 
     def call(self, name: str, seconds: float, facts: Mapping[str, Any]) -> None:
-        """Record a call that ends now and took so long, as a span below the current request's."""
+        """Record a call that ends now and took `seconds`, as a child of the current request's span."""
         if self._tracer is not None:
             end = time.time_ns()
             span = self._tracer.start_span(name, start_time=end - round(seconds * 1e9), attributes=dict(facts))
@@ -97,7 +97,7 @@ def _provider(endpoint: str) -> Any:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise ValueError(f"otlp_endpoint: spans need the extra [otel], and {error.name} is not installed") from None
+        raise ValueError(f"otlp_endpoint needs the extra [otel]: {error.name} is not installed") from None
     # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win over these.
     resource = Resource({"service.name": "convgrad", "service.version": __version__}).merge(_from_environment())
     provider = TracerProvider(resource=resource)

@@ -39,17 +39,17 @@ def test_it_says_what_would_be_done(tmp_path: Path) -> None:
     assert rows["workers"].startswith("3, on ")
     assert rows["memory"].startswith("64.0 MiB for tensors, of ")
     assert rows["kernels"] == "reference: NumPy, nothing is compiled"
-    assert "CONVGRAD_DRAIN is no setting and is not read; is CONVGRAD_DRAIN_S meant?" in done.stderr
+    assert "CONVGRAD_DRAIN is not a setting and is ignored; did you mean CONVGRAD_DRAIN_S?" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--memory-limit", "10"], "memory_limit: 10 is too small, the least is 1.0 MiB, or 0: each tensor"),
+        (["--memory-limit", "10"], "memory_limit: must be at least 1.0 MiB, or 0, but is 10: each tensor"),
         (["--tls-certificate", "/nowhere"], "tls_certificate: /nowhere: No such file"),
         (["--tls-certificate", __file__], "tls_certificate, tls_key and tls_client_ca must be"),
-        (["--keys-file", __file__], "keys_file: line 1 is not of the form"),
-        (["--uds", "/nowhere/socket"], "uds: there is no folder /nowhere"),
+        (["--keys-file", __file__], "keys_file: line 1 does not have the form"),
+        (["--uds", "/nowhere/socket"], "uds: the folder /nowhere does not exist"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )

@@ -66,7 +66,7 @@ def test_lists_are_words_with_commas_or_json(text: str) -> None:
 def test_a_bound_is_refused_with_its_reason(name: str, least: int) -> None:
     """A size that no call would fit into is refused with the least one that is taken, and why."""
     assert getattr(Settings.model_validate({name: least}), name) == least
-    with pytest.raises(ValidationError, match=rf"{least - 1} is too small, the least is 1.0 .iB.*: .* call"):
+    with pytest.raises(ValidationError, match=rf"must be at least 1.0 .iB.*, but is {least - 1}: .* call"):
         Settings.model_validate({name: least - 1})
 
 

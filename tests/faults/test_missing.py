@@ -70,7 +70,7 @@ def ended(service: LiveService, cause: str) -> None:
     assert service.process.wait(PATIENCE_S) == 4
     service.ready.wait(PATIENCE_S)
     errors = [line for line in service.log if " ERROR " in line]
-    assert f"no worker can be had, so this service ends: {cause}" in errors[-1]
+    assert f"no worker can be started, exiting: {cause}" in errors[-1]
     assert not [line for line in service.log if "Traceback" in line]
 
 

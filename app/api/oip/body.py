@@ -1,8 +1,7 @@
-"""Read an Open Inference Protocol request as it arrives: JSON first, then the tensors' bytes in its order.
+"""Read an Open Inference Protocol request as it arrives: JSON first, then the tensors' bytes in the order of the JSON.
 
-With the header `Inference-Header-Content-Length` the JSON is the head of the body. The call is checked as
-soon as the head is there; then the memory of every tensor is taken, and each byte that follows is written
-once, to its place.
+The header `Inference-Header-Content-Length` gives the length of the JSON, the head of the body. The call is checked as
+soon as the head has arrived; then the memory of every tensor is allocated, and each following byte is written once.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _HEADER = "Inference-Header-Content-Length"
 Metas = Mapping[str, TensorMeta | list[int]]
 Check = Callable[[InferRequest, Metas, bool], Awaitable[Prepared | None]]
 Checked = Callable[[InferRequest, Prepared], None]
-Arrived = Callable[[InferRequest, Prepared, Mapping[str, Segment], Mapping[str, int]], Awaitable[None]]
+OnArrival = Callable[[InferRequest, Prepared, Mapping[str, Segment], Mapping[str, int]], Awaitable[None]]
 
 _INTEGERS = ("s32", "s64")
 # A document of this size is parsed in less than a millisecond.
@@ -47,16 +46,16 @@ _SMALL = 16 << 10
 
 
 class OipIntake:
-    """Take the body of one inference request in chunks; `finish` gives it with its tensors in segments.
+    """Read the body of one inference request in chunks; `finish` returns it with its tensors in segments.
 
-    `check` sees request and inputs before any tensor's bytes are taken, and refuses by raising; it gives the call. Its
-    last argument says whether the values of the `weights_shape` input are known: where they come too late it gives
-    nothing yet, and sees them at the end. What is in `heads` has passed it before; `checked` sees every call and may
-    refuse it. `arrived` hears, while tensors are on their way, of the call that this probably is: the last one with
-    the same head, where the `weights_shape` is still to come. `forwarded` are parameters that came outside the body.
+    `check` gets request and inputs before any tensor's bytes are received; it rejects the call by raising, or returns
+    it prepared. Its last argument says whether the values of the `weights_shape` input are known: if they arrive later
+    it returns None and is called again at the end. Calls whose head is in `heads` have passed it before; `checked` gets
+    every call and may reject it. While tensors arrive, `on_arrival` gets the call, or, if `weights_shape` is still to
+    come, the last call with the same head. `forwarded` are parameters from outside the body.
 
-    Raises `ParseError` and `InvalidRequest` for a body that breaks the protocol, `InvalidParams` for inputs
-    that don't hold what they say, `TooLarge` and `Overloaded` when there is no memory for them.
+    Raises `ParseError` and `InvalidRequest` for a body that violates the protocol, `InvalidParams` for inputs that
+    don't match their description, `TooLarge` and `Overloaded` when there is no memory for them.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class OipIntake:
         head_limit: int,
         check: Check,
         checked: Checked,
-        arrived: Arrived | None = None,
+        on_arrival: OnArrival | None = None,
         forwarded: Mapping[str, str] | None = None,
     ) -> None:
         self._called = called
@@ -79,14 +78,14 @@ class OipIntake:
         self._regions = regions
         self._heads = heads
         if head_length is not None and not 0 < head_length <= (head_length if length is None else length):
-            raise InvalidRequest(f"{_HEADER} is {head_length}, and must be from 1 to the length of the body")
+            raise InvalidRequest(f"{_HEADER} must be from 1 to the length of the body, but is {head_length}")
         self._head_left = head_length
         self._head_length = head_length
         self._head_limit = head_limit
         self._length = length
         self._check = check
         self._checked = checked
-        self._arrived = arrived
+        self._on_arrival = on_arrival
         self._forwarded = forwarded
         self._json: ListsIntake | None = None
         self._text = b""
@@ -94,11 +93,11 @@ class OipIntake:
         self._prepared: Prepared | None = None
         self._found: dict[str, Region] = {}
         self._segments: dict[str, Segment] = {}
-        self._shapes: list[bytearray] = []  # of weights_shape inputs: a few bytes, off the pool
+        self._shapes: list[bytearray] = []  # of weights_shape inputs: a few bytes, not from the pool
         self._targets: deque[memoryview] = deque()
 
     async def take(self, chunk: bytes) -> None:
-        """Take the next bytes of the body."""
+        """Read the next bytes of the body."""
         if self._head is not None:
             self._write(memoryview(chunk))
             return
@@ -111,22 +110,22 @@ class OipIntake:
                 self._lease.place(self._targets)
 
     async def placed(self, count: int) -> None:
-        """Take note of bytes of a tensor that are in their place already."""
+        """Count bytes that were read straight into their tensor."""
         self._advance(count)
         head = self._head
         assert head is not None
-        if self._arrived is not None and (likely := self._prepared or head.last_call) is not None:
-            await self._arrived(head.request, likely, self._segments, self._came(head))
+        if self._on_arrival is not None and (likely := self._prepared or head.last_call) is not None:
+            await self._on_arrival(head.request, likely, self._segments, self._received_bytes(head))
 
     async def finish(self) -> tuple[InferRequest, Prepared, dict[str, Segment]]:
-        """Give the request, its call and the segments of its tensors by their names; the whole body must have come."""
+        """Return the request, its call and its tensors' segments by name; the whole body must have been read."""
         if self._head is None:
             if self._head_left:
-                raise ParseError(f"the body ends before the {self._head_length} bytes of its inference header")
-            await self._open(self._understood(await self._lists().finish()), memoryview(b""))
+                raise ParseError(f"the body ends within the {self._head_length} bytes of its inference header")
+            await self._open(self._parse_head(await self._lists().finish()), memoryview(b""))
         if self._targets:
             missing = sum(map(len, self._targets))
-            raise ParseError(f"the body ends {missing} bytes before the last of its binary tensors does")
+            raise ParseError(f"the body is {missing} bytes too short for its binary tensors")
         head = self._head
         assert head is not None
         if self._prepared is None:
@@ -134,22 +133,22 @@ class OipIntake:
         return head.request, self._prepared, self._segments
 
     async def _take_head(self, text: bytes) -> Head | None:
-        """Take bytes of the head, and give it once it is complete."""
+        """Read bytes of the head; return it once it is complete."""
         whole = self._length if self._head_length is None else self._head_length
         short = len(text) == whole and len(text) <= min(_SMALL, self._head_limit)
         if short and self._json is None and b'"data"' not in text:
-            # In one piece and without lists in it: most are.
+            # In one chunk and without lists of numbers, as most heads are.
             self._head_left = 0
             self._text = b"" if self._forwarded else text
             known = self._heads.find(self._called.called_as, self._text)
             if known is not None and not (known.binary and self._head_length is None):
                 return known
-            return self._understood(parse_document(text))
+            return self._parse_head(parse_document(text))
         await self._lists().take(text)
         if self._head_left is None:
             return None
         self._head_left -= len(text)
-        return None if self._head_left else self._understood(await self._lists().finish())
+        return None if self._head_left else self._parse_head(await self._lists().finish())
 
     def _lists(self) -> ListsIntake:
         if self._json is None:
@@ -157,11 +156,11 @@ class OipIntake:
             self._json = ListsIntake(self._lease, length=length, max_skeleton=self._head_limit)
         return self._json
 
-    def _understood(self, document: Any) -> Head:
+    def _parse_head(self, document: Any) -> Head:
         request = read_request(self._called, document, self._forwarded)
         binary = tuple(tensor for tensor in request.inputs if tensor.source == "binary")
         if binary and self._head_length is None:
-            raise InvalidRequest(f"binary tensors need the header {_HEADER}, the length of the JSON before them")
+            raise InvalidRequest(f"binary tensors need the header {_HEADER}: the length of the JSON before them")
         shapes, at = [], 0
         for tensor in binary:
             if self._is_shape(tensor):
@@ -171,8 +170,8 @@ class OipIntake:
         return Head(request, binary, tuple(shapes), at)
 
     async def _open(self, head: Head, rest: memoryview) -> None:
-        """Check the call as far as it is known, then take memory for its tensors."""
-        # A region may be forgotten meanwhile: this call goes on with the one that it found.
+        """Check what is known of the call, then allocate memory for its tensors."""
+        # A region may be unregistered meanwhile: this call keeps using the one it found.
         self._found = {tensor.name: self._regions.find(tensor.place) for tensor in head.request.inputs if tensor.place}
         if (shapes := head.shape_bytes(rest)) is not None:
             self._prepared = await self._complete(head, shapes)
@@ -194,7 +193,7 @@ class OipIntake:
         self._head = head
 
     async def _complete(self, head: Head, shapes: bytes) -> Prepared:
-        """Check all of the call, unless the same one passed before."""
+        """Check the whole call, unless the same call passed before."""
         if (known := head.calls.get(shapes)) is None:
             metas, at = await self._metas(head), 0
             for tensor, _ in head.shapes:
@@ -202,7 +201,7 @@ class OipIntake:
                 at += tensor.nbytes
             known = await self._check(head.request, metas, True)
             assert known is not None
-            # A shape that lies in shared memory may be another one the next time.
+            # A shape in shared memory may be different the next time.
             if not any(tensor.place and self._is_shape(tensor) for tensor in head.request.inputs):
                 head.remember(shapes, known)
                 if self._text:
@@ -211,14 +210,14 @@ class OipIntake:
         return known
 
     def _check_length(self, binary: int) -> None:
-        """Compare what the head announces with the length of the body, where that is known."""
+        """Check the length of the body, if known, against the sizes in the head."""
         if self._length is None or self._head_length is None:
             return
         if (rest := self._length - self._head_length) != binary:
-            raise ParseError(f"the binary tensors need {binary} bytes after the JSON, and the body has {rest}")
+            raise ParseError(f"the binary tensors need {binary} bytes after the JSON, but the body has {rest}")
 
     async def _metas(self, head: Head) -> dict[str, TensorMeta | list[int]]:
-        """Find what the check needs of the inputs: their dtypes and shapes, or their values when they are shapes."""
+        """Return what the check needs of the inputs: dtype and shape, or the values of a shape input."""
         return {tensor.name: await self._meta(tensor) for tensor in head.request.inputs}
 
     async def _meta(self, tensor: InputTensor) -> TensorMeta | list[int]:
@@ -235,10 +234,10 @@ class OipIntake:
             room = bytearray(tensor.nbytes)
             await self._found[tensor.name].read(tensor.place.offset, memoryview(room))
             return _integers(tensor, room)
-        return TensorMeta("s32", tensor.shape)  # either width will do, and the rules know one
+        return TensorMeta("s32", tensor.shape)  # the rules know s32 only, but s64 is as good
 
     async def _place(self, tensor: InputTensor) -> None:
-        """Take the memory of a tensor, and bring there what has come already."""
+        """Allocate the memory of a tensor, and fill in data that is not binary."""
         if tensor.numbers is not None:
             with _named(tensor.name):
                 segment = await tensor.numbers.collect(tensor.dtype)
@@ -254,21 +253,21 @@ class OipIntake:
     def _write(self, data: memoryview) -> None:
         while data:
             if not self._targets:
-                raise ParseError(f"the body goes on for {len(data)} bytes or more after the last of its tensors")
+                raise ParseError(f"the body has {len(data)} bytes or more after its last tensor")
             target = self._targets[0]
             count = min(len(target), len(data))
             target[:count] = data[:count]
             data = data[count:]
             self._advance(count)
 
-    def _came(self, head: Head) -> dict[str, int]:
-        """Count the bytes of each input that are in its segment: binary ones come one after the other."""
-        came, left = {}, sum(map(len, self._targets))
+    def _received_bytes(self, head: Head) -> dict[str, int]:
+        """Count the bytes of each input that are in its segment; binary tensors arrive one after the other."""
+        received, left = {}, sum(map(len, self._targets))
         for tensor in reversed(head.request.inputs):
             missing = min(left, tensor.nbytes) if tensor.source == "binary" else 0
             left -= missing
-            came[self._called.operation.input_spellings[tensor.name]] = tensor.nbytes - missing
-        return came
+            received[self._called.operation.input_spellings[tensor.name]] = tensor.nbytes - missing
+        return received
 
     def _advance(self, count: int) -> None:
         rest = self._targets[0][count:]
@@ -281,9 +280,9 @@ class OipIntake:
 async def read_inference(
     receive: Receive, headers: Mapping[str, str], intake: OipIntake, timings: Timings, *, body_limit: int
 ) -> None:
-    """Pass the body to `intake` as it arrives, decoded where it is coded; raises what that raises.
+    """Pass the body to `intake` as it arrives, decompressed if needed; raises what that raises.
 
-    Raises `Cancelled` when the client leaves, `UnsupportedMediaType` for an unknown content coding.
+    Raises `Cancelled` when the client disconnects, `UnsupportedMediaType` for an unknown content coding.
     """
     decoder = decoder_of(headers.get("content-encoding", ""), body_limit)
     more = True
@@ -291,7 +290,7 @@ async def read_inference(
         with timings.measure("receive"):
             message = await receive()
         if message["type"] == "http.disconnect":
-            raise Cancelled("the client left before its request was complete")
+            raise Cancelled("the client disconnected before its request was complete")
         chunk, more = message.get("body", b""), message.get("more_body", False)
         with timings.measure("decode"):
             await _pass_on(chunk, intake, decoder)
@@ -321,7 +320,7 @@ def _named(name: str) -> Iterator[None]:
 
 def _check_shape(tensor: InputTensor) -> None:
     if tensor.dtype.name not in _INTEGERS or len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
-        message = f"{tensor.name} must be INT32 or INT64, of 1 dimension with at most {MAX_DIMS} values"
+        message = f"{tensor.name} must be INT32 or INT64 with 1 dimension of at most {MAX_DIMS} values"
         raise InvalidParams(message, errors=[problem(["inputs", tensor.name], message, "shape_dtype")])
 
 

@@ -1,4 +1,4 @@
-"""What the `/v2` API says of the server and its models: metadata, configuration, repository index."""
+"""Documents of the `/v2` API: metadata and configuration of server and models, repository index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["model_config", "model_metadata", "repository_index", "server_metadat
 
 _PLATFORM = "convgrad"
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "parameters", "statistics")
-# An operation takes one to three spatial axes; the protocol can state one rank, and two axes are usual.
+# An operation has one to three spatial axes, but the protocol can state one rank only: that of two axes.
 _RANK = 4
 
 
@@ -35,7 +35,7 @@ def model_metadata(called: CalledOperation) -> dict[str, Any]:
 
 
 def model_config(called: CalledOperation, workers: int) -> dict[str, Any]:
-    """Give a model's configuration in the form of Triton's `ModelConfig`; attributes are under `parameters`."""
+    """Return a model's configuration as Triton's `ModelConfig`, with the attributes under `parameters`."""
     operation = called.operation
     inputs = [
         {
@@ -43,7 +43,7 @@ def model_config(called: CalledOperation, workers: int) -> dict[str, Any]:
             "format": "FORMAT_NONE",
             "is_shape_tensor": False,
             "allow_ragged_batch": False,
-            # The weights' shape may come as a parameter instead.
+            # The weights' shape may be a parameter instead.
             "optional": not row.required,
         }
         for row in operation.inputs
@@ -69,10 +69,10 @@ def model_config(called: CalledOperation, workers: int) -> dict[str, Any]:
 
 
 def repository_index(*, ready: bool, only_ready: bool) -> list[dict[str, str]]:
-    """List every name that calls an operation, with its state."""
+    """List every name of every operation, with its state."""
     if only_ready and not ready:
         return []
-    state, reason = ("READY", "") if ready else ("UNAVAILABLE", "the service takes no calls now")
+    state, reason = ("READY", "") if ready else ("UNAVAILABLE", "the service accepts no calls now")
     return [{"name": name, "version": VERSION, "state": state, "reason": reason} for name in operation_names()]
 
 

@@ -1,4 +1,4 @@
-"""Errors of the `/v2` API in its protocol's words: `{"error": ".."}`, on every path under it."""
+"""Errors of the `/v2` API in the form of its protocol, `{"error": ".."}`, for every path under it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PROBLEM = "application/problem+json"
 
 
 class OipErrors:
-    """Answer what fails under `/v2`; everything else goes on to the net that all APIs share.
+    """Answer the errors of requests under `/v2`; other errors go to `RequestContextMiddleware`.
 
-    So does what fails for a client that accepts problem objects: they say more.
+    So do errors for a client that accepts problem objects, which have more detail.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -33,19 +33,19 @@ class OipErrors:
         if scope["type"] != "http" or not (scope["path"] == "/v2" or scope["path"].startswith("/v2/")):
             await self._app(scope, receive, send)
             return
-        begun = False
+        started = False
 
         async def watch(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal started
+            started = True
             await send(message)
 
         try:
             await self._app(scope, receive, watch)
         except Exception as caught:
-            if begun or isinstance(caught, Cancelled) or _PROBLEM in headers_of(scope).get("accept", ""):
-                raise  # to the net, which says it as a problem object
-            # What is left of a refused body may take seconds to come: the traceback would hold the call's memory.
+            if started or isinstance(caught, Cancelled) or _PROBLEM in headers_of(scope).get("accept", ""):
+                raise
+            # Reading the rest of a rejected body may take seconds: the traceback would keep the call's memory.
             await _answer(scope, send, as_convgrad_error(caught, log=_log).with_traceback(None))
 
 
@@ -55,14 +55,14 @@ async def _answer(scope: Scope, send: Send, error: ConvgradError) -> None:
     await send_json(
         send,
         {"error": _message(error)},
-        # The protocol knows one status for whatever is wrong with a request that could be read.
+        # The protocol has one status for all invalid requests.
         status=_BAD_REQUEST if status == _UNPROCESSABLE else status,
         headers=problem_headers(error),
     )
 
 
 def _message(error: ConvgradError) -> str:
-    """Say every broken rule: the protocol has no other place for them."""
+    """Return all broken rules in one message: the protocol has no other place for them."""
     if not isinstance(error, InvalidParams | Unsupported):
         return error.message
     rules = list(dict.fromkeys(found["msg"] for found in error.data.get("errors", [])))

@@ -1,7 +1,7 @@
-"""Pages of Triton's model repository and shared memory extensions, under `/v2`.
+"""Triton's model repository and shared memory extensions, under `/v2`.
 
-The models are built in: to load one that is there is no fault, to unload one can't be done. There is no CUDA
-memory; clients that clear it before they start, as Triton's examples do, are told that there is none.
+The models are built in: loading one does nothing, and unloading one is an error. CUDA memory is not supported, but
+clients that unregister it before they start, as Triton's examples do, succeed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["router"]
 
 router = APIRouter()
 
-# None of these requests has more than a name and three numbers to say.
+# These requests have a name and three numbers at most.
 _MOST_BYTES = 16 << 10
 
 
 async def _document(request: Request) -> dict[str, Any]:
-    """Read a small JSON object; an empty body is an empty one."""
+    """Read a small JSON object; an empty body counts as an empty object."""
     body = b""
     async for chunk in request.stream():
         body += chunk
@@ -50,7 +50,7 @@ def _regions(request: Request) -> Regions:
 @router.get("/repository/index")
 @router.post("/repository/index")
 async def index(request: Request) -> Any:
-    """List every name that calls an operation, with its state; `ready` leaves out those that take no calls."""
+    """List every name of every operation, with its state; `ready` leaves out those that accept no calls."""
     only_ready = (await _document(request)).get("ready", False)
     if not isinstance(only_ready, bool):
         raise InvalidRequest("ready must be true or false")
@@ -60,10 +60,10 @@ async def index(request: Request) -> Any:
 
 @router.post("/repository/models/{model}/load")
 async def load(request: Request, model: str) -> Response:
-    """Load a model: all are there from the start, so this changes nothing."""
+    """Load a model; does nothing, since all models are built in."""
     find_operation(model)
     if (await _document(request)).get("parameters"):
-        raise Unsupported("the operations are built in: they can't be loaded with a configuration or with files")
+        raise Unsupported("the operations are built in and can't be loaded with a configuration or files")
     return JSONResponse({})
 
 
@@ -95,14 +95,14 @@ async def register(request: Request, region: str) -> Any:
 
 @router.post("/systemsharedmemory/unregister")
 async def unregister_all(request: Request) -> Any:
-    """Forget every region."""
+    """Unregister all regions."""
     _regions(request).unregister()
     return {}
 
 
 @router.post("/systemsharedmemory/region/{region}/unregister")
 async def unregister(request: Request, region: str) -> Any:
-    """Forget one region."""
+    """Unregister one region."""
     _regions(request).unregister(region)
     return {}
 
@@ -117,7 +117,7 @@ async def no_cuda_regions(request: Request) -> Any:
 @router.post("/cudasharedmemory/unregister", include_in_schema=False)
 @router.post("/cudasharedmemory/region/{region}/unregister", include_in_schema=False)
 async def unregister_cuda(request: Request) -> Any:
-    """Forget the CUDA regions, of which there are none."""
+    """Unregister CUDA regions, of which there are none."""
     _regions(request).status()
     return {}
 
@@ -125,4 +125,4 @@ async def unregister_cuda(request: Request) -> Any:
 @router.post("/cudasharedmemory/region/{region}/register", include_in_schema=False)
 async def register_cuda() -> Response:
     """Refuse a CUDA region."""
-    raise Unsupported("this service computes on processors and takes no CUDA memory")
+    raise Unsupported("this service computes on CPUs and does not support CUDA memory")

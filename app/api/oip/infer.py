@@ -1,4 +1,4 @@
-"""One inference of the `/v2` API: from the first byte of its body to the last one of its reply."""
+"""One inference of the `/v2` API, from its body to its reply."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from schemas.tables import CalledOperation
 
 __all__ = ["Inference", "OipState"]
 
-# What curl sends without being told otherwise is among them: the protocol's own examples rely on it.
+# The last one is curl's default, which the protocol's own examples rely on.
 _REQUEST_TYPES = ("", "application/json", "application/octet-stream", "application/x-www-form-urlencoded")
 
 
-# Triton forwards headers as parameters where it is told to. Here these are: load generators such as Triton's
-# perf_analyzer can set headers over HTTP, and no parameters.
+# Headers with this prefix are parameters, as in Triton when configured so: load generators such as Triton's
+# perf_analyzer can set headers over HTTP, but not parameters.
 _PARAMETER = "convgrad-parameter-"
 
 
 class OipState:
-    """Hold what the API keeps between requests."""
+    """The state of the API between requests."""
 
     def __init__(self, *, shared_memory: bool) -> None:
         self.statistics = Statistics()
@@ -52,7 +52,7 @@ class OipState:
 
 
 class Inference(Response):
-    """Answer one inference with the ASGI channels in hand: the body is read, and the reply sent, piece by piece."""
+    """A response that uses the ASGI channels itself, to read the body and send the reply piece by piece."""
 
     def __init__(self, called: CalledOperation, service: Service, state: OipState) -> None:
         self._called = called
@@ -62,7 +62,7 @@ class Inference(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Compute, reply and count."""
+        """Compute, reply, and update the statistics."""
         context, name = context_of(scope), self._called.called_as
         try:
             ended = await self._answer(scope, context, receive, send)
@@ -72,7 +72,7 @@ class Inference(Response):
         self._state.statistics.succeeded(name, ended - context.started, context.timings)
 
     async def _answer(self, scope: Scope, context: RequestContext, receive: Receive, send: Send) -> float:
-        """Answer; give the time at which the reply was out, before its memory is cleared away."""
+        """Reply; return the time when the reply was sent, before its memory is released."""
         headers = headers_of(scope)
         _check_content_type(headers)
         service = self._service
@@ -86,8 +86,8 @@ class Inference(Response):
                         with context.timings.measure("decode"):
                             request, prepared, tensors = await intake.finish()
                 except TimeoutError:
-                    raise DeadlineExceeded("the deadline was over before the whole request had arrived") from None
-                running = await early.settle(self._timed(prepared, request, context), tensors)
+                    raise DeadlineExceeded("the deadline passed before the whole request arrived") from None
+                running = await early.complete(self._timed(prepared, request, context), tensors)
                 async with cancel_on_disconnect(receive), running:
                     if frames.MEDIA_TYPE in headers.get("accept", "") and self._region is None:
                         await frames.send_frames(running, send)
@@ -107,10 +107,10 @@ class Inference(Response):
             if request.output.place is not None:
                 self._region = _region_for(request, prepared, regions)
 
-        async def arrived(
-            request: InferRequest, prepared: Prepared, tensors: Mapping[str, Segment], came: Mapping[str, int]
+        async def on_arrival(
+            request: InferRequest, prepared: Prepared, tensors: Mapping[str, Segment], received: Mapping[str, int]
         ) -> None:
-            await early.arrived(self._timed(prepared, request, context), tensors, came)
+            await early.advance(self._timed(prepared, request, context), tensors, received)
 
         return OipIntake(
             self._called,
@@ -118,22 +118,22 @@ class Inference(Response):
             regions,
             self._state.heads,
             head_length=_length(headers, HEAD_LENGTH),
-            # What a coded body decodes to is not known before.
+            # The decompressed length is not known in advance.
             length=None if headers.get("content-encoding") else _length(headers, "content-length"),
             head_limit=int(self._service.settings.head_limit),
             check=self._check,
             checked=checked,
-            arrived=arrived,
+            on_arrival=on_arrival,
             forwarded=_forwarded(headers),
         )
 
     async def _check(self, request: InferRequest, metas: Metas, complete: bool) -> Prepared | None:
-        """Check all that is known by now; `complete` when the values of the weights' shape are."""
+        """Check what is known; `complete` when that includes the values of the weights' shape."""
         name, attributes = self._called.called_as, request.attributes
         if complete:
             return await self._service.prepare(name, attributes, metas, request.options)
         spellings = self._called.operation.attribute_spellings
-        # The input will win over the attribute.
+        # The input takes precedence over the attribute.
         attributes = {name: value for name, value in attributes.items() if spellings.get(name) != "weights_shape"}
         try:
             self._service.check(name, attributes, metas, request.options)
@@ -144,7 +144,7 @@ class Inference(Response):
         return None
 
     def _timed(self, prepared: Prepared, request: InferRequest, context: RequestContext) -> Prepared:
-        """Give a call, which may be one that is known from before, its deadline."""
+        """Return the call, which may come from the cache, with the deadline of this request."""
         allowed = self._service.settings.deadline_s
         if request.timeout_us is not None:
             allowed = min(allowed, request.timeout_us / 1e6)
@@ -152,12 +152,12 @@ class Inference(Response):
 
 
 def _region_for(request: InferRequest, prepared: Prepared, regions: Regions) -> Region:
-    """Find the region that the output goes to, and check that it fits its place there."""
+    """Return the region for the output; raises `InvalidParams` when the output does not fit its place there."""
     place, needed = request.output.place, tensor_bytes(prepared.op.output)
     assert place is not None
     if place.byte_size < needed:
         name = request.output.name
-        message = f"shared_memory_byte_size of {name} is {place.byte_size}, and {name} has {needed} bytes"
+        message = f"shared_memory_byte_size of {name} is {place.byte_size}, but {name} has {needed} bytes"
         raise InvalidParams(message, errors=[problem(["outputs", name], message, "size")])
     return regions.find(place)
 
@@ -167,7 +167,7 @@ def _is_missing_shape(found: Mapping[str, Any], spellings: Mapping[str, str]) ->
 
 
 def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:
-    """Take the parameters that came as headers: `Convgrad-Parameter-Pads-Begin: 1,1`."""
+    """Return the parameters sent as headers: `Convgrad-Parameter-Pads-Begin: 1,1`."""
     return {
         name.removeprefix(_PARAMETER).replace("-", "_"): value
         for name, value in headers.items()
@@ -188,6 +188,6 @@ def _check_content_type(headers: Mapping[str, str]) -> None:
     given = media_type(headers)
     if given not in _REQUEST_TYPES and not given.endswith("+json"):
         raise UnsupportedMediaType(
-            "an inference request is application/json or application/octet-stream, and its Content-Type says otherwise",
+            "the Content-Type of an inference request must be application/json or application/octet-stream",
             data={"supported": list(_REQUEST_TYPES[1:3])},
         )

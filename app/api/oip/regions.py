@@ -1,9 +1,9 @@
-"""Shared-memory regions that clients of this host have registered, read and written without being mapped.
+"""Shared-memory regions that clients on this host have registered, read and written without mapping them.
 
-A client may cut its memory short at any time. A process that has it mapped dies by that (SIGBUS); `preadv`
-and `pwritev` on the descriptor only come up short. So bytes are copied between the region and the service's
-own segments, outside the event loop and without the GIL, and no worker ever sees a client's memory: it may
-change while the call is computed, and a unit that runs twice still reads the same.
+A client may truncate its memory at any time, which would kill a process that has it mapped (SIGBUS), while `preadv` and
+`pwritev` only return less. So bytes are copied between the region and the service's own segments, outside the event
+loop and without the GIL. Workers never see a client's memory, which may change during the call: a unit that runs twice
+has to read the same data.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _KEY = re.compile(r"/?([A-Za-z0-9_][A-Za-z0-9_.-]{0,253})")
 _FOREIGN = "sem."
 _MOST_REGIONS = 256
 _INT64_MAX = 2**63 - 1
-# Copying this much takes some tenths of a millisecond, and the way to a thread and back as long.
+# Copying this much takes some tenths of a millisecond, as long as switching to a thread and back.
 _INLINE = 2 << 20
 
 
 class Region:
-    """A registered part of a shared-memory object; its descriptor lives as long as somebody holds the region."""
+    """A registered part of a shared-memory object; its descriptor is closed with the last reference."""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int, descriptor: int) -> None:
         self.name = name
@@ -50,11 +50,11 @@ class Region:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
     async def read(self, offset: int, into: memoryview) -> None:
-        """Fill `into` from an offset of the region; raises `InvalidRequest` when its memory was cut short."""
+        """Fill `into` from an offset of the region; raises `InvalidRequest` when its memory was truncated."""
         await _off_loop(len(into), self._read, offset, into)
 
     async def write(self, offset: int, data: memoryview) -> None:
-        """Write `data` to an offset of the region; raises `InvalidRequest` when its memory does not take it."""
+        """Write `data` to an offset of the region; raises `InvalidRequest` when that fails."""
         await _off_loop(len(data), self._write, offset, data)
 
     def _read(self, offset: int, into: memoryview) -> None:
@@ -68,7 +68,7 @@ class Region:
     def _write(self, offset: int, data: memoryview) -> None:
         done = 0
         try:
-            # Writing past the end would make the client's memory longer again.
+            # Writing past the end would extend the client's memory.
             if os.fstat(self._descriptor).st_size < self.offset + offset + len(data):
                 raise InvalidRequest(f"the memory of the region {self.name} is shorter than it was when registered")
             while done < len(data):
@@ -78,7 +78,7 @@ class Region:
 
 
 class Registry:
-    """Hold the regions of every owner: what one key registered no other sees or uses."""
+    """The regions of every owner: a key can't see or use those of another."""
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
@@ -90,10 +90,10 @@ class Registry:
 
 
 class Regions:
-    """Hold the registered regions of one owner by name.
+    """The registered regions of one owner by name.
 
-    A region can be any shared-memory object of the user who runs the service, and of nobody else; every
-    method raises `Unsupported` while the extension is off.
+    A region must be a shared-memory object of the user who runs the service. Every method raises `Unsupported` while
+    the extension is disabled.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -103,22 +103,22 @@ class Regions:
     def register(self, name: str, key: object, offset: object, byte_size: object) -> None:
         """Open the object `key` and register `byte_size` bytes of it from `offset` under a new name.
 
-        Raises `InvalidRequest` for a name or key out of form, a name that is taken, an object that is not
-        there, that belongs to another user, or that is too short.
+        Raises `InvalidRequest` for a malformed name or key, a name in use, and an object that does not exist, belongs
+        to another user, or is too short.
         """
         self._check_enabled()
         if not _NAME.fullmatch(name):
-            raise InvalidRequest("a region's name has 1 to 128 letters, digits or characters of _.:@+=-")
+            raise InvalidRequest("a region's name must have 1 to 128 letters, digits or characters of _.:@+=-")
         if name in self._regions:
-            raise InvalidRequest(f"shared memory region {name} is registered already: unregister it first")
+            raise InvalidRequest(f"shared memory region {name} is already registered: unregister it first")
         if len(self._regions) >= _MOST_REGIONS:
-            raise InvalidRequest(f"there are {_MOST_REGIONS} shared memory regions already: unregister some")
+            raise InvalidRequest(f"{_MOST_REGIONS} shared memory regions are already registered: unregister some")
         found = _KEY.fullmatch(key) if isinstance(key, str) else None
         if found is None or found[1].startswith(_FOREIGN) or not isinstance(key, str):
-            raise InvalidRequest("key must be the name of a POSIX shared memory object, without any folder")
+            raise InvalidRequest("key must be the name of a POSIX shared memory object, without a folder")
         for what, value, least in (("offset", offset, 0), ("byte_size", byte_size, 1)):
             if type(value) is not int or not least <= value <= _INT64_MAX:
-                raise InvalidRequest(f"{what} must be an integer from {least} up")
+                raise InvalidRequest(f"{what} must be an integer of at least {least}")
         assert isinstance(offset, int)
         assert isinstance(byte_size, int)
         descriptor = _open(found[1])
@@ -130,7 +130,7 @@ class Regions:
         self._regions[name] = Region(name, key, offset, byte_size, descriptor)
 
     def unregister(self, name: str | None = None) -> None:
-        """Forget a region, or all; one that is not there is no fault. Calls that use it go on."""
+        """Unregister a region, if it exists, or all of them. Running calls keep using theirs."""
         self._check_enabled()
         if name is None:
             self._regions.clear()
@@ -147,15 +147,15 @@ class Regions:
         return [self._regions[name].describe()]
 
     def find(self, place: Place) -> Region:
-        """Return the region of a place that lies wholly inside it; raises `InvalidParams` otherwise."""
+        """Return the region of a place; raises `InvalidParams` if it does not exist or does not contain the place."""
         self._check_enabled()
         region = self._regions.get(place.region)
         if region is None:
             raise InvalidParams(f"there is no shared memory region {safe_key(place.region)}", errors=[])
         if place.offset + place.byte_size > region.byte_size:
             raise InvalidParams(
-                f"offset {place.offset} and size {place.byte_size} reach past the end of the shared memory region "
-                f"{region.name}, which has {region.byte_size} bytes",
+                f"offset {place.offset} and size {place.byte_size} exceed the {region.byte_size} bytes of the shared "
+                f"memory region {region.name}",
                 errors=[],
             )
         return region
@@ -163,13 +163,13 @@ class Regions:
     def _check_enabled(self) -> None:
         if not self._enabled:
             raise Unsupported(
-                "shared memory is switched off: this service was started without CONVGRAD_OIP_SHARED_MEMORY=true"
+                "shared memory is disabled: this service was started without CONVGRAD_OIP_SHARED_MEMORY=true"
             )
 
 
 def _open(key: str) -> int:
     try:
-        # Neither a link nor, by the check that follows, a pipe or a device can stand in for memory.
+        # No links; the check that follows excludes pipes and devices.
         return os.open(_FOLDER / key, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise InvalidRequest(f"the shared memory object can't be opened: {error.strerror}") from None
@@ -180,7 +180,7 @@ def _check_object(descriptor: int, key: str, end: int) -> None:
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
         raise InvalidRequest(f"{key} is not shared memory of the user who runs this service")
     if found.st_size < end:
-        raise InvalidRequest(f"{key} has {found.st_size} bytes, and offset and byte_size reach to byte {end}")
+        raise InvalidRequest(f"{key} has {found.st_size} bytes, but offset and byte_size need {end}")
 
 
 async def _off_loop(nbytes: int, work: Callable[[int, memoryview], None], *args: Any) -> None:

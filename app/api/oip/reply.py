@@ -1,4 +1,4 @@
-"""The inference response: JSON with numbers, or JSON and after it the output's bytes as they are in memory."""
+"""The inference response: JSON with numbers, or JSON followed by the output's bytes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from schemas.ops import TensorSpec
 __all__ = ["VERSION", "send_inference"]
 
 VERSION = "1"
-"""The one version of every model."""
+"""The only version of every model."""
 
-# What the event loop hands to the socket at a time.
+# Bytes written to the socket at a time.
 _SLICE = 1 << 20
-# A reply up to this size goes out in one piece: cheaper than two system calls.
+# A reply up to this size is sent in one piece: cheaper than two system calls.
 _WHOLE = 64 << 10
-# Elements that are written as text at a time: about a millisecond.
+# Elements that are formatted as text at a time: about a millisecond.
 _NUMBERS = 2048
-# Looking through so many elements takes about a millisecond.
+# Checking this many elements takes about a millisecond.
 _INLINE = 1 << 20
 
 
@@ -43,7 +43,7 @@ async def send_inference(
 ) -> None:
     """Reply with the output of a finished call, in the form that the request asked for.
 
-    Raises `Unsupported` before the reply begins when JSON has no words for the output's values, and what
+    Raises, before the reply begins, `Unsupported` when the output has values that JSON can't represent, and what
     `Region.write` raises.
     """
     if region is not None and request.output.place is not None:
@@ -60,8 +60,7 @@ async def send_inference(
 
 def _head(call: Call, request: InferRequest) -> bytes:
     wanted, spec = request.output, call.prepared.op.output
-    # Of an output in shared memory there is no more to say: Triton's own clients take any parameters here for
-    # those of binary data.
+    # None for an output in shared memory: Triton's clients would take any parameters for those of binary data.
     size = call.nbytes if wanted.binary and wanted.place is None else None
     return _text(call.prepared.op.called_as, request.id, wanted.name, spec, size)
 
@@ -120,7 +119,7 @@ async def _send_numbers(call: Call, request: InferRequest, send: Send, coding: s
     finite = _finite(values) if len(values) <= _INLINE else await asyncio.to_thread(_finite, values)
     if not finite:
         raise Unsupported(
-            f"{request.output.name} holds NaN or infinity, which JSON has no words for: ask for it with binary_data"
+            f"{request.output.name} has NaN or infinity, which JSON can't represent: request it with binary_data"
         )
     head = _head(call, request).removesuffix(b"}]}")
     pieces = _numbers(call, head, values)
@@ -142,11 +141,11 @@ async def _send_numbers(call: Call, request: InferRequest, send: Send, coding: s
 async def _numbers(call: Call, head: bytes, values: npt.NDArray[Any]) -> AsyncGenerator[bytes, None]:
     yield head + b',"data":['
     for start in range(0, len(values), _NUMBERS):
-        # float64 holds every element exactly, and its text reads back as the same bits.
+        # float64 represents every element exactly, and its text parses to the same bits.
         with call.timings.measure("encode"):
             text = json.dumps(values[start : start + _NUMBERS].astype(np.float64).tolist(), separators=(",", ":"))
         yield (b"," if start else b"") + text[1:-1].encode()
-        await asyncio.sleep(0)  # neither a socket nor a small compression need make anybody wait
+        await asyncio.sleep(0)  # sending or compressing a piece may not yield to the event loop
     yield b"]}]}"
 
 

@@ -1,7 +1,7 @@
-"""The inference request object of the Open Inference Protocol: from parsed JSON to names, shapes and places of data.
+"""The inference request object of the Open Inference Protocol: from parsed JSON to names, shapes and data locations.
 
-Members that the protocol does not know are passed over, as it wants them to be; a parameter of the request
-that is neither the protocol's nor an attribute of the operation is the operation's to refuse.
+Unknown members are ignored, as the protocol requires. Parameters of the request that are not the protocol's own are
+attributes, which the operation checks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INT64_MAX = 2**63 - 1
 _LONGEST_LIST = 1024
 _LIST = re.compile(r"\[\s*((?:-?\d{1,19}\s*(?:,\s*-?\d{1,19}\s*)*)?)\]|(-?\d{1,19}\s*(?:,\s*-?\d{1,19}\s*)*)")
 _INTEGER = re.compile(r"-?\d{1,19}")
-# The protocol's own parameters; a stateless service has no use for sequences, and all calls are of one priority.
+# The protocol's own parameters; sequences and priorities are ignored.
 _RESERVED = frozenset(
     {"binary_data_output", "headers", "priority", "sequence_end", "sequence_id", "sequence_start", "timeout"}
 )
@@ -38,7 +38,7 @@ _OPTIONS = ("reference",)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Name bytes in a registered shared-memory region."""
+    """A range of bytes in a registered shared-memory region."""
 
     region: str
     offset: int
@@ -47,7 +47,7 @@ class Place:
 
 @dataclass(slots=True)
 class InputTensor:
-    """Hold one input: what the head says of it, and where its data is or will come from."""
+    """One input: its description in the head, and where its data is or will come from."""
 
     name: str
     dtype: DType
@@ -56,7 +56,7 @@ class InputTensor:
     numbers: Numbers | None = None
     place: Place | None = None
     nbytes: int = field(init=False)
-    """Size of the elements."""
+    """Size of the elements in bytes."""
 
     def __post_init__(self) -> None:
         self.nbytes = math.prod(self.shape) * self.dtype.itemsize
@@ -69,7 +69,7 @@ class InputTensor:
 
 @dataclass(frozen=True, slots=True)
 class RequestedOutput:
-    """Name an output in the caller's own spelling, and say how it is to come back."""
+    """A requested output: its name as the caller spelled it, and how to return it."""
 
     name: str
     binary: bool
@@ -78,7 +78,7 @@ class RequestedOutput:
 
 @dataclass(slots=True)
 class InferRequest:
-    """Hold a request whose form is right; `timeout_us` is None where the caller set none."""
+    """A well-formed request; `timeout_us` is None if the caller set none."""
 
     id: str | None
     attributes: dict[str, Any]
@@ -89,9 +89,9 @@ class InferRequest:
 
 
 def read_request(called: CalledOperation, document: Any, forwarded: Mapping[str, str] | None = None) -> InferRequest:
-    """Read an inference request; `forwarded` are parameters that it may have beside its own, which win.
+    """Read an inference request; its own parameters take precedence over the `forwarded` ones.
 
-    Raises `InvalidRequest` when its outer form is wrong, `InvalidParams` with every fault of its tensors and
+    Raises `InvalidRequest` when its structure is wrong, `InvalidParams` with every fault of its tensors and
     `Unsupported` for a datatype that no operation has.
     """
     if not isinstance(document, Mapping):
@@ -108,7 +108,7 @@ def read_request(called: CalledOperation, document: Any, forwarded: Mapping[str,
     ]
     names = [tensor.name for tensor in inputs]
     problems += [
-        problem(["inputs", name], f"{name} is there twice", "conflict")
+        problem(["inputs", name], f"{name} is given twice", "conflict")
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
@@ -148,7 +148,7 @@ def _parameters(owner: Mapping[str, Any], what: str) -> Mapping[str, Any]:
 
 
 def _attributes(called: CalledOperation, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Take what is not the protocol's own, with lists and integers that came as strings read."""
+    """Return the parameters that are not the protocol's own, parsing lists and integers in strings."""
     return {
         name: _value(called, name, value)
         for name, value in parameters.items()
@@ -173,9 +173,9 @@ def _timeout(value: Any, problems: list[Problem]) -> int | None:
     if value is None:
         return None
     if type(value) is not int or not 0 <= value <= _INT64_MAX:
-        problems.append(problem(["parameters", "timeout"], "timeout must be microseconds, from 0 up", "range"))
+        problems.append(problem(["parameters", "timeout"], "timeout must be microseconds, at least 0", "range"))
         return None
-    return value or None  # the protocol's way to say "no timeout of mine"
+    return value or None  # the protocol's 0 means no timeout
 
 
 def _input(given: Mapping[str, Any], index: int, problems: list[Problem]) -> InputTensor | None:
@@ -202,20 +202,20 @@ def _datatype(value: Any, name: str, problems: list[Problem]) -> DType | None:
     try:
         return dtype_of_oip(value)
     except Unsupported:
-        msg = f"the datatype of {name} must be FP32, FP16 or BF16, and that of a shape INT32 or INT64"
+        msg = f"the datatype of {name} must be FP32, FP16 or BF16, or INT32 or INT64 for a shape"
         problems.append(problem(["inputs", name, "datatype"], msg, "unsupported_dtype"))
         return None
 
 
 def _locate(tensor: InputTensor, given: Mapping[str, Any], nbytes: int, name: str, problems: list[Problem]) -> None:
-    """Find where the data of an input is; it must be in one place, and as long as its shape says."""
+    """Find where the data of an input is; it must be in one place only, and have the size of its shape."""
     parameters = _parameters(given, name)
     loc = ["inputs", name]
     size, data = parameters.get("binary_data_size"), given.get("data")
     tensor.place = _place(parameters, name, problems)
     ways = [size is not None, data is not None, tensor.place is not None]
     if sum(ways) > 1:
-        msg = f"{name} has its data in more than one of data, binary_data_size and shared memory: give one"
+        msg = f"{name} has more than one of data, binary_data_size and shared memory: give one"
         problems.append(problem(loc, msg, "conflict"))
     elif tensor.place is not None:
         tensor.source = "region"
@@ -223,7 +223,7 @@ def _locate(tensor: InputTensor, given: Mapping[str, Any], nbytes: int, name: st
     elif size is not None:
         tensor.source = "binary"
         if type(size) is not int or not 0 <= size <= _INT64_MAX:
-            problems.append(problem(loc, f"binary_data_size of {name} must be an integer from 0 up", "int_type"))
+            problems.append(problem(loc, f"binary_data_size of {name} must be an integer of at least 0", "int_type"))
         else:
             _check_size(size, "binary_data_size", tensor, nbytes, name, problems)
     elif isinstance(data, Numbers):
@@ -236,7 +236,7 @@ def _locate(tensor: InputTensor, given: Mapping[str, Any], nbytes: int, name: st
 
 def _check_size(size: int, what: str, tensor: InputTensor, nbytes: int, name: str, problems: list[Problem]) -> None:
     if size != nbytes:
-        msg = f"{what} of {name} is {size}, and {tensor.dtype.oip} of shape {dims(tensor.shape)} needs {nbytes} bytes"
+        msg = f"{what} of {name} is {size}, but {tensor.dtype.oip} of shape {dims(tensor.shape)} needs {nbytes} bytes"
         problems.append(problem(["inputs", name], msg, "size"))
 
 
@@ -252,7 +252,7 @@ def _place(parameters: Mapping[str, Any], name: str, problems: list[Problem]) ->
     elif not isinstance(region, str):
         problems.append(problem(loc, f"shared_memory_region of {name} must be a string", "string_type"))
     elif not all(type(value) is int and 0 <= value <= _INT64_MAX for value in (offset, size)):
-        msg = f"shared_memory_offset and shared_memory_byte_size of {name} must be integers from 0 up"
+        msg = f"shared_memory_offset and shared_memory_byte_size of {name} must be integers of at least 0"
         problems.append(problem(loc, msg, "int_type"))
     else:
         return Place(region, offset, size)
@@ -260,7 +260,7 @@ def _place(parameters: Mapping[str, Any], name: str, problems: list[Problem]) ->
 
 
 def _output(called: CalledOperation, given: list[Any], binary: bool, problems: list[Problem]) -> RequestedOutput:
-    """Read the requested outputs: every operation has one, under either spelling of its name."""
+    """Read the requested outputs: every operation has one, in either spelling of its name."""
     row = called.operation.output
     default = RequestedOutput(called.wire_names[row.name], binary)
     if not given:
@@ -276,7 +276,7 @@ def _output(called: CalledOperation, given: list[Any], binary: bool, problems: l
         return default
     name, parameters = given[0]["name"], _parameters(given[0], given[0]["name"])
     if parameters.get("classification"):
-        problems.append(problem(["outputs", name], "an output can't be had as a classification", "unsupported"))
+        problems.append(problem(["outputs", name], "classification is not supported", "unsupported"))
     own = parameters.get("binary_data")
     if own is not None and not isinstance(own, bool):
         problems.append(problem(["outputs", name], f"binary_data of {name} must be a bool", "bool_type"))

@@ -1,7 +1,7 @@
-"""The `/v2` API: the Open Inference Protocol with Triton's extensions, for `tritonclient` and its like.
+"""The `/v2` API: the Open Inference Protocol with Triton's extensions, for `tritonclient` and similar clients.
 
-A model is an operation under one of its names, all of one version. The attributes of a call are the
-parameters of its request.
+A model is an operation under one of its names; each has one version. The attributes of a call are the parameters of
+its request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["OipState", "router", "shortcuts"]
 
 
 class OipError(BaseModel):
-    """Say what is wrong, as every page under `/v2` does."""
+    """The error object of every page under `/v2`."""
 
     error: str
 
@@ -37,8 +37,8 @@ router = APIRouter(
     tags=["Open Inference Protocol"],
     responses={
         400: {"model": OipError, "description": "The request breaks a rule of the protocol or of the operation."},
-        401: {"model": OipError, "description": "No key, or one that is not known, where the service has keys."},
-        403: {"model": OipError, "description": "A host name, or a page of an origin, that is not answered."},
+        401: {"model": OipError, "description": "The API key is missing or not valid, where the service has keys."},
+        403: {"model": OipError, "description": "The Host header, or the calling page's origin, is not allowed."},
         404: {"model": OipError, "description": "There is no such model, version or page."},
     },
 )
@@ -46,10 +46,10 @@ router.include_router(oip_extensions.router)
 
 
 def find_model(name: str, version: str | None = None) -> CalledOperation:
-    """Return the operation that a model's name calls; raises `UnknownOperation` for any other, or version."""
+    """Return the operation of a model; raises `UnknownOperation` for an unknown name or version."""
     called = find_operation(name)
     if version not in (None, VERSION):
-        raise UnknownOperation(f"the model {called.called_as} has no such version: its only one is {VERSION}")
+        raise UnknownOperation(f"the model {called.called_as} has no such version: the only one is {VERSION}")
     return called
 
 
@@ -66,18 +66,18 @@ async def live() -> Any:
     return {"live": True}
 
 
-_READY: dict[str, Any] = {"responses": {503: {"description": "Kernels compile, or the service drains."}}}
+_READY: dict[str, Any] = {"responses": {503: {"description": "The service is starting, failed or draining."}}}
 
 
 @router.get("/health/ready", **_READY)
 async def ready(request: Request) -> Response:
-    """Tell whether calls are taken: 503 while kernels compile and while the service drains."""
+    """Tell whether calls are accepted: 503 while the service is starting, failed or draining."""
     return _readiness(request, {"live": True})
 
 
 @router.get("/models/stats")
 async def all_statistics(request: Request) -> Any:
-    """Report the counts and times of every model."""
+    """Report the statistics of every model."""
     return {"model_stats": [_state(request).statistics.report(name, VERSION) for name in operation_names()]}
 
 
@@ -91,21 +91,21 @@ async def metadata(model: str, version: str | None = None) -> Any:
 @router.get("/models/{model}/ready", **_READY)
 @router.get("/models/{model}/versions/{version}/ready", **_READY)
 async def model_ready(request: Request, model: str, version: str | None = None) -> Response:
-    """Tell whether a model takes calls."""
+    """Tell whether a model accepts calls."""
     return _readiness(request, {"name": find_model(model, version).called_as})
 
 
 @router.get("/models/{model}/config")
 @router.get("/models/{model}/versions/{version}/config")
 async def config(request: Request, model: str, version: str | None = None) -> Any:
-    """Give a model's configuration, its attributes among it."""
+    """Return a model's configuration, which includes its attributes."""
     return model_config(find_model(model, version), _service(request).settings.worker_count)
 
 
 @router.get("/models/{model}/stats")
 @router.get("/models/{model}/versions/{version}/stats")
 async def statistics(request: Request, model: str, version: str | None = None) -> Any:
-    """Report the counts and times of a model."""
+    """Report the statistics of a model."""
     name = find_model(model, version).called_as
     return {"model_stats": [_state(request).statistics.report(name, VERSION)]}
 
@@ -117,7 +117,7 @@ _TENSOR = {
         "name": {"type": "string"},
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
         "datatype": {"enum": ["FP32", "FP16", "BF16", "INT32", "INT64"]},
-        "parameters": {"type": "object", "description": "Such as binary_data_size."},
+        "parameters": {"type": "object", "description": "For example binary_data_size."},
         "data": {"type": "array", "description": "Numbers, flat or nested like the shape."},
     },
 }
@@ -127,7 +127,7 @@ _REQUEST = {
     "required": ["inputs"],
     "properties": {
         "id": {"type": "string"},
-        "parameters": {"type": "object", "description": "The attributes of the operation, timeout and others."},
+        "parameters": {"type": "object", "description": "The operation's attributes, timeout and others."},
         "inputs": {"type": "array", "items": _TENSOR},
         "outputs": {"type": "array", "items": _OUTPUT, "maxItems": 1},
     },
@@ -146,7 +146,7 @@ _REPLY = {
 _BYTES = {
     "type": "string",
     "format": "binary",
-    "description": "JSON, as long as the header Inference-Header-Content-Length says, then the tensors' bytes.",
+    "description": "JSON, whose length is in the header Inference-Header-Content-Length, then the tensors' bytes.",
 }
 
 
@@ -158,11 +158,11 @@ _INFER: dict[str, Any] = {
     "openapi_extra": {"requestBody": {"required": True, "content": _forms(_REQUEST)}},
     "responses": {
         200: {"description": "The output, in the form that the request asked for.", "content": _forms(_REPLY)},
-        413: {"model": OipError, "description": "The body, or what the call needs, is over a limit."},
-        415: {"model": OipError, "description": "A content type or coding that this page does not read."},
-        429: {"model": OipError, "description": "The key has as many calls as it may; see Retry-After."},
-        503: {"model": OipError, "description": "The queue or the memory is full, or the service starts or drains."},
-        504: {"model": OipError, "description": "The deadline was over."},
+        413: {"model": OipError, "description": "The body, or the memory or work of the call, exceeds a limit."},
+        415: {"model": OipError, "description": "The content type or coding is not supported."},
+        429: {"model": OipError, "description": "The key has reached its limit of calls; see Retry-After."},
+        503: {"model": OipError, "description": "The queue or the memory is full, or the service is not ready."},
+        504: {"model": OipError, "description": "The deadline passed."},
     },
 }
 
@@ -170,7 +170,7 @@ _INFER: dict[str, Any] = {
 @router.post("/models/{model}/infer", **_INFER)
 @router.post("/models/{model}/versions/{version}/infer", **_INFER)
 async def infer(request: Request, model: str, version: str | None = None) -> Response:
-    """Compute an operation: JSON, or JSON followed by the bytes of the tensors, and the same in the reply."""
+    """Compute an operation: JSON, optionally followed by the bytes of the tensors, in request and reply."""
     return Inference(find_model(model, version), _service(request), _state(request))
 
 
@@ -184,10 +184,9 @@ class _Infer:
 
 
 def shortcuts() -> list[Route]:
-    """Give the routes of `infer` once more, for the front of an application's routes.
+    """Return the routes of `infer` for matching before all other routes.
 
-    Finding a FastAPI route among all others and resolving its parameters takes a third of the time that the
-    service needs for a small call.
+    Matching a FastAPI route among all others and resolving its parameters takes a third of the time of a small call.
     """
     paths = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
     return [Route(path, _Infer(), methods=["POST"], include_in_schema=False) for path in paths]

@@ -45,22 +45,22 @@ class Statistics:
         self._models: dict[str, _Model] = {}
 
     def succeeded(self, model: str, seconds: float, timings: Timings) -> None:
-        """Count a request that was answered with its outputs, and where its time went."""
+        """Count a successful request and its timings."""
         entry = self._entry(model)
         entry.durations["success"].add(seconds)
         for name, part in _PARTS.items():
             entry.durations[name].add(timings.seconds.get(part, 0.0))
 
     def failed(self, model: str, seconds: float) -> None:
-        """Count a request that was refused, failed, or whose client left."""
+        """Count a request that was rejected, failed or abandoned by its client."""
         self._entry(model).durations["fail"].add(seconds)
 
     def report(self, model: str, version: str) -> dict[str, Any]:
-        """Give the protocol's object for one model; a model never called has zeros."""
+        """Return the protocol's object for one model; zeros if it was never called."""
         entry = self._models.get(model) or _Model()
         done = entry.durations["success"].count
         found = {name: duration.report() for name, duration in entry.durations.items()}
-        unused = _Duration().report()  # nothing is ever answered from a cache
+        unused = _Duration().report()  # there is no response cache
         return {
             "name": model,
             "version": version,

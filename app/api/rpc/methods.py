@@ -1,4 +1,4 @@
-"""The JSON-RPC methods: every operation under every name, and `ops.*` and `rpc.discover` about them."""
+"""The JSON-RPC methods: every operation under every name, `ops.*` and `rpc.discover`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.calls.service import Service
 from app.http.context import RequestContext
 from app.intake.requests import read_call
 from app.intake.sinks import Lease
-from app.intake.tensors import settle
+from app.intake.tensors import collect_tensors
 from app.replies.body import dump
 from convgrad._errors import ConvgradError, TooLarge, UnknownOperation
 from schemas.describe import describe, list_operations
@@ -23,12 +23,12 @@ from schemas.problems import invalid_params, problem
 from schemas.rpc import CALL_PARAMS, bind_params
 from schemas.tables import CalledOperation, find_operation, operation_names
 
-__all__ = ["METHODS", "Method", "Params", "Turn"]
+__all__ = ["METHODS", "Method", "MethodContext", "Params"]
 
 Params = Mapping[str, Any] | Sequence[Any] | None
 
 
-# A batch may ask some thousand times for a document of tens of kilobytes: all documents of one answer are bounded.
+# A batch could request a document of tens of kilobytes a thousand times: the answer's documents are limited in total.
 _DOCUMENTS = 4 << 20
 
 
@@ -39,21 +39,21 @@ class Documents:
         self._left = _DOCUMENTS
 
     def add(self, count: int) -> None:
-        """Count one more; raises `TooLarge` when they are too many."""
+        """Add the size of a document; raises `TooLarge` when the total exceeds the limit."""
         if count > self._left:
             raise TooLarge(
-                f"the documents in the answer to one batch may have {_DOCUMENTS} bytes: ask for the rest in another",
+                f"the documents in the answer to a batch may have {_DOCUMENTS} bytes: request the rest separately",
                 data={"reason": "batch", "limit": _DOCUMENTS},
             )
         self._left -= count
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """Hold what the methods of one HTTP request share.
+class MethodContext:
+    """What the methods called by one HTTP request share.
 
-    `refusal` is why calls are not taken now: their tensors were passed over while the body was read, so that
-    the refusal can be answered under the right id.
+    `refusal` is why calls are not accepted now: their tensors were skipped while the body was read, so that each call
+    can be answered under its own id.
     """
 
     service: Service
@@ -63,15 +63,15 @@ class Turn:
     documents: Documents = field(default_factory=Documents)
 
 
-Method = Callable[[Params, Turn], AbstractAsyncContextManager[Any]]
-"""Open a method's outcome: plain values, JSON text in bytes, or a `Call` to run while it is open."""
+Method = Callable[[Params, MethodContext], AbstractAsyncContextManager[Any]]
+"""Enter to get a method's result: a JSON value, JSON text in bytes, or a `Call` to run inside the block."""
 
 
 def _plain(answer: Callable[..., Any], *names: str) -> Method:
-    """Make a method of a function whose parameters, all required, are given by name or by position."""
+    """Make a method of a function whose parameters are all required, given by name or by position."""
 
     @asynccontextmanager
-    async def method(params: Params, turn: Turn) -> AsyncIterator[Any]:  # noqa: ARG001 - it needs no service
+    async def method(params: Params, ctx: MethodContext) -> AsyncIterator[Any]:  # noqa: ARG001 - it needs no service
         yield answer(**bind_params(params, names, required=names))
 
     return method
@@ -87,9 +87,9 @@ def _describe(op: object) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _validate(params: Params, turn: Turn) -> AsyncIterator[dict[str, Any]]:
-    if turn.refusal is not None:
-        raise turn.refusal.with_traceback(None)
+async def _validate(params: Params, ctx: MethodContext) -> AsyncIterator[dict[str, Any]]:
+    if ctx.refusal is not None:
+        raise ctx.refusal.with_traceback(None)
     if is_dump(params):
         assert isinstance(params, Mapping)
         given: Any = {name: value for name, value in params.items() if name != "op"}
@@ -97,23 +97,23 @@ async def _validate(params: Params, turn: Turn) -> AsyncIterator[dict[str, Any]]
     else:
         given = bind_params(params, ("op", *CALL_PARAMS), required=("op",))
         called = _called(given.pop("op"))
-    request = read_call(called, given, turn.lease, need_data=False)
-    yield await turn.service.validate(called.called_as, request.attributes, request.metas, request.options)
+    request = read_call(called, given, ctx.lease, need_data=False)
+    yield await ctx.service.validate(called.called_as, request.attributes, request.metas, request.options)
 
 
 def _operation(called: CalledOperation) -> Method:
     @asynccontextmanager
-    async def method(params: Params, turn: Turn) -> AsyncIterator[Call]:
-        if turn.refusal is not None:
-            raise turn.refusal.with_traceback(None)
+    async def method(params: Params, ctx: MethodContext) -> AsyncIterator[Call]:
+        if ctx.refusal is not None:
+            raise ctx.refusal.with_traceback(None)
         given = params if is_dump(params) else bind_params(params, CALL_PARAMS)
-        request = read_call(called, given, turn.lease)
-        prepared = await turn.service.prepare(
-            called.called_as, request.attributes, request.metas, request.options, started=turn.context.started
+        request = read_call(called, given, ctx.lease)
+        prepared = await ctx.service.prepare(
+            called.called_as, request.attributes, request.metas, request.options, started=ctx.context.started
         )
-        with turn.context.timings.measure("decode"):
-            tensors = await settle(request.inputs, turn.lease)
-        async with turn.service.call(prepared, tensors, turn.lease, timings=turn.context.timings) as call:
+        with ctx.context.timings.measure("decode"):
+            tensors = await collect_tensors(request.inputs, ctx.lease)
+        async with ctx.service.call(prepared, tensors, ctx.lease, timings=ctx.context.timings) as call:
             yield call
 
     return method

@@ -1,7 +1,7 @@
-"""The `/rpc` API: JSON-RPC 2.0, all of it, answered as JSON or as server-sent events.
+"""The `/rpc` API: the whole of JSON-RPC 2.0, answered as JSON or as server-sent events.
 
-No method has a side effect, so a notification, whose outcome nobody can see, costs only its reading. Only
-`notifications/cancelled` does something (`app.calls.cancel`).
+Methods have no side effects, so notifications are read and not executed, except `notifications/cancelled`
+(`app.calls.cancel`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from app.api.rpc.methods import METHODS, Method, Turn
+from app.api.rpc.methods import METHODS, Method, MethodContext
 from app.calls.call import Call
 from app.calls.cancel import NOTIFICATION, session_of
 from app.calls.service import Service
@@ -52,9 +52,9 @@ __all__ = ["RpcResponse", "router", "shortcuts"]
 _log = logging.getLogger("convgrad.request")
 
 _CONTENT_TYPES = ("application/json", "application/json-rpc")
-# Items of a batch that are worked on at a time; a call's own work is spread over all workers anyway.
-_AT_ONCE = 4
-# The specification's own words for its errors; ours go to `data.detail`.
+# Items of a batch that run at a time; each call uses all workers anyway.
+_MAX_CONCURRENT = 4
+# The messages that the specification defines; ours go to `data.detail`.
 _STANDARD_MESSAGES = {-32700: "Parse error", -32600: "Invalid Request", -32601: "Method not found"}
 
 router = APIRouter(tags=["JSON-RPC"])
@@ -62,7 +62,7 @@ router = APIRouter(tags=["JSON-RPC"])
 
 @dataclass(frozen=True, slots=True)
 class _Unreadable:
-    """Stand for a body that could not be read."""
+    """A body that could not be read."""
 
     error: ConvgradError
     id: rpc.Id = None
@@ -86,7 +86,7 @@ async def call(request: Request) -> Response:
 
 
 def shortcuts() -> list[Route]:
-    """Give the route of `call` once more, for the front of an application's routes (see `oip.shortcuts`)."""
+    """Return the route of `call` for matching before all other routes (see `oip.shortcuts`)."""
     return [Route("/rpc", _Rpc(), methods=["POST"], include_in_schema=False)]
 
 
@@ -98,7 +98,7 @@ class _Rpc:
 
 
 class RpcResponse(Response):
-    """Answer one HTTP request with the given methods."""
+    """Respond to one HTTP request with the given methods."""
 
     def __init__(self, methods: Mapping[str, Method], service: Service) -> None:
         self._methods = methods
@@ -106,34 +106,34 @@ class RpcResponse(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Read the body, carry out what it asks for, and reply."""
+        """Read the body, execute its requests, and reply."""
         headers = headers_of(scope)
         _check_content_type(headers)
         media_type = choose(headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
         context = context_of(scope)
         with ExitStack() as admission, Lease(self._service.segments) as lease:
             context.session = session_of(headers)
-            turn = Turn(self._service, lease, context, self._admit(context, admission))
-            message = await self._read(headers, receive, turn)
+            ctx = MethodContext(self._service, lease, context, self._admit(context, admission))
+            message = await self._read(headers, receive, ctx)
             items = message.items if isinstance(message, rpc.Batch) else (message,)
-            self._hear(items, turn)
+            self._cancel_calls(items, ctx)
             wanted = [item for item in items if not (isinstance(item, rpc.Request) and item.is_notification)]
             if not wanted:
                 await send({"type": "http.response.start", "status": 204, "headers": []})
                 await send_piece(send, b"", last=True)
                 return
-            # The rest of a body that was not read to its end is not this API's to watch.
+            # A body that was not read to its end can't be watched for a disconnect.
             unread = isinstance(message, _Unreadable)
             async with nullcontext() if unread else cancel_on_disconnect(receive):
                 if media_type == sse.MEDIA_TYPE:
-                    await self._stream(wanted, turn, send)
+                    await self._stream(wanted, ctx, send)
                 elif isinstance(message, rpc.Batch):
-                    await self._reply_batch(wanted, turn, send, media_type)
+                    await self._reply_batch(wanted, ctx, send, media_type)
                 else:
-                    await self._reply(wanted[0], turn, send, media_type)
+                    await self._reply(wanted[0], ctx, send, media_type)
 
     def _admit(self, context: RequestContext, admission: ExitStack) -> ConvgradError | None:
-        """Admit the request, or return the refusal: it is answered under the ids of the calls in the body."""
+        """Admit the request, or return why not: this is answered under the ids of the calls in the body."""
         if context.denied is not None:
             return context.denied
         try:
@@ -142,55 +142,55 @@ class RpcResponse(Response):
             return refusal
         return None
 
-    async def _read(self, headers: Mapping[str, str], receive: Receive, turn: Turn) -> _Item | rpc.Batch:
+    async def _read(self, headers: Mapping[str, str], receive: Receive, ctx: MethodContext) -> _Item | rpc.Batch:
         settings = self._service.settings
         try:
             length = declared_length(headers)
-            if turn.context.denied is not None and (length is None or length > settings.head_limit):
-                return _Unreadable(turn.context.denied)  # a stranger's tensors are not worth their reading
+            if ctx.context.denied is not None and (length is None or length > settings.head_limit):
+                return _Unreadable(ctx.context.denied)  # don't read large bodies without a valid key
             intake = JsonIntake(
-                turn.lease,
+                ctx.lease,
                 length=length,
                 max_skeleton=int(settings.head_limit),
-                refusal=turn.refusal,
+                refusal=ctx.refusal,
             )
             async with asyncio.timeout(settings.deadline_s):
-                await read_body(receive, intake, turn.context.timings)
+                await read_body(receive, intake, ctx.context.timings)
                 return rpc.parse_message(await intake.finish_async())
         except TimeoutError:
-            return _Unreadable(DeadlineExceeded("the deadline was over before the request had arrived"))
+            return _Unreadable(DeadlineExceeded("the deadline passed before the whole request arrived"))
         except (Cancelled, UnsupportedMediaType):
             raise
         except ConvgradError as error:
             return _Unreadable(error)
 
-    def _hear(self, items: Iterable[_Item], turn: Turn) -> None:
-        """Carry out what callers want stopped."""
-        context = turn.context
+    def _cancel_calls(self, items: Iterable[_Item], ctx: MethodContext) -> None:
+        """Handle the notifications that cancel calls."""
+        context = ctx.context
         notifications = (item for item in items if isinstance(item, rpc.Request) and item.is_notification)
         for item in () if context.denied else notifications:
             if item.method == NOTIFICATION:
                 self._service.cancellations.cancel(context.key, context.session, item.params)
 
-    def _named(self, item: _Item, turn: Turn, call: Call) -> AbstractContextManager[None]:
-        return self._service.cancellations.named(turn.context.key, turn.context.session, item.id, call)
+    def _cancellable(self, item: _Item, ctx: MethodContext, call: Call) -> AbstractContextManager[None]:
+        return self._service.cancellations.register(ctx.context.key, ctx.context.session, item.id, call)
 
-    async def _reply(self, item: _Item, turn: Turn, send: Send, media_type: str) -> None:
+    async def _reply(self, item: _Item, ctx: MethodContext, send: Send, media_type: str) -> None:
         async with AsyncExitStack() as open_while_sent:
-            text = await self._answer(item, turn, open_while_sent)
+            text = await self._answer(item, ctx, open_while_sent)
             await send_head(send, media_type, length=text.length)
             for piece in text.pieces:
                 await send_piece(send, piece)
             await send_piece(send, b"", last=True)
 
-    async def _reply_batch(self, items: Sequence[_Item], turn: Turn, send: Send, media_type: str) -> None:
-        """Send the answers in the order of their requests, each once it and those before it are there."""
+    async def _reply_batch(self, items: Sequence[_Item], ctx: MethodContext, send: Send, media_type: str) -> None:
+        """Send the answers in the order of their requests, each as soon as it and those before it are ready."""
         written = [asyncio.Event() for _ in range(len(items) + 1)]
         written[0].set()
 
         async def one(number: int) -> None:
             async with AsyncExitStack() as open_while_sent:
-                text = await self._answer(items[number], turn, open_while_sent)
+                text = await self._answer(items[number], ctx, open_while_sent)
                 await written[number].wait()
                 if not number:
                     await send_head(send, media_type)
@@ -199,10 +199,10 @@ class RpcResponse(Response):
                     await send_piece(send, piece)
             written[number + 1].set()
 
-        await self._some_at_once(one, len(items))
+        await self._run_concurrently(one, len(items))
         await send_piece(send, b"]", last=True)
 
-    async def _stream(self, items: Sequence[_Item], turn: Turn, send: Send) -> None:
+    async def _stream(self, items: Sequence[_Item], ctx: MethodContext, send: Send) -> None:
         """Send the messages of all items as one stream; their ids tell them apart."""
         async with sse.EventStream(send) as stream:
 
@@ -210,45 +210,45 @@ class RpcResponse(Response):
                 item, outcome = items[number], None
                 async with AsyncExitStack() as opened:
                     try:
-                        outcome = await self._open(item, turn, opened)
+                        outcome = await self._open(item, ctx, opened)
                         if isinstance(outcome, Call):
-                            with self._named(item, turn, outcome):
+                            with self._cancellable(item, ctx, outcome):
                                 await sse.stream_call(outcome, stream, item.id)
                             return
-                        pieces = _plain_text(item.id, outcome, turn).pieces
+                        pieces = _plain_text(item.id, outcome, ctx).pieces
                     except Cancelled as caught:
-                        if not _was_cancelled(outcome):
+                        if not _cancelled_by_caller(outcome):
                             raise
-                        pieces = _error_text(item.id, caught, turn).pieces
+                        pieces = _error_text(item.id, caught, ctx).pieces
                     except Exception as caught:  # noqa: BLE001 - every fault is an answer
-                        pieces = _error_text(item.id, caught, turn).pieces
+                        pieces = _error_text(item.id, caught, ctx).pieces
                     await stream.pieces(pieces)
 
-            await self._some_at_once(one, len(items))
+            await self._run_concurrently(one, len(items))
 
-    async def _answer(self, item: _Item, turn: Turn, stack: AsyncExitStack) -> _Text:
-        """Carry out one item; what its answer is made from stays open in `stack`."""
+    async def _answer(self, item: _Item, ctx: MethodContext, stack: AsyncExitStack) -> _Text:
+        """Execute one item; the resources of its answer are released with `stack`."""
         outcome = None
         try:
-            outcome = await self._open(item, turn, stack)
+            outcome = await self._open(item, ctx, stack)
             if not isinstance(outcome, Call):
-                return _plain_text(item.id, outcome, turn)
-            with self._named(item, turn, outcome):
+                return _plain_text(item.id, outcome, ctx)
+            with self._cancellable(item, ctx, outcome):
                 await outcome.finish()
             result = JsonResult(outcome)
             return _text(item.id, outcome.timings.each("encode", result.pieces()), result.length)
         except Cancelled as caught:
-            if not _was_cancelled(outcome):
+            if not _cancelled_by_caller(outcome):
                 raise
-            return _error_text(item.id, caught, turn)
+            return _error_text(item.id, caught, ctx)
         except Exception as caught:  # noqa: BLE001 - every fault is an answer
-            return _error_text(item.id, caught, turn)
+            return _error_text(item.id, caught, ctx)
 
-    async def _open(self, item: _Item, turn: Turn, stack: AsyncExitStack) -> Any:
+    async def _open(self, item: _Item, ctx: MethodContext, stack: AsyncExitStack) -> Any:
         if isinstance(item, _Unreadable):
             raise item.error
-        if turn.context.denied is not None:
-            raise turn.context.denied.with_traceback(None)
+        if ctx.context.denied is not None:
+            raise ctx.context.denied.with_traceback(None)
         if isinstance(item, rpc.Invalid):
             raise InvalidRequest(item.message)
         method = self._methods.get(item.method)
@@ -259,12 +259,12 @@ class RpcResponse(Response):
                 f"there is no method {safe_key(item.method)}: {known}" + (f"; did you mean {hint}?" if hint else ""),
                 data={"hint": hint},
             )
-        return await stack.enter_async_context(method(item.params, turn))
+        return await stack.enter_async_context(method(item.params, ctx))
 
-    async def _some_at_once(self, work: Callable[[int], Awaitable[None]], count: int) -> None:
-        """Run the numbers from 0, a few at a time; a lower number never waits for a higher one to start."""
+    async def _run_concurrently(self, work: Callable[[int], Awaitable[None]], count: int) -> None:
+        """Run `work` for the numbers below `count`, a few at a time, started in order."""
         numbers = iter(range(count))
-        at_once = min(_AT_ONCE, count, self._service.admission.limit_of(current_context()))
+        runners = min(_MAX_CONCURRENT, count, self._service.admission.limit_of(current_context()))
 
         async def runner() -> None:
             for number in numbers:
@@ -273,22 +273,22 @@ class RpcResponse(Response):
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(at_once):
+                for _ in range(runners):
                     group.create_task(runner())
         except BaseExceptionGroup as found:
-            # Answers hold every fault of an item; what is left is about the connection, the same for all.
+            # Errors of items are answers; what is raised here concerns the connection and is the same for all.
             raise found.exceptions[0] from None
 
 
-def _was_cancelled(outcome: Any) -> bool:
-    """Tell a call that its caller cancelled, who still listens, from one whose caller left."""
+def _cancelled_by_caller(outcome: Any) -> bool:
+    """Whether the caller cancelled the call and still expects an answer, instead of disconnecting."""
     return isinstance(outcome, Call) and outcome.cancelled
 
 
 def _check_content_type(headers: Mapping[str, str]) -> None:
     if media_type(headers) not in ("", *_CONTENT_TYPES):
         raise UnsupportedMediaType(
-            f"the body must be {' or '.join(_CONTENT_TYPES)}", data={"supported": _CONTENT_TYPES}
+            f"the Content-Type must be {' or '.join(_CONTENT_TYPES)}", data={"supported": _CONTENT_TYPES}
         )
 
 
@@ -303,15 +303,15 @@ def _text(request_id: rpc.Id, result: Iterable[bytes], length: int) -> _Text:
     return _Text(pieces(), len(before) + length + len(after))
 
 
-def _plain_text(request_id: rpc.Id, outcome: Any, turn: Turn) -> _Text:
+def _plain_text(request_id: rpc.Id, outcome: Any, ctx: MethodContext) -> _Text:
     text = outcome if isinstance(outcome, bytes) else dump(outcome)
-    turn.documents.add(len(text))
+    ctx.documents.add(len(text))
     return _text(request_id, (text,), len(text))
 
 
-def _error_text(request_id: rpc.Id, caught: Exception, turn: Turn) -> _Text:
+def _error_text(request_id: rpc.Id, caught: Exception, ctx: MethodContext) -> _Text:
     error = as_convgrad_error(caught, log=_log)
-    turn.context.fail(error)
+    ctx.context.fail(error)
     fields = rpc_error(error)
     if fields["code"] in _STANDARD_MESSAGES:
         fields["data"]["detail"] = fields["message"]

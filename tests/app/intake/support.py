@@ -17,7 +17,7 @@ from app.intake.body import BodyReader
 from app.intake.multipart import MultipartIntake
 from app.intake.requests import RequestedCall, read_call
 from app.intake.sinks import Lease
-from app.intake.tensors import settle
+from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import dtype
 from convgrad._errors import ConvgradError
@@ -90,7 +90,7 @@ def read_parts(
         length = len(body) if declared else None
         intake = MultipartIntake(CONTENT_TYPE, called, lease, length=length, check=checked)
         await pour(body, intake, step)
-        return await settled(intake.finish(), lease)
+        return await collected(intake.finish(), lease)
 
     return in_pool(run)
 
@@ -99,7 +99,7 @@ def read_object(value: Any, *, called: CalledOperation = OPERATION) -> dict[str,
     """Read a parsed request object as the service does and return the tensors that the kernels would get."""
 
     async def run(lease: Lease) -> dict[str, bytes]:
-        return await settled(read_call(called, value, lease), lease)
+        return await collected(read_call(called, value, lease), lease)
 
     return in_pool(run)
 
@@ -109,11 +109,11 @@ async def checked(call: RequestedCall) -> None:
     resolve(call.called.called_as, call.attributes, call.metas)
 
 
-async def settled(call: RequestedCall, lease: Lease) -> dict[str, bytes]:
+async def collected(call: RequestedCall, lease: Lease) -> dict[str, bytes]:
     """Check a call and copy its tensors out of their memory."""
     op = resolve(call.called.called_as, call.attributes, call.metas)
     spellings = call.called.operation.input_spellings
-    found = {spellings[name]: segment for name, segment in (await settle(call.inputs, lease)).items()}
+    found = {spellings[name]: segment for name, segment in (await collect_tensors(call.inputs, lease)).items()}
     return {
         spec.name: bytes(found[spec.name].view[: prod(spec.shape) * dtype(spec.dtype).itemsize]) for spec in op.inputs
     }

@@ -145,7 +145,7 @@ SRC = npy(arrays()["src"])
         (multipart([*parts(), ("bias", SRC)]), InvalidParams, "no part bias"),
         (multipart(parts()[:2]), InvalidParams, "diff_dst is required"),
         (multipart(parts()[:1]), InvalidParams, "src is required"),
-        (multipart(parts(src=SRC[:-1])), InvalidParams, "src: dtype and shape need 128 bytes and 127 came"),
+        (multipart(parts(src=SRC[:-1])), InvalidParams, "src: dtype and shape need 128 bytes, but 127 arrived"),
         (multipart(parts(src=SRC + b"!")), InvalidParams, "src: .*128 bytes and more"),
         (multipart(parts(src=SRC[:50])), InvalidParams, "src: .*inside its header"),
         (multipart(parts(src=b"")), InvalidParams, "src: .*inside its header"),
@@ -154,7 +154,7 @@ SRC = npy(arrays()["src"])
         (multipart(parts(request=b"[]")), InvalidParams, "must be an object"),
         (multipart(parts(request=b"{")), ParseError, "not JSON"),
         (multipart(parts(request=b"{}")), InvalidParams, "required"),
-        (multipart(parts(request=request(attribute={}))), InvalidParams, "no other member"),
+        (multipart(parts(request=request(attribute={}))), InvalidParams, "only the members"),
         (multipart(parts(request=b'"' + b"x" * 70_000 + b'"')), TooLarge, "65536"),
         (
             multipart(parts(request=request({"src": {"dtype": "f32", "shape": [1], "data": "AAAAAA=="}}))),
@@ -227,7 +227,7 @@ def test_a_call_is_refused_before_its_data_is_taken() -> None:
 def test_a_header_that_promises_more_than_the_body_has_is_refused() -> None:
     """A file that claims a gigabyte in a body of a kilobyte takes no memory."""
     huge = npy(np.zeros((1, 1, 1), "f4")).replace(b"(1, 1, 1)", b"(8, 1, 33554432)"[:16]).replace(b" " * 7, b"", 1)
-    with pytest.raises(InvalidParams, match="can still come"):
+    with pytest.raises(InvalidParams, match="can still arrive"):
         read_parts(multipart(parts(src=huge)))
 
 

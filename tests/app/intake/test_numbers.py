@@ -146,7 +146,7 @@ def test_rounding_to_bf16() -> None:
 def test_memory_is_bounded_by_what_can_come() -> None:
     """A shape of more elements than the body has characters takes no memory at all."""
     text = b'{"shape": [1000000], "datatype": "FP32", "data": [1, 2]}'
-    with pytest.raises(ConvgradError, match="more than the body can hold"):
+    with pytest.raises(ConvgradError, match="more than the body can contain"):
         read(text, [])
 
 

@@ -13,7 +13,7 @@ import pytest
 from app.intake.json import JsonIntake
 from app.intake.requests import read_call
 from app.intake.sinks import Lease
-from app.intake.tensors import settle
+from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool
 from convgrad._errors import ConvgradError, InvalidParams, TooLarge, Unsupported
 from tests.app.intake.support import ATTRIBUTES, MIB, OPERATION, Array, arrays, npy, pour, read_object, text
@@ -126,7 +126,7 @@ SRC = raw(arrays()["src"])
         ({"npy": ""}, ["npy"], "inside its header"),
         ({"npy": "AAAA"}, ["npy"], "93 4E"),
         ({"npy": text(npy(arrays()["src"])[:-1])}, ["npy"], "need 128 bytes"),
-        ({"npy": text(npy(arrays()["src"]) + b"!")}, ["npy"], "more came"),
+        ({"npy": text(npy(arrays()["src"]) + b"!")}, ["npy"], "more arrived"),
         ({"npy": text(npy(arrays()["src"])), "dtype": "bf16"}, ["npy"], "f32"),
         ({"npy": text(npy(arrays()["src"])), "shape": [2, 2, 8]}, ["shape"], "its own shape"),
     ],
@@ -233,7 +233,7 @@ def test_large_tensors_are_put_in_order(form: str) -> None:
             intake = JsonIntake(lease)
             await pour(body, intake, 1 << 17)
             call = read_call(OPERATION, intake.finish(), lease)
-            return bytes((await settle(call.inputs, lease))["src"].view)
+            return bytes((await collect_tensors(call.inputs, lease))["src"].view)
 
     assert asyncio.run(run()) == array.tobytes()
     assert pool.stats().used == 0

@@ -74,7 +74,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "input without name": (lambda d: src(d).pop("name"), "must be an object with a name"),
     "many inputs": (lambda d: d.update(inputs=[{"name": "a"}] * 65), "at most 64"),
     "input unknown": (lambda d: src(d).update(name="srcs"), "did you mean src"),
-    "input twice": (lambda d: d["inputs"].append(dict(src(d))), "src is there twice"),
+    "input twice": (lambda d: d["inputs"].append(dict(src(d))), "src is given twice"),
     "input absent": (lambda d: d["inputs"].pop(), "diff_dst is required"),
     "shape missing": (lambda d: src(d).pop("shape"), "the shape of src must be a list"),
     "shape of floats": (lambda d: src(d).update(shape=[2.0, 4, 5, 4]), "must be an integer"),
@@ -92,7 +92,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "region half": (lambda d: src(d).update(parameters={"shared_memory_region": "a"}), "needs both"),
     "region off": (
         lambda d: src(d).update(parameters={"shared_memory_region": "a", "shared_memory_byte_size": 640}),
-        "switched off",
+        "disabled",
     ),
     "parameters no object": (lambda d: d.update(parameters=[1]), "must be an object"),
     "input parameters no object": (lambda d: src(d).update(parameters="x"), "must be an object"),
@@ -128,26 +128,26 @@ def test_wrong_heads(http: httpx.Client, case: str) -> None:
 
 
 NUMBERS: dict[str, tuple[str, str]] = {
-    "too few": ("[1]", "has 1 numbers, and the shape needs 160"),
+    "too few": ("[1]", "has 1 numbers, but the shape needs 160"),
     "too many": ("[" + "1," * 160 + "1]", "data of src"),
-    "text": ('["1"]', "numbers and nothing else"),
-    "bool": ("[true]", "numbers and nothing else"),
-    "null": ("[null]", "numbers and nothing else"),
-    "object": ("[{}]", "numbers and nothing else"),
-    "NaN": ("[NaN]", "numbers and nothing else"),
-    "two in one": ("[1 2]", "not one number"),
+    "text": ('["1"]', "finite numbers only"),
+    "bool": ("[true]", "finite numbers only"),
+    "null": ("[null]", "finite numbers only"),
+    "object": ("[{}]", "finite numbers only"),
+    "NaN": ("[NaN]", "finite numbers only"),
+    "two in one": ("[1 2]", "other than a number"),
     "two commas": ("[1,,2]", "in the wrong place"),
     "comma first": ("[,1]", "in the wrong place"),
     "comma last": ("[1,]", "in the wrong place"),
-    "plus": ("[+1]", "not one number"),
-    "zero first": ("[01]", "not one number"),
-    "minus alone": ("[-]", "not one number"),
-    "out of range": ("[" + ",".join(["1e39"] * 160) + "]", "out of the range"),
-    "far out of range": ("[1e999]", "out of the range"),
+    "plus": ("[+1]", "other than a number"),
+    "zero first": ("[01]", "other than a number"),
+    "minus alone": ("[-]", "other than a number"),
+    "out of range": ("[" + ",".join(["1e39"] * 160) + "]", "outside the range"),
+    "far out of range": ("[1e999]", "outside the range"),
     "many digits": (f"[{'1' * 600}, 1]", "data of src"),
     "brackets": ("[1[2]]", "in the wrong place"),
     "ragged": ("[" + ",".join(["[1,1]"] * 80) + "]", "nested like its shape"),
-    "deep": ("[" * 40 + "1" + "]" * 40, "lists in one another"),
+    "deep": ("[" * 40 + "1" + "]" * 40, "nested lists"),
     "no list": ("7", "must be a list of numbers"),
     "string": ('"AAAA"', "must be a list of numbers"),
 }
@@ -246,7 +246,9 @@ def test_a_bomb_is_cut_short(tight_http: httpx.Client) -> None:
     """A small body that inflates past its tensors, or past the body limit, is refused when it does."""
     content, headers = changed(lambda _: None)
     bomb = gzip.compress(content + bytes(64 << 20))
-    assert "goes on" in oip.error(oip.post(tight_http, OP, bomb, headers | {"content-encoding": "gzip"}), 400)
+    assert "bytes or more after" in oip.error(
+        oip.post(tight_http, OP, bomb, headers | {"content-encoding": "gzip"}), 400
+    )
     blanks = gzip.compress(b'{"inputs":[{"data":[' + b" " * (64 << 20))
     assert "body" in oip.error(oip.post(tight_http, OP, blanks, {"content-encoding": "gzip"}), 413)
     blanks = gzip.compress(b"{" + b" " * (1 << 20))

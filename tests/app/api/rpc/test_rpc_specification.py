@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from app.api.rpc import methods as rpc_methods
-from app.api.rpc.methods import Method, Params, Turn
+from app.api.rpc.methods import Method, MethodContext, Params
 from app.api.rpc.routes import RpcResponse
 from app.calls.service import Service
 from app.http.middleware import BodyLimit
@@ -27,7 +27,7 @@ def method(function: Callable[..., Any], *names: str) -> Method:
     """Make a method of a function."""
 
     @asynccontextmanager
-    async def made(params: Params, turn: Turn) -> AsyncIterator[Any]:
+    async def made(params: Params, ctx: MethodContext) -> AsyncIterator[Any]:
         if names:
             yield function(**bind_params(params, names, required=names))
         else:
