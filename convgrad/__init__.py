@@ -7,7 +7,7 @@
 ...     )
 """
 
-# Before the imports: the client names it in its User-Agent.
+# Before the imports: the client's User-Agent contains it.
 __version__ = "0.1.0"
 
 from convgrad._async_client import AsyncClient, AsyncStream
@@ -87,7 +87,7 @@ __all__ = [
     "__version__",
 ]
 
-# Tracebacks and documentation shall show the names that people import.
+# Make tracebacks and documentation show the public names.
 for _name in __all__:
     if isinstance(_member := globals()[_name], type):
         _member.__module__ = __name__

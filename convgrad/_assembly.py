@@ -1,4 +1,4 @@
-"""The reply of a call put together: frames in, events out, at the end the array, its checksum verified."""
+"""Assemble the reply of a call: frames in, events out, and at the end the verified array."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MAX_RANK = 64
 
 
 class Assembly:
-    """Read one reply from its bytes, in pieces of any size.
+    """Decode one reply from its bytes, in pieces of any size.
 
-    A tile that is contiguous in the output is received straight into it, any other one is copied there once.
+    A tile that is contiguous in the output is received straight into it; any other is copied there once.
     """
 
     def __init__(self) -> None:
@@ -34,17 +34,16 @@ class Assembly:
         self._result: Result | None = None
 
     def feed(self, data: Bytes) -> Iterator[Event]:
-        """Take the next bytes and give the events that they complete; the iterator has to be used up.
+        """Decode the next bytes and yield the events that they complete; exhaust the iterator.
 
-        Raises the error that the service sent in the stream, and `ProtocolError` when the stream breaks its
-        form.
+        Raises the error that the service sent in the stream, and `ProtocolError` when the stream is malformed.
         """
         for frame in self._decoder.decode(data):
             if (event := self._event(frame)) is not None:
                 yield event
 
     def close(self) -> Result:
-        """Say that no more bytes come, and return the result; raises `BrokenStream` without one."""
+        """End the stream and return the result; raises `BrokenStream` if it is incomplete."""
         if self._result is None:
             raise BrokenStream("the tensor stream stopped before its end")
         self._decoder.close()
@@ -56,7 +55,7 @@ class Assembly:
         if kind == "error":
             raise _error_in(header)
         if self._result is not None or (kind == "begin") == (self._array is not None):
-            raise ProtocolError("a tensor stream is one `begin`, then tiles, then one `end`, and no more")
+            raise ProtocolError("a tensor stream must be one `begin`, then tiles, then one `end`")
         match kind:
             case "begin":
                 self._start(header)
@@ -66,25 +65,25 @@ class Assembly:
                 return self._tile(frame)
             case "end":
                 self._finish(header)
-        # Frames of a kind that this version does not know carry nothing that it needs.
+        # Frames of unknown types are for later versions.
         return None
 
     def _start(self, header: dict[str, Any]) -> None:
         shape, dtype = _integers(header, "shape"), DTYPES.get(_text(header, "dtype"))
         if dtype is None:
-            raise ProtocolError("`dtype` in the stream must be one that this version knows")
+            raise ProtocolError("`dtype` in the tensor stream must be one that this version knows")
         try:
             self._array = np.empty(shape, dtype.numpy)
         except (ValueError, MemoryError) as error:
-            raise ProtocolError(f"there is no room for a tensor of shape {list(shape)}") from error
+            raise ProtocolError(f"no memory for a tensor of shape {list(shape)}") from error
         self._begin, self._output = header, _text(header, "output")
 
     def _place(self, header: dict[str, Any], length: int) -> memoryview | None:
         if header.get("type") != "tile":
-            raise ProtocolError("only a tile has a body")
+            raise ProtocolError("only tiles may have a body")
         box = self._box(header)
         if length != box.nbytes:
-            raise ProtocolError(f"a tile of shape {list(box.shape)} has {box.nbytes} bytes, this one {length}")
+            raise ProtocolError(f"a tile of shape {list(box.shape)} must have {box.nbytes} bytes, but has {length}")
         return box.reshape(-1).view(np.uint8).data if box.flags.c_contiguous else None
 
     def _box(self, header: dict[str, Any]) -> Array:
@@ -96,9 +95,9 @@ class Assembly:
         if not len(offset) == len(shape) == len(whole):
             raise ProtocolError(f"a tile's offset and shape must have {len(whole)} axes")
         if any(at + size > dim for at, size, dim in zip(offset, shape, whole, strict=True)):
-            raise ProtocolError(f"a tile at {list(offset)} of {list(shape)} must lie within {list(whole)}")
+            raise ProtocolError(f"a tile at {list(offset)} of shape {list(shape)} must lie within {list(whole)}")
         slices = (slice(at, at + size) for at, size in zip(offset, shape, strict=True))
-        # The ellipsis makes a view of an output without axes too.
+        # With the ellipsis the index gives a view even if the output has no axes.
         index: tuple[Any, ...] = (*slices, ...)
         box: Array = self._array[index]
         return box
@@ -106,7 +105,7 @@ class Assembly:
     def _tile(self, frame: Frame) -> Tile:
         box = self._box(frame.header)
         if len(frame.body) != box.nbytes:
-            raise ProtocolError(f"a tile of {box.nbytes} bytes came with {len(frame.body)}")
+            raise ProtocolError(f"a tile must have {box.nbytes} bytes, but has {len(frame.body)}")
         if not box.flags.c_contiguous:
             box[...] = np.frombuffer(frame.body, np.uint8).view(box.dtype).reshape(box.shape)
         box.flags.writeable = False
@@ -118,10 +117,10 @@ class Assembly:
         array, tiles = self._array, _integer(header, "tiles")
         assert array is not None
         if tiles != self._tiles:
-            raise ProtocolError(f"the stream has {tiles} tiles by its `end`, {self._tiles} came")
+            raise ProtocolError(f"`end` announces {tiles} tiles, but {self._tiles} arrived")
         # The checksum of the whole also proves that the tiles left no gap.
         if hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest() != _text(header, "sha256"):
-            raise ProtocolError("the sha256 of the received tensor is not the one that `end` gives")
+            raise ProtocolError("the sha256 of the received tensor does not match the one in `end`")
         resolved, stats = _object(self._begin, "resolved"), _object(header, "stats")
         warnings = tuple(map(str, self._begin.get("warnings") or ()))
         self._result = Result(_text(self._begin, "op"), {self._output: array}, resolved, stats, warnings)
@@ -137,23 +136,23 @@ def _error_in(header: dict[str, Any]) -> Exception:
 def _text(header: dict[str, Any], key: str) -> str:
     value = header.get(key)
     if not isinstance(value, str):
-        raise _wrong(key, "a text")
+        raise _wrong(key, "a string")
     return value
 
 
 def _integer(header: dict[str, Any], key: str) -> int:
     value = header.get(key)
     if type(value) is not int or value < 0:
-        raise _wrong(key, "an integer from 0")
+        raise _wrong(key, "an integer of at least 0")
     return value
 
 
 def _integers(header: dict[str, Any], key: str) -> tuple[int, ...]:
     value = header.get(key)
     if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
-        raise _wrong(key, "a list of integers from 0")
+        raise _wrong(key, "a list of integers of at least 0")
     if len(value) > _MAX_RANK or math.prod(item for item in value if item) >= 2**60:
-        raise _wrong(key, "the size of something that fits memory")
+        raise _wrong(key, f"at most {_MAX_RANK} axes of fewer than 2^60 elements")
     return tuple(value)
 
 

@@ -1,4 +1,4 @@
-"""The asyncio client: `_client` and `_stream` once more, a `send` that is awaited apart."""
+"""The asyncio client: `_client` and `_stream` with `await`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["AsyncClient", "AsyncStream"]
 
 
 class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
-    """Be `Client` for asyncio: the same names with `await`, `async with` and `async for`."""
+    """`Client` for asyncio: the same names with `await`, `async with` and `async for`."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         reference: bool = False,
         deadline: float | None = None,
     ) -> AsyncIterator[AsyncStream]:
-        """Compute `op` and give its tiles as they become final, for `async with`; see `Client.stream`."""
+        """Compute `op` and stream its tiles as they become final, for `async with`; see `Client.stream`."""
         request = core.call(op, inputs, attributes, options=options(reference, deadline))
         async with self._opened(request, Budget(self._retry, deadline)) as stream:
             yield stream
@@ -98,14 +98,14 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         return core.object_of(await self._fetch(core.description(op)))
 
     async def health(self) -> Health:
-        """Ask whether the service takes calls; see `Client.health`."""
+        """Ask whether the service accepts calls; see `Client.health`."""
         try:
             return core.health_of(await self._fetch(core.readiness(), ONCE))
         except (Overloaded, ShuttingDown) as error:
             return core.health_of(error)
 
     async def wait_until_ready(self, timeout: float = 60.0) -> Health:  # noqa: ASYNC109 - the sync client's name
-        """Wait until the service takes calls; see `Client.wait_until_ready`."""
+        """Wait until the service accepts calls; see `Client.wait_until_ready`."""
         end, seen = time.monotonic() + timeout, None
         while True:
             if (health := await self._health_or_none()) is not None and health.ready:
@@ -176,7 +176,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
 
 
 class AsyncStream:
-    """Be `Stream` for asyncio."""
+    """`Stream` for asyncio."""
 
     def __init__(self, response: httpx.Response, assembly: Assembly | Whole, budget: Budget) -> None:
         self._response = response
@@ -188,11 +188,11 @@ class AsyncStream:
         return self._events
 
     async def result(self) -> Array:
-        """Return the output, after reading what is left of the reply; see `Stream.result`."""
+        """Read the rest of the reply and return the output; see `Stream.result`."""
         return (await self.details()).array
 
     async def details(self) -> Result:
-        """Return the whole reply; see `Stream.details`."""
+        """Read the rest of the reply and return all of it; see `Stream.details`."""
         async for _ in self._events:
             pass
         return self._assembly.close()

@@ -1,4 +1,4 @@
-"""What both clients know: where the service is, as whom they call, and how patiently."""
+"""What both clients share: address, API key, timeouts, retries, and building HTTP requests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Timeout = float | httpx.Timeout | None
 
 
 class Base:
-    """Hold what a client knows: where, as whom, how patiently."""
+    """The configuration of a client."""
 
     _http: httpx.Client | httpx.AsyncClient
 
@@ -35,11 +35,11 @@ class Base:
 
         self._url = httpx.URL(url)
         if self._url.scheme not in ("http", "https"):
-            raise ValueError("the url must begin with http:// or https://")
+            raise ValueError("url must begin with http:// or https://")
         self._timeout = httpx.Timeout(timeout)
         self._urls: dict[str, httpx.URL] = {}
         self._retry = retry or ONCE
-        # Tensors don't shrink, and the frames are to be read as they come.
+        # No compression: tensors don't shrink, and frames have to be read as they arrive.
         self._headers = {"User-Agent": f"convgrad/{__version__}", "Accept-Encoding": "identity"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {checked_key(api_key)}"
@@ -50,7 +50,7 @@ class Base:
     def _build(
         self, request: Request, budget: Budget, content: Iterable[Bytes] | AsyncIterable[Bytes] | None
     ) -> httpx.Request:
-        """Build a request as `httpx`'s own `build_request` does, which takes longer than to send a small one."""
+        """Build a request as httpx's `build_request` does, which takes longer than sending a small request."""
         if (url := self._urls.get(request.path)) is None:
             url = self._urls[request.path] = self._http.build_request("GET", request.path).url
         headers = {**self._http.headers, "accept": request.accept}
@@ -64,20 +64,20 @@ class Base:
             url,
             headers=headers,
             cookies=self._http.cookies or None,
-            content=content,  # type: ignore[arg-type] # views too are bytes to a socket
+            content=content,  # type: ignore[arg-type] # sockets accept views too
             extensions={"timeout": timeout},
         )
 
 
 def options(reference: bool, deadline: float | None) -> dict[str, Any]:
-    """Return the options of a call that are not at their default; an infinite deadline is none.
+    """Return the options of a call that differ from their defaults; an infinite deadline means none.
 
     Raises `InvalidParams` when `deadline` is not a number.
     """
     options: dict[str, Any] = {"reference": True} if reference else {}
     milliseconds = math.inf if deadline is None else deadline * 1000
     if math.isnan(milliseconds):
-        rule = "deadline must be a number of seconds, but is NaN"
+        rule = "deadline must be a number of seconds or infinity, but is NaN"
         raise InvalidParams(rule, errors=[{"loc": ["options", "deadline_ms"], "msg": rule, "type": "value"}])
     if milliseconds < math.inf:
         options["deadline_ms"] = math.ceil(max(1, milliseconds))

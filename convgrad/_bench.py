@@ -1,4 +1,4 @@
-"""How fast a running service answers one call: latency as its callers see it, and throughput."""
+"""Measure a running service with one call: latency as its callers see it, and throughput."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Report", "measure", "random_tensor"]
 
 @dataclass
 class Report:
-    """Collect what a run measured; all times are in seconds."""
+    """The measurements of a run; all times are in seconds."""
 
     latencies: list[float] = field(default_factory=list)
     compute: list[float] = field(default_factory=list)
@@ -27,13 +27,13 @@ class Report:
     gmac: float = 0.0
 
     def add(self, seconds: float, result: Result) -> None:
-        """Take note of one answered call."""
+        """Record one answered call."""
         self.latencies.append(seconds)
         self.compute.append(float(result.stats.get("compute_ms", 0.0)) / 1000)
         self.gmac += float(result.stats.get("gmac", 0.0))
 
     def summary(self, sent: int) -> dict[str, Any]:
-        """Return the figures; `sent` is the bytes of tensors that each call carries."""
+        """Return the figures; `sent` is the number of tensor bytes in each call."""
         calls = len(self.latencies)
         return {
             "calls": calls,
@@ -50,10 +50,9 @@ class Report:
 
 
 def measure(call: Callable[[], Result], *, seconds: float, clients: int, warm_up: int = 2) -> Report:
-    """Repeat `call` for some seconds in `clients` threads at a time, each at least once.
+    """Repeat `call` for `seconds` in `clients` threads, at least once in each.
 
-    The first calls, which open connections and fill caches, are not counted. An error of any call ends the
-    run.
+    The first calls, which open connections and fill caches, are not counted. An error in any call ends the run.
     """
     for _ in range(warm_up):
         call()
@@ -71,7 +70,7 @@ def measure(call: Callable[[], Result], *, seconds: float, clients: int, warm_up
 
 
 def random_tensor(description: dict[str, Any]) -> Array:
-    """Return random numbers of a described dtype and shape, the same every time."""
+    """Return random numbers of the described dtype and shape, the same every time."""
     numbers = np.random.default_rng(0).standard_normal(description["shape"], np.float32)
     array: Array = numbers.astype(dtype(description["dtype"]).numpy)
     return array
@@ -86,7 +85,7 @@ def _repeat(call: Callable[[], Result], report: Report, errors: list[BaseExcepti
             report.add(now - start, result)
             if now >= end:
                 return
-    except BaseException as error:  # noqa: BLE001 - raised again by the thread that waits
+    except BaseException as error:  # noqa: BLE001 - raised again by the waiting thread
         errors.append(error)
 
 

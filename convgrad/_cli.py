@@ -32,7 +32,7 @@ EXIT_CODES: dict[type[BaseException], int] = {
     ServiceError: 4,
     TransportError: 5,
     ConvgradError: 1,
-    # What argparse itself exits with: a command line, or a file, that can't be used.
+    # As argparse itself: the command line, or a file, can't be used.
     OSError: 2,
     ValueError: 2,
     KeyboardInterrupt: 130,
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     spec = _spec_of(options)
     if any(isinstance(value, dict) for value in spec.inputs.values()):
-        raise ValueError("to run takes files; a tensor of dtype and shape alone is for validate and bench")
+        raise ValueError("run needs .npy files: a tensor given as dtype and shape is for validate and bench")
     with _client(options) as client:
         result = _compute(client, spec, options)
     for warning in result.warnings:
@@ -90,11 +90,11 @@ def _run(options: argparse.Namespace) -> int:
 
 def _compute(client: Client, spec: CallSpec, options: argparse.Namespace) -> Result:
     op = _op_of(spec)
-    how: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
-    # Nobody watches: then a reply that breaks off may be asked for again.
+    settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
+    # Without a progress bar the call can be retried when its reply breaks off.
     if options.quiet or not sys.stderr.isatty():
-        return client.run_detailed(op, spec.inputs, spec.attributes, **how)
-    with ProgressBar(sys.stderr, op) as bar, client.stream(op, spec.inputs, spec.attributes, **how) as stream:
+        return client.run_detailed(op, spec.inputs, spec.attributes, **settings)
+    with ProgressBar(sys.stderr, op) as bar, client.stream(op, spec.inputs, spec.attributes, **settings) as stream:
         for event in stream:
             bar.show(event)
         return stream.details()
@@ -155,25 +155,25 @@ def _serve(arguments: Sequence[str]) -> int:
     root = _service_root()
     if root is None:
         _say(
-            "the service is not installed here: it runs from its checkout or its image, "
-            "and the `convgrad` package is its client"
+            "the service is not installed here: run it from a checkout or its image; "
+            "the `convgrad` package is the client only"
         )
         return 2
     if missing := [name for name in _SERVER_NEEDS if find_spec(name) is None]:
         _say(f"the service needs {', '.join(missing)}: pip install '{root}[server]'")
         return 2
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # -P: a package of somebody else named `app`, in the folder where we happen to be, is not the service.
+    # -P: don't import another package named `app` from the working folder.
     command = [sys.executable, "-P", "-m", "app", *arguments]
-    # The service takes this process over: signals of a supervisor reach it, and nothing returns from here.
+    # The service replaces this process, so that it receives the signals of a supervisor.
     return os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # noqa: S606
 
 
 def _service_root() -> Path | None:
-    """Find the folder that the service's rooms are in: beside this package, here, or on the path."""
+    """Return the folder with the service's packages: beside this one, the working folder, or on the path."""
     beside = Path(__file__).resolve().parent.parent
     for folder in (beside, Path.cwd(), *map(Path, sys.path)):
-        if all((folder / room).is_file() for room in ("app/__main__.py", "schemas/__init__.py")):
+        if all((folder / file).is_file() for file in ("app/__main__.py", "schemas/__init__.py")):
             return folder.resolve()
     return None
 
@@ -189,7 +189,7 @@ def _spec_of(options: argparse.Namespace) -> CallSpec:
 
 def _op_of(spec: CallSpec) -> str:
     if not isinstance(spec.op, str):
-        raise ValueError("name the operation, or give a spec that names it")
+        raise ValueError("no operation: give its name, or a spec with `op`")
     return spec.op
 
 
@@ -203,7 +203,7 @@ def _client(options: argparse.Namespace) -> Client:
 
 
 def _write(path: str, array: Array) -> None:
-    # numpy.save would write bfloat16 as well, but not to a pipe.
+    # numpy.save can't write to a pipe.
     header = write_header(dtype_of_array(array), array.shape)
     pieces: list[bytes | memoryview] = [header, array.reshape(-1).view(np.uint8).data]
     if path == "-":

@@ -1,4 +1,4 @@
-"""The blocking client: what waits. What it says, and how it understands, is pure and lives elsewhere."""
+"""The blocking client: network and waiting; `_core` builds its requests and parses its replies."""
 
 from __future__ import annotations
 
@@ -26,11 +26,13 @@ __all__ = ["Client"]
 class Client(Base, Operations[Array]):
     """Compute convolution gradients on a convgrad service.
 
-    `url` is the service's address, or any name for a service behind the Unix socket `uds`. `api_key` is sent as a
-    Bearer token; one that no header can hold is a `ValueError`, which does not show it. `timeout` is httpx's; `retry`
-    says how often to try, None for once. `transport` replaces the network. Arrays go in with any strides and byte
-    order; results are writeable. Every other failure is a `ConvgradError`. One client may be used by many threads; use
-    it in `with`, or close it.
+    `url` is the service's address; with the Unix socket `uds` its host may be any name. `api_key` is sent as a Bearer
+    token. `timeout` is httpx's, in seconds. `retry` says how often to retry; None for a single attempt. `transport`
+    replaces the network, for tests. Arrays may have any strides and byte order; results are writeable. A client is
+    thread-safe; use it in `with`, or close it.
+
+    Raises `ValueError` for a URL that is not HTTP and for a key that a header can't contain, without showing the key.
+    Calls raise `ConvgradError`, and `OSError` for files that can't be read.
     """
 
     def __init__(
@@ -59,10 +61,9 @@ class Client(Base, Operations[Array]):
     ) -> Array:
         """Compute `op`, under any of its names, and return its output.
 
-        `inputs` are arrays or paths of `.npy` files by name; `attributes` are as on the operation's page.
-        `reference` takes the slow kernel that accumulates in float64. After `deadline` seconds the service
-        stops and the call raises `DeadlineExceeded`. A reply that breaks off is asked for again, because
-        nothing of it was used yet.
+        `inputs` are arrays or paths of `.npy` files by name; `attributes` are those on the operation's page.
+        `reference` selects the slow kernel that accumulates in float64. After `deadline` seconds the service
+        stops and the call raises `DeadlineExceeded`. If the reply breaks off, the call is retried.
         """
         request = core.call(op, inputs, attributes, options=options(reference, deadline), whole=True)
         return self._result(request, deadline).array
@@ -90,16 +91,16 @@ class Client(Base, Operations[Array]):
         reference: bool = False,
         deadline: float | None = None,
     ) -> Iterator[Stream]:
-        """Compute `op` and give its tiles as they become final; for `with`.
+        """Compute `op` and stream its tiles as they become final; for `with`.
 
-        Once the reply has begun nothing is tried again: what was given was given.
+        Nothing is retried once the reply has begun.
         """
         request = core.call(op, inputs, attributes, options=options(reference, deadline))
         with self._opened(request, Budget(self._retry, deadline)) as stream:
             yield stream
 
     def validate(self, op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Check a call without sending its tensors; return what it would be: shapes, plan and cost.
+        """Check a call without sending its tensors; return its resolved attributes, output shapes, plan and cost.
 
         `inputs` are as for `run`, or `{"dtype": .., "shape": ..}`. Raises what the call would raise.
         """
@@ -114,14 +115,14 @@ class Client(Base, Operations[Array]):
         return core.object_of(self._fetch(core.description(op)))
 
     def health(self) -> Health:
-        """Ask whether the service takes calls; raises `ConnectFailed` when there is none."""
+        """Ask whether the service accepts calls; raises `ConnectFailed` when it can't be reached."""
         try:
             return core.health_of(self._fetch(core.readiness(), ONCE))
         except (Overloaded, ShuttingDown) as error:
             return core.health_of(error)
 
     def wait_until_ready(self, timeout: float = 60.0) -> Health:
-        """Wait until the service takes calls; raises `TimedOut` when it does not within `timeout` seconds."""
+        """Wait until the service accepts calls; raises `TimedOut` when it does not within `timeout` seconds."""
         end, seen = time.monotonic() + timeout, None
         while True:
             if (health := self._health_or_none()) is not None and health.ready:
@@ -173,7 +174,7 @@ class Client(Base, Operations[Array]):
                 response.close()
 
     def _send(self, request: Request, budget: Budget) -> httpx.Response:
-        """Return the reply's beginning, after as many attempts as the budget allows."""
+        """Send a request, retrying as the budget allows; return the response before its body is read."""
         while True:
             try:
                 return self._send_once(request, budget)

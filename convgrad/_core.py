@@ -1,4 +1,4 @@
-"""The client without its network: calls to requests, replies to values and errors."""
+"""The client without the network: from calls to requests, and from replies to values and errors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ __all__ = [
 Inputs = Mapping[str, "Tensor | Sequence[int] | Mapping[str, Any]"]
 """Tensors by name. `weights_shape` is a list of integers; `validate` also takes `{"dtype", "shape"}`."""
 
-# What a status means when the reply is no problem+json, as from a proxy in between.
+# Errors by status, for replies that are not problem+json, such as a proxy's.
 _BY_STATUS: dict[int, type[ConvgradError]] = {
     400: InvalidRequest,
     401: Unauthorised,
@@ -77,16 +77,16 @@ _BY_STATUS: dict[int, type[ConvgradError]] = {
     504: DeadlineExceeded,
 }
 _PROBLEM = "application/problem+json"
-# Bytes of tensors that are sent.
+# Most tensor bytes of a call whose reply is not streamed.
 _SMALL = 8 << 20
-# Members of a problem object that the error has in another place.
 _OP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+# Members of a problem object that are not part of an error's `data`.
 _PROBLEM_OWN = frozenset({"type", "title", "status", "detail", "code"})
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Say what to ask for, in HTTP's words but for no library of HTTP."""
+    """An HTTP request, independent of the HTTP library."""
 
     method: str
     path: str
@@ -102,10 +102,10 @@ def call(
     options: Mapping[str, Any],
     whole: bool = False,
 ) -> Request:
-    """Build the request that computes `op`: through the binary API, or as multipart where that has no words for it.
+    """Build the request that computes `op`: for the binary API, or as multipart if that can't represent the call.
 
-    The reply comes as frames. With `whole` a small call asks for the output alone, which takes less time; a large
-    one may take long, and its frames show that the service is alive.
+    The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests the
+    output alone, which is faster.
     """
     tensors = {name: part(value) for name, value in inputs.items() if not _is_list(value)}
     lists = {name: value for name, value in inputs.items() if _is_list(value)}
@@ -120,17 +120,17 @@ def call(
 def multipart_call(
     op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, options: Mapping[str, Any]
 ) -> Request:
-    """Build the request that computes `op`; lists stay in its JSON, tensors become parts of their own."""
+    """Build the multipart request that computes `op`, with lists in its JSON and a part for each tensor."""
     tensors = {name: part(value) for name, value in inputs.items() if not _is_list(value)}
     stated: dict[str, Any] = {name: value for name, value in inputs.items() if _is_list(value)}
-    # A .npy file can't say bfloat16, so the request does.
+    # A .npy file can't name bfloat16, so the request does.
     stated |= {name: {"dtype": "bf16"} for name, sent in tensors.items() if sent.dtype.name == "bf16"}
     document = {"attributes": attributes or {}, "inputs": stated, "options": options}
     return Request("POST", _op_path(op), _frames.MEDIA_TYPE, multipart(dump(document), tensors))
 
 
 def validation(op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None) -> Request:
-    """Build the request that checks `op` with the dtypes and shapes of its tensors alone."""
+    """Build the request that checks `op` by the dtypes and shapes of its tensors."""
     stated = {
         name: value if _is_list(value) or isinstance(value, Mapping) else part(value).describe()
         for name, value in inputs.items()
@@ -151,12 +151,12 @@ def description(op: str) -> Request:
 
 
 def readiness() -> Request:
-    """Build the request that asks whether calls are taken."""
+    """Build the request that asks whether the service accepts calls."""
     return Request("GET", "/readyz")
 
 
 def json_of(content: bytes) -> Any:
-    """Read a JSON reply; raises `ProtocolError` when it is none."""
+    """Parse a JSON reply; raises `ProtocolError` when it is not JSON."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -164,7 +164,7 @@ def json_of(content: bytes) -> Any:
 
 
 def object_of(value: Any) -> dict[str, Any]:
-    """Return a reply that has to be a JSON object."""
+    """Return a reply that must be a JSON object; raises `ProtocolError` when it is not."""
     if not isinstance(value, dict):
         raise ProtocolError("the reply must be a JSON object")
     return value
@@ -178,37 +178,37 @@ def operations_of(value: Any) -> list[dict[str, Any]]:
 
 
 def health_of(reply: Any) -> Health:
-    """Read what the service says about being ready; a refusal is an answer too."""
+    """Return the health that a reply, or an error of the service, reports."""
     if isinstance(reply, ConvgradError):
         return Health(False, reply.data if "status" in reply.data else {"status": reply.message, **reply.data})
     return Health(True, object_of(reply))
 
 
 def not_ready(waited: float, seen: Health | None) -> TimedOut:
-    """Say that waiting for the service was in vain, with the last that it said of itself."""
+    """Build the error for a service that did not become ready, with the last state it reported."""
     detail = {} if seen is None else seen.detail
     last = ": ".join(str(detail[name]) for name in ("status", "cause") if detail.get(name))
-    return TimedOut(f"the service was not ready within {waited:g} s{last and f'; it said: {last}'}")
+    return TimedOut(f"the service was not ready within {waited:g} s{last and f'; its last state was {last}'}")
 
 
 def assembly_of(headers: Mapping[str, str]) -> Assembly | Whole:
-    """Begin to read a reply to `call`; raises `ProtocolError` when it is neither form, as from a server not ours."""
+    """Return the decoder for a reply to `call`; raises `ProtocolError` for any other content type."""
     kind = headers.get("content-type", "").partition(";")[0].strip()
     if kind == _frames.MEDIA_TYPE:
         return Assembly()
     length = headers.get(HEAD_LENGTH, "")
     if kind == BINARY and length.isascii() and length.isdecimal() and len(length) < 10:
         return Whole(int(length))
-    raise ProtocolError(f"the reply must be {_frames.MEDIA_TYPE} or {BINARY}; is this a convgrad service?")
+    raise ProtocolError(f"the reply must be {_frames.MEDIA_TYPE} or {BINARY}: is this a convgrad service?")
 
 
 def error_of(status: int, headers: Mapping[str, str], content: bytes) -> ConvgradError:
-    """Build the error that a reply with a status of 400 or more stands for."""
+    """Build the error for a reply with a status of 400 or more."""
     problem = _problem(content)
     code = problem.get("code")
     own = _PROBLEM_OWN if isinstance(code, str) else frozenset[str]()
     data = {key: value for key, value in problem.items() if key not in own}
-    # The header has whole seconds; what the problem itself says is finer.
+    # The header has whole seconds; the problem object is more precise.
     if "retry_after" not in data and (seconds := _seconds(headers.get("retry-after"))) is not None:
         data["retry_after"] = seconds
     message = str(problem.get("detail") or problem.get("title") or f"the service replied with status {status}")
@@ -219,7 +219,7 @@ def error_of(status: int, headers: Mapping[str, str], content: bytes) -> Convgra
 
 def _is_list(value: object) -> bool:
     if isinstance(value, np.ndarray):
-        # A shape that was computed with NumPy; no tensor of an operation has integers.
+        # A shape computed with NumPy: tensors of operations are never integers.
         return value.ndim == 1 and value.dtype.kind == "i"
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
@@ -230,8 +230,8 @@ def _op_path(op: str) -> str:
 
 def _name(op: str) -> str:
     if not _OP.fullmatch(op):
-        # Quoted or not, servers and proxies may take it for another path.
-        raise UnknownOperation("no operation has such a name: names are letters, digits, hyphens, dots and underscores")
+        # Servers and proxies may take it for another path, even if it is quoted.
+        raise UnknownOperation("an operation's name must be letters, digits, hyphens, dots and underscores")
     return op
 
 
@@ -244,7 +244,7 @@ def _problem(content: bytes) -> dict[str, Any]:
 
 
 def _seconds(value: str | None) -> float | None:
-    """Read Retry-After in its form of seconds; a date is passed over, clocks differ."""
+    """Parse Retry-After given in seconds; a date is ignored, because clocks differ."""
     try:
         seconds = float(value or "")
     except ValueError:

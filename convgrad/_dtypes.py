@@ -1,4 +1,4 @@
-"""The one table of element types: the names of oneDNN, Open Inference Protocol, NumPy and `.npy` files."""
+"""The element types, with their names in oneDNN, the Open Inference Protocol, NumPy and `.npy` files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["DTYPES", "DType", "dtype", "dtype_of_array", "dtype_of_oip"]
 
 @dataclass(frozen=True, slots=True)
 class DType:
-    """Describe one element type under all of its names; `itemsize` is in bytes."""
+    """An element type under all of its names; `itemsize` is in bytes."""
 
     name: str
     oip: str
@@ -43,17 +43,17 @@ _NUMPY_NAMES = [str(entry.numpy) for entry in DTYPES.values()]
 
 
 def dtype(name: str) -> DType:
-    """Return the element type with oneDNN's name, such as `bf16`; `Unsupported` when there is none."""
+    """Return the element type with oneDNN's name, such as `bf16`; raises `Unsupported` for an unknown name."""
     return _found(DTYPES.get(name), list(DTYPES))
 
 
 def dtype_of_oip(name: str) -> DType:
-    """Return the element type with the Open Inference Protocol's name, such as `BF16`."""
+    """Return the element type with the Open Inference Protocol's name, such as `BF16`; raises `Unsupported`."""
     return _found(_BY_OIP.get(name), list(_BY_OIP))
 
 
 def dtype_of_array(array: np.ndarray[Any, Any]) -> DType:
-    """Return the element type of a NumPy array, whatever its byte order."""
+    """Return the element type of a NumPy array of either byte order; raises `Unsupported`."""
     return _found(_BY_NUMPY.get(array.dtype.newbyteorder("<")), _NUMPY_NAMES)
 
 

@@ -1,32 +1,32 @@
-"""The one error tree of the project: what can go wrong, and nothing about how an API says it.
+"""The errors of the project, independent of how an API reports them.
 
 ConvgradError                     error
-|- CallerError                    caller_error            the call can't succeed as it is: change it
-|  |- ParseError                  parse_error             the bytes are not what they claim to be
-|  |- InvalidRequest              invalid_request         the envelope breaks its protocol
-|  |- UnknownOperation            unknown_operation       no operation or method of that name
+|- CallerError                    caller_error            the call is wrong and has to be changed
+|  |- ParseError                  parse_error             malformed data
+|  |- InvalidRequest              invalid_request         the request violates the API's protocol
+|  |- UnknownOperation            unknown_operation       no operation or method has that name
 |  |- InvalidParams               invalid_params          attributes, shapes or options break a rule
-|  |- NotAcceptable               not_acceptable          no reply form that the caller accepts
-|  |- UnsupportedMediaType        unsupported_media_type  a request form that no API reads
-|  |- TooLarge                    too_large               bytes, output, scratch or work over a limit
-|  |- Unsupported                 unsupported             a dtype or layout that this service lacks
-|  |- Unauthorised                unauthorised            no key, or not a known one
-|  |- Forbidden                   forbidden               a host or a web page that this service does not answer
+|  |- NotAcceptable               not_acceptable          no reply format that the caller accepts
+|  |- UnsupportedMediaType        unsupported_media_type  the content type or encoding is not supported
+|  |- TooLarge                    too_large               bytes, output, scratch or work exceed a limit
+|  |- Unsupported                 unsupported             the dtype or layout is not supported
+|  |- Unauthorised                unauthorised            the API key is missing or not valid
+|  |- Forbidden                   forbidden               the host name or web origin is not allowed
 |  |- NotFound                    not_found               no such page
-|  `- MethodNotAllowed            method_not_allowed      the page exists, the verb does not
-|- ServiceError                   service_error           the call was right: later it may succeed
-|  |- Overloaded                  overloaded              queue or memory is full
-|  |- RateLimited                 rate_limited            this key's share is used up
-|  |- ShuttingDown                shutting_down           draining
-|  |- DeadlineExceeded            deadline_exceeded       the caller's time or the server's is over
-|  |- Cancelled                   cancelled               the caller went away or said so
-|  |- WorkerLost                  worker_lost             the same piece of work took several workers down
-|  `- InternalError               internal_error          a fault of ours
-`- TransportError                 transport_error         client only: no whole answer came back
-   |- ConnectFailed               connect_failed          nobody listens there
-   |- TimedOut                    timed_out               an answer did not come in time
-   |- BrokenStream                broken_stream           the answer stopped before its end
-   `- ProtocolError               protocol_error          the answer is not in the agreed form
+|  `- MethodNotAllowed            method_not_allowed      the page does not support the HTTP method
+|- ServiceError                   service_error           the call is right and may succeed later
+|  |- Overloaded                  overloaded              the queue or the memory is full
+|  |- RateLimited                 rate_limited            the key has used up its share
+|  |- ShuttingDown                shutting_down           the service is draining
+|  |- DeadlineExceeded            deadline_exceeded       the deadline passed
+|  |- Cancelled                   cancelled               the caller cancelled or disconnected
+|  |- WorkerLost                  worker_lost             the same unit of work crashed several workers
+|  `- InternalError               internal_error          a bug in the service
+`- TransportError                 transport_error         client only: no complete reply
+   |- ConnectFailed               connect_failed          no connection to the service
+   |- TimedOut                    timed_out               no reply in time
+   |- BrokenStream                broken_stream           the reply stopped before its end
+   `- ProtocolError               protocol_error          the reply is malformed
 """
 
 # ruff: noqa: N818 - the names are the public contract; `except convgrad.Overloaded` reads as it should
@@ -70,9 +70,9 @@ __all__ = [
 
 
 class ConvgradError(Exception):
-    """Be the root of everything this project raises on purpose.
+    """Base class of all errors of this project.
 
-    `message` is for people and never contains input data; `data` holds machine-readable facts.
+    `message` is for people and never contains input data; `data` is machine-readable.
     """
 
     code: ClassVar[str] = "error"
@@ -87,19 +87,19 @@ class ConvgradError(Exception):
 
 
 class CallerError(ConvgradError):
-    """The call can't succeed as it is: the caller has to change it."""
+    """The call is wrong and has to be changed to succeed."""
 
     code = "caller_error"
 
 
 class ParseError(CallerError):
-    """The bytes are not what they claim to be: broken JSON, base64, npy, multipart or frames."""
+    """Malformed data: JSON, base64, `.npy`, multipart or frames."""
 
     code = "parse_error"
 
 
 class InvalidRequest(CallerError):
-    """The envelope breaks the protocol of its API."""
+    """The request violates the protocol of its API."""
 
     code = "invalid_request"
 
@@ -138,37 +138,37 @@ class InvalidParams(CallerError):
 
 
 class NotAcceptable(CallerError):
-    """No reply form that the caller accepts exists."""
+    """There is no reply format that the caller accepts."""
 
     code = "not_acceptable"
 
 
 class UnsupportedMediaType(CallerError):
-    """The request's content type or encoding is one that the API does not read."""
+    """The API does not support the request's content type or encoding."""
 
     code = "unsupported_media_type"
 
 
 class TooLarge(CallerError):
-    """Bytes, output, scratch or work of the call are over a limit."""
+    """Bytes, output, scratch memory or work of the call exceed a limit."""
 
     code = "too_large"
 
 
 class Unsupported(CallerError):
-    """A dtype or layout that the operation, or this service, does not have."""
+    """The operation, or this service, does not support the dtype or layout."""
 
     code = "unsupported"
 
 
 class Unauthorised(CallerError):
-    """No key came with the call, or not a known one."""
+    """The API key is missing or not valid."""
 
     code = "unauthorised"
 
 
 class Forbidden(CallerError):
-    """The request is for a host name that the service is not asked by, or from a web page that may not call it."""
+    """The request's host name, or the origin of the web page that sent it, is not allowed."""
 
     code = "forbidden"
 
@@ -180,19 +180,19 @@ class NotFound(CallerError):
 
 
 class MethodNotAllowed(CallerError):
-    """The page exists, the HTTP verb does not."""
+    """The page does not support the HTTP method."""
 
     code = "method_not_allowed"
 
 
 class ServiceError(ConvgradError):
-    """The call was right and failed all the same: later, or elsewhere, it may succeed."""
+    """The call is right but failed: it may succeed later."""
 
     code = "service_error"
 
 
 class _RetryLater(ServiceError):
-    """Carry `retry_after`, the seconds to wait before asking again, also as `data["retry_after"]`."""
+    """An error with `retry_after`, the seconds to wait before retrying, also in `data["retry_after"]`."""
 
     def __init__(
         self, message: str, *, retry_after: float | None = None, data: Mapping[str, Any] | None = None
@@ -203,7 +203,7 @@ class _RetryLater(ServiceError):
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds to wait before asking again, or None when the service did not say."""
+        """Seconds to wait before retrying, or None when the service did not say."""
         value = self.data.get("retry_after")
         return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
@@ -215,7 +215,7 @@ class Overloaded(_RetryLater):
 
 
 class RateLimited(_RetryLater):
-    """This key's share of the service is used up for now."""
+    """The key, or the address, has used up its share of the service for now."""
 
     code = "rate_limited"
 
@@ -227,31 +227,31 @@ class ShuttingDown(_RetryLater):
 
 
 class DeadlineExceeded(ServiceError):
-    """The caller's deadline, or the server's maximum, was over before the result was complete."""
+    """The caller's deadline, or the service's, passed before the result was complete."""
 
     code = "deadline_exceeded"
 
 
 class Cancelled(ServiceError):
-    """The caller went away, or cancelled the call."""
+    """The caller disconnected or cancelled the call."""
 
     code = "cancelled"
 
 
 class WorkerLost(ServiceError):
-    """The same piece of work took more than one worker process down."""
+    """The same unit of work crashed more than one worker process."""
 
     code = "worker_lost"
 
 
 class InternalError(ServiceError):
-    """A fault of ours. The message never has details; they are in the log under the request id."""
+    """A bug in the service. The message has no details; they are in its log under the request id."""
 
     code = "internal_error"
 
 
 class TransportError(ConvgradError):
-    """Client only: no whole answer came back."""
+    """Client only: there was no complete reply."""
 
     code = "transport_error"
 
@@ -263,25 +263,25 @@ class ConnectFailed(TransportError):
 
 
 class TimedOut(TransportError):
-    """The answer did not come within the client's timeout."""
+    """The reply did not arrive within the client's timeout."""
 
     code = "timed_out"
 
 
 class BrokenStream(TransportError):
-    """The answer stopped before its end."""
+    """The reply stopped before its end."""
 
     code = "broken_stream"
 
 
 class ProtocolError(TransportError):
-    """The answer is not in the agreed form: wrong magic, checksum, length or JSON."""
+    """The reply is malformed: wrong magic number, checksum, length or JSON."""
 
     code = "protocol_error"
 
 
 def error_classes() -> dict[str, type[ConvgradError]]:
-    """Return every public class of the tree by its code, the abstract ones too."""
+    """Return every public error class, including the abstract ones, by code."""
     found: dict[str, type[ConvgradError]] = {}
     pending: list[type[ConvgradError]] = [ConvgradError]
     while pending:
@@ -294,5 +294,5 @@ def error_classes() -> dict[str, type[ConvgradError]]:
 
 
 def error_from_code(code: str, message: str, *, data: Mapping[str, Any] | None = None) -> ConvgradError:
-    """Build the error that a reply names; a code that this version does not know becomes a `ServiceError`."""
+    """Build the error with this code; an unknown code gives a `ServiceError`."""
     return error_classes().get(code, ServiceError)(message, data=data)

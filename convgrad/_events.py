@@ -1,4 +1,4 @@
-"""What a call gives back: events while it runs, and the result."""
+"""Events of a running call, its result, and the service's health."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Say how far the computation is: `done` of `total` tiles."""
+    """Progress of the computation: `done` of `total` units of work."""
 
     done: int
     total: int
 
     @property
     def share(self) -> float:
-        """The part that is done, from 0 to 1."""
+        """The share that is done, from 0 to 1."""
         return self.done / self.total if self.total else 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tile:
-    """Hold one final piece of an output; `data` is a read-only view of `offset` and `shape` in the result."""
+    """A final box of an output; `data` is a read-only view of the result at `offset`, of `shape`."""
 
     output: str
     seq: int
@@ -42,11 +42,11 @@ Event = Progress | Tile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
-    """Hold a whole reply.
+    """A complete reply.
 
-    `outputs` are writeable arrays by the names of the dialect that was called, `resolved` every attribute
-    after defaults and `auto_pad`, `stats` what the service measured (`kernel`, `gmac`, `compute_ms`,
-    `tiles`), `warnings` what it did with the call that may surprise.
+    `outputs` are writeable arrays by name, in the dialect of the operation's name. `resolved` has every attribute after
+    defaults and `auto_pad`, `stats` the service's measurements (`kernel`, `gmac`, `compute_ms`, `tiles`), and
+    `warnings` what may be unexpected.
     """
 
     op: str
@@ -57,13 +57,13 @@ class Result:
 
     @property
     def array(self) -> Array:
-        """The first output, which for all operations of today is the only one."""
+        """The first output; all current operations have exactly one."""
         return next(iter(self.outputs.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Say whether the service takes calls; `detail` is what it says about its warm-up or its draining."""
+    """Whether the service accepts calls; `detail` is its own report: status, progress, cause of a failure."""
 
     ready: bool
     detail: Mapping[str, Any] = field(default_factory=dict)

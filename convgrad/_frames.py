@@ -4,8 +4,8 @@
 
 All numbers are little-endian.
 
-`encode` never copies the body. `FrameDecoder` takes the bytes in whatever pieces they come and can put a body
-straight where it belongs, so that a tile is written once.
+`encode` never copies the body. `FrameDecoder` accepts bytes in pieces of any size and can receive a body straight into
+its destination, so that a tile is written once.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ Place = Callable[[dict[str, Any], int], "memoryview | None"]
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Hold one decoded frame; `body` is the memory that `place` gave, where it gave any."""
+    """A decoded frame; `body` is the memory that `place` returned, if it returned any."""
 
     header: dict[str, Any]
     body: memoryview | bytes
 
 
 def encode(header: dict[str, Any], body: Bytes = b"") -> list[Bytes]:
-    """Return the pieces of one frame in sending order; `body` itself is one of them, as bytes.
+    """Return the pieces of one frame in sending order; one of them is a view of `body`.
 
-    The body must be contiguous and must not change before it has been sent.
+    The body must be contiguous and must not change until it has been sent.
     """
     text = _JSON.encode(header).encode()
     data = _flat(body)
@@ -55,10 +55,9 @@ def encode(header: dict[str, Any], body: Bytes = b"") -> list[Bytes]:
 class FrameDecoder:
     """Decode frames from bytes in pieces of any size.
 
-    `place(header, length)` is called when a frame's JSON is complete and before its body is: it returns the
-    writeable memory of `length` bytes where the body shall go, or None for memory of the decoder's own. What
-    was put there may be used once the frame has been returned, because only then its checksum is known to be
-    right.
+    `place(header, length)` is called between a frame's JSON and its body: it returns writeable memory of `length` bytes
+    for the body, or None to let the decoder allocate it. The memory may be used once the frame has been returned:
+    before that its checksum is not verified.
     """
 
     def __init__(self, max_json: int = 1 << 20, max_body: int = 1 << 34, *, place: Place | None = None) -> None:
@@ -73,17 +72,16 @@ class FrameDecoder:
         self._await(_HEAD.size, self._read_head)
 
     def feed(self, data: Bytes) -> list[Frame]:
-        """Take the next bytes and return the frames that they complete.
+        """Decode the next bytes and return the frames that they complete.
 
-        Raises `ProtocolError` when they are not frames: wrong magic, checksum, lengths or JSON. The decoder
-        is of no use after that.
+        Raises `ProtocolError` for a wrong magic number, checksum, length or JSON. The decoder can't be used after that.
         """
         return list(self.decode(data))
 
     def decode(self, data: Bytes) -> Iterator[Frame]:
-        """Do what `feed` does, a frame at a time: each is returned before the bytes after it are looked at.
+        """Decode like `feed`, but yield each frame before decoding the next, for a `place` that depends on it.
 
-        That is for a `place` that depends on earlier frames. The iterator has to be used up.
+        Exhaust the iterator.
         """
         rest = _flat(data)
         while len(rest):
@@ -95,7 +93,7 @@ class FrameDecoder:
                 yield frame
 
     def close(self) -> None:
-        """Say that no more bytes come; raises `BrokenStream` in the middle of a frame."""
+        """End the stream; raises `BrokenStream` in the middle of a frame."""
         if self._filled or self._then != self._read_head:
             raise BrokenStream("the tensor stream stopped in the middle of a frame")
 
@@ -103,7 +101,7 @@ class FrameDecoder:
         self._length = length
         self._filled = 0
         self._target = target
-        # Memory of our own grows with the bytes that come, never to a length that is only claimed.
+        # Our own memory grows with the bytes that arrive, not to the length that a frame claims.
         self._own = bytearray()
         self._then = then
 
@@ -115,7 +113,7 @@ class FrameDecoder:
         else:
             self._target[self._filled : self._filled + count] = piece
         self._filled += count
-        # The checksum is taken while the bytes are in the cache, not in a second pass.
+        # The checksum is computed while the bytes are in the cache, not in a second pass.
         if self._then == self._read_body:
             self._crc = zlib.crc32(piece, self._crc)
         return count
@@ -123,7 +121,7 @@ class FrameDecoder:
     def _read_head(self) -> None:
         magic, json_length, body_length = _HEAD.unpack(self._own)
         if magic != MAGIC:
-            raise ProtocolError(f"a frame begins with 0x{MAGIC:08x}, this one with 0x{magic:08x}")
+            raise ProtocolError(f"a frame must begin with 0x{MAGIC:08x}, but begins with 0x{magic:08x}")
         _check_length("JSON", json_length, self._max_json)
         _check_length("body", body_length, self._max_body)
         self._lengths = (json_length, body_length)
@@ -136,7 +134,7 @@ class FrameDecoder:
         length = self._lengths[1]
         target = self._place(self._header, length) if self._place and length else None
         if target is not None and len(target) != length:
-            raise ProtocolError(f"a frame's body must have the {len(target)} bytes of its place, not {length}")
+            raise ProtocolError(f"a frame's body must have {len(target)} bytes, but has {length}")
         self._await(length, self._read_body, target)
 
     def _read_body(self) -> None:
@@ -146,7 +144,7 @@ class FrameDecoder:
     def _read_crc(self) -> None:
         (expected,) = _CRC.unpack(self._own)
         if expected != self._crc:
-            raise ProtocolError(f"a frame's checksum must be 0x{expected:08x}, it is 0x{self._crc:08x}")
+            raise ProtocolError(f"a frame's checksum must be 0x{expected:08x}, but is 0x{self._crc:08x}")
         self._frame = Frame(self._header, self._body)
         self._body = b""
         self._await(_HEAD.size, self._read_head)
@@ -160,7 +158,7 @@ def _flat(data: Bytes) -> memoryview:
 
 def _check_length(what: str, length: int, limit: int) -> None:
     if length > limit:
-        raise ProtocolError(f"a frame's {what} has at most {limit} bytes, this one claims {length}")
+        raise ProtocolError(f"a frame's {what} must have at most {limit} bytes, but has {length}")
 
 
 def _parse_object(text: bytes) -> dict[str, Any]:

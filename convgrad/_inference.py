@@ -1,4 +1,4 @@
-"""The request body of a call: the head of an Open Inference Protocol request, and the tensors as they lie in memory."""
+"""The binary request body of a call: the JSON head of an Open Inference Protocol request, then the tensors' bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HEAD_LENGTH = "Inference-Header-Content-Length"
 _SHAPES = frozenset({"weights_shape", "filter_shape"})
 _MOST_AXES = 16
 _INT64 = 2**63
-# What the protocol takes for its own among the parameters, and what makes of attributes a whole dumped op.
+# Parameters that belong to the protocol, and the members of a dumped op in place of attributes.
 _NOT_ATTRIBUTES = frozenset({"binary_data_output", "headers", "priority", "reference", "timeout", "kind", "attrs"})
 _PREFIXES = ("sequence_", "triton_")
 
@@ -33,10 +33,10 @@ def inference(
     *,
     whole: bool,
 ) -> Body | None:
-    """Build the body of a call; None where the protocol has no words for it.
+    """Build the body of a call; None when the protocol can't represent it.
 
-    `whole` asks for the output's bytes in one piece, where the reply has no frames. The shapes come first, so that the
-    service can check all of the call before it takes any tensor's bytes.
+    `whole` requests the output's bytes in one piece, when the reply has no frames. Shapes come first, so that the
+    service can check the whole call before it receives a tensor.
     """
     if any(name in _NOT_ATTRIBUTES or name.startswith(_PREFIXES) for name in attributes):
         return None
@@ -67,7 +67,7 @@ def inference(
 
 
 def dump(document: Mapping[str, Any]) -> bytes:
-    """Write the JSON of a request, which may have NumPy's integers; raises `InvalidParams` for what is no JSON."""
+    """Encode a request as JSON, with NumPy integers as numbers; raises `InvalidParams` for other types."""
     try:
         return _JSON.encode(document).encode()
     except (TypeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""API keys as they are given: whether one can be sent, and never what it is."""
+"""Validation of API keys, without ever showing them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ __all__ = ["checked_key"]
 
 
 def checked_key(key: str) -> str:
-    """Return `key`; raises `ValueError`, which does not show it, when it can't stand in an HTTP header."""
+    """Return `key`; raises `ValueError`, without showing it, when an HTTP header can't contain it."""
     if not key:
         raise ValueError("the API key is empty")
     at = next((at for at, letter in enumerate(key) if not "!" <= letter <= "~"), None)
     if at is not None:
         where = f"character {at + 1} of {len(key)} is {_kind(key[at])}"
-        raise ValueError(f"an API key has ASCII letters, digits and punctuation only, and {where}")
+        raise ValueError(f"an API key must have ASCII letters, digits and punctuation only, but {where}")
     return key
 
 

@@ -1,4 +1,4 @@
-"""The request body: one JSON part and `.npy` files as `multipart/form-data`, of a length known beforehand."""
+"""The multipart request body: one JSON part and `.npy` files, with a length known in advance."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from convgrad._tensors import PIECE, Bytes, Part
 __all__ = ["Body", "checked", "joined", "multipart"]
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-# From here on a piece is sent as it is; smaller ones are cheaper to copy than to send alone.
+# Pieces of this size are sent as they are; smaller ones are cheaper to copy than to send separately.
 _LARGE = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """Be what a request carries: `pieces()` gives exactly `length` bytes, any number of times."""
+    """The body of a request: each call of `pieces()` gives exactly `length` bytes."""
 
     content_type: str
     length: int
@@ -28,7 +28,7 @@ class Body:
 
 
 def multipart(request: bytes, parts: Mapping[str, Part]) -> Body:
-    """Put the JSON `request` first, then each tensor as a `.npy` part of its name."""
+    """Build a body of the JSON `request` and a `.npy` part for each tensor, named like it."""
     boundary = f"convgrad-{secrets.token_hex(16)}"
     heads = [_head(boundary, "request", "application/json") + request]
     heads += [b"\r\n" + _head(boundary, checked(name), "application/x-npy") for name in parts]
@@ -52,7 +52,7 @@ def _head(boundary: str, name: str, content_type: str) -> bytes:
 
 
 def checked(name: str) -> str:
-    """Return the name of an input; raises `InvalidParams` for one that no part can have."""
+    """Return the name of an input; raises `InvalidParams` when it can't name a part."""
     if name == "request" or not _NAME.fullmatch(name):
         message = "an input's name must be letters, digits and underscores, and not `request`"
         raise InvalidParams(message, errors=[{"loc": ["inputs"], "msg": message, "type": "name"}])
@@ -60,7 +60,7 @@ def checked(name: str) -> str:
 
 
 def joined(pieces: Iterable[Bytes]) -> Iterator[Bytes]:
-    """Join small pieces, so that a small call is one write to the socket."""
+    """Join small pieces, so that a small call takes one write to the socket."""
     small = bytearray()
     for piece in pieces:
         if len(piece) < _LARGE and len(small) < PIECE:

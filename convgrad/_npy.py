@@ -1,9 +1,8 @@
-"""The `.npy` format without pickle: a header parser for bytes that nobody vouches for, and a writer.
+"""The `.npy` format without pickle: a header parser that is safe for untrusted input, and a header writer.
 
-The format is NumPy's (numpy.org/doc/stable/reference/generated/numpy.lib.format.html), versions 1.0 to 3.0. A
-header is a Python dictionary in text; we read the only three keys it may have with a tokenizer of our own,
-which knows strings, booleans, decimal integers and flat tuples. Nothing is evaluated and nothing is allocated
-from what the header says.
+The format is NumPy's (numpy.org/doc/stable/reference/generated/numpy.lib.format.html), versions 1.0 to 3.0. A header is
+the text of a Python dictionary with exactly three keys. Our own tokenizer knows strings, booleans, decimal integers and
+flat tuples; nothing is evaluated, and nothing is allocated by the header's sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["HEADER_LIMIT", "NpyHeader", "parse_header", "write_header"]
 
 HEADER_LIMIT = 64 * 1024
 
-# A header of this size, padding included, is what `numpy.save` writes for any tensor of ours.
+# `numpy.save` writes headers of at most this size, padding included, for the tensors of operations.
 _USUAL = 256
 
 _MAGIC = b"\x93NUMPY"
@@ -54,7 +53,7 @@ _Token = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class NpyHeader:
-    """Describe the array of a `.npy` file; its data begin `offset` bytes after the start of the file."""
+    """The header of a `.npy` file; the data begin at byte `offset` of the file."""
 
     descr: str
     fortran_order: bool
@@ -63,7 +62,7 @@ class NpyHeader:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of data that must follow the header, no fewer and no more."""
+        """Number of bytes of data that must follow the header."""
         return math.prod(self.shape) * _ALLOWED[self.descr]
 
     @property
@@ -72,33 +71,32 @@ class NpyHeader:
         return self.descr.startswith(">")
 
     def dtype(self, declared: str | None = None) -> DType:
-        """Return the element type, given the one that the request `declared` beside the file, if any.
+        """Return the element type, given the one that the request `declared` for the file, if any.
 
-        NumPy has no bfloat16, so two void bytes or a `u2` are bf16 where that was declared, and only there.
-        Raises `InvalidParams` when file and declaration do not go together.
+        NumPy has no bfloat16: `V2` and `u2` mean bf16 if that was declared. Raises `InvalidParams` when file and
+        declaration do not match.
         """
         kind = self.descr[1:]
         name = _PLAIN.get(kind)
         if declared == "bf16" and kind in _BF16:
             return DTYPES["bf16"]
         if name is None:
-            _mismatch(f"a .npy file of '{self.descr}' needs dtype \"bf16\" beside it")
+            _mismatch(f"a .npy file of '{self.descr}' needs dtype \"bf16\" with it")
         if declared is not None and declared != name:
-            _mismatch(f"dtype must say what the .npy file holds, {name}")
+            _mismatch(f"dtype must be that of the .npy file, {name}")
         return DTYPES[name]
 
 
 def parse_header(buffer: bytes | bytearray | memoryview) -> NpyHeader | None:
-    """Read the header at the start of `buffer`, or return None while it needs more bytes.
+    """Parse the header at the start of `buffer`; None if it needs more bytes.
 
-    Raises `ParseError` when this can't become a `.npy` file, `TooLarge` when the header is over
-    `HEADER_LIMIT`, and `Unsupported` for an element type that no operation has; each as soon as the bytes
-    show it.
+    Raises, as early as possible, `ParseError` when it is not a `.npy` file, `TooLarge` when the header exceeds
+    `HEADER_LIMIT` bytes, and `Unsupported` for an element type that no operation has.
     """
     view = memoryview(buffer).cast("B")
     start = bytes(view[:8])
     if not start.startswith(_MAGIC[: len(start)]):
-        raise ParseError("a .npy file begins with the bytes 93 4E 55 4D 50 59")
+        raise ParseError("a .npy file must begin with the bytes 93 4E 55 4D 50 59")
     if len(start) < 8:
         return None
     size = _length_field(start[6], start[7])
@@ -107,7 +105,7 @@ def parse_header(buffer: bytes | bytearray | memoryview) -> NpyHeader | None:
     begin = 8 + size
     length = int.from_bytes(view[8:begin], "little")
     if length > HEADER_LIMIT:
-        raise TooLarge(f"a .npy header has at most {HEADER_LIMIT} bytes, this one claims {length}")
+        raise TooLarge(f"a .npy header must have at most {HEADER_LIMIT} bytes, but has {length}")
     if len(view) < begin + length:
         return None
     text = bytes(view[begin : begin + length])
@@ -125,11 +123,11 @@ def write_header(dtype: DType, shape: Sequence[int]) -> bytes:
 
 def _length_field(major: int, minor: int) -> int:
     if minor != 0 or major not in (1, 2, 3):
-        raise ParseError(f"the .npy format version must be 1.0, 2.0 or 3.0, this one says {major}.{minor}")
+        raise ParseError(f"the .npy format version must be 1.0, 2.0 or 3.0, but is {major}.{minor}")
     return 2 if major == 1 else 4
 
 
-# Calls of the same shape come in rows, and their headers are the same.
+# Tensors of the same shape have the same header.
 @lru_cache(256)
 def _usual_header(text: bytes, offset: int) -> NpyHeader:
     return _header(text, offset)
@@ -139,7 +137,7 @@ def _header(text: bytes, offset: int) -> NpyHeader:
     fields = _fields(_tokens(text))
     descr, order, shape = (fields.get(key) for key in ("descr", "fortran_order", "shape"))
     if len(fields) != 3 or not isinstance(descr, str) or not isinstance(order, bool) or not isinstance(shape, tuple):
-        raise ParseError("a .npy header has exactly a text 'descr', a boolean 'fortran_order' and a tuple 'shape'")
+        raise ParseError("a .npy header must have a string 'descr', a bool 'fortran_order' and a tuple 'shape' only")
     _check_descr(descr)
     _check_shape(shape, _ALLOWED[descr])
     return NpyHeader(descr, order, shape, offset)
@@ -149,15 +147,15 @@ def _check_descr(descr: str) -> None:
     if descr not in _ALLOWED:
         shown = f"'{descr}'" if _PRINTABLE_DESCR.fullmatch(descr) else "something else"
         known = sorted(_ALLOWED)
-        raise Unsupported(f"the descr of a .npy file must be one of {', '.join(known)}; this one is {shown}")
+        raise Unsupported(f"the descr of a .npy file must be one of {', '.join(known)}, but is {shown}")
 
 
 def _check_shape(shape: tuple[int, ...], itemsize: int) -> None:
     if len(shape) > _MAX_RANK:
-        raise ParseError(f"a .npy shape has at most {_MAX_RANK} axes, this one has {len(shape)}")
-    # Empty axes are left out: their product hides numbers that overflow elsewhere.
+        raise ParseError(f"a .npy shape must have at most {_MAX_RANK} axes, but has {len(shape)}")
+    # Empty axes are left out: with them the product would hide sizes that overflow elsewhere.
     if math.prod(dim for dim in shape if dim) * itemsize > _MAX_BYTES:
-        raise ParseError("the axes of a .npy shape multiply to more than 2**63 - 1 bytes")
+        raise ParseError("the axes of a .npy shape must multiply to at most 2**63 - 1 bytes")
 
 
 def _tokens(text: bytes) -> Iterator[_Token]:
@@ -212,7 +210,7 @@ def _dims(tokens: Iterator[_Token]) -> tuple[int, ...]:
         token = _next(tokens)
         comma = token == ("mark", ",")
         token = _next(tokens) if comma else token
-    # `(3)` is a number in brackets, not a tuple.
+    # `(3)` is a number in parentheses, not a tuple.
     if len(dims) == 1 and not comma:
         _malformed()
     return tuple(dims)
@@ -241,7 +239,7 @@ def _next(tokens: Iterator[_Token]) -> _Token:
 
 
 def _malformed() -> NoReturn:
-    raise ParseError("the .npy header is not a dictionary of 'descr', 'fortran_order' and 'shape' in plain values")
+    raise ParseError("the .npy header must be a dictionary of 'descr', 'fortran_order' and 'shape' with plain values")
 
 
 def _mismatch(message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The operations as methods, for both clients: the pages' names in snake case, attributes as keywords."""
+"""The operations as methods of both clients, with attributes as keyword arguments."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ T = TypeVar("T")
 
 
 class Attributes(TypedDict, total=False):
-    """Hold what every operation of the family takes; what is left out has the page's default.
+    """Attributes of every operation; absent ones have the defaults of the operation's page.
 
-    Lists have one integer for each spatial axis. Pads are needed unless `auto_pad` says otherwise; dilation 1
-    is dense.
+    Lists have one integer per spatial axis. Pads are required unless `auto_pad` is set; dilation 1 is dense.
     """
 
     strides: Required[Sequence[int]]
@@ -32,13 +31,13 @@ class Attributes(TypedDict, total=False):
 
 
 class TransposeAttributes(Attributes, total=False):
-    """Add what the transposed operations take."""
+    """Attributes of the transposed operations."""
 
     output_padding: Sequence[int]
 
 
 class Operations(ABC, Generic[T]):
-    """Call each operation by a method of its own; `T` is what a call gives, now or later an array."""
+    """A method for each operation; `T` is what a call returns: an array, or a coroutine of one."""
 
     @abstractmethod
     def run(

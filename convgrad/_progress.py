@@ -1,4 +1,4 @@
-"""A progress bar for terminals; on anything else it is silent."""
+"""A progress bar for terminals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CLEAR = "\r\x1b[K"
 
 
 class ProgressBar:
-    """Draw how far a call is, on one line that is gone afterwards."""
+    """Draw the progress of a call on one line, which is cleared at the end."""
 
     def __init__(self, stream: TextIO, label: str) -> None:
         self._stream = stream
@@ -34,7 +34,7 @@ class ProgressBar:
         self._stream.flush()
 
     def show(self, event: Event) -> None:
-        """Draw the state that an event tells."""
+        """Draw the bar if the event is `Progress`."""
         if isinstance(event, Progress):
             done = round(event.share * self._width())
             bar = _FULL * done + _EMPTY * (self._width() - done)

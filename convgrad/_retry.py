@@ -1,4 +1,4 @@
-"""When to ask again. Calls are pure, so that is always safe; the question is only whether it helps."""
+"""When to retry. Calls have no side effects, so retrying is always safe."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from convgrad._errors import (
 
 __all__ = ["Budget", "Retry"]
 
-# The service enforces the deadline itself; this long we wait for it to say so.
+# The service enforces the deadline itself; we wait this much longer for its error.
 _GRACE = 2.0
 _WORTH_IT = (ConnectFailed, Overloaded, RateLimited, ShuttingDown, BrokenStream)
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Say how often and how long a client tries; all times are in seconds.
+    """How often and how long a client retries; all times are in seconds.
 
-    A refused connection, a 429 or 503 and a connection that breaks are tried again, nothing else: not
-    timeouts, which would only load the service twice. The wait doubles from `first_wait` to `longest_wait`,
-    half of it by chance, and is never shorter than the service's Retry-After. No wait begins that would end
-    after `budget`.
+    Only failed and broken connections and the statuses 429 and 503 are retried, not timeouts, which would load the
+    service twice. The wait doubles from `first_wait` to `longest_wait`, is shortened at random by up to a half, and is
+    at least the service's Retry-After. No wait begins that would end more than `budget` seconds after the first
+    attempt.
     """
 
     attempts: int = 5
@@ -42,7 +42,7 @@ class Retry:
 
 
 class Budget:
-    """Count the attempts and the time of one call, `deadline` seconds long where there is one."""
+    """Attempts and time left for one call, which has `deadline` seconds if that is given."""
 
     def __init__(
         self, retry: Retry, deadline: float | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -54,7 +54,7 @@ class Budget:
         self._last_start = min(self._over, clock() + retry.budget)
 
     def wait_after(self, error: ConvgradError) -> float:
-        """Return the seconds to wait before the next attempt; raises `error` when there shall be none."""
+        """Return the seconds to wait before the next attempt; raises `error` when no attempt is left."""
         self._made += 1
         wait = max(self._backoff(), getattr(error, "retry_after", None) or 0.0)
         hopeless = not isinstance(error, _WORTH_IT) or self._made >= self._retry.attempts
@@ -63,18 +63,18 @@ class Budget:
         return wait
 
     def read_timeout(self, usual: float | None) -> float | None:
-        """Return how long to wait for bytes: not past the deadline."""
+        """Return how long to wait for data: `usual`, but not past the deadline."""
         if self._over == math.inf:
             return usual
         left = max(0.0, self._over - self._clock()) + _GRACE
         return left if usual is None else min(usual, left)
 
     def check(self) -> None:
-        """Raise `DeadlineExceeded` when the deadline is over."""
+        """Raise `DeadlineExceeded` when the deadline has passed."""
         if self._clock() > self._over + _GRACE:
-            raise DeadlineExceeded("the deadline was over before the whole result had come")
+            raise DeadlineExceeded("the deadline passed before the whole result arrived")
 
     def _backoff(self) -> float:
         longest = min(self._retry.longest_wait, self._retry.first_wait * 2.0 ** (self._made - 1))
-        # Jitter keeps clients that failed together from coming back together.
-        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - chance, not a secret
+        # Jitter keeps clients that failed together from retrying together.
+        return longest * random.uniform(0.5, 1.0)  # noqa: S311 - not a secret

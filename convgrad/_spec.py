@@ -1,4 +1,4 @@
-"""A call as a shell says it: files, `name=value`, and specs in JSON files, oneDNN Graph dumps included."""
+"""Calls on the command line: files, `name=value`, and specs in JSON files or oneDNN Graph dumps."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from convgrad._tensors import NpyFile
 
 __all__ = ["SHAPES", "TENSORS", "CallSpec", "attribute", "integers", "named", "read_spec", "tensor"]
 
-# The names of the operations' inputs, in both dialects; each is a flag of its own.
+# The names of the operations' inputs, in both dialects; each has its own flag.
 TENSORS = ("src", "diff_dst", "weights", "bias", "input_forward", "output_delta")
 SHAPES = ("weights_shape", "filter_shape")
 
-# One number for these is a list of one number.
+# A single number for one of these is a list of one number.
 _LISTS = frozenset(
     {
         "strides",
@@ -34,7 +34,7 @@ _DESCRIBED = re.compile(r"(f32|f16|bf16):([0-9]+(?:,[0-9]+)*)")
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """Hold a call before it is made; `attributes` may be a dumped op, which the service reads itself."""
+    """A call to make; `attributes` may be a dumped op, which the service reads itself."""
 
     op: str | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class CallSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def with_more(self, op: str | None, attributes: Mapping[str, Any], inputs: Mapping[str, Any]) -> CallSpec:
-        """Return the spec with what the command line adds to it, or says instead."""
+        """Return the spec with what the command line adds or overrides."""
         key = "attrs" if _is_dump(self.attributes) else None
         inner = {**self.attributes.get("attrs", {}), **attributes} if key else attributes
         merged = {**self.attributes, **({key: inner} if key else inner)}
@@ -50,10 +50,10 @@ class CallSpec:
 
 
 def read_spec(path: Path) -> CallSpec:
-    """Read a spec file: `{"op", "attributes", "inputs", "options"}`, or an op as oneDNN Graph dumps it.
+    """Read a spec file: `{"op", "attributes", "inputs", "options"}`, or an op as dumped by oneDNN Graph.
 
-    Inputs of the first form are paths, relative to the spec's folder, lists, or dtype and shape. Raises
-    `ValueError` with the reason when the file is neither, and `OSError` when it can't be read.
+    Inputs of the first form are paths relative to the spec's folder, lists, or dtype and shape. Raises `ValueError`
+    when the file is neither, and `OSError` when it can't be read.
     """
     try:
         spec = json.loads(path.read_bytes())
@@ -61,19 +61,19 @@ def read_spec(path: Path) -> CallSpec:
         raise ValueError(f"{path} must be JSON") from error
     spec = _only_op(spec)
     if not isinstance(spec, dict):
-        raise ValueError(f"{path} must be an object, or a graph of one op")
+        raise ValueError(f"{path} must be a JSON object, or a dumped graph of one op")
     if _is_dump(spec):
         return CallSpec(op=spec.get("kind"), attributes=spec)
     members = {name: {} if spec.get(name) is None else spec[name] for name in ("attributes", "inputs", "options")}
-    strangers = sorted(set(spec) - {"op", *members})
-    if strangers or not all(isinstance(value, dict) for value in members.values()):
-        raise ValueError(f"{path} must have `op` and the objects {', '.join(members)}, nothing else")
+    unknown = set(spec) - {"op", *members}
+    if unknown or not all(isinstance(value, dict) for value in members.values()):
+        raise ValueError(f"{path} may have only `op` and the objects {', '.join(members)}")
     inputs = {name: _relative(value, path.parent) for name, value in members.pop("inputs").items()}
     return CallSpec(op=spec.get("op"), inputs=inputs, **members)
 
 
 def attribute(text: str) -> tuple[str, Any]:
-    """Read `name=value`: integers, lists of them as `2,2` or JSON, anything else as text."""
+    """Parse `name=value`: an integer, a list of them as `2,2` or JSON, or a string."""
     name, value = named(text)
     if value[:1] in ("[", "{"):
         return name, json.loads(value)
@@ -85,20 +85,20 @@ def attribute(text: str) -> tuple[str, Any]:
 
 
 def named(text: str) -> tuple[str, str]:
-    """Read `name=value`."""
+    """Parse `name=value`; raises `ValueError` without a name or `=`."""
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise ValueError("name=value is needed, such as strides=2,2")
+        raise ValueError("must be name=value, such as strides=2,2")
     return name, value
 
 
 def integers(text: str) -> list[int]:
-    """Read a list of integers such as `64,32,3,3`."""
+    """Parse a list of integers such as `64,32,3,3`; raises `ValueError`."""
     return [int(part) for part in text.strip("[]").split(",") if part.strip()]
 
 
 def tensor(text: str, dtype: str | None = None) -> NpyFile | dict[str, Any]:
-    """Read a tensor: the path of a `.npy` file, or one described as `f32:8,64,28,28`."""
+    """Parse a tensor: the path of a `.npy` file, or a dtype and shape as `f32:8,64,28,28`."""
     described = _DESCRIBED.fullmatch(text)
     if described is not None and not Path(text).exists():
         return {"dtype": described[1], "shape": integers(described[2])}

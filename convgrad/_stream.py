@@ -1,4 +1,4 @@
-"""A reply on its way: events while it comes, the verified result when it has come."""
+"""A streamed reply: events while it arrives, then the verified result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Stream"]
 
 
 class Stream:
-    """Iterate over the events of one call, each once, and then ask for the `result`."""
+    """The reply of one call: iterate over its events, each given once, then get its `result`."""
 
     def __init__(self, response: httpx.Response, assembly: Assembly | Whole, budget: Budget) -> None:
         self._response = response
@@ -29,11 +29,11 @@ class Stream:
         return self._events
 
     def result(self) -> Array:
-        """Return the output, after reading what is left of the reply; raises what the call raises."""
+        """Read the rest of the reply and return the output; raises what the call raises."""
         return self.details().array
 
     def details(self) -> Result:
-        """Return the whole reply, like `result`."""
+        """Read the rest of the reply and return all of it; raises what the call raises."""
         for _ in self._events:
             pass
         return self._assembly.close()

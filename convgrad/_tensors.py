@@ -1,4 +1,4 @@
-"""Arrays and `.npy` files as parts of a request: the size is known beforehand, nothing is copied whole."""
+"""Arrays and `.npy` files as parts of a request: sizes are known in advance, and no tensor is copied as a whole."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ Bytes = bytes | memoryview
 
 @dataclass(frozen=True, slots=True)
 class NpyFile:
-    """Name a `.npy` file as a tensor; `dtype` is needed only for bf16 that was stored as `uint16`."""
+    """A tensor in a `.npy` file; `dtype` is needed only for bf16 stored as `uint16`."""
 
     path: str | os.PathLike[str]
     dtype: str | None = None
 
 
 Tensor = np.ndarray[Any, Any] | str | os.PathLike[str] | NpyFile
-"""What the client takes as a tensor: an array, or a `.npy` file by its path."""
+"""What the client accepts as a tensor: an array, or the path of a `.npy` file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Be one tensor to send: `pieces()` gives the `nbytes` bytes of a `.npy` file, any number of times.
+    """A tensor to send: each call of `pieces()` gives the `nbytes` bytes of a `.npy` file.
 
-    `elements()` gives its elements alone, in C order and little-endian; None for a file that has them otherwise.
+    `elements()` gives only its elements, in C order and little-endian; None for a file with another order.
     """
 
     dtype: DType
@@ -56,19 +56,19 @@ class Part:
 
     @property
     def size(self) -> int:
-        """Size of the elements."""
+        """Size of the elements in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def describe(self) -> dict[str, Any]:
-        """Return what the request says about this tensor when it is not sent."""
+        """Return dtype and shape as JSON, for a request without the tensor's data."""
         return {"dtype": self.dtype.name, "shape": list(self.shape)}
 
 
 def part(tensor: Tensor | Any) -> Part:
     """Prepare one tensor for sending.
 
-    Arrays may have any strides and byte order. Raises `Unsupported` for a dtype that no operation takes,
-    `ParseError` for a file that is no whole `.npy` file, and `OSError` when it can't be read.
+    Arrays may have any strides and byte order. Raises `Unsupported` for a dtype that no operation has, `ParseError`
+    for a file that is not a complete `.npy` file, and `OSError` when it can't be read.
     """
     match tensor:
         case NpyFile(path, declared):
@@ -94,7 +94,7 @@ def _array_part(array: Array) -> Part:
 
 
 def _blocks(array: Array, dtype: DType) -> Iterator[Bytes]:
-    """Give the bytes in C order, little-endian; what is stored otherwise is converted a piece at a time."""
+    """Yield the bytes in C order, little-endian, converting a piece at a time if needed."""
     if array.flags.c_contiguous and array.dtype == dtype.numpy:
         yield from _slices(_bytes_of(array))
     elif array.nbytes <= PIECE:
@@ -107,7 +107,7 @@ def _blocks(array: Array, dtype: DType) -> Iterator[Bytes]:
 
 
 def _bytes_of(array: Array) -> memoryview:
-    # bfloat16 is unknown to the buffer protocol, bytes are not.
+    # The buffer protocol does not know bfloat16.
     return array.reshape(-1).view(np.uint8).data
 
 
@@ -118,13 +118,13 @@ def _slices(data: memoryview) -> Iterator[memoryview]:
 
 def _file_part(path: Path, declared: str | None) -> Part:
     header, size = _file_header(path)
-    # ml_dtypes writes bfloat16 as <V2 and nothing else does; <u2 may be anything, so it has to be declared.
+    # Only ml_dtypes writes <V2, for bfloat16; <u2 may be anything, so it has to be declared.
     if declared is None and header.descr.endswith("V2"):
         declared = "bf16"
     dtype = header.dtype(declared)
     whole = header.offset + header.nbytes
     if size != whole:
-        raise ParseError(f"{path} must have {whole} bytes by its header, it has {size}")
+        raise ParseError(f"{path} must have {whole} bytes by its header, but has {size}")
     plain = not (header.big_endian or (header.fortran_order and len(header.shape) > 1))
     elements = partial(_file_pieces, path, size, header.offset) if plain else None
     return Part(dtype, header.shape, size, partial(_file_pieces, path, size), elements)
@@ -141,13 +141,13 @@ def _file_header(path: Path) -> tuple[NpyHeader, int]:
 
 
 def _file_pieces(path: Path, size: int, start: int = 0) -> Iterator[Bytes]:
-    # Reads, not a mapping: a file that somebody shortens meanwhile gives an error, not SIGBUS.
+    # Reads instead of a mapping: truncating the file meanwhile gives an error, not SIGBUS.
     with path.open("rb", buffering=0) as file:
         file.seek(start)
         size -= start
         while size > 0:
             piece = file.read(min(PIECE, size))
             if not piece:
-                raise ParseError(f"{path} became shorter while it was sent")
+                raise ParseError(f"{path} was truncated while it was sent")
             size -= len(piece)
             yield piece

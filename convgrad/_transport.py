@@ -1,4 +1,4 @@
-"""httpx's side of the client: its errors become ours here, and only here."""
+"""The one place where errors of httpx become errors of convgrad."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ __all__ = ["MAPPING", "translated"]
 
 # The most specific class wins.
 MAPPING: dict[type[httpx.HTTPError], tuple[type[TransportError], str]] = {
-    httpx.TransportError: (TransportError, "the call failed on its way"),
-    httpx.ConnectError: (ConnectFailed, "no connection to the service could be made"),
-    httpx.ConnectTimeout: (ConnectFailed, "no connection to the service was made in time"),
-    httpx.ProxyError: (ConnectFailed, "the proxy made no connection to the service"),
+    httpx.TransportError: (TransportError, "the request failed in transit"),
+    httpx.ConnectError: (ConnectFailed, "can't connect to the service"),
+    httpx.ConnectTimeout: (ConnectFailed, "can't connect to the service in time"),
+    httpx.ProxyError: (ConnectFailed, "the proxy can't connect to the service"),
     httpx.UnsupportedProtocol: (TransportError, "the service's address must begin with http:// or https://"),
     httpx.TimeoutException: (TimedOut, "the service did not answer in time"),
     httpx.NetworkError: (BrokenStream, "the connection broke"),
-    httpx.ProtocolError: (BrokenStream, "the connection ended before the whole reply had come"),
-    httpx.DecodingError: (ProtocolError, "the reply's content encoding is broken"),
-    httpx.TooManyRedirects: (ProtocolError, "the reply is a circle of redirects"),
-    httpx.HTTPError: (TransportError, "the call failed on its way"),
+    httpx.ProtocolError: (BrokenStream, "the connection ended before the whole reply arrived"),
+    httpx.DecodingError: (ProtocolError, "the reply does not match its Content-Encoding"),
+    httpx.TooManyRedirects: (ProtocolError, "the reply has too many redirects"),
+    httpx.HTTPError: (TransportError, "the request failed in transit"),
 }
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Raise the tree's errors for those of httpx."""
+    """Raise httpx's errors as `TransportError`."""
     try:
         yield
     except httpx.HTTPError as error:

@@ -1,4 +1,4 @@
-"""The reply of the binary API: a JSON head, then the elements of the output, straight into the result."""
+"""The reply of the binary API: a JSON head, then the elements of the output, received straight into the result."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _MAX_RANK = 64
 
 
 class Whole:
-    """Read one reply from its bytes, in pieces of any size; `head_length` bytes of it are its head.
+    """Decode one reply from its bytes, in pieces of any size; the first `head_length` bytes are its head.
 
-    The result has an output and nothing else.
+    The result has only the output, without resolved attributes and statistics.
     """
 
     def __init__(self, head_length: int) -> None:
         if head_length > _LONGEST_HEAD:
-            raise ProtocolError(f"the head of a reply has at most {_LONGEST_HEAD} bytes")
+            raise ProtocolError(f"the head of a reply must have at most {_LONGEST_HEAD} bytes, but has {head_length}")
         self._head_left = head_length
         self._head = bytearray()
         self._result: Result | None = None
         self._room = memoryview(b"")
 
     def feed(self, data: Bytes) -> Iterator[Event]:
-        """Take the next bytes; there is nothing to tell before the end."""
+        """Decode the next bytes; there are no events."""
         data = memoryview(data)
         if self._result is None:
             self._head += data[: self._head_left]
@@ -44,33 +44,35 @@ class Whole:
                 return iter(())
             self._begin()
         if len(data) > len(self._room):
-            raise ProtocolError("the reply goes on behind the last byte of its output")
+            raise ProtocolError("the reply has data after its output")
         self._room[: len(data)] = data
         self._room = self._room[len(data) :]
         return iter(())
 
     def close(self) -> Result:
-        """Say that no more bytes come, and return the result; raises `BrokenStream` when some are missing."""
+        """End the reply and return the result; raises `BrokenStream` if it is incomplete."""
         if self._result is None or self._room:
-            raise BrokenStream("the reply stopped before the last byte of its output")
+            raise BrokenStream("the reply stopped before the end of its output")
         return self._result
 
     def _begin(self) -> None:
-        """Read the head and make room for the output."""
+        """Parse the head and allocate the output."""
         try:
             head = json.loads(self._head)
             (output,) = head["outputs"]
             op, name, kind = head["model_name"], output["name"], dtype_of_oip(output["datatype"])
             shape, size = tuple(output["shape"]), output["parameters"]["binary_data_size"]
         except (ValueError, KeyError, TypeError, RecursionError, Unsupported) as error:
-            raise ProtocolError("the head of the reply must describe one output with its bytes behind it") from error
+            raise ProtocolError("the head of the reply must describe one binary output") from error
         if not all(type(dim) is int and dim >= 0 for dim in shape) or len(shape) > _MAX_RANK:
-            raise ProtocolError("the shape in the head of the reply must be integers from 0")
+            raise ProtocolError(
+                f"the shape in the head of the reply must have up to {_MAX_RANK} integers of at least 0"
+            )
         if math.prod(shape) * kind.itemsize != size:
-            raise ProtocolError(f"the output needs {math.prod(shape) * kind.itemsize} bytes, its head says {size}")
+            raise ProtocolError(f"the output needs {math.prod(shape) * kind.itemsize} bytes, but its head says {size}")
         try:
             array: np.ndarray[Any, Any] = np.empty(shape, kind.numpy)
         except (ValueError, MemoryError) as error:
-            raise ProtocolError(f"there is no room for a tensor of shape {list(shape)}") from error
+            raise ProtocolError(f"no memory for a tensor of shape {list(shape)}") from error
         self._room = array.reshape(-1).view(np.uint8).data
         self._result = Result(op, {name: array})

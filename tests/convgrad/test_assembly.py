@@ -114,7 +114,7 @@ def test_progress_of_nothing_is_complete() -> None:
 BROKEN: dict[str, tuple[bytes, str]] = {
     "checksum of the tensor": (reply(end={"sha256": "0" * 64}), "sha256"),
     "no checksum": (reply(end={"sha256": None}), "sha256"),
-    "fewer tiles than announced": (reply(end={"tiles": 2}), "2 tiles by its `end`, 1 came"),
+    "fewer tiles than announced": (reply(end={"tiles": 2}), "`end` announces 2 tiles, but 1 arrived"),
     "tile outside": (reply(tile={"offset": [1, 0]}), "must lie within"),
     "tile far outside": (reply(tile={"offset": [10**15, 0]}), "must lie within"),
     "negative offset": (reply(tile={"offset": [-1, 0]}), "offset"),
@@ -136,7 +136,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "tile first": (frame(TILE, DATA), "before `begin`"),
     "end first": (frame(END), "one `begin`"),
     "no type": (frame({}), "one `begin`"),
-    "body of another frame": (frame(BEGIN, b"x"), "only a tile"),
+    "body of another frame": (frame(BEGIN, b"x"), "only tiles"),
     "error without code": (frame({"type": "error"}), "code"),
 }
 

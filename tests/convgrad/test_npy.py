@@ -81,7 +81,7 @@ def test_names_the_dtype(descr: str, name: str) -> None:
     header = NpyHeader(descr, False, (1,), 128)
     assert header.dtype().name == name
     assert header.dtype(name).name == name
-    with pytest.raises(InvalidParams, match=f"dtype must say what the .npy file holds, {name}"):
+    with pytest.raises(InvalidParams, match=f"dtype must be that of the .npy file, {name}"):
         header.dtype("bf16")
 
 
@@ -89,7 +89,7 @@ def test_names_the_dtype(descr: str, name: str) -> None:
 @pytest.mark.parametrize("declared", [None, "f16"])
 def test_two_bytes_are_bf16_only_where_declared(descr: str, declared: str | None) -> None:
     """Void and unsigned pairs of bytes are never guessed to be bfloat16."""
-    with pytest.raises(InvalidParams, match='needs dtype "bf16" beside it') as caught:
+    with pytest.raises(InvalidParams, match='needs dtype "bf16" with it') as caught:
         NpyHeader(descr, False, (1,), 128).dtype(declared)
     assert caught.value.errors[0]["loc"] == ["dtype"]
 

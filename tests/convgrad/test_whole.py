@@ -85,7 +85,7 @@ def test_heads_that_are_none(head: bytes) -> None:
 def test_more_than_was_announced() -> None:
     """Bytes behind the output, or a head beyond all measure, are refused."""
     head, tensor = whole_of(ARRAY)
-    with pytest.raises(ProtocolError, match="goes on"):
+    with pytest.raises(ProtocolError, match="data after"):
         read(head, tensor, b"x")
     with pytest.raises(ProtocolError, match="at most"):
         Whole(2 << 20)

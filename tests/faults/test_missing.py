@@ -92,7 +92,10 @@ def test_processes_that_may_not_be_started() -> None:
         command = [sys.executable, "-m", "convgrad", "health", "--url", service.url]
         health = subprocess.run(command, check=False, capture_output=True, text=True)
         assert health.returncode == 4
-        with convgrad.Client(service.url) as client, pytest.raises(convgrad.TimedOut, match="said: failed: the fork"):
+        with (
+            convgrad.Client(service.url) as client,
+            pytest.raises(convgrad.TimedOut, match="state was failed: the fork"),
+        ):
             client.wait_until_ready(0.1)
         assert page["cause"] in health.stdout
         ended(service, page["cause"])

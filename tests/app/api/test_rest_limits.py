@@ -140,7 +140,7 @@ def test_a_tensor_of_unknown_size_that_is_too_large_is_named(tight_http: httpx.C
     for sent in ({"json": body}, {"files": files}):
         found = problem(tight_http.post(f"/v1/ops/{SMALL.op}", **sent), 413, "too_large")
         assert found["loc"] == ["inputs", "diff_dst"]
-        assert found["detail"].startswith("diff_dst: a .npy header has at most ")
+        assert found["detail"].startswith("diff_dst: a .npy header must have at most ")
 
 
 @pytest.mark.parametrize("form", ["multipart", "json"])

@@ -246,9 +246,7 @@ def test_a_bomb_is_cut_short(tight_http: httpx.Client) -> None:
     """A small body that inflates past its tensors, or past the body limit, is refused when it does."""
     content, headers = changed(lambda _: None)
     bomb = gzip.compress(content + bytes(64 << 20))
-    assert "bytes or more after" in oip.error(
-        oip.post(tight_http, OP, bomb, headers | {"content-encoding": "gzip"}), 400
-    )
+    assert "after its last" in oip.error(oip.post(tight_http, OP, bomb, headers | {"content-encoding": "gzip"}), 400)
     blanks = gzip.compress(b'{"inputs":[{"data":[' + b" " * (64 << 20))
     assert "body" in oip.error(oip.post(tight_http, OP, blanks, {"content-encoding": "gzip"}), 413)
     blanks = gzip.compress(b"{" + b" " * (1 << 20))
