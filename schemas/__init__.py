@@ -1,1 +1,1 @@
-"""What a call may say: operation tables, attributes, shapes and the objects on the wire."""
+"""The operations and their calls: operation tables, attributes, shapes, and objects on the wire."""

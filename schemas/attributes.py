@@ -1,8 +1,7 @@
-"""Attributes of a call: from either spelling, wrapped or plain, to one frozen model per operation.
+"""Attributes of a call: validated by one frozen Pydantic model per operation and dialect.
 
-The Pydantic models are made from `schemas.tables`, one for each operation and dialect. A model accepts what
-a call may say: both spellings of a name, any case of `auto_pad`, values wrapped as oneDNN's graph dump
-writes them (`{"type": "s64[]", "value": [2, 2]}`), and null for "not given".
+The models are made from `schemas.tables`. They accept both spellings of a name, any case of `auto_pad`, values wrapped
+as in oneDNN's graph dumps (`{"type": "s64[]", "value": [2, 2]}`), and null for an absent value.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ __all__ = ["Attributes", "Given", "attributes_model", "read_attributes"]
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Hold the attributes of a call under their canonical names; None is absent, or `bad` when its name is
-    there."""
+    """The attributes of a call by canonical name; None is absent, or invalid if its name is in `bad`."""
 
     strides: tuple[int, ...] | None = None
     pads_begin: tuple[int, ...] | None = None
@@ -53,7 +51,7 @@ class Given:
 
 
 class Attributes(BaseModel):
-    """Be the base of the generated models: frozen, strict about integers, closed to unknown names."""
+    """Base of the generated models: frozen, strict about integers, no unknown names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -78,16 +76,15 @@ class Attributes(BaseModel):
         return made
 
 
-# JSON Schema members of a plain field that are written anew for the field as a call may say it.
-_RETOLD = ("title", "description", "default")
+# JSON Schema members of a plain field that `_accepted` replaces.
+_REPLACED = ("title", "description", "default")
 
 
 def _accepted(called: CalledOperation, plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema properties for everything that a call may write: both spellings, wrapped or
-    plain."""
+    """Return the JSON Schema properties of all accepted forms: both spellings, wrapped or plain."""
     found: dict[str, Any] = {}
     for row in called.operation.attributes:
-        own = {key: value for key, value in plain[row.name].items() if key not in _RETOLD}
+        own = {key: value for key, value in plain[row.name].items() if key not in _REPLACED}
         forms = [form for form in own.get("anyOf", [own]) if form != {"type": "null"}]
         if row.name == "auto_pad":
             forms = [{"type": "string", "enum": [*row.choices, "None", *(text.upper() for text in row.choices)]}]
@@ -112,10 +109,9 @@ def _accepted(called: CalledOperation, plain: Mapping[str, Any]) -> dict[str, An
 
 
 def read_attributes(called: CalledOperation, given: object) -> tuple[Given, list[Problem]]:
-    """Return the attributes of a call with defaults filled in, and every rule that they break by themselves.
+    """Return the attributes of a call with defaults, and every rule that they break by themselves.
 
-    A value that breaks a rule comes back as None with its name in `bad`, so that the rest can still be
-    checked.
+    A value that breaks a rule is None, with its name in `bad`, so that the rest can still be checked.
     """
     unusable = members_problem(given, ["attributes"])
     if unusable is not None:

@@ -1,5 +1,4 @@
-"""The rules of one spatial axis: padding, output size and output padding, with the numbers that break
-them."""
+"""The rules of one spatial axis: padding, output size and output padding."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ __all__ = ["Axis", "resolve_axis"]
 
 @dataclass(slots=True)
 class Axis:
-    """Hold one spatial axis: sizes of `src` and `dst`, taps, and what the attributes say about it.
+    """One spatial axis: sizes of `src` and `dst`, number of taps, and attributes.
 
-    `dst` is None while it is to be found, `output_padding` while it is not given. `at` is the axis' place
-    in `diff_dst`.
+    `dst` is None while it is to be inferred, `output_padding` if it is not given. `at` is the index of the axis in
+    `diff_dst`.
     """
 
     index: int
@@ -40,7 +39,7 @@ class Axis:
 
     @property
     def effective(self) -> int:
-        """E, the elements from the first to the last tap."""
+        """E, the number of elements from the first to the last tap."""
         return effective_kernel(self.kernel, self.dilation)
 
     @property
@@ -52,7 +51,7 @@ class Axis:
 
 
 def resolve_axis(call: Call, axis: Axis, problems: list[Problem]) -> None:
-    """Fill in padding, `dst` and output padding of an axis, and note the rules that it breaks."""
+    """Set padding, `dst` and output padding of an axis; append the rules it breaks to `problems`."""
     effective = axis.effective
     if effective > INT64_MAX:
         msg = f"the weights span {axis.span} on spatial axis {axis.index}, but must span at most {INT64_MAX}"
@@ -71,7 +70,7 @@ def resolve_axis(call: Call, axis: Axis, problems: list[Problem]) -> None:
 
 
 def _resolve_convolution(call: Call, axis: Axis, effective: int, problems: list[Problem]) -> None:
-    """Hold the axis to D = floor((S + b + e - E) / s) + 1."""
+    """Check that D = floor((S + b + e - E) / s) + 1."""
     padded = axis.src + axis.begin + axis.end
     found = convolution_size(axis.src, axis.begin, axis.end, effective, axis.stride)
     if found == axis.dst and padded <= INT64_MAX:
@@ -93,8 +92,7 @@ def _resolve_convolution(call: Call, axis: Axis, effective: int, problems: list[
 
 
 def _resolve_transposed(call: Call, axis: Axis, effective: int, problems: list[Problem]) -> None:
-    """Hold the axis to D = s * (S - 1) + E - b - e + p, or find D (forward) or p (when it is not given)
-    from it."""
+    """Check that D = s * (S - 1) + E - b - e + p, or infer D (forward) or p (if it is not given)."""
     stride, extra = axis.stride, axis.output_padding
     if extra is not None and extra >= stride:
         name = call.name("output_padding")

@@ -1,4 +1,4 @@
-"""What was read of a call: its attributes, its inputs and the weights' shape, each checked by itself."""
+"""A parsed call: its attributes, inputs and weights' shape, each checked by itself."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["Call", "read_call"]
 
 @dataclass(slots=True)
 class Call:
-    """Hold a call as far as it is right.
+    """The valid parts of a call.
 
-    `weights` is the weights' shape, from wherever it came, and `weights_loc` that place. `output` is the
-    output tensor as a dumped op says it, or None.
+    `weights` is the weights' shape and `weights_loc` where it was given. `output` is the output tensor of a dumped op,
+    or None.
     """
 
     called: CalledOperation
@@ -31,25 +31,25 @@ class Call:
     warnings: list[str]
 
     def name(self, canonical: str) -> str:
-        """Return an attribute's or input's name as the caller spelt it, or else in the dialect called."""
+        """Return an attribute's or input's name as the caller spelled it, otherwise in the call's dialect."""
         written = self.given.spelled.get(canonical) or self.inputs.spelled.get(canonical)
         return written or self.called.wire_names[canonical]
 
     @property
     def transposed(self) -> bool:
-        """Whether the operation belongs to the transposed convolution."""
+        """Whether the operation is of a transposed convolution."""
         return self.called.operation.transposed
 
     @property
     def forward(self) -> bool:
-        """Whether the weights are an input, and the output's shape is to be found."""
+        """Whether the operation is a forward one: weights are an input, and the output's shape is inferred."""
         return self.called.operation.output.name == "dst"
 
 
 def read_call(
     called: CalledOperation, attributes: object, inputs: object, output: object
 ) -> tuple[Call, list[Problem]]:
-    """Return a call, and every rule that its parts break by themselves or in their number of values."""
+    """Return a call, and the rules that its parts break by themselves or by their number of values."""
     given, problems = read_attributes(called, attributes)
     found, more = read_inputs(called, inputs)
     problems.extend(more)
@@ -70,8 +70,7 @@ def _output(called: CalledOperation) -> str:
 
 
 def _choose_weights_shape(call: Call, problems: list[Problem]) -> None:
-    """Take the weights' shape from the input, else from the attribute, else from what a dump says of the
-    output."""
+    """Take the weights' shape from the input, the attribute, or a dump's output, in this order."""
     given, inputs = call.given.weights_shape, call.inputs.weights_shape
     written = call.given.spelled.get("weights_shape") or call.called.wire_names["weights_shape"]
     as_input = call.inputs.spelled.get("weights_shape") or call.called.wire_names["weights_shape"]
@@ -104,7 +103,7 @@ def _choose_weights_shape(call: Call, problems: list[Problem]) -> None:
 
 
 def _ranks(call: Call) -> Iterator[Problem]:
-    """Hold every shape to the rank of `src`, and every list to one value per spatial axis of it."""
+    """Check that shapes have the rank of `src`, and lists one value per spatial axis."""
     metas = call.inputs.metas
     src = metas.get("src")
     if src is None or not 3 <= len(src.shape) <= 5:

@@ -1,4 +1,4 @@
-"""The tables as plain JSON: what `ops.list`, `ops.describe` and `GET /v1/ops` answer."""
+"""The tables as plain JSON, for `ops.list`, `ops.describe` and `GET /v1/ops`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DATA_LAYOUTS = {"NXC": "(N, X, channels)", "NCX": "(N, channels, X)"}
 
 
 def list_operations() -> list[dict[str, Any]]:
-    """Return one short entry for each operation, with every name that calls it."""
+    """Return a short entry for each operation, with all of its names."""
     return [
         {
             "op": operation.name,
@@ -38,7 +38,7 @@ def list_operations() -> list[dict[str, Any]]:
 
 
 def describe(op: str) -> dict[str, Any]:
-    """Return the whole table of an operation, in the dialect of the name or alias it is asked by.
+    """Return the table of an operation, in the dialect of the name or alias given.
 
     Raises `UnknownOperation`.
     """
@@ -92,12 +92,12 @@ def _tensor(called: CalledOperation, row: TensorRow, index: int) -> dict[str, An
 
 
 def _respelled(called: CalledOperation, text: str) -> str:
-    """Write the names in a text as the caller's dialect spells them."""
+    """Replace the names in a text by their spelling in the dialect called."""
     return _NAME.sub(lambda found: f"`{called.wire_names.get(found[1], found[1])}`", text)
 
 
 def weights_layouts(called: CalledOperation) -> dict[str, dict[str, str]]:
-    """Return, for each weights format, the shape for each axis that groups may divide, oneDNN's own first."""
+    """Return the shapes of each weights format, by the axis that groups divide, oneDNN's own reading first."""
     divided = ("O", "I") if called.operation.transposed else ("I",)
     return {
         name: {
@@ -109,7 +109,7 @@ def weights_layouts(called: CalledOperation) -> dict[str, dict[str, str]]:
 
 
 def example(called: CalledOperation) -> dict[str, Any]:
-    """Return a small right call: attributes and described inputs, as `ops.validate` takes them."""
+    """Return a small valid call: attributes, and inputs as dtype and shape, as for `ops.validate`."""
     names = called.wire_names
     attributes: dict[str, Any] = {
         "strides": [2, 2],
@@ -119,7 +119,7 @@ def example(called: CalledOperation) -> dict[str, Any]:
         "data_format": "NCX",
         names["weights_format"]: "IOX" if called.operation.transposed else "OIX",
     }
-    # One layer seen from both sides: the transposed one makes 8 x 8 from 4 x 4.
+    # The same layer in both directions: the transposed convolution turns 4 x 4 into 8 x 8.
     large, small, weights = [1, 8, 8, 8], [1, 16, 4, 4], [16, 8, 4, 4]
     src, dst = (small, large) if called.operation.transposed else (large, small)
     inputs: dict[str, Any] = {names["src"]: {"dtype": "f32", "shape": src}}

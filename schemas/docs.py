@@ -1,4 +1,4 @@
-"""Write the pages of `docs/operations/` from the tables, or check that they are what the tables say.
+"""Generate the pages of `docs/operations/` from the tables, or check that they are up to date.
 
 python -m schemas.docs            write
 python -m schemas.docs --check    exit 1 and name the stale pages
@@ -35,22 +35,22 @@ def pages() -> dict[str, str]:
 
 
 def stale(folder: Path) -> list[str]:
-    """Return the names of pages in a folder that are missing, out of date, or of no operation."""
+    """Return the names of the pages in a folder that are missing, out of date, or not of an operation."""
     made = pages()
     there = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md")}
     return sorted(name for name in made.keys() | there.keys() if made.get(name) != there.get(name))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the pages; the result is the process' exit code."""
-    parser = argparse.ArgumentParser(prog="python -m schemas.docs", description="Pages of the operations.")
-    parser.add_argument("--check", action="store_true", help="change nothing; fail when a page is stale")
-    parser.add_argument("--folder", type=Path, default=_FOLDER, help="where the pages are")
+    """Write or check the pages; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m schemas.docs", description="Generate the operations' pages.")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is out of date")
+    parser.add_argument("--folder", type=Path, default=_FOLDER, help="folder of the pages")
     chosen = parser.parse_args(arguments)
     old = stale(chosen.folder)
     if chosen.check:
         for name in old:
-            sys.stderr.write(f"stale: {chosen.folder / name} (run scripts/docs)\n")
+            sys.stderr.write(f"out of date: {chosen.folder / name} (run scripts/docs)\n")
         return 1 if old else 0
     chosen.folder.mkdir(parents=True, exist_ok=True)
     for name in old:
@@ -68,8 +68,8 @@ def _index() -> str:
         "",
         "# Operations",
         "",
-        "Attributes, inputs and outputs are accepted in both spellings; a reply speaks the one that",
-        "belongs to the name called. Every name may have the suffix `-1`.",
+        "Calls may spell attributes and inputs in either way; a reply uses the spelling that belongs to",
+        "the operation's name in the call. Every name may have the suffix `-1`.",
         "",
         *_table(
             ("operation", "also called", "computes"),
@@ -97,8 +97,8 @@ def _page(operation: Operation) -> str:
         "```",
         "",
         f"Called as {names}.",
-        f"Elements are {', '.join(DTYPE_NAMES)}, one type in a call. One, two or three spatial axes.",
-        "Read from " + " and ".join(f"`{page}`" for page in operation.pages) + ".",
+        f"Tensors are {', '.join(DTYPE_NAMES)}, all of a call the same, with one, two or three spatial axes.",
+        "Specified in " + " and ".join(f"`{page}`" for page in operation.pages) + ".",
         "",
         "## Attributes",
         "",
@@ -107,7 +107,7 @@ def _page(operation: Operation) -> str:
             (_attribute(row) for row in operation.attributes),
         ),
         "",
-        'A value may also be wrapped as oneDNN Graph dumps it: `{"type": "s64[]", "value": [2, 2]}`.',
+        'Values may also be wrapped as in dumps of oneDNN Graph: `{"type": "s64[]", "value": [2, 2]}`.',
         "",
         "## Inputs",
         "",
@@ -123,9 +123,7 @@ def _page(operation: Operation) -> str:
         "",
         "## Example",
         "",
-        "What `ops.validate`, or `POST /v1/ops/"
-        + operation.name
-        + "/validate`, takes; a call adds data to the tensors.",
+        f"For `ops.validate` or `POST /v1/ops/{operation.name}/validate`; a call adds data to the tensors.",
         "",
         "```json",
         *_json(example(called)),
@@ -175,7 +173,7 @@ def _layouts(called: CalledOperation) -> Iterator[str]:
     layouts = weights_layouts(called)
     if called.operation.transposed:
         yield "I channels of `src`, O channels of `dst`, g groups, X the spatial axes. With more than one"
-        yield "group both readings of the pages are accepted: the weights' own shape says which axis is"
+        yield "group both readings of the pages are accepted: the shape of the weights shows which axis is"
         yield "divided, and the reply's `groups_axis` names it."
     else:
         yield "I channels of `src`, O channels of `dst`, g groups, X the spatial axes."

@@ -1,4 +1,4 @@
-"""Ops as oneDNN Graph dumps them, read as specs.
+"""Read ops dumped by oneDNN Graph as calls.
 
 A dump (`ONEDNN_GRAPH_DUMP=graph`, and benchdnn's graph files) holds op objects such as
 
@@ -7,8 +7,8 @@ A dump (`ONEDNN_GRAPH_DUMP=graph`, and benchdnn's graph files) holds op objects 
      "inputs": [{"id": 0, "dtype": "bf16", "shape": [1, 32, 28, 28], "stride": [..], ..}, ..],
      "outputs": [{"id": 2, "dtype": "bf16", "shape": [32, 128, 3, 3], ..}]}
 
-Inputs and outputs go by their index. An attribute that was never set is written as twelve zeros, and a
-shape that is not known has negative sizes or is empty.
+Inputs and outputs are identified by their index. An attribute that was never set is written as twelve zeros, and an
+unknown shape has negative sizes or is empty.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ __all__ = ["Dump", "call_of_dump", "from_dump", "is_dump", "read_dump"]
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """Hold a dumped op as a call: its kind, attributes, inputs by name, and the output when its shape is
-    known."""
+    """A dumped op as a call: its kind, attributes, inputs by name, and the output, if its shape is known."""
 
     name: str
     attributes: Mapping[Any, Any]
@@ -36,14 +35,14 @@ class Dump:
 
 
 def is_dump(value: object) -> bool:
-    """Tell whether an object is a dumped op, or a dumped graph, rather than plain attributes."""
+    """Whether an object is a dumped op or graph rather than plain attributes."""
     return isinstance(value, Mapping) and ("attrs" in value or "kind" in value or "graph" in value)
 
 
 def from_dump(value: object) -> tuple[str, Mapping[Any, Any], dict[str, Any]]:
-    """Return (name, attributes, inputs) of a dumped op; `InvalidParams` when it is none.
+    """Return (name, attributes, inputs) of a dumped op, the arguments of `schemas.ops.resolve`.
 
-    The three are the arguments of `schemas.ops.resolve`.
+    Raises `InvalidParams` when it is not a dumped op.
     """
     dump = read_dump(value)
     return dump.name, dump.attributes, dump.inputs
@@ -52,8 +51,8 @@ def from_dump(value: object) -> tuple[str, Mapping[Any, Any], dict[str, Any]]:
 def call_of_dump(called: CalledOperation, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the `attributes`, `inputs` and `options` of a request that is itself a dumped op.
 
-    Its tensors may be the dump's logical tensors with `data` or `npy` added, by index or by name; `options`
-    stands beside them as in any request. Raises what `read_dump` raises.
+    Its tensors may be the dump's logical tensors with `data` or `npy` added, by index or by name; `options` are as in
+    any request. Raises what `read_dump` raises.
     """
     dump = read_dump(body, called=called)
     spec = {
@@ -63,7 +62,7 @@ def call_of_dump(called: CalledOperation, body: Mapping[str, Any]) -> dict[str, 
     }
     inputs = {name: _as_sent(tensor) for name, tensor in dump.inputs.items()}
     spellings = called.operation.input_spellings
-    # A logical tensor has no values: without them the weights' shape is the attribute's, or the output's.
+    # A logical tensor has no values: then the weights' shape comes from the attribute or the output.
     found: dict[str, Any] = {
         "attributes": spec,
         "inputs": {
@@ -76,12 +75,12 @@ def call_of_dump(called: CalledOperation, body: Mapping[str, Any]) -> dict[str, 
 
 
 def read_dump(value: object, *, called: CalledOperation | None = None) -> Dump:
-    """Return a dumped op as a call; a dumped graph counts when it holds exactly one op.
+    """Return a dumped op as a call; a dumped graph must have exactly one op.
 
-    With `called`, the dump's kind must be that operation, by whatever name, and may be left out.
-    Raises `InvalidParams` or, for a kind that there is not, `UnknownOperation`.
+    With `called`, the dump's kind may be absent, but must not be another operation. Raises `InvalidParams`, or
+    `UnknownOperation` for an unknown kind.
     """
-    # Within a call the spec stands in the place of the attributes.
+    # In a call the dump takes the place of the attributes.
     loc = [] if called is None else ["attributes"]
     op = _only_op(value, loc)
     kind = op.get("kind")
@@ -94,11 +93,11 @@ def read_dump(value: object, *, called: CalledOperation | None = None) -> Dump:
     except UnknownOperation as error:
         if called is None:
             raise
-        # The operation called is there: what is wrong is the spec.
+        # The operation called exists: the error is in the dump.
         wrong = problem([*loc, "kind"], f"kind: {error.message}", "kind")
         raise invalid_params(called.called_as, [wrong]) from None
     if called is not None and found.operation is not called.operation:
-        msg = f"the spec must be of {called.operation.name}, the operation called, but its kind is {kind}"
+        msg = f"kind must be {called.operation.name}, the operation called, but is {kind}"
         raise invalid_params(called.called_as, [problem([*loc, "kind"], msg, "kind")])
     attributes = op.get("attrs", {})
     problems: list[Problem] = []
@@ -115,7 +114,7 @@ def _only_op(value: object, loc: list[str]) -> Mapping[Any, Any]:
     graph = value.get("graph") if isinstance(value, Mapping) else None
     if isinstance(graph, list | tuple):
         if len(graph) != 1:
-            msg = f"a dumped graph must hold 1 op to be a spec, but holds {len(graph)}: give one of them"
+            msg = f"a dumped graph must have 1 op, but has {len(graph)}: give one of them"
             raise invalid_params("not a dumped op", [problem([*loc, "graph"], msg, "graph")])
         value = graph[0]
     if not isinstance(value, Mapping):
@@ -125,20 +124,20 @@ def _only_op(value: object, loc: list[str]) -> Mapping[Any, Any]:
 
 
 def _inputs(operation: Operation, given: object, loc: list[str], problems: list[Problem]) -> dict[str, Any]:
-    """Return the inputs by name; a mapping is already that, a list goes by the operation's index order."""
+    """Return the inputs by name; a list is in the operation's index order."""
     if isinstance(given, Mapping):
         return dict(given)
     if not isinstance(given, list | tuple):
         problems.append(problem([*loc, "inputs"], "inputs must be a list", "list_type"))
         return {}
     if len(given) > len(operation.inputs):
-        msg = f"{operation.name} has at most {len(operation.inputs)} inputs, but the spec has {len(given)}"
+        msg = f"{operation.name} has at most {len(operation.inputs)} inputs, but the dump has {len(given)}"
         problems.append(problem([*loc, "inputs"], msg, "too_long"))
     return {row.name: tensor for row, tensor in zip(operation.inputs, given, strict=False)}
 
 
 def _as_sent(tensor: Any) -> Any:
-    """Return a dumped tensor without a shape that the dump did not know: the data may say it."""
+    """Return a dumped tensor without its shape if that is unknown: the data may have it."""
     if not isinstance(tensor, Mapping) or _has_data(tensor) or not _is_unknown(tensor.get("shape")):
         return tensor
     return {name: value for name, value in tensor.items() if name != "shape"}
@@ -153,7 +152,7 @@ def _is_unknown(shape: object) -> bool:
 
 
 def _output(given: object, loc: list[str], problems: list[Problem]) -> Any:
-    """Return the output's logical tensor, or None when its shape is not known."""
+    """Return the output's logical tensor, or None when its shape is unknown."""
     if not isinstance(given, list | tuple) or len(given) > 1:
         problems.append(problem([*loc, "outputs"], "outputs must be a list of 1 tensor", "list_type"))
         return None

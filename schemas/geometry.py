@@ -1,9 +1,7 @@
-"""The rules that tie shapes to each other: batch, channels and groups, and through `schemas.axes` every
-spatial axis.
+"""The rules that infer_geometry shapes to each other: batch, channels, groups and, in `schemas.axes`, spatial axes.
 
-`relate` reads the shapes in one pair of formats and notes every rule that they break. It is also asked
-about the other formats, to tell a caller who forgot `data_format` or `weights_format` which ones the shapes
-are in.
+`infer_geometry` reads the shapes in given formats and returns every broken rule. It is also tried with the other
+formats, to give a hint to a caller who forgot `data_format` or `weights_format`.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from schemas.shapes import (
     weights_shape,
 )
 
-__all__ = ["Geometry", "relate"]
+__all__ = ["Geometry", "infer_geometry"]
 
 
 @dataclass(slots=True)
 class Geometry:
-    """Hold the sizes of a call in one pair of formats; 0 and () stand for what could not be found."""
+    """The sizes of a call in given formats; 0 and () stand for what could not be inferred."""
 
     n: int = 0
     src_channels: int = 0
@@ -41,10 +39,10 @@ class Geometry:
     groups_axis: GroupsAxis = "I"
 
 
-def relate(call: Call, data_format: str, weights_format: str) -> tuple[Geometry, list[Problem]]:
-    """Return the sizes of a call read in these formats, and every rule that they break together.
+def infer_geometry(call: Call, data_format: str, weights_format: str) -> tuple[Geometry, list[Problem]]:
+    """Return the sizes of a call in these formats, and the rules that they break together.
 
-    Shapes and attributes that are missing or wrong by themselves take no part.
+    Shapes and attributes that are missing or invalid by themselves are skipped.
     """
     made = Geometry()
     problems: list[Problem] = []
@@ -74,13 +72,13 @@ def relate(call: Call, data_format: str, weights_format: str) -> tuple[Geometry,
 
 
 def _relate_channels(call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]) -> None:
-    """Hold the weights to the channels of `src` and `diff_dst`, and find the axis that the groups divide."""
+    """Check the weights against the channels of `src` and `diff_dst`, and find the axis that groups divide."""
     groups = call.given.groups
     src, dst = made.src_channels, made.dst_channels
     if groups is None:
         return
     src_divided = _divides(call, groups, "src", src, problems)
-    # Without a right diff_dst its channels are 0, which every number of groups divides.
+    # Without a valid diff_dst its channels are 0, which any number of groups divides.
     if not (_divides(call, groups, "diff_dst", dst, problems) and src_divided and dst):
         return
     axis = groups_axis_of(call.transposed, i, o, src, dst, groups)
@@ -95,7 +93,7 @@ def _relate_channels(call: Call, made: Geometry, i: int, o: int, weights_format:
 def _relate_forward_channels(
     call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]
 ) -> None:
-    """Hold the weights to the channels of `src`, and find the channels of `dst` in them."""
+    """Check the weights against the channels of `src`, and infer the channels of `dst` from them."""
     groups, src = call.given.groups, made.src_channels
     if groups is None or not _divides(call, groups, "src", src, problems):
         return
@@ -130,7 +128,7 @@ def _wrong_weights(
 
 
 def _relate_axes(call: Call, made: Geometry, data_format: str, problems: list[Problem]) -> None:
-    """Resolve every spatial axis, when all that is needed for it is known."""
+    """Resolve every spatial axis, if everything needed is known."""
     count = len(made.src_spatial)
     strides, dilations, pads = call.given.strides, call.given.dilations, _pads(call, count)
     extra = call.given.output_padding
@@ -165,8 +163,7 @@ def _relate_axes(call: Call, made: Geometry, data_format: str, problems: list[Pr
 
 
 def _pads(call: Call, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the explicit pads, zeros for an empty list or under `auto_pad`; None while they are not
-    known."""
+    """Return the explicit pads, zeros for an empty list or with `auto_pad`; None if they are unknown."""
     given = call.given
     if given.auto_pad is None:
         return None

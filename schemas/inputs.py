@@ -1,5 +1,4 @@
-"""Inputs of a call: from either spelling to dtype and shape under the canonical names, and the rules they
-keep alone."""
+"""Inputs of a call: dtype and shape by canonical name, and the rules that involve inputs only."""
 
 from __future__ import annotations
 
@@ -20,11 +19,10 @@ RANKS = (3, 4, 5)
 
 @dataclass(slots=True)
 class Inputs:
-    """Hold the inputs of a call by canonical name, as far as they are right.
+    """The valid inputs of a call by canonical name.
 
-    `weights_shape` is the value of that input; None while it is absent, or a tensor whose values are not
-    known here. `dtype` is the one type T of the call. `unsupported` is the place of a dtype that the
-    operation does not have.
+    `weights_shape` is the value of that input; None if it is absent, or a tensor whose values are unknown here. `dtype`
+    is the type T of the call. `unsupported` is the first problem with a dtype that the operation does not have.
     """
 
     metas: dict[str, TensorMeta] = field(default_factory=dict)
@@ -37,7 +35,7 @@ class Inputs:
 
 
 def read_inputs(called: CalledOperation, given: object) -> tuple[Inputs, list[Problem]]:
-    """Return the inputs of a call, and every rule that each breaks by itself or against the others' dtype."""
+    """Return the inputs of a call, and the rules that each breaks by itself or by its dtype."""
     found = Inputs()
     problems: list[Problem] = []
     unusable = members_problem(given, ["inputs"])
@@ -77,7 +75,7 @@ def _by_name(called: CalledOperation, given: Any, found: Inputs, problems: list[
         elif value is None:
             continue
         elif name in values and not same_value(values[name], value):
-            # Two tensors can't be compared before their data is here, so the second one is refused as such.
+            # Two tensors can't be compared before their data arrives, so a second one is an error.
             msg = f"{key} is another spelling of {found.spelled[name]}: give one"
             problems.append(problem(["inputs", str(key)], msg, "conflict"))
             found.bad.add(name)
@@ -122,7 +120,7 @@ def _check_sizes(name: str, key: str, shape: tuple[int, ...], problems: list[Pro
 
 
 def _shape_values(value: object, key: str, problems: list[Problem]) -> tuple[int, ...] | None:
-    """Return the values of a shape input, or None when they are absent, unknown or wrong."""
+    """Return the values of a shape input, or None if they are absent, unknown or invalid."""
     loc: list[str | int] = ["inputs", key]
     if isinstance(value, list | tuple):
         return _listed(value, key, problems)
@@ -149,5 +147,5 @@ def _listed(value: list[object] | tuple[object, ...], key: str, problems: list[P
             problems.append(problem(["inputs", key, axis], msg, "range"))
         else:
             sizes.append(size)
-    # A list of zeros is oneDNN's way to say that there is no shape here.
+    # oneDNN writes an absent shape as zeros.
     return tuple(sizes) if len(sizes) == len(value) and any(sizes) else None

@@ -1,8 +1,7 @@
-"""Remember resolved calls: training asks for the same few layers again and again.
+"""A cache of resolved calls: training repeats the calls of the same few layers.
 
-A key is exact about types: True and 1, or 1.0 and 1, are equal to Python and not to the rules, so anything
-but plain strings, integers, lists of integers and `TensorMeta` makes a call that is not remembered, only
-resolved.
+Keys are exact about types: Python treats True, 1 and 1.0 as equal, but the rules do not. So only calls of plain
+strings, integers, lists of integers and `TensorMeta` are cached.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ _MAX_TEXT = 64
 
 
 def key_of(name: object, attributes: object, inputs: object) -> Hashable | None:
-    """Return what two calls have in common exactly when they are the same call, or None for an unusual
-    one."""
+    """Return a key that is equal for two calls exactly when they are the same, or None if it can't be cached."""
     if type(name) is not str or type(attributes) is not dict or type(inputs) is not dict:
         return None
     if len(attributes) > _MAX_MEMBERS or len(inputs) > _MAX_MEMBERS:
@@ -57,18 +55,18 @@ def _is_plain(values: list[object] | tuple[object, ...]) -> bool:
 
 
 class Memo:
-    """Hold the last resolved calls by key; when it is full the one that came first goes."""
+    """The last resolved calls by key; when full, the oldest one is dropped."""
 
     def __init__(self, size: int = 512) -> None:
         self._size = size
         self._known: dict[Hashable, ResolvedOp] = {}
 
     def get(self, key: Hashable | None) -> ResolvedOp | None:
-        """Return the call of a key, when it is known."""
+        """Return the cached call of a key, or None."""
         return None if key is None else self._known.get(key)
 
     def put(self, key: Hashable | None, op: ResolvedOp) -> ResolvedOp:
-        """Remember a call under its key, and return it."""
+        """Cache a call under its key, if it has one, and return it."""
         if key is not None:
             if len(self._known) >= self._size:
                 self._known.pop(next(iter(self._known)), None)

@@ -15,12 +15,12 @@ from schemas.wire import CallOptions, CallReply, ProblemError, ValidateReply, re
 
 __all__ = ["RPC_ERRORS", "openrpc_document"]
 
-# Every error of the API, with the slug that its `data.code` has.
+# Every error of the API: code, name and message.
 RPC_ERRORS: tuple[tuple[int, str, str], ...] = (
     (-32700, "ParseError", "Malformed request"),
     (-32600, "InvalidRequest", "Invalid request"),
     (-32601, "MethodNotFound", "Unknown operation or method"),
-    (-32602, "InvalidParams", "Attributes, inputs or options break a rule: data.errors has every one"),
+    (-32602, "InvalidParams", "Attributes, inputs or options break a rule: data.errors lists all"),
     (-32603, "InternalError", "Internal error"),
     (-32000, "Overloaded", "Overloaded: data.retry_after has the seconds to wait"),
     (-32001, "DeadlineExceeded", "Deadline exceeded"),
@@ -37,10 +37,9 @@ _REF = "#/components/schemas/{model}"
 
 @cache
 def openrpc_document(*, version: str = "1", url: str = "/rpc", title: str = "convgrad") -> dict[str, Any]:
-    """Return the OpenRPC 1.3 document of the service: one method for each name of each operation, and
-    `ops.*`.
+    """Return the OpenRPC 1.3 document of the service: a method for each name of each operation, and `ops.*`.
 
-    The document is made once for each set of arguments: don't change it.
+    The document is cached: don't modify it.
     """
     return {
         "openrpc": "1.3.2",
@@ -84,7 +83,7 @@ def _operation(called: CalledOperation) -> dict[str, Any]:
         "params": [
             _param("attributes", _member(request, "attributes"), "Attributes, in either spelling."),
             _param("inputs", _member(request, "inputs"), "Tensors by name, in either spelling."),
-            _param("options", _ref(CallOptions), "How to compute and to answer.", required=False),
+            _param("options", _ref(CallOptions), "How to compute and encode the result.", required=False),
         ],
         "result": {"name": "reply", "schema": _ref(CallReply)},
         "errors": _errors(),
@@ -105,7 +104,7 @@ def _service_methods() -> list[dict[str, Any]]:
     validated = example(find_operation("ConvTransposeBackwardWeights"))
     return [
         _method("ops.list", "List the operations.", [], {"type": "array", "items": anything}),
-        _method("ops.describe", "Give the table of an operation as data.", [op], anything),
+        _method("ops.describe", "Return the table of an operation as data.", [op], anything),
         {
             **_method(
                 "ops.validate",
@@ -129,7 +128,7 @@ def _service_methods() -> list[dict[str, Any]]:
                 }
             ],
         },
-        _method("rpc.discover", "Give this document.", [], anything),
+        _method("rpc.discover", "Return this document.", [], anything),
     ]
 
 
@@ -149,7 +148,7 @@ def _any_of(bodies: Sequence[type[BaseModel]], name: str) -> dict[str, Any]:
 
 
 def _spelled() -> list[CalledOperation]:
-    """Return each operation once under every dialect that it has."""
+    """Return each operation once for each of its dialects."""
     found = [find_operation(name) for name in operation_names() if not name.endswith("-1")]
     return list({(called.operation.name, called.dialect): called for called in found}.values())
 

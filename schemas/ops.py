@@ -1,5 +1,4 @@
-"""From a call's name, attributes and input shapes to a `ResolvedOp`, with every broken rule found in one
-pass."""
+"""Resolve a call's name, attributes and input shapes to a `ResolvedOp`, reporting all broken rules at once."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from convgrad._dtypes import DTYPES
 from convgrad._errors import Unsupported
 from schemas.call import Call, read_call
 from schemas.dumps import from_dump, is_dump, read_dump
-from schemas.geometry import Geometry, relate
+from schemas.geometry import Geometry, infer_geometry
 from schemas.memo import Memo, key_of
 from schemas.problems import Problem, dims, invalid_params, problem
 from schemas.resolved import ResolvedOp
@@ -31,9 +30,8 @@ def resolve(
 ) -> ResolvedOp:
     """Return the call with defaults, `auto_pad` and shape inference applied.
 
-    `attributes` may be a whole dumped op object; its inputs then stand in for absent `inputs`. An input is
-    a `TensorMeta`, any object with `dtype` and `shape`, or, for `weights_shape`, the list itself. `output`
-    is what the caller expects.
+    `attributes` may be a whole dumped op, whose inputs replace absent `inputs`. An input is a `TensorMeta`, a mapping
+    with `dtype` and `shape`, or, for `weights_shape`, a list. `output` is what the caller expects.
 
     Raises `UnknownOperation`; `InvalidParams` with all broken rules; `Unsupported` for a dtype other than
     f32, f16 and bf16.
@@ -51,15 +49,15 @@ def _resolve(name: str, attributes: Any, inputs: Any, output: Any) -> ResolvedOp
     given, expected = attributes, output
     if is_dump(attributes):
         dump = read_dump(attributes, called=called)
-        # A dump's output belongs to its own inputs, also when they were taken out of it; for others it may at
-        # most say what the weights' shape is.
+        # A dump's output is checked against its own inputs only; with other inputs it may just give the weights'
+        # shape.
         expected = output if inputs and dump.inputs else dump.output
         given, inputs, output = dump.attributes, inputs or dump.inputs, output or dump.output
     call, problems = read_call(called, given, inputs, output)
     data_format, weights_format = call.given.data_format, call.given.weights_format
     made = Geometry()
     if data_format is not None and weights_format is not None:
-        made, broken = relate(call, data_format, weights_format)
+        made, broken = infer_geometry(call, data_format, weights_format)
         if broken and not problems:
             _add_hint(call, data_format, weights_format, broken)
         problems.extend(broken)
@@ -85,7 +83,7 @@ def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str,
     _check_output(call, TensorMeta(dtype, shape), problems)
     assert given.strides is not None
     assert given.dilations is not None
-    # One multiplication for every tap, pair of channels and pixel of the tensor that the taps step over.
+    # One multiply-add per tap, pair of channels and pixel of the tensor that the taps step over.
     pixels = prod(made.src_spatial if call.transposed else made.dst_spatial)
     macs = made.n * pixels * prod(made.kernel) * made.src_channels * made.dst_channels // groups
     return ResolvedOp(
@@ -122,7 +120,7 @@ def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str,
 
 
 def _check_output(call: Call, found: TensorMeta, problems: list[Problem]) -> None:
-    """Hold the output to 64 bits of bytes, and to what the caller expects of it."""
+    """Check that the output has fewer than 2^63 bytes, and what the caller expects."""
     name = call.called.wire_names[call.called.operation.output.name]
     if elements(found.shape) * DTYPES[found.dtype].itemsize > INT64_MAX:
         msg = f"{name} would have shape {dims(found.shape)}, but must have fewer than 2^63 bytes"
@@ -131,15 +129,15 @@ def _check_output(call: Call, found: TensorMeta, problems: list[Problem]) -> Non
     if expected is None:
         return
     if expected.dtype != found.dtype:
-        msg = f"{name} must be {found.dtype} like the inputs, but the spec says otherwise"
+        msg = f"{name} must be {found.dtype} like the inputs, but the spec has another dtype"
         problems.append(problem(["outputs", name, "dtype"], msg, "mixed_dtypes"))
     if expected.shape != found.shape:
-        msg = f"{name} must have shape {dims(found.shape)}, but the spec says {dims(expected.shape)}"
+        msg = f"{name} must have shape {dims(found.shape)}, but has {dims(expected.shape)} in the spec"
         problems.append(problem(["outputs", name, "shape"], msg, "output_shape"))
 
 
 def _ignored_pads(call: Call, made: Geometry) -> list[str]:
-    """Return a warning when explicit pads were given, differ from the ones used, and were ignored."""
+    """Return a warning for explicit pads that were ignored and differ from those used."""
     given = call.given
     if given.auto_pad == "none":
         return []
@@ -154,7 +152,7 @@ def _ignored_pads(call: Call, made: Geometry) -> list[str]:
 
 
 def _add_hint(call: Call, data_format: str, weights_format: str, broken: list[Problem]) -> None:
-    """Say which formats the shapes are in, when they are right in others than those of the call."""
+    """Add a hint to the first problem if the shapes are valid in other formats."""
     weights, data_name, weights_name = (
         call.weights_loc[1],
         call.name("data_format"),
@@ -164,7 +162,7 @@ def _add_hint(call: Call, data_format: str, weights_format: str, broken: list[Pr
         (data, order)
         for data in (data_format, *(other for other in DATA_FORMATS if other != data_format))
         for order in WEIGHTS_FORMATS
-        if (data, order) != (data_format, weights_format) and not relate(call, data, order)[1]
+        if (data, order) != (data_format, weights_format) and not infer_geometry(call, data, order)[1]
     ]
     if not fitting:
         return

@@ -1,4 +1,4 @@
-"""How a broken rule is written down: where, which rule, both numbers, and never the caller's data."""
+"""Broken rules as data: where, which rule, both numbers, and never the caller's data."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = [
 
 Problem = dict[str, Any]
 
-# A call with a million unknown names gets an answer of readable size, and soon.
+# Limits that keep the answer to a call with a million unknown names short and fast.
 MAX_PROBLEMS = 32
 MAX_MEMBERS = 64
 
 
 def problem(loc: Iterable[str | int], msg: str, kind: str) -> Problem:
-    """Return one broken rule; `loc` leads to the value and `kind` is a stable slug for programs."""
+    """Return one broken rule; `loc` is the path to the value and `kind` a stable name for programs."""
     return {"loc": list(loc), "msg": msg, "type": kind}
 
 
 def members_problem(given: object, loc: list[str | int]) -> Problem | None:
-    """Return what is wrong with a part of a call that has to be an object of reasonable size, or None."""
+    """Return the problem of a part of a call that is not an object or has too many members, or None."""
     name = loc[-1]
     if not isinstance(given, Mapping):
         return problem(loc, f"{name} must be an object", "object_type")
@@ -43,24 +43,24 @@ def members_problem(given: object, loc: list[str | int]) -> Problem | None:
 
 
 def number(value: int) -> str:
-    """Return an integer as text; beyond 64 bits only its sign, because a caller may send a million digits."""
+    """Format an integer; beyond 64 bits only its sign, because a caller may send a million digits."""
     if -INT64_MAX - 1 <= value <= INT64_MAX:
         return str(int(value))
     return "a number above 2^63 - 1" if value > 0 else "a number below -2^63"
 
 
 def dims(shape: Iterable[int]) -> str:
-    """Return a shape as people write it: `(8, 64, 28, 28)`."""
+    """Format a shape: `(8, 64, 28, 28)`."""
     return "(" + ", ".join(number(size) for size in shape) + ")"
 
 
 def safe_key(key: object) -> str:
-    """Return a name that the caller made up as it may appear in `loc`: short, printable ASCII, or `?`."""
+    """Return a name chosen by the caller if it is short printable ASCII, which `loc` may contain, otherwise `?`."""
     return key if isinstance(key, str) and len(key) <= 64 and key.isascii() and key.isprintable() else "?"
 
 
 def invalid_params(what: str, problems: list[Problem]) -> InvalidParams:
-    """Return the error for a call with these broken rules; the first one is also its message."""
+    """Return the error for these broken rules, with the first one as its message."""
     more = len(problems) - 1
     others = f" (and {more} more broken rule{'s' if more > 1 else ''})" if more else ""
     data = {"omitted": len(problems) - MAX_PROBLEMS} if len(problems) > MAX_PROBLEMS else None
@@ -68,5 +68,5 @@ def invalid_params(what: str, problems: list[Problem]) -> InvalidParams:
 
 
 def too_large(error: TooLarge, loc: Iterable[str | int], name: str) -> TooLarge:
-    """Return the same refusal with the name of the part of the call that is too large."""
+    """Return the same error with the name of the tensor or attribute that is too large."""
     return TooLarge(f"{name}: {error.message}", data={**error.data, "loc": list(loc)})

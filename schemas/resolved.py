@@ -1,4 +1,4 @@
-"""A call with nothing left to decide: frozen, and right by every rule."""
+"""A resolved call: complete, valid and frozen."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ __all__ = ["ResolvedOp"]
 
 @dataclass(frozen=True, slots=True)
 class ResolvedOp:
-    """Hold every size and attribute of a call after defaults, `auto_pad` and shape inference.
+    """Every size and attribute of a call after defaults, `auto_pad` and shape inference.
 
-    Names are canonical; `wire_name` and `reply_attributes` turn them into the dialect of the name called.
-    `inputs` are the tensors that the computation reads, in its order: src and diff_dst, or src, weights and
-    bias when there is one. `macs` counts the multiplications of every tap with every output, those in the
-    padding too.
+    Names are canonical; `wire_name` and `reply_attributes` translate them to the call's dialect. `inputs` are the
+    tensors that the computation reads, in its order: src and diff_dst, or src, weights and optionally bias. `macs`
+    counts multiply-adds, including those with padding.
     """
 
     called: CalledOperation
@@ -58,18 +57,17 @@ class ResolvedOp:
 
     @property
     def dialect(self) -> Dialect:
-        """Which edition's names the reply speaks."""
+        """The dialect of the reply."""
         return self.called.dialect
 
     def wire_name(self, name: str) -> str:
-        """Return the dialect's name of an attribute, input or output."""
+        """Return the name of an attribute, input or output in the call's dialect."""
         return self.called.wire_names[name]
 
     def reply_attributes(self) -> dict[str, Any]:
-        """Return the reply's `resolved` object: every attribute of the operation, `groups_axis`, and any
-        warnings.
+        """Return the reply's `resolved` object: every attribute of the operation, and `groups_axis`.
 
-        Given back as attributes, all but those two resolve to the same call.
+        Used as attributes again, all but `groups_axis` resolve to the same call.
         """
         found: dict[str, Any] = {}
         for row in self.called.operation.attributes:

@@ -1,7 +1,7 @@
-"""JSON-RPC 2.0 as objects: what a parsed body asks for, and what an answer looks like.
+"""JSON-RPC 2.0: parse messages and build responses.
 
-Nothing here knows methods, HTTP or error numbers; the API maps those. A request without `id` is a
-notification and gets no answer. A batch is answered item by item, wrong items too.
+Independent of methods, HTTP and error codes, which the API maps. A request without `id` is a notification and gets no
+answer. A batch is answered item by item, invalid ones included.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MAX_ID = 4096
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Hold one call: `params` as they came, or None when there were none."""
+    """One request; `params` is None if it has none."""
 
     method: str
     params: Mapping[str, Any] | Sequence[Any] | None
@@ -48,8 +48,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Invalid:
-    """Hold the place of something that is no request: the id to answer with, when it has one, and the rule
-    it breaks."""
+    """An invalid request: the rule that it breaks, and the id to answer with, if it has one."""
 
     message: str
     id: Id = None
@@ -57,15 +56,15 @@ class Invalid:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Hold the items of a batch, in the order in which they came; there is at least one."""
+    """The items of a batch in order; there is at least one."""
 
     items: tuple[Request | Invalid, ...]
 
 
 def parse_message(payload: object, *, max_batch: int = 1000) -> Request | Invalid | Batch:
-    """Return what a decoded JSON body asks for.
+    """Parse a decoded JSON body.
 
-    An empty batch, or one of more than `max_batch` items, is one `Invalid`, as the specification wants it.
+    An empty batch, or one of more than `max_batch` items, is one `Invalid`, as the specification requires.
     """
     if isinstance(payload, list | tuple):
         if not payload:
@@ -100,7 +99,7 @@ def _read_id(item: Mapping[Any, Any]) -> tuple[Id, bool]:
     if isinstance(given, bool) or not isinstance(given, str | int | float):
         return None, False
     if isinstance(given, str):
-        # An id is sent back as it is: it has to be text that can be encoded again.
+        # The id is sent back unchanged, so it must be possible to encode it.
         return (given, True) if len(given) <= _MAX_ID and _is_text(given) else (None, False)
     return (given, True) if isinstance(given, int) or math.isfinite(given) else (None, False)
 
@@ -112,23 +111,23 @@ def _is_text(value: str) -> bool:
 def bind_params(
     params: Mapping[str, Any] | Sequence[Any] | None, names: Sequence[str], *, required: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the parameters by name, given by name or, in the order of `names`, by position.
+    """Return params by name; positional ones are in the order of `names`.
 
-    Raises `InvalidParams` for a missing, surplus or unknown parameter.
+    Raises `InvalidParams` for a missing, extra or unknown parameter.
     """
     problems: list[Problem] = []
     if params is None:
         found: dict[str, Any] = {}
     elif isinstance(params, Mapping):
-        crowded = members_problem(params, ["params"])
-        if crowded is not None:
-            raise _wrong_params([crowded])
+        too_many = members_problem(params, ["params"])
+        if too_many is not None:
+            raise _wrong_params([too_many])
         found = {name: params[name] for name in names if name in params}
         problems.extend(_unknown(name, names) for name in params if name not in names)
     else:
         found = dict(zip(names, params, strict=False))
         if len(params) > len(names):
-            msg = f"there are at most {len(names)} parameters ({', '.join(names)}), but {len(params)} came"
+            msg = f"params must have at most {len(names)} values ({', '.join(names)}), but has {len(params)}"
             problems.append(problem(["params"], msg, "too_long"))
     problems.extend(
         problem([name], f"the parameter {name} is required", "missing") for name in required if name not in found
@@ -140,8 +139,8 @@ def bind_params(
 
 def _unknown(name: object, names: Sequence[str]) -> Problem:
     hint = near_miss(name, tuple(names))
-    msg = f"the parameters are {', '.join(names)}; there is no other"
-    return problem([safe_key(name)], f"{msg}: did you mean {hint}?" if hint else msg, "unknown_parameter")
+    msg = f"unknown parameter: the parameters are {', '.join(names)}"
+    return problem([safe_key(name)], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_parameter")
 
 
 def _wrong_params(problems: list[Problem]) -> InvalidParams:
@@ -149,16 +148,16 @@ def _wrong_params(problems: list[Problem]) -> InvalidParams:
 
 
 def response(request_id: Id, result: Any) -> dict[str, Any]:
-    """Return the answer to a request that worked."""
+    """Return the response to a successful request."""
     return {"jsonrpc": "2.0", "result": result, "id": request_id}
 
 
 def error_response(request_id: Id, code: int, message: str, data: Any = None) -> dict[str, Any]:
-    """Return the answer to a request that failed, or to what is no request; `data` is left out when None."""
+    """Return the response to a failed or invalid request; `data` is left out if it is None."""
     error = {"code": code, "message": message} | ({} if data is None else {"data": data})
     return {"jsonrpc": "2.0", "error": error, "id": request_id}
 
 
 def notification(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message that wants no answer, as a streamed reply sends them."""
+    """Return a notification, as streamed replies contain them."""
     return {"jsonrpc": "2.0", "method": method, "params": dict(params)}

@@ -6,10 +6,9 @@ padding at the beginning and the end, p the output padding, and E = (K - 1) * d 
     Convolution     D = floor((S + b + e - E) / s) + 1, for S + b + e >= E
     ConvTranspose   D = s * (S - 1) + E - b - e + p
 
-A format names the axis order: `N` batch, `C` channels of a data tensor (not written), `I` and `O` channels
-of `src` and `dst`, `X` all spatial axes. The channels of the weights that `groups` divides are I for a
-convolution. For a transposed convolution oneDNN's code divides O and a note of its pages divides I: both
-are told apart by the shape.
+A format names the axis order: `N` batch, `C` channels of a data tensor, `I` and `O` channels of `src` and `dst`, `X`
+all spatial axes. Groups divide the I channels of a convolution's weights. For a transposed convolution oneDNN's code
+divides O, but a note on its pages divides I: the shape shows which.
 """
 
 from __future__ import annotations
@@ -44,20 +43,19 @@ INT64_MAX = 2**63 - 1
 
 
 def elements(shape: Sequence[int]) -> int:
-    """Return the number of elements of a shape; Python's integers do not overflow."""
+    """Return the number of elements of a shape, without overflow."""
     return prod(shape)
 
 
 def effective_kernel(kernel: int, dilation: int) -> int:
-    """Return E, the elements from the first to the last tap."""
+    """Return E, the number of elements from the first to the last tap."""
     return (kernel - 1) * dilation + 1
 
 
 def convolution_size(size: int, begin: int, end: int, effective: int, stride: int) -> int:
-    """Return the output size of a convolution axis; 0 when the kernel does not fit into the padded input.
+    """Return the output size of a convolution axis; 0 when the kernel does not fit the padded input.
 
-    Truncating division would give 1 for an input that is up to s - 1 elements too short: that hole is
-    closed here.
+    Truncating division would give 1 for an input that is up to s - 1 elements too short.
     """
     room = size + begin + end - effective
     return room // stride + 1 if room >= 0 else 0
@@ -69,10 +67,9 @@ def transposed_size(size: int, begin: int, end: int, effective: int, stride: int
 
 
 def auto_pad_convolution(mode: str, size: int, effective: int, stride: int) -> tuple[int, int]:
-    """Return (begin, end) for `valid`, `same_upper` or `same_lower` on an axis of a convolution with that
-    input size.
+    """Return (begin, end) padding for `valid`, `same_upper` or `same_lower` on an axis of a convolution.
 
-    The total is what makes the output ceil(size / stride) elements long.
+    With the `same` modes the output has ceil(size / stride) elements.
     """
     if mode == "valid":
         return 0, 0
@@ -80,10 +77,10 @@ def auto_pad_convolution(mode: str, size: int, effective: int, stride: int) -> t
 
 
 def auto_pad_transposed(mode: str, effective: int, stride: int) -> tuple[int, int]:
-    """Return (begin, end) for an axis of a transposed convolution; the input size plays no part.
+    """Return (begin, end) padding for an axis of a transposed convolution; it does not depend on the input size.
 
-    The total is E - s, so the output is s times the input while E >= s. A shorter kernel gets no padding,
-    and an output of s * (S - 1) + E elements: there is no negative padding.
+    With the `same` modes the total is E - s, so that the output is s times the input if E >= s. A shorter kernel gets
+    no padding, and an output of s * (S - 1) + E elements.
     """
     if mode == "valid":
         return 0, 0
@@ -136,7 +133,7 @@ def weights_shape(i: int, o: int, kernel: Sequence[int], weights_format: str) ->
 def weights_channels(
     transposed: bool, src_channels: int, dst_channels: int, groups: int
 ) -> tuple[tuple[GroupsAxis, int, int], ...]:
-    """Return every right (groups axis, I extent, O extent) of the weights, oneDNN's own first."""
+    """Return every valid (groups axis, I extent, O extent) of the weights, oneDNN's own reading first."""
     divided_i: tuple[GroupsAxis, int, int] = ("I", src_channels // groups, dst_channels)
     if not transposed:
         return (divided_i,)
@@ -146,7 +143,7 @@ def weights_channels(
 def groups_axis_of(
     transposed: bool, i: int, o: int, src_channels: int, dst_channels: int, groups: int
 ) -> GroupsAxis | None:
-    """Return the axis of the weights that the groups divide, or None when their extents fit neither way."""
+    """Return the axis of the weights that groups divide, or None if their extents fit neither reading."""
     for axis, right_i, right_o in weights_channels(transposed, src_channels, dst_channels, groups):
         if (i, o) == (right_i, right_o):
             return axis

@@ -1,7 +1,6 @@
-"""Names and wrappers of a call's attributes: from any accepted spelling to one name and one plain value each.
+"""Normalise a call's attributes: canonical names and plain values, from either spelling, wrapped or not.
 
-Only names, wrappers and "not given" are settled here; the values are the models' to judge
-(`schemas.attributes`).
+Only names, wrappers and absent values are handled here; `schemas.attributes` validates the values.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def canonical(called: CalledOperation, given: Any) -> tuple[dict[str, Any], dict
             if mistake is not None:
                 problems.append(mistake)
                 wrong.add(name)
-        value = _settled(name, value)
+        value = _normalised(name, value)
         if value is None:
             continue
         if name in values and not same_value(values[name], value):
@@ -62,7 +61,7 @@ def _unwrapped(row: AttributeRow, key: str, raw: Mapping[Any, Any]) -> tuple[Any
     return raw["value"], None
 
 
-def _settled(name: str, value: Any) -> Any:
+def _normalised(name: str, value: Any) -> Any:
     """Return None for the values that mean "not given", `auto_pad` in lower case, and all others as they
     are."""
     if name == "auto_pad" and isinstance(value, str):

@@ -1,10 +1,9 @@
-"""The operations as data: names, attributes, inputs, outputs, defaults, and the page each row was read from.
+"""The operations as data: names, attributes, inputs, outputs, defaults, and the specification pages they come from.
 
-Everything that describes an operation is made from these tables: the Pydantic models, `ops.describe`, the
-OpenAPI and OpenRPC documents and `docs/operations/`. Two editions of the pages use two sets of names. The
-*new* names are the canonical ones; each row also carries the *old* spelling, and both are accepted in any
-call. The dialect of a reply, and the default of `weights_format`, go by the name under which the operation
-was called.
+Everything that describes an operation is made from these tables: the Pydantic models, `ops.describe`, the OpenAPI and
+OpenRPC documents and `docs/operations/`. Two editions of the pages use two sets of names. The *new* names are the
+canonical ones; each row also has the *old* spelling, and every call accepts both. The name under which an operation is
+called decides the names in its reply (the dialect) and the default of `weights_format`.
 
 Symbols: N batch, I channels of `src`, O channels of `dst`, g `groups`, X the spatial axes (W, HW or DHW).
 """
@@ -42,17 +41,16 @@ DTYPE_NAMES = ("f32", "f16", "bf16")
 DATA_FORMATS = ("NXC", "NCX")
 WEIGHTS_FORMATS = ("XIO", "OIX", "XOI", "IOX")
 
-# oneDNN's DNNL_MAX_NDIMS. Its graph dumps also write a list attribute that was never set as this many zeros.
+# oneDNN's DNNL_MAX_NDIMS. Graph dumps write a list attribute that was never set as this many zeros.
 MAX_DIMS = 12
 
 
 @dataclass(frozen=True)
 class AttributeRow:
-    """Describe one attribute: its two spellings, type, range, default and whether a call must have it.
+    """One attribute: its two spellings, type, range, default, and whether a call must have it.
 
-    `required` is `unless auto_pad` for the pads: they are needed only while `auto_pad` is `none`. `default`
-    is None when an absent value means something that depends on the call; `old_default` is the one under an
-    old operation name.
+    `required` is `unless auto_pad` for pads, which are needed only while `auto_pad` is `none`. `default` is None when
+    the meaning of an absent value depends on the call; `old_default` applies under an old operation name.
     """
 
     name: str
@@ -70,13 +68,13 @@ class AttributeRow:
         return self.old_name if dialect == "old" and self.old_name else self.name
 
     def default_in(self, dialect: Dialect) -> str | int | None:
-        """Return the value that an absent attribute has under an operation name of this dialect."""
+        """Return the default under an operation name of this dialect."""
         return self.old_default if dialect == "old" and self.old_default is not None else self.default
 
 
 @dataclass(frozen=True)
 class TensorRow:
-    """Describe one input or output; `dtypes` is `T` (the call's one type) or `s32` for a shape."""
+    """One input or output; `dtypes` is `T` (the type of the call's tensors) or `s32` for a shape."""
 
     name: str
     doc: str
@@ -91,7 +89,7 @@ class TensorRow:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """Hold one operation: its names, rows, the axis that groups divide, and where all that is written."""
+    """One operation: its names, attributes, inputs, output, and the pages that specify it."""
 
     name: str
     old_name: str | None
@@ -105,7 +103,7 @@ class Operation:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Every name that calls this operation, the canonical one first."""
+        """Every name of this operation, the canonical one first."""
         plain = (self.name,) if self.old_name is None else (self.name, self.old_name)
         return tuple(name + suffix for name in plain for suffix in ("", "-1"))
 
@@ -127,9 +125,9 @@ class Operation:
 
 @dataclass(frozen=True, eq=False)
 class CalledOperation:
-    """Pair an operation with the name it was called by, which decides the reply's dialect and one default.
+    """An operation and the name it was called by, which decides the reply's dialect and one default.
 
-    There is one object per name: it compares by identity, also after pickling.
+    There is one object per name, which compares by identity even after pickling.
     """
 
     operation: Operation = field(repr=False)
@@ -140,12 +138,12 @@ class CalledOperation:
         return find_operation, (self.called_as,)
 
     def default(self, attribute: str) -> str | int | None:
-        """Return the value that an absent attribute has in this call."""
+        """Return the default of an attribute in this call."""
         return self.operation.attribute[attribute].default_in(self.dialect)
 
     @cached_property
     def wire_names(self) -> Mapping[str, str]:
-        """The dialect's name of every attribute, input and output, by canonical name."""
+        """Name of every attribute, input and output in this dialect, by canonical name."""
         tensors = (*self.operation.inputs, self.operation.output)
         names = {row.name: row.spelled(self.dialect) for row in self.operation.attributes}
         return names | {row.name: row.spelled(self.dialect) for row in tensors}
@@ -178,34 +176,33 @@ _PADS_END = AttributeRow(
     minimum=0,
 )
 _DILATIONS = AttributeRow(
-    "dilations", "s64[]", "Distance of the weights' taps; 1 is a dense kernel.", required="yes", minimum=1
+    "dilations", "s64[]", "Distance between the taps of the weights; 1 is a dense kernel.", required="yes", minimum=1
 )
 _AUTO_PAD = AttributeRow(
     "auto_pad",
     "string",
-    "How the padding is found: `none` takes `pads_begin` and `pads_end`, `valid` is no padding, "
-    "`same_upper` and `same_lower` put the odd zero at the end and at the beginning. Upper and lower "
-    "case are the same.",
+    "How padding is determined: `none` uses `pads_begin` and `pads_end`, `valid` means no padding, "
+    "`same_upper` and `same_lower` put an odd zero at the end or at the beginning. Case is ignored.",
     choices=("none", "same_upper", "same_lower", "valid"),
     default="none",
 )
 _OUTPUT_PADDING_GRADIENT = AttributeRow(
     "output_padding",
     "s64[]",
-    "Extra elements at the end of each spatial axis of `diff_dst`, smaller than the stride. When absent "
-    "it is found from the shapes.",
+    "Extra elements at the end of each spatial axis of `diff_dst`, fewer than the stride. Inferred from "
+    "the shapes when absent.",
     minimum=0,
 )
 _OUTPUT_PADDING_FORWARD = AttributeRow(
     "output_padding",
     "s64[]",
-    "Extra elements at the end of each spatial axis of `dst`, smaller than the stride. Zeros when absent.",
+    "Extra elements at the end of each spatial axis of `dst`, fewer than the stride. Zeros when absent.",
     minimum=0,
 )
 _GROUPS = AttributeRow(
     "groups",
     "s64",
-    "Number of groups that the channels of `src` and of `dst` are divided into; it divides both.",
+    "Number of groups; it must divide the channels of `src` and of `dst`.",
     minimum=1,
     default=1,
 )
@@ -232,8 +229,8 @@ _WEIGHTS_FORMAT_TRANSPOSED = AttributeRow(
 _WEIGHTS_SHAPE = AttributeRow(
     "weights_shape",
     "s64[]",
-    "Shape of the weights in the order of `weights_format`. The input of the same name wins over it; one "
-    "of the two must be given. A list of zeros counts as absent.",
+    "Shape of the weights in the order of `weights_format`. The input of the same name takes precedence; "
+    "one of the two is required. A list of zeros counts as absent.",
     minimum=1,
     old_name="filter_shape",
 )
@@ -345,14 +342,14 @@ _CALLED = _called()
 
 
 def operation_names() -> tuple[str, ...]:
-    """Return every name and alias under which an operation can be called."""
+    """Return the names and aliases of all operations."""
     return tuple(_CALLED)
 
 
 def find_operation(name: object) -> CalledOperation:
-    """Return the operation that a name or alias, with or without the suffix `-1`, calls.
+    """Return the operation of a name or alias, with or without the suffix `-1`.
 
-    Raises `UnknownOperation`, with the nearest known name when there is one, for anything else.
+    Raises `UnknownOperation`, with the closest known name if there is one.
     """
     called = _CALLED.get(name) if isinstance(name, str) else None
     if called is None:
@@ -364,7 +361,7 @@ def find_operation(name: object) -> CalledOperation:
 
 
 def near_miss(name: object, known: Mapping[str, object] | tuple[str, ...]) -> str | None:
-    """Return the known name that a misspelt one most likely means, or None."""
+    """Return the known name closest to a misspelt one, or None."""
     if not isinstance(name, str) or not 1 < len(name) <= 64:
         return None
     folded = {entry.casefold().replace("_", ""): entry for entry in known}

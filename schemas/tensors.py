@@ -1,9 +1,8 @@
-"""Tensors on the wire: what a call may say about one, without looking at its data.
+"""Tensors in requests: their dtype, shape and encoding, without their data.
 
-A tensor in JSON is raw bytes with their dtype and shape, or a whole `.npy` file, both as base64; in
-`ops.validate` and in the head of a multipart body it may be less. Data is never decoded here:
-`WireTensor.payload` is what the body's reader put there, the text itself or its own mark of where the bytes
-went.
+A tensor in JSON is raw bytes with dtype and shape, or a whole `.npy` file, both as base64; in `ops.validate` and in the
+`request` part of a multipart body it may be less. Data is never decoded here: `WireTensor.payload` is the text, or the
+object that the body's reader put in its place.
 """
 
 from __future__ import annotations
@@ -37,15 +36,14 @@ Size = Annotated[int, Field(strict=True, ge=0, le=INT64_MAX)]
 Shape = Annotated[list[Size], Field(max_length=MAX_DIMS)]
 Base64 = Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"})]
 
-# What oneDNN's graph dump writes about a logical tensor besides dtype and shape. Tensors come in C order of
-# their shape, so a dumped stride says nothing about them.
+# Other members of a logical tensor in oneDNN's graph dumps. They are ignored, strides too: data is in C order.
 _DUMPED = frozenset({"id", "stride", "layout_type", "property_type"})
 _MEMBERS = ("dtype", "shape", "data", "npy")
 
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """Hold what is known of a tensor before its data: oneDNN's dtype name and the shape."""
+    """The oneDNN name of a tensor's dtype, and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -53,7 +51,7 @@ class TensorMeta:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name a tensor of a resolved call, under its canonical name, with its dtype and shape."""
+    """A tensor of a resolved call: canonical name, dtype and shape."""
 
     name: str
     dtype: str
@@ -62,10 +60,9 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class WireTensor:
-    """Hold a tensor of a request: what it says of itself, and where its data is.
+    """A tensor of a request: its description, and its data or where that is.
 
-    `encoding` is `base64` (raw little-endian bytes in C order), `npy` (a file), or None when no data came
-    with it.
+    `encoding` is `base64` (raw little-endian bytes in C order), `npy` (a file), or None without data.
     """
 
     dtype: str | None
@@ -75,7 +72,7 @@ class WireTensor:
 
     @property
     def meta(self) -> TensorMeta | None:
-        """The tensor's dtype and shape when both are known without its data."""
+        """The tensor's dtype and shape, if both are known without its data."""
         return None if self.dtype is None or self.shape is None else TensorMeta(self.dtype, self.shape)
 
 
@@ -106,8 +103,7 @@ class TensorDescription(_Closed):
 
 
 class TensorReply(_Closed):
-    """An output tensor, in the encoding that the call asked for; a streamed one has a checksum in place of
-    data."""
+    """An output tensor in the encoding that the call asked for; a streamed one has a checksum instead of data."""
 
     dtype: WireDType
     shape: Shape | None = None
@@ -117,7 +113,7 @@ class TensorReply(_Closed):
 
 
 def read_shape(value: object, loc: list[str | int], problems: list[Problem]) -> tuple[int, ...] | None:
-    """Return a shape as a tuple of 64-bit sizes, or None after noting what is wrong with it."""
+    """Return a shape as a tuple of 64-bit sizes, or None after appending to `problems`."""
     if not isinstance(value, list | tuple):
         problems.append(problem(loc, f"{_where(loc)} must be a list of integers", "list_type"))
         return None
@@ -137,9 +133,9 @@ def read_shape(value: object, loc: list[str | int], problems: list[Problem]) -> 
 
 
 def read_meta(value: object, loc: list[str | int], problems: list[Problem]) -> TensorMeta | None:
-    """Return dtype and shape of a tensor that must have both, or None after noting what is wrong.
+    """Return dtype and shape of a tensor that must have both, or None after appending to `problems`.
 
-    The number of bytes is held to 64 bits, so that nobody has to think about overflow later.
+    The number of bytes must be less than 2^63, so that it can't overflow later.
     """
     if isinstance(value, TensorMeta):
         dtype: object = value.dtype
@@ -163,15 +159,15 @@ def read_meta(value: object, loc: list[str | int], problems: list[Problem]) -> T
 
 
 def read_tensor(value: object, loc: list[str | int], problems: list[Problem]) -> WireTensor | None:
-    """Return a tensor of a request in any of its forms, or None after noting what is wrong."""
+    """Return a tensor of a request in any of its forms, or None after appending to `problems`."""
     if not isinstance(value, Mapping):
         problems.append(
             problem(loc, f"{_where(loc)} must be a tensor: an object with dtype, shape and data", "tensor_type")
         )
         return None
-    crowded = members_problem(value, loc)
-    if crowded is not None:
-        problems.append(crowded)
+    too_many = members_problem(value, loc)
+    if too_many is not None:
+        problems.append(too_many)
         return None
     before = len(problems)
     _unknown_members(value, loc, problems)
@@ -190,7 +186,7 @@ def _unknown_members(value: Mapping[Any, Any], loc: list[str | int], problems: l
     for key in value:
         if key not in _MEMBERS and key not in _DUMPED:
             name, hint = safe_key(key), near_miss(key, _MEMBERS)
-            msg = f"a tensor has dtype, shape and data, or npy, but {_where(loc)} has another member"
+            msg = f"a tensor may have only dtype, shape and data, or npy, but {_where(loc)} has another member"
             problems.append(problem([*loc, name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_member"))
 
 
@@ -203,8 +199,7 @@ def _encoding(
     if data is None and npy is None:
         return None
     member = "data" if data is not None else "npy"
-    # A body's reader may have put its own object in the place of a long text; plain JSON of another kind is
-    # a mistake.
+    # The body's reader may have replaced the text by an object of its own; other JSON values are errors.
     if isinstance(value[member], bool | int | float | list | tuple | dict):
         problems.append(problem([*loc, member], f"{member} of {_where(loc)} must be base64 text", "string_type"))
     if member == "npy":
@@ -212,7 +207,7 @@ def _encoding(
             problems.append(problem([*loc, "shape"], f"the npy file of {_where(loc)} has its own shape", "conflict"))
         return "npy"
     problems.extend(
-        problem([*loc, needed], f"{_where(loc)} has data and needs a {needed}", "missing")
+        problem([*loc, needed], f"{_where(loc)} has data and therefore needs a {needed}", "missing")
         for needed in ("dtype", "shape")
         if value.get(needed) is None
     )

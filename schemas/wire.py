@@ -1,7 +1,7 @@
-"""Requests, replies and problems as models: what the OpenAPI and OpenRPC documents are made of.
+"""Requests, replies and problems as models, for the OpenAPI and OpenRPC documents.
 
-The APIs read bodies as they arrive and don't build these objects; the rules are `schemas.ops.resolve`'s. A
-test holds the models to the tables, so that the documents say what the service does.
+The APIs parse bodies as they arrive, without these models, and `schemas.ops.resolve` has the rules. A test checks the
+models against the tables, so that the documents match the service.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class CallOptions(BaseModel):
         default="base64", description="Output tensors in JSON: raw elements, or a whole .npy file, in base64."
     )
     deadline_ms: Annotated[int, Field(strict=True, ge=1, le=86_400_000)] | None = Field(
-        default=None, description="The work stops and the call fails with deadline_exceeded after this time."
+        default=None, description="Time after which the call stops and fails with deadline_exceeded."
     )
     reference: bool | None = Field(
-        default=False, description="Use the slow, obvious kernel that accumulates in float64."
+        default=False, description="Use the slow reference kernel, which accumulates in float64."
     )
 
 
 class Stats(_Reply):
-    """What a computation cost."""
+    """The cost of a computation."""
 
     kernel: str
     gmac: float
@@ -58,8 +58,7 @@ class Stats(_Reply):
 
 
 class CallReply(_Reply):
-    """The answer to a call: outputs by name, the attributes after defaults and `auto_pad`, and what it
-    cost."""
+    """The reply to a call: outputs by name, the attributes after defaults and `auto_pad`, and the cost."""
 
     op: str
     outputs: dict[str, TensorReply]
@@ -69,7 +68,7 @@ class CallReply(_Reply):
 
 
 class ValidateReply(_Reply):
-    """The answer to `ops.validate`: what the call would be, and its cost; nothing was computed."""
+    """The reply to `ops.validate`: the call's outputs, resolved attributes and plan; nothing was computed."""
 
     op: str
     outputs: dict[str, TensorDescription]
@@ -79,7 +78,7 @@ class ValidateReply(_Reply):
 
 
 class ProblemError(_Reply):
-    """One broken rule; `loc` leads to the value, for example `["attributes", "strides", 0]`."""
+    """One broken rule; `loc` is the path to the value, for example `["attributes", "strides", 0]`."""
 
     loc: list[str | int]
     msg: str
@@ -104,7 +103,7 @@ def request_model(called: CalledOperation) -> type[BaseModel]:
 
 
 def validate_model(called: CalledOperation) -> type[BaseModel]:
-    """Return the model of the body of `validate`, in which a tensor may be its dtype and shape alone."""
+    """Return the model of the body of `validate`, in which a tensor may be just dtype and shape."""
     return _request(called.operation.name, called.dialect, described=True)
 
 

@@ -73,7 +73,7 @@ def test_a_bound_is_refused_with_its_reason(name: str, least: int) -> None:
 def test_an_unknown_variable_is_told_with_the_nearest_name() -> None:
     """What has our prefix and is read by nothing is most likely a slip."""
     (line,) = unknown_variables(["CONVGRAD_MEMROY_LIMIT", "CONVGRAD_PORT", "convgrad_port", "CONVGRAD_URL", "PATH"])
-    assert line.startswith("CONVGRAD_MEMROY_LIMIT is no setting")
+    assert line.startswith("CONVGRAD_MEMROY_LIMIT is not a setting")
     assert "CONVGRAD_MEMORY_LIMIT" in line
 
 

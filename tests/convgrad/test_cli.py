@@ -249,7 +249,7 @@ def test_exit_codes(server: Server, capsys: pytest.CaptureFixture[str], status: 
 def test_no_service(capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody at the address is exit code 5."""
     assert main(["health", "--url", f"http://127.0.0.1:{free_port()}"]) == 5
-    assert "no connection" in capsys.readouterr().err
+    assert "can't connect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

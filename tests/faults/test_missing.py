@@ -94,7 +94,7 @@ def test_processes_that_may_not_be_started() -> None:
         assert health.returncode == 4
         with (
             convgrad.Client(service.url) as client,
-            pytest.raises(convgrad.TimedOut, match="state was failed: the fork"),
+            pytest.raises(convgrad.TimedOut, match="failed: the fork"),
         ):
             client.wait_until_ready(0.1)
         assert page["cause"] in health.stdout

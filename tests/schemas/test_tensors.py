@@ -74,8 +74,8 @@ def test_what_a_dump_adds_is_let_through() -> None:
         ({"dtype": "f32", "shape": [1], "data": 3}, ("data",), "data of src must be base64 text"),
         ({"npy": ["AA"]}, ("npy",), "npy of src must be base64 text"),
         ({"npy": True}, ("npy",), "npy of src must be base64 text"),
-        ({"shape": [1], "data": "AA"}, ("dtype",), "src has data and needs a dtype"),
-        ({"dtype": "f32", "data": "AA"}, ("shape",), "src has data and needs a shape"),
+        ({"shape": [1], "data": "AA"}, ("dtype",), "src has data and therefore needs a dtype"),
+        ({"dtype": "f32", "data": "AA"}, ("shape",), "src has data and therefore needs a shape"),
         ({"dtype": 7, "shape": [1], "data": "AA"}, ("dtype",), "the dtype of src must be a string"),
         (
             {"dtype": "f32", "shape": [-1], "data": "AA"},

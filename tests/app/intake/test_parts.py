@@ -98,5 +98,5 @@ def test_what_is_before_and_after_the_parts_is_passed_over(before: bytes, step: 
 @pytest.mark.parametrize("step", [1, 7, 10**6])
 def test_what_is_not_multipart_is_refused(body: bytes, step: int) -> None:
     """A wrong boundary, a header that is none and too many of them are errors of the body."""
-    with pytest.raises(ParseError, match="not multipart"):
+    with pytest.raises(ParseError, match="not valid multipart"):
         read(body, step)
