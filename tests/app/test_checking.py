@@ -22,7 +22,7 @@ def check(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, env=settings, timeout=60)
 
 
-def test_it_says_what_would_be_done(tmp_path: Path) -> None:
+def test_check_describes_the_service(tmp_path: Path) -> None:
     """Addresses, keys, workers, memory and kernels are listed with status 0, also while the port is in use."""
     keys = tmp_path / "keys"
     keys.write_text(f"a sha256:{hashlib.sha256(b'1').hexdigest()}\n", encoding="utf-8")
@@ -53,7 +53,7 @@ def test_it_says_what_would_be_done(tmp_path: Path) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
-def test_what_is_wrong_is_named(flags: list[str], message: str) -> None:
+def test_errors_name_the_setting(flags: list[str], message: str) -> None:
     """A value, or a file, that can't be used ends with status 2 and a line that names its setting."""
     done = check(*flags)
     assert done.returncode == 2

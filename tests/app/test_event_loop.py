@@ -103,7 +103,7 @@ WAYS: dict[str, Send] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_nothing_holds_up_the_loop(resident: Resident, way: str) -> None:
+def test_nothing_blocks_the_event_loop(resident: Resident, way: str) -> None:
     """Between two turns of the loop its thread computes for less than 5 ms, whatever comes in and goes out.
 
     On a slow or busy machine it is what it takes to copy 4 MiB there, a fraction of a body, if that is more. Processor

@@ -37,7 +37,7 @@ def certificate(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "::1", "0.0.0.0", "::"])
-def test_it_asks_at_the_host_of_the_service(host: str, certificate: str) -> None:
+def test_the_health_check_uses_the_host_of_the_service(host: str, certificate: str) -> None:
     """A host of its own, and all hosts, with TLS and a certificate of another name."""
     settings = {"host": host, "public": "true", "allowed_hosts": "grad.example", "tls_certificate": certificate}
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", value)]
@@ -48,7 +48,7 @@ def test_it_asks_at_the_host_of_the_service(host: str, certificate: str) -> None
         assert (plain.returncode, plain.stderr) == (1, "")
 
 
-def test_it_asks_at_the_unix_socket_and_the_operators_port(tmp_path: Path) -> None:
+def test_the_health_check_uses_unix_socket_and_operators_port(tmp_path: Path) -> None:
     """Either is enough; and while the service drains, or where nobody listens, it fails with a line that says so."""
     path = str(tmp_path / "convgrad.sock")
     with running_service("--uds", path, "--ops-port", "0", "--workers", "1") as service:

@@ -156,7 +156,7 @@ def test_a_second_service_does_not_take_the_socket_away(tmp_path: Path) -> None:
         assert is_alive_at(path)
 
 
-def test_two_listeners_end_well() -> None:
+def test_two_listeners_shut_down_cleanly() -> None:
     """A host of two addresses has two listeners, and SIGTERM ends the service with status 0."""
     with running_service("--host", "", "--public", "true", "--workers", "1") as service:
         service.process.send_signal(signal.SIGTERM)
@@ -196,7 +196,7 @@ def test_json_logs_have_the_request(tmp_path: Path) -> None:
     assert (wrong["address"], wrong["status"], wrong["outcome"]) == ("127.0.0.1", 404, "unknown_operation")
 
 
-def test_whose_word_is_taken_for_an_address() -> None:
+def test_only_trusted_proxies_set_the_address() -> None:
     """A proxy on this machine says who calls; what others say of themselves does not count."""
     elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
     with running_service("--workers", "1", "--log-format", "json") as service:

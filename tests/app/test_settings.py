@@ -28,7 +28,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert settings.port == 8000
 
 
-def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_take_precedence_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """A flag is a setting in kebab case, and stronger than the variable."""
     monkeypatch.setenv("CONVGRAD_QUEUE_LENGTH", "7")
     monkeypatch.setenv("CONVGRAD_PORT", "1234")
@@ -57,7 +57,7 @@ def test_defaults_depend_on_the_container() -> None:
 
 
 @pytest.mark.parametrize("text", ["https://a.org,https://b.org", '["https://a.org", "https://b.org"]'])
-def test_lists_are_words_with_commas_or_json(text: str) -> None:
+def test_lists_have_commas_or_are_json(text: str) -> None:
     """A list is the same as a variable, as a flag, and in the form of JSON."""
     assert parse_settings(["--cors", text])[0].cors == ("https://a.org", "https://b.org")
 
@@ -70,7 +70,7 @@ def test_a_bound_is_refused_with_its_reason(name: str, least: int) -> None:
         Settings.model_validate({name: least - 1})
 
 
-def test_an_unknown_variable_is_told_with_the_nearest_name() -> None:
+def test_an_unknown_variable_gives_a_warning_with_the_closest_name() -> None:
     """What has our prefix and is read by nothing is most likely a slip."""
     (line,) = unknown_variables(["CONVGRAD_MEMROY_LIMIT", "CONVGRAD_PORT", "convgrad_port", "CONVGRAD_URL", "PATH"])
     assert line.startswith("CONVGRAD_MEMROY_LIMIT is not a setting")
@@ -108,7 +108,7 @@ def write(file: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("quota", "most"), [("50000 100000", 1), ("150000 100000", 2), ("max 100000", 10**6), ("junk", 10**6)]
 )
-def test_the_quota_cuts_the_processors(tmp_path: Path, quota: str, most: int) -> None:
+def test_a_quota_limits_the_processors(tmp_path: Path, quota: str, most: int) -> None:
     """A control group of half a processor gives one worker, of one and a half two."""
     write(machine(tmp_path, "cpu", "/", version=2) / "cpu.max", quota)
     assert 1 <= cpu_count(tmp_path) <= most
@@ -145,7 +145,7 @@ def test_a_container_that_sees_its_own_group_alone(tmp_path: Path) -> None:
     assert memory_bytes(tmp_path / "outside") == 2 << 20
 
 
-def test_a_limit_on_the_address_space_cuts_the_memory() -> None:
+def test_an_address_space_limit_limits_the_memory() -> None:
     """What `ulimit -v` allows is all there is."""
     script = "from app.pool.container import memory_bytes; print(memory_bytes())"
     command = ["prlimit", f"--as={1 << 30}", sys.executable, "-c", script]

@@ -100,7 +100,7 @@ def test_contiguous_tiles_are_received_in_place() -> None:
         assert all(np.shares_memory(box, result) for box in boxes)
 
 
-def test_frames_of_the_future_are_passed_over() -> None:
+def test_unknown_frame_types_are_ignored() -> None:
     """A frame of an unknown type between the known ones changes nothing."""
     begin, *rest = stream_of(ARRAY)
     np.testing.assert_array_equal(assemble(begin, frame({"type": "hint", "x": 1}), *rest).array, ARRAY)
@@ -142,7 +142,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", list(BROKEN))
-def test_breaches_of_the_form_are_found(name: str) -> None:
+def test_protocol_violations_are_detected(name: str) -> None:
     """A reply that contradicts itself or the contract is a protocol error that says where."""
     stream, message = BROKEN[name]
     with pytest.raises(ProtocolError, match=message):
@@ -172,7 +172,7 @@ def test_every_flipped_byte_is_found() -> None:
             assemble(bytes(damaged))
 
 
-def test_a_sum_that_was_made_to_fit_does_not_help() -> None:
+def test_a_matching_crc_does_not_hide_a_wrong_tensor() -> None:
     """A changed element with a right frame checksum is still found, by the checksum of the whole."""
     body = np.arange(1, 7, dtype=np.float32).tobytes()
     with pytest.raises(ProtocolError, match="sha256"):
@@ -189,7 +189,7 @@ kinds = st.sampled_from(["begin", "progress", "tile", "end", "error"])
 
 
 @given(st.lists(st.tuples(kinds, st.dictionaries(keys, json_values, max_size=3), st.binary(max_size=8)), max_size=3))
-def test_hostile_frames_raise_the_trees_errors(frames: list[tuple[str, dict[str, Any], bytes]]) -> None:
+def test_hostile_frames_raise_only_convgrad_errors(frames: list[tuple[str, dict[str, Any], bytes]]) -> None:
     """Well-formed frames with any JSON in them never raise anything but the tree's errors."""
     base = {"begin": BEGIN, "tile": TILE, "end": END, "progress": {"done": 1, "total": 2}}
     stream = b"".join(frame({"type": kind, **base.get(kind, {}), **more}, body) for kind, more, body in frames)

@@ -102,7 +102,7 @@ def test_pages_and_health(server: Server) -> None:
 
 
 @pytest.mark.parametrize("step", [busy, hang_up, cut])
-def test_what_may_pass_is_tried_again(server: Server, step: Any) -> None:
+def test_transient_errors_are_retried(server: Server, step: Any) -> None:
     """Refusals for now and broken connections are tried again, a reply that broke off too."""
     server.script += [step, step]
     np.testing.assert_array_equal(using(server, lambda client: client.run("Op", {"src": SRC})), SRC)
@@ -124,7 +124,7 @@ def test_errors_are_typed(server: Server) -> None:
     assert len(server.received) == 2
 
 
-def test_nobody_there() -> None:
+def test_no_service_is_connect_failed() -> None:
     """No service is `ConnectFailed` for a call, and `TimedOut` for waiting."""
 
     async def use() -> None:

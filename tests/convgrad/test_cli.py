@@ -149,7 +149,7 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert drawn[4].startswith("convgrad: diff_weights")
 
 
-def test_without_a_terminal_a_broken_reply_is_asked_for_again(server: Server) -> None:
+def test_without_a_terminal_a_broken_reply_is_retried(server: Server) -> None:
     """In a script a reply that breaks off does not fail the command."""
     server.script.append(cut)
     assert main(["run", "Op", "--src", "src.npy"]) == 0
@@ -262,7 +262,7 @@ def test_no_service(capsys: pytest.CaptureFixture[str]) -> None:
         ["health", "--url", "ftp://host"],
     ],
 )
-def test_what_can_not_be_used(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+def test_unusable_files_are_reported(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     """A missing file, no operation, a spec that is none: exit code 2 and the reason, without a call."""
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith("convgrad: ")

@@ -88,7 +88,7 @@ def test_stream_gives_events_and_then_the_result(client: Client) -> None:
     assert result.flags.writeable
 
 
-def test_stream_result_reads_what_the_loop_left(client: Client) -> None:
+def test_stream_result_reads_the_rest_of_the_stream(client: Client) -> None:
     """Leaving the loop early loses nothing: the result reads on."""
     with client.stream("Op", {"src": SRC}) as stream:
         first = next(iter(stream))
@@ -119,7 +119,9 @@ def test_operations_are_methods(client: Client, server: Server) -> None:
     assert last.document["parameters"] == {"strides": [1], "dilations": [1], "reference": True}
 
 
-def test_what_the_binary_api_has_no_words_for_goes_as_multipart(client: Client, server: Server, tmp_path: Path) -> None:
+def test_calls_the_binary_api_cannot_represent_are_sent_as_multipart(
+    client: Client, server: Server, tmp_path: Path
+) -> None:
     """A dumped op, a name that the protocol has taken, odd shapes and files in another order lose nothing."""
     np.save(tmp_path / "odd.npy", np.asfortranarray(SRC))
     np.save(tmp_path / "swapped.npy", SRC.astype(">f4"))
@@ -142,7 +144,7 @@ def test_what_the_binary_api_has_no_words_for_goes_as_multipart(client: Client, 
         np.testing.assert_array_equal(received.tensors["src"], SRC)
 
 
-def test_a_plain_file_goes_as_its_elements(client: Client, server: Server, tmp_path: Path) -> None:
+def test_a_plain_file_is_sent_without_its_header(client: Client, server: Server, tmp_path: Path) -> None:
     """Of a `.npy` file in the usual order only the elements are sent."""
     np.save(tmp_path / "plain.npy", SRC)
     client.run("Op", {"src": tmp_path / "plain.npy", "weights_shape": np.array([4, 3])}, {"groups": np.int64(2)})
@@ -276,7 +278,7 @@ def limited(handler: Handler, _: Received) -> None:
 
 
 @pytest.mark.parametrize("step", [busy, hang_up, limited])
-def test_what_may_pass_is_tried_again(client: Client, server: Server, step: Any) -> None:
+def test_transient_errors_are_retried(client: Client, server: Server, step: Any) -> None:
     """429, 503 and a connection that breaks before the reply are tried again, with the whole body."""
     server.script += [step, step]
     np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
@@ -293,7 +295,7 @@ def test_attempts_end(client: Client, server: Server) -> None:
     assert len(server.received) == 3
 
 
-def test_a_wait_over_the_budget_is_not_begun(client: Client, server: Server) -> None:
+def test_no_wait_exceeds_the_budget(client: Client, server: Server) -> None:
     """A Retry-After that the budget does not allow raises at once and tells how long to wait."""
     server.script.append(lambda handler, _: handler.reply(503, b"{}", Retry_After="3600"))
     with pytest.raises(convgrad.Overloaded) as caught:
@@ -315,14 +317,14 @@ def cut(handler: Handler, _: Received) -> None:
     handler.frames(stream_of(SRC)[:3], whole=False)
 
 
-def test_run_asks_again_for_a_reply_that_broke_off(client: Client, server: Server) -> None:
+def test_run_retries_a_reply_that_broke_off(client: Client, server: Server) -> None:
     """A broken reply was not given to anybody, so `run` asks for a new one."""
     server.script += [cut, cut]
     np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
     assert len(server.received) == 3
 
 
-def test_run_asks_again_for_an_output_that_broke_off(client: Client, server: Server) -> None:
+def test_run_retries_an_output_that_broke_off(client: Client, server: Server) -> None:
     """So it does when the output came without frames, cut by the connection or by the service."""
 
     def cut_off(handler: Handler, received: Received) -> None:
@@ -351,7 +353,7 @@ def test_large_calls_and_details_come_as_frames(client: Client, server: Server) 
         assert received.document["parameters"] == {}
 
 
-def test_stream_says_that_it_broke_off(client: Client, server: Server) -> None:
+def test_a_stream_that_breaks_off_raises(client: Client, server: Server) -> None:
     """A stream that breaks off raises, in the loop and in `result`, and is not tried again."""
     server.script.append(cut)
     with client.stream("Op", {"src": SRC}) as stream:
@@ -385,7 +387,7 @@ def reply_with(body: bytes, handler: Handler, _: Received) -> None:
     handler.reply(200, body)
 
 
-def test_nobody_there() -> None:
+def test_no_service_is_connect_failed() -> None:
     """A refused connection is `ConnectFailed`, after all attempts."""
     with (
         Client(f"http://127.0.0.1:{free_port()}", retry=QUICK) as client,
@@ -394,7 +396,7 @@ def test_nobody_there() -> None:
         client.run("Op", {"src": SRC})
 
 
-def test_silence_times_out() -> None:
+def test_a_silent_service_times_out() -> None:
     """A service that takes the call and says nothing is `TimedOut`."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -445,7 +447,7 @@ def test_an_address_without_http_is_refused(url: str) -> None:
         Client(url)
 
 
-def test_bad_attributes_never_leave() -> None:
+def test_bad_attributes_are_not_sent() -> None:
     """What JSON can't hold is refused before a connection is made."""
     with Client("http://127.0.0.1:9", retry=Retry()) as client:
         for value in (object(), float("nan"), {1, 2}):

@@ -143,7 +143,7 @@ def test_the_stream_is_the_result_in_parts(live: Client) -> None:
     assert (covered == 1).all()
 
 
-def test_leaving_a_stream_leaves_the_service_well(live: Client) -> None:
+def test_leaving_a_stream_does_not_harm_the_service(live: Client) -> None:
     """A stream that is left at its first event is given up, and the next call works."""
     inputs = inputs_of(LAYER)
     with live.stream(LAYER.op, inputs, LAYER.attributes()) as stream:
@@ -167,7 +167,7 @@ def test_asyncio(service: LiveService) -> None:
     asyncio.run(use())
 
 
-def test_every_broken_rule_is_told(live: Client) -> None:
+def test_every_broken_rule_is_reported(live: Client) -> None:
     """Wrong attributes and shapes come back as one error with a line for each, and the next call works."""
     inputs = inputs_of(LAYER)
     with pytest.raises(convgrad.InvalidParams) as caught:
@@ -259,7 +259,7 @@ def test_the_other_commands(shell: Path, capsys: pytest.CaptureFixture[str], arg
     assert capsys.readouterr().out
 
 
-def test_the_command_tells_every_broken_rule(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reports_every_broken_rule(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A wrong call is exit code 3, with a line for each rule."""
     assert main(["run", LAYER.op, *FILES, "--attr", "strides=0,2"]) == 3
     assert "attributes.strides.0: " in capsys.readouterr().err

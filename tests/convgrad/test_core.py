@@ -24,7 +24,7 @@ def test_lists_and_integer_arrays_stay_in_the_json() -> None:
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "", "a?b", "a#b", "a b", "%2e", "\u00e9", "\0", "\ud800", "a\n"])
-def test_names_can_not_leave_their_path(name: str) -> None:
+def test_operation_names_cannot_change_the_path(name: str) -> None:
     """A name that would be another path, to somebody on the way, is no operation's and is not sent."""
     with pytest.raises(convgrad.UnknownOperation):
         core.description(name)
@@ -53,14 +53,14 @@ def test_retry_after(headers: dict[str, str], body: dict[str, Any], seconds: flo
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b"null", b"[" * 100_000, b"\xff", b'{"code": 7}'])
-def test_any_error_page_is_an_error_of_the_tree(content: bytes) -> None:
+def test_any_error_page_becomes_a_convgrad_error(content: bytes) -> None:
     """Whatever a failed reply holds, its status decides then."""
     error = core.error_of(500, {}, content)
     assert type(error) is convgrad.ServiceError
     assert "500" in error.message
 
 
-def test_every_code_of_the_tree_comes_back_as_its_class() -> None:
+def test_every_error_code_becomes_its_class() -> None:
     """An error that the service names by its code is that error here."""
     for name in convgrad.__all__:
         cls = getattr(convgrad, name)

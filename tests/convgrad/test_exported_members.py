@@ -9,7 +9,7 @@ import convgrad
 from convgrad._errors import error_classes
 
 
-def test_all_is_everything_public() -> None:
+def test_all_lists_everything_public() -> None:
     """`__all__` is sorted and holds every public name, and nothing else."""
     public = [
         name for name, value in vars(convgrad).items() if not name.startswith("_") and not isinstance(value, ModuleType)

@@ -110,7 +110,7 @@ def test_every_truncation_is_found() -> None:
             decoder.close()
 
 
-def test_body_goes_where_it_is_put() -> None:
+def test_a_body_is_received_in_place() -> None:
     """A body is written into the memory that `place` gives, also when it arrives in pieces."""
     result = np.zeros(6, np.float32)
     tile = np.arange(3, dtype=np.float32)

@@ -22,7 +22,7 @@ WRONG = {
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 @pytest.mark.parametrize(("key", "message"), WRONG.items())
-def test_a_client_refuses_it_where_it_is_given(client: type, key: str, message: str) -> None:
+def test_a_client_rejects_a_bad_key(client: type, key: str, message: str) -> None:
     """The error says what is wrong and where, and no line of it shows the key."""
     with pytest.raises(ValueError, match="API key") as caught:
         client(api_key=key)
@@ -32,7 +32,7 @@ def test_a_client_refuses_it_where_it_is_given(client: type, key: str, message: 
 
 
 @pytest.mark.parametrize(("key", "message"), WRONG.items())
-def test_the_command_refuses_it(key: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_rejects_a_bad_key(key: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The command says the same, without a traceback, and ends as for any wrong flag."""
     assert main(["health", "--api-key", key]) == 2
     said = capsys.readouterr()

@@ -33,13 +33,13 @@ class Clock:
 
 
 @pytest.mark.parametrize("cls", [ConnectFailed, Overloaded, RateLimited, ShuttingDown, BrokenStream])
-def test_what_may_pass_is_worth_another_attempt(cls: type[ConvgradError]) -> None:
+def test_transient_errors_are_retried(cls: type[ConvgradError]) -> None:
     """Refusals for now and broken connections allow another attempt."""
     assert Budget(Retry()).wait_after(cls("x")) > 0
 
 
 @pytest.mark.parametrize("cls", [TimedOut, InvalidParams, InternalError, WorkerLost, DeadlineExceeded])
-def test_what_stays_is_not(cls: type[ConvgradError]) -> None:
+def test_permanent_errors_are_not_retried(cls: type[ConvgradError]) -> None:
     """Timeouts and errors that another attempt would meet again are raised at once."""
     error = cls("x")
     with pytest.raises(cls) as caught:

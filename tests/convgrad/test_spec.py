@@ -51,7 +51,7 @@ def test_attributes(text: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["strides", "=2", "", "strides=[2"])
-def test_what_is_no_attribute(text: str) -> None:
+def test_malformed_attributes_are_rejected(text: str) -> None:
     """Text without a name, or with broken JSON, is refused."""
     with pytest.raises(ValueError):  # noqa: PT011 - argparse shows its own message
         attribute(text)
@@ -110,7 +110,7 @@ def test_the_command_line_adds_to_a_spec() -> None:
         {"op": "Op", "attribute": {}},
     ],
 )
-def test_what_is_no_spec(tmp_path: Path, spec: Any) -> None:
+def test_malformed_specs_are_rejected(tmp_path: Path, spec: Any) -> None:
     """A file in another form is refused with its name and the rule."""
     with pytest.raises(ValueError, match=r"op\.json must "):
         read_spec(written(tmp_path, spec))

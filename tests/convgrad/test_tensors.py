@@ -100,7 +100,7 @@ def test_other_dtypes_are_refused(dtype: Any) -> None:
         part(np.zeros(3, dtype))
 
 
-def test_what_is_no_array_is_made_one() -> None:
+def test_sequences_become_arrays() -> None:
     """Objects with NumPy's array protocol go as the arrays they are."""
 
     class Wrapped:
@@ -136,7 +136,7 @@ def test_bfloat16_files(tmp_path: Path) -> None:
         part(NpyFile(void, dtype="f16"))
 
 
-def test_files_that_are_not_whole(tmp_path: Path) -> None:
+def test_truncated_files_are_rejected(tmp_path: Path) -> None:
     """A file that is cut, has a tail, or is something else is refused before it is sent."""
     path = tmp_path / "a.npy"
     whole = saved(base(np.float32))
@@ -174,7 +174,7 @@ def test_a_small_call_is_one_piece() -> None:
     assert len(list(body.pieces())) == 1
 
 
-def test_a_header_that_claims_too_much(tmp_path: Path) -> None:
+def test_a_header_may_not_exceed_the_file(tmp_path: Path) -> None:
     """A file whose header claims more than any memory is refused by its header."""
     path = tmp_path / "a.npy"
     path.write_bytes(saved(base(np.float32)).replace(b"(96,), }" + b" " * 18, b"(999999999999999999,), }  "))

@@ -47,7 +47,7 @@ def test_the_most_specific_class_wins(cls: type[Exception], ours: type[convgrad.
     assert type(caught.value) is ours
 
 
-def test_a_reply_read_after_its_end_is_ours_too() -> None:
+def test_reading_a_closed_reply_is_a_transport_error() -> None:
     """Using a stream outside of its `with` is an error of the tree."""
     with pytest.raises(convgrad.TransportError, match="closed"), translated():
         raise httpx.StreamClosed

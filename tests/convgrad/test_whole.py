@@ -42,7 +42,7 @@ def test_any_pieces_make_the_array(dtype: Any, shape: tuple[int, ...]) -> None:
         assert result.array.flags.writeable
 
 
-def test_what_is_missing_is_missed() -> None:
+def test_a_truncated_reply_is_broken() -> None:
     """A reply that ends anywhere before its last byte is broken."""
     head, tensor = whole_of(ARRAY)
     for end in (0, 1, len(head) - 1, len(head), len(head + tensor) - 1):
@@ -76,13 +76,13 @@ def test_what_is_missing_is_missed() -> None:
         whole_of(ARRAY, shape=[2**60], parameters={"binary_data_size": 2**62})[0],
     ],
 )
-def test_heads_that_are_none(head: bytes) -> None:
+def test_malformed_heads_are_rejected(head: bytes) -> None:
     """A head that does not describe one output with its bytes behind it is refused, whatever it is."""
     with pytest.raises(ProtocolError):
         read(head, ARRAY.tobytes())
 
 
-def test_more_than_was_announced() -> None:
+def test_extra_bytes_are_rejected() -> None:
     """Bytes behind the output, or a head beyond all measure, are refused."""
     head, tensor = whole_of(ARRAY)
     with pytest.raises(ProtocolError, match="data after"):

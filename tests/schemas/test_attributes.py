@@ -241,14 +241,14 @@ def test_attributes_must_be_an_object(given: Any) -> None:
     assert "strides" in read.bad
 
 
-def test_a_crowd_of_names_is_one_error() -> None:
+def test_too_many_names_are_one_error() -> None:
     """An object with very many members is refused as a whole, without reading them."""
     _, problems = read_attributes(NEW, {f"a{index}": 1 for index in range(10_000)})
     assert [found["msg"] for found in problems] == ["attributes must have at most 64 members, but has 10000"]
 
 
 @pytest.mark.parametrize("name", [operation.name for operation in OPERATIONS])
-def test_models_read_what_the_reader_reads(name: str) -> None:
+def test_models_and_reader_agree(name: str) -> None:
     """A generated model, used by itself, takes both spellings and wrappers, and refuses what the reader
     refuses."""
     called = find_operation(name)

@@ -39,7 +39,7 @@ def test_a_description_is_the_whole_table(name: str) -> None:
     assert [entry["name"] for entry in told["outputs"]] == [called.wire_names[operation.output.name]]
 
 
-def test_defaults_go_by_the_name() -> None:
+def test_defaults_depend_on_the_name_called() -> None:
     """The described default of the weights format is the one under the name asked by."""
     for name, spelling, default in (
         ("ConvTransposeBackpropFilters", "filter_format", "XIO"),

@@ -12,7 +12,7 @@ from schemas.tables import OPERATIONS, find_operation
 FOLDER = Path(__file__).parents[2] / "docs" / "operations"
 
 
-def test_the_pages_are_what_the_tables_say() -> None:
+def test_the_pages_are_up_to_date() -> None:
     """The pages in the repository are fresh; `scripts/docs` makes them so."""
     assert stale(FOLDER) == []
 

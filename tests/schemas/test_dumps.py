@@ -81,7 +81,7 @@ def test_a_dump_in_the_place_of_the_attributes(op: dict[str, Any]) -> None:
     assert resolve(op["kind"], with_graph, {}) == resolve(op["kind"], op, {})
 
 
-def test_inputs_of_the_call_win() -> None:
+def test_inputs_of_the_call_take_precedence() -> None:
     """A dump may be the spec for other tensors than its own."""
     op = dumped()
     inputs = tensors(src=(7, 32, 28, 28), diff_dst=(7, 128, 16, 16))
@@ -143,7 +143,7 @@ def test_wrong_dumps(changes: dict[str, Any], where: tuple[str | int, ...], mess
     assert message in refused(GRADIENT, dumped() | changes, {})[where]
 
 
-def test_an_output_that_can_not_be() -> None:
+def test_an_impossible_output_is_rejected() -> None:
     """A forward dump whose output has another shape than its call makes is refused."""
     op = forward()
     op["outputs"] = [logical(2, [1, 128, 16, 17])]
@@ -158,7 +158,7 @@ def test_three_inputs() -> None:
     assert resolve(GRADIENT, op, {}).weights_shape == (32, 128, 3, 3)
 
 
-def test_a_kind_that_there_is_not() -> None:
+def test_an_unknown_kind_is_rejected() -> None:
     """A dump of another operation is that of an unknown one."""
     with pytest.raises(UnknownOperation):
         from_dump(dumped() | {"kind": "MatMul"})
@@ -192,7 +192,7 @@ def test_the_output_of_a_request_that_is_a_dump() -> None:
     assert resolve(FORWARD, template, other).n == 7
 
 
-def test_a_request_that_is_a_dump_of_what_is_not_known() -> None:
+def test_a_request_that_is_a_dump_with_unknown_shapes() -> None:
     """Shapes that a dump did not know are the data's to say, and a shape input without values says nothing."""
     body = dumped()
     body["inputs"] = [logical(0, [UNKNOWN] * 4), logical(1, []), logical(3, [4], "s32")]
@@ -212,6 +212,6 @@ def test_a_request_that_is_a_dump_of_what_is_not_known() -> None:
         ([], False),
     ],
 )
-def test_what_looks_like_a_dump(value: Any, is_one: bool) -> None:
+def test_dumps_are_recognised(value: Any, is_one: bool) -> None:
     """Plain attributes never look like a dump: no attribute is called kind, attrs or graph."""
     assert is_dump(value) == is_one

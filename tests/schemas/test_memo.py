@@ -28,7 +28,7 @@ def test_the_same_call_is_the_same_object() -> None:
         ({}, {"weights_shape": [4, 6, 3.0, 3]}),
     ],
 )
-def test_what_python_calls_equal_is_not_the_same_call(given: dict[str, Any], inputs: dict[str, Any]) -> None:
+def test_equal_values_of_other_types_are_other_calls(given: dict[str, Any], inputs: dict[str, Any]) -> None:
     """A wrong call is refused although a right one that Python calls equal was resolved before."""
     right = attributes(weights_format="IOX", groups=1)
     resolve(GRADIENT, right, gradient())
@@ -64,7 +64,7 @@ def test_unusual_calls_have_no_key(name: Any, given: Any, inputs: Any) -> None:
     assert key_of(name, given, inputs) is None
 
 
-def test_a_full_memo_forgets_the_first() -> None:
+def test_a_full_memo_drops_the_oldest() -> None:
     """The memo holds as many calls as its size, the latest ones."""
     op = resolve(GRADIENT, attributes(weights_format="IOX"), gradient())
     memo = Memo(2)

@@ -97,7 +97,7 @@ def test_params_have_the_order_of_positions() -> None:
         assert [param["required"] for param in method["params"]] == [True, True, False]
 
 
-def test_references_lead_somewhere() -> None:
+def test_references_resolve() -> None:
     """Every reference has its component, and the component schemas are valid JSON Schema."""
     for reference in set(references(DOCUMENT)):
         _, where, kind, name = reference.split("/")

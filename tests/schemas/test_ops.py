@@ -43,7 +43,7 @@ def test_a_forward_call() -> None:
     assert [spec.name for spec in with_bias.inputs] == ["src", "weights", "bias"]
 
 
-def test_the_reply_speaks_the_dialect_called() -> None:
+def test_the_reply_uses_the_dialect_called() -> None:
     """Under an old name the reply has the old names, whatever the call was spelt in; and the other way
     round."""
     inputs = tensors(input_forward=(2, 4, 5, 5), output_delta=(2, 6, 7, 7), filter_shape=[4, 6, 3, 3])
@@ -112,7 +112,7 @@ def test_both_groups_axes(name: str, weights_format: str) -> None:
         assert (op.groups_axis, op.reply_attributes()["groups_axis"], op.dst_channels) == (axis, axis, 6)
 
 
-def test_a_square_of_channels_is_told_apart_too() -> None:
+def test_the_groups_axis_of_square_weights_is_found() -> None:
     """Equal channels on both sides leave no doubt about the groups axis either."""
     shape = tensors(src=(1, 6, 5), diff_dst=(1, 6, 7))
     for axis, weights in (("O", [6, 2, 3]), ("I", [2, 6, 3])):
@@ -200,7 +200,7 @@ def test_auto_pad_of_a_convolution_gradient() -> None:
     assert (op.pads_begin, op.pads_end) == ((1,), (1,))
 
 
-def test_ignored_pads_are_told() -> None:
+def test_ignored_pads_give_a_warning() -> None:
     """Explicit pads that auto_pad overrules are named in a warning; zeros and equal ones are not worth
     one."""
     inputs = tensors(src=(1, 1, 7), diff_dst=(1, 1, 4), weights_shape=[1, 1, 3])
@@ -299,7 +299,7 @@ def test_a_reply_resolves_to_itself(name: str) -> None:
     assert resolve(name, again, inputs) == first
 
 
-def test_unknown_operations_are_told_first() -> None:
+def test_unknown_operations_are_reported_first() -> None:
     """A call of no operation is that, whatever else is wrong with it."""
     with pytest.raises(UnknownOperation):
         resolve("Convolution", {}, {})

@@ -171,7 +171,7 @@ def attempt(name: Any, attributes: Any, inputs: Any, output: Any = None) -> None
 
 @given(st.one_of(NAMES, JSON), ATTRIBUTES | JSON, INPUTS | JSON, TENSOR | JSON)
 @settings(max_examples=150)
-def test_nothing_but_our_errors(name: Any, attributes: Any, inputs: Any, output: Any) -> None:
+def test_random_calls_raise_only_convgrad_errors(name: Any, attributes: Any, inputs: Any, output: Any) -> None:
     """Whatever JSON a call is made of, resolving it gives a call or one of our errors, small and
     encodable."""
     attempt(name, attributes, inputs, output)
@@ -179,7 +179,7 @@ def test_nothing_but_our_errors(name: Any, attributes: Any, inputs: Any, output:
 
 @given(NAMES, st.data())
 @settings(max_examples=150)
-def test_nothing_but_our_errors_near_a_right_call(name: str, data: st.DataObject) -> None:
+def test_nearly_valid_calls_raise_only_convgrad_errors(name: str, data: st.DataObject) -> None:
     """The same holds a step or two away from a right call, where most rules run."""
     call = example(find_operation(name))
     for _ in range(data.draw(st.integers(1, 3))):

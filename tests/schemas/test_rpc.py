@@ -136,14 +136,14 @@ def test_a_misspelt_param_gets_a_hint() -> None:
         bind_params({"atributes": 1}, CALL_PARAMS)
 
 
-def test_a_crowd_of_params_is_one_error() -> None:
+def test_too_many_params_are_one_error() -> None:
     """An object with very many parameters is refused as a whole."""
     with pytest.raises(InvalidParams) as caught:
         bind_params({f"a{index}": 1 for index in range(10_000)}, CALL_PARAMS)
     assert len(caught.value.errors) == 1
 
 
-def test_messages_out() -> None:
+def test_responses_and_notifications() -> None:
     """Answers and notifications have the members of the specification, and no others."""
     assert response("a", [1]) == {"jsonrpc": "2.0", "result": [1], "id": "a"}
     assert error_response(None, -32600, "no") == {

@@ -86,7 +86,7 @@ def test_same_padding_of_a_transposed_convolution(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", range(1, 20))
-def test_both_same_rules_agree_on_what_the_forward_pass_makes(size: int) -> None:
+def test_both_same_modes_give_the_same_output_size(size: int) -> None:
     """The convolution's rule, asked about the output of the transposed one, gives the transposed one's
     padding."""
     for stride, kernel, dilation in itertools.product(range(1, 5), range(1, 8), range(1, 3)):
@@ -137,7 +137,7 @@ def test_weights_shapes_split_and_join(weights_format: str, kernel: tuple[int, .
 
 
 @pytest.mark.parametrize("transposed", [True, False])
-def test_the_divided_axis_is_always_told_by_the_shape(transposed: bool) -> None:
+def test_the_shape_determines_the_groups_axis(transposed: bool) -> None:
     """With more than one group the two layouts of transposed weights never look the same."""
     for groups, i, o in itertools.product(range(1, 7), range(1, 4), range(1, 4)):
         layouts = shapes.weights_channels(transposed, i * groups, o * groups, groups)

@@ -61,7 +61,7 @@ def test_a_misspelt_name_gets_a_hint() -> None:
         ("ConvolutionBackwardWeights", "XIO"),
     ],
 )
-def test_the_weights_format_goes_by_the_name_called(name: str, default: str) -> None:
+def test_the_default_weights_format_depends_on_the_name_called(name: str, default: str) -> None:
     """An absent weights_format is XIO under an old name, and XOI for a transposed operation under a new
     one."""
     assert find_operation(name).default("weights_format") == default

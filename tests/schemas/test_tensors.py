@@ -44,7 +44,7 @@ def test_less_than_a_tensor() -> None:
     assert read({})[0] == WireTensor(None, None)
 
 
-def test_a_readers_mark_in_the_place_of_data() -> None:
+def test_a_readers_object_may_replace_data() -> None:
     """A body's reader may put any object of its own where the text was."""
     mark = object()
     found, problems = read({"dtype": "f32", "shape": [1], "data": mark})
@@ -53,7 +53,7 @@ def test_a_readers_mark_in_the_place_of_data() -> None:
     assert found.payload is mark
 
 
-def test_what_a_dump_adds_is_let_through() -> None:
+def test_extra_members_of_dumps_are_accepted() -> None:
     """The members of a dumped logical tensor are no mistake."""
     dumped = {
         "id": 0,
@@ -105,7 +105,7 @@ def test_wrong_tensors(value: Any, where: tuple[str | int, ...], message: str) -
     assert message in problems[where]
 
 
-def test_the_models_say_the_same() -> None:
+def test_models_and_rules_agree() -> None:
     """The models of the documents take what the reader takes in a call, and refuse what it refuses."""
     adapter: TypeAdapter[Any] = TypeAdapter(DataTensor | NpyTensor | TensorDescription)
     for right in ({"dtype": "f32", "shape": [1], "data": "AA"}, {"npy": "AA"}, {"dtype": "f32", "shape": []}):

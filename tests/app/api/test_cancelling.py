@@ -73,7 +73,7 @@ def test_a_cancelled_stream_ends_with_its_error(
     ("request_id", "headers"),
     [("other", {"x-session-id": "a"}), ("mine", {"x-session-id": "b"}), ("mine", {}), (None, {}), ([1], {})],
 )
-def test_only_the_named_call_of_the_same_session_is_meant(
+def test_only_the_call_of_the_same_session_is_cancelled(
     tight: Resident, tight_http: httpx.Client, request_id: Any, headers: dict[str, str]
 ) -> None:
     """Another id, another session, no session, no id: nothing happens to the call."""
@@ -84,7 +84,7 @@ def test_only_the_named_call_of_the_same_session_is_meant(
     assert last["error"]["data"]["code"] == "deadline_exceeded"
 
 
-def test_the_others_of_a_batch_go_on(tight: Resident, tight_http: httpx.Client) -> None:
+def test_the_other_calls_of_a_batch_continue(tight: Resident, tight_http: httpx.Client) -> None:
     """One call of a batch is cancelled; the other one is answered, and right."""
     inputs = SMALL.inputs()
     batch = [request(SLOW, SLOW.floats(), "slow", reference=True), request(SMALL, inputs, "small")]
@@ -107,14 +107,14 @@ def test_a_plain_answer_can_be_cancelled_too(tight: Resident, tight_http: httpx.
     assert slow["error"]["code"] == -32002
 
 
-def test_as_a_call_it_is_no_method(tight_http: httpx.Client) -> None:
+def test_cancelled_is_not_a_method(tight_http: httpx.Client) -> None:
     """`notifications/cancelled` with an id is a method that does not exist."""
     body = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {}, "id": 1}
     assert tight_http.post("/rpc", json=body).json()["error"]["code"] == -32601
 
 
 @pytest.mark.parametrize("api", ["rest", "rpc"])
-def test_who_leaves_the_queue_leaves_nothing(tight: Resident, api: str) -> None:
+def test_leaving_the_queue_releases_everything(tight: Resident, api: str) -> None:
     """A client that leaves while its call waits behind another one gives its place back at once."""
     with connection(tight, SLOW, SSE, reference=True):
         tight.until(lambda: len(tight.service.calls) == 1 and not idle(tight))

@@ -11,7 +11,7 @@ from app.api.docs import PATHS
 from tests.live import running_service
 
 
-def test_nothing_comes_from_elsewhere(http: httpx.Client) -> None:
+def test_nothing_is_loaded_from_other_hosts(http: httpx.Client) -> None:
     """All that the page names is here, under a policy that allows no other host and no script in the page."""
     page = http.get("/docs")
     named = re.findall(r'(?:src|href)="([^"]*)"', page.text)
@@ -39,7 +39,7 @@ def test_it_is_swagger_ui(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["/redoc", "/docs/oauth2-redirect", "/docs/redoc.standalone.js", "/docs/../start.js"])
-def test_there_is_nothing_else(http: httpx.Client, path: str) -> None:
+def test_no_other_file_is_served(http: httpx.Client, path: str) -> None:
     """The other files of the package are not served."""
     assert http.get(path).status_code == 404
 

@@ -33,7 +33,7 @@ def check(openapi: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
     jsonschema.validate(value, schema | {"components": openapi["components"]})
 
 
-def test_every_reference_leads_somewhere(openapi: dict[str, Any]) -> None:
+def test_every_reference_resolves(openapi: dict[str, Any]) -> None:
     """No $ref dangles."""
     for reference in references(openapi):
         node: Any = openapi
@@ -62,7 +62,7 @@ def test_a_call_has_its_forms(openapi: dict[str, Any]) -> None:
         assert status == "200" or set(answer["content"]) == {"application/problem+json"}
 
 
-def test_requests_and_replies_are_what_the_schemas_say(openapi: dict[str, Any], http: httpx.Client) -> None:
+def test_requests_and_replies_match_the_schemas(openapi: dict[str, Any], http: httpx.Client) -> None:
     """A good request, its reply, its validation and a refusal all agree with the document."""
     page = openapi["paths"]["/v1/ops/{op}"]["post"]
     body = document(SMALL, SMALL.inputs(), deadline_ms=60_000)

@@ -212,7 +212,7 @@ def test_concurrent_calls_do_not_mix(http: httpx.Client) -> None:
             assert same_bits(got, expected)
 
 
-def test_validate_computes_nothing_and_says_what_would_be(http: httpx.Client) -> None:
+def test_validate_describes_the_call_without_computing(http: httpx.Client) -> None:
     """`validate` takes tensors without data and gives the resolved attributes, output, plan and cost."""
     inputs = {name: {"dtype": "f32", "shape": list(shape)} for name, shape in SMALL.input_shapes.items()}
     body = {"attributes": SMALL.attributes(), "inputs": inputs}
@@ -230,7 +230,7 @@ def test_the_tables_are_served(http: httpx.Client) -> None:
     assert {"attributes", "inputs"} <= set(page)
 
 
-def test_a_request_id_goes_in_and_out(http: httpx.Client) -> None:
+def test_a_request_id_is_echoed(http: httpx.Client) -> None:
     """A sound X-Request-ID is kept; another one is replaced."""
     kept = http.get("/healthz", headers={"x-request-id": "trace-1/abc"})
     assert kept.headers["x-request-id"] == "trace-1/abc"
@@ -276,7 +276,7 @@ def test_curl_shows_a_stream(service: LiveService, tmp_path: Path) -> None:
     assert kinds[-2:] == ["notifications/tile", "response"]
 
 
-def test_a_chunked_body_is_taken(http: httpx.Client) -> None:
+def test_a_chunked_body_is_accepted(http: httpx.Client) -> None:
     """A body without Content-Length is read all the same."""
     inputs = SMALL.inputs()
     request = httpx.Request("POST", "http://localhost/", files=parts(SMALL, inputs))

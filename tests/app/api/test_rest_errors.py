@@ -273,7 +273,7 @@ def test_bad_base64_is_422(http: httpx.Client) -> None:
         assert locs(found)[0][:2] == ["inputs", "src"]
 
 
-def test_validate_finds_what_the_call_would(http: httpx.Client) -> None:
+def test_validate_reports_what_the_call_would(http: httpx.Client) -> None:
     """`validate` refuses a wrong call the same way."""
     inputs = {name: {"dtype": "f32", "shape": [*shape, 1]} for name, shape in SMALL.input_shapes.items()}
     body = {"attributes": SMALL.attributes(), "inputs": inputs}
@@ -292,7 +292,7 @@ HEAVY = Case(
 
 
 @pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])
-def test_a_deadline_that_was_over_before_is_504(http: httpx.Client, accept: str) -> None:
+def test_a_deadline_that_has_passed_is_504(http: httpx.Client, accept: str) -> None:
     """One millisecond is over before a call of megabytes has arrived, and then there is a status for it."""
     response = post(http, HEAVY, HEAVY.inputs(), accept, deadline_ms=1)
     problem(response, 504, "deadline_exceeded")
@@ -306,7 +306,7 @@ def test_an_unsupported_dtype_is_422(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("api", ["json", "parts"])
-def test_a_dtype_that_there_is_not_is_422_with_its_place(http: httpx.Client, api: str) -> None:
+def test_an_unknown_dtype_is_422_with_its_place(http: httpx.Client, api: str) -> None:
     """f64 is as unsupported as s32, in every form, and the answer says which input has it."""
     case = replace(SMALL, dtype="f32")
     inputs = case.inputs() | {"diff_dst": case.inputs()["diff_dst"].astype("f8")}
@@ -317,7 +317,7 @@ def test_a_dtype_that_there_is_not_is_422_with_its_place(http: httpx.Client, api
     assert "diff_dst" in locs(problem(response, 422, "unsupported"))[0]
 
 
-def test_the_old_dialect_names_places_as_the_caller_did(http: httpx.Client) -> None:
+def test_errors_use_the_callers_dialect(http: httpx.Client) -> None:
     """Errors of a call in the old spelling name the old names."""
     body: dict[str, Any] = {"attributes": {}, "inputs": {}}
     found = problem(http.post("/v1/ops/ConvTransposeBackpropFilters/validate", json=body), 422, "invalid_params")

@@ -91,7 +91,7 @@ def test_a_chunked_body_over_the_limit_is_413(tight_http: httpx.Client) -> None:
     assert problem(response, 413, "too_large")["limit"] == 4 << 20
 
 
-def test_a_refused_body_is_taken_so_that_the_answer_can_be_read(tight_http: httpx.Client) -> None:
+def test_a_refused_body_is_drained_so_that_the_answer_can_be_read(tight_http: httpx.Client) -> None:
     """A client that sends megabytes before it reads still gets the refusal, not a reset."""
     response = tight_http.post(f"/v1/ops/{SMALL.op}", content=b" " * (8 << 20), headers={"content-type": JSON})
     problem(response, 413, "too_large")

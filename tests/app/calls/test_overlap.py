@@ -94,7 +94,7 @@ def test_units_are_done_before_the_last_byte(resident: Resident, api: str) -> No
     resident.until(lambda: at_rest(resident))
 
 
-def test_a_stalled_sender_holds_no_worker(resident: Resident) -> None:
+def test_a_slow_sender_blocks_no_worker(resident: Resident) -> None:
     """While one call waits for its last images, the one worker computes others."""
     with connected(resident.url) as sock, httpx.Client(base_url=resident.url) as http:
         rest = send_some(resident, sock, binary())
@@ -113,7 +113,7 @@ def test_a_client_that_leaves(resident: Resident, api: str) -> None:
     resident.until(lambda: at_rest(resident))
 
 
-def test_a_body_that_turns_out_wrong(resident: Resident) -> None:
+def test_a_body_that_turns_out_invalid(resident: Resident) -> None:
     """A call that has begun and is then refused leaves nothing behind."""
     head, body = form([*parts(CASE, INPUTS), ("else", ("else.npy", npy(EXPECTED), NPY))])
     with connected(resident.url) as sock:
@@ -148,7 +148,7 @@ def test_a_worker_that_dies_early(resident: Resident) -> None:
         assert body.endswith(EXPECTED.tobytes())
 
 
-def test_a_shape_that_comes_last(resident: Resident) -> None:
+def test_a_shape_that_arrives_last(resident: Resident) -> None:
     """A known head begins as the call that it was the last time, and ends as what it is this time."""
     shape = list(EXPECTED.shape)
     with connected(resident.url) as sock:

@@ -53,7 +53,9 @@ def http(locked: tuple[Resident, Path]) -> Iterator[httpx.Client]:
 
 @pytest.mark.parametrize(("method", "path"), APIS)
 @pytest.mark.parametrize("headers", [{}, {"x-api-key": "wrong"}, {"authorization": f"Basic {KEY}"}])
-def test_without_a_key_there_is_nothing(http: httpx.Client, method: str, path: str, headers: dict[str, str]) -> None:
+def test_requests_without_a_key_are_refused(
+    http: httpx.Client, method: str, path: str, headers: dict[str, str]
+) -> None:
     """Every page of every API is 401 without the right key, also one that does not exist."""
     reply = http.request(method, path, headers=headers)
     assert reply.status_code == 401
@@ -61,7 +63,7 @@ def test_without_a_key_there_is_nothing(http: httpx.Client, method: str, path: s
 
 
 @pytest.mark.parametrize("path", sorted(FREE_PAGES - {"/docs/oauth2-redirect"}))
-def test_what_needs_no_key(http: httpx.Client, path: str) -> None:
+def test_pages_that_need_no_key(http: httpx.Client, path: str) -> None:
     """Health, metrics and the pages that are the same everywhere are free."""
     assert http.get(path).status_code == 200
 
@@ -87,7 +89,7 @@ def rpc(http: httpx.Client, method: str, params: Any) -> dict[str, Any]:
     return found
 
 
-def test_json_rpc_says_it_under_the_id(http: httpx.Client) -> None:
+def test_json_rpc_reports_it_under_the_id(http: httpx.Client) -> None:
     """The JSON-RPC API answers -32005 under the request's id, for every method, also one that is not there."""
     for method in (SMALL.op, "ops.list", "nothing"):
         reply = rpc(http, method, None)
@@ -97,7 +99,7 @@ def test_json_rpc_says_it_under_the_id(http: httpx.Client) -> None:
     assert [entry["error"]["code"] for entry in http.post("/rpc", json=batch).json()] == [-32005, -32005]
 
 
-def test_a_stranger_s_tensors_are_not_read(http: httpx.Client) -> None:
+def test_tensors_without_a_valid_key_are_not_read(http: httpx.Client) -> None:
     """A large body without a key is refused before it is read: its id is not known then."""
     params = document(SMALL, SMALL.inputs()) | {"more": "x" * 5000}
     reply = rpc(http, SMALL.op, params)
@@ -126,7 +128,7 @@ def test_keys_change_without_a_restart(locked: tuple[Resident, Path], http: http
     assert http.get("/v1/ops", headers={"x-api-key": KEY}).status_code == 200
 
 
-def test_open_addresses_need_a_word() -> None:
+def test_public_addresses_need_a_setting() -> None:
     """Without keys only loopback addresses are listened on, unless the operator says that it is meant."""
     for host in ("127.0.0.1", "127.8.0.1", "localhost", "::1"):
         Settings(host=host)

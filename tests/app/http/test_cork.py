@@ -42,12 +42,12 @@ async def replied(*writes: bytes, pause: bool = False, close: bool = False) -> l
     return wire.told
 
 
-def test_a_head_goes_out_with_the_first_piece() -> None:
+def test_the_head_is_sent_with_the_first_piece() -> None:
     """Head and first piece are one write, every other piece is its own."""
     assert asyncio.run(replied(b"head", b"body", b"more", b"")) == [b"headbody", b"more", b""]
 
 
-def test_a_head_waits_for_no_later_turn_of_the_loop() -> None:
+def test_the_head_does_not_wait_for_the_next_loop_iteration() -> None:
     """A head whose body comes later has gone out before."""
     assert asyncio.run(replied(b"head", b"body", pause=True)) == [b"head", b"body"]
     assert asyncio.run(replied(b"head")) == [b"head"]

@@ -46,7 +46,7 @@ def test_loopback_names_are_answered(http: httpx.Client, host: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v2/health/ready"])
-def test_health_is_told_under_every_name(http: httpx.Client, path: str) -> None:
+def test_health_is_answered_under_every_name(http: httpx.Client, path: str) -> None:
     """Probes ask by the address of a container or a balancer."""
     assert http.get(path, headers={"host": "10.1.2.3:8000"}).status_code == 200
 
@@ -74,7 +74,7 @@ def test_pages_of_other_origins_are_refused(
     assert "CONVGRAD_CORS" in answer.text
 
 
-def test_a_page_can_not_read_by_get(http: httpx.Client) -> None:
+def test_a_page_cannot_read_with_get(http: httpx.Client) -> None:
     """Neither fetch nor an image of another page gets an answer, and a link to a page of ours does."""
     assert (
         http.get("/metrics", headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}).status_code == 403
@@ -85,7 +85,7 @@ def test_a_page_can_not_read_by_get(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded; charset=utf-8"])
-def test_a_page_may_not_send_what_a_form_does(http: httpx.Client, kind: str) -> None:
+def test_a_page_may_not_send_form_content_types(http: httpx.Client, kind: str) -> None:
     """Even a page of ours has to name a type that a plain form does not have; a program need not."""
     own = {"sec-fetch-site": "same-origin", "content-type": kind}
     assert http.post("/v2/repository/index", content=b"{}", headers=own).status_code == 415
@@ -103,7 +103,7 @@ def test_own_pages_and_programs_may_send_files(
         assert same_bits(read(answer), SMALL.expected(inputs))
 
 
-def test_the_settings_open_it(open_to_one: LiveService) -> None:
+def test_settings_allow_hosts_and_origins(open_to_one: LiveService) -> None:
     """An origin of CONVGRAD_CORS may call, and a name of CONVGRAD_ALLOWED_HOSTS is answered; no other."""
     with httpx.Client(base_url=open_to_one.url) as http:
         good = {"origin": "https://good.example", "sec-fetch-site": "cross-site"}

@@ -89,7 +89,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     assert ring.find("2") is not None
 
 
-def test_the_command_makes_a_key_that_its_line_knows() -> None:
+def test_the_command_creates_a_key_and_its_line() -> None:
     """The key and its line fit together; the line does not contain the key."""
     command = [sys.executable, "-m", "app.http.keys", "team-a", "--calls", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -100,7 +100,9 @@ def test_the_command_makes_a_key_that_its_line_knows() -> None:
     assert (found.name, found.calls) == ("team-a", 4)
 
 
-def test_the_command_takes_a_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reads_a_key_from_stdin(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """With --stdin the line is that of the given key; one that could be guessed is refused."""
     monkeypatch.setattr("sys.stdin", io.StringIO("a-key-of-my-own-making\n"))
     assert main(["me", "--stdin"]) == 0

@@ -94,7 +94,7 @@ def test_an_error_after_the_first_byte_leaves_the_reply_unfinished() -> None:
     assert sent[-1]["more_body"]
 
 
-def test_timings_go_out() -> None:
+def test_timings_are_sent() -> None:
     """What an API measured is in Server-Timing."""
 
     async def timed(inner: Scope, _: Receive, send: Send) -> None:
@@ -121,7 +121,7 @@ def test_a_body_within_the_limit_passes() -> None:
     assert call(app, b"12345", b"67890", transfer_encoding="chunked")[0]["status"] == 200
 
 
-def test_a_large_rest_closes_the_connection() -> None:
+def test_a_large_unread_body_closes_the_connection() -> None:
     """A reply before the end of a long body says that the connection will close, and is whole before it does."""
 
     async def early(_: Scope, __: Receive, send: Send) -> None:

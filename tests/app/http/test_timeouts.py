@@ -32,14 +32,14 @@ def rest(sock: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("start", [b"", b"POST /v1/ops HTTP/1.1\r\nHost:", b"\r\n\r\n"])
-def test_a_head_that_does_not_come(hasty: Resident, start: bytes) -> None:
+def test_a_missing_head_times_out(hasty: Resident, start: bytes) -> None:
     """A connection without a whole head is closed."""
     with connected(hasty.url) as sock:
         sock.sendall(start)
         assert rest(sock) == b""
 
 
-def test_a_second_head_that_does_not_come(hasty: Resident) -> None:
+def test_a_missing_second_head_times_out(hasty: Resident) -> None:
     """Half a head after an answered request closes the connection too."""
     with connected(hasty.url) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
@@ -47,7 +47,7 @@ def test_a_second_head_that_does_not_come(hasty: Resident) -> None:
 
 
 @pytest.mark.parametrize("path", [f"/v1/ops/{SMALL.op}", "/rpc", f"/v2/models/{SMALL.op}/infer"])
-def test_a_body_that_does_not_come(hasty: Resident, path: str) -> None:
+def test_a_missing_body_times_out(hasty: Resident, path: str) -> None:
     """A body that stops is answered with the deadline error of its API, and nothing of it is kept."""
     lines = [
         f"POST {path} HTTP/1.1",
@@ -67,7 +67,7 @@ def test_a_body_that_does_not_come(hasty: Resident, path: str) -> None:
 
 
 @pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])
-def test_a_reply_that_nobody_reads(hasty: Resident, accept: str) -> None:
+def test_an_unread_reply_times_out(hasty: Resident, accept: str) -> None:
     """A client that does not read loses its connection; its call's place and memory are free again."""
     with connected(hasty.url, little_room=True) as sock:
         # The body in one piece; this client is slow only in reading.
@@ -80,7 +80,7 @@ def test_a_reply_that_nobody_reads(hasty: Resident, accept: str) -> None:
     assert 'convgrad_refusals_total{api="rest",reason="slow_reader"}' in httpx.get(f"{hasty.url}/metrics").text
 
 
-def test_those_in_time_are_served(hasty: Resident) -> None:
+def test_fast_clients_are_served(hasty: Resident) -> None:
     """Who sends and reads at once notices nothing of it."""
     with httpx.Client(base_url=hasty.url, timeout=60) as http:
         assert post(http, SMALL, SMALL.inputs()).status_code == 200

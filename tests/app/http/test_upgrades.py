@@ -36,7 +36,7 @@ def answers(sock: socket.socket, count: int) -> list[httpx.Response]:
 
 
 @pytest.mark.parametrize("step", [1, 50, 1 << 20])
-def test_the_offer_is_ignored(service: LiveService, step: int) -> None:
+def test_upgrade_headers_are_ignored(service: LiveService, step: int) -> None:
     """Bodies with a length and in chunks arrive whole, however the bytes are cut, and the connection goes on."""
     plain = request(b"Content-Length: %d\r\n" % len(BODY), BODY)
     sent = (
@@ -55,7 +55,7 @@ def test_the_offer_is_ignored(service: LiveService, step: int) -> None:
         assert "ops.nothing" in answer.json()["error"]["data"]["detail"]
 
 
-def test_a_large_body_after_an_offer(service: LiveService) -> None:
+def test_a_large_body_after_an_upgrade_header(service: LiveService) -> None:
     """Tensors that the operating system puts in their place arrive too, and so does the request after them."""
     inputs = LARGE.inputs()
     files, headers = parts(LARGE, inputs), {"accept": NPY}
@@ -68,7 +68,7 @@ def test_a_large_body_after_an_offer(service: LiveService) -> None:
         assert answers(sock, 1)[0].json()["id"] == 7
 
 
-def test_a_broken_body_after_an_offer(service: LiveService) -> None:
+def test_a_broken_body_after_an_upgrade_header(service: LiveService) -> None:
     """Chunks that are none end the connection with 400, as without an offer."""
     with connected(service.url) as sock:
         sock.sendall(request(b"Transfer-Encoding: chunked\r\n", b"zz\r\n"))

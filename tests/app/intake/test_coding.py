@@ -29,7 +29,7 @@ CODERS: list[tuple[str, Callable[[bytes], bytes]]] = [
 
 @pytest.mark.parametrize(("coding", "encode"), CODERS)
 @given(data=st.binary(max_size=2000), step=st.integers(1, 300))
-def test_any_body_cut_anywhere(coding: str, encode: Callable[[bytes], bytes], data: bytes, step: int) -> None:
+def test_any_body_in_any_chunks(coding: str, encode: Callable[[bytes], bytes], data: bytes, step: int) -> None:
     """A coded body decodes to itself, whatever its chunks."""
     decoder = decoder_of(coding, 1 << 20)
     assert decoder is not None
@@ -40,7 +40,7 @@ def test_any_body_cut_anywhere(coding: str, encode: Callable[[bytes], bytes], da
 
 
 @pytest.mark.parametrize(("coding", "encode"), CODERS)
-def test_a_bomb_costs_one_piece_more_than_its_limit(coding: str, encode: Callable[[bytes], bytes]) -> None:
+def test_a_compression_bomb_costs_one_piece_more_than_the_limit(coding: str, encode: Callable[[bytes], bytes]) -> None:
     """What inflates past the limit is stopped there, and comes in pieces of moderate size."""
     decoder = decoder_of(coding, 1 << 20)
     assert decoder is not None

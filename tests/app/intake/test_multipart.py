@@ -68,7 +68,7 @@ def test_every_order_of_bytes_and_axes_arrives_in_one(kind: str, order: Any) -> 
 
 
 @pytest.mark.parametrize("written_as", ["V2", "u2"])
-def test_bf16_comes_as_two_bytes_under_its_declared_name(written_as: str) -> None:
+def test_bf16_is_two_bytes_with_a_declared_dtype(written_as: str) -> None:
     """Two void bytes and a u2 are bf16 where the request says so."""
     made = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays().items()}
     files = {name: npy(array.view(written_as)) for name, array in made.items()}

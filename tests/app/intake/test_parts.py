@@ -64,7 +64,7 @@ def test_parts_are_the_same_wherever_the_body_is_cut(parts: list[bytes], step: i
     assert ended
 
 
-def test_headers_are_told_in_lower_case_and_trimmed() -> None:
+def test_headers_are_lower_case_and_trimmed() -> None:
     """Names of headers don't care about case, values not about the blanks around them."""
     found, _ = read(written([b""]))
     assert found.parts[0][0] == {b"content-disposition": b'form-data; name="x"', b"x-other": b"spaced"}
@@ -74,7 +74,7 @@ def test_headers_are_told_in_lower_case_and_trimmed() -> None:
     "before", [b"", b"\r\n\r\n", b"\n", b"For mail\r\nreaders.\r\n", b"--a--bound\r\n", b"x" * 150 + b"\r\n"]
 )
 @pytest.mark.parametrize("step", [1, 7, 10**6])
-def test_what_is_before_and_after_the_parts_is_passed_over(before: bytes, step: int) -> None:
+def test_text_before_and_after_the_parts_is_ignored(before: bytes, step: int) -> None:
     """Lines before the first boundary and anything after the last one belong to nobody."""
     found, ended = read(before + written([b"1"]) + b"more --a--boundary", step)
     assert [data for _, data in found.parts] == [b"1"]

@@ -147,7 +147,7 @@ def test_a_bad_tensor_is_named_with_its_rule(tensor: Any, loc: list[str | int], 
         ({"npy": text(npy(np.ones((2, 2, 8))))}, ["npy"]),
     ],
 )
-def test_a_dtype_that_there_is_not_is_unsupported(tensor: Any, loc: list[str]) -> None:
+def test_an_unknown_dtype_is_unsupported(tensor: Any, loc: list[str]) -> None:
     """A dtype that no operation has is of its own class in either form, and named with its place."""
     with pytest.raises(Unsupported, match=r"src.* must be one of") as caught:
         read_object(call(src=tensor))
@@ -239,7 +239,7 @@ def test_large_tensors_are_put_in_order(form: str) -> None:
     assert pool.stats().used == 0
 
 
-def test_a_inline_string_in_the_wrong_place_is_an_error_there() -> None:
+def test_an_inline_string_in_the_wrong_place_is_an_error_there() -> None:
     """A long string that is no tensor's is refused like any other value of the wrong type, never echoed."""
     body = json.dumps({"attributes": {"strides": {"data": "A" * 800}}, "inputs": {"data": {"npy": "A" * 800}}})
     with Lease(SegmentPool(MIB)) as lease:
@@ -251,7 +251,7 @@ def test_a_inline_string_in_the_wrong_place_is_an_error_there() -> None:
     assert "AAAA" not in str(caught.value.data)
 
 
-def test_memory_that_the_pool_lacks_is_said_as_such() -> None:
+def test_a_full_pool_is_reported_as_such() -> None:
     """A tensor over the memory limit is too large, not a fault of its form."""
     with Lease(SegmentPool(MIB)) as lease:
         intake = JsonIntake(lease)

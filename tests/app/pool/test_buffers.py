@@ -92,7 +92,7 @@ def test_a_much_larger_block_is_not_wasted_on_a_small_call(pool: SegmentPool) ->
     assert pool.acquire(64 * _KIB).id != large.id
 
 
-def test_no_bytes_are_a_segment_too(pool: SegmentPool) -> None:
+def test_a_segment_may_be_empty(pool: SegmentPool) -> None:
     """An empty tensor has a segment with an empty, writeable view."""
     view = pool.acquire(0).view
     assert len(view) == 0
@@ -154,7 +154,7 @@ def test_a_full_pool_refuses_and_recovers(pool: SegmentPool) -> None:
     assert pool.acquire(_MIB).size == _MIB
 
 
-def test_what_never_fits_is_too_large(pool: SegmentPool) -> None:
+def test_requests_over_the_limit_are_too_large(pool: SegmentPool) -> None:
     """A request over the whole limit is the caller's to change; one of exactly the limit fits."""
     with pytest.raises(TooLarge):
         pool.acquire(4 * _MIB + 1)
@@ -189,7 +189,7 @@ def test_trim_frees_the_pages_of_other_mappings(pool: SegmentPool) -> None:
     assert pool.stats().total == 0
 
 
-def test_closing_frees_what_is_leased_later(pool: SegmentPool) -> None:
+def test_closing_frees_leased_blocks_later(pool: SegmentPool) -> None:
     """After close the last lease takes its memory along."""
     segment = pool.acquire(_MIB)
     pool.close()
@@ -213,7 +213,7 @@ def test_no_memory_is_an_error_not_a_signal(pool: SegmentPool) -> None:
     assert pool.acquire(2 * _MIB).size == 2 * _MIB
 
 
-def test_what_is_idle_gives_its_descriptors_back(pool: SegmentPool) -> None:
+def test_idle_blocks_release_their_descriptors(pool: SegmentPool) -> None:
     """Where no more files may be opened the call is refused, and the next one finds the descriptors of idle blocks."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     pool.acquire(1 << 16).release()
@@ -230,7 +230,7 @@ def test_what_is_idle_gives_its_descriptors_back(pool: SegmentPool) -> None:
             os.close(number)
 
 
-def test_large_segments_are_made_beside_the_event_loop(pool: SegmentPool) -> None:
+def test_large_segments_are_created_off_the_event_loop(pool: SegmentPool) -> None:
     """`acquire_async` gives the same as `acquire`, fresh or reused, and refuses the same."""
 
     async def scenario() -> None:

@@ -32,7 +32,7 @@ def test_a_cause_is_one_line_whatever_the_error() -> None:
     assert explain("it failed", ValueError("one\ntwo")) == "it failed: ValueError: one two"
 
 
-def test_only_what_never_changes_is_final() -> None:
+def test_only_a_missing_system_call_is_final() -> None:
     """A system call that is not there does not come; a limit may be raised, and memory be given back."""
     assert is_final(OSError(errno.ENOSYS, "no"))
     assert not is_final(OSError(errno.EAGAIN, "no"))

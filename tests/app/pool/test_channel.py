@@ -33,7 +33,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Scenario], None]:
     return runner
 
 
-def test_what_the_peer_sent_before_its_end_is_delivered(run: Callable[[Scenario], None]) -> None:
+def test_messages_sent_before_the_end_are_delivered(run: Callable[[Scenario], None]) -> None:
     """All messages come first, then the end, once."""
 
     async def scenario() -> None:
@@ -57,7 +57,7 @@ def test_what_the_peer_sent_before_its_end_is_delivered(run: Callable[[Scenario]
     run(scenario)
 
 
-def test_a_peer_that_does_not_read_blocks_nobody(run: Callable[[Scenario], None]) -> None:
+def test_a_peer_that_does_not_read_does_not_block(run: Callable[[Scenario], None]) -> None:
     """More than the socket holds is kept with copies of its descriptors, and all of it arrives in order."""
 
     async def scenario() -> None:
@@ -87,7 +87,7 @@ def test_a_peer_that_does_not_read_blocks_nobody(run: Callable[[Scenario], None]
     run(scenario)
 
 
-def test_closing_gives_back_every_descriptor(run: Callable[[Scenario], None]) -> None:
+def test_closing_closes_every_descriptor(run: Callable[[Scenario], None]) -> None:
     """What was not sent yet is closed with the channel; sending afterwards does nothing."""
 
     async def scenario() -> None:
@@ -105,7 +105,7 @@ def test_closing_gives_back_every_descriptor(run: Callable[[Scenario], None]) ->
     run(scenario)
 
 
-def test_sending_to_a_dead_peer_is_no_exception(run: Callable[[Scenario], None]) -> None:
+def test_sending_to_a_dead_peer_does_not_raise(run: Callable[[Scenario], None]) -> None:
     """What a dead peer was to get is dropped: the end of the stream tells."""
 
     async def scenario() -> None:

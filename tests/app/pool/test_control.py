@@ -8,7 +8,7 @@ from app.pool.buffers import anonymous_file
 from app.pool.control import ControlPage
 
 
-def test_a_stop_reaches_no_later_unit() -> None:
+def test_a_stop_does_not_affect_later_units() -> None:
     """The flag names the last serial to stop, so a unit that comes after it is not stopped."""
     descriptor = anonymous_file()
     server, worker = ControlPage.create(descriptor), ControlPage(descriptor)

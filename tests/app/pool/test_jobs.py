@@ -100,7 +100,7 @@ def test_units_wait_for_their_images(pool: SegmentPool) -> None:
     assert heard == [1, 2, 3, 4]
 
 
-def test_a_lost_unit_goes_first(pool: SegmentPool) -> None:
+def test_a_lost_unit_runs_first(pool: SegmentPool) -> None:
     """A unit that has to run again is the next to be given out, and is counted."""
     run = JobRun(job_of(pool, 3))
     unit = run.take()
@@ -158,7 +158,7 @@ def test_results_wait_for_a_slow_reader(pool: SegmentPool) -> None:
     assert asyncio.run(read()) == [second, first, None, None]
 
 
-def test_who_wants_all_units_waits_once(pool: SegmentPool) -> None:
+def test_a_reader_of_all_units_waits_once(pool: SegmentPool) -> None:
     """A reader that asked for all units together hears nothing before the last one is done, then gets every one."""
 
     async def scenario() -> None:
@@ -178,7 +178,7 @@ def test_who_wants_all_units_waits_once(pool: SegmentPool) -> None:
     asyncio.run(scenario())
 
 
-def test_a_job_is_alone_until_another_comes(pool: SegmentPool) -> None:
+def test_a_job_is_the_sole_one_until_another_is_added(pool: SegmentPool) -> None:
     """`sole` gives the only job of all owners together, and none when there are two or none."""
     queue, first, second = FairQueue(), JobRun(job_of(pool, 1)), JobRun(job_of(pool, 1))
     assert queue.sole() is None

@@ -52,14 +52,14 @@ def two(shared: Fleet) -> Fleet:
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: f"{problem.op}-{problem.dtype}-{problem.n}")
 @pytest.mark.parametrize("reference", [False, True])
-def test_workers_give_the_bits_of_one_process(two: Fleet, problem: ConvProblem, reference: bool) -> None:
+def test_workers_and_one_process_give_the_same_bits(two: Fleet, problem: ConvProblem, reference: bool) -> None:
     """Every operation and dtype gives over processes and shared memory what it gives in one process."""
     inputs = random_inputs(problem)
     result = two.run(two.compute(problem, inputs, reference=reference))
     np.testing.assert_array_equal(result, compute(problem, *inputs, reference=reference))
 
 
-def test_a_cancel_does_not_hurry_the_end_of_a_failed_job(two: Fleet) -> None:
+def test_a_cancel_does_not_interrupt_the_end_of_a_failed_job(two: Fleet) -> None:
     """A job whose deadline is over is not left while a worker that stands still may write to its memory."""
 
     async def scenario() -> None:

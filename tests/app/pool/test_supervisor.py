@@ -124,7 +124,7 @@ def test_a_unit_that_never_began_is_not_blamed(two: Fleet) -> None:
 
 
 @pytest.mark.parametrize(("number", "deaths"), [(signal.SIGSEGV, 2), (signal.SIGKILL, 6)])
-def test_a_unit_that_takes_worker_after_worker(two: Fleet, number: signal.Signals, deaths: int) -> None:
+def test_a_unit_that_crashes_workers_fails_its_job(two: Fleet, number: signal.Signals, deaths: int) -> None:
     """The second crash with the same unit, and the sixth kill, is WorkerLost; the next job finds a whole pool."""
     inputs = random_inputs(TINY)
 
@@ -258,7 +258,7 @@ def test_a_dead_fork_server_is_replaced_while_workers_go_on(two: Fleet) -> None:
     two.run(scenario())
 
 
-def test_a_fork_server_that_dies_between_a_fork_and_its_word_of_it(two: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_dies_before_reporting_a_fork(two: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that nobody told of is let go: its socket ends, and the pool becomes whole without it."""
     orphans: list[int] = []
 
@@ -305,7 +305,7 @@ def no_more_files(least: int = 0) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_worker_that_no_descriptor_is_left_for(two: Fleet) -> None:
+def test_no_descriptor_for_a_worker(two: Fleet) -> None:
     """A worker whose pidfd can't be received is given up, and another one follows when there are descriptors again."""
 
     async def scenario() -> None:
@@ -323,7 +323,7 @@ def test_a_worker_that_no_descriptor_is_left_for(two: Fleet) -> None:
     two.run(scenario())
 
 
-def test_a_worker_that_cannot_be_asked_for(two: Fleet) -> None:
+def test_a_worker_that_cannot_be_requested(two: Fleet) -> None:
     """Where there is a descriptor for its control page and none for its socket, the first is given back."""
 
     async def scenario() -> None:
@@ -338,7 +338,7 @@ def test_a_worker_that_cannot_be_asked_for(two: Fleet) -> None:
     two.run(scenario())
 
 
-def test_a_fork_server_that_no_descriptors_are_left_for(two: Fleet) -> None:
+def test_no_descriptors_for_a_fork_server(two: Fleet) -> None:
     """A dead fork server is replaced when there are descriptors again; attempts in vain leave none behind."""
 
     async def scenario() -> None:
@@ -373,7 +373,7 @@ def test_a_kernel_that_raises_fails_its_job_alone(two: Fleet, caplog: pytest.Log
     two.run(scenario())
 
 
-def test_workers_hold_only_what_is_theirs(two: Fleet) -> None:
+def test_workers_have_only_their_own_descriptors(two: Fleet) -> None:
     """No worker has another one's socket or pidfd open: the end of a socket is the end of its process."""
     for pid in two.pids:
         names = descriptors(pid).values()
@@ -381,7 +381,7 @@ def test_workers_hold_only_what_is_theirs(two: Fleet) -> None:
         assert not any("pidfd" in name for name in names)
 
 
-def test_workers_go_before_the_server_when_memory_runs_out(two: Fleet) -> None:
+def test_workers_are_killed_before_the_server_when_memory_runs_out(two: Fleet) -> None:
     """The out-of-memory killer prefers a worker, whose unit runs again, to the server and the fork server."""
 
     def score(pid: int | str) -> int:
@@ -393,7 +393,7 @@ def test_workers_go_before_the_server_when_memory_runs_out(two: Fleet) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signals_to_the_whole_group_are_the_servers_business(two: Fleet, number: signal.Signals) -> None:
+def test_signals_to_the_process_group_are_left_to_the_server(two: Fleet, number: signal.Signals) -> None:
     """Ctrl-C, a service manager's SIGTERM or a closed terminal end no worker: the server drains first."""
     pids = two.pids
     fork_server = two.engine.snapshot()["fork_server"]["pid"]
@@ -422,7 +422,7 @@ def test_workers_forget_memory_that_was_freed(two: Fleet) -> None:
     two.run(scenario())
 
 
-def test_many_jobs_at_once_keep_their_data_apart(two: Fleet) -> None:
+def test_concurrent_jobs_do_not_mix_data(two: Fleet) -> None:
     """Jobs that run side by side over reused memory, with workers dying among them, get their own results."""
 
     async def one(seed: int) -> None:

@@ -85,7 +85,7 @@ def test_headers() -> None:
     assert problem_headers(errors.ParseError("x")) == {}
 
 
-def test_a_foreign_error_says_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_other_errors_have_no_details(caplog: pytest.LogCaptureFixture) -> None:
     """What is not of the tree becomes an internal error without details, which go to the log."""
     with caplog.at_level(logging.ERROR):
         found = as_convgrad_error(ValueError("secret"), log=logging.getLogger("test"))

@@ -31,7 +31,7 @@ def test_it_beats_while_nothing_is_written() -> None:
     assert asyncio.run(scenario()) == 3
 
 
-def test_a_beat_never_comes_into_the_middle() -> None:
+def test_a_beat_never_interrupts_a_write() -> None:
     """While something is being written, however long that takes, no beat comes between its pieces."""
 
     async def scenario() -> list[str]:

@@ -19,7 +19,7 @@ def record(message: str, **extra: object) -> logging.LogRecord:
     return made
 
 
-def test_a_text_line_stays_one_line() -> None:
+def test_a_text_record_is_one_line() -> None:
     """A line break that a caller smuggled in is shown, not obeyed; the facts are at the end."""
     line = TextFormatter().format(record("GET /a\nFAKE line", request_id="r1", status=404))
     assert "\n" not in line

@@ -112,14 +112,14 @@ def test_refusals_have_reasons(tight: Resident, tight_http: httpx.Client) -> Non
     assert grown(before, after, "convgrad_calls_total", **labels) == 2
 
 
-def test_openmetrics_for_those_who_ask(tight_http: httpx.Client) -> None:
+def test_openmetrics_on_request(tight_http: httpx.Client) -> None:
     """The newer text form comes when it is asked for."""
     reply = tight_http.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
     assert reply.headers["content-type"].startswith("application/openmetrics-text")
     assert reply.text.endswith("# EOF\n")
 
 
-def test_the_names_of_apis_do_not_come_from_callers(tight: Resident, tight_http: httpx.Client) -> None:
+def test_callers_cannot_create_label_values(tight: Resident, tight_http: httpx.Client) -> None:
     """Whatever path or method somebody makes up, no label takes its name."""
     for path in ("/made/up", "/v1/ops/made_up", "/v2/models/made_up", "/rpc/made_up"):
         tight_http.get(path)
@@ -127,7 +127,7 @@ def test_the_names_of_apis_do_not_come_from_callers(tight: Resident, tight_http:
     assert not [name for name in names if "made" in name]
 
 
-def test_a_trace_goes_on_in_reply(tight_http: httpx.Client) -> None:
+def test_a_trace_is_continued_in_the_reply(tight_http: httpx.Client) -> None:
     """A traceparent comes back with a span id of the request's own; without one nothing comes."""
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     reply = tight_http.get("/v1/ops", headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})

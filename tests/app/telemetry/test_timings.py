@@ -7,7 +7,7 @@ import pytest
 from app.telemetry.timings import Timings
 
 
-def test_parts_add_up_in_the_order_of_the_walk() -> None:
+def test_parts_add_up_in_processing_order() -> None:
     """Each part is the sum of what was added to it, in milliseconds; unknown parts are left out."""
     timings = Timings()
     timings.add("compute", 0.25)

@@ -26,7 +26,7 @@ def test_a_child_stays_in_the_trace() -> None:
     assert TraceParent.read(child.header()) == child
 
 
-def test_a_later_version_may_say_more() -> None:
+def test_a_later_version_may_have_more_fields() -> None:
     """Fields that a later version adds at the end are passed over."""
     assert TraceParent.read(f"01-{TRACE}-{SPAN}-01-what-else") == TraceParent(TRACE, SPAN, 1)
 
@@ -44,6 +44,6 @@ def test_a_later_version_may_say_more() -> None:
         f"00-{TRACE}-{SPAN}",
     ],
 )
-def test_what_is_none_is_ignored(header: str) -> None:
+def test_malformed_headers_are_ignored(header: str) -> None:
     """A header that breaks a rule of the standard counts as none."""
     assert TraceParent.read(header) is None

@@ -22,7 +22,7 @@ def head(*sources: str) -> Head:
     return Head(InferRequest(None, {}, {}, None, inputs, RequestedOutput("dst", True)), (), (), 0)
 
 
-def test_the_head_longest_unused_is_forgotten() -> None:
+def test_the_least_recently_used_head_is_dropped() -> None:
     """However many different heads come, a bounded number is kept, and those in use are among them."""
     heads, mine = Heads(), head("binary")
     heads.keep("op", b"mine", mine)
@@ -39,14 +39,14 @@ def test_a_head_belongs_to_its_model() -> None:
     assert heads.find("other", b"text") is None
 
 
-def test_heads_with_data_of_their_own_are_not_kept() -> None:
+def test_heads_with_numbers_are_not_cached() -> None:
     """A head that holds numbers is read anew every time."""
     heads = Heads()
     heads.keep("op", b"text", head("binary", "json"))
     assert heads.find("op", b"text") is None
 
 
-def test_shapes_are_taken_from_the_first_bytes_where_they_have_come() -> None:
+def test_shapes_are_read_from_the_first_bytes_if_present() -> None:
     """The bytes of a shape are found behind the tensors before it, and only when all of them are there."""
     shape = InputTensor("weights_shape", S64, (2,), "binary")
     found = Head(head("binary").request, (), ((shape, 3),), 19)

@@ -191,7 +191,7 @@ def test_the_aio_client(service: LiveService) -> None:
     asyncio.run(run())
 
 
-def test_what_the_server_says_of_itself(client: Any) -> None:
+def test_server_metadata(client: Any) -> None:
     """Live, ready, metadata with the extensions, and the index of every name."""
     assert client.is_server_live()
     assert client.is_server_ready()
@@ -249,7 +249,7 @@ def test_statistics_are_counts(client: Any) -> None:
     assert 0 < sum(stats[part]["ns"] for part in parts) <= stats["success"]["ns"]
 
 
-def test_errors_are_exceptions_with_words(client: Any) -> None:
+def test_errors_are_exceptions_with_messages(client: Any) -> None:
     """tritonclient raises the service's own message and status."""
     inputs = SMALL.inputs()
     sent = oip.triton_inputs(SMALL, inputs)

@@ -60,7 +60,7 @@ def src(document: dict[str, Any]) -> dict[str, Any]:
         ("POST", "/v2/systemsharedmemory/unregister", 400),
     ],
 )
-def test_pages_that_are_not_there(http: httpx.Client, method: str, path: str, status: int) -> None:
+def test_unknown_pages_are_404(http: httpx.Client, method: str, path: str, status: int) -> None:
     """An unknown page, model or version is 404, a wrong verb 405, an extension that is off 400."""
     response = http.request(method, path)
     oip.error(response, status)
@@ -168,7 +168,7 @@ def test_wrong_numbers(http: httpx.Client, case: str, order: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b'"a', b"\xff\xfe", b'{"inputs": [}', b"NaN", b"{}{}"])
-def test_bodies_that_are_no_request(http: httpx.Client, content: bytes) -> None:
+def test_invalid_request_bodies(http: httpx.Client, content: bytes) -> None:
     """A body that is not a JSON object is refused as such."""
     oip.error(oip.post(http, OP, content), 400)
 
@@ -225,7 +225,7 @@ def test_broken_codings(http: httpx.Client) -> None:
             oip.error(oip.post(http, OP, wrong, headers), 400)
 
 
-def test_codings_as_people_write_them(http: httpx.Client) -> None:
+def test_content_encoding_spellings(http: httpx.Client) -> None:
     """Bare deflate, several gzip members and a body cut anywhere are read."""
     content, headers = changed(lambda _: None)
     expected = SMALL.expected(INPUTS)
@@ -242,7 +242,7 @@ def test_codings_as_people_write_them(http: httpx.Client) -> None:
         assert same_bits(oip.read(response, "f32"), expected)
 
 
-def test_a_bomb_is_cut_short(tight_http: httpx.Client) -> None:
+def test_a_compression_bomb_is_rejected_early(tight_http: httpx.Client) -> None:
     """A small body that inflates past its tensors, or past the body limit, is refused when it does."""
     content, headers = changed(lambda _: None)
     bomb = gzip.compress(content + bytes(64 << 20))
@@ -316,7 +316,7 @@ def test_refusals_leave_nothing_behind(tight: Resident, tight_http: httpx.Client
     assert same_bits(oip.read(oip.post(tight_http, OP, content, headers), "f32"), SMALL.expected(INPUTS))
 
 
-def test_a_client_that_leaves_is_no_success(tight: Resident) -> None:
+def test_a_disconnect_counts_as_a_failure(tight: Resident) -> None:
     """A connection that breaks in the middle of a body frees its memory and counts as a failure."""
     content, headers = changed(lambda _: None)
     made = httpx.Request("POST", f"http://localhost/v2/models/{OP}/infer", content=content, headers=headers)
@@ -326,7 +326,7 @@ def test_a_client_that_leaves_is_no_success(tight: Resident) -> None:
     tight.until(lambda: tight.service.segments.stats().used == 0)
 
 
-def test_values_that_json_has_no_words_for(http: httpx.Client) -> None:
+def test_nan_and_infinity_need_binary_data(http: httpx.Client) -> None:
     """An output with infinities comes as binary data, and as JSON it is refused with that advice."""
     inputs = {name: np.full_like(array, 3e38) for name, array in INPUTS.items()}
     document = oip.head(SMALL, inputs)

@@ -114,7 +114,7 @@ def test_random_calls_in_shared_memory(client: Any) -> None:
 
 
 @pytest.mark.parametrize("shape_too", [False, True])
-def test_the_same_words_mean_what_lies_there_now(client: Any, shape_too: bool) -> None:
+def test_an_equal_request_reads_the_region_again(client: Any, shape_too: bool) -> None:
     """The same request for other memory of the same name computes that; for memory that is gone it is refused."""
     for factor in (1, -3):
         inputs = {name: factor * array for name, array in INPUTS.items()}
@@ -227,7 +227,7 @@ def test_names_are_plain(http: httpx.Client, name: str) -> None:
     assert "name" in oip.error(response, 400)
 
 
-def test_what_is_not_memory_of_ours(http: httpx.Client) -> None:
+def test_memory_of_others_is_refused(http: httpx.Client) -> None:
     """Links, folders, pipes and what is not there are refused, and so is memory of other users."""
     folder, made = Path("/dev/shm"), f"convgrad-test-{uuid.uuid4().hex[:8]}"
 
@@ -308,7 +308,7 @@ def test_bounds_of_a_tensor(client: Any) -> None:
                 )
 
 
-def test_memory_that_its_owner_cuts_short(client: Any, sharing: Resident) -> None:
+def test_truncated_memory_is_an_error(client: Any, sharing: Resident) -> None:
     """A client that truncates its memory after it was registered gets an error and harms nobody."""
     src = INPUTS["src"]
     inputs = oip.triton_inputs(SMALL, INPUTS)

@@ -144,9 +144,7 @@ def test_a_dumped_op_with_a_shape_input_is_a_call(http: httpx.Client) -> None:
         ({"outputs": [{"dtype": "f64", "shape": [1, 1, 1, 1]}]}, ["outputs", "diff_weights", "dtype"]),
     ],
 )
-def test_what_a_dump_says_of_itself_is_held_to_the_call(
-    http: httpx.Client, changes: dict[str, Any], loc: list[str]
-) -> None:
+def test_a_dump_must_match_the_call(http: httpx.Client, changes: dict[str, Any], loc: list[str]) -> None:
     """A kind that there is not, or an output that can't be, is a bad parameter of a method that there is."""
     case = replace(SMALL, dtype="f32")
     tensors = document(case, case.inputs())["inputs"]
@@ -356,7 +354,7 @@ def test_the_reply_is_in_the_form_asked_for(http: httpx.Client, accept: str, kin
     assert rpc(http, request("ops.list", []), accept).headers["content-type"] == kind
 
 
-def test_other_forms_and_verbs_are_refused(http: httpx.Client) -> None:
+def test_other_accept_types_and_methods_are_refused(http: httpx.Client) -> None:
     """No form that the client takes is 406; GET is 405; a coded body is 415."""
     assert rpc(http, request("ops.list", []), "image/png").status_code == 406
     got = http.get("/rpc")

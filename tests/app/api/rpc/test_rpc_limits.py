@@ -123,7 +123,7 @@ def test_a_long_skeleton_is_too_large(tight_http: httpx.Client) -> None:
     assert tight_http.post("/rpc", json=body).json()["error"]["code"] == -32003
 
 
-def test_a_batch_longer_than_the_queue_is_worked_off(tight_http: httpx.Client) -> None:
+def test_a_batch_may_be_longer_than_the_queue(tight_http: httpx.Client) -> None:
     """A batch takes no more of the queue at a time than there is of it."""
     inputs = SMALL.inputs()
     answers = tight_http.post("/rpc", json=[request(SMALL, inputs, number) for number in range(6)]).json()

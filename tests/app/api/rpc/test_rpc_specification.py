@@ -167,7 +167,7 @@ def test_the_examples_of_the_specification(name: str) -> None:
     "request_id",
     ['"1"', "1", "0", "-7", "1.5", "1e2", "null", '""', '"\\u00e9\\n"', str(2**70), '"' + "x" * 600 + '"'],
 )
-def test_ids_come_back_as_they_are(request_id: str) -> None:
+def test_ids_are_echoed_unchanged(request_id: str) -> None:
     """An id keeps its value and its type, in answers and in errors."""
     for name in ("get_data", "nothing"):
         body = f'{{"jsonrpc": "2.0", "method": "{name}", "id": {request_id}}}'
@@ -212,7 +212,7 @@ def test_wrong_params_are_listed(params: str) -> None:
     assert error["data"]["errors"]
 
 
-def test_a_fault_of_a_method_is_an_internal_error_without_details(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_in_a_method_is_an_internal_error_without_details(caplog: pytest.LogCaptureFixture) -> None:
     """An exception that nobody foresaw is -32603, says nothing of itself, and is in the log."""
     body = '{"jsonrpc": "2.0", "method": "subtract", "params": ["secret", 2], "id": 1}'
     answer = post(body.encode())
