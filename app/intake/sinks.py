@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 
-from app.http.context import DirectBody, current_context
 from app.pool.buffers import Segment, SegmentPool
+from app.telemetry.context import current_context
 from convgrad._errors import ParseError
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
 
-__all__ = ["Lease", "NpySink", "RawSink", "TensorFault"]
+__all__ = ["DirectBody", "Lease", "NpySink", "RawSink", "TensorFault"]
 
 # Tensors up to this size stay on the heap until they are needed: it is the smallest segment of the pool.
 _SMALL = 64 << 10
@@ -37,6 +37,16 @@ class TensorFault(Exception):  # noqa: N818 - becomes an error where the tensor'
         super().__init__(message)
         self.message = message
         self.kind = kind
+
+
+class DirectBody(Protocol):
+    """Read the rest of a body from the socket straight into its destination."""
+
+    def place(self, targets: Iterable[memoryview]) -> None:
+        """Read the next bytes of the body into these, in order."""
+
+    def forget(self) -> None:
+        """Stop reading into them."""
 
 
 class Lease:
