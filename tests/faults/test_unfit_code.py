@@ -90,7 +90,7 @@ def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: 
         assert any(reason.partition(": ")[2] in line and "ERROR" in line for line in service.log)
         assert "convgrad_targets_unfit 1.0" in http.get("/metrics").text
         rng = np.random.default_rng(7)
-        for _ in range(25):
+        for _ in range(500):
             case = random_case(rng, macs=20_000)
             inputs = case.inputs()
             assert same_bits(read(post(http, case, inputs, NPY)), case.expected(inputs)), case
