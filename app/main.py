@@ -23,6 +23,7 @@ from app.api.oip.errors import OipErrors
 from app.api.openapi import install_openapi
 from app.api.rpc import routes as rpc
 from app.calls.service import Service
+from app.calls.state import ServiceState
 from app.http.authentication import FREE_PAGES, Authentication, make_key_ring
 from app.http.cross_origin import CrossOriginProtection
 from app.http.middleware import BodyLimit, RequestContextMiddleware
@@ -32,7 +33,6 @@ from app.pool.engine import Engine
 from app.pool.local import LocalEngine
 from app.settings import Settings
 from app.telemetry.metrics import Telemetry
-from app.telemetry.state import ServiceState
 from app.telemetry.tracing import Tracing
 from convgrad import __version__
 from convgrad._errors import (

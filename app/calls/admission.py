@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from app.http.context import ANYONE, RequestContext
 from app.settings import Settings
+from app.telemetry.context import ANYONE, RequestContext
 from convgrad._errors import Overloaded, RateLimited
 
 __all__ = ["Admission"]

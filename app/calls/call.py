@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from app.calls.errors import as_convgrad_error
 from app.calls.events import Begin, End, Event, Progress, TileReady
-from app.calls.options import Options
 from app.calls.planning import tensor_bytes
-from app.http.context import current_context
+from app.intake.options import Options
 from app.pool.engine import Arrival, Demand, Job, JobTimes
-from app.replies.errors import as_convgrad_error
+from app.telemetry.context import current_context
 from app.telemetry.timings import Timings
 from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
 from kernels import Plan, Unit, box, storage_dtype

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from app.calls.admission import Admission
 from app.calls.call import Call, Checked, Prepared, Resources
 from app.calls.cancel import Cancellations
-from app.calls.options import parse_options
 from app.calls.planning import check_limits, describe_plan, is_planned_at_once, plan_call
-from app.http.context import current_context
+from app.intake.options import parse_options
 from app.settings import Settings
+from app.telemetry.context import current_context
 from app.telemetry.metrics import Telemetry
 from app.telemetry.timings import Timings
 from convgrad._errors import DeadlineExceeded, Overloaded, ShuttingDown

@@ -1,4 +1,4 @@
 """The server below the routes: listener, load shedding, timeouts, request bodies, middleware, authentication.
 
-Knows replies and telemetry; nothing of calls, of any API or of the pool.
+Imports replies, calls, intake, pool and telemetry; nothing of an API.
 """

@@ -27,9 +27,9 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from app.calls.service import Service
-from app.http.context import ANYONE, address_of
 from app.http.overload import HEAD_BYTES, Head, TurnedAway, answer
 from app.pool.heap import give_back
+from app.telemetry.context import ANYONE, address_of
 from convgrad._errors import Overloaded
 
 __all__ = ["Listener", "listen"]

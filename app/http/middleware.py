@@ -11,9 +11,11 @@ from typing import Any
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.context import ANYONE, REQUEST_ID, RequestContext, address_of, api_of, context_of, exchange_of, headers_of
+from app.calls.errors import as_convgrad_error
+from app.http.context import context_of, exchange_of, headers_of
 from app.replies.body import send_json
-from app.replies.errors import as_convgrad_error, problem, problem_headers, reply_of
+from app.replies.errors import problem, problem_headers, reply_of
+from app.telemetry.context import ANYONE, REQUEST_ID, RequestContext, address_of, api_of
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import Cancelled, ConvgradError, TooLarge
 

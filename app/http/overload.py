@@ -17,9 +17,9 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Any
 
-from app.http.context import REQUEST_ID, api_of
 from app.replies.body import dump
 from app.replies.errors import problem, problem_headers, reply_of, rpc_error
+from app.telemetry.context import REQUEST_ID, api_of
 from convgrad._errors import Overloaded
 
 __all__ = ["Head", "TurnedAway", "answer"]

@@ -12,9 +12,10 @@ from typing import cast
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.context import RequestContext, context_of, exchange_of
+from app.http.context import context_of, exchange_of
 from app.http.cork import CorkProtocol
 from app.http.direct_body import DirectBodyProtocol
+from app.telemetry.context import RequestContext
 from convgrad._errors import Cancelled, DeadlineExceeded
 
 __all__ = ["TimeoutProtocol", "Timeouts", "timeout_protocol"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.calls.options import parse_options
+from app.intake.options import parse_options
 from app.intake.sinks import Lease
 from app.intake.tensors import Input, metas, read_inputs
 from schemas.attributes import read_attributes

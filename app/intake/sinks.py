@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 
-from app.http.context import DirectBody, current_context
 from app.pool.buffers import Segment, SegmentPool
+from app.telemetry.context import current_context
 from convgrad._errors import ParseError
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
 
-__all__ = ["Lease", "NpySink", "RawSink", "TensorFault"]
+__all__ = ["DirectBody", "Lease", "NpySink", "RawSink", "TensorFault"]
 
 # What stays on the heap until it is needed: the pool lends no less than this.
 _SMALL = 64 << 10
@@ -38,6 +38,16 @@ class TensorFault(Exception):  # noqa: N818 - not an error yet: whoever knows th
         super().__init__(message)
         self.message = message
         self.kind = kind
+
+
+class DirectBody(Protocol):
+    """Read the rest of a body where it belongs."""
+
+    def place(self, targets: Iterable[memoryview]) -> None:
+        """Fill these with the next bytes, from now on."""
+
+    def forget(self) -> None:
+        """Fill none of them any more."""
 
 
 class Lease:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.requests import ClientDisconnect
-
 from convgrad import _errors as errors
-from convgrad._errors import ConvgradError, InternalError
+from convgrad._errors import ConvgradError
 
-__all__ = ["MAPPING", "Reply", "as_convgrad_error", "problem", "problem_headers", "reply_of", "rpc_error"]
+__all__ = ["MAPPING", "Reply", "problem", "problem_headers", "reply_of", "rpc_error"]
 
 _PROBLEM_TYPE = "urn:convgrad:problem:"
 
@@ -61,21 +58,6 @@ MAPPING: dict[type[ConvgradError], Reply] = {
 def reply_of(error: ConvgradError) -> Reply:
     """Find how to answer `error`: its class's row, or that of the nearest class above."""
     return next(MAPPING[cls] for cls in type(error).__mro__ if cls in MAPPING)
-
-
-def as_convgrad_error(error: BaseException, *, log: logging.Logger | None = None) -> ConvgradError:
-    """Return `error` when it is of the tree, an `InternalError` without any detail otherwise.
-
-    The details go to `log`. Don't keep the result in a variable where `error` was caught: together with the
-    traceback that would be a reference cycle, and the call's memory would wait for the garbage collector.
-    """
-    if isinstance(error, ConvgradError):
-        return error
-    if isinstance(error, ClientDisconnect):
-        return errors.Cancelled("the client left before its request was complete")
-    if log is not None:
-        log.error("a fault of the service", exc_info=error)
-    return InternalError("a fault of the service; its log has the details under the request id")
 
 
 def rpc_error(error: ConvgradError) -> dict[str, Any]:

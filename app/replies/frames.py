@@ -10,11 +10,11 @@ from typing import Any
 from starlette.types import Send
 
 from app.calls.call import Call
+from app.calls.errors import as_convgrad_error
 from app.calls.events import Begin, End, Event, Progress, TileReady
-from app.http.context import current_context
 from app.replies.body import send_bytes, send_head, send_piece
-from app.replies.errors import as_convgrad_error
 from app.replies.heartbeat import INTERVAL_S, Heartbeat
+from app.telemetry.context import current_context
 from app.telemetry.timings import Timings
 from convgrad._errors import Cancelled
 from convgrad._frames import MEDIA_TYPE, Bytes, encode

@@ -15,12 +15,13 @@ from typing import Any, Self
 from starlette.types import Send
 
 from app.calls.call import Call
+from app.calls.errors import as_convgrad_error
 from app.calls.events import Begin, End, Event, Progress, TileReady
-from app.http.context import current_context
 from app.replies.body import dump, send_head, send_piece
-from app.replies.errors import as_convgrad_error, rpc_error
+from app.replies.errors import rpc_error
 from app.replies.heartbeat import INTERVAL_S, Heartbeat
 from app.replies.result import base64_pieces, result_members
+from app.telemetry.context import current_context
 from convgrad._errors import Cancelled
 
 __all__ = ["MEDIA_TYPE", "EventStream", "send_sse", "stream_call"]

@@ -16,7 +16,7 @@ from app.telemetry.tracing import Tracing
 from convgrad._errors import Overloaded
 
 if TYPE_CHECKING:
-    from app.http.context import RequestContext
+    from app.telemetry.context import RequestContext
     from kernels import Plan
     from schemas.ops import ResolvedOp
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
 
-from app.http.context import RequestContext
+from app.telemetry.context import RequestContext
 from app.telemetry.traceparent import TraceParent
 from convgrad import __version__
 

@@ -6,9 +6,10 @@ import logging
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.calls.errors import as_convgrad_error
 from app.http.context import context_of, headers_of
 from app.replies.body import send_json
-from app.replies.errors import as_convgrad_error, problem_headers, reply_of
+from app.replies.errors import problem_headers, reply_of
 from convgrad._errors import Cancelled, ConvgradError, InvalidParams, Unsupported
 
 __all__ = ["OipErrors"]

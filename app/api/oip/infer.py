@@ -20,13 +20,14 @@ from app.calls.call import Prepared
 from app.calls.overlap import OverlappedCall
 from app.calls.planning import tensor_bytes
 from app.calls.service import Service
-from app.http.context import RequestContext, context_of, exchange_of, headers_of
+from app.http.context import context_of, exchange_of, headers_of
 from app.http.disconnect import cancel_on_disconnect
 from app.intake.body import media_type
 from app.intake.sinks import Lease
 from app.pool.buffers import Segment
 from app.replies import frames
 from app.replies.coding import choose_coding
+from app.telemetry.context import RequestContext
 from convgrad._errors import DeadlineExceeded, InvalidParams, InvalidRequest, UnsupportedMediaType
 from schemas.problems import invalid_params, problem
 from schemas.tables import CalledOperation

@@ -10,11 +10,11 @@ from typing import Any
 
 from app.calls.call import Call
 from app.calls.service import Service
-from app.http.context import RequestContext
 from app.intake.requests import read_call
 from app.intake.sinks import Lease
 from app.intake.tensors import settle
 from app.replies.body import dump
+from app.telemetry.context import RequestContext
 from convgrad._errors import ConvgradError, TooLarge, UnknownOperation
 from schemas.describe import describe, list_operations
 from schemas.dumps import is_dump

@@ -21,8 +21,9 @@ from starlette.types import Receive, Scope, Send
 from app.api.rpc.methods import METHODS, Method, Turn
 from app.calls.call import Call
 from app.calls.cancel import NOTIFICATION, session_of
+from app.calls.errors import as_convgrad_error
 from app.calls.service import Service
-from app.http.context import RequestContext, context_of, current_context, headers_of
+from app.http.context import context_of, headers_of
 from app.http.disconnect import cancel_on_disconnect
 from app.intake.body import declared_length, media_type, read_body
 from app.intake.json import JsonIntake
@@ -30,8 +31,9 @@ from app.intake.sinks import Lease
 from app.replies import sse
 from app.replies.accept import choose
 from app.replies.body import dump, send_head, send_piece
-from app.replies.errors import as_convgrad_error, rpc_error
+from app.replies.errors import rpc_error
 from app.replies.result import JsonResult
+from app.telemetry.context import RequestContext, current_context
 from convgrad._errors import (
     Cancelled,
     ConvgradError,

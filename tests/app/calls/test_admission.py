@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from app.calls.admission import Admission
-from app.http.context import RequestContext, address_of
 from app.pool.buffers import SegmentPool
 from app.settings import Settings
+from app.telemetry.context import RequestContext, address_of
 from convgrad import Overloaded, RateLimited
 from tests.app.bare import connected, multipart
 from tests.app.http.test_keys import digest

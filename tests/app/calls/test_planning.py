@@ -14,8 +14,8 @@ import pytest
 
 from app.calls import service
 from app.calls.planning import call_bytes, check_limits, describe_plan, is_planned_at_once, plan_call, problem_of
-from app.http.context import RequestContext
 from app.settings import Settings
+from app.telemetry.context import RequestContext
 from convgrad import TooLarge
 from kernels import Plan
 from schemas.ops import ResolvedOp, TensorMeta, resolve

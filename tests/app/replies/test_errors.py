@@ -7,7 +7,8 @@ import logging
 
 import pytest
 
-from app.replies.errors import MAPPING, as_convgrad_error, problem, problem_headers, reply_of, rpc_error
+from app.calls.errors import as_convgrad_error
+from app.replies.errors import MAPPING, problem, problem_headers, reply_of, rpc_error
 from convgrad import _errors as errors
 from schemas.openrpc import RPC_ERRORS
 

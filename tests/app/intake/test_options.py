@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.calls.options import Options, parse_options
+from app.intake.options import Options, parse_options
 from convgrad import InvalidParams
 
 
