@@ -1,13 +1,11 @@
-"""Shared memory for tensors: anonymous files in size classes, reused, handed to workers as file descriptors.
+"""Shared memory for tensors: anonymous files in size classes, reused, passed to workers as file descriptors.
 
-A block has no name anywhere, so nothing is left to sweep after `kill -9`: the last process that closes it
-frees it. Reuse matters more than anything else here: a fresh page costs several times what writing to it
-costs.
+A block has no name, so `kill -9` leaves nothing to clean up: it is freed when the last process closes it. Blocks are
+reused because a fresh page costs several times what writing to it costs.
 
-A block goes back to the pool when the last reference to its *lease* is gone. Every view of the memory keeps
-the lease alive, and so does every `hold` that the supervisor keeps for a unit on a worker. So a block can't
-be reused while a worker may still write to it or a transport may still send from it, whoever called `release`
-and when.
+A block returns to the pool when the last reference to its *lease* is gone. Every view of the memory keeps the lease
+alive, and so does every `hold` that the supervisor keeps for a unit on a worker. So a block can't be reused while a
+worker may still write to it or a transport may still send from it, even after `release`.
 """
 
 from __future__ import annotations
@@ -38,13 +36,13 @@ _log = logging.getLogger(__name__)
 
 _SMALLEST = 64 << 10
 _PAGE = mmap.PAGESIZE
-_QUICK = 1 << 20  # fresh blocks up to this size are made on the event loop: a third of a millisecond
+_QUICK = 1 << 20  # fresh blocks up to this size are created on the event loop: a third of a millisecond
 
 Lease = npt.NDArray[np.uint8]
 
 
 def size_class(nbytes: int) -> int:
-    """Round up to one of eight sizes between powers of two, at least 64 KiB: at most an eighth is wasted."""
+    """Round up to one of eight sizes between powers of two, at least 64 KiB; at most an eighth is wasted."""
     if nbytes <= _SMALLEST:
         return _SMALLEST
     below = 1 << ((nbytes - 1).bit_length() - 1)
@@ -53,7 +51,7 @@ def size_class(nbytes: int) -> int:
 
 
 def anonymous_file() -> int:
-    """Open a nameless file in memory, or an unlinked temporary one where the system allows no such thing."""
+    """Open an anonymous file in memory, or an unlinked temporary file where memfd_create does not work."""
     try:
         return os.memfd_create("convgrad", os.MFD_CLOEXEC)
     except (AttributeError, OSError) as error:
@@ -66,10 +64,10 @@ def _temporary_file(reason: Exception) -> int:
     try:
         descriptor, path = tempfile.mkstemp(prefix="convgrad-")
     except OSError as error:
-        message = f"memfd_create failed ({reason}), and so did a temporary file ({error}): let TMPDIR name a folder"
+        message = f"memfd_create failed ({reason}), and so did a temporary file ({error}): set TMPDIR to another folder"
         raise OSError(error.errno, message) from error
     os.unlink(path)  # noqa: PTH108 - descriptor in hand, a Path adds nothing
-    _warn_once(f"memfd_create failed ({reason}): tensors lie in unlinked files in {tempfile.gettempdir()}")
+    _warn_once(f"memfd_create failed ({reason}): tensors are kept in unlinked files in {tempfile.gettempdir()}")
     return descriptor
 
 
@@ -79,7 +77,7 @@ def _warn_once(message: str) -> None:
 
 
 class _Block:
-    """A mapped anonymous file; lives through many leases."""
+    """A mapped anonymous file, leased many times."""
 
     def __init__(self, number: int, size: int) -> None:
         self.id = number
@@ -89,8 +87,7 @@ class _Block:
         self.idle_since = 0.0
         self.owner = ""
         try:
-            # Pages are taken now: a full disk or a full memory is an error here, not a SIGBUS at some later
-            # write.
+            # Allocate the pages now: a full disk or memory is an error here instead of a SIGBUS at a later write.
             os.posix_fallocate(self.fd, 0, size)
             self.memory = mmap.mmap(self.fd, size)
         except OSError:
@@ -98,13 +95,12 @@ class _Block:
             raise
 
     def touch(self) -> None:
-        """Map every page, without the GIL, so that the first writer does not pay for it."""
+        """Fault in every page, without the GIL, so that the first writer need not."""
         np.frombuffer(self.memory, np.uint8)[::_PAGE] = 0
 
     def destroy(self) -> None:
-        """Free the pages, also those that a worker still has mapped, and the descriptor."""
-        # A lease that is just dying in another thread may still export the mapping: it unmaps when it is
-        # gone.
+        """Free the pages, even those that a worker still has mapped, and the descriptor."""
+        # A lease that is being deleted in another thread may still export the mapping, which unmaps after that.
         with contextlib.suppress(BufferError):
             self.memory.close()
         os.ftruncate(self.fd, 0)
@@ -112,7 +108,7 @@ class _Block:
 
 
 class Segment:
-    """A lease of `size` bytes of shared memory; `id`, `fd` and `block_size` tell workers what to map."""
+    """A lease of `size` bytes of shared memory; workers map it by `id`, `fd` and `block_size`."""
 
     __slots__ = ("_lease", "block_size", "fd", "id", "size")
 
@@ -125,11 +121,10 @@ class Segment:
 
     @property
     def view(self) -> memoryview:
-        """The bytes, writeable. Each view keeps the memory from being reused for as long as it exists."""
+        """The bytes, writeable. The memory is not reused while a view exists."""
         if self._lease is None:
             raise ValueError(f"segment {self.id} was released")
-        # Not a slice of the array: NumPy would base it on the whole mapping and the lease would end too
-        # early.
+        # Not a slice of the array: NumPy would base it on the whole mapping, and the lease would end too early.
         return memoryview(self._lease)  # type: ignore[arg-type] # not a Buffer before 3.12
 
     @property
@@ -138,17 +133,17 @@ class Segment:
         return self._lease is None
 
     def hold(self) -> object:
-        """Return an opaque object that keeps the memory from being reused for as long as it exists."""
+        """Return an opaque object; the memory is not reused while it exists."""
         return self.view
 
     def release(self) -> None:
-        """Give up this lease; a second time does nothing."""
+        """End this lease; calling it again does nothing."""
         self._lease = None
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentStats:
-    """Count what the pool has and did; `used` and `total` are bytes of whole blocks."""
+    """Counts and sizes of a pool; `used` and `total` are bytes of whole blocks."""
 
     limit: int
     total: int
@@ -163,10 +158,9 @@ class SegmentStats:
 
 
 class SegmentPool:
-    """Lend shared memory up to `limit_bytes` in all, idle blocks included.
+    """Lend shared memory, at most `limit_bytes` in all, idle blocks included.
 
-    Safe to use from several threads. `on_retire` hears the id of every block that ceases to exist, in the
-    thread that retired it.
+    Thread-safe. `on_retire` is called with the id of every block that is freed, in the thread that frees it.
     """
 
     def __init__(self, limit_bytes: int, *, on_retire: Callable[[int], object] | None = None) -> None:
@@ -175,8 +169,8 @@ class SegmentPool:
         self._lock = threading.Lock()
         self._idle: list[_Block] = []  # longest idle first
         self._leased: dict[int, _Block] = {}
-        # Leases die wherever the last reference goes, also inside the garbage collector while the lock is
-        # taken: their callbacks only append here, and the next caller sorts it out.
+        # A lease ends where its last reference goes, perhaps in the garbage collector while the lock is held:
+        # its callback only appends here, and the next caller returns the block.
         self._returned: deque[int] = deque()
         self._held = Counter[str]()  # bytes by owner
         self._total = 0
@@ -186,11 +180,11 @@ class SegmentPool:
         self._closed = False
 
     def acquire(self, nbytes: int, owner: str = "") -> Segment:
-        """Lease `nbytes`, the content undefined. Fresh large blocks block for a while: see `acquire_async`.
+        """Lease `nbytes` with undefined content. Creating a large block takes a while: see `acquire_async`.
 
-        An `owner` with a name gets what the others leave free and never more, so that there is room for the next.
-        Raises TooLarge when the limit can never allow it, Overloaded when it does not now, and RateLimited when
-        the owner has its share.
+        A named `owner` may hold at most as much as it leaves free, so that another one finds room. Raises `TooLarge`
+        when the limit can never allow it, `Overloaded` when memory is full, and `RateLimited` when the owner has its
+        share.
         """
         size = self._size_for(nbytes)
         if (segment := self._reuse(size, nbytes, owner)) is not None:
@@ -200,22 +194,21 @@ class SegmentPool:
             return self._lease(block, nbytes, owner)
 
     async def acquire_async(self, nbytes: int, owner: str = "") -> Segment:
-        """Lease `nbytes` like `acquire`; a large fresh block is made and its pages are mapped in a thread."""
+        """Lease `nbytes` like `acquire`; large blocks are created in a thread."""
         size = self._size_for(nbytes)
         if (segment := self._reuse(size, nbytes, owner)) is not None:
             return segment
         if size > _QUICK:
-            # Into the idle list first: a caller that is cancelled meanwhile leaves a block to reuse, not a
-            # leak.
+            # Into the idle list first: if the caller is cancelled meanwhile, the block is reused, not leaked.
             await asyncio.to_thread(self._grow, size)
         return self.acquire(nbytes, owner)
 
     def release(self, segment: Segment) -> None:
-        """Give a segment back; a second time does nothing."""
+        """Return a segment; calling it again does nothing."""
         segment.release()
 
     def trim(self, idle_s: float = 0.0) -> int:
-        """Free the blocks that were idle for `idle_s` seconds or longer; give the number of bytes."""
+        """Free the blocks that have been idle for `idle_s` seconds; return the number of bytes freed."""
         with self._lock:
             self._collect()
             horizon = time.monotonic() - idle_s
@@ -224,12 +217,12 @@ class SegmentPool:
         return self._destroy(victims)
 
     def close(self) -> None:
-        """Free what is idle; what is leased follows at the first `trim` or `stats` after its lease ended."""
+        """Free the idle blocks; leased ones are freed by the first `trim` or `stats` after their lease ends."""
         self._closed = True
         self.trim()
 
     def stats(self) -> SegmentStats:
-        """Count what there is."""
+        """Return the current counts and sizes."""
         with self._lock:
             self._collect()
             stats = SegmentStats(
@@ -255,7 +248,7 @@ class SegmentPool:
             size = -(-nbytes // _PAGE) * _PAGE
         if size > self.limit:
             raise TooLarge(
-                f"{nbytes} bytes of tensor memory were asked for, the service has {self.limit} for all calls",
+                f"a tensor needs {nbytes} bytes, but the service has {self.limit} for all calls",
                 data={"reason": "memory", "bytes": nbytes, "limit": self.limit},
             )
         return size
@@ -276,7 +269,7 @@ class SegmentPool:
         if mine and mine + size > free:
             self._refused += 1
             raise RateLimited(
-                f"the calls of this key or address hold {mine} bytes of memory, and {free} are left for all",
+                f"the calls of this key or address use {mine} bytes of memory; {free} are left for everyone",
                 retry_after=1.0,
                 data={"reason": "memory_share", "value": mine + size, "limit": free},
             )
@@ -303,8 +296,7 @@ class SegmentPool:
             self._idle.append(block)
 
     def _take_idle(self, size: int) -> _Block | None:
-        # A block up to a half larger is still better than fresh pages. Of equal ones the last used is
-        # warmest.
+        # A block up to half as large again is better than fresh pages; the last used one is warmest.
         best = None
         for block in reversed(self._idle):
             if size <= block.size <= size + size // 2 and (best is None or block.size < best.size):
@@ -334,10 +326,10 @@ class SegmentPool:
         try:
             block = _Block(number, size)
         except OSError as error:
-            self.trim()  # what lies idle holds descriptors and memory, which the next caller may need
+            self.trim()  # idle blocks hold descriptors and memory, which the next caller may need
             with self._lock:
                 self._total -= size
-                raise self._refusal(size, f"no shared memory: {error.strerror}") from error
+                raise self._refusal(size, f"shared memory can't be allocated: {error.strerror}") from error
         with self._lock:
             self._created += 1
             self._peak = max(self._peak, self._total)

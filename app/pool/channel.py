@@ -1,4 +1,4 @@
-"""The server's end of a socket to the fork server or to a worker, on the event loop and never blocking it."""
+"""The server's non-blocking end of a socket to the fork server or to a worker."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["Channel"]
 class Channel:
     """Send and receive messages.
 
-    `on_message` gets each message with its descriptors, which it then owns; `on_end` is called once when the
-    peer's end is closed, after all that the peer had sent.
+    `on_message` gets each message with its descriptors, which it then owns. `on_end` is called once, when the
+    peer has closed its end and everything it sent has been delivered.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Channel:
         self._loop.add_reader(self._sock, self._read)  # its result is of no use to the loop
 
     def hand_over(self) -> None:
-        """Close our copy of the peer's end, once another process has it: else its end would go unseen."""
+        """Close our copy of the peer's end once another process has it, so that we see it close."""
         self.peer.close()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send, or keep what does not fit until the peer reads; what a dead peer was to get is dropped."""
+        """Send a message, buffering what the socket does not take; messages to a dead peer are dropped."""
         if not self._open:
             return
         data = encode(message, len(descriptors))
@@ -50,7 +50,7 @@ class Channel:
             return
         if not self._unsent:
             self._loop.add_writer(self._sock, self._flush)
-        # Descriptors go along with the first byte. The sender may close its own as soon as this returns.
+        # Descriptors travel with the first byte. The caller may close its own as soon as this returns.
         kept = [] if sent else [os.dup(descriptor) for descriptor in descriptors]
         self._unsent.append((data[sent:], kept))
 
@@ -60,7 +60,7 @@ class Channel:
             pass
 
     def close(self) -> None:
-        """Close both ends that are ours; nothing is delivered any more."""
+        """Close our descriptors of both ends; nothing more is delivered."""
         if not self._open:
             return
         self._open = False
@@ -78,7 +78,7 @@ class Channel:
         except BlockingIOError:
             return 0
         except (BrokenPipeError, ConnectionResetError):
-            return len(data)  # the reader hears of the end
+            return len(data)  # the reader will see the end
 
     def _flush(self) -> None:
         while self._unsent:

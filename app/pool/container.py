@@ -1,4 +1,4 @@
-"""What this process may use of the machine: processors and memory, as its limits and control groups allow."""
+"""Processors and memory that this process may use, given its resource limits and control groups."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from pathlib import Path
 __all__ = ["check_address_space", "cpu_count", "memory_bytes"]
 
 _ROOT = Path("/")
-# What loading the service takes, rounded up: with less, imports break off in whatever way they do.
+# Address space that loading the service takes, rounded up; with less, imports fail in unpredictable ways.
 _LEAST_MIB = 384
 
 
 def check_address_space() -> None:
-    """Raise `MemoryError` where `ulimit -v` allows less than loading the service takes."""
+    """Raise `MemoryError` when `ulimit -v` is too low to load the service."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < _LEAST_MIB << 20:
         raise MemoryError(
-            f"ulimit -v allows {limit >> 20} MiB of address space, the service needs {_LEAST_MIB} to load"
+            f"ulimit -v allows {limit >> 20} MiB of address space, but loading the service needs {_LEAST_MIB} MiB"
         )
 
 
 def cpu_count(root: Path = _ROOT) -> int:
-    """Count the processors this process may keep busy: affinity, cut by the quotas of its control groups."""
+    """Count the processors this process may use: its affinity, limited by the quotas of its control groups."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [_quota_v2(folder / "cpu.max") or _quota_v1(folder) for folder in _groups(root, "cpu")]
-    # A quota of 1.5 keeps two workers busy three quarters of the time: better than one all of the time.
+    # Rounded up: with a quota of 1.5, two workers at 75 % beat one at 100 %.
     return max(1, min([allowed, *(math.ceil(quota) for quota in quotas if quota)]))
 
 
 def memory_bytes(root: Path = _ROOT) -> int:
-    """Tell how many bytes of memory there are: the machine's, cut by control groups and by `ulimit -v`."""
+    """Return the bytes of memory available: the machine's, limited by control groups and `ulimit -v`."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     files = [
         folder / name for folder in _groups(root, "memory") for name in ("memory.max", "memory.limit_in_bytes")
-    ]  # no limit in version 1 is about 2**63
+    ]  # version 1 says about 2**63 for "no limit"
     address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
     limits = [limit for limit in map(_number, files) if limit]
     return min([physical, *limits, *([] if address_space == resource.RLIM_INFINITY else [address_space])])
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """List the folders of this process's control group of a controller and of all those around it, in both versions.
+    """List the folders of this process's control group and its ancestors for a controller, in both versions.
 
-    A limit holds for everything below its group: systemd's MemoryMax of a slice, say, for each service in it.
+    A limit applies to everything below its group: the MemoryMax of a systemd slice limits each service in it.
     """
     own = dict(_own_groups(root))
     for line in _text(root / "proc/self/mountinfo").splitlines():
@@ -55,7 +55,7 @@ def _groups(root: Path, controller: str) -> Iterator[Path]:
         group = own.get("" if kind == "cgroup2" else controller)
         if group is None or not (kind == "cgroup2" or (kind == "cgroup" and controller in options)):
             continue
-        # A container may see a part of the tree alone: then the mount's root is a group itself.
+        # A container may see only part of the tree: then the mount's root is itself a group.
         top, place = root / fields[4].lstrip("/"), Path(fields[3])
         group = group.relative_to(place) if group.is_relative_to(place) else Path()
         yield from (top / folder for folder in (group, *group.parents) if ".." not in folder.parts)

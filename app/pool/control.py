@@ -1,4 +1,4 @@
-"""The page that server and worker share: which unit is to stop, the worker's heartbeat and its answer to a probe."""
+"""The page that the server and a worker share: stop requests, the worker's heartbeat and its answer to a probe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STOP, _BEATS, _ANSWER = 0, 8, 16  # in words, on cache lines of their own: each
 
 
 class ControlPage:
-    """Map one worker's control page; single aligned words, so plain loads and stores are enough."""
+    """Map one worker's control page; its words are aligned, so plain loads and stores are atomic."""
 
     def __init__(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, mmap.PAGESIZE)
@@ -24,11 +24,11 @@ class ControlPage:
         return cls(descriptor)
 
     def stop(self, serial: int) -> None:
-        """Ask the worker to stop the units up to this serial; later ones are not affected."""
+        """Ask the worker to stop all units up to this serial number; later ones are not affected."""
         self._words[_STOP] = serial
 
     def stops(self, serial: int) -> bool:
-        """Whether the unit of this serial is to stop."""
+        """Whether the unit with this serial number has to stop."""
         return serial <= self._words[_STOP]
 
     def beat(self) -> None:
@@ -41,12 +41,12 @@ class ControlPage:
         return self._words[_BEATS]
 
     def answer(self, token: int) -> None:
-        """Show that the worker has got this probe."""
+        """Acknowledge a probe."""
         self._words[_ANSWER] = token
 
     @property
     def answered(self) -> int:
-        """The probe that the worker answered last; 0 for none."""
+        """Token of the last probe that the worker answered; 0 for none."""
         return self._words[_ANSWER]
 
     def close(self) -> None:

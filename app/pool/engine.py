@@ -1,4 +1,4 @@
-"""What every engine is: jobs in, finished units out."""
+"""The interface of an engine: jobs in, finished units out."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Arrival", "Demand", "Engine", "Job", "JobTimes"]
 
 @dataclass(slots=True)
 class JobTimes:
-    """What an engine measures of one job while it runs, in seconds.
+    """Times that an engine measures for one job while it runs, in seconds.
 
     `queue_s` is None until the first unit is on a worker; `compute_s` adds up all workers.
     """
@@ -27,20 +27,20 @@ class JobTimes:
 
 @dataclass(slots=True)
 class Demand:
-    """How a job's reader wants its units: each as soon as it is done, or all when the last one is."""
+    """How a job's reader wants its units: each when it is done, or all when the last one is."""
 
     each: bool = True
 
 
 class Arrival:
-    """Tell how many leading images of a job's inputs are there, while the others are still on their way."""
+    """Count the leading images of a job's inputs that have arrived, while the others are still being received."""
 
     def __init__(self, images: int) -> None:
         self.images = images
         self.on_more: Callable[[], object] = lambda: None
 
     def advance(self, images: int) -> None:
-        """Note that so many are there; the engine hears of it when they are more than before."""
+        """Set the number of images that have arrived; `on_more` is called when it has grown."""
         if images > self.images:
             self.images = images
             self.on_more()
@@ -50,9 +50,9 @@ class Arrival:
 class Job:
     """One planned problem with its memory: inputs in the problem's order, C-contiguous in the storage dtype.
 
-    `deadline` is a time of `time.monotonic()`. The jobs of one `owner` share the turns that they get. The engine
-    fills `times`. Where there is an `arrival`, a unit runs when the images that it reads are there: all, when it does
-    not say which. The reader may change its `demand` at any time.
+    `deadline` is a `time.monotonic()` time. Scheduling is fair between owners: the jobs of one `owner` share its turns.
+    The engine fills in `times`. With an `arrival`, a unit runs once the images it reads have arrived, or all images if
+    it does not name any. The reader may change `demand` at any time.
     """
 
     id: str
@@ -68,50 +68,49 @@ class Job:
 
 
 class Engine(Protocol):
-    """Compute the units of jobs somewhere else than in the server's process."""
+    """Compute the units of jobs outside the server process."""
 
     on_change: Callable[[], None]
-    """Called when a worker has answered, a try to get one has failed, or the code turns out to be unfit."""
+    """Called when a worker has become ready, starting one has failed, or the compiled code turns out not to work."""
 
     @property
     def ready(self) -> bool:
-        """Whether jobs are computed at once: workers have answered, or their successors are on their way, no stop."""
+        """Whether jobs are accepted: workers are ready or being replaced, and `stop` was not called."""
 
     @property
     def workers(self) -> tuple[int, int]:
-        """How many workers have answered, and how many there should be."""
+        """Number of workers that are ready, and the number wanted."""
 
     @property
     def failure(self) -> str | None:
-        """Why there are fewer workers than there should be, in one line; None when no try has failed."""
+        """Why workers are missing, in one line; None when none failed to start."""
 
     @property
     def given_up(self) -> bool:
-        """Whether so many tries to get a worker have failed that no other is made."""
+        """Whether so many attempts to start a worker have failed that no more are made."""
 
     def progress(self) -> float:
-        """Give the share of the warm-up that is done, 0 to 1."""
+        """Return the share of the warm-up that is done, 0 to 1."""
 
     @property
     def unfit(self) -> Unfit | None:
-        """Why the compiled code does not work on this processor, if it does not: then it is never ready."""
+        """Why the compiled code does not work on this processor, if so; such an engine never becomes ready."""
 
     async def start(self) -> None:
         """Begin to warm up, in the background."""
 
     async def stop(self, drain_s: float) -> None:
-        """Refuse new jobs, let running ones finish for `drain_s`, fail the rest, and leave nothing behind.
+        """Refuse new jobs, give running ones `drain_s` seconds to finish, fail the rest, and end every process.
 
-        A second call, also during the first, shortens the drain to its own time.
+        A second call, even during the first, may shorten the drain.
         """
 
     def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield each unit when its work is done, in the order of completion.
+        """Compute a job and yield its units in the order in which they complete.
 
-        Closing the generator cancels the job. However it ends, it ends only when no worker can write to the
-        job's segments any more. Raises DeadlineExceeded, WorkerLost, ShuttingDown, Overloaded and
-        InternalError.
+        Closing the generator cancels the job. The generator ends only when no worker can write to the job's
+        segments any more. Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown`, `Overloaded` and `InternalError`.
         """
 
     def snapshot(self) -> dict[str, Any]:
-        """Describe workers, queue and counters for metrics and for people."""
+        """Describe workers, queue and counters."""

@@ -1,13 +1,12 @@
 """The process that workers are forked from: it loads the kernels from the cache and forks on request.
 
-Run as `python -m app.pool.fork_server DESCRIPTOR`, the descriptor being its socket to the server. It is what
-multiprocessing's forkserver would be, without what that brings along: no resource tracker, no second import
-of `__main__`, no blocking start, progress while kernels compile, and a pidfd for every worker, which is both
-a sentinel for the event loop and a kill that can't hit a recycled process id. It has one thread and never
-computes.
+Run as `python -m app.pool.fork_server DESCRIPTOR`, where the descriptor is its socket to the server. It differs from
+multiprocessing's forkserver: no resource tracker, no second import of `__main__`, no blocking start, progress while
+kernels compile, and a pidfd for every worker, which the event loop can watch and which can't kill a recycled process
+id. It has one thread and never computes.
 
-It ignores the signals of a terminal or a service manager (the server decides when workers end), and when the
-server is gone, `kill -9` included, its socket closes: it kills its workers and ends.
+It ignores the signals of a terminal or a service manager, because the server decides when workers end. When the server
+is gone, even by `kill -9`, its socket closes: it kills its workers and ends.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import Any
 from app.pool.causes import explain, how_it_ended, is_final
 from app.pool.container import cpu_count
 from app.pool.control import ControlPage
-from app.pool.heap import kill_first
+from app.pool.heap import prefer_for_oom_kill
 from app.pool.messages import (
     Decoder,
     Exited,
@@ -51,9 +50,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(RuntimeError, ValueError):  # stderr may be closed
-        faulthandler.enable()  # a worker that crashes leaves a traceback in the log; inherited over fork
+        faulthandler.enable()  # inherited by workers: a crash leaves a traceback in the log
     with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text("convgrad-nurse", encoding="ascii")
+        Path("/proc/self/comm").write_text("convgrad-forker", encoding="ascii")
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
     send(sock, Warming(0, 0))
@@ -61,7 +60,7 @@ def main() -> None:
         compiled, unfit = _prepare(sock)
         if unfit is not None:
             send(sock, unfit)
-            sock.recv(1)  # the server ends, and with it this socket
+            sock.recv(1)  # returns when the server ends
             return
         compiled += _load(sock)
     except Exception as error:
@@ -69,7 +68,7 @@ def main() -> None:
         if isinstance(error, OSError | MemoryError):
             sys.exit(1)
         raise
-    # What is alive now stays: the collector would only write to the pages that workers share.
+    # Everything alive now stays alive: collecting it would only copy the pages that workers share.
     gc.collect()
     gc.freeze()
     if send(sock, Loaded(compiled)):
@@ -77,10 +76,10 @@ def main() -> None:
 
 
 def _prepare(sock: socket.socket) -> tuple[int, Unfit | None]:
-    """Have everything compiled and proved, unless that was done before, telling the server how far it is.
+    """Compile and check all kernels unless the cache has them, reporting progress to the server.
 
-    In a process of its own: the compiler leaves some hundred megabytes that every worker would share in, and code that
-    is wrong may crash.
+    In a separate process: the compiler leaves some hundred megabytes behind, which every worker would inherit, and
+    faulty code may crash.
     """
     from kernels.emit.cache import cache_folder
     from kernels.prepare import Verdict, read_verdict
@@ -98,7 +97,7 @@ def _prepare(sock: socket.socket) -> tuple[int, Unfit | None]:
             stdout=subprocess.PIPE,
             text=True,
         )
-        kill_first(process.pid)  # rather than the server, which then says what happened
+        prefer_for_oom_kill(process.pid)  # rather than the server, which can then report it
         assert process.stdout is not None
         missing: OSError | None = None
         for line in process.stdout:
@@ -108,7 +107,7 @@ def _prepare(sock: socket.socket) -> tuple[int, Unfit | None]:
             elif kind == "failed":
                 number, _, reason = text.partition(" ")
                 missing = OSError(int(number), reason.strip())
-            # loading it all afterwards takes a tenth of the time
+            # loading everything afterwards takes a tenth of the time
             elif not send(sock, Warming(9 * int(kind), 10 * int(text))):
                 process.kill()
                 sys.exit(0)
@@ -121,10 +120,10 @@ def _prepare(sock: socket.socket) -> tuple[int, Unfit | None]:
 
 
 def _load(sock: socket.socket) -> int:
-    """Load every specialisation; count those that had to be compiled, because the cache could not keep them."""
+    """Load every specialisation; return how many had to be compiled because the cache could not store them."""
     from numba.core import event
 
-    _save_what_can_be_saved()
+    _ignore_cache_write_errors()
     from kernels import warmup
 
     with event.install_recorder("numba:compile") as recorder:
@@ -134,17 +133,17 @@ def _load(sock: socket.socket) -> int:
     return sum(1 for _, occurrence in recorder.buffer if occurrence.is_start)
 
 
-def _save_what_can_be_saved() -> None:
-    """Let a kernel that the cache has no room for be compiled at every start, instead of at none."""
+def _ignore_cache_write_errors() -> None:
+    """Use kernels that can't be written to the cache, which are then compiled at every start, instead of failing."""
     from numba.core.caching import Cache
 
     save: Any = Cache.save_overload
 
-    def try_to_save(cache: Any, signature: Any, data: Any) -> None:
+    def save_if_possible(cache: Any, signature: Any, data: Any) -> None:
         with contextlib.suppress(OSError):
             save(cache, signature, data)
 
-    Cache.save_overload = try_to_save  # type: ignore[method-assign]
+    Cache.save_overload = save_if_possible  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class _Child:
 
 
 class _ForkServer:
-    """Fork workers, reap them, and take them along at the end."""
+    """Fork workers, reap them, and kill the remaining ones at the end."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -165,7 +164,7 @@ class _ForkServer:
         self._poll.register(sock, select.POLLIN)
 
     def serve(self) -> None:
-        """Answer the server until it is gone."""
+        """Handle requests until the server is gone."""
         while True:
             for descriptor, _ in self._poll.poll():
                 if descriptor in self._children:
@@ -188,7 +187,7 @@ class _ForkServer:
             pid = os.fork()
             if pid == 0:
                 self._become_worker(sock, page)
-        except OSError as error:  # processes or memory at their limit; the closed socket tells of this worker's end
+        except OSError as error:  # out of processes or memory; the closed socket tells the server of this worker's end
             send(self._sock, Failed(explain("workers can't be forked", error), is_final(error)))
             return
         finally:
@@ -209,7 +208,7 @@ class _ForkServer:
     def _become_worker(self, sock: int, page: int) -> None:
         code = 1
         try:
-            # Nothing of another process may stay open here: the others' ends would go unnoticed.
+            # Descriptors inherited from the fork server would hide that other processes have ended.
             self._sock.close()
             for pidfd in self._children:
                 os.close(pidfd)
@@ -219,7 +218,7 @@ class _ForkServer:
             os.close(page)
             work(socket.socket(fileno=sock), control)
             code = 0
-        except BaseException:  # noqa: BLE001 - nothing may return into the fork server's stack
+        except BaseException:  # noqa: BLE001 - a worker must never return into the fork server's stack
             sys.excepthook(*sys.exc_info())
         finally:
             os._exit(code)

@@ -1,4 +1,4 @@
-"""The server's side of one worker: its process, socket and control page, and what it computes."""
+"""The server's side of one worker: its process, socket and control page, and the units it computes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BUSY_WITHOUT_BEAT = 12
 
 @dataclass(frozen=True, slots=True)
 class PlanCopy:
-    """A plan in the form that goes to workers."""
+    """A plan as it is sent to workers."""
 
     number: int
     pickled: bytes
@@ -36,7 +36,7 @@ class PlanCopy:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Assignment:
-    """A unit on a worker."""
+    """A unit that was given to a worker."""
 
     run: JobRun
     unit: Unit
@@ -44,12 +44,12 @@ class Assignment:
 
 
 class WorkerHandle:
-    """One worker from its request to its death.
+    """One worker, from the request to fork it until its process is gone.
 
-    `on_ready` is called once, when the process has answered a probe over the socket and on the control page, `on_done`
-    for each unit; `on_death` when the process is gone for certain, after everything it had sent was delivered. Between
-    the death and any later use of the memory it wrote to lies this call: a pidfd becomes readable when the process has
-    no thread and no memory any more.
+    `on_ready` is called once, when the process has answered a probe over the socket and on the control page; `on_done`
+    for each unit; `on_death` when the process is certainly gone and everything it sent has been delivered. Only then
+    may the memory that it wrote to be reused: a pidfd becomes readable when the process has no thread and no memory
+    left.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class WorkerHandle:
         self.ready = False
         self.parent: int | None = None
         self.exit_code: int | None = None
-        self.assignments: deque[Assignment] = deque()  # of one job: what it computes, and what it has ready for then
+        self.assignments: deque[Assignment] = deque()  # of one job: the running unit, and one prefetched at most
         self.units = 0
         self.compute_s = 0.0
         self.mapped = 0
@@ -79,43 +79,43 @@ class WorkerHandle:
             self._page = anonymous_file()
             undo.callback(os.close, self._page)
             self._control = ControlPage.create(self._page)
-            # The end of the socket: the process is dying, or there never was one.
+            # The socket closes when the process dies, or when it could not be forked.
             self._channel = Channel(self._receive, self.kill)
             undo.pop_all()
         self._dead = False
-        self._seen_beats, self._seen_cpu = (0, 0), 0.0
-        self._silent = self._still = 0
+        self._last_beats, self._last_cpu = (0, 0), 0.0
+        self._checks_without_beat = self._checks_without_cpu = 0
 
     @property
     def descriptors(self) -> list[int]:
-        """What the fork server hands to the process: its end of the socket, its control page."""
+        """Descriptors that the process inherits: its end of the socket, its control page."""
         return [self._channel.peer.fileno(), self._page]
 
     @property
     def beats(self) -> int:
-        """Times that this worker showed that it is alive during units."""
+        """Heartbeats of this worker during units."""
         return self._control.beats
 
     def handed_over(self) -> None:
-        """Close our copies of what the fork server got."""
+        """Close our copies of the descriptors that the fork server received."""
         self._channel.hand_over()
         os.close(self._page)
         self._page = -1
         self._channel.send(Probe(self.number))
 
     def spawned(self, pid: int, pidfd: int) -> None:
-        """Learn which process it is."""
+        """Set the process of this worker, now that it is forked."""
         self.pid, self._pidfd = pid, pidfd
-        asyncio.get_running_loop().add_reader(pidfd, self._gone)
-        self._greet()
+        asyncio.get_running_loop().add_reader(pidfd, self._on_process_end)
+        self._check_ready()
 
     def run(self, run: JobRun, plan: PlanCopy) -> None:
-        """Take the next unit of a job; descriptors of segments that the worker has not mapped go along."""
+        """Send the next unit of a job, with descriptors of the segments that the worker has not mapped."""
         unit, job = run.take(), run.job
         self._serial += 1
         self.assignments.append(Assignment(run, unit, self._serial))
         segments = (*job.inputs, job.output, *((job.scratch,) if job.scratch else ()))
-        fresh = self._learn(segments)
+        fresh = self._note_segments(segments)
         message = Run(
             serial=self._serial,
             plan=plan.number,
@@ -131,46 +131,44 @@ class WorkerHandle:
         self._channel.send(message, [segment.fd for segment in fresh])
 
     def stop(self, assignment: Assignment) -> None:
-        """Ask the worker to stop this unit and those before it, if it still has it."""
+        """Ask the worker to stop this unit and those before it, unless it is done."""
         if assignment in self.assignments:
             self._control.stop(assignment.serial)
 
     def forget(self, segment: int) -> None:
-        """Let the worker unmap a segment that ceased to exist."""
+        """Let the worker unmap a segment that no longer exists."""
         if segment in self._segments:
             del self._segments[segment]
             self._channel.send(Forget(segments=(segment,)))
 
     def kill(self) -> None:
-        """Kill the process, if there is one; `on_death` follows when it is gone."""
+        """Kill the process, if there is one; `on_death` is called when it is gone."""
         if self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         elif self.pid is None:
-            self._gone()
+            self._on_process_end()
 
     def hang_up(self) -> None:
-        """Close the socket: the worker ends by itself after what it is doing."""
+        """Close the socket: the worker ends by itself after its current unit."""
         self._channel.close()
         if self.pid is None:
-            self._gone()
+            self._on_process_end()
 
     def stalled(self, checks: int) -> bool:
-        """Whether nothing moved for so many calls: no unit, no heartbeat, no processor time.
+        """Whether a worker made no progress for this many calls: no unit, no heartbeat, no processor time.
 
-        A worker that uses its processor without a heartbeat is given twelve times as long: some step of a
-        kernel may just be long. Calls are counted and not seconds, so that a frozen and thawed container
-        loses no worker.
+        A worker that uses its processor without a heartbeat gets twelve times as long, because one step of a
+        kernel may take long. Calls are counted instead of seconds, so that freezing a container kills no worker.
         """
         beats, cpu = (self._serial, self.beats), _cpu_seconds(self.pid)
-        if beats != self._seen_beats or (self.ready and not self.assignments):
-            self._silent = self._still = 0
-        elif cpu != self._seen_cpu:
-            self._silent, self._still = self._silent + 1, 0
+        if beats != self._last_beats or (self.ready and not self.assignments):
+            self._checks_without_beat = self._checks_without_cpu = 0
         else:
-            self._silent, self._still = self._silent + 1, self._still + 1
-        self._seen_beats, self._seen_cpu = beats, cpu
-        return self._still >= checks or self._silent >= checks * _BUSY_WITHOUT_BEAT
+            self._checks_without_beat += 1
+            self._checks_without_cpu = 0 if cpu != self._last_cpu else self._checks_without_cpu + 1
+        self._last_beats, self._last_cpu = beats, cpu
+        return self._checks_without_cpu >= checks or self._checks_without_beat >= checks * _BUSY_WITHOUT_BEAT
 
     def snapshot(self) -> dict[str, Any]:
         """Describe the worker."""
@@ -191,7 +189,7 @@ class WorkerHandle:
         match message:
             case Hello():
                 self._said_hello = self._control.answered == self.number
-                self._greet()
+                self._check_ready()
             case Done():
                 assignment = self.assignments.popleft()
                 assert assignment.serial == message.serial
@@ -199,16 +197,16 @@ class WorkerHandle:
                 self.compute_s += message.seconds
                 self.mapped = message.mapped
                 if message.outcome in {"failed", "no_memory"}:
-                    self._doubt(assignment.run)
+                    self._forget_segments_of(assignment.run)
                 self._on_done(self, assignment, message)
 
-    def _greet(self) -> None:
+    def _check_ready(self) -> None:
         if self._said_hello and self._pidfd >= 0 and not self.ready:
             self.ready = True
             self._on_ready(self)
 
-    def _learn(self, segments: Iterable[Segment]) -> list[Segment]:
-        """Note what the worker will have mapped, return the new ones, let it drop what is longest unused."""
+    def _note_segments(self, segments: Iterable[Segment]) -> list[Segment]:
+        """Record the segments that the worker maps, return the new ones, drop the least recently used."""
         fresh = []
         for segment in segments:
             if segment.id not in self._segments:
@@ -220,13 +218,13 @@ class WorkerHandle:
             self._channel.send(old)
         return fresh
 
-    def _doubt(self, run: JobRun) -> None:
-        """Start afresh with a job's segments: the worker may have failed before it mapped them."""
+    def _forget_segments_of(self, run: JobRun) -> None:
+        """Forget a job's segments: the worker may have failed before it mapped them."""
         job = run.job
         for segment in (*job.inputs, job.output, *((job.scratch,) if job.scratch else ())):
             self.forget(segment.id)
 
-    def _gone(self) -> None:
+    def _on_process_end(self) -> None:
         if self._pidfd >= 0:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             self._channel.drain()

@@ -1,4 +1,4 @@
-"""Memory: what the C library keeps is given back, and who goes first when there is none left."""
+"""Return free heap memory to the system, and choose what the out-of-memory killer takes first."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["give_back", "kill_first"]
+__all__ = ["give_back", "prefer_for_oom_kill"]
 
 _OOM_SCORE = 500
 
 
 @cache
 def _trim() -> Any:
-    """Find glibc's function; others have none, or need none."""
+    """Return glibc's `malloc_trim`; None with other C libraries."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
 def give_back() -> None:
-    """Give free memory of the heap back."""
+    """Return free heap memory to the system."""
     if (trim := _trim()) is not None:
         trim(0)
 
 
-def kill_first(pid: int | str = "self") -> None:
-    """Put a process, and those that it will start, before the server on the out-of-memory killer's list."""
+def prefer_for_oom_kill(pid: int | str = "self") -> None:
+    """Make the out-of-memory killer choose this process, and those it starts, before the server."""
     with contextlib.suppress(OSError):  # a container may hide or lock /proc; nothing depends on it
         score = Path(f"/proc/{pid}/oom_score_adj")
         inherited = int(score.read_text(encoding="ascii"))

@@ -1,4 +1,4 @@
-"""Which unit is next: jobs, their stages, their lost units, and turns between jobs. No processes."""
+"""Scheduling without processes: the stages of a job, units to run again, and fair turns between owners."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from kernels import Unit
 
 __all__ = ["FairQueue", "JobRun"]
 
-# A crash counts for more than a kill from outside: that mostly has other reasons than the unit.
-_CRASH, _KILL, _BLAMED = 3, 1, 6
+# A crash counts for more than a kill from outside, whose cause is rarely the unit.
+_CRASH_BLAME, _KILL_BLAME, _BLAME_LIMIT = 3, 1, 6
 
 
 class JobRun:
-    """One job's way through the pool.
+    """The state of one job in the pool.
 
-    It is *settled* when it is over and none of its units is on a worker: only then is its memory let go.
+    A job is *settled* when it is over and no worker has a unit of it: only then is its memory released.
     """
 
     def __init__(self, job: Job) -> None:
@@ -30,7 +30,7 @@ class JobRun:
         self.settled = asyncio.Event()
         self.on_workers = 0
         segments = (*job.inputs, job.output, *((job.scratch,) if job.scratch else ()))
-        # Whatever the owner of the segments does, their memory stays this job's until it is settled.
+        # Keeps the segments' memory from being reused until the job is settled, even if their owner releases them.
         self._holds: tuple[object, ...] = tuple(segment.hold() for segment in segments)
         self._stages = [deque[Unit]() for _ in range(job.plan.stages)]
         for unit in job.plan.units:
@@ -45,12 +45,12 @@ class JobRun:
 
     @property
     def over(self) -> bool:
-        """Whether no unit of the job has to be computed any more."""
+        """Whether no unit is left to compute."""
         return self.error is not None or self._stage == len(self._stages)
 
     @property
     def waiting(self) -> int:
-        """Units of the stage that are not on a worker; none while the first one's inputs are on their way."""
+        """Number of units of the current stage that can run; 0 while the inputs of the first are still arriving."""
         units = () if self.over else self._stages[self._stage]
         return len(units) if units and self._has_inputs(units[0]) else 0
 
@@ -60,43 +60,43 @@ class JobRun:
         return 0 if self.error else sum(self._left)
 
     def take(self) -> Unit:
-        """Take the next unit to a worker."""
+        """Take the next unit, for a worker."""
         self.on_workers += 1
         return self._stages[self._stage].popleft()
 
     def done(self, unit: Unit) -> None:
-        """Book a unit that a worker finished."""
+        """Record a unit that a worker finished."""
         if self.error is None:
             self._left[unit.stage] -= 1
             self._finished.append(unit)
             self._advance()
         self._off_worker()
 
-    def again(self, unit: Unit) -> None:
-        """Put a unit back that was not finished, before the others: its stage waits for it."""
+    def requeue(self, unit: Unit) -> None:
+        """Put an unfinished unit back at the front of its stage."""
         if self.error is None:
             self._stages[unit.stage].appendleft(unit)
         self._off_worker()
 
     def lost(self, unit: Unit, *, killed: bool) -> bool:
-        """Count a worker's death at this unit; tell whether the unit is to blame: for two crashes, or six kills."""
+        """Count a worker's death during this unit; return whether the unit is to blame (two crashes or six kills)."""
         self.job.times.retried_units += 1
-        self._deaths[unit.index] = self._deaths.get(unit.index, 0) + (_KILL if killed else _CRASH)
-        return self._deaths[unit.index] >= _BLAMED
+        self._deaths[unit.index] = self._deaths.get(unit.index, 0) + (_KILL_BLAME if killed else _CRASH_BLAME)
+        return self._deaths[unit.index] >= _BLAME_LIMIT
 
     def fail(self, error: ConvgradError) -> None:
-        """End the job; units on workers are still to be accounted for. Only the first error counts."""
+        """End the job with an error; only the first one counts. Units on workers still have to be returned."""
         if not self.over:
             self.error = error
             self._stages = [deque() for _ in self._stages]
-        self._settle()
+        self._notify()
 
     async def next(self) -> Unit | None:
         """Wait for the next finished unit; None after the last. Raises the error of a failed job."""
         while True:
             if self.error is not None:
-                # Not the error itself: its traceback would hold this job, and the job the error, and the
-                # memory that the reader's frames view would wait for the garbage collector.
+                # A copy: the error's traceback would refer to this job and the job to the error, so that the
+                # memory viewed from the reader's frames would wait for the garbage collector.
                 raise type(self.error)(self.error.message, data=self.error.data)
             if self._finished:
                 self._undelivered -= 1
@@ -117,9 +117,9 @@ class JobRun:
 
     def _off_worker(self) -> None:
         self.on_workers -= 1
-        self._settle()
+        self._notify()
 
-    def _settle(self) -> None:
+    def _notify(self) -> None:
         news = self.over or (self.job.demand.each and self._finished)
         if news and self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
@@ -129,36 +129,35 @@ class JobRun:
 
 
 class FairQueue:
-    """Take turns: each owner gives one unit to a worker, of its jobs each in turn, then the next owner's turn comes."""
+    """Schedule round robin: owners take turns of one unit, and so do the jobs of an owner."""
 
     def __init__(self) -> None:
-        self._owners: dict[str, deque[JobRun]] = {}  # whose turn it is comes first
+        self._owners: dict[str, deque[JobRun]] = {}  # the next owner first
 
     def add(self, run: JobRun) -> None:
-        """Let a job take part."""
+        """Add a job."""
         self._owners.setdefault(run.job.owner, deque()).append(run)
 
     def remove(self, run: JobRun) -> None:
-        """Take a job out that is over."""
+        """Remove a job that is over."""
         runs = self._owners[run.job.owner]
         runs.remove(run)
         if not runs:
             del self._owners[run.job.owner]
 
     def next(self) -> JobRun | None:
-        """Return the job whose turn it is among those with a waiting unit."""
+        """Return the next job that has a unit to run, or None."""
         for owner, runs in self._owners.items():
             for _ in range(len(runs)):
                 run = runs[0]
                 runs.rotate(-1)
                 if run.waiting:
-                    # To the end: a dictionary keeps the order of insertion.
-                    self._owners[owner] = self._owners.pop(owner)
+                    self._owners[owner] = self._owners.pop(owner)  # to the end
                     return run
         return None
 
     def sole(self) -> JobRun | None:
-        """Return the job that is here alone."""
+        """Return the only job in the queue; None when there is any other number."""
         if len(self._owners) == 1:
             (runs,) = self._owners.values()
             if len(runs) == 1:

@@ -1,4 +1,4 @@
-"""The server's side of the fork server: start it, watch it, start it again when it dies, ask it for workers."""
+"""The server's side of the fork server: start it, restart it when it dies, ask it for workers."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["Launcher", "fork_server_environment"]
 _Started = tuple[subprocess.Popen[bytes], int]
 
 _log = logging.getLogger(__name__)
-_GOODBYE_S = 2.0
-_TELL_S = 3.0
+_EXIT_TIMEOUT_S = 2.0
+_PROGRESS_EVERY_S = 3.0
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 def fork_server_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Build the fork server's environment: our packages first, and no thread beside the main one.
+    """Build the fork server's environment: our packages first on the path, libraries limited to one thread.
 
-    A thread at the time of a fork is what breaks the forked child, and workers compute in one thread anyway.
+    Forking a process with several threads can break the child, and workers compute in one thread anyway.
     """
     root = str(Path(app.__file__).resolve().parents[1])
     path = [root, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
@@ -46,12 +46,12 @@ def fork_server_environment(environment: Mapping[str, str]) -> dict[str, str]:
 class Launcher:
     """Keep one fork server alive.
 
-    `on_loaded` is called whenever a fork server has become able to fork, `on_spawned` with (number, pid, pidfd), the
-    last None where this process may open no more files, `on_exited` with (number, exit code), `on_failed` with why no
-    worker can be forked and whether that is final. `on_died` is called likewise when the fork server is gone and all
-    that it said is delivered; it tells how many seconds later the next one is to start, or None for no next one.
-    Workers outlive their fork server, even one that it had no time to speak of: whoever asked for that must close its
-    socket. `unfit` says that the compiled code does not work here; `on_unfit` is called when that is found out.
+    `on_loaded` is called when a fork server can fork; `on_spawned` with (number, pid, pidfd), where pidfd is None if
+    this process is out of descriptors; `on_exited` with (number, exit code); `on_failed` with the reason why workers
+    can't be forked and whether it is final. `on_died` gets the same when the fork server is gone and its messages are
+    delivered; it returns the seconds until the next one starts, or None for none. Workers outlive their fork server,
+    which may have died before it reported one: the caller has to close the sockets of those. `unfit` is set, and
+    `on_unfit` called, when the compiled code does not work on this processor.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Launcher:
         self.pid: int | None = None
         self.share = 0.0
         self.unfit: Unfit | None = None
-        self._told = 0.0
+        self._progress_logged = 0.0
         self._on_loaded = on_loaded
         self._on_spawned = on_spawned
         self._on_exited = on_exited
@@ -84,50 +84,50 @@ class Launcher:
 
     def start(self) -> None:
         """Start the first fork server, in the background."""
-        self._task = asyncio.get_running_loop().create_task(self._keep())
+        self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """End the fork server, and with it every worker that is left."""
+        """End the fork server and every remaining worker."""
         self._stopping.set()
         if self._task is not None:
             await self._task
 
     def spawn(self, number: int, descriptors: Sequence[int]) -> None:
-        """Ask for a worker; descriptors are its socket and its control page."""
+        """Request a worker; `descriptors` are its socket and its control page."""
         assert self._channel is not None
         self._channel.send(Spawn(number), descriptors)
 
-    def listen(self) -> None:
-        """Deliver what the fork server has said by now."""
+    def drain(self) -> None:
+        """Deliver the messages that the fork server has sent so far."""
         if self._channel is not None:
             self._channel.drain()
 
     def kill(self) -> None:
-        """Kill a fork server that does not answer; another one follows."""
+        """Kill a fork server that does not respond; another one is started."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         while True:
-            end = await self._live()
+            end = await self._run_fork_server()
             if self._stopping.is_set():
                 return
             self.restarts += 1
-            self.share = 0.0  # of the next one
+            self.share = 0.0
             if (delay := self._on_died(*end)) is None:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), delay)
 
-    async def _live(self) -> Failed:
-        """Live through one fork server, and say why it is over."""
+    async def _run_fork_server(self) -> Failed:
+        """Start a fork server, wait for its end, and return why it ended."""
         self._failed = None
         try:
-            # Known before the process is: a loop that was held up may hear of a fork server's end of loading first.
+            # Set before the process starts: on a busy loop its first messages may arrive before `Popen` returns.
             channel = self._channel = Channel(self._receive, lambda: None)
-            # Starting a process blocks until it has executed: tens of milliseconds on a busy machine.
-            process, self._pidfd = await _in_a_thread(_start_fork_server, channel.peer.fileno())
+            # Popen blocks until the child has called exec: tens of milliseconds on a busy machine.
+            process, self._pidfd = await _run_in_thread(_start_fork_server, channel.peer.fileno())
         except OSError as error:
             if self._channel is not None:
                 self._channel.close()
@@ -139,7 +139,7 @@ class Launcher:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._pidfd, dead.set)
         try:
-            await self._until_over(dead, channel)
+            await self._wait_for_end(dead, channel)
             channel.drain()
         finally:
             loop.remove_reader(self._pidfd)
@@ -149,31 +149,31 @@ class Launcher:
             self._channel, self.pid, self.loaded = None, None, False
         return self._failed or Failed(f"the fork server ended {how_it_ended(status)}")
 
-    async def _until_over(self, dead: asyncio.Event, channel: Channel) -> None:
+    async def _wait_for_end(self, dead: asyncio.Event, channel: Channel) -> None:
         waits = [asyncio.ensure_future(event.wait()) for event in (dead, self._stopping)]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         waits[1].cancel()
         if not dead.is_set():
             channel.close()
-            await asyncio.wait(waits[:1], timeout=_GOODBYE_S)
+            await asyncio.wait(waits[:1], timeout=_EXIT_TIMEOUT_S)
             self.kill()
         await dead.wait()
         waits[0].cancel()
 
-    def _tell(self) -> None:
-        """Log how far the warm-up is, every few seconds."""
+    def _log_progress(self) -> None:
+        """Log the progress of the warm-up every few seconds."""
         now = time.monotonic()
-        if not self._told:
-            self._told = now
-        elif now - self._told >= _TELL_S and self.share < 1.0:
-            self._told = now
+        if not self._progress_logged:
+            self._progress_logged = now
+        elif now - self._progress_logged >= _PROGRESS_EVERY_S and self.share < 1.0:
+            self._progress_logged = now
             _log.info("compiling the kernels for this processor: %.0f %%", 100 * self.share)
 
     def _receive(self, message: Message, descriptors: list[int]) -> None:
         match message:
             case Warming(done, total):
                 self.share = max(self.share, done / total if total else 0.0)
-                self._tell()
+                self._log_progress()
             case Unfit():
                 self.unfit = message
                 self._on_unfit()
@@ -189,8 +189,8 @@ class Launcher:
                 self._on_exited(number, code)
 
 
-async def _in_a_thread(work: Callable[[int], _Started], descriptor: int) -> _Started:
-    """Run what blocks beside the loop, or on it where the limit on processes allows no thread."""
+async def _run_in_thread(work: Callable[[int], _Started], descriptor: int) -> _Started:
+    """Run blocking work in a thread, or on the event loop when the process limit allows no thread."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_Started] = loop.create_future()
 
@@ -210,8 +210,8 @@ async def _in_a_thread(work: Callable[[int], _Started], descriptor: int) -> _Sta
 
 
 def _start_fork_server(descriptor: int) -> _Started:
-    os.close(os.pidfd_open(os.getpid()))  # without pidfds there is nothing to start
-    # -P: not what happens to lie in the working folder. A session of its own: Ctrl-C is for the server.
+    os.close(os.pidfd_open(os.getpid()))  # fail early where the system has no pidfds
+    # -P: never import from the working folder. A session of its own: Ctrl-C is for the server.
     process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
         [sys.executable, "-P", "-m", "app.pool.fork_server", str(descriptor)],
         env=fork_server_environment(os.environ),

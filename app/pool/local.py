@@ -23,8 +23,8 @@ _TRIM_EVERY_S = 5.0
 class LocalEngine:
     """Compute jobs on `workers` processes that share the memory of `segments` (see `Engine`).
 
-    `grace_s` is what a worker gets to notice a stop before it is killed, `hang_s` how long it may show no
-    sign of life during a unit, `idle_s` how long unused memory stays warm for reuse.
+    A worker that does not stop within `grace_s` is killed, and so is one without a heartbeat for `hang_s` during a
+    unit. Unused memory is kept for reuse for `idle_s`. All times are in seconds.
     """
 
     def __init__(
@@ -41,36 +41,36 @@ class LocalEngine:
         self._supervisor = self._make()
         self._idle_s = idle_s
         self.on_change: Callable[[], None] = lambda: None
-        """Called when a worker has answered, a try to get one has failed, or the code turns out to be unfit."""
+        """See `Engine.on_change`."""
         self._trimmer: asyncio.Task[None] | None = None
 
     @property
     def ready(self) -> bool:
-        """Whether jobs are computed at once."""
+        """Whether jobs are accepted."""
         return self._supervisor.ready
 
     @property
     def workers(self) -> tuple[int, int]:
-        """How many workers have answered, and how many there should be."""
+        """Number of workers that are ready, and the number wanted."""
         return self._supervisor.workers
 
     @property
     def failure(self) -> str | None:
-        """Why there are fewer workers than there should be."""
+        """Why workers are missing."""
         return self._supervisor.failure
 
     @property
     def given_up(self) -> bool:
-        """Whether no other try is made to get a worker."""
+        """Whether no more attempts to start a worker are made."""
         return self._supervisor.given_up
 
     def progress(self) -> float:
-        """Give the share of the warm-up that is done."""
+        """Return the share of the warm-up that is done, 0 to 1."""
         return self._supervisor.progress()
 
     @property
     def unfit(self) -> Unfit | None:
-        """Why the compiled code does not work on this processor, if it does not."""
+        """Why the compiled code does not work on this processor, if so."""
         return self._supervisor.unfit
 
     async def start(self) -> None:
@@ -78,7 +78,7 @@ class LocalEngine:
         self._supervisor = self._make()
         loop = asyncio.get_running_loop()
         forget = self._supervisor.forget_segment
-        # Memory is freed in whatever thread needs the room.
+        # Segments are freed in whichever thread needs the memory.
         self._segments.on_retire = lambda number: loop.call_soon_threadsafe(forget, number)
         self._supervisor.on_change = lambda: self.on_change()
         self._supervisor.start()
@@ -92,7 +92,7 @@ class LocalEngine:
             self._trimmer.cancel()
 
     async def run(self, job: Job) -> AsyncGenerator[Unit, None]:
-        """Compute a job and yield its units as they are done (see `Engine.run`)."""
+        """Compute a job and yield its units as they complete (see `Engine.run`)."""
         run = self._supervisor.submit(job)
         try:
             while (unit := await run.next()) is not None:
@@ -100,7 +100,7 @@ class LocalEngine:
         finally:
             if not run.over:
                 self._supervisor.fail(run, Cancelled("the call was cancelled"))
-            await _to_the_end(run.settled.wait())
+            await _finish(run.settled.wait())
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory and counters."""
@@ -113,8 +113,8 @@ class LocalEngine:
                 await asyncio.to_thread(self._segments.trim, self._idle_s)
 
 
-async def _to_the_end(work: Coroutine[Any, Any, object]) -> None:
-    """Wait for what comes in any case, and be cancelled only then."""
+async def _finish(work: Coroutine[Any, Any, object]) -> None:
+    """Wait for `work` to the end, delaying a cancellation until then."""
     waiting, cancelled = asyncio.ensure_future(work), False
     while not waiting.done():
         try:

@@ -1,9 +1,9 @@
-"""What crosses the boundary between the server, the fork server and the workers, and how it is framed.
+"""Messages between the server, the fork server and the workers, and their framing.
 
-Named tuples, pickled as a kind and the bare fields, which takes a tenth of the time of a pickled class. Both
-ends are our own processes on a private socket pair, and no other process can write to it. A frame is its
-length and its number of descriptors, then the pickle; descriptors travel beside it (SCM_RIGHTS). Imports
-nothing heavy, because the fork server and every worker carry it.
+A message is a named tuple, pickled as its kind and bare fields, which takes a tenth of the time of pickling a class.
+Unpickling is safe: both ends are our own processes on a private socket pair. A frame is its length and number of
+descriptors, then the pickle; the descriptors travel beside it (SCM_RIGHTS). This module imports nothing heavy, because
+the fork server and every worker load it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Exited(NamedTuple):
 
 
 class Warming(NamedTuple):
-    """Fork server to server: so many of the kernels' specialisations are ready."""
+    """Fork server to server: `done` of `total` kernel specialisations are ready."""
 
     done: int
     total: int
@@ -84,7 +84,7 @@ class Loaded(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Fork server to server: why workers can't be forked, in one line; `final` when trying again is of no use."""
+    """Fork server to server: why workers can't be forked, in one line; `final` when retrying is no use."""
 
     cause: str
     final: bool = False
@@ -103,8 +103,8 @@ class Hello(NamedTuple):
 class Run(NamedTuple):
     """Server to worker: compute one unit.
 
-    `plan` names a plan that came pickled in `plan_bytes` of this message or of an earlier one. `attach` lists
-    (id, size) of the segments whose descriptors come along; `inputs`, `output` and `scratch` are segment ids.
+    `plan` is the number of a plan that is pickled in `plan_bytes` of this message or an earlier one. `attach` lists
+    (id, size) of the segments whose descriptors are attached; `inputs`, `output` and `scratch` are segment ids.
     """
 
     serial: int
@@ -125,9 +125,9 @@ class Forget(NamedTuple):
 
 
 class Done(NamedTuple):
-    """Worker to server: how the unit of `serial` ended, its seconds, and the bytes of segments it has mapped.
+    """Worker to server: the outcome of unit `serial`, its seconds, and the bytes of segments the worker has mapped.
 
-    `stopped` is the answer to the stop flag. `detail` of `failed` is a traceback for the log.
+    The outcome is `stopped` after a stop request. With `failed`, `detail` is a traceback for the log.
     """
 
     serial: int
@@ -143,27 +143,27 @@ _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 
 
 def encode(message: Message, descriptors: int = 0) -> bytes:
-    """Frame a message that travels with so many descriptors."""
+    """Frame a message that travels with this number of descriptors."""
     payload = pickle.dumps((_CODES[type(message)], *message), protocol=pickle.HIGHEST_PROTOCOL)
     return _HEADER.pack(len(payload), descriptors) + payload
 
 
 class Decoder:
-    """Cut a byte stream and the descriptors that came with it into messages."""
+    """Decode messages from a byte stream and its descriptors."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
         self._descriptors: deque[int] = deque()
 
     def feed(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
-        """Take what one `recvmsg` gave."""
+        """Add what one `recvmsg` returned."""
         self._bytes += data
         self._descriptors.extend(descriptors)
 
     def next(self) -> tuple[Message, list[int]] | None:
-        """Return the next message with its descriptors, now the caller's; None while it isn't whole.
+        """Return the next message with its descriptors, which the caller owns; None while it is incomplete.
 
-        Where the process may open no more files the kernel drops descriptors: then there are fewer.
+        When the process is out of descriptors the kernel drops some, and fewer are returned.
         """
         if len(self._bytes) < _HEADER.size:
             return None
@@ -174,7 +174,7 @@ class Decoder:
         code, *fields = pickle.loads(memoryview(self._bytes)[_HEADER.size : end])  # noqa: S301 - our own process
         message: Message = _KINDS[code](*fields)
         del self._bytes[:end]
-        # The kernel keeps bytes and descriptors in step, so the oldest ones belong to the oldest message.
+        # The kernel keeps bytes and descriptors in order, so the oldest belong to the oldest message.
         return message, [self._descriptors.popleft() for _ in range(min(count, len(self._descriptors)))]
 
 

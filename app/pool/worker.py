@@ -1,8 +1,7 @@
-"""A worker process: maps segments, computes one unit at a time, and says how it went.
+"""A worker process: map segments, compute one unit at a time, report the outcome.
 
-Forked from the fork server, so kernels are compiled and loaded. One thread, which blocks on the socket between
-units and asks the control page during them. It ends when the server's end of the socket closes, however that
-happens.
+Forked from the fork server, so its kernels are compiled and loaded. Its one thread blocks on the socket between units
+and checks the control page during them. The process ends when the server's end of the socket closes.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.pool.control import ControlPage
-from app.pool.heap import kill_first
+from app.pool.heap import prefer_for_oom_kill
 from app.pool.messages import Decoder, Done, Forget, Hello, Probe, Run, receive, send
 from kernels import Plan, run_unit, storage_dtype
 
@@ -31,8 +30,9 @@ _HANG_UP = select.POLLHUP | select.POLLRDHUP
 
 
 def work(sock: socket.socket, control: ControlPage) -> None:
-    """Serve units from `sock` until it closes."""
-    _introduce()
+    """Compute the units that arrive on `sock` until it closes."""
+    _set_process_name()
+    prefer_for_oom_kill()  # rather than the server: a lost unit runs again on another worker
     worker = _Worker(sock, control)
     decoder = Decoder()
     while (found := receive(sock, decoder)) is not None:
@@ -47,7 +47,7 @@ def work(sock: socket.socket, control: ControlPage) -> None:
 
 
 class _Worker:
-    """The segments and plans that this process has at hand; the server says when to drop one."""
+    """Cache mapped segments and unpickled plans; the server says when to drop one."""
 
     def __init__(self, sock: socket.socket, control: ControlPage) -> None:
         self._control = control
@@ -57,7 +57,7 @@ class _Worker:
         self._poll.register(sock, _HANG_UP)
 
     def run(self, message: Run, descriptors: list[int]) -> Done:
-        """Compute one unit and report."""
+        """Compute one unit and return how it ended."""
         start = time.perf_counter()
         detail = ""
         try:
@@ -74,7 +74,7 @@ class _Worker:
     def forget(self, message: Forget) -> None:
         """Unmap segments and drop plans."""
         for number in message.segments:
-            self._segments.pop(number, None)  # no array is left on it, so this unmaps
+            self._segments.pop(number, None)  # no array refers to it, so this unmaps
         for number in message.plans:
             self._plans.pop(number, None)
 
@@ -83,10 +83,10 @@ class _Worker:
             self._plans[message.plan] = pickle.loads(message.plan_bytes)  # noqa: S301 - from our own server
         try:
             for (number, size), descriptor in zip(message.attach, descriptors, strict=True):
-                # In one go for all pages: cheaper than a fault for each.
+                # All pages at once: cheaper than a fault for each.
                 flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
                 self._segments[number] = mmap.mmap(descriptor, size, flags=flags)
-        except (OSError, ValueError) as error:  # descriptors, address space or the number of maps are at their limit
+        except (OSError, ValueError) as error:  # out of descriptors, address space or mappings
             raise MemoryError(str(error)) from error
         finally:
             for descriptor in descriptors:
@@ -107,7 +107,7 @@ class _Worker:
         def stop() -> bool:
             control.beat()
             if self._poll.poll(0):
-                os._exit(0)  # nobody is left to take the result
+                os._exit(0)  # the server is gone
             return control.stops(serial)
 
         return not stop() and run_unit(plan, plan.units[message.unit], inputs, output, scratch, stop)
@@ -116,8 +116,7 @@ class _Worker:
         return np.ndarray(shape, dtype, self._segments[number])
 
 
-def _introduce() -> None:
-    """Take a name for `ps` and `top`, and go before the server when memory runs out: the unit then runs elsewhere."""
+def _set_process_name() -> None:
+    """Set the name that `ps` and `top` show."""
     with contextlib.suppress(OSError):  # a container may hide or lock /proc; nothing depends on it
         Path("/proc/self/comm").write_text("convgrad-worker", encoding="ascii")
-    kill_first()

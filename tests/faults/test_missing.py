@@ -83,7 +83,7 @@ def test_processes_that_may_not_be_started() -> None:
         page = said(service, "failed")
         assert page["workers"] == {"ready": 0, "wanted": 2}
         assert page["cause"].startswith(
-            "the fork server can't be started: Resource temporarily unavailable; raise the limit"
+            "the fork server can't be started: Resource temporarily unavailable; raise the process limit"
         )
         with httpx.Client(base_url=service.url) as http:
             assert "convgrad_failed 1.0" in http.get("/metrics").text
@@ -115,7 +115,7 @@ def test_without_memfd_create_a_call_is_computed(tmp_path: Path) -> None:
     under = without("memfd_create")
     with quick("--workers", "1", under=under, TMPDIR=str(tmp_path)) as service:
         assert right(service)
-        assert any("tensors lie in unlinked files" in line for line in service.log)
+        assert any("tensors are kept in unlinked files" in line for line in service.log)
         assert not list(tmp_path.glob("convgrad-*[!0-9]"))
 
 
@@ -124,7 +124,7 @@ def test_without_shared_memory_of_any_kind() -> None:
     under = [*without("memfd_create"), "prlimit", "--fsize=0"]
     with quick("--workers", "1", under=under, wait=False) as service:
         page = said(service, "failed")
-        assert "shared memory can't be made" in page["cause"]
+        assert "memory can't be created" in page["cause"]
         ended(service, page["cause"])
 
 
@@ -144,7 +144,7 @@ def test_no_room_for_compiled_code(tmp_path: Path) -> None:
         page = said(service, "failed")
         assert page["unfit"] == []
         assert page["progress"] == 0.0
-        cause = "the kernels can't be compiled or loaded: No space left on device; make room on the disk"
+        cause = "the kernels can't be compiled or loaded: No space left on device; free disk space"
         assert page["cause"].startswith(cause)
 
 

@@ -13,9 +13,9 @@ from app.pool.causes import explain, how_it_ended, is_final
 @pytest.mark.parametrize(
     ("error", "reason", "remedy"),
     [
-        (OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temporarily unavailable", "limit on processes"),
-        (RuntimeError("can't start new thread"), "can't start new thread", "limit on processes"),
-        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device", "make room"),
+        (OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)), "Resource temporarily unavailable", "process limit"),
+        (RuntimeError("can't start new thread"), "can't start new thread", "process limit"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "No space left on device", "free disk space"),
         (MemoryError(), "Cannot allocate memory", "allow more memory"),
     ],
 )

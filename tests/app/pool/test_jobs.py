@@ -105,7 +105,7 @@ def test_a_lost_unit_goes_first(pool: SegmentPool) -> None:
     run = JobRun(job_of(pool, 3))
     unit = run.take()
     run.lost(unit, killed=True)
-    run.again(unit)
+    run.requeue(unit)
     assert run.take() is unit
     assert run.job.times.retried_units == 1
 
@@ -129,7 +129,7 @@ def test_memory_is_held_until_no_unit_is_on_a_worker(pool: SegmentPool) -> None:
     run.fail(Cancelled("gone"))
     assert run.over
     assert pool.stats().idle_blocks == 0
-    run.again(unit)
+    run.requeue(unit)
     assert run.settled.is_set()
     assert pool.stats().used == 0
 
@@ -248,7 +248,7 @@ class QueueMachine(RuleBasedStateMachine):
             return
         if run.lost(unit, killed=death == "kill"):
             run.fail(Cancelled("too many deaths"))
-        run.again(unit)
+        run.requeue(unit)
 
     @precondition(lambda self: self.runs)
     @rule(pick=st.randoms(use_true_random=False))
