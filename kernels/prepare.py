@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -38,7 +39,7 @@ from kernels.emit.compiler import ENTRIES, needs
 from kernels.proof import prove
 from kernels.target import BUILD, KNOWN, host_features, host_target, target
 
-__all__ = ["Verdict", "prepare", "read_verdict"]
+__all__ = ["Verdict", "prepare", "prove_loaded", "read_verdict"]
 
 Report = Callable[[int, int], None]
 
@@ -106,6 +107,14 @@ def prepare(report: Report, jobs: int) -> Verdict:
             return known
         compiled, wrong = compile_all(report, jobs)
         return _note(Verdict(_processor(), compiled, wrong or _proof()))
+
+
+def prove_loaded(compiled: int) -> Verdict:
+    """Prove the code that this process has loaded, in a process forked from it, and note the verdict.
+
+    Raises `OSError` where the machine lacks something that the proof takes.
+    """
+    return _note(Verdict(_processor(), compiled, _proof()))
 
 
 def compile_all(report: Report, jobs: int) -> tuple[int, str | None]:
@@ -257,6 +266,7 @@ def _proof() -> str | None:
 
 
 def _prove_for(pipe: Connection) -> None:
+    faulthandler.disable()  # a crash becomes a verdict, not a traceback
     resource.setrlimit(resource.RLIMIT_CPU, (_PROOF_CPU_S, _PROOF_CPU_S + 10))  # then: SIGXCPU
     try:
         for name in prove():

@@ -25,6 +25,8 @@ OURS = {
     "kernels": set(),
     "convgrad": set(),
 }
+# The packages of the service, from the routes down: each imports only what stands after it.
+LAYERS = ("api", "http", "replies", "calls", "intake", "pool", "telemetry")
 OUTSIDE = {
     "schemas": {"pydantic", "pydantic_core"},
     "kernels": {"numpy", "numba", "llvmlite"},
@@ -113,6 +115,17 @@ def test_imports_between_the_rooms_go_one_way(package: str) -> None:
     """A room imports only the rooms below it: app -> schemas, kernels, convgrad; schemas -> convgrad."""
     rooms = {"tests", "benchmarks", "examples", *PACKAGES} - {package} - OURS[package]
     crossed = {f"{m} imports {i}" for m in of(package) for i in imports(m) if i.split(".")[0] in rooms}
+    assert not crossed
+
+
+def test_imports_between_the_packages_of_the_service_go_one_way() -> None:
+    """The routes know the server, that knows replies, calls, intake and pool; nothing below knows what is above it."""
+    crossed = set()
+    for module in of("app"):
+        for name in imports(module):
+            mine, other = [*module.split("."), ""][1], [*name.split("."), ""][1]
+            if name.startswith("app.") and {mine, other} <= {*LAYERS} and LAYERS.index(mine) > LAYERS.index(other):
+                crossed.add(f"{module} imports {name}")
     assert not crossed
 
 

@@ -1,4 +1,4 @@
 """The server below the routes: listener, load shedding, timeouts, request bodies, middleware, authentication.
 
-It uses replies and telemetry, and is independent of calls, APIs and the pool.
+Imports replies, calls, intake, pool and telemetry; nothing of an API.
 """

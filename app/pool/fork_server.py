@@ -23,7 +23,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.pool.causes import explain, how_it_ended, is_final
 from app.pool.container import cpu_count
@@ -42,6 +42,9 @@ from app.pool.messages import (
     send,
 )
 
+if TYPE_CHECKING:
+    from kernels.prepare import Verdict
+
 __all__ = ["main"]
 
 
@@ -57,12 +60,11 @@ def main() -> None:
     sock.set_inheritable(False)
     send(sock, Warming(0, 0))
     try:
-        compiled, unfit = _prepare(sock)
+        compiled, unfit = _load_and_prove(sock)
         if unfit is not None:
             send(sock, unfit)
             sock.recv(1)  # returns when the server ends
             return
-        compiled += _load(sock)
     except Exception as error:
         send(sock, Failed(explain("the kernels can't be compiled or loaded", error)))
         if isinstance(error, OSError | MemoryError):
@@ -75,48 +77,65 @@ def main() -> None:
         _ForkServer(sock).serve()
 
 
-def _prepare(sock: socket.socket) -> tuple[int, Unfit | None]:
-    """Compile and check all kernels unless the cache has them, reporting progress to the server.
+def _load_and_prove(sock: socket.socket) -> tuple[int, Unfit | None]:
+    """Load all kernels, which are compiled and checked before unless the cache has them, reporting progress.
+
+    Returns how many functions were compiled, and what is wrong if the code does not work on this processor.
+    """
+    from kernels.emit.cache import is_unpacked
+    from kernels.prepare import prove_loaded, read_verdict
+    from kernels.target import narrower, target
+
+    if not target().compiles:
+        return _load(sock), None
+    verdict = read_verdict()
+    if verdict is None and is_unpacked():
+        compiled = _load(sock)
+        verdict = prove_loaded(compiled)
+    else:
+        verdict = verdict or _compile(sock)
+        compiled = verdict.compiled + (0 if verdict.unfit else _load(sock))
+    if verdict.unfit is not None:
+        return 0, Unfit(str(target()), verdict.unfit, narrower(target()).name)
+    return compiled, None
+
+
+def _compile(sock: socket.socket) -> Verdict:
+    """Compile and check all kernels, reporting progress to the server.
 
     In a separate process: the compiler leaves some hundred megabytes behind, which every worker would inherit, and
     faulty code may crash.
     """
     from kernels.emit.cache import cache_folder
-    from kernels.prepare import Verdict, read_verdict
-    from kernels.target import narrower, target
+    from kernels.prepare import Verdict
 
-    if not target().compiles:
-        return 0, None
-    verdict = read_verdict()
+    folder = Path(cache_folder()).parent
+    process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
+        [sys.executable, "-P", "-m", "kernels.prepare", "--jobs", str(cpu_count())],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    prefer_for_oom_kill(process.pid)  # rather than the server, which can then report it
+    assert process.stdout is not None
+    verdict: Verdict | None = None
+    missing: OSError | None = None
+    for line in process.stdout:
+        kind, _, text = line.partition(" ")
+        if kind == "verdict":
+            verdict = Verdict(**json.loads(text))
+        elif kind == "failed":
+            number, _, reason = text.partition(" ")
+            missing = OSError(int(number), reason.strip())
+        # loading everything afterwards takes a tenth of the time
+        elif not send(sock, Warming(9 * int(kind), 10 * int(text))):
+            process.kill()
+            sys.exit(0)
+    status = process.wait()
     if verdict is None:
-        folder = Path(cache_folder()).parent
-        process = subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-            [sys.executable, "-P", "-m", "kernels.prepare", "--jobs", str(cpu_count())],
-            env={**os.environ, "NUMBA_CACHE_DIR": str(folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        prefer_for_oom_kill(process.pid)  # rather than the server, which can then report it
-        assert process.stdout is not None
-        missing: OSError | None = None
-        for line in process.stdout:
-            kind, _, text = line.partition(" ")
-            if kind == "verdict":
-                verdict = Verdict(**json.loads(text))
-            elif kind == "failed":
-                number, _, reason = text.partition(" ")
-                missing = OSError(int(number), reason.strip())
-            # loading everything afterwards takes a tenth of the time
-            elif not send(sock, Warming(9 * int(kind), 10 * int(text))):
-                process.kill()
-                sys.exit(0)
-        status = process.wait()
-        if verdict is None:
-            raise missing or OSError(0, f"python -m kernels.prepare ended {how_it_ended(status)}")
-    if verdict.unfit is None:
-        return verdict.compiled, None
-    return 0, Unfit(str(target()), verdict.unfit, narrower(target()).name)
+        raise missing or OSError(0, f"python -m kernels.prepare ended {how_it_ended(status)}")
+    return verdict
 
 
 def _load(sock: socket.socket) -> int:

@@ -167,7 +167,7 @@ class Launcher:
             self._progress_logged = now
         elif now - self._progress_logged >= _PROGRESS_EVERY_S and self.share < 1.0:
             self._progress_logged = now
-            _log.info("compiling the kernels for this processor: %.0f %%", 100 * self.share)
+            _log.info("preparing the kernels for this processor: %.0f %%", 100 * self.share)
 
     def _receive(self, message: Message, descriptors: list[int]) -> None:
         match message:

@@ -23,12 +23,15 @@ import numba
 
 from kernels.target import target
 
-__all__ = ["VERDICT", "cache_folder", "choose_folder", "folder_name", "locked", "pack"]
+__all__ = ["VERDICT", "cache_folder", "choose_folder", "folder_name", "is_unpacked", "locked", "pack"]
 
 VERDICT = "verdict.json"
 """A file that is written when all code is there and has been tried."""
 
 _ARCHIVE, _SUFFIX = "zip", ".zip"
+
+_UNPACKED, _TRIED = "unpacked", "tried"
+"""Files that say that everything was taken from an archive, so that nothing is missing, and that it was tried."""
 
 
 @cache
@@ -109,13 +112,28 @@ def _is_private(folder: Path) -> bool:
 def _fill(folder: Path, source: Path) -> None:
     """Take compiled code from another folder or its archive; a failure, on a full disk say, costs compiling."""
     archive = source.with_name(source.name + _SUFFIX)
-    if not _is_private(source.parent):
+    if (folder / _UNPACKED).exists() or not _is_private(source.parent):
         return
     with contextlib.suppress(OSError, shutil.Error, shutil.ReadError):
         if archive.is_file():
             shutil.unpack_archive(archive, folder)
+            Path(folder, _UNPACKED).touch()
         elif source.is_dir() and source != folder:
             shutil.copytree(source, folder, dirs_exist_ok=True)
+
+
+def is_unpacked() -> bool:
+    """Tell whether this process's folder was filled from an archive, so that nothing has to be compiled.
+
+    Only the first process is told: if it can't even load the code, the next one compiles it.
+    """
+    folder = Path(cache_folder())
+    try:
+        (folder / _UNPACKED).stat()
+        (folder / _TRIED).touch(exist_ok=False)
+    except OSError:
+        return False
+    return True
 
 
 def pack(folder: str) -> Path:

@@ -17,14 +17,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from kernels.blocks import STEPS
 from kernels.emit import simd
 from kernels.emit.compiler import Record, Vector, numbers
 
 __all__ = ["Walk", "fma_tile", "sum_box"]
-
-AHEAD_BYTES = 4096
-"""How far before it needs them a tile asks for vectors that lie in memory: a page, where the processor's own asking
-begins anew."""
 
 
 class Walk(Record):
@@ -136,7 +133,7 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
             vp, sp, *sums = carried
             loaded = [simd.load(builder, builder.add(vp, simd.I64(4 * width * j)), lane) for j in range(vectors)]
             for place in range(0, line if ahead else 0, 64):
-                simd.prefetch(builder, builder.add(vp, simd.I64(AHEAD_BYTES + place)))
+                simd.prefetch(builder, builder.add(vp, simd.I64(STEPS.panel_ahead_bytes + place)))
             for m in range(rows):
                 place = builder.add(sp, row_offsets[m])
                 scalar = (

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from kernels.arena import address, arena_address
+from kernels.blocks import STEPS, SUMS
 from kernels.emit.compiler import Record, Records, row_of, values_of
 from kernels.emit.intrinsics import SEGMENT
 from kernels.emit.tile_table import LANE_ROWS, tile_table
@@ -22,29 +23,11 @@ from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 from kernels.target import target
 
-__all__ = ["LANES", "STEP_MACS", "WEIGHTS_BYTES", "Share", "Way", "share"]
+__all__ = ["LANES", "Share", "Way", "share"]
 
 Way = Literal["gather", "lanes", "scatter"]
 Span = tuple[int, int]
 Row = tuple[Any, ...]
-
-STEP_MACS = 100_000_000
-"""Work between two looks at whether to stop."""
-
-SUMS_BYTES = 128 << 10
-"""Sums of one band of dst pixels at the most: a part of L2."""
-
-BAND_BYTES = 192 << 10
-"""Src of one band, as long as it has enough pixels."""
-
-BAND_PIXELS = 512
-"""Dst pixels that make up for reading large weights once more; small ones stay in L2."""
-
-SOURCE_BYTES = 8 << 20
-"""Packed src of one band at the most; where taps reach farther it is packed tap by tap."""
-
-WEIGHTS_BYTES = 24 << 20
-"""Packed weights of one pass; more dst channels are done one part after another."""
 
 FEW_CHANNELS = 32
 """Src channels below which it pays to let taps and channels be one run."""
@@ -171,7 +154,7 @@ class _Gather(Share):
         grid = self._grid(pixels, spans)
         # the order of sums may not depend on how they are shared out
         every = self._grid(self._band_pixels(line, dims.groups), [(0, size) for size in (dims.n, *dims.wide)])
-        apart = packed and 4 * self._points(every, line) > SOURCE_BYTES
+        apart = packed and 4 * self._points(every, line) > SUMS.source_bytes
         tall = LANE_ROWS if self.lanewise else target().rows[1 if dims.wide_channels <= WIDTH else 2]
         together = self.lanewise and not packed and dims.wide_channels == 1 and len(self.numbers) <= SEGMENT
         only: Only | None = "taps" if apart else "classes" if together else None
@@ -196,16 +179,16 @@ class _Gather(Share):
         units = (self.g1 - self.g0) * prod(high - low for low, high in (self.spans[0], *self.spans[2:]))
         whole_work = dims.groups * dims.n * dims.wide_channels * prod(dims.wide)
         macs = problem.macs * units * (WIDTH if self.lanewise else 1) // max(1, whole_work)
-        self.batch = max(1, STEP_MACS * self.bands * len(self.parts) // max(1, macs))
+        self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
 
     def _band_pixels(self, line: int, groups: int) -> int:
         """Give the dst pixels of a band: their src should stay in L2 while all lanes read it, their sums too."""
         dims = self.dims
         weights = 4 * self.panel * ceil(dims.wide_channels / LANES) * groups
         near = max(line, 4 * self.problem.src_channels) if self.near else line
-        pixels = BAND_BYTES * prod(dims.wide) // max(1, near * prod(dims.narrow))
-        least = BAND_PIXELS if weights > BAND_BYTES else BAND_PIXELS // 8
-        return min(max(least, pixels), SUMS_BYTES // (4 * LANES))
+        pixels = SUMS.band_bytes * prod(dims.wide) // max(1, near * prod(dims.narrow))
+        least = SUMS.band_pixels if weights > SUMS.band_bytes else SUMS.band_pixels // 8
+        return min(max(least, pixels), SUMS.band_sums_bytes // (4 * LANES))
 
     def _points(self, grid: Sequence[int], line: int) -> int:
         """Count the f32 of src that the taps of a band reach; packed lines are rounded up to whole vectors."""
@@ -230,7 +213,7 @@ class _Gather(Share):
         """Cut the share so that the packed weights of a pass have room: first and last group, and blocks of lanes."""
         low, high = self.channels
         # with one band every weight is read once, and soon: let it be while it is in a cache
-        limit = WEIGHTS_BYTES if self.bands > 1 else WEIGHTS_BYTES // 8
+        limit = SUMS.weights_bytes if self.bands > 1 else SUMS.weights_bytes // 8
         firsts = np.arange(low, high, 1 if self.lanewise else LANES)
         blocks = np.empty(len(firsts), Lanes.dtype)
         blocks["first"] = firsts
@@ -249,7 +232,7 @@ class _Gather(Share):
             output,
             panels=arena_address("weights", self.panels_floats),
             source=arena_address("source", self.source_floats),
-            sums=arena_address("sums", SUMS_BYTES // 4),
+            sums=arena_address("sums", SUMS.band_sums_bytes // 4),
         )
         for part, blocks in self.parts:
             pack_weights(self.share, part, call, blocks, self.numbers)
@@ -280,14 +263,14 @@ class _Scatter(Share):
         depth, height, width = (max(least, high - low) for least, (low, high) in zip((1, 1, 0), reach[1:], strict=True))
         macs = max(1, width * lanes * channels)
         floats = max(1, width * (channels + 8))
-        lines = max(1, min(height, STEP_MACS // macs, SOURCE_BYTES // (4 * floats)))
+        lines = max(1, min(height, STEPS.band_batch_macs // macs, SUMS.source_bytes // (4 * floats)))
         groups = self.g1 - self.g0
         self.panels_floats = groups * channels * line // 4
         self.source_floats = lines * floats if packed else 0
         self.products_floats = limit * used * LANES
         self.sums_floats = prod(high - low for low, high in self.spans[3:]) * dims.wide_channels
         self.items = (self.spans[0][1] - self.spans[0][0]) * groups * depth * ceil(height / lines)
-        self.batch = max(1, STEP_MACS // (macs * lines))
+        self.batch = max(1, STEPS.band_batch_macs // (macs * lines))
         (self.part,) = self.tile_passes([(0, groups)])
         self.share = row_of(
             ScatterShare,

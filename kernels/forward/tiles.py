@@ -14,6 +14,7 @@ from math import ceil, prod
 
 import numpy as np
 
+from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.costs import COSTS
 from kernels.forward.share import LANES, Share, Way, share
@@ -25,12 +26,6 @@ __all__ = ["CONV_TRANSPOSE", "way_costs"]
 
 Shape = tuple[int, ...]
 WIDTH = target().lanes
-
-UNIT_MACS = 20_000_000
-"""Work that makes a unit worth its message to a worker."""
-
-SCATTER_BYTES = 32 << 20
-"""Sums of one image at the most, where products are scattered."""
 
 
 def way_costs(dims: Dims) -> dict[Way, float]:
@@ -51,7 +46,7 @@ def way_costs(dims: Dims) -> dict[Way, float]:
         + COSTS.scattered_sum * taps * out
         + COSTS.scattered_pixel * pixels,
     }
-    if 4 * prod(dims.wide) * out > SCATTER_BYTES:
+    if 4 * prod(dims.wide) * out > SUMS.scatter_bytes:
         del costs["scatter"]
     return costs
 
@@ -81,7 +76,7 @@ class ConvTranspose:
         sizes, steps = self.grid(problem)
         cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
         images, groups, blocks = cells[:3]
-        wanted = int(max(1, min(4 * workers, problem.macs // UNIT_MACS)))
+        wanted = int(max(1, min(4 * workers, problem.macs // STEPS.unit_macs)))
         large = prod(problem.weights_shape) > prod(problem.src_shape)
         lanes_first = large and blocks * groups >= wanted
         by_image = 1 if lanes_first else min(max(1, images), wanted)

@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
+from kernels.blocks import STEPS
 from kernels.emit.compiler import ENTRIES, Entry, Record, Rows, Table, Vector, callback, jit, numbers
 from kernels.emit.intrinsics import address_of, fill_zero, transpose_panel
 from kernels.pack.halves import move16, pack_line, pack_line_pairs, transpose16
@@ -29,8 +30,7 @@ _transpose = transpose_panel("f32")
 
 _PAIR = 64  # bytes of a pair of pixels of 16 channels
 
-TURNED = 32
-"""Images that are turned at a time."""
+TURNED, AHEAD = STEPS.turned_images, STEPS.ahead_bytes
 
 MOST_STRIDE = 4
 """Stride up to which turning all values between the wanted ones is faster than to pick these one by one."""
@@ -39,9 +39,6 @@ _VALUES = 64  # adjacent values of a channel that are turned at a time; where 16
 
 PACK_BYTES = 16 * 32 * TURNED + SPLIT_BYTES
 """Scratch of `call_turned`."""
-
-_AHEAD = 256
-"""Bytes that memory is asked for before they are needed, of each image."""
 
 
 class PackedBox(Record):
@@ -150,7 +147,7 @@ def _turn(
         for n in range(0, images, 8):
             for line in range(0, min(8, images - n) * 64, 64):
                 for part in range(0, count * size, 64):
-                    touch(first + (n + line // 64) * image + _AHEAD + part)
+                    touch(first + (n + line // 64) * image + AHEAD + part)
             if size == 4:
                 _transpose(to + 4 * n, row, first + n * image, count // 8, image, min(7, images - n - 1))
                 if count % 8 > 0:

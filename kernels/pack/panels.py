@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels.blocks import STEPS
 from kernels.emit.compiler import Record, Rows, Vector, jit
 from kernels.emit.intrinsics import copy_panel, load_value, put_run, store_value, transpose_panel
 
@@ -37,8 +38,8 @@ PANEL = Panel.dtype
 ACROSS = 8
 """Panels alike from which on adjacent channels are packed position by position rather than panel by panel."""
 
-STRIP = 16
-"""Positions that fewer panels, or others, take in turn."""
+STRIP = STEPS.strip_positions
+"""For panels that are fewer, or differ."""
 
 _copy_f32, _copy_f16, _copy_bf16 = (copy_panel(kind) for kind in KINDS)
 _transpose_f32, _transpose_f16, _transpose_bf16 = (transpose_panel(kind) for kind in KINDS)

@@ -15,6 +15,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from kernels.blocks import STEPS
 from kernels.emit import simd
 from kernels.emit.compiler import jit
 from kernels.emit.intrinsics import transpose_panel
@@ -33,9 +34,7 @@ _transpose = transpose_panel("f32")
 SPLIT_BYTES = 2048
 """Scratch of one call: 32 pixels of 16 channels."""
 
-_CHUNK = 32
-_AHEAD = 256
-"""Bytes that memory is asked for before they are needed: by itself the processor asks too late for many rows."""
+_CHUNK, AHEAD = 32, STEPS.ahead_bytes
 
 _PAIR = 64  # bytes of a pair of pixels of 16 channels
 
@@ -123,7 +122,7 @@ def _split(strided: bool) -> Any:
                 to, origin = carried
                 if not strided:
                     for line in (0, 64):
-                        simd.prefetch(builder, builder.add(origin, _I64(_AHEAD + line)))
+                        simd.prefetch(builder, builder.add(origin, _I64(AHEAD + line)))
                 move(to, origin, _I64(32))
                 return [builder.add(to, _I64(64)), builder.add(origin, builder.mul(size, _I64(32)))]
 
@@ -173,8 +172,8 @@ def _split_pairs(strided: bool) -> Any:
             def body(carried: list[Any]) -> list[Any]:
                 to, first = carried
                 if not strided:
-                    simd.prefetch(builder, builder.add(first, _I64(_AHEAD)))
-                    simd.prefetch(builder, builder.add(builder.add(first, pixel), _I64(_AHEAD)))
+                    simd.prefetch(builder, builder.add(first, _I64(AHEAD)))
+                    simd.prefetch(builder, builder.add(builder.add(first, pixel), _I64(AHEAD)))
                 even, odd = (
                     _parts(builder, _read(builder, place, step, some))
                     for place, some in zip((first, builder.add(first, pixel)), masks, strict=True)
@@ -284,7 +283,7 @@ def split_line_pairs(
             if some < 8:  # whole blocks of pixels are read, so the last one reaches back
                 done, some = run - 8, 8
             for row in range(valid):
-                ahead = src + (c + row) * channel + 4 * done + _AHEAD
+                ahead = src + (c + row) * channel + 4 * done + AHEAD
                 touch(ahead)
                 touch(ahead + 64)
             for half in range(0, valid, 8):

@@ -160,7 +160,7 @@ def objects(folder: Path, path: str) -> None:
         number += 1
 
     for function in functions.values():
-        compiled = function.overloads[_signature(function.py_func)]
+        (compiled,) = function.overloads.values()  # `jit` compiles for one signature
         write(compiled.library)
         symbols.append(compiled.fndesc.llvm_func_name)
     rows = {(kind, count): tiles._tile(kind, count) for kind, count in tiles.tile_entries()}
@@ -171,16 +171,6 @@ def objects(folder: Path, path: str) -> None:
     for cfunc in [*rows.values(), *(dots._entry(entry) for entry in sorted(dots.USED))]:
         write(cfunc._library)
     _write_table(folder / "table.c", list(functions), symbols, table)
-
-
-def _signature(function: Any) -> tuple[Any, ...]:
-    """Give the argument types that the annotations say; calls among kernels may have made others, of constants."""
-    from numba.core import sigutils
-
-    from kernels.emit.compiler import _NUMBA
-
-    kinds = {name: _NUMBA[annotation] for name, annotation in function.__annotations__.items()}
-    return tuple(sigutils.normalize_signature(f"{kinds.pop('return')}({', '.join(kinds.values())})")[0])
 
 
 def _write_table(path: Path, names: list[str], symbols: list[str], tables: list[list[str]]) -> None:

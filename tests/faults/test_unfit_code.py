@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from kernels.emit.cache import VERDICT, cache_folder
+from kernels.emit.cache import VERDICT, cache_folder, pack
 from kernels.target import NAME, narrower, target
 from tests.app.samples import NPY, post, read, same_bits
 from tests.live import LiveService, running_service
@@ -79,6 +79,30 @@ def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: 
         file.unlink()
     (tmp_path / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
     settings = {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(cache), "FAULT": fault, "FAULTY": str(target())}
+    _check_that_the_narrower_path_serves(settings, fault)
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(target().arch != "x86_64" or not NARROWER.compiles, reason="the fault is one of x86")
+@pytest.mark.parametrize("fault", ["is wrong", "crashes"])
+def test_a_faulty_archive_is_taken_out(folders: list[Path], tmp_path: Path, fault: str) -> None:
+    """Code that an image brings along is tried as well, although nothing is compiled."""
+    cache = tmp_path / "cache"
+    for folder in folders:
+        shutil.copytree(folder, cache / folder.name)
+    mine = cache / folders[0].name
+    (mine / VERDICT).unlink()
+    for file in mine.rglob("*_tile_3x2-*"):
+        file.unlink()
+    (tmp_path / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
+    settings = {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(cache), "FAULT": fault, "FAULTY": str(target())}
+    script = "from kernels import warmup; list(warmup())"
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, **settings}, check=True)
+    pack(str(mine))
+    _check_that_the_narrower_path_serves({"NUMBA_CACHE_DIR": str(cache)}, fault)
+
+
+def _check_that_the_narrower_path_serves(settings: dict[str, str], fault: str) -> None:
     running = running_service("--workers", "1", **settings)  # type: ignore[arg-type]
     with running as service, httpx.Client(base_url=service.url) as http:
         page = http.get("/readyz").json()
@@ -90,7 +114,7 @@ def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: 
         assert any(reason.partition(": ")[2] in line and "ERROR" in line for line in service.log)
         assert "convgrad_targets_unfit 1.0" in http.get("/metrics").text
         rng = np.random.default_rng(7)
-        for _ in range(25):
+        for _ in range(500):
             case = random_case(rng, macs=20_000)
             inputs = case.inputs()
             assert same_bits(read(post(http, case, inputs, NPY)), case.expected(inputs)), case

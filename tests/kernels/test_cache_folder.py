@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.emit.cache import choose_folder, folder_name, pack
+from kernels.emit.cache import choose_folder, folder_name, is_unpacked, pack
 
 
 @pytest.fixture
@@ -83,3 +83,17 @@ def test_an_archive_in_a_folder_that_can_be_written_is_unpacked_there(
     chosen = choose_folder(environment | {"NUMBA_CACHE_DIR": str(tmp_path)})
     assert (chosen / "sub" / "kernel").read_bytes() == b"image"
     assert archive.exists()
+
+
+def test_only_the_first_process_takes_unpacked_code_as_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code from an archive needs no compiling; a process that comes after one that could not load it is not told so."""
+    folder = tmp_path / folder_name()
+    folder.mkdir()
+    (folder / "kernel").write_bytes(b"image")
+    pack(str(folder))
+    monkeypatch.setattr("kernels.emit.cache.cache_folder", lambda: str(folder))
+    assert not is_unpacked()
+    choose_folder({"NUMBA_CACHE_DIR": str(tmp_path)})
+    assert is_unpacked()
+    choose_folder({"NUMBA_CACHE_DIR": str(tmp_path)})
+    assert not is_unpacked()

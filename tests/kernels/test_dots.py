@@ -20,6 +20,7 @@ from kernels.pack.split import split_line
 from kernels.target import target
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import assert_same_bits, compute, problem_of
+from tests.kernels.sizes import resize
 from tests.kernels.test_accuracy import assert_accurate, assert_nothing_is_lost
 from tests.problems import OPS, Case, random_case
 
@@ -55,7 +56,7 @@ def _of(op: str, dtype: str = "bf16") -> Case:
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "f32"])
 def test_special_values_and_workers(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
     """Inf and NaN in two channels give the same bits for any number of workers, and exact sums in the others."""
-    monkeypatch.setattr("kernels.gradient.tiles.unit.UNIT_MACS", 1_000_000)
+    resize(monkeypatch, unit_macs=1_000_000)
     case = replace(LAYER, dtype=dtype, n=2, dst_channels=40)
     inputs = case.inputs()
     inputs["src"][1, 20, 0, 5] = np.inf
@@ -157,7 +158,7 @@ def test_f32_is_the_sum_of_three_bf16() -> None:
 @pytest.mark.parametrize("block", range(4))
 def test_small_slabs(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Cut along every axis into many slabs, of unequal sizes, what one leaves behind does not reach the next one."""
-    monkeypatch.setattr("kernels.gradient.dots.schedule.SLAB_BYTES", 2048)
+    resize(monkeypatch, dot_slab_bytes=2048)
     small: Any = lru_cache(dot_schedule.__wrapped__)
     monkeypatch.setattr(bwd_dots, "dot_schedule", small)
     rng = np.random.default_rng([74, block])

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from kernels import ConvProblem, plan, storage_dtype
-from kernels.forward import share as forward
 from kernels.forward.share import WIDTH, Way, share
 from tests import naive
 from tests.kernels.harness import assert_same_bits, compute, problem_of, stored
+from tests.kernels.sizes import resize
 from tests.problems import Case, random_case
 
 WAYS: tuple[Way, ...] = ("gather", "lanes", "scatter")
@@ -75,10 +75,8 @@ def test_every_way_computes_every_problem(way: Way) -> None:
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 def test_small_caches(way: Way, dtype: str, data_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many bands, several passes of weights, src packed tap by tap and many looks at `stop` change no bit."""
-    limits = {"SUMS_BYTES": 8192, "BAND_BYTES": 1024, "BAND_PIXELS": 24, "SOURCE_BYTES": 8192, "WEIGHTS_BYTES": 8192}
-    for name, value in limits.items():
-        monkeypatch.setattr(forward, name, value)
-    monkeypatch.setattr(forward, "STEP_MACS", 100_000)
+    limits = {"band_sums_bytes": 8192, "band_bytes": 1024, "band_pixels": 24, "source_bytes": 8192}
+    resize(monkeypatch, **limits, weights_bytes=8192, band_batch_macs=100_000)
     for case in (FAR, WIDE, DEPTHWISE, LONG):
         _check(replace(case, dtype=dtype, data_format=data_format), way)
 

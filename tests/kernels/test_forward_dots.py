@@ -15,6 +15,7 @@ from kernels import plan
 from kernels.target import target
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import assert_same_bits, compute, problem_of
+from tests.kernels.sizes import resize
 from tests.kernels.test_accuracy import assert_accurate, assert_nothing_is_lost
 from tests.problems import Case, random_case
 
@@ -59,14 +60,10 @@ def test_every_problem_is_exact(block: int) -> None:
 @pytest.mark.parametrize("block", range(4))
 def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Cut along every axis into cells and passes of unequal sizes, and shared out, sums have the same bits."""
-    from kernels.forward import tiles as conv_transpose
     from kernels.forward.cells import schedule as fwd_schedule
     from kernels.forward.cells import unit as fwd_dots
 
-    for name, value in {"CELL_PIXELS": 24, "PANEL_BYTES": 4096, "LINE_PIXELS": 4}.items():
-        monkeypatch.setattr(fwd_schedule, name, value)
-    monkeypatch.setattr(conv_transpose, "UNIT_MACS", 2000)
-    monkeypatch.setattr(fwd_dots, "STEP_MACS", 10_000)
+    resize(monkeypatch, cell_pixels=24, panel_bytes=4096, line_positions=4, unit_macs=2000, band_batch_macs=10_000)
     small: Any = lru_cache(fwd_schedule.forward_schedule.__wrapped__)
     monkeypatch.setattr(fwd_dots, "forward_schedule", small)
     cells = 0
@@ -78,7 +75,7 @@ def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
         for workers in (1, 3):
             assert_same_bits(compute(case, inputs, workers=workers), expected, case)
         with monkeypatch.context() as patch:
-            patch.setattr(fwd_dots, "WEIGHTS_BYTES", 2 * layout.parts * layout.block_bytes)
+            resize(patch, weights_bytes=2 * layout.parts * layout.block_bytes)
             fwd_dots._cells.cache_clear()
             assert_same_bits(compute(case, inputs, workers=2), expected, case)
         fwd_dots._cells.cache_clear()
@@ -104,7 +101,7 @@ def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, dtyp
     """Cells that are summed on register tiles leave weights, pixels and sums of those that follow alone."""
     from kernels.forward.cells import unit as fwd_dots
 
-    monkeypatch.setattr(fwd_dots, "STEP_MACS", 1)  # every cell has a call
+    resize(monkeypatch, band_batch_macs=1)  # every cell has a call
     fwd_dots._cells.cache_clear()
     case = replace(LAYER, dtype=dtype, n=9, src_spatial=(30, 33), dst_spatial=(60, 66))
     inputs = case.inputs()

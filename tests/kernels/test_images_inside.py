@@ -15,6 +15,7 @@ from kernels.gradient.dots import unit as bwd_dots
 from kernels.gradient.dots.schedule import dot_schedule
 from kernels.target import target
 from tests.kernels.harness import assert_same_bits, compute, problem_of, stored
+from tests.kernels.sizes import resize
 from tests.kernels.test_accuracy import assert_accurate
 from tests.kernels.test_images import poisoned
 from tests.problems import Case, random_case
@@ -95,7 +96,7 @@ def test_choice() -> None:
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_exact(monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, data_format: str, slab: int) -> None:
     """Sums of integers are exact in whole and in small slabs, also where memory holds what the last sum packed."""
-    monkeypatch.setattr("kernels.gradient.dots.schedule.NARROW_BYTES", slab)
+    resize(monkeypatch, narrow_bytes=slab)
     case = replace(LAYERS[name], dtype=dtype, data_format=data_format)
     assert _slabs(case) == 1 if slab > 1 << 20 else _slabs(case) > 1
     inputs = case.inputs()
@@ -121,10 +122,8 @@ def _random(seed: int, count: int) -> Iterator[Case]:
 def test_random_problems(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Random problems are exact on integers, and any number of workers gives the same bits, special values or not."""
     if block % 2:
-        monkeypatch.setattr("kernels.gradient.dots.schedule.NARROW_BYTES", 1 << 13)
-    monkeypatch.setattr("kernels.gradient.tiles.unit.UNIT_MACS", 20_000)
-    monkeypatch.setattr("kernels.gradient.dots.schedule.CHUNK_MACS", 10_000)
-    monkeypatch.setattr("kernels.gradient.dots.schedule.CHUNK_POSITIONS", 32)
+        resize(monkeypatch, narrow_bytes=1 << 13)
+    resize(monkeypatch, unit_macs=20_000, chunk_macs=10_000, chunk_positions=32)
     rng = np.random.default_rng([92, block])
     for case in _random(block, 25):
         inputs = case.inputs()
@@ -142,9 +141,7 @@ def test_random_problems(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 def test_images_that_come_late_are_not_read(monkeypatch: pytest.MonkeyPatch, data_format: str) -> None:
     """Images are outermost among slabs: a unit leaves the same bits whatever lies behind the images that it names."""
-    monkeypatch.setattr("kernels.gradient.tiles.unit.UNIT_MACS", 20_000)
-    monkeypatch.setattr("kernels.gradient.dots.schedule.CHUNK_MACS", 10_000)
-    monkeypatch.setattr("kernels.gradient.dots.schedule.NARROW_BYTES", 1 << 16)
+    resize(monkeypatch, unit_macs=20_000, chunk_macs=10_000, narrow_bytes=1 << 16)
     case = replace(SMALL_MAPS, n=100, data_format=data_format)
     problem = problem_of(case)
     chosen, inputs = plan(problem, workers=2), [stored(tensor) for tensor in case.floats().values()]

@@ -25,6 +25,7 @@ from kernels.registry import by_name
 from kernels.target import target
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import Tensor, compute, problem_of
+from tests.kernels.sizes import resize
 from tests.naive import round_to
 from tests.problems import FORMATS, Case
 
@@ -35,18 +36,12 @@ MOST_MACS = 8_000_000
 
 Constants = Mapping[str, Mapping[str, Any]]
 
-SMALL: Constants = {
-    "kernels.gradient.tiles.unit": {"UNIT_MACS": 30_000, "MORE_MACS": 60_000},
-    "kernels.gradient.tiles.schedule": {
-        "SLAB_BYTES": 16 << 10, "SLAB_BYTES_MAX": 48 << 10, "LANE_SLAB_BYTES": 16 << 10, "SLAB_MACS_MIN": 100_000,
-        "BLOCK_POSITIONS": 128, "CHUNK_MACS": 50_000, "CHUNK_POSITIONS": 64, "SMALL_CHUNK_POSITIONS": 64,
-    },
-    "kernels.forward.tiles": {"UNIT_MACS": 30_000},
+SMALL = {
+    "unit_macs": 30_000, "more_macs": 60_000, "slab_bytes": 16 << 10, "most_slab_bytes": 48 << 10,
+    "lane_slab_bytes": 16 << 10, "least_slab_macs": 100_000, "block_positions": 128, "chunk_macs": 50_000,
+    "chunk_positions": 64, "cached_chunk_positions": 64, "dot_slab_bytes": 32 << 10, "narrow_bytes": 16 << 10,
 }  # fmt: skip
 DOTS: Constants = {
-    "kernels.gradient.dots.schedule": {
-        "SLAB_BYTES": 32 << 10, "NARROW_BYTES": 16 << 10, "CHUNK_MACS": 50_000, "CHUNK_POSITIONS": 64,
-    },
     "kernels.gradient.dots.unit": {
         "LEAST_USE": {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]}, "MOST_CYCLES": np.inf,
     },
@@ -60,12 +55,12 @@ def small_units(*, by_channels: bool = False, inside: bool = False) -> Iterator[
 
     With `inside` the images are the innermost axis wherever that can be.
     """
-    every = [SMALL, {"kernels.gradient.tiles.unit": {"SHARED_ACC_BYTES": 0 if by_channels else 1 << 20}}]
-    every += [DOTS] if target().dots else []
+    every = [DOTS] if target().dots else []
     every += [CELLS] if target().dots == "amx" else []
     if target().dots == "amx" and inside:
         every.append({"kernels.gradient.dots.schedule": {"INSIDE_COST": np.inf, "LEAST_IMAGES": 2}})
     with pytest.MonkeyPatch.context() as patch:
+        resize(patch, **SMALL, shared_sums_bytes=0 if by_channels else 1 << 20)
         for module, constants in (item for each in every for item in each.items()):
             for name, value in constants.items():
                 patch.setattr(f"{module}.{name}", value)

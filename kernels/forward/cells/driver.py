@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels.blocks import SUMS
 from kernels.emit.compiler import Rows, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, SHAPES, STEP, TILE, call_dots
 from kernels.emit.intrinsics import fill_zero, load_value, store_value
@@ -25,8 +26,7 @@ from kernels.pack.pairs import pack_pairs, pack_planes
 
 __all__ = ["SPARE", "bring_weights", "compute_cells"]
 
-WALK_STEPS = 16
-"""Steps that are summed in tile registers: the weights of that many stay in the first cache, or in the second."""
+WALK_STEPS = SUMS.walk_steps
 
 WHOLE, PLANES, LINES = 0, 2, 3
 """The pieces of a phase's positions: all of them, planes, lines."""

@@ -15,6 +15,7 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
+from kernels.blocks import SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
 from kernels.emit.dots import PARTS, PRODUCTS, STEP, TILE
@@ -31,18 +32,6 @@ LANES = 2 * TILE
 
 ROW = 2 * STEP
 """Bytes of a pixel's row in a panel: one step of src channels."""
-
-CELL_PIXELS = 2048
-"""Dst pixels of a cell at the most: their sums are a part of the second cache."""
-
-PANEL_BYTES = 1 << 20
-"""Panel of a cell, where it can be cut."""
-
-PANEL_BYTES_MAX = 8 << 20
-"""Panel of a cell at the most."""
-
-LINE_PIXELS = 64
-"""Dst positions of a line that are not cut apart."""
 
 PRODUCT_CYCLES, VALUE_CYCLES = 26.0, 1.5
 """What a product of two tiles takes with its loads, and packing a value."""
@@ -156,15 +145,15 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         return parts * depth * ROW * shape[0] * prod(line.pitch for line in lines)
 
     def fits(lines: list[_Line]) -> bool:
-        return panel(lines) <= PANEL_BYTES and prod(shape) <= CELL_PIXELS
+        return panel(lines) <= SUMS.panel_bytes and prod(shape) <= SUMS.cell_pixels
 
     lines = lay()
     for axis in range(3):
-        least = dims.strides[axis] * (1 if axis < 2 else LINE_PIXELS)
+        least = dims.strides[axis] * (1 if axis < 2 else SUMS.line_positions)
         while lines is not None and not fits(lines) and shape[1 + axis] > least:
             shape[1 + axis] = _round(ceil(shape[1 + axis] / 2), dims.strides[axis], dims.wide[axis])
             lines = lay()
-    if lines is None or panel(lines) > PANEL_BYTES_MAX:
+    if lines is None or panel(lines) > SUMS.most_panel_bytes:
         return None
     while shape[1:] == list(dims.wide) and 2 * shape[0] <= dims.n:
         shape[0] *= 2

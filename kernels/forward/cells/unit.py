@@ -9,13 +9,14 @@ from math import ceil, prod
 import numpy as np
 
 from kernels.arena import arena_address
+from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records, Table, row_of
 from kernels.emit.dots import STEP, TILE, dot_table
 from kernels.forward.cells.driver import SPARE, bring_weights, compute_cells
 from kernels.forward.cells.records import CellPass, CellShare
 from kernels.forward.cells.schedule import LANES, ROW, forward_schedule
-from kernels.forward.share import STEP_MACS, WEIGHTS_BYTES, Share, share
+from kernels.forward.share import Share, share
 from kernels.forward.tiles import ConvTranspose, way_cycles
 from kernels.pack.split import SPLIT_BYTES
 from kernels.plan import Stop, Storage, Unit
@@ -23,9 +24,6 @@ from kernels.problem import ConvProblem, storage_dtype
 from kernels.target import target
 
 __all__ = ["FWD_DOTS"]
-
-CELL_MACS = 1 << 30
-"""Work of a cell in one pass of weights at the most: some milliseconds, after which a worker looks whether to stop."""
 
 PIXEL_MACS = 32
 """Multiply-adds that take as long as writing a value of dst, and what is packed for it."""
@@ -67,7 +65,7 @@ class _Cells(Share):
         values = problem.groups * problem.n * dims.wide_channels * prod(dims.wide)
         each = problem.macs // max(1, values) + PIXEL_MACS
         work = LANES * prod(plan.steps) * each  # of a cell and a pair of blocks
-        pairs = max(1, min(WEIGHTS_BYTES // (2 * plan.parts * plan.block_bytes), CELL_MACS // work))
+        pairs = max(1, min(SUMS.weights_bytes // (2 * plan.parts * plan.block_bytes), STEPS.cell_macs // work))
         low, high = self.channels
         self.cuts = [
             (g, c, min(high, c + pairs * LANES))
@@ -78,7 +76,7 @@ class _Cells(Share):
         self.panel_floats = (plan.parts * plan.depth * plan.positions + SPARE) * ROW // 4
         self.sums_floats = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
         self.taps = _taps(problem)
-        self.batch = max(1, STEP_MACS // (work * ceil((high - low) / LANES)))
+        self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
         self.share = row_of(
             CellShare,
             kind=self.kind,
@@ -166,7 +164,7 @@ class ConvTransposeDots(ConvTranspose):
         plan = forward_schedule(problem)
         if plan is None:
             return "too many taps, phases, or zeros between pixels"
-        if 2 * plan.parts * plan.block_bytes > WEIGHTS_BYTES:
+        if 2 * plan.parts * plan.block_bytes > SUMS.weights_bytes:
             return "the weights of a few channels take too much room"
         ratio = plan.cycles / max(1.0, way_cycles(problem))
         if ratio > MOST_CYCLES and not target().imitated:

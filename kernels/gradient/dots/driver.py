@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from kernels.blocks import SUMS
 from kernels.emit.compiler import Rows, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, EXACT, ROWS, SHAPES, STAGE, STEP, TILE, Sides, Walks, call_dots
 from kernels.emit.intrinsics import address_of, copy_panel, fill_zero, load_value, store_value
@@ -31,14 +32,8 @@ from kernels.target import target
 
 __all__ = ["STAGE_BYTES", "add_dots"]
 
-BLOCK_PIXELS = 512
-"""Pixels of one walk at the most: those of 32 channels of b leave room in the first cache, or in the second."""
-
-STAGED_PIXELS = np.array((320, 192, 128), np.int64)
-"""Those of a walk of staged rows, by parts, which should stay in the first cache."""
-
-INSIDE_PIXELS = np.array((2048, 512, 512), np.int64)
-"""Those of a walk over images inside, by parts: products of parts are summed by themselves first."""
+WALK_PIXELS = SUMS.walk_pixels
+STAGED_PIXELS, INSIDE_PIXELS = (np.array(each, np.int64) for each in (SUMS.staged_pixels, SUMS.inside_pixels))
 
 INSIDE_LINES = int(INSIDE_PIXELS.max()) // STEP
 """Lines that such a walk has at the most."""
@@ -241,7 +236,7 @@ if target().dots == "amx":
                 walks.a_part, walks.a_line, walks.acc_line = down * ROWS * LINE, LINE, LINE
             for k in range(1, down):
                 walks.down[k - 1], walks.down[down + k - 2] = a_down[k] - a_down[0], acc_down[k] - acc_down[0]
-            most = BLOCK_PIXELS if tile < tiles else STAGED_PIXELS[parts - 1]
+            most = WALK_PIXELS if tile < tiles else STAGED_PIXELS[parts - 1]
             pieces = (steps * STEP + most - 1) // most
             if share.inside and tile < tiles:
                 pieces = 0
@@ -276,8 +271,8 @@ else:
         """Sum the rows with two blocks of b at a time, where both are plain: their pixels stay in the first cache."""
         first_row, last = TILE * i0 * share.taps, min(offsets.size, TILE * i1 * share.taps)
         b, blocks, block, pairs = panels + share.b.target, share.b.planes, share.b.plane, steps * STEP // 2
-        for first in range(0, pairs, BLOCK_PIXELS // 2):
-            count = min(BLOCK_PIXELS // 2, pairs - first)
+        for first in range(0, pairs, WALK_PIXELS // 2):
+            count = min(WALK_PIXELS // 2, pairs - first)
             for j0 in range(0, blocks, 2):
                 across = min(2, blocks - j0)
                 size = across if plain[j0] + plain[j0 + across - 1] == 2 else 1

@@ -19,6 +19,7 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
+from kernels.blocks import SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
 from kernels.emit.dots import PARTS, ROWS, STEP, TILE
@@ -33,23 +34,8 @@ __all__ = ["DotSchedule", "dot_schedule"]
 
 Ints = npt.NDArray[np.int64]
 
-SLAB_BYTES = 1 << 20
-"""Packed bytes of one slab where it can be cut; twice as many where accumulators fill more than a cache themselves."""
-
-NARROW_BYTES = 1 << 20
-"""Packed bytes of all parts of the narrow tensor, which every pair of a channel and a tap reads again."""
-
 SOME, SOME_STEPS = 1.5, 1.05
 """How much more than these bounds a slab may have where half of it would take that many times the steps."""
-
-SLAB_BYTES_ALL = 4 << 20
-"""Those of all groups, where their channels lie side by side: each group comes back to the same lines of memory."""
-
-TOGETHER = 2 * TILE
-"""Channels of the wide tensor that are packed at a time at the least, with images inside: then slabs are larger."""
-
-SLAB_BYTES_MAX = 16 << 20
-"""Packed bytes of one slab at the most."""
 
 MOST_BOXES = 1 << 16
 """Pieces of memory to pack: beyond that, short lines of many phases, laying them out takes too long."""
@@ -69,17 +55,11 @@ VALUE_CYCLES = (0.65, 0.75, 1.2), (2.5, 1.5, 2.4), (2.0, 1.95, 2.9)
 SUM_CYCLES = (0.3, 1.7, 2), (1.1, 1.2, 11), (0.7, 1.0, 7)
 """Those of an accumulator in no cache, by parts: a slab with images outside, with images inside, and the result."""
 
-CACHED_SUMS, MANY_SUMS = 1 << 20, 6 << 20
-"""Bytes of accumulators that a cache holds, and so many that larger slabs pay."""
-
 MOST_TAPS = 1 << 12
 """Taps: each is laid out by itself, for every size of a slab that is tried."""
 
 MOST_ROWS = 1 << 17
 """Pairs of a channel and a tap: their table has 1 MiB."""
-
-CHUNKS, CHUNK_MACS, CHUNK_POSITIONS = 8, 10_000_000, 2048
-"""As in `kernels.gradient.tiles.schedule`."""
 
 
 @dataclass(frozen=True)
@@ -238,30 +218,31 @@ def _cut(geo: Geometry, groups: int, parts: int, inside: bool) -> tuple[_Line, .
     if 0 in shape:
         return None
     sums = 4 * geo.wide.channels * geo.narrow.channels * prod(len(axis.shifts) for axis in geo.axes)
-    limit = SLAB_BYTES if sums <= SLAB_BYTES else 2 * SLAB_BYTES
-    each = 2 * NARROW_BYTES if parts > 1 and sums > MANY_SUMS else NARROW_BYTES
+    limit = SUMS.dot_slab_bytes if sums <= SUMS.dot_slab_bytes else 2 * SUMS.dot_slab_bytes
+    each = 2 * SUMS.narrow_bytes if parts > 1 and sums > SUMS.many_sums_bytes else SUMS.narrow_bytes
     if geo.wide.channel == 1:
-        limit, each = (min(most, max(1, SLAB_BYTES_ALL // groups)) for most in (limit, each))
+        limit, each = (min(most, max(1, SUMS.all_groups_bytes // groups)) for most in (limit, each))
     alive = all(low < high for axis in geo.axes for low, high in axis.ranges)
-    channels = min(geo.wide.channels, TOGETHER) if inside and alive else geo.wide.channels
+    channels = min(geo.wide.channels, SUMS.inside_channels) if inside and alive else geo.wide.channels
     lines = before = _lines(geo.axes, shape, inside)
     for axis in (3, 0, 1, 2) if inside else range(4):
         while lines is not None:
             wide, narrow = _bytes(geo, lines, channels)
             reach = lines[axis].reach
-            fits = wide + narrow <= limit and parts * narrow <= NARROW_BYTES
+            fits = wide + narrow <= limit and parts * narrow <= SUMS.narrow_bytes
             if inside:
                 fits = parts * max(wide, narrow) <= each
-            if fits or shape[axis] <= max(1, reach[1] - reach[0], (STEP if inside else 64) * (axis == 3)):
+            shortest = 1 if axis < 3 else STEP if inside else SUMS.line_positions
+            if fits or shape[axis] <= max(shortest, reach[1] - reach[0]):
                 break
             shape[axis] = ceil(shape[axis] / 2)
             if inside and axis == 3:
                 shape[axis] = _steps_of(shape[axis])
             lines, before = _lines(geo.axes, shape, inside), lines
-    if lines is None or before is None or sum(_bytes(geo, lines, channels)) > SLAB_BYTES_MAX:
+    if lines is None or before is None or sum(_bytes(geo, lines, channels)) > SUMS.most_dot_slab_bytes:
         return None
     wide, narrow = _bytes(geo, before, channels)
-    little = max((wide + narrow) / limit, parts * narrow / NARROW_BYTES) <= SOME
+    little = max((wide + narrow) / limit, parts * narrow / SUMS.narrow_bytes) <= SOME
     if little and not inside and SOME_STEPS * _count(before) < _count(lines):
         lines = before
     return lines if _slabs(lines) * prod(len(line.phases) for line in lines) <= MOST_BOXES else None
@@ -328,7 +309,7 @@ def _cost(geo: Geometry, lines: tuple[_Line, ...], parts: int, inside: bool) -> 
     value = VALUE_CYCLES[parts - 1][0 if not inside else 1 if geo.wide.channel == 1 else 2]
     staged = STAGED_CYCLES if parts == 1 and not inside and geo.narrow.channels <= 2 * TILE else 0
     sums = blocks * TILE * TILE * prod(len(line.taps) for line in lines)
-    slabs = _slabs(lines) if 4 * sums > CACHED_SUMS else 0
+    slabs = _slabs(lines) if 4 * sums > SUMS.cached_sums_bytes else 0
     steps = (BLOCK_CYCLES[parts - 1][inside] + staged) * blocks * _products(lines, inside)
     each, result = SUM_CYCLES[parts - 1][inside], SUM_CYCLES[parts - 1][2]
     return steps + value * _values(geo, lines, inside) + (each * slabs + result) * sums
@@ -399,8 +380,8 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     b_blocks = ceil(geo.narrow.channels / TILE)
     points = prod(axis.size for axis in geo.axes)
     chunks = 1
-    most = min(len(slabs), points // CHUNK_POSITIONS, problem.macs // CHUNK_MACS)
-    while chunks < CHUNKS and 2 * chunks <= most:
+    most = min(len(slabs), points // SUMS.chunk_positions, problem.macs // SUMS.chunk_macs)
+    while chunks < SUMS.chunks and 2 * chunks <= most:
         chunks *= 2
     channels = geo.wide.channels
     a_plane = _odd_lines(plane * len(phases) // 2)
@@ -410,8 +391,8 @@ def dot_schedule(problem: ConvProblem) -> DotSchedule | None:
     at[:, live["number"]] = np.arange(channels)[:, None] * a_plane + live["plane"]
     together = channels
     if inside and len(live) == taps:  # a tap that meets nothing reads zeros behind the last channel
-        wide, _ = _bytes(geo, lines, TOGETHER)
-        together = min(channels, TOGETHER * max(1, NARROW_BYTES // (PARTS[problem.dtype] * wide)))
+        wide, _ = _bytes(geo, lines, SUMS.inside_channels)
+        together = min(channels, SUMS.inside_channels * max(1, SUMS.narrow_bytes // (PARTS[problem.dtype] * wide)))
     done = problem.groups * rows * TILE * b_blocks * STEP * _products(lines, inside) / len(live)
     firsts = range(0, geo.narrow.channels, TILE)
     return DotSchedule(

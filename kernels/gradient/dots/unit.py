@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from kernels.arena import address, arena, arena_keeps, arena_kept
+from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.emit.compiler import Floats, Records, Table, row_of
 from kernels.emit.dots import PARTS, TILE, dot_table
 from kernels.gradient.dots.driver import STAGE_BYTES, add_dots
 from kernels.gradient.dots.records import DotShare, Packing
 from kernels.gradient.dots.schedule import DotSchedule, dot_schedule
-from kernels.gradient.tiles.unit import BATCH_MACS, BwdWeights, Part
+from kernels.gradient.tiles.unit import BwdWeights, Part
 from kernels.pack.pairs import packer
 from kernels.plan import Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
@@ -48,7 +49,7 @@ class DotPart(Part):
         self.group_floats = plan.rows * self.width
         self.floats = (self.g1 - self.g0) * self.group_floats
         self.slabs = plan.slabs
-        self.batch = max(1, BATCH * BATCH_MACS * len(plan.slabs) // max(1, problem.macs))
+        self.batch = max(1, BATCH * STEPS.batch_macs * len(plan.slabs) // max(1, problem.macs))
         self.share = self._share(int(mine["valid"].sum()))
         self.panels = (int(self.share["a"]["scratch"][0]) + STAGE_BYTES) // 4
         self.layout = self._layout(0)

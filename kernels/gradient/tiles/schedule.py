@@ -16,6 +16,7 @@ from math import ceil, prod
 import numpy as np
 import numpy.typing as npt
 
+from kernels.blocks import CACHES, STEPS, SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
 from kernels.emit.tile_table import DIRECT, LANE_ROWS
@@ -41,39 +42,8 @@ __all__ = ["Operand", "Schedule", "schedule"]
 Ints = npt.NDArray[np.int64]
 Four = tuple[int, int, int, int]
 
-BLOCK_POSITIONS = 192 if target().lanes == 16 else 256
-"""Positions of one register-tile call: panel lines of two vectors for each fill half of L1 (48 KB where there are 16
-lanes, else 32 KB), and the scalars of some rows the other half."""
-
-SLAB_BYTES = 512 << 10
-"""Packed bytes that one slab should not pass where it can be cut without packing anything twice."""
-
-L2_BYTES = 512 << 10
-"""A second-level cache as small as they come."""
-
-LANE_SLAB_BYTES = 192 << 10
-"""The same where lanes are groups: every packed value is read once or twice only, so it should stay in L2."""
-
-SLAB_BYTES_MAX = 12 << 20
-"""Packed bytes that one slab may take where cutting it costs a repeated border."""
-
-SLAB_MACS = 250_000_000
-"""Work of one slab: some milliseconds, after which a worker looks whether it should stop."""
-
-SLAB_MACS_MIN = 8_000_000
-"""Work of a slab that makes up for laying it out."""
-
-TOGETHER_VALUES = 64
-"""Adjacent channels that are packed at a time, where a group has fewer."""
-
-TILE_BYTES = 192 << 10
-"""Scalars that all lane blocks visit in turn before the next are taken: they stay in L2."""
-
 MOST_SLABS = 1 << 16
 """Slabs up to which laying them out takes no time that is felt."""
-
-CHUNKS = 8
-"""Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
 
 
 MERGED_PAIRS = 1 << 14
@@ -81,15 +51,6 @@ MERGED_PAIRS = 1 << 14
 
 PADDED_PAIRS = 1024
 """Taps times channels of a group up to which all of them are visited together, zeros around the pixels."""
-
-CHUNK_MACS = 10_000_000
-"""Work of a chunk at the least: below it nobody shares it out."""
-
-CHUNK_POSITIONS = 2048
-"""Pixels that a chunk has at the least: adding chunks up costs a pass over the gradient each."""
-
-SMALL_BYTES, SMALL_CHUNK_POSITIONS = 1 << 20, 512
-"""The same for accumulators up to this size, which a cache holds: more chunks lose fewer digits."""
 
 
 @dataclass(frozen=True)
@@ -206,26 +167,26 @@ def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int, by_gr
     the border of the wide tensor, so it is made only where work or scratch asks for it, or the wide one is `native`.
     """
     shape = [axis.size for axis in axes]
-    least = max(2 * BLOCK_POSITIONS, prod(shape) // MOST_SLABS)
+    least = max(2 * SUMS.block_positions, prod(shape) // MOST_SLABS)
     macs = problem.macs / max(1, prod(shape))
-    limit = min(SLAB_MACS, max(SLAB_MACS_MIN, problem.macs // (2 * CHUNKS)))
+    limit = min(SUMS.slab_macs, max(SUMS.least_slab_macs, problem.macs // (2 * SUMS.chunks)))
 
     def over(byte_limit: int) -> bool:
         points = prod(shape)
         return points > least and (points * packed > byte_limit or points * macs > limit)
 
-    soft = LANE_SLAB_BYTES if by_group else SLAB_BYTES
-    hard = 4 * LANE_SLAB_BYTES // 3 if by_group else SLAB_BYTES_MAX
+    soft = SUMS.lane_slab_bytes if by_group else SUMS.slab_bytes
+    hard = 4 * SUMS.lane_slab_bytes // 3 if by_group else SUMS.most_slab_bytes
     while shape[0] > 1 and over(soft):
         _halve(shape, 0)
     for axis in (1, 2, 3):
         trivial = len(axes[axis].shifts) == 1
         floor = 1 if trivial else max(1, ceil(2 * len(axes[axis].shifts) / axes[axis].stride))
         if axis == 3:
-            floor = max(floor, 64)
+            floor = max(floor, SUMS.line_positions)
         while shape[axis] > floor and over(soft if trivial or native else hard):
             _halve(shape, axis)
-    while shape[3] > 64 and over(hard):
+    while shape[3] > SUMS.line_positions and over(hard):
         _halve(shape, 3)
     return shape[0], shape[1], shape[2], shape[3]
 
@@ -308,20 +269,21 @@ def schedule(problem: ConvProblem) -> Schedule:
     block = _block_shape(shape, _block_positions(geo, scalar, pack, not vector_is_wide, taps * channels * lanes))
     if regions:
         taken = size * problem.groups * (1 + prod(axis.stride for axis in geo.axes))
-        block = _block_shape(shape, max(1, L2_BYTES // taken))
+        block = _block_shape(shape, max(1, SUMS.region_bytes // taken))
         tables = partial(_ready, regions)
     elif merge:
         tables = partial(merged_tables, rows, geo.axes[1:], steps)
     else:
         tile_cuts = [(run.row, split(run.count, limit)) for run in runs]
-        together = TILE_BYTES // (4 * limit * max(1, prod(block)))
+        together = STEPS.tile_bytes // (4 * limit * max(1, prod(block)))
         tables = partial(tap_tables, rows, geo.axes[1:], steps, tile_cuts, vector_is_wide, together)
     points = prod(axis.size for axis in geo.axes)
     chunks = 1
-    large = 4 * taps * channels * lanes * problem.groups > SMALL_BYTES
+    large = 4 * taps * channels * lanes * problem.groups > SUMS.cached_sums_bytes
     slabs = prod(len(each) for each in slab_cuts)
-    most = min(slabs, points // (CHUNK_POSITIONS if large else SMALL_CHUNK_POSITIONS), problem.macs // CHUNK_MACS)
-    while chunks < CHUNKS and 2 * chunks <= most:
+    least = SUMS.chunk_positions if large else SUMS.cached_chunk_positions
+    most = min(slabs, points // least, problem.macs // SUMS.chunk_macs)
+    while chunks < SUMS.chunks and 2 * chunks <= most:
         chunks *= 2
     return Schedule(
         vector=vectors_,
@@ -368,8 +330,8 @@ def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool, ac
     elif is_wide:
         together = pack == NATIVE and scalar.channel == 1
         line = min(128, step * scalar.steps[3]) if together else min(scalar.channels, 6) * min(64, step)
-    most = BLOCK_POSITIONS if 4 * acc < L2_BYTES // 2 else 2 * BLOCK_POSITIONS
-    return max(64, min(most, 40 * 1024 // (64 + line)))
+    most = SUMS.block_positions if 4 * acc < CACHES.l2 // 2 else 2 * SUMS.block_positions
+    return max(SUMS.least_block_positions, min(most, SUMS.strided_block_bytes // (64 + line)))
 
 
 def _whole_lines(problem: ConvProblem, vector: Tensor) -> bool:
@@ -436,7 +398,8 @@ def _together(problem: ConvProblem, geo: Geometry, by_group: bool, pack: int) ->
     if problem.data_format == "NCX" or pack == PLANES:
         return 1
     channels = target().lanes if by_group else max(geo.wide.channels, geo.narrow.channels)
-    return max(1, min(ceil(problem.groups / channels) if by_group else problem.groups, TOGETHER_VALUES // channels))
+    groups = ceil(problem.groups / channels) if by_group else problem.groups
+    return max(1, min(groups, STEPS.together_channels // channels))
 
 
 def _segment(positions: int) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.arena import address, arena, arena_address
+from kernels.blocks import STEPS
 from kernels.cache import cached
 from kernels.emit.compiler import Records, row_of, values_of
 from kernels.emit.tile_table import DIRECT, tile_table
@@ -25,32 +26,14 @@ from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 
-__all__ = ["BATCH_MACS", "BWD_WEIGHTS", "BwdWeights", "Part"]
+__all__ = ["BWD_WEIGHTS", "BwdWeights", "Part"]
 
 Floats = npt.NDArray[np.float32]
 Pair = tuple[int, int]
 Shape = tuple[int, ...]
 
-UNIT_MACS, MORE_MACS = 20_000_000, 50_000_000
-"""Work that makes a unit worth its message to a worker, where each gets one and where some get several."""
-
 BYTE_MACS = 5
 """Multiply-adds that take as long as reading a byte from memory: depthwise gradients wait for that."""
-
-JOIN_BYTES = 1 << 20
-"""Partial sums that make adding them up worth one more unit."""
-
-SHARED_ACC_BYTES = 1 << 20
-"""Gradients up to this size are shared out by pixels, larger ones by channels."""
-
-BATCH_MACS = 250_000_000
-"""Work between two looks at whether to stop."""
-
-UNIT_MACS_MAX = 500_000_000
-"""Work of a unit in one slab at the most, so that the look comes in time."""
-
-UNIT_ACC_BYTES = 16 << 20
-"""Accumulators of one unit at the most: larger gradients have more units."""
 
 
 class BwdWeights:
@@ -80,10 +63,10 @@ class BwdWeights:
         acc_bytes = 4 * plan.rows * plan.lanes * plan.groups
         values = sum(prod(shape) for shape in problem.input_shapes)
         work = max(problem.macs, BYTE_MACS * storage_dtype(problem.dtype).itemsize * values)
-        unit, more = (macs * self.speed(problem) for macs in (UNIT_MACS, MORE_MACS))
+        unit, more = (macs * self.speed(problem) for macs in (STEPS.unit_macs, STEPS.more_macs))
         wanted = max(1, min(workers, work // unit), min(4 * workers, problem.macs // more))
         parts, slabs = 1, len(plan.slabs)
-        while 2 * parts <= min(wanted, plan.chunks) and acc_bytes <= SHARED_ACC_BYTES:
+        while 2 * parts <= min(wanted, plan.chunks) and acc_bytes <= STEPS.shared_sums_bytes:
             if 2 * parts > workers and slabs % (2 * parts) and slabs < 4 * parts:
                 break  # some would have one slab and others two
             parts *= 2
@@ -91,7 +74,8 @@ class BwdWeights:
             if plan.scalar_pack != NATIVE:
                 # every unit packs the scalars anew
                 wanted = min(wanted, workers)
-            least = max(acc_bytes // UNIT_ACC_BYTES, problem.macs // max(1, len(plan.slabs)) // UNIT_MACS_MAX) + 1
+            slab_macs = problem.macs // max(1, slabs)
+            least = max(acc_bytes // STEPS.unit_sums_bytes, slab_macs // STEPS.most_unit_macs) + 1
             tiles = _tiles(problem, plan, max(wanted, -(-least // workers) * workers if least > 1 else 1))
             macs = problem.macs // len(tiles)
             return [Unit(i, 0, offset, shape, macs, (*p, 0, 1)) for i, (p, offset, shape) in enumerate(tiles)], 0
@@ -101,7 +85,7 @@ class BwdWeights:
             Unit(i, 0, None, None, problem.macs // parts, (*whole, i, parts), _images(problem, plan, end))
             for i, end in enumerate(ends)
         ]
-        tiles = _tiles(problem, plan, max(1, min(4, wanted, parts * acc_bytes // JOIN_BYTES)))
+        tiles = _tiles(problem, plan, max(1, min(4, wanted, parts * acc_bytes // STEPS.join_bytes)))
         last = [Unit(parts + i, 1, offset, shape, 0, (*p, -1, parts)) for i, (p, offset, shape) in enumerate(tiles)]
         return first + last, parts * acc_bytes
 
@@ -151,7 +135,7 @@ class Part:
         self.floats = (self.g1 - self.g0) * self.group_floats
         self.slabs: npt.NDArray[Any] = plan.slabs
         macs = problem.macs * self.width // max(1, plan.lanes * len(plan.slabs))
-        self.batch = max(1, BATCH_MACS // max(1, macs))
+        self.batch = max(1, STEPS.batch_macs // max(1, macs))
         lane_groups = problem.groups - self.g0 * WIDTH if plan.lanes_are_groups else 0
         together, panel = min(plan.together, self.g1 - self.g0), plan.vector.points * self.width
         self.arenas = together * panel, together * plan.scalar.scratch

@@ -1,0 +1,227 @@
+"""How much is worked on at a time: the sizes of blocks, slabs, chunks, bands and units, by the caches that hold them.
+
+Two tables, because a size may decide more than speed:
+
+* `SUMS` cuts sums, or chooses how they are formed. Another value gives other bits, so these depend on the target's path
+  alone: never on the machine's own caches, its load or the number of workers. Whoever changes one changes results.
+* `STEPS` cuts everything else: packing, the order in which sums that never meet are visited, units, looks at whether to
+  stop. No value of it changes a bit (`tests/kernels/test_blocks.py`), so it may depend on the machine.
+
+Not here: tiles and vectors, which the instructions decide (`kernels.target`, `kernels.emit`), bounds of tables, which
+stand beside these, and what chooses between layouts (`kernels.costs`).
+
+Compiled code has what it reads of these built in, so a module that compiles them gives them a name of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.target import target
+
+__all__ = ["CACHES", "STEPS", "SUMS", "Caches", "Steps", "Sums"]
+
+_F32 = 4
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Bytes of the caches that the sizes below are made for: nominal ones, the same on every machine of a path."""
+
+    l1: int
+    """Of data. AVX2 comes with 32 KiB; with vectors of 16 it is 32 (Zen 4) or 48 KiB, and 48 KiB are assumed."""
+
+    l2: int = 512 << 10
+    """A second-level cache as small as they come among processors of today (Zen 2 and 3)."""
+
+    l2_dots: int = 1 << 20
+    """The same among those with products of bf16 (Cooper Lake, Zen 4 and 5; 2 MiB on Sapphire Rapids)."""
+
+
+CACHES = Caches(l1=(48 if target().lanes == 16 else 32) << 10)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sizes that decide bits: the order of a sum, or which of several ways forms it."""
+
+    # weight gradients on register tiles (`kernels.gradient.tiles.schedule`)
+
+    block_positions: int = CACHES.l1 // 2 // (2 * target().lanes * _F32)
+    """Positions of one register-tile call: panel lines of two vectors for each fill half of L1, and the scalars of some
+    rows the other half."""
+
+    least_block_positions: int = 64
+    """Those of the smallest block: sums are formed in registers over up to 128, and added to memory at its end."""
+
+    strided_block_bytes: int = 40 << 10
+    """L1 that a block's cache lines may take where strided scalars draw whole ones into it."""
+
+    region_bytes: int = CACHES.l2
+    """What the pixels of one block take where both tensors are read where they lie, lanes being groups."""
+
+    slab_bytes: int = CACHES.l2
+    """Packed bytes that one slab should not pass where it can be cut without packing anything twice."""
+
+    most_slab_bytes: int = 12 << 20
+    """Packed bytes that one slab may take where cutting it costs a repeated border: beyond L2, within a worker's room
+    of 64 MiB."""
+
+    lane_slab_bytes: int = CACHES.l2 * 3 // 8
+    """Packed bytes of a slab where lanes are groups: every value is read once or twice only, so it should stay in L2;
+    a third more where cutting it costs a repeated border."""
+
+    slab_macs: int = 250_000_000
+    """Multiply-adds of one slab: some milliseconds, after which a worker looks whether it should stop."""
+
+    least_slab_macs: int = 8_000_000
+    """Those that make up for laying a slab out."""
+
+    line_positions: int = 64
+    """Positions of a line that are not cut apart, so that vectors and walks are long (ConvTranspose on AMX as well)."""
+
+    # chunks of both kinds of weight gradients: what is added up by itself, and may be shared out
+
+    chunks: int = 8
+    """Parts of a reduction that is shared out by pixels; a power of two, summed as a balanced tree."""
+
+    chunk_macs: int = 10_000_000
+    """Multiply-adds of a chunk at the least: below it nobody shares it out."""
+
+    chunk_positions: int = 2048
+    """Pixels that a chunk has at the least: adding chunks up costs a pass over the gradient each."""
+
+    cached_sums_bytes: int = 1 << 20
+    """Accumulators that a cache holds for all slabs of a sum."""
+
+    cached_chunk_positions: int = 512
+    """Pixels of a chunk at the least where accumulators are within that: more chunks lose fewer digits."""
+
+    # weight gradients on products of bf16 (`kernels.gradient.dots`)
+
+    dot_slab_bytes: int = CACHES.l2_dots
+    """Packed bytes of one slab where it can be cut; twice as many where accumulators fill more than a cache
+    themselves."""
+
+    narrow_bytes: int = CACHES.l2_dots
+    """Packed bytes of all parts of the narrow tensor, which every pair of a channel and a tap reads again."""
+
+    all_groups_bytes: int = 4 * CACHES.l2_dots
+    """Packed bytes of a slab of all groups, where their channels lie side by side: each group comes back to the same
+    lines of memory."""
+
+    most_dot_slab_bytes: int = 16 << 20
+    """Packed bytes of one slab at the most, within a worker's room of 64 MiB."""
+
+    many_sums_bytes: int = 6 * CACHES.l2_dots
+    """Accumulators so large that larger slabs, which pass over them less often, pay."""
+
+    inside_channels: int = 32
+    """Channels of the wide tensor, two tiles, that are packed at a time at the least with images inside: then slabs are
+    larger."""
+
+    walk_pixels: int = 512
+    """Pixels of one walk at the most: those of 32 channels leave room in the first cache, or in the second."""
+
+    staged_pixels: tuple[int, int, int] = (320, 192, 128)
+    """Those of a walk of staged rows, by the number of parts of a value, which should stay in the first cache."""
+
+    inside_pixels: tuple[int, int, int] = (2048, 512, 512)
+    """Those of a walk over images inside, likewise: products of parts are summed by themselves first."""
+
+    # ConvTranspose (`kernels.forward`): src that is more than `source_bytes` is summed tap by tap
+
+    band_sums_bytes: int = CACHES.l2 // 4
+    """Sums of one band of dst pixels at the most: a part of L2."""
+
+    band_bytes: int = CACHES.l2 * 3 // 8
+    """Src of one band, as long as it has enough pixels: another part of L2."""
+
+    band_pixels: int = 512
+    """Dst pixels that make up for reading large weights once more; small ones stay in L2."""
+
+    source_bytes: int = 8 << 20
+    """Packed src of one band at the most; where taps reach farther it is packed tap by tap."""
+
+    weights_bytes: int = 24 << 20
+    """Packed weights of one pass, a part of a worker's room of 64 MiB; more dst channels are done one part after
+    another, and AMX refuses what has no room for a pair of blocks."""
+
+    scatter_bytes: int = 32 << 20
+    """Sums of one image at the most where products are scattered, half of a worker's room."""
+
+    # ConvTranspose on AMX (`kernels.forward.cells`)
+
+    cell_pixels: int = 2048
+    """Dst pixels of a cell at the most: their sums, 256 KiB, are a part of the second cache."""
+
+    panel_bytes: int = CACHES.l2_dots
+    """Panel of a cell, where it can be cut."""
+
+    most_panel_bytes: int = 8 * CACHES.l2_dots
+    """Panel of a cell at the most."""
+
+    walk_steps: int = 16
+    """Steps that are summed in tile registers: the weights of that many stay in the first cache, or in the second."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Sizes that decide speed alone."""
+
+    # units, which workers share
+
+    unit_macs: int = 20_000_000
+    """Multiply-adds that make a unit worth its message to a worker, where each gets one."""
+
+    more_macs: int = 50_000_000
+    """Those where workers get several."""
+
+    most_unit_macs: int = 500_000_000
+    """Multiply-adds of a unit in one slab at the most, so that the look at whether to stop comes in time."""
+
+    unit_sums_bytes: int = 16 << 20
+    """Accumulators of one unit at the most, within a worker's room of 64 MiB: larger gradients have more units."""
+
+    shared_sums_bytes: int = 1 << 20
+    """Gradients up to this size are shared out by pixels, larger ones by channels: each chunk adds a pass over them."""
+
+    join_bytes: int = 1 << 20
+    """Partial sums that make adding them up worth one more unit."""
+
+    # from one look at whether to stop to the next
+
+    batch_macs: int = 250_000_000
+    """Multiply-adds of a weight gradient."""
+
+    band_batch_macs: int = 100_000_000
+    """Those of a ConvTranspose."""
+
+    cell_macs: int = 1 << 30
+    """Those of a cell on AMX in one pass of weights, some milliseconds of it."""
+
+    # visits and packing
+
+    tile_bytes: int = CACHES.l2 * 3 // 8
+    """Scalars that all lane blocks visit in turn before the next are taken: they stay in L2."""
+
+    together_channels: int = 64
+    """Adjacent channels that are packed at a time, where a group has fewer: whole lines of memory."""
+
+    strip_positions: int = 16
+    """Positions that a few panels take in turn while they are in L1."""
+
+    turned_images: int = 32
+    """Images that are turned at a time, in 16 KiB of scratch, a part of L1."""
+
+    ahead_bytes: int = 256
+    """Bytes that packing asks memory for before it needs them, of each row: by itself the processor asks too late where
+    rows are many."""
+
+    panel_ahead_bytes: int = 4096
+    """How far before it needs them a register tile asks for vectors that lie in memory: a page, where the processor's
+    own asking begins anew."""
+
+
+SUMS = Sums()
+STEPS = Steps()

@@ -1,0 +1,49 @@
+"""Block sizes: which decide bits, and which only decide how fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from kernels.blocks import STEPS, SUMS
+from kernels.cache import CACHE
+from tests.kernels.harness import assert_same_bits, compute
+from tests.kernels.sizes import resize
+from tests.kernels.workers import large_case, rough, small_units
+
+COMPILED = {"strip_positions", "turned_images", "ahead_bytes", "panel_ahead_bytes"}
+"""Sizes that compiled code has built in."""
+
+
+@contextmanager
+def _sized(**sizes: int) -> Iterator[None]:
+    with small_units(), pytest.MonkeyPatch.context() as patch:
+        resize(patch, **sizes)
+        CACHE.forget(lambda _: True)
+        yield
+    CACHE.forget(lambda _: True)
+
+
+def test_a_size_has_one_name() -> None:
+    """No name is in both tables."""
+    assert not vars(SUMS).keys() & vars(STEPS).keys()
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("forward", [False, True])
+def test_steps_decide_no_bits(dtype: str, forward: bool) -> None:
+    """Units, looks at whether to stop and visits may be smaller or larger: rounded sums stay the same."""
+    rng = np.random.default_rng([17, forward])
+    cases = [large_case(rng, dtype, forward=forward) for _ in range(4)]
+    inputs = [rough(case) for case in cases]
+    with _sized():
+        expected = [compute(case, each, workers=3) for case, each in zip(cases, inputs, strict=True)]
+    for name in sorted({field.name for field in fields(STEPS)} - COMPILED):
+        for value in (1, getattr(STEPS, name) // 50, 8 * getattr(STEPS, name)):
+            with _sized(**{name: value}):
+                for case, each, bits in zip(cases, inputs, expected, strict=True):
+                    assert_same_bits(compute(case, each, workers=3), bits, case)
