@@ -64,14 +64,14 @@ def test_lists_have_commas_or_are_json(text: str) -> None:
 
 @pytest.mark.parametrize(("name", "least"), [("memory_limit", 1 << 20), ("body_limit", 1 << 10)])
 def test_a_bound_is_refused_with_its_reason(name: str, least: int) -> None:
-    """A size that no call would fit into is refused with the least one that is taken, and why."""
+    """A size too small for any call is refused with the smallest valid one and the reason."""
     assert getattr(Settings.model_validate({name: least}), name) == least
     with pytest.raises(ValidationError, match=rf"must be at least 1.0 .iB.*, but is {least - 1}: .* call"):
         Settings.model_validate({name: least - 1})
 
 
 def test_an_unknown_variable_gives_a_warning_with_the_closest_name() -> None:
-    """What has our prefix and is read by nothing is most likely a slip."""
+    """An unknown variable with our prefix is most likely a typo."""
     (line,) = unknown_variables(["CONVGRAD_MEMROY_LIMIT", "CONVGRAD_PORT", "convgrad_port", "CONVGRAD_URL", "PATH"])
     assert line.startswith("CONVGRAD_MEMROY_LIMIT is not a setting")
     assert "CONVGRAD_MEMORY_LIMIT" in line

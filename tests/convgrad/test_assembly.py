@@ -48,7 +48,7 @@ def reply(begin: Any = None, tile: Any = None, end: Any = None, *, body: bytes =
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("tiles", [1, 2, 4])
 def test_any_pieces_make_the_array(dtype: Any, tiles: int) -> None:
-    """Byte by byte, frame by frame or all at once, the same array comes out."""
+    """Byte by byte, frame by frame or all at once: the array is the same."""
     array = ARRAY.astype(dtype)
     frames = stream_of(array, tiles=tiles)
     whole = b"".join(frames)

@@ -65,7 +65,7 @@ def test_calls_run_side_by_side(server: Server) -> None:
 
 
 def test_stream(server: Server) -> None:
-    """Events come with `async for`, the result with `await`, also after leaving the loop early."""
+    """`async for` gives the events and `await` the result, even after leaving the loop early."""
 
     async def use(client: AsyncClient) -> None:
         async with client.stream("Op", {"src": SRC}) as stream:
@@ -150,7 +150,7 @@ def test_unix_socket(tmp_path: Path) -> None:
 
 
 def test_transport_replaces_the_network() -> None:
-    """With `transport` a client talks to whatever the test gives it."""
+    """`transport` replaces the network."""
 
     async def reply(request: httpx.Request) -> httpx.Response:
         assert int(request.headers["content-length"]) == len(await request.aread())

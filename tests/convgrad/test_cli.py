@@ -56,7 +56,7 @@ def bfloat16(handler: Handler, received: Received) -> None:
 
 
 def test_run(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files go in, a file comes out, and one line says what it is."""
+    """The command reads files, writes one, and prints one line about it."""
     arguments = [
         "run",
         "Op",
@@ -83,7 +83,7 @@ def test_run(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_run_names_the_file_after_the_output(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without -o the file has the output's name; --quiet says nothing."""
+    """Without -o the file is named after the output; --quiet prints nothing."""
     assert main(["run", "Op", "--src", "src.npy", "--quiet"]) == 0
     np.testing.assert_array_equal(np.load("diff_weights.npy"), SRC)
     assert capsys.readouterr() == ("", "")
@@ -214,7 +214,7 @@ def test_bench(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_has_a_call_of_its_own(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a call `bench` takes a 3x3 layer."""
+    """Without a call `bench` measures a 3x3 layer."""
     assert main(["bench", "--seconds", "0"]) == 0
     assert server.received[0].path == "/v2/models/ConvolutionBackwardWeights/infer"
     assert "calls_per_s" in capsys.readouterr().out
@@ -237,7 +237,7 @@ def test_bench_stops_at_an_error(server: Server) -> None:
     ],
 )
 def test_exit_codes(server: Server, capsys: pytest.CaptureFixture[str], status: int, code: str, exit_code: int) -> None:
-    """The exit code says whose fault it is, and every broken rule has its line."""
+    """The exit code shows the kind of error, and every broken rule is printed on its own line."""
     errors = [{"loc": ["attributes", "strides", 0], "msg": "must be positive", "type": "range"}]
     server.script.append(lambda handler, _: handler.problem(status, code, errors=errors))
     assert main(["run", "Op", "--src", "src.npy"]) == exit_code
@@ -247,7 +247,7 @@ def test_exit_codes(server: Server, capsys: pytest.CaptureFixture[str], status: 
 
 
 def test_no_service(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody at the address is exit code 5."""
+    """Without a service at the address the exit code is 5."""
     assert main(["health", "--url", f"http://127.0.0.1:{free_port()}"]) == 5
     assert "can't connect" in capsys.readouterr().err
 
@@ -263,7 +263,7 @@ def test_no_service(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_unusable_files_are_reported(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    """A missing file, no operation, a spec that is none: exit code 2 and the reason, without a call."""
+    """A missing file, no operation or a malformed spec: exit code 2 and the reason, without a call."""
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith("convgrad: ")
 
@@ -296,7 +296,7 @@ def python(*arguments: str, path: Path, cwd: Path) -> subprocess.CompletedProces
 
 
 def test_serve_without_the_service(here: Path) -> None:
-    """Where only the client is installed, `serve` says where the service is to be had."""
+    """With only the client installed, `serve` says where to get the service."""
     shutil.copytree(PACKAGE, here / "convgrad")
     code = (
         "import sys; from pathlib import Path;"
@@ -309,7 +309,7 @@ def test_serve_without_the_service(here: Path) -> None:
 
 
 def test_serve_hands_over_to_the_service(here: Path) -> None:
-    """`serve` becomes the service, with its flags, from wherever it is called."""
+    """`serve` replaces the process by the service, with its flags, from any folder."""
     (here / "app").mkdir()
     (here / "app" / "__init__.py").touch()
     done = python("-m", "convgrad", "serve", "--help", path=PACKAGE.parent, cwd=here)

@@ -26,7 +26,7 @@ ATTRIBUTES_SENT = {"strides": [1, 1], "dilations": [1, 1]}
 
 
 def test_the_request_is_the_contract(client: Client, server: Server) -> None:
-    """A call goes out as a binary inference request of known length: JSON first, shapes, then each tensor's bytes."""
+    """A call is sent as a binary inference request of known length: JSON, shapes, then each tensor's bytes."""
     bias = SRC[0, 0, 0]
     client.run("Op", {"src": SRC, "weights_shape": (4, 3), "bias": bias}, ATTRIBUTES, reference=True, deadline=1.5)
     (received,) = server.received
@@ -46,7 +46,7 @@ def test_the_request_is_the_contract(client: Client, server: Server) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_the_result_is_a_writeable_array(client: Client, server: Server, dtype: Any) -> None:
-    """What comes back has the dtype, the shape and the bits of what the service sent, and may be written."""
+    """The result has the dtype, shape and bits that the service sent, and is writeable."""
     src = SRC.astype(dtype)
     result = client.run("Op", {"src": src})
     assert (result.dtype, result.shape) == (src.dtype, src.shape)
@@ -57,7 +57,7 @@ def test_the_result_is_a_writeable_array(client: Client, server: Server, dtype: 
 
 
 def test_run_detailed_gives_the_whole_reply(client: Client, server: Server) -> None:
-    """Outputs by name, resolved attributes, statistics and warnings come with the array."""
+    """The result has outputs by name, resolved attributes, statistics and warnings."""
     server.script.append(lambda handler, _: handler.frames(stream_of(SRC, warnings=["both shapes given"])))
     result = client.run_detailed("Op", {"src": SRC})
     assert result.op == "Op"
@@ -156,7 +156,7 @@ def test_a_plain_file_is_sent_without_its_header(client: Client, server: Server,
 
 
 def test_pages(client: Client, server: Server) -> None:
-    """The lists and tables of the service come as data."""
+    """The client returns the service's lists and tables as data."""
     server.script += [
         lambda handler, _: handler.reply(200, b'[{"op": "Op"}]'),
         lambda handler, _: handler.reply(200, b'{"name": "Op"}'),
@@ -296,7 +296,7 @@ def test_attempts_end(client: Client, server: Server) -> None:
 
 
 def test_no_wait_exceeds_the_budget(client: Client, server: Server) -> None:
-    """A Retry-After that the budget does not allow raises at once and tells how long to wait."""
+    """A Retry-After beyond the budget raises at once, with the time to wait."""
     server.script.append(lambda handler, _: handler.reply(503, b"{}", Retry_After="3600"))
     with pytest.raises(convgrad.Overloaded) as caught:
         client.run("Op", {"src": SRC})
@@ -365,7 +365,7 @@ def test_a_stream_that_breaks_off_raises(client: Client, server: Server) -> None
 
 
 def test_a_stream_without_end_is_broken(client: Client, server: Server) -> None:
-    """A reply whose HTTP is whole but which has no `end` is broken all the same."""
+    """A complete HTTP reply without an `end` frame is broken."""
     server.script += [lambda handler, _: handler.frames(stream_of(SRC)[:-1])] * 3
     with pytest.raises(convgrad.BrokenStream, match="before its end"):
         client.run("Op", {"src": SRC})
@@ -397,7 +397,7 @@ def test_no_service_is_connect_failed() -> None:
 
 
 def test_a_silent_service_times_out() -> None:
-    """A service that takes the call and says nothing is `TimedOut`."""
+    """A service that accepts the call and sends nothing is `TimedOut`."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with listener, Client(url, timeout=0.05) as client, pytest.raises(convgrad.TimedOut):
@@ -405,7 +405,7 @@ def test_a_silent_service_times_out() -> None:
 
 
 def test_api_key(server: Server) -> None:
-    """`api_key` goes out as a Bearer token."""
+    """`api_key` is sent as a Bearer token."""
     with Client(server.url, api_key="secret") as client:
         client.run("Op", {"src": SRC})
     assert server.received[0].headers["authorization"] == "Bearer secret"
@@ -419,7 +419,7 @@ def test_unix_socket(tmp_path: Path) -> None:
 
 
 def test_transport_replaces_the_network() -> None:
-    """With `transport` a client talks to whatever the test gives it."""
+    """`transport` replaces the network."""
     seen: list[httpx.Request] = []
 
     def reply(request: httpx.Request) -> httpx.Response:

@@ -103,7 +103,7 @@ def test_files_are_tensors(live: Client, tmp_path: Path) -> None:
 
 
 def test_the_reference_agrees(live: Client) -> None:
-    """The slow kernel, which accumulates in float64, gives the same bits on integers, and says its name."""
+    """The reference kernel gives the same bits on integers, and its name is in the statistics."""
     inputs = inputs_of(LAYER)
     fast = live.run_detailed(LAYER.op, inputs, LAYER.attributes())
     slow = live.run_detailed(LAYER.op, inputs, LAYER.attributes(), reference=True)
@@ -168,7 +168,7 @@ def test_asyncio(service: LiveService) -> None:
 
 
 def test_every_broken_rule_is_reported(live: Client) -> None:
-    """Wrong attributes and shapes come back as one error with a line for each, and the next call works."""
+    """Wrong attributes and shapes are one error that lists each, and the next call works."""
     inputs = inputs_of(LAYER)
     with pytest.raises(convgrad.InvalidParams) as caught:
         live.run(LAYER.op, inputs, LAYER.attributes() | {"strides": [2, 0], "dilation": [1, 1]})

@@ -46,7 +46,7 @@ def test_operation_names_cannot_change_the_path(name: str) -> None:
     ],
 )
 def test_retry_after(headers: dict[str, str], body: dict[str, Any], seconds: float | None) -> None:
-    """The problem's own time goes before the header's; what is no number of seconds is passed over."""
+    """The problem's own time takes precedence over the header's; values that are not seconds are ignored."""
     error = core.error_of(503, headers, json.dumps(body).encode())
     assert isinstance(error, convgrad.Overloaded)
     assert error.retry_after == seconds

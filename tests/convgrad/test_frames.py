@@ -66,7 +66,7 @@ json_values = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_s
 
 @given(st.lists(st.tuples(json_values, st.binary(max_size=50)), max_size=4), st.data())
 def test_round_trip_in_any_pieces(frames: list[tuple[dict[str, Any], bytes]], data: st.DataObject) -> None:
-    """However the stream is cut into pieces, the same frames come out, and none is left over."""
+    """The frames are the same however the stream is cut."""
     stream = joined(frames)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     decoder = FrameDecoder()
@@ -78,7 +78,7 @@ def test_round_trip_in_any_pieces(frames: list[tuple[dict[str, Any], bytes]], da
 
 
 def test_byte_by_byte() -> None:
-    """Frames that come one byte at a time come out whole, each with its last byte."""
+    """Frames received byte by byte are complete with their last byte."""
     decoder = FrameDecoder()
     decoded = [frame for byte in joined(FRAMES) for frame in decoder.feed(bytes([byte]))]
     assert plain(decoded) == FRAMES

@@ -33,7 +33,7 @@ def test_a_client_rejects_a_bad_key(client: type, key: str, message: str) -> Non
 
 @pytest.mark.parametrize(("key", "message"), WRONG.items())
 def test_the_command_rejects_a_bad_key(key: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command says the same, without a traceback, and ends as for any wrong flag."""
+    """The command prints the same error without a traceback, with the exit status of a wrong flag."""
     assert main(["health", "--api-key", key]) == 2
     said = capsys.readouterr()
     assert message in said.err

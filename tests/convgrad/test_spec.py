@@ -92,7 +92,7 @@ def test_a_dumped_op(tmp_path: Path, dump: Any) -> None:
 
 
 def test_the_command_line_adds_to_a_spec() -> None:
-    """What the command line says replaces what the spec says, and adds to it."""
+    """The command line overrides and extends the spec."""
     spec = CallSpec("Op", {"groups": 1, "strides": [1]}, {"src": 1})
     more = spec.with_more(None, {"groups": 2}, {"diff_dst": 2})
     assert more == CallSpec("Op", {"groups": 2, "strides": [1]}, {"src": 1, "diff_dst": 2})

@@ -95,7 +95,7 @@ def test_pairs_of_void_bytes_are_bfloat16() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.uint16, np.bool_, object, "U3", "V4"])
 def test_other_dtypes_are_refused(dtype: Any) -> None:
-    """An array that no operation takes is refused before it is sent, and never cast in silence."""
+    """An array of an unsupported dtype is refused before sending, and never cast silently."""
     with pytest.raises(Unsupported):
         part(np.zeros(3, dtype))
 
@@ -112,7 +112,7 @@ def test_sequences_become_arrays() -> None:
 
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_files_are_sent_as_they_are(tmp_path: Path, order: Any) -> None:
-    """A `.npy` file goes byte for byte, by path, text or with its dtype."""
+    """A `.npy` file is sent byte for byte, whether given as a path, a string or with a dtype."""
     path = tmp_path / "a.npy"
     array = np.asarray(np.arange(PIECE, dtype=">f4").reshape(4, -1), order=order)
     np.save(path, array)
@@ -149,7 +149,7 @@ def test_truncated_files_are_rejected(tmp_path: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_sent(tmp_path: Path) -> None:
-    """A file that becomes shorter after it was announced is an error, not a short request."""
+    """A file truncated while it is sent is an error, not a short request."""
     path = tmp_path / "a.npy"
     np.save(path, base(np.float32, PIECE))
     made = part(path)

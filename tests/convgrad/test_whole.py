@@ -28,7 +28,7 @@ def read(head: bytes, *pieces: bytes) -> Array:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (24,), (0, 3), ()])
 def test_any_pieces_make_the_array(dtype: Any, shape: tuple[int, ...]) -> None:
-    """Byte by byte, head and tensor apart or all at once, the same writeable array comes out."""
+    """Byte by byte, head and tensor separately or all at once: the array is the same, and writeable."""
     array = np.resize(ARRAY, shape).astype(dtype)
     head, tensor = whole_of(array)
     for pieces in ([head + tensor], [head, tensor], [bytes([byte]) for byte in head + tensor]):

@@ -75,7 +75,7 @@ def ended(service: LiveService, cause: str) -> None:
 
 
 def test_processes_that_may_not_be_started() -> None:
-    """Under a limit on processes the service says `failed` and why, calls hear it too, and after some tries it ends."""
+    """With too low a process limit the service reports `failed` and the cause, refuses calls, and exits in the end."""
     under = [*OTHER_USER, "prlimit", "--nproc=1"]
     if not can([*OTHER_USER, "true"]):
         pytest.skip("no other user here")

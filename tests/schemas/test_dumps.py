@@ -139,7 +139,7 @@ def test_the_output_stands_in_for_an_unset_weights_shape() -> None:
     ],
 )
 def test_wrong_dumps(changes: dict[str, Any], where: tuple[str | int, ...], message: str) -> None:
-    """What is wrong with a dump is told at its place."""
+    """Errors in a dump have their place in it."""
     assert message in refused(GRADIENT, dumped() | changes, {})[where]
 
 

@@ -29,7 +29,7 @@ def test_the_same_call_is_the_same_object() -> None:
     ],
 )
 def test_equal_values_of_other_types_are_other_calls(given: dict[str, Any], inputs: dict[str, Any]) -> None:
-    """A wrong call is refused although a right one that Python calls equal was resolved before."""
+    """An invalid call is refused even if a valid call that compares equal in Python was resolved before."""
     right = attributes(weights_format="IOX", groups=1)
     resolve(GRADIENT, right, gradient())
     assert refused(GRADIENT, right | given, gradient(**inputs))

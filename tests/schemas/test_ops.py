@@ -144,7 +144,7 @@ def test_the_input_wins_over_the_attribute() -> None:
 
 
 def test_zeros_are_no_weights_shape() -> None:
-    """A shape of zeros, as input or attribute, leaves the word to the other one."""
+    """A shape of zeros counts as absent, as input and as attribute."""
     given = attributes(weights_format="IOX")
     assert resolve(GRADIENT, given | {"weights_shape": [0] * 12}, gradient()).weights_shape == (4, 6, 3, 3)
     as_attribute = gradient(weights_shape=[0, 0, 0, 0])
@@ -157,7 +157,7 @@ def test_zeros_are_no_weights_shape() -> None:
 
 
 def test_a_shape_tensor_without_values() -> None:
-    """A weights_shape tensor whose values are not here leaves the word to the attribute, with a warning."""
+    """With a weights_shape tensor of unknown values the attribute is used, with a warning."""
     given = attributes(weights_format="IOX", weights_shape=[4, 6, 3, 3])
     op = resolve(GRADIENT, given, gradient(weights_shape=TensorMeta("s32", (4,))))
     assert op.weights_shape == (4, 6, 3, 3)

@@ -347,7 +347,7 @@ def test_no_format_is_guessed() -> None:
 
 
 def test_the_message_is_the_first_rule() -> None:
-    """The error's own message is its first broken rule, and says how many more there are."""
+    """The message is the first broken rule and the number of others."""
     with pytest.raises(InvalidParams) as caught:
         resolve(GRADIENT, attributes(strides=[0, 0], groups=0), gradient())
     assert caught.value.message == (f"{GRADIENT}: strides[0] must be at least 1, but is 0 (and 2 more broken rules)")

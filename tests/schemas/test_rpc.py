@@ -36,7 +36,7 @@ def test_ids_keep_value_and_type(given: Any) -> None:
 
 
 def test_without_an_id_it_is_a_notification() -> None:
-    """A request without id wants no answer; one with a null id does."""
+    """A request without id is a notification; one with a null id is not."""
     bare = message()
     del bare["id"]
     found = parse_message(bare)

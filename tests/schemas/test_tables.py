@@ -24,7 +24,7 @@ from schemas.tables import OPERATIONS, find_operation, near_miss, operation_name
     ],
 )
 def test_names(name: str, operation: str, dialect: str) -> None:
-    """Every name and alias finds its operation, and says which edition's names the reply speaks."""
+    """Every name and alias finds its operation, with the dialect of the reply."""
     called = find_operation(name)
     assert (called.operation.name, called.called_as, called.dialect) == (operation, name, dialect)
 
@@ -38,7 +38,7 @@ def test_every_name_is_listed_once() -> None:
     "name", ["", "Conv", "ConvTranspose-2", "convtranspose", "x" * 10**6, "\ud800", None, 3, [], {}]
 )
 def test_unknown_names(name: object) -> None:
-    """Anything else is an unknown operation, and the message says none of it."""
+    """Any other name is an unknown operation, and the message does not repeat it."""
     with pytest.raises(UnknownOperation) as caught:
         find_operation(name)
     assert len(caught.value.message) < 250

@@ -29,7 +29,7 @@ def test_raw_bytes() -> None:
 
 
 def test_an_npy_file() -> None:
-    """An npy file says its shape itself; dtype is there for what it can't say."""
+    """An npy file has its own shape; dtype is for what it can't express."""
     assert read({"npy": "AA"})[0] == WireTensor(None, None, "npy", "AA")
     found, _ = read({"npy": "AA", "dtype": "bf16"})
     assert found == WireTensor("bf16", None, "npy", "AA")
@@ -99,7 +99,7 @@ def test_extra_members_of_dumps_are_accepted() -> None:
     ],
 )
 def test_wrong_tensors(value: Any, where: tuple[str | int, ...], message: str) -> None:
-    """What is wrong with a tensor is told at its place, and there is no tensor then."""
+    """Errors in a tensor have their place in it, and no tensor is returned."""
     found, problems = read(value)
     assert found is None
     assert message in problems[where]

@@ -115,7 +115,7 @@ def test_cancelled_is_not_a_method(tight_http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("api", ["rest", "rpc"])
 def test_leaving_the_queue_releases_everything(tight: Resident, api: str) -> None:
-    """A client that leaves while its call waits behind another one gives its place back at once."""
+    """A client that disconnects while its call is queued frees its place at once."""
     with connection(tight, SLOW, SSE, reference=True):
         tight.until(lambda: len(tight.service.calls) == 1 and not idle(tight))
         waiting = (

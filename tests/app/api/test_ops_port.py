@@ -83,7 +83,7 @@ def closed(url: str) -> bool:
 
 @pytest.mark.parametrize(("port", "word"), [("taken", "in use"), ("65536", "ops_port")])
 def test_a_port_that_cannot_be_taken_is_explained(service: LiveService, port: str, word: str) -> None:
-    """A port in use, or one that is none, ends the program with status 2 and without a traceback."""
+    """A port that is in use or invalid ends the program with status 2 and without a traceback."""
     number = service.url.rpartition(":")[2] if port == "taken" else port
     command = [sys.executable, "-m", "app", "--port", "0", "--ops-port", number]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -239,7 +239,7 @@ def test_a_request_id_is_echoed(http: httpx.Client) -> None:
 
 
 def test_server_timing_has_every_part(http: httpx.Client) -> None:
-    """A whole reply says how long receiving, decoding, queueing, computing and encoding took."""
+    """A complete reply has the times of receiving, decoding, queueing, computing and encoding."""
     timing = post(http, SMALL, SMALL.inputs()).headers["server-timing"]
     parts_named = [entry.split(";")[0] for entry in timing.split(", ")]
     assert parts_named == ["receive", "decode", "queue", "compute", "encode"]
@@ -277,7 +277,7 @@ def test_curl_shows_a_stream(service: LiveService, tmp_path: Path) -> None:
 
 
 def test_a_chunked_body_is_accepted(http: httpx.Client) -> None:
-    """A body without Content-Length is read all the same."""
+    """A body without Content-Length is accepted."""
     inputs = SMALL.inputs()
     request = httpx.Request("POST", "http://localhost/", files=parts(SMALL, inputs))
     body = io.BytesIO(request.read())

@@ -252,7 +252,7 @@ def test_multipart_without_a_boundary_is_415(http: httpx.Client) -> None:
 
 
 def test_input_data_is_never_echoed(http: httpx.Client) -> None:
-    """Whatever a caller sent as a value does not come back in an error."""
+    """Errors never contain values that a caller sent."""
     secret = "5eCr3tPayload"
     body = document(SMALL, SMALL.inputs())
     body["attributes"] |= {"auto_pad": secret, "strides": [secret, secret]}

@@ -69,7 +69,7 @@ def connection(tight: Resident, case: Case, accept: str, *, reference: bool = Fa
 
 
 def test_a_declared_length_over_the_limit_is_413_before_the_body(tight: Resident) -> None:
-    """The answer comes although not a byte of the body was sent."""
+    """The answer is sent before any byte of the body."""
     address = urlsplit(tight.url)
     with closing(http.client.HTTPConnection(address.netloc, timeout=10)) as client:
         client.putrequest("POST", f"/v1/ops/{SMALL.op}")

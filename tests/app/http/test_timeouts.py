@@ -81,6 +81,6 @@ def test_an_unread_reply_times_out(hasty: Resident, accept: str) -> None:
 
 
 def test_fast_clients_are_served(hasty: Resident) -> None:
-    """Who sends and reads at once notices nothing of it."""
+    """Clients that send and read without pauses are not affected."""
     with httpx.Client(base_url=hasty.url, timeout=60) as http:
         assert post(http, SMALL, SMALL.inputs()).status_code == 200

@@ -137,7 +137,7 @@ def test_a_hold_keeps_the_memory(pool: SegmentPool) -> None:
 
 
 def test_a_forgotten_segment_is_no_leak(pool: SegmentPool) -> None:
-    """A segment that is dropped without release comes back as well."""
+    """A segment that is dropped without release returns to the pool as well."""
     pool.acquire(100)
     assert pool.stats().used == 0
 
@@ -190,7 +190,7 @@ def test_trim_frees_the_pages_of_other_mappings(pool: SegmentPool) -> None:
 
 
 def test_closing_frees_leased_blocks_later(pool: SegmentPool) -> None:
-    """After close the last lease takes its memory along."""
+    """After close, memory is freed with its last lease."""
     segment = pool.acquire(_MIB)
     pool.close()
     assert pool.stats().total == _MIB
@@ -245,7 +245,7 @@ def test_large_segments_are_created_off_the_event_loop(pool: SegmentPool) -> Non
 
 
 def test_a_cancelled_acquire_leaves_a_block_to_reuse() -> None:
-    """Whoever goes away while memory is made leaks nothing: the next caller gets the block."""
+    """A caller cancelled while memory is allocated leaks nothing: the next caller gets the block."""
     pool = SegmentPool(8 * _MIB)
 
     async def scenario() -> None:

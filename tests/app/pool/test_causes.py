@@ -33,7 +33,7 @@ def test_a_cause_is_one_line_whatever_the_error() -> None:
 
 
 def test_only_a_missing_system_call_is_final() -> None:
-    """A system call that is not there does not come; a limit may be raised, and memory be given back."""
+    """A missing system call stays missing; limits may be raised and memory freed."""
     assert is_final(OSError(errno.ENOSYS, "no"))
     assert not is_final(OSError(errno.EAGAIN, "no"))
     assert not is_final(MemoryError())

@@ -106,7 +106,7 @@ def test_closing_closes_every_descriptor(run: Callable[[Scenario], None]) -> Non
 
 
 def test_sending_to_a_dead_peer_does_not_raise(run: Callable[[Scenario], None]) -> None:
-    """What a dead peer was to get is dropped: the end of the stream tells."""
+    """Messages to a dead peer are dropped; the end of the stream reports its death."""
 
     async def scenario() -> None:
         over = asyncio.Event()

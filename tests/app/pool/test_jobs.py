@@ -159,7 +159,7 @@ def test_results_wait_for_a_slow_reader(pool: SegmentPool) -> None:
 
 
 def test_a_reader_of_all_units_waits_once(pool: SegmentPool) -> None:
-    """A reader that asked for all units together hears nothing before the last one is done, then gets every one."""
+    """A reader that wants all units together gets none before the last one is done, then all."""
 
     async def scenario() -> None:
         run = JobRun(job_of(pool, 2))
@@ -191,7 +191,7 @@ def test_a_job_is_the_sole_one_until_another_is_added(pool: SegmentPool) -> None
 
 
 def test_an_error_reaches_a_waiting_reader(pool: SegmentPool) -> None:
-    """Who waits for a unit gets the job's error the moment it fails."""
+    """A waiting reader gets the job's error as soon as it fails."""
 
     async def scenario() -> None:
         run = JobRun(job_of(pool, 1))

@@ -9,7 +9,7 @@ from app.pool.launcher import fork_server_environment
 
 
 def test_the_fork_server_finds_our_packages_and_starts_no_thread(tmp_path: Path) -> None:
-    """Whatever the path was, our packages come first, and libraries are told to use one thread."""
+    """Our packages are first on the path, and libraries use one thread."""
     environment = fork_server_environment(
         {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": "/elsewhere", "OMP_NUM_THREADS": "8", "KEPT": "yes"}
     )

@@ -60,7 +60,7 @@ def test_workers_and_one_process_give_the_same_bits(two: Fleet, problem: ConvPro
 
 
 def test_a_cancel_does_not_interrupt_the_end_of_a_failed_job(two: Fleet) -> None:
-    """A job whose deadline is over is not left while a worker that stands still may write to its memory."""
+    """A job past its deadline does not end while a stopped worker may still write to its memory."""
 
     async def scenario() -> None:
         with Frozen(two.pids):
@@ -85,7 +85,7 @@ def test_the_number_of_workers_changes_no_bit(two: Fleet) -> None:
 
 
 def test_a_yielded_unit_is_final(two: Fleet) -> None:
-    """The box of a unit has its last bits at the moment when the unit is yielded, and each comes once."""
+    """A unit's box is final when the unit is yielded, and each unit is yielded once."""
     inputs = random_inputs(WIDE)
     expected = compute(WIDE, *inputs)
 

@@ -68,7 +68,7 @@ def test_descriptors_stay_with_their_message() -> None:
 
 
 def test_sending_to_a_dead_peer_does_not_raise() -> None:
-    """Sending to a closed end says so, receiving from it gives the end."""
+    """Sending to a closed peer returns False, receiving from it returns None."""
     ours, theirs = socket.socketpair()
     with ours:
         theirs.close()

@@ -68,7 +68,7 @@ def test_a_worker_killed_in_the_middle_of_a_unit(two: Fleet) -> None:
 
 
 def test_no_call_is_refused_while_all_workers_are_replaced(two: Fleet) -> None:
-    """With every worker dead the engine is still ready: a job that comes now waits for their successors."""
+    """With every worker dead the engine is still ready: a new job waits for their replacements."""
     inputs = random_inputs(TINY)
 
     async def scenario() -> None:
@@ -103,7 +103,7 @@ def test_a_lost_unit_runs_again_elsewhere(two: Fleet) -> None:
 
 
 def test_a_unit_that_never_began_is_not_blamed(two: Fleet) -> None:
-    """Workers have a small unit of the only job ready beside theirs; of one that dies it just goes to another."""
+    """Workers prefetch a small unit of the only job; if a worker dies, another one runs it."""
     inputs = random_inputs(TINY)
 
     async def scenario() -> None:
@@ -176,7 +176,7 @@ def test_a_cancelled_unit_leaves_its_worker_alive(two: Fleet) -> None:
 
 
 def test_a_worker_that_ignores_a_stop_is_killed(strict: Fleet) -> None:
-    """Cancelling returns only when the worker can't write any more; until then nobody gets its memory."""
+    """Cancelling returns only when the worker can't write any more; until then its memory is not reused."""
 
     async def scenario() -> None:
         await strict.whole()
@@ -259,7 +259,7 @@ def test_a_dead_fork_server_is_replaced_while_workers_go_on(two: Fleet) -> None:
 
 
 def test_a_fork_server_that_dies_before_reporting_a_fork(two: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that nobody told of is let go: its socket ends, and the pool becomes whole without it."""
+    """A worker that was never reported is dropped: its socket is closed, and it is replaced."""
     orphans: list[int] = []
 
     def fork_unseen(self: Launcher, number: int, descriptors: Sequence[int]) -> None:
@@ -281,7 +281,7 @@ def test_a_fork_server_that_dies_before_reporting_a_fork(two: Fleet, monkeypatch
 
 
 def test_a_fork_server_that_hangs_is_replaced(strict: Fleet) -> None:
-    """A fork server that forks nothing when it is asked to is killed, and the pool becomes whole."""
+    """A fork server that does not fork on request is killed and replaced."""
 
     async def scenario() -> None:
         await strict.whole()
@@ -339,7 +339,7 @@ def test_a_worker_that_cannot_be_requested(two: Fleet) -> None:
 
 
 def test_no_descriptors_for_a_fork_server(two: Fleet) -> None:
-    """A dead fork server is replaced when there are descriptors again; attempts in vain leave none behind."""
+    """A dead fork server is replaced once there are descriptors again; failed attempts leak none."""
 
     async def scenario() -> None:
         await two.whole()

@@ -307,7 +307,7 @@ def test_a_gigabyte_is_refused_by_its_head(service: LiveService, shape_input: bo
 
 
 def test_refusals_leave_nothing_behind(tight: Resident, tight_http: httpx.Client) -> None:
-    """Whatever is refused, at whichever point, gives its memory back."""
+    """Refused requests release their memory, whatever the reason."""
     content, headers = changed(lambda _: None)
     late, late_headers = changed(lambda d: d["parameters"].update(timeout=1))
     for body, sent in ((content[:-1], headers), (content + b"x", headers), (late, late_headers)):
@@ -327,7 +327,7 @@ def test_a_disconnect_counts_as_a_failure(tight: Resident) -> None:
 
 
 def test_nan_and_infinity_need_binary_data(http: httpx.Client) -> None:
-    """An output with infinities comes as binary data, and as JSON it is refused with that advice."""
+    """An output with infinities can be had as binary data; as JSON it is refused with that advice."""
     inputs = {name: np.full_like(array, 3e38) for name, array in INPUTS.items()}
     document = oip.head(SMALL, inputs)
     assert "binary_data" in oip.error(oip.post(http, OP, *oip.body(document, inputs)), 400)

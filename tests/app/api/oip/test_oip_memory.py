@@ -179,7 +179,7 @@ def test_mixed_places(client: Any) -> None:
 
 
 def test_status_and_unregister(client: Any) -> None:
-    """Regions are listed while they are registered; to forget one that is not there is no fault."""
+    """Regions are listed while they are registered; unregistering an unknown one is not an error."""
     assert "system_shared_memory" in client.get_server_metadata()["extensions"]
     with region(client, 100, name="one", offset=8), region(client, 50, name="two"):
         (one,) = client.get_system_shared_memory_status("one")

@@ -145,7 +145,7 @@ def test_a_dumped_op_with_a_shape_input_is_a_call(http: httpx.Client) -> None:
     ],
 )
 def test_a_dump_must_match_the_call(http: httpx.Client, changes: dict[str, Any], loc: list[str]) -> None:
-    """A kind that there is not, or an output that can't be, is a bad parameter of a method that there is."""
+    """An unknown kind or an impossible output is an invalid parameter, not an unknown method."""
     case = replace(SMALL, dtype="f32")
     tensors = document(case, case.inputs())["inputs"]
     attributes = case.attributes() | {"weights_shape": list(case.weights_shape)}
@@ -247,7 +247,7 @@ def test_every_method_is_in_the_document(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("by_position", [False, True])
 def test_validate_computes_nothing(http: httpx.Client, by_position: bool) -> None:
-    """ops.validate takes shapes alone and says what the call would be."""
+    """ops.validate needs only shapes and describes the call."""
     inputs = {name: {"dtype": "f32", "shape": list(shape)} for name, shape in SMALL.input_shapes.items()}
     params: Any = {"op": SMALL.op, "attributes": SMALL.attributes(), "inputs": inputs}
     if by_position:
@@ -289,7 +289,7 @@ def test_bad_params_are_listed_by_place(http: httpx.Client, method: str, params:
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
 def test_errors_are_answers(http: httpx.Client, accept: str) -> None:
-    """Errors come with status 200 under the request's id, in a stream as its last event."""
+    """Errors have status 200 and the request's id; in a stream they are the last event."""
     case = replace(SMALL, dtype="f32")
     f64 = {name: array.astype("f8") for name, array in case.inputs().items()}
     params = document(case, f64, as_npy=True)
@@ -350,7 +350,7 @@ def test_content_types(http: httpx.Client, content_type: str | None, status: int
     ],
 )
 def test_the_reply_is_in_the_form_asked_for(http: httpx.Client, accept: str, kind: str) -> None:
-    """Accept decides between JSON and a stream; whoever takes both gets JSON."""
+    """Accept decides between JSON and a stream; a client that accepts both gets JSON."""
     assert rpc(http, request("ops.list", []), accept).headers["content-type"] == kind
 
 
@@ -387,7 +387,7 @@ def test_other_accept_types_and_methods_are_refused(http: httpx.Client) -> None:
     ],
 )
 def test_hostile_bodies_are_answered(http: httpx.Client, body: bytes, code: int) -> None:
-    """Whatever comes gets a JSON-RPC error, and the next call works."""
+    """Hostile bodies get a JSON-RPC error, and the next call works."""
     response = http.post("/rpc", content=body, headers={"content-type": JSON})
     assert response.status_code == 200
     assert response.json()["error"]["code"] == code

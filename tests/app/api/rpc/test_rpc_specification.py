@@ -213,7 +213,7 @@ def test_wrong_params_are_listed(params: str) -> None:
 
 
 def test_an_exception_in_a_method_is_an_internal_error_without_details(caplog: pytest.LogCaptureFixture) -> None:
-    """An exception that nobody foresaw is -32603, says nothing of itself, and is in the log."""
+    """An unexpected exception is -32603 without details, which are in the log."""
     body = '{"jsonrpc": "2.0", "method": "subtract", "params": ["secret", 2], "id": 1}'
     answer = post(body.encode())
     assert answer.json()["error"]["code"] == -32603
