@@ -133,7 +133,7 @@ def test_body_of_another_length_than_its_place_is_refused() -> None:
     place = memoryview(bytearray(8))
     for length in (7, 9):
         decoder = FrameDecoder(place=lambda *_: place)
-        with pytest.raises(ProtocolError, match="8 bytes of its place"):
+        with pytest.raises(ProtocolError, match="must have 8 bytes"):
             decoder.feed(b"".join(encode({}, bytes(length))))
 
 
