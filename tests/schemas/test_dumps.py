@@ -130,11 +130,11 @@ def test_the_output_stands_in_for_an_unset_weights_shape() -> None:
         (
             {"kind": FORWARD},
             ("attributes", "kind"),
-            "must be of ConvTransposeBackwardWeights, the operation called",
+            "must be ConvTransposeBackwardWeights, the operation called",
         ),
         ({"kind": 3}, ("attributes", "kind"), "kind must name an operation"),
         ({"kind": "MatMul"}, ("attributes", "kind"), "no such operation"),
-        ({"graph": []}, ("attributes", "graph"), "must hold 1 op to be a spec, but holds 0"),
+        ({"graph": []}, ("attributes", "graph"), "must have 1 op, but has 0"),
         ({"graph": [3]}, ("attributes",), "must be an object with kind, attrs, inputs and outputs"),
     ],
 )
