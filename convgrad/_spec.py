@@ -67,7 +67,7 @@ def read_spec(path: Path) -> CallSpec:
     members = {name: {} if spec.get(name) is None else spec[name] for name in ("attributes", "inputs", "options")}
     unknown = set(spec) - {"op", *members}
     if unknown or not all(isinstance(value, dict) for value in members.values()):
-        raise ValueError(f"{path} may have only `op` and the objects {', '.join(members)}")
+        raise ValueError(f"{path} must have only `op` and the objects {', '.join(members)}")
     inputs = {name: _relative(value, path.parent) for name, value in members.pop("inputs").items()}
     return CallSpec(op=spec.get("op"), inputs=inputs, **members)
 
