@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI finds out by itself, and the bodies that our APIs read by hand."""
+"""The OpenAPI document: what FastAPI generates, and the request bodies that the APIs parse themselves."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ __all__ = ["COMPUTE_DOCS", "DESCRIBE_DOCS", "LIST_DOCS", "VALIDATE_DOCS", "insta
 _REF = "#/components/schemas/{model}"
 
 _STATUSES = {
-    400: "The request is not in its own format.",
-    401: "No key, or one that is not known, where the service has keys.",
-    403: "A host name, or a page of an origin, that this service does not answer.",
-    404: "There is no such operation.",
-    405: "This page does not take that method.",
-    406: "No reply form that the Accept header allows.",
-    413: "The body, or the work, output or memory that the call needs, is over a limit.",
-    415: "A content type or encoding that this page does not read.",
-    422: "Attributes, inputs or options break a rule, or a dtype is not supported.",
-    429: "The key has as many calls as it may; see Retry-After.",
-    499: "The client left.",
-    500: "A fault of the service.",
-    503: "The queue or the memory is full, or the service starts or drains; see Retry-After.",
-    504: "The deadline was over.",
+    400: "The request is malformed.",
+    401: "The service requires an API key, and the request has none or an unknown one.",
+    403: "The host name, or the origin of the calling web page, is not allowed.",
+    404: "Unknown operation.",
+    405: "This path does not support the method.",
+    406: "The Accept header allows none of the reply formats.",
+    413: "The body, or the work, output or memory of the call, exceeds a limit.",
+    415: "Unsupported content type or encoding.",
+    422: "Attributes, inputs or options are invalid, or a dtype is not supported.",
+    429: "The key or address has reached its limit or its share of the queue or memory; see Retry-After.",
+    499: "The client disconnected or cancelled the call.",
+    500: "Internal error.",
+    503: "The service is overloaded, starting or draining; see Retry-After.",
+    504: "The deadline passed, or the body arrived too slowly.",
 }
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the answers that are problem objects."""
+    """Describe the responses that are problem objects."""
     content = {"application/problem+json": {"schema": _ref(Problem)}}
     return {status: {"description": _STATUSES[status], "content": content} for status in statuses}
 
@@ -47,7 +47,7 @@ def _ref(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _called() -> list[CalledOperation]:
-    """One name for each operation and dialect."""
+    """One name for each operation and spelling."""
     names = [name for row in OPERATIONS for name in (row.name, row.old_name) if name]
     return [find_operation(name) for name in names]
 
@@ -64,7 +64,7 @@ def _place(name: str, description: str, *values: str) -> dict[str, Any]:
 _PLACES = {
     "op": _place("op", "Name or alias of an operation.", *operation_names()),
     "model": _place("model", "Name or alias of an operation.", *operation_names()),
-    "version": _place("version", "The one version of every model.", VERSION),
+    "version": _place("version", "The only version of every model.", VERSION),
 }
 
 _REQUESTS = [request_model(called) for called in _called()]
@@ -98,11 +98,11 @@ def _binary(description: str) -> dict[str, Any]:
 
 
 _CALL_REPLY = {
-    "description": "The result, in the form that the Accept header asks for.",
+    "description": "The result, in the format that the Accept header requests.",
     "headers": {
-        "X-Request-ID": {"schema": {"type": "string"}, "description": "The request's id, or a fresh one."},
-        "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds by part."},
-        "X-Tensor-Dtype": {"schema": {"type": "string"}, "description": "With .npy: the dtype's name."},
+        "X-Request-ID": {"schema": {"type": "string"}, "description": "The id that the request gave, or a new one."},
+        "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds spent in each phase."},
+        "X-Tensor-Dtype": {"schema": {"type": "string"}, "description": "For .npy replies: the dtype."},
     },
     "content": {
         "application/json": {"schema": _ref(CallReply)},
@@ -119,7 +119,7 @@ _MESSAGE = {
     "required": ["jsonrpc", "method"],
     "properties": {
         "jsonrpc": {"const": "2.0"},
-        "method": {"type": "string", "description": "An operation, ops.list, ops.describe, .. : see /openrpc.json."},
+        "method": {"type": "string", "description": "An operation, ops.list, and others: see /openrpc.json."},
         "params": {"type": ["object", "array"]},
         "id": {"type": ["string", "number", "null"]},
     },
@@ -150,14 +150,14 @@ _RPC = {
     },
     "responses": {
         "200": {
-            "description": "The answer; errors are JSON-RPC errors.",
+            "description": "The response; errors are JSON-RPC errors.",
             "content": {
                 "application/json": {"schema": _ANSWER},
                 "application/json-rpc": {"schema": _ANSWER},
                 "text/event-stream": {"schema": {"type": "string"}},
             },
         },
-        "204": {"description": "Only notifications: there is nothing to answer."},
+        "204": {"description": "The request has notifications only."},
         **{str(status): answer for status, answer in problems(403, 405, 406, 413, 415, 500).items()},
     },
 }
@@ -171,7 +171,7 @@ DESCRIBE_DOCS: dict[str, Any] = {
 VALIDATE_DOCS: dict[str, Any] = {
     "responses": {
         200: {
-            "description": "What the call would be.",
+            "description": "The resolved call: its outputs, kernel and cost.",
             "content": {"application/json": {"schema": _ref(ValidateReply)}},
         },
         **problems(*_CALL_STATUSES),
@@ -184,7 +184,7 @@ COMPUTE_DOCS: dict[str, Any] = {
 }
 
 
-# A service without keys asks for none.
+# Keys are optional: a service without keys requires none.
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -192,7 +192,7 @@ _KEYS = {
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Make the document of `app` from its routes and the models of the tables, once."""
+    """Generate the document of `app` once, from its routes and the models of the tables."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -221,7 +221,7 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def _clean(verb: dict[str, Any]) -> None:
-    """Drop what FastAPI adds and our pages do not do: its own 422 body, a query for every parameter not in the path."""
+    """Drop what FastAPI adds but the routes do not use: its 422 body, query parameters."""
     answers = verb.get("responses", {})
     if "HTTPValidationError" in str(answers.get("422")):
         del answers["422"]
