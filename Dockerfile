@@ -1,9 +1,9 @@
-# The service in an image: the first stage installs and compiles, the second one only runs.
+# The first stage installs and compiles, the second one only runs the service.
 FROM python:3.12-slim AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 COPY requirements requirements
-# The dependencies alone, so that a change of the source does not install them again.
+# Dependencies first, so that a source change does not reinstall them.
 RUN python -m venv --without-pip /opt/convgrad && pip install --quiet --require-hashes -r requirements/build.txt \
  && pip --python /opt/convgrad/bin/python install --quiet --require-hashes -r requirements/server.txt
 COPY pyproject.toml README.md LICENSE ./
@@ -11,8 +11,8 @@ COPY convgrad convgrad
 RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
  && pip --python /opt/convgrad/bin/python install --quiet --no-deps dist/*.whl
 
-# Code for every processor that we know of this architecture, an archive each: a container takes the one that is for its own
-# and tries it. Numba finds it by the path of the source: the same as below.
+# Code for every known processor of this architecture, an archive for each: a container uses the one for its processor
+# and checks it. Numba finds it by the path of the source, so the path must be the same as below.
 ARG CONVGRAD_TARGETS=all
 WORKDIR /srv/convgrad
 COPY kernels kernels
@@ -26,7 +26,7 @@ RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin conv
 COPY --from=build /opt/convgrad /opt/convgrad
 COPY --from=build --chown=convgrad /var/cache/convgrad /var/cache/convgrad
 COPY --from=build /srv/convgrad /srv/convgrad
-# Public within the container: who reaches it is decided where its port is published.
+# Public within the container: publishing the port decides who can reach it.
 ENV PATH=/opt/convgrad/bin:$PATH \
     PYTHONPATH=/srv/convgrad \
     PYTHONUNBUFFERED=1 \
@@ -36,7 +36,7 @@ ENV PATH=/opt/convgrad/bin:$PATH \
 WORKDIR /srv/convgrad
 USER convgrad
 EXPOSE 8000
-# Ready, not only alive: kernels are compiled or loaded by then. Plain Python, for it runs every few seconds.
+# Checks readiness, not only liveness. Uses the standard library only, because it runs every few seconds.
 HEALTHCHECK --interval=5s --timeout=4s --start-period=90s --retries=3 CMD ["python", "-I", "-S", "app/healthcheck.py"]
 ENTRYPOINT ["convgrad"]
 CMD ["serve"]

@@ -1,4 +1,4 @@
-"""The data of a measurement, and how far a result is from float64 on it."""
+"""Random inputs for a measurement, and the error of a result against float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Of depthwise layers more groups are, and of layers with few taps more channels: 
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """View a tensor as the kernels store it: f32 as it is, f16 and bf16 as their bits."""
+    """View a tensor as the kernels store it: f32 unchanged, f16 and bf16 as their bits."""
     return tensor if tensor.dtype == np.float32 else tensor.view(np.uint16)
 
 
@@ -45,7 +45,7 @@ def channels_last(problem: ConvProblem, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def grouped_result(output: Tensor, problem: ConvProblem) -> Array:
-    """Give a result in float64 as (group, I, O, *kernel) or, of a forward problem, as (n, group, O, *dst)."""
+    """Return a result in float64 as (group, I, O, *kernel) or, of a forward problem, as (n, group, O, *dst)."""
     values = output.view(naive.DTYPES[problem.dtype])
     if problem.forward:
         return naive.channels_first(values, problem.data_format, problem.groups)
@@ -86,7 +86,7 @@ class Reference:
         self.scale = float(np.sqrt(np.mean(self.exact**2))) or 1.0  # 0: no tap meets data
 
     def _take(self, tensor: Tensor, channels: Tensor, each: int) -> Tensor:
-        """Give the chosen channels of the chosen groups and images."""
+        """Return the chosen channels of the chosen groups and images."""
         chosen = (self._groups[:, None] * each + channels[None, :]).ravel()
         return tensor[self._images][:, chosen]
 
@@ -104,5 +104,5 @@ class Reference:
 
 
 def _some(rng: np.random.Generator, size: int, count: int) -> npt.NDArray[np.int64]:
-    """Draw `count` different numbers below `size`, in order; all where there are no more."""
+    """Draw `count` distinct numbers below `size`, sorted; all of them if there are fewer."""
     return np.sort(rng.permutation(size)[:count]).astype(np.int64)

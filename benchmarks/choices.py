@@ -22,7 +22,7 @@ TARGETS = ("x86-64", "znver3", "skylake-avx512", "znver4", "sapphirerapids", "aa
 
 
 def _rows() -> list[str]:
-    """Give the name of each layer, and what this process's target takes for it."""
+    """Yield the name of each layer and the path that this process's target takes for it."""
     from benchmarks.regret import chosen
 
     rows = []
@@ -35,7 +35,7 @@ def _rows() -> list[str]:
 
 
 def table() -> str:
-    """Give the file: a row for each layer, operation, layout and dtype, a column for each target."""
+    """Return the file: a row for each layer, operation, layout and dtype, a column for each target."""
     from kernels.target import BUILD
 
     columns: list[list[str]] = []

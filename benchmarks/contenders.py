@@ -1,4 +1,4 @@
-"""What is timed: one computation of one layer in one layout, by the kernels here or by a peer."""
+"""What is timed: one computation of one layer in one layout, by our kernels or by a peer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernels.arena import arena_bytes
 __all__ = ["CLOCKS", "Contender", "Ours"]
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.thread_time}
-"""The wall's clock, and the calling thread's own: of use for one thread on a machine that others use too."""
+"""Wall clock, or CPU clock of the calling thread: for a single thread on a shared machine."""
 
 
 class Contender(ABC):
@@ -33,35 +33,35 @@ class Contender(ABC):
 
     @abstractmethod
     def call(self) -> Any:
-        """Compute once, into memory of its own."""
+        """Compute once, into newly allocated memory."""
 
     @abstractmethod
     def result(self, called: Any) -> tuple[Tensor, ConvProblem]:
-        """Give what `call` returned as a tensor, with the problem whose output layout it has."""
+        """Return what `call` returned as a tensor, with the problem whose output layout it has."""
 
     def first(self) -> tuple[float, Any]:
-        """Compute once; give the seconds and what `call` returned."""
+        """Compute once; return the seconds and what `call` returned."""
         begin = self.clock()
         called = self.call()
         return self.clock() - begin, called
 
     def time(self, repeats: int) -> float:
-        """Give the seconds of one call, the mean of `repeats` calls in a row."""
+        """Return the seconds per call, the mean of `repeats` consecutive calls."""
         begin = self.clock()
         for _ in range(repeats):
             self.call()
         return (self.clock() - begin) / repeats
 
     def about(self) -> dict[str, Any]:
-        """Say how it computes, as far as it can be seen."""
+        """Describe how it computes, as far as that is visible."""
         return {}
 
     def close(self) -> None:  # noqa: B027 -- most have nothing to give back
-        """Give threads and memory back."""
+        """Release threads and memory."""
 
 
 class Ours(Contender):
-    """The kernels here: the units of the plan on `threads` threads, a stage after the other.
+    """The kernels here: the units of the plan on `threads` threads, stage by stage.
 
     The threads are the contender's own, so that their scratch memory is what this layer and layout need.
     """
@@ -87,7 +87,7 @@ class Ours(Contender):
         return output
 
     def _work(self, units: Iterable[Unit], output: Tensor) -> None:
-        """Do units until none is left; the iterator is shared, a step of it is atomic."""
+        """Run units until none is left; the iterator is shared and its steps are atomic."""
         for unit in units:
             run_unit(self.plan, unit, self._inputs, output, self._scratch)
 
@@ -100,7 +100,7 @@ class Ours(Contender):
         return self._first.submit(super().time, repeats).result()
 
     def result(self, called: Any) -> tuple[Tensor, ConvProblem]:
-        """Give the output with its own problem."""
+        """Return the output with its problem."""
         return called, self.problem
 
     def about(self) -> dict[str, Any]:
@@ -116,6 +116,6 @@ class Ours(Contender):
         }
 
     def close(self) -> None:
-        """End the threads; their scratch goes with them."""
+        """Stop the threads, which frees their scratch memory."""
         self._first.shutdown()
         self._team.close()

@@ -31,7 +31,7 @@ FACTORS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.1, 1.25, 1.5, 2.0, 4.0)
 ROUNDS = 4
 
 WORTH = 0.002
-"""Gain in the mean regret for which a constant changes."""
+"""Smallest gain in mean regret that justifies changing a constant."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Measured:
 
 
 def read(paths: Sequence[Path]) -> list[Measured]:
-    """Read the measurements that hold for the code path of this process's target."""
+    """Read the measurements of the code path of this process's target."""
     layers = {(layer.name, layer.op): layer for layer in read_layers(DATA.with_name("shapes.json"), [*OPERATIONS], [])}
     code_paths = {str(known): known.path for known in KNOWN}
     found = []
@@ -61,7 +61,7 @@ def read(paths: Sequence[Path]) -> list[Measured]:
 
 
 def regrets(layers: Sequence[Measured], costs: Costs) -> list[float]:
-    """Give, for each layer, the time of the path that `costs` choose over that of the best one."""
+    """Return, for each layer, the time of the path that `costs` chooses over that of the best one."""
     found = []
     with mock.patch("kernels.gradient.roles.COSTS", costs), mock.patch("kernels.forward.tiles.COSTS", costs):
         for layer in layers:
@@ -72,7 +72,7 @@ def regrets(layers: Sequence[Measured], costs: Costs) -> list[float]:
 
 
 def fit(layers: Sequence[Measured], costs: Costs = COSTS) -> Costs:
-    """Change one constant after the other as long as that lowers the mean regret."""
+    """Change one constant at a time as long as that lowers the mean regret."""
     least = _mean(regrets(layers, costs))
     for _ in range(ROUNDS):
         before = costs
@@ -92,7 +92,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def main() -> None:
-    """Print the regret of the constants as they are, the fitted ones and theirs, and the worst layers."""
+    """Print the regret of the current and of the fitted constants, and the worst layers."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="*", type=Path, help="measurements; default: those in benchmarks/data")
     layers = read(parser.parse_args().files or sorted(DATA.glob("regret-*.json")))

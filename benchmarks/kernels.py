@@ -1,4 +1,4 @@
-"""How fast and how exact the kernels are, layer by layer, beside oneDNN as PyTorch ships it.
+"""Speed and accuracy of the kernels, layer by layer, against oneDNN as PyTorch ships it.
 
     python -m benchmarks.kernels --shapes benchmarks/shapes.json --dtype f32 --threads 1 --peer torch --json OUT
 
@@ -31,17 +31,17 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--shapes", type=Path, default=SHAPES, help="layers, in the form of benchmarks/shapes.json")
+    add("--shapes", type=Path, default=SHAPES, help="layers, in the format of benchmarks/shapes.json")
     add("--dtype", choices=("f32", "bf16", "f16"), default="f32")
-    add("--threads", type=int, default=1, help="threads of ours and of the peer (default 1)")
+    add("--threads", type=int, default=1, help="threads, of ours and of the peer (default 1)")
     add("--peer", choices=("torch", "none"), default="torch")
-    add("--json", type=Path, help="write everything here, anew after each layer")
+    add("--json", type=Path, help="write all results here, updated after each layer")
     add("--plot", type=Path, help="write a PNG: share of the processor's limit, layer by layer")
-    add("--only", action="append", default=[], metavar="TEXT", help="layers whose name has TEXT (repeatable)")
-    add("--ops", default=",".join(OPERATIONS[:2]), help="operations, with commas between (default: %(default)s)")
-    add("--runs", type=int, default=9, help="samples of each (default 9)")
-    add("--budget", type=float, default=60, help="seconds for a layer; what is slower is run once (default 60)")
-    add("--clock", choices=tuple(CLOCKS), default="wall", help="cpu: the thread's own, for --threads 1 only")
+    add("--only", action="append", default=[], metavar="TEXT", help="only layers whose name contains TEXT (repeatable)")
+    add("--ops", default=",".join(OPERATIONS[:2]), help="operations, separated by commas (default: %(default)s)")
+    add("--runs", type=int, default=9, help="samples per layer and layout (default 9)")
+    add("--budget", type=float, default=60, help="seconds per layer; slower calls run once (default 60)")
+    add("--clock", choices=tuple(CLOCKS), default="wall", help="cpu: the clock of the thread, for --threads 1 only")
     chosen = parser.parse_args(words)
     unknown = set(chosen.ops.split(",")) - set(OPERATIONS)
     if unknown:
@@ -54,7 +54,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def show(text: str, *, last: bool = True) -> None:
-    """Print a line of progress; one that is not the `last` word is overwritten, on a terminal only."""
+    """Print a progress line; on a terminal the next one overwrites it unless it is `last`."""
     if last:
         print(f"\r{text:<78}" if sys.stdout.isatty() else text, flush=True)
     elif sys.stdout.isatty():
@@ -62,7 +62,7 @@ def show(text: str, *, last: bool = True) -> None:
 
 
 def line(row: dict[str, Any]) -> str:
-    """Say the outcome of one layer."""
+    """Describe the result of one layer."""
     ours = row["ours"][row["best"]["ours"]]
     text = f"ours {1e3 * ours['median_s']:9.3f} ms {ours['gflops']:7.1f} GFLOP/s {100 * ours['share']:5.1f} %"
     if "peer" not in row["best"]:
@@ -74,7 +74,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Measure the chosen layers; 1 where one of our results is wrong."""
+    """Measure the chosen layers; return 1 if one of our results is wrong."""
     chosen = arguments(words)
     try:
         layers = read_layers(chosen.shapes, chosen.ops.split(","), chosen.only)
@@ -120,7 +120,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def run(layers: list[Layer], settings: Settings, document: dict[str, Any], out: Path | None) -> None:
-    """Measure layer after layer into `document`, and write it after each: a long run may be ended early."""
+    """Measure layer by layer into `document`, and write it after each, so that a long run may be interrupted."""
     begin = time.monotonic()
     width = max(len(layer.name) for layer in layers)
     for index, layer in enumerate(layers):

@@ -1,4 +1,4 @@
-"""The layers to measure: rows of a shapes file, and the problems that they are in either layout."""
+"""The layers to measure: rows of a shapes file, and their problems in either layout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Layer:
     row: dict[str, Any]
 
     def problem(self, dtype: str, layout: str) -> ConvProblem:
-        """Give the kernels' problem in `layout` (NCX or NXC), weights in the format that goes with it."""
+        """Return the kernels' problem in `layout` (NCX or NXC), weights in the format that goes with it."""
         transposed = self.op.startswith("ConvTranspose")
         family = "ConvTranspose" if transposed else "Convolution"
         per_axis = ("src_spatial", "dst_spatial", "kernel", "strides", "dilations", "pads_begin")
@@ -43,7 +43,7 @@ class Layer:
 
 
 def inside_macs(problem: ConvProblem) -> int:
-    """Count the multiply-adds that the sum has: nominal ones less those whose tap lies in the padding."""
+    """Count the effective multiply-adds: the nominal ones less those whose tap is in the padding."""
     dims = problem.dims
     pairs = 1
     for axis in range(3):
@@ -68,7 +68,7 @@ def read_layers(path: Path, ops: list[str], only: list[str]) -> list[Layer]:
 
 
 def _check(row: dict[str, Any]) -> None:
-    """Hold a row to the operations' shape rules."""
+    """Check a row against the operations' shape rules."""
     transposed = row["op"].startswith("ConvTranspose")
     wide, narrow = ("dst", "src") if transposed else ("src", "dst")
     rank = len(row["kernel"])

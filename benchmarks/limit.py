@@ -1,4 +1,4 @@
-"""The processor's limit: f32 multiply-adds a second when nothing but them is left to do."""
+"""The processor's limit: f32 multiply-adds per second when it does nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Padding in the words of a peer that pads both ends of an axis alike."""
+"""Padding for a peer that pads both ends of an axis equally."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["Padding", "padding"]
 
 @dataclass(frozen=True)
 class Padding:
-    """One axis in PyTorch's words: symmetric `pads`, `left_over` positions that no tap reaches, zeros to add.
+    """One axis as PyTorch takes it: symmetric `pads`, `left_over` positions that no tap reaches, zeros to add.
 
     `low` and `high` positions are added to the ends of the wide tensor (see `kernels.problem.Dims`).
     """

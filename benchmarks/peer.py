@@ -1,4 +1,4 @@
-"""The peer: oneDNN as PyTorch ships it, asked for exactly the same result.
+"""The peer: oneDNN as PyTorch ships it, computing exactly the same result.
 
 PyTorch pads both ends of an axis alike. Where `pads_begin` and `pads_end` differ and no symmetric padding means the
 same, the sampled tensor is extended by zeros beforehand (or dst cropped afterwards), outside of the timing.

@@ -1,4 +1,4 @@
-"""How good the choice of paths is: the time of the chosen one over that of the best one, layer by layer.
+"""Quality of the choice between paths: the time of the chosen one over that of the best one, layer by layer.
 
     python -m benchmarks.regret [--shapes FILE] [--dtype D] [--ops NAME,...] [--only TEXT] [--budget SECONDS]
 
@@ -37,7 +37,7 @@ WAYS = ("gather", "lanes", "scatter")
 
 @contextmanager
 def forced(problem: ConvProblem, choice: str) -> Iterator[None]:
-    """Let plans made in the block take one choice, whatever the cost models say."""
+    """Force one choice for the plans made in the block, whatever the cost models say."""
     with ExitStack() as stack:
 
         def patch(name: str, value: Any) -> None:
@@ -77,7 +77,7 @@ def chosen(problem: ConvProblem) -> str:
 
 
 def model_costs(problem: ConvProblem) -> dict[str, float]:
-    """Give what the cost models say of each path on register tiles."""
+    """Return the cost models' estimate for each path on register tiles."""
     return dict(way_costs(problem.dims).items()) if problem.forward else role_costs(problem, geometry(problem))
 
 
@@ -135,8 +135,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"), help="layers")
     parser.add_argument("--dtype", choices=("f32", "f16", "bf16"), default="f32")
-    parser.add_argument("--ops", default=",".join(OPERATIONS), help="operations, with commas between")
-    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="layers whose name has TEXT")
+    parser.add_argument("--ops", default=",".join(OPERATIONS), help="operations, separated by commas")
+    parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="layers whose name contains TEXT")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each layer")
     parser.add_argument("--json", type=Path, help="write the measurements here")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""How fast the service answers through each of its APIs, beside other ways to serve the same gradient.
+"""Latency and throughput of the service through each of its APIs, against other ways to serve the same gradient.
 
     python -m benchmarks.service [--rounds N] [--only TEXT] [--cases tiny,large] [--json OUT] [--markdown OUT]
 
@@ -50,7 +50,7 @@ class Contender:
 
 
 def contenders(servers: dict[str, Server]) -> Iterator[Contender]:
-    """Give the client and every API whose server is there."""
+    """Return the client and every API whose server is available."""
     yield Contender(BARE, "none", open_bare, lambda found, _: found)
     if "convgrad" in servers:
         yield Contender(CLIENT, "convgrad", _client(servers["convgrad"]), lambda found, _: found)
@@ -87,19 +87,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=10, help="turns of each contender (default 10)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each throughput turn (default 1)")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds per contender (default 10)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="seconds per throughput round (default 1)")
     parser.add_argument("--cases", default="tiny,medium,large", help="default tiny,medium,large")
-    parser.add_argument("--only", action="append", help="only contenders with this in their name (repeatable)")
+    parser.add_argument("--only", action="append", help="only contenders whose name contains this (repeatable)")
     parser.add_argument("--no-peers", action="store_true", help="only our own server")
-    parser.add_argument("--workers", type=int, default=0, help="our worker processes; 0: one for each processor")
+    parser.add_argument("--workers", type=int, default=0, help="our worker processes; 0: one per processor")
     parser.add_argument("--json", type=Path, help="write all figures here")
     parser.add_argument("--markdown", type=Path, help="write the tables here")
     return parser
 
 
 def _start(chosen: argparse.Namespace, stack: ExitStack, absent: dict[str, str]) -> dict[str, Server]:
-    """Start every server that a chosen contender needs; say which can't be had."""
+    """Start every server that a chosen contender needs; report those that are unavailable."""
     wanted = {api.server for api in APIS if not chosen.only or any(text in api.name for text in chosen.only)}
     if not chosen.only or any(text in name for text in chosen.only for name in (CLIENT, SHARED)):
         wanted.add("convgrad")
@@ -140,7 +140,7 @@ def _measure(case: Case, found: list[Contender], chosen: argparse.Namespace) -> 
 
 
 def _memory(case: Case, workers: int) -> dict[str, float]:
-    """Read what a fresh server holds at rest, and at most while it answers large calls one by one."""
+    """Measure the memory of a fresh server when idle, and its peak while it answers large calls one by one."""
     api = next(api for api in APIS if api.name == "multipart to frames")
     with Server("convgrad", workers=workers) as server, ExitStack() as stack:
         small = _plain(api, server)(CASES[0], stack)
@@ -153,7 +153,7 @@ def _memory(case: Case, workers: int) -> dict[str, float]:
 
 
 def _check(contender: Contender, reply: Any, case: Case, expected: Array) -> None:
-    """Stop the run when a contender's result is wrong: its time would mean nothing."""
+    """Abort if a contender's result is wrong: its time would be meaningless."""
     if contender.read is None:
         return
     found = contender.read(reply, case)

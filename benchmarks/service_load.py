@@ -1,4 +1,4 @@
-"""The load: one plain client for every server, so that what differs is the servers; and the Python client beside it."""
+"""The load: the same minimal client for every server, so that only the servers differ; and the Python client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Call = Callable[[], object]
 
 
 class Connection:
-    """A kept-alive HTTP/1.1 connection that does no more than it has to, made by its first call."""
+    """A kept-alive HTTP/1.1 connection that does only the necessary, opened by its first call."""
 
     def __init__(self, port: int) -> None:
         self._address = ("127.0.0.1", port)
@@ -89,7 +89,7 @@ def latencies(call: Call, count: int) -> list[float]:
 
 
 def throughput(calls: list[Call], seconds: float) -> tuple[int, float]:
-    """Let each of `calls` be repeated in a thread of its own; give the number of calls and the seconds they took."""
+    """Repeat each of `calls` in a thread of its own; return the number of calls and the seconds they took."""
     counts = [0] * len(calls)
     errors: list[BaseException] = []
     start = time.perf_counter()

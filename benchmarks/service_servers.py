@@ -34,7 +34,7 @@ _START_LIMIT_S = 300.0
 
 
 class NotHad(Exception):  # noqa: N818 - no error: the run goes on and says so
-    """Say why a peer is not there."""
+    """Why a peer is unavailable."""
 
 
 def environment(name: str) -> Path:
@@ -56,7 +56,7 @@ def environment(name: str) -> Path:
 
 
 class Server:
-    """A server from its start to its end; use with `with`."""
+    """A running server; use with `with`."""
 
     def __init__(self, name: str, *, workers: int = 0) -> None:
         self.name = name
@@ -122,7 +122,7 @@ class Server:
 
 
 class PeakMemory:
-    """Watch memory in a thread, and keep the most that was seen; use with `with`."""
+    """Sample memory in a thread and keep the peak; use with `with`."""
 
     def __init__(self, memory: Callable[[], float], every_s: float = 0.02) -> None:
         self._memory, self._every_s = memory, every_s

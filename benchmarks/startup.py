@@ -1,4 +1,4 @@
-"""How long the service takes to be ready, cold and warm, and what it holds then.
+"""Time to ready with a cold and a warm kernel cache, and memory when ready.
 
     python -m benchmarks.startup [--workers N] [--warm N] [--json OUT]
 
@@ -42,14 +42,14 @@ class Start:
 
 
 def free_port() -> int:
-    """Find a port that nobody listens on."""
+    """Find a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def is_ready(port: int) -> bool:
-    """Ask /readyz once."""
+    """Query /readyz once."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     try:
         connection.request("GET", "/readyz")
@@ -124,10 +124,10 @@ def start(cache: Path, workers: int, limit_s: float) -> Start:
 def main() -> None:
     """Measure one cold and several warm starts and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--workers", type=int, default=0, help="worker processes; 0: one for each processor")
+    parser.add_argument("--workers", type=int, default=0, help="worker processes; 0: one per processor")
     parser.add_argument("--warm", type=int, default=5, help="warm starts (default 5)")
     parser.add_argument("--limit", type=float, default=600, help="seconds to wait for one start (default 600)")
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What all layers of a measurement say together."""
+"""Summary of all layers of a measurement."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _scratch(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """Say the summary in lines for a terminal."""
+    """Format the summary as lines for a terminal."""
     lines = []
     for name, part in summary.items():
         if name != "all" and len(summary) == 2:

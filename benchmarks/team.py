@@ -1,4 +1,4 @@
-"""Threads that do a stage's units together, and wait awake for a while between stages, as OpenMP's teams do.
+"""Threads that run a stage's units together and spin for a while between stages, as OpenMP's teams do.
 
 A thread that sleeps takes tens of microseconds to wake, and on virtual processors the host may put it beside its
 neighbour on one core for the first milliseconds: a peer whose threads stay awake would be compared with the machine's
@@ -79,7 +79,7 @@ class Team:
             raise self._error
 
     def close(self) -> None:
-        """End the helpers."""
+        """Stop the helper threads."""
         self._begin(None)
         for helper in self._helpers:
             helper.join()

@@ -1,4 +1,4 @@
-"""What hostile validations cost others: memory of the server, and how long `/healthz` takes meanwhile.
+"""The cost of hostile validations: server memory, and the latency of `/healthz` meanwhile.
 
     python -m benchmarks.validations [--count 1000] [--at-once 4] [--workers 2]
 
@@ -80,7 +80,7 @@ _FAMILIES = (_taps, _padded, _plane, _positions, _images, _channels)
 
 
 def _probe(host: str, port: int, pipe: Connection) -> None:
-    """Ask for `/healthz` until told to stop, and say how long each answer took."""
+    """Query `/healthz` until told to stop, and return how long each response took."""
     found, connection = [], http.client.HTTPConnection(host, port, timeout=120)
     while not pipe.poll(_PROBE_S):
         start = time.perf_counter()
@@ -108,7 +108,7 @@ def _validate(host: str, port: int, call: tuple[str, dict[str, Any]]) -> Counter
 
 
 def main() -> None:
-    """Run the service, validate, and print what was seen."""
+    """Run the service, validate, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--at-once", type=int, default=4)

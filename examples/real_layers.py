@@ -1,11 +1,10 @@
-"""Take real layers through a running service and compare every gradient with float64.
+"""Compute real layers on a running service and compare every gradient with float64.
 
     python examples/real_layers.py [--url URL] [--batch 2] [--dtype f32] [--model WaveNet] [--all]
 
-The shapes are those of `benchmarks/shapes.json`, with random data and a small batch. Every gradient is
-computed three times: by the service's fast kernel, by its float64 reference (`reference=True`), and, for the
-kernel position in the middle, here in NumPy. Errors are relative to the largest element. Exits with 1 when
-one is too large.
+The shapes come from `benchmarks/shapes.json`; the data is random and the batch small. Every gradient is
+computed by the service's fast kernel and by its float64 reference (`reference=True`), and its middle kernel
+position also locally in NumPy. Errors are relative to the largest element. Exits with 1 if one is too large.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ import convgrad
 Array = np.ndarray[Any, np.dtype[Any]]
 
 LAYERS = Path(__file__).parent.parent / "benchmarks" / "shapes.json"
-MODELS = {  # how the names of a model's layers begin in the file
+MODELS = {  # prefixes of the layer names of each model
     "ResNet-50": ("resnet_50:conv1", "resnet_50:res2a", "resnet_50:res3a_branch2b", "resnet_50:res4a"),
     "DCGAN generator": ("dcgan:",),
     "U-Net": ("unet:", "3d_unet:conv_7"),
     "WaveNet": ("wavenet:",),
 }
 DTYPES = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
-# f16 and bf16 results are rounded once at the end: half a unit in the last place
+# f16 and bf16 results are rounded once, at the end: half a unit in the last place
 ALLOWED = {"f32": 2e-5, "f16": 1.01 * 2.0**-11, "bf16": 1.01 * 2.0**-8}
 ROW = "{:36} {:>18} {:>18} {:>16} {:>6} {:>10} {:>9} {:>9} {:>9}"
 HEAD = ("layer", "src", "diff_dst", "weights", "GMAC", "compute ms", "total ms", "error", "in NumPy")
@@ -61,18 +60,18 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description="Take real layers through a running service.")
+    parser = argparse.ArgumentParser(description="Compute real layers on a running service.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service (%(default)s)")
-    parser.add_argument("--batch", type=int, default=2, help="images, at most the published number (%(default)s)")
+    parser.add_argument("--batch", type=int, default=2, help="batch size, at most the published one (%(default)s)")
     parser.add_argument("--wait", type=float, default=60, help="seconds to wait for the service (%(default)s)")
     parser.add_argument("--dtype", choices=DTYPES, default="f32", help="dtype of the tensors (%(default)s)")
-    parser.add_argument("--model", choices=MODELS, help="layers of this model only")
-    parser.add_argument("--all", action="store_true", help="every layer of the file; takes some minutes")
+    parser.add_argument("--model", choices=MODELS, help="only the layers of this model")
+    parser.add_argument("--all", action="store_true", help="every layer in the file; takes some minutes")
     return parser.parse_args()
 
 
 def chosen_layers(only: str | None, *, everything: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the layers to run with the names to print."""
+    """Yield the selected layers with the names to print."""
     layers = json.loads(LAYERS.read_text())
     if everything:
         yield from ((layer["name"], layer) for layer in layers)
@@ -84,14 +83,14 @@ def chosen_layers(only: str | None, *, everything: bool) -> Iterator[tuple[str, 
 
 
 def run(client: convgrad.Client, layer: dict[str, Any], batch: int, dtype: str) -> tuple[list[str], float]:
-    """Compute one layer's filter gradient; give its columns of the table and the larger of its errors."""
+    """Compute one layer's filter gradient; return its table columns and the larger of its errors."""
     inputs, attributes = call_of(layer, min(batch, layer["n"]), dtype)
     started = time.perf_counter()
     result = client.run_detailed(layer["op"], inputs, attributes)
     total_ms = 1e3 * (time.perf_counter() - started)
     got = result.array.astype(np.float64)
 
-    # the reference gets the same values in f32, which holds them exactly, and so its result is rounded less
+    # the reference gets the same values in f32, which represents them exactly and rounds the result less
     wide = {name: tensor.astype(np.float32) for name, tensor in inputs.items()}
     exact = client.run(layer["op"], wide, attributes, reference=True).astype(np.float64)
     largest = np.abs(exact).max()
@@ -107,7 +106,7 @@ def run(client: convgrad.Client, layer: dict[str, Any], batch: int, dtype: str) 
 
 
 def call_of(layer: dict[str, Any], n: int, dtype: str) -> tuple[dict[str, Array], dict[str, Any]]:
-    """Make random inputs for a layer, channels first, and its attributes."""
+    """Make random channels-first inputs for a layer, and its attributes."""
     rng = np.random.default_rng(0)
     inputs = {
         name: rng.standard_normal((n, layer[f"{side}_channels"], *layer[f"{side}_spatial"])).astype(DTYPES[dtype])
@@ -152,7 +151,7 @@ def middle_tap(layer: dict[str, Any], src: Array, diff_dst: Array) -> tuple[tupl
 
 
 def last_axes(index: Sequence[Any]) -> tuple[Any, ...]:
-    """Index the last axes, all of the first ones."""
+    """Index the last axes and keep the others whole."""
     return (Ellipsis, *index)
 
 

@@ -1,12 +1,12 @@
-"""Train a small convolutional network on handwritten digits, its filters' gradients coming from the service.
+"""Train a small convolutional network on handwritten digits, with filter gradients from the service.
 
     python examples/train_digits.py [--url URL] [--epochs 15] [--picture FILE]
 
 The network is plain NumPy: two 3x3 convolutions (the second with stride 2), ReLU, one dense layer, softmax,
 Adam. Its backward pass asks a running convgrad service for the gradients of the filters
-(`ConvolutionBackwardWeights`), and for the gradient that goes on to the layer before, which is the
-`ConvTranspose` of the same filters. The data are the 1,797 digits of 8x8 pixels that come with scikit-learn.
-Writes the loss curve as a PNG file; exits with 1 when the test accuracy does not pass 95 %.
+(`ConvolutionBackwardWeights`), and for the gradient of the layer's input, which is a
+`ConvTranspose` with the same filters. The data are the 1,797 digits of 8x8 pixels that come with scikit-learn.
+Writes the loss curve as a PNG file; exits with 1 unless the test accuracy exceeds 95 %.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "train_di
 
 
 class Convolution:
-    """A 3x3 convolution with padding 1 and ReLU, channels last; it goes backward by calling the service."""
+    """A 3x3 convolution with padding 1 and ReLU, channels last; its backward pass calls the service."""
 
     def __init__(self, client: convgrad.Client, name: str, stride: int) -> None:
         self.client, self.name, self.stride = client, name, stride
@@ -47,7 +47,7 @@ class Convolution:
         }
 
     def forward(self, parameters: Parameters, src: Array) -> Array:
-        """Compute dst = relu(conv(src, weights) + bias); remembers what the backward pass needs."""
+        """Compute dst = relu(conv(src, weights) + bias); stores what the backward pass needs."""
         self.src, self.weights = src, parameters[self.name]
         windows = np.lib.stride_tricks.sliding_window_view(
             np.pad(src, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), axis=(1, 2)
@@ -58,7 +58,7 @@ class Convolution:
         return relu
 
     def backward(self, gradients: Parameters, diff_dst: Array, *, first: bool = False) -> Array | None:
-        """Add the gradients of filters and bias to `gradients`; return the one of src unless `first`."""
+        """Add the gradients of filters and bias to `gradients`; return that of src unless `first`."""
         diff_dst = np.where(self.dst > 0, diff_dst, 0)
         gradients[self.name + ".bias"] = diff_dst.sum((0, 1, 2))
         gradients[self.name] = self.client.convolution_backward_weights(
@@ -66,7 +66,7 @@ class Convolution:
         )
         if first:
             return None
-        # the convolution's I is the transposed one's O: XIO read by its letters is XOI
+        # the convolution's I is the transposed convolution's O, so its XIO is XOI here
         return self.client.conv_transpose(
             diff_dst,
             self.weights,
@@ -135,12 +135,12 @@ class Adam:
 
 
 def main() -> int:
-    """Train, report, draw."""
+    """Train, print the accuracy, plot the loss."""
     parser = argparse.ArgumentParser(description="Train on handwritten digits with filter gradients from the service.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service (%(default)s)")
     parser.add_argument("--wait", type=float, default=60, help="seconds to wait for the service (%(default)s)")
     parser.add_argument("--epochs", type=int, default=15, help="passes over the digits (%(default)s)")
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="where to draw the loss curve")
+    parser.add_argument("--picture", type=Path, default=PICTURE, help="where to write the loss curve")
     arguments = parser.parse_args()
     with convgrad.Client(arguments.url) as client:
         try:
@@ -155,7 +155,7 @@ def main() -> int:
 
 
 def train(client: convgrad.Client, epochs: int) -> tuple[list[float], list[float]]:
-    """Train on four fifths of the digits; give every batch's loss and every epoch's test accuracy."""
+    """Train on four fifths of the digits; return every batch's loss and every epoch's test accuracy."""
     digits = load_digits()
     images = (digits.images / 16).astype(np.float32)[..., None]
     train_x, test_x, train_y, test_y = train_test_split(
@@ -177,7 +177,7 @@ def train(client: convgrad.Client, epochs: int) -> tuple[list[float], list[float
             show_progress(epoch * len(batches) + done, epochs * len(batches), loss, time.perf_counter() - started)
         accuracies.append(float((network.logits(test_x).argmax(1) == test_y).mean()))
     seconds = time.perf_counter() - started
-    print(f"{len(losses)} steps in {seconds:.1f} s; {len(train_x)} digits to learn from, {len(test_x)} to test")
+    print(f"{len(losses)} steps in {seconds:.1f} s; {len(train_x)} training and {len(test_x)} test digits")
     return losses, accuracies
 
 
@@ -194,18 +194,18 @@ def check_gradient(network: Network, images: Array, labels: npt.NDArray[np.int64
         below, _ = network.loss_and_gradients(images, labels)
         weights[at] = original
         slope = (above - below) / (2 * float(step))
-        print(f"{name}: d loss / d filter = {gradient[at]:+.5f}, by differences {slope:+.5f}")
+        print(f"{name}: d loss / d filter = {gradient[at]:+.5f}, numerically {slope:+.5f}")
 
 
 def shuffled_batches(rng: np.random.Generator, count: int) -> Iterator[npt.NDArray[np.int64]]:
-    """Give the indexes of each batch of one epoch."""
+    """Yield the indexes of each batch of one epoch."""
     order = rng.permutation(count)
     for start in range(0, count, BATCH):
         yield order[start : start + BATCH]
 
 
 def show_progress(done: int, total: int, loss: float, seconds: float) -> None:
-    """Draw a progress bar, on a terminal only."""
+    """Show a progress bar if standard error is a terminal."""
     if sys.stderr.isatty():
         bar = "#" * (40 * done // total)
         end = "\n" if done == total else ""
@@ -214,7 +214,7 @@ def show_progress(done: int, total: int, loss: float, seconds: float) -> None:
 
 
 def draw(losses: list[float], accuracies: list[float], picture: Path) -> None:
-    """Write the loss of every batch and the test accuracy of every epoch as a picture."""
+    """Plot the loss of every batch and the test accuracy of every epoch."""
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     axes.semilogy(losses, color="tab:blue", alpha=0.35, linewidth=1)

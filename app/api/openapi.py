@@ -1,4 +1,4 @@
-"""The OpenAPI document: what FastAPI infers, and the bodies that our APIs parse themselves."""
+"""The OpenAPI document: what FastAPI generates, and the request bodies that the APIs parse themselves."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ _REF = "#/components/schemas/{model}"
 
 _STATUSES = {
     400: "The request is malformed.",
-    401: "The API key is missing or not valid, where the service has keys.",
-    403: "The Host header, or the origin of the calling web page, is not allowed.",
-    404: "There is no such operation.",
-    405: "This page does not support that method.",
+    401: "The service requires an API key, and the request has none or an unknown one.",
+    403: "The host name, or the origin of the calling web page, is not allowed.",
+    404: "Unknown operation.",
+    405: "This path does not support the method.",
     406: "The Accept header allows none of the reply formats.",
-    413: "The body, or the work, output or memory that the call needs, exceeds a limit.",
-    415: "The content type or encoding is not supported.",
-    422: "Attributes, inputs or options break a rule, or a dtype is not supported.",
-    429: "The key has reached its limit of calls; see Retry-After.",
-    499: "The client disconnected.",
+    413: "The body, or the work, output or memory of the call, exceeds a limit.",
+    415: "Unsupported content type or encoding.",
+    422: "Attributes, inputs or options are invalid, or a dtype is not supported.",
+    429: "The key or address has reached its limit or its share of the queue or memory; see Retry-After.",
+    499: "The client disconnected or cancelled the call.",
     500: "Internal error.",
-    503: "The queue or the memory is full, or the service is starting or draining; see Retry-After.",
-    504: "The deadline passed.",
+    503: "The service is overloaded, starting or draining; see Retry-After.",
+    504: "The deadline passed, or the body arrived too slowly.",
 }
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the error replies with these statuses: problem objects."""
+    """Describe the responses that are problem objects."""
     content = {"application/problem+json": {"schema": _ref(Problem)}}
     return {status: {"description": _STATUSES[status], "content": content} for status in statuses}
 
@@ -47,7 +47,7 @@ def _ref(model: type[BaseModel]) -> dict[str, str]:
 
 
 def _called() -> list[CalledOperation]:
-    """One name for each operation and dialect."""
+    """One name for each operation and spelling."""
     names = [name for row in OPERATIONS for name in (row.name, row.old_name) if name]
     return [find_operation(name) for name in names]
 
@@ -98,11 +98,11 @@ def _binary(description: str) -> dict[str, Any]:
 
 
 _CALL_REPLY = {
-    "description": "The result, in the format that the Accept header asks for.",
+    "description": "The result, in the format that the Accept header requests.",
     "headers": {
-        "X-Request-ID": {"schema": {"type": "string"}, "description": "The request's id, or a new one."},
-        "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds by phase."},
-        "X-Tensor-Dtype": {"schema": {"type": "string"}, "description": "With .npy: the dtype's name."},
+        "X-Request-ID": {"schema": {"type": "string"}, "description": "The id that the request gave, or a new one."},
+        "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds spent in each phase."},
+        "X-Tensor-Dtype": {"schema": {"type": "string"}, "description": "For .npy replies: the dtype."},
     },
     "content": {
         "application/json": {"schema": _ref(CallReply)},
@@ -119,7 +119,7 @@ _MESSAGE = {
     "required": ["jsonrpc", "method"],
     "properties": {
         "jsonrpc": {"const": "2.0"},
-        "method": {"type": "string", "description": "An operation, ops.list, ops.describe, .. : see /openrpc.json."},
+        "method": {"type": "string", "description": "An operation, ops.list, and others: see /openrpc.json."},
         "params": {"type": ["object", "array"]},
         "id": {"type": ["string", "number", "null"]},
     },
@@ -150,14 +150,14 @@ _RPC = {
     },
     "responses": {
         "200": {
-            "description": "The answer; errors are JSON-RPC errors.",
+            "description": "The response; errors are JSON-RPC errors.",
             "content": {
                 "application/json": {"schema": _ANSWER},
                 "application/json-rpc": {"schema": _ANSWER},
                 "text/event-stream": {"schema": {"type": "string"}},
             },
         },
-        "204": {"description": "The request has only notifications, which get no answer."},
+        "204": {"description": "The request has notifications only."},
         **{str(status): answer for status, answer in problems(403, 405, 406, 413, 415, 500).items()},
     },
 }
@@ -171,7 +171,7 @@ DESCRIBE_DOCS: dict[str, Any] = {
 VALIDATE_DOCS: dict[str, Any] = {
     "responses": {
         200: {
-            "description": "The call's resolved attributes, outputs, plan and cost.",
+            "description": "The resolved call: its outputs, kernel and cost.",
             "content": {"application/json": {"schema": _ref(ValidateReply)}},
         },
         **problems(*_CALL_STATUSES),
@@ -184,7 +184,7 @@ COMPUTE_DOCS: dict[str, Any] = {
 }
 
 
-# Optional: a service may have no keys.
+# Keys are optional: a service without keys requires none.
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -192,7 +192,7 @@ _KEYS = {
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Let `app` serve a document made from its routes and the models of the tables; it is made once."""
+    """Generate the document of `app` once, from its routes and the models of the tables."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -221,7 +221,7 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def _clean(verb: dict[str, Any]) -> None:
-    """Drop what FastAPI adds but our pages do not have: its own 422 body, and query parameters."""
+    """Drop what FastAPI adds but the routes do not use: its 422 body, query parameters."""
     answers = verb.get("responses", {})
     if "HTTPValidationError" in str(answers.get("422")):
         del answers["422"]

@@ -1,4 +1,4 @@
-"""The least that a service can do with a call: read its body and say how long it was. Run: body_only.py PORT."""
+"""The minimum that a service can do with a call: read its body and return its length. Run: body_only.py PORT."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ app = FastAPI()
 
 @app.post("/gradient")
 async def read(request: Request) -> Response:
-    """Read one body, and keep none of it."""
+    """Read one body and discard it."""
     length = 0
     async for chunk in request.stream():
         length += len(chunk)

@@ -1,4 +1,4 @@
-"""What people write by hand: raw bytes in, PyTorch in a thread pool, raw bytes out. Run: handwritten.py PORT."""
+"""A typical hand-written service: raw bytes in, PyTorch in a thread pool, raw bytes out. Run: handwritten.py PORT."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 def _functions() -> dict[str, Any]:
-    """Give every compiled function of the kernels by its name."""
+    """Return every compiled function of the kernels by name."""
     from numba.core.registry import CPUDispatcher
 
     import kernels.registry  # noqa: F401 -- imports all of them
@@ -36,13 +36,13 @@ def _functions() -> dict[str, Any]:
 
 
 class _Recorder:
-    """Stands where a compiled function stood and writes down the memory before and after each of its calls."""
+    """Replaces a compiled function and records the memory before and after each of its calls."""
 
     def __init__(self, out: Any, index: dict[str, int], watched: Callable[[], list[Any]]) -> None:
         self.out, self.index, self.watched, self.calls = out, index, watched, 0
 
     def wrap(self, name: str, function: Any) -> Callable[..., Any]:
-        """Give the function that records and calls."""
+        """Return the function that records and calls."""
 
         def call(*arguments: Any) -> Any:
             arrays = [np.zeros(8, np.int64)]
@@ -83,7 +83,7 @@ def _tables() -> list[Any]:
 
 
 def _spans(arrays: list[Any]) -> list[tuple[int, int]]:
-    """Join the memory of arrays to disjoint spans, without the tables of tiles and parts of them."""
+    """Merge the memory of arrays into disjoint spans, leaving out the tables of tiles and their parts."""
     ends = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
     tables = [(table.ctypes.data, table.ctypes.data + table.nbytes) for table in _tables()]
     found: list[tuple[int, int]] = []
@@ -142,7 +142,7 @@ def record(path: Path, count: int, seed: int) -> None:
 
 
 def objects(folder: Path, path: str) -> None:
-    """Compile everything for the other processor and write object files and their table."""
+    """Compile everything for the emulated processor; write the object files and their table."""
     functions = _functions()
     from kernels import warmup
     from kernels.emit import dots

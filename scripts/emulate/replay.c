@@ -4,7 +4,7 @@
  *   calls: number; each: index of the function, number of arguments, arguments, number of ranges,
  *          each range: virtual address, bytes, kind (0 data, else 1 + index of a table of tiles), then for kind 0
  *          the bytes before, padded to 8, and the bytes expected after.
- * Ranges are mapped at the addresses that they had, so that every pointer of the recording is good.
+ * Ranges are mapped at the addresses that they had, so that every pointer of the recording is valid.
  */
 #include <immintrin.h>
 #include <stdarg.h>
@@ -49,7 +49,7 @@ void fault(u64 vector, const u64 *frame) {
     stop();
 }
 
-/* Memory: pages one after the other, behind the modules. */
+/* Memory: consecutive pages after the modules. */
 static u64 next_page;
 static void *page(void) {
     u64 *fresh = (u64 *)next_page;
@@ -84,7 +84,7 @@ void *memmove(void *to, const void *from, u64 n) {
     return to;
 }
 
-/* Numba's arrays: a reference count, three pointers that nobody reads here, the data. */
+/* Numba's arrays: a reference count, three unused pointers, the data. */
 static char heap[1 << 20] __attribute__((aligned(64)));
 static u64 used;
 void *NRT_MemInfo_alloc_aligned(u64 size, uint32_t align) {

@@ -1,4 +1,4 @@
-"""Compare a service elsewhere with the kernels here: ``python scripts/emulate/service.py COMMAND...``.
+"""Compare an emulated service with the kernels on this machine: ``python scripts/emulate/service.py COMMAND...``.
 
 COMMAND starts the service on the port that is added to it: ``--port N``. It computes each operation in each dtype on
 small integers, where every sum is exact, and its bits are held to those of this processor.
@@ -20,7 +20,7 @@ START_S = 1800.0
 
 
 def cases() -> list[Case]:
-    """Give one strided call for each operation and dtype."""
+    """Yield one strided call for each operation and dtype."""
     gradient = Case(
         n=2, src_channels=24, dst_channels=20, src_spatial=(13, 12), dst_spatial=(7, 6), kernel=(3, 3), strides=(2, 2),
         pads_begin=(1, 1), pads_end=(1, 1),
@@ -32,7 +32,7 @@ def cases() -> list[Case]:
 
 
 def differs(client: Client, case: Case) -> bool:
-    """Compute one call there and here, and say whether a bit is another."""
+    """Compute one call on both, and report whether any bit differs."""
     inputs = case.inputs()
     shape = {} if case.forward else {"weights_shape": list(case.weights_shape)}
     attributes = {key: value for key, value in case.attributes().items() if key != "weights_shape"}

@@ -1,4 +1,4 @@
-/* Multiboot entry: 32-bit to 64-bit, identity map of 4 GB, every vector and tile state switched on. */
+/* Multiboot entry: 32-bit to 64-bit, identity map of 4 GB, all vector and tile state enabled. */
 .set FLAGS, 0x10003
 .section .head, "ax"
 .code32
@@ -72,7 +72,7 @@ vectors:
   call fault
   .set n, n + 1
 .endr
-/* invoke(function, arguments, count): a call with 64-bit arguments, of which Numba's functions have many */
+/* invoke(function, arguments, count): a call with any number of 64-bit arguments */
 .global invoke
 invoke:
   push %rbp
