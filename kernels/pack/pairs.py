@@ -22,7 +22,16 @@ from kernels.emit.intrinsics import address_of, fill_zero, transpose_panel
 from kernels.pack.halves import move16, pack_line, pack_line_pairs, transpose16
 from kernels.pack.split import SPLIT_BYTES, split_line, split_line_pairs, touch
 
-__all__ = ["PACK_BYTES", "PackedBox", "Packing", "call_packer", "pack_pairs", "pack_planes", "packer"]
+__all__ = [
+    "PACK_BYTES",
+    "PackedBox",
+    "Packing",
+    "call_packer",
+    "compiled_packer",
+    "pack_pairs",
+    "pack_planes",
+    "packer",
+]
 
 _typed_intrinsic: Any = intrinsic
 
@@ -269,13 +278,18 @@ def _packer(packing: Any, boxes: Any, count: Any, before: Any, earlier: Any) -> 
 
 
 @cache
-def packer() -> int:
-    """Give the address of `pack_boxes` as a callback: that is compiled once, and not in all its callers."""
+def compiled_packer() -> Any:
+    """Compile `pack_boxes` as a callback, or load it: once, and not in all its callers."""
     packing, box = (types.CPointer(numba.from_dtype(kind.dtype)) for kind in (Packing, PackedBox))
-    return int(callback(types.void(packing, box, types.int64, box, types.int64), _packer).address)
+    return callback(types.void(packing, box, types.int64, box, types.int64), _packer)
 
 
-ENTRIES.append(Entry("pack.pairs.packer", packer, _packer))
+def packer() -> int:
+    """Give the address of `pack_boxes`."""
+    return int(compiled_packer().address)
+
+
+ENTRIES.append(Entry("pack.pairs.packer", compiled_packer, _packer))
 
 
 @_typed_intrinsic

@@ -12,6 +12,7 @@ import ctypes
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -53,26 +54,30 @@ class _Recorder:
                     words += [0, 0, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides]
                 else:
                     words.append(int(value) % (1 << 64))
-            spans = _spans([*arrays, *self.watched()])
+            callbacks = [place for array in arrays for place in _callbacks(array)]
+            spans = _spans([*arrays, *self.watched()], callbacks)
             before = [ctypes.string_at(start, size) for start, size in spans]
             result = function(*arguments)
             assert result is None or isinstance(result, (int, bool)), name
-            self._write(name, words, spans, before)
+            self._write(name, words, spans, before, callbacks)
             return result
 
         return call
 
-    def _write(self, name: str, words: list[int], spans: list[tuple[int, int]], before: list[bytes]) -> None:
+    def _write(
+        self, name: str, words: list[int], spans: list[tuple[int, int]], before: list[bytes], callbacks: list[int]
+    ) -> None:
         self.calls += 1
         self.out.write(struct.pack("<QQ", self.index[name], len(words)))
         self.out.write(b"".join(struct.pack("<Q", word % (1 << 64)) for word in words))
-        tables = _tables()
+        tables = [(table.ctypes.data, table.nbytes, kind) for kind, table in enumerate(_tables(), 1)]
+        tables += [(place, 8, len(tables) + 1) for place in callbacks]
         self.out.write(struct.pack("<Q", len(spans) + len(tables)))
         for (start, size), old in zip(spans, before, strict=True):
             pad = b"\0" * (-size % 8)
             self.out.write(struct.pack("<QQQ", start, size, 0) + old + pad + ctypes.string_at(start, size) + pad)
-        for kind, table in enumerate(tables, 1):
-            self.out.write(struct.pack("<QQQ", table.ctypes.data, table.nbytes, kind))
+        for table in tables:
+            self.out.write(struct.pack("<QQQ", *table))
 
 
 def _tables() -> list[Any]:
@@ -82,8 +87,16 @@ def _tables() -> list[Any]:
     return [tile_table(), dot_table()]
 
 
-def _spans(arrays: list[Any]) -> list[tuple[int, int]]:
-    """Merge the memory of arrays into disjoint spans, leaving out the tables of tiles and their parts."""
+def _callbacks(array: Any) -> list[int]:
+    """Give the places of addresses of `kernels.pack.pairs.packer` in a table of records."""
+    if "packer" not in (array.dtype.names or ()):
+        return []
+    first = array["packer"]
+    return [first.ctypes.data + i * first.strides[0] for i in range(len(first))]
+
+
+def _spans(arrays: list[Any], holes: list[int]) -> list[tuple[int, int]]:
+    """Join the memory of arrays to disjoint spans, without tables of tiles, parts of them, and words in `holes`."""
     ends = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
     tables = [(table.ctypes.data, table.ctypes.data + table.nbytes) for table in _tables()]
     found: list[tuple[int, int]] = []
@@ -94,6 +107,10 @@ def _spans(arrays: list[Any]) -> list[tuple[int, int]]:
             found[-1] = (found[-1][0], max(end, sum(found[-1])) - found[-1][0])
         elif end > start:
             found.append((start, end - start))
+    for hole in holes:
+        at, (start, size) = next((i, span) for i, span in enumerate(found) if span[0] <= hole < sum(span))
+        parts = (start, hole - start), (hole + 8, start + size - hole - 8)
+        found[at : at + 1] = [part for part in parts if part[1]]
     return found
 
 
@@ -147,6 +164,7 @@ def objects(folder: Path, path: str) -> None:
     from kernels import warmup
     from kernels.emit import dots
     from kernels.emit import tile_table as tiles
+    from kernels.pack.pairs import compiled_packer
     from kernels.target import target
 
     assert (target().dots, target().lanes) == (path, 16), target()
@@ -166,15 +184,17 @@ def objects(folder: Path, path: str) -> None:
     rows = {(kind, count): tiles._tile(kind, count) for kind, count in tiles.tile_entries()}
     columns = tiles.LANE_ROWS + tiles.LINES_KEPT + 1
     entries = [rows.get(divmod(place, columns)) for place in range((5 + len(tiles.DIRECT)) * columns)]
-    table = [[entry._wrapper_name if entry else "0" for entry in entries], []]
-    table[1] = [dots._entry(e)._wrapper_name if e in dots.USED else "0" for e in range(dots.ENTRIES)]
-    for cfunc in [*rows.values(), *(dots._entry(entry) for entry in sorted(dots.USED))]:
+    table = [[entry._wrapper_name if entry else "0" for entry in entries]]
+    table.append([dots._entry(e)._wrapper_name if e in dots.USED else "0" for e in range(dots.ENTRIES)])
+    packer = compiled_packer()
+    table.append([packer._wrapper_name])
+    for cfunc in [*rows.values(), *(dots._entry(entry) for entry in sorted(dots.USED)), packer]:
         write(cfunc._library)
     _write_table(folder / "table.c", list(functions), symbols, table)
 
 
 def _write_table(path: Path, names: list[str], symbols: list[str], tables: list[list[str]]) -> None:
-    known = [symbol for symbol in [*symbols, *tables[0], *tables[1]] if symbol != "0"]
+    known = [symbol for symbol in chain(symbols, *tables) if symbol != "0"]
     alias = {symbol: f"f{i}" for i, symbol in enumerate(known)}
     lines = [f'extern char {alias[symbol]}[] __asm__("{symbol}");' for symbol in known]
     refer = {"0": "0", **{symbol: f"(unsigned long){name}" for symbol, name in alias.items()}}
@@ -183,7 +203,7 @@ def _write_table(path: Path, names: list[str], symbols: list[str], tables: list[
     lines.append(f"const char *const names[] = {{{quoted}}};")
     for i, table in enumerate(tables):
         lines.append(f"static const unsigned long table{i}[] = {{{', '.join(refer[s] for s in table)}}};")
-    lines.append("const unsigned long *const tables[] = {table0, table1};")
+    lines.append(f"const unsigned long *const tables[] = {{{', '.join(f'table{i}' for i in range(len(tables)))}}};")
     path.write_text("\n".join(lines) + "\n")
 
 
