@@ -11,13 +11,12 @@ from functools import cache
 from typing import Any
 
 import numba
-import numpy as np
 from llvmlite import ir
 from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
 from kernels.blocks import STEPS
-from kernels.emit.compiler import ENTRIES, Entry, Record, Rows, Table, Vector, callback, jit, numbers
+from kernels.emit.compiler import ENTRIES, Entry, Record, Rows, Vector, callback, jit, numbers
 from kernels.emit.intrinsics import address_of, fill_zero, transpose_panel
 from kernels.pack.halves import move16, pack_line, pack_line_pairs, transpose16
 from kernels.pack.split import SPLIT_BYTES, split_line, split_line_pairs, touch
@@ -28,8 +27,6 @@ __all__ = [
     "Packing",
     "call_packer",
     "compiled_packer",
-    "pack_pairs",
-    "pack_planes",
     "packer",
 ]
 
@@ -80,9 +77,6 @@ class Packing(Record):
     scratch: int
     pairs: bool
     images: bool
-
-
-PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
 
 
 @jit
@@ -310,49 +304,3 @@ def call_packer(entry: int, packing: Packing, boxes: Rows[PackedBox], before: Ro
     _call_packer(
         entry, address_of(packing), boxes.ctypes.data, boxes.shape[0], before.ctypes.data, before.shape[0]
     )  # fmt: skip
-
-
-@jit
-def _boxes(table: Table) -> Rows[PackedBox]:
-    """Give boxes that are rows of a table: source, place, sizes."""
-    boxes = np.empty(table.shape[0], PACKED_BOX)
-    for b in range(table.shape[0]):
-        box = boxes[b]
-        box.source, box.place = table[b, 0], table[b, 1]
-        for axis in range(4):
-            box.sizes[axis] = table[b, 2 + axis]
-    return boxes
-
-
-@jit
-def _pack_table(
-    pairs: bool, parts: int, channels: int, planes: int, table: Table, earlier: Table, src: int, src_steps: Vector,
-    dst: int, plane: int, dst_steps: Vector, scratch: int,
-) -> None:  # fmt: skip
-    """Pack boxes of a table; see `Packing` for the other arguments."""
-    packings, boxes, before = np.empty(1, PACKING), _boxes(table), _boxes(earlier)
-    packing = packings[0]
-    packing.parts, packing.channels, packing.source, packing.channel = parts, channels, src, src_steps[4]
-    packing.target, packing.planes, packing.plane, packing.scratch, packing.pairs = dst, planes, plane, scratch, pairs
-    for axis in range(4):
-        packing.strides[axis], packing.steps[axis] = src_steps[axis], dst_steps[axis]
-    packing.images = False
-    pack_boxes(packings[0], boxes, before)  # the row is read from its table: so the table is there until then
-
-
-@jit
-def pack_pairs(
-    parts: int, channels: int, blocks: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int,
-    block: int, dst_steps: Vector, scratch: int,
-) -> None:  # fmt: skip
-    """Pack boxes to panels of pairs."""
-    _pack_table(True, parts, channels, blocks, boxes, before, src, src_steps, dst, block, dst_steps, scratch)
-
-
-@jit
-def pack_planes(
-    parts: int, channels: int, planes: int, boxes: Table, before: Table, src: int, src_steps: Vector, dst: int,
-    plane: int, dst_steps: Vector, scratch: int,
-) -> None:  # fmt: skip
-    """Pack boxes to planes."""
-    _pack_table(False, parts, channels, planes, boxes, before, src, src_steps, dst, plane, dst_steps, scratch)

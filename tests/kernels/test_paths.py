@@ -20,8 +20,8 @@ from kernels.target.known import FEATURE_WORDS
 INNER = "CONVGRAD_TEST_INNER"
 
 NUMBERS = (
-    "dots", "exact", "forward_dots", "images_inside", "memory", "proof", "special_values", "subnormals", "units",
-    "workers",
+    "blocks", "dots", "exact", "forward_dots", "images_inside", "memory", "proof", "special_values", "subnormals",
+    "units", "workers",
 )  # fmt: skip
 """Tests of what is computed, which imitated instructions are slow for, but do."""
 

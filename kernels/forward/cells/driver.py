@@ -22,7 +22,7 @@ from kernels.forward.gather import load, put_lines, write
 from kernels.forward.records import Bias, Call, Data
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks, magnitudes
-from kernels.pack.pairs import pack_pairs, pack_planes
+from kernels.pack.pairs import PackedBox, Packing, call_packer
 
 __all__ = ["SPARE", "bring_weights", "compute_cells"]
 
@@ -32,6 +32,7 @@ WHOLE, PLANES, LINES = 0, 2, 3
 """The pieces of a phase's positions: all of them, planes, lines."""
 
 CELL, CUT, MAGNITUDES = Cell.dtype, Cut.dtype, Magnitudes.dtype
+PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
 
 _load_f32 = load_value("f32")
 
@@ -93,52 +94,59 @@ def _set_axis(cell: Cell, axis: int, line: CellLine) -> None:
 
 
 @jit
-def _bring(share: CellShare, one: CellPass, call: Call, cells: Rows[Cell], boxes: Table) -> None:
-    """Pack the src of the first of two cells; the other was packed there before, all zero for none."""
-    cell, last, src, pitches = cells[0], cells[1], one.src, share.pitches
-    met, planes = cell.met, share.depth * share.positions
-    steps, to = np.empty(5, np.int64), np.zeros(4, np.int64)
+def _bring(
+    share: CellShare, one: CellPass, call: Call, cells: Rows[Cell], boxes: Rows[PackedBox], packings: Rows[Packing]
+) -> None:
+    """Pack the src of the first of two cells; the other was packed there before, all zero for none.
+
+    A step of channels is a line of a box, a pixel of a line a plane of its own.
+    """
+    cell, last, src, pitches, packing = cells[0], cells[1], one.src, share.pitches, packings[0]
+    met, planes, to, strides = cell.met, share.depth * share.positions, packing.steps, packing.strides
+    to[3] = 0
     to[2] = ROW * pitches[2]
     to[1] = to[2] * pitches[1]
     to[0] = to[1] * pitches[0]
-    steps[3], steps[4] = src.channel, src.strides[3]
+    strides[3], packing.channel = src.channel, src.strides[3]
     first = call.src + src.start + cell.n * src.strides[0]
     start, same = 0, cell.images == last.images
     for axis in range(3):
-        steps[axis] = src.strides[axis]
+        strides[axis] = src.strides[axis]
         first += cell.src[axis] * src.strides[1 + axis]
         start = start * pitches[axis] + cell.places[axis]
         same &= met[axis] == last.met[axis] and cell.places[axis] == last.places[axis]
     for j in range(share.depth):
-        boxes[j, 0], boxes[j, 1] = first + j * STEP * src.channel, (j * share.positions + start) * ROW
-        boxes[j, 2], boxes[j, 3], boxes[j, 4] = cell.images, met[0], met[1]
-        boxes[j, 5] = min(STEP, share.channels - j * STEP)
+        box = boxes[j]
+        box.source, box.place, sizes = first + j * STEP * src.channel, (j * share.positions + start) * ROW, box.sizes
+        sizes[0], sizes[1], sizes[2] = cell.images, met[0], met[1]
+        sizes[3] = min(STEP, share.channels - j * STEP)
     if met[0] * met[1] * met[2] == 0:
         fill_zero(call.source, share.parts * planes * ROW)
         return
-    pack_planes(
-        share.parts, met[2], planes, boxes, boxes if same else boxes[:0], 0, steps, call.source, ROW, to,
-        call.products,
-    )  # fmt: skip
+    packing.pairs, packing.images, packing.parts, packing.channels = False, False, share.parts, met[2]
+    packing.source, packing.target, packing.planes, packing.plane = 0, call.source, planes, ROW
+    packing.scratch = call.products
+    call_packer(share.packer, packing, boxes, boxes if same else boxes[:0])
 
 
 @jit
 def bring_weights(
-    shares: Rows[CellShare], passes: Rows[CellPass], calls: Rows[Call], taps: Table, odd: Vector
-) -> None:  # fmt: skip
+    shares: Rows[CellShare], passes: Rows[CellPass], calls: Rows[Call], taps: Rows[PackedBox], odd: Vector
+) -> None:
     """Pack weights to [part][block][tap][steps of src channels], each a tile; say which dst channels are `odd`.
 
     Those hold Inf or NaN, and get zeros instead. `taps` are boxes as `kernels.pack.pairs` takes them.
     """
-    share, one, call = shares[0], passes[0], calls[0]
-    weights, steps = one.weights, np.zeros(5, np.int64)
+    share, one, call, packings = shares[0], passes[0], calls[0], np.zeros(1, PACKING)
+    weights, packing = one.weights, packings[0]
     parts, blocks, block = share.parts, one.blocks, share.block_bytes
-    steps[3], steps[4] = weights.src_channel, weights.dst_channel
+    packing.pairs, packing.parts, packing.channels, packing.scratch = True, parts, one.channels, call.products
+    packing.source, packing.channel = call.weights + weights.start, weights.dst_channel
+    packing.strides[3] = weights.src_channel
+    packing.target, packing.planes, packing.plane = call.panels, blocks, block
     whole = share.channels % STEP == 0 and one.channels % TILE == 0  # no place is left for zeros
-    pack_pairs(
-        parts, one.channels, blocks, taps, taps if whole else taps[:0], call.weights + weights.start, steps,
-        call.panels, block, np.zeros(4, np.int64), call.products,
-    )  # fmt: skip
+    call_packer(share.packer, packing, taps, taps if whole else taps[:0])
+    packings[0].parts = 0  # the table is named once more: that keeps it
     if parts == 2:
         part = blocks * block
         split_f16(call.panels, call.panels + part, part // ROW)
@@ -268,7 +276,8 @@ def compute_cells(
     share, one, call = shares[0], passes[0], calls[0]
     kind, parts, dst, strides = share.kind, share.parts, one.dst, share.strides
     sizes, at = np.empty(4, np.int64), np.empty(4, np.int64)
-    cells, cuts, boxes = np.zeros(2, CELL), np.empty(1, CUT), np.empty((share.depth, 6), np.int64)
+    cells, cuts, boxes = np.zeros(2, CELL), np.empty(1, CUT), np.empty(share.depth, PACKED_BOX)
+    packings = np.empty(1, PACKING)
     pairs, block_bytes, scratch = (one.blocks + 1) // 2, share.block_bytes, call.products
     mine, theirs = np.empty(1, MAGNITUDES), np.empty(pairs, MAGNITUDES)
     for p in range(pairs):
@@ -291,7 +300,7 @@ def compute_cells(
         _set_axis(cells[0], 0, planes[at[1]])
         _set_axis(cells[0], 1, lines[at[2]])
         _set_axis(cells[0], 2, columns[at[3]])
-        _bring(share, one, call, cells, boxes)
+        _bring(share, one, call, cells, boxes, packings)
         cells[1] = cells[0]
         if parts == 2:
             split_f16(call.source, call.source + part, part // ROW)

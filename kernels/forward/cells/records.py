@@ -17,8 +17,10 @@ class CellShare(Record):
     A group's src `channels` take so many steps (`depth`), and a panel has so many `positions` for each, with `pitches`
     between them. A phase has at most so many `rows`; `strides` lead from one of its dst positions to the next. The unit
     has so many cells (`counts`) from the `first` on, of whole dst the first one; one has so many `images`, of `n`.
+    `packer` is the address of `kernels.pack.pairs.packer`.
     """
 
+    packer: int
     kind: int
     parts: int
     channels: int

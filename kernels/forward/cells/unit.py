@@ -11,13 +11,14 @@ import numpy as np
 from kernels.arena import arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.cache import cached
-from kernels.emit.compiler import Records, Table, row_of
+from kernels.emit.compiler import Records, row_of
 from kernels.emit.dots import STEP, TILE, dot_table
 from kernels.forward.cells.driver import SPARE, bring_weights, compute_cells
 from kernels.forward.cells.records import CellPass, CellShare
 from kernels.forward.cells.schedule import LANES, ROW, forward_schedule
 from kernels.forward.share import Share, share
 from kernels.forward.tiles import ConvTranspose, way_cycles
+from kernels.pack.pairs import PackedBox, packer
 from kernels.pack.split import SPLIT_BYTES
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype
@@ -33,7 +34,7 @@ MOST_CYCLES = 0.9
 
 
 @cached
-def _taps(problem: ConvProblem) -> Table:
+def _taps(problem: ConvProblem) -> Records:
     """Give the boxes of the weights: a tap each, or where taps are adjacent, one step of src channels of each."""
     plan = forward_schedule(problem)
     assert plan is not None
@@ -41,11 +42,12 @@ def _taps(problem: ConvProblem) -> Table:
     channels, size = problem.dims.narrow_channels, storage_dtype(problem.dtype).itemsize
     step = STEP if tap_step < narrow else channels
     firsts, numbers = np.arange(0, channels, step), np.arange(len(plan.taps))
-    boxes = np.ones((len(firsts), len(numbers), 6), np.int64)
-    boxes[..., 0] = size * (np.array(plan.taps, np.int64) * tap_step + narrow * firsts[:, None])
-    boxes[..., 1] = 2 * (numbers * STEP * plan.depth + firsts[:, None])
-    boxes[..., 5] = np.minimum(step, channels - firsts)[:, None]
-    return boxes.reshape(-1, 6)
+    boxes = np.empty((len(firsts), len(numbers)), PackedBox.dtype)
+    boxes["source"] = size * (np.array(plan.taps, np.int64) * tap_step + narrow * firsts[:, None])
+    boxes["place"] = 2 * (numbers * STEP * plan.depth + firsts[:, None])
+    boxes["sizes"][..., :3] = 1
+    boxes["sizes"][..., 3] = np.minimum(step, channels - firsts)[:, None]
+    return boxes.reshape(-1)
 
 
 class _Cells(Share):
@@ -79,6 +81,7 @@ class _Cells(Share):
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
         self.share = row_of(
             CellShare,
+            packer=packer(),
             kind=self.kind,
             parts=plan.parts,
             channels=dims.narrow_channels,
