@@ -226,36 +226,35 @@ def _pack_turned(packing: Packing, box: PackedBox, lines: int) -> None:
 
 
 @jit
-def _pack_all_turned(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> bool:
-    """Pack boxes whose last axis is the images as `pack_boxes` does, if they should be turned."""
+def _all_turn(packing: Packing, boxes: Rows[PackedBox]) -> bool:
+    """Say whether boxes whose last axis is the images should all be turned."""
     for b in range(boxes.shape[0]):
         sizes = boxes[b].sizes
         if sizes[0] * sizes[1] * sizes[2] * sizes[3] > 0 and _turns(packing, boxes[b]) == 0:
             return False
-    _clear(packing, boxes, before)
-    for b in range(boxes.shape[0]):
-        lines = _turns(packing, boxes[b])
-        if lines > 0:
-            _pack_turned(packing, boxes[b], lines)
     return True
 
 
-@jit
-def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
-    """Pack boxes of positions of a tensor, zeros elsewhere; `before` are those that were packed there last, if any.
+def _pack_boxes(packings: Any, table: Any, count: Any, earlier: Any, earlier_count: Any) -> None:
+    """Pack boxes of positions of a tensor, zeros elsewhere; the `earlier` ones were packed there last, if any.
 
     Where channels are adjacent, all of a line are packed before the next line, else all lines of a few channels.
     """
-    if packing.images and _pack_all_turned(packing, boxes, before):
-        return
+    packing, boxes, before = carray(packings, 1)[0], carray(table, count), carray(earlier, earlier_count)
     _clear(packing, boxes, before)
+    if packing.images and _all_turn(packing, boxes):
+        for b in range(count):
+            lines = _turns(packing, boxes[b])
+            if lines > 0:
+                _pack_turned(packing, boxes[b], lines)
+        return
     channels, channel, strides, steps = packing.channels, packing.channel, packing.strides, packing.steps
     few = 16 if packing.pairs else 8
     span = channels if channel == (4 if packing.parts == 3 else 2) else few
     for first in range(0, channels, span):
         some, plane = min(span, channels - first), first // 16 if packing.pairs else first
         to = packing.target + plane * packing.plane
-        for b in range(boxes.shape[0]):
+        for b in range(count):
             box = boxes[b]
             start, sizes = packing.source + box.source + first * channel, box.sizes
             run = sizes[3]
@@ -267,23 +266,19 @@ def pack_boxes(packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]
                         _pack_line(packing, some, to, place, line, strides[3], channel, run, packing.scratch)
 
 
-def _packer(packing: Any, boxes: Any, count: Any, before: Any, earlier: Any) -> None:
-    pack_boxes(carray(packing, 1)[0], carray(boxes, count), carray(before, earlier))
-
-
 @cache
 def compiled_packer() -> Any:
-    """Compile `pack_boxes` as a callback, or load it: once, and not in all its callers."""
+    """Compile `_pack_boxes`, or load it: a callback is compiled once, and not in all its callers."""
     packing, box = (types.CPointer(numba.from_dtype(kind.dtype)) for kind in (Packing, PackedBox))
-    return callback(types.void(packing, box, types.int64, box, types.int64), _packer)
+    return callback(types.void(packing, box, types.int64, box, types.int64), _pack_boxes)
 
 
 def packer() -> int:
-    """Give the address of `pack_boxes`."""
+    """Give the address of what packs boxes of positions: arguments are addresses, and numbers of boxes."""
     return int(compiled_packer().address)
 
 
-ENTRIES.append(Entry("pack.pairs.packer", compiled_packer, _packer))
+ENTRIES.append(Entry("pack.pairs.packer", compiled_packer, _pack_boxes))
 
 
 @_typed_intrinsic
@@ -300,7 +295,7 @@ def _call_packer(typingctx: Any, entry: Any, packing: Any, boxes: Any, count: An
 
 @jit
 def call_packer(entry: int, packing: Packing, boxes: Rows[PackedBox], before: Rows[PackedBox]) -> None:
-    """Pack boxes by the `packer` at an address, as `pack_boxes` does."""
+    """Pack boxes by the `packer` at an address; `before` are those that were packed there last, if any."""
     _call_packer(
         entry, address_of(packing), boxes.ctypes.data, boxes.shape[0], before.ctypes.data, before.shape[0]
     )  # fmt: skip
