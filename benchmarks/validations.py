@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from benchmarks.startup import descendants, memory_mib
 from tests.live import running_service
 
-__all__ = ["hostile", "main"]
+__all__ = ["hostile", "main", "probe"]
 
 _PROBE_S = 0.005
 _RETRY_S = 0.05
@@ -79,7 +79,7 @@ def _channels(i: int) -> tuple[str, dict[str, Any]]:
 _FAMILIES = (_taps, _padded, _plane, _positions, _images, _channels)
 
 
-def _probe(host: str, port: int, pipe: Connection) -> None:
+def probe(host: str, port: int, pipe: Connection) -> None:
     """Query `/healthz` until told to stop, and return how long each response took."""
     found, connection = [], http.client.HTTPConnection(host, port, timeout=120)
     while not pipe.poll(_PROBE_S):
@@ -119,7 +119,7 @@ def main() -> None:
         host, port = str(address.hostname), int(address.port or 0)
         before = memory_mib(service.pid, "Rss")
         mine, theirs = multiprocessing.Pipe()
-        prober = multiprocessing.Process(target=_probe, args=(host, port, theirs), daemon=True)
+        prober = multiprocessing.Process(target=probe, args=(host, port, theirs), daemon=True)
         prober.start()
         time.sleep(1)
         start = time.perf_counter()

@@ -133,7 +133,7 @@ class _Validation(_Deferred):
         choose(headers_of(scope).get("accept"), ["application/json"])
         service, name = self._service, self._called.called_as
         with service.admit():
-            with Lease(service.segments) as lease:
+            with service.lease() as lease:
                 call = await self._read(scope, receive, lease, check=None)
             async with cancel_on_disconnect(receive):
                 reply = await service.validate(name, call.attributes, call.metas, call.options)
@@ -156,7 +156,7 @@ class _Computation(_Deferred):
                 checked = metas, prepared
             return checked[1]
 
-        with service.admit(), Lease(service.segments, exchange_of(scope).direct_body) as lease:
+        with service.admit(), service.lease(exchange_of(scope).direct_body) as lease:
             async with OverlappedCall(service, lease, context.timings) as early:
 
                 async def on_arrival(tensors: Mapping[str, Segment], received: Mapping[str, int]) -> None:

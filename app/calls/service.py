@@ -2,7 +2,7 @@
 
 How an API makes a call::
 
-    with service.admit(), Lease(service.segments) as lease:         # may refuse, before the body is read
+    with service.admit(), service.lease() as lease:                 # may refuse, before the body is read
         ...                                                         # intake writes tensors to the lease
         prepared = await service.prepare(name, attributes, inputs, options)    # every check, no bytes needed
         async with service.call(prepared, tensors, lease, timings=timings) as call:
@@ -28,6 +28,8 @@ from app.calls.call import Call, Checked, Prepared, Resources
 from app.calls.cancel import Cancellations
 from app.calls.planning import check_limits, describe_plan, is_planned_at_once, plan_call
 from app.intake.options import parse_options
+from app.intake.sinks import Lease
+from app.intake.turns import Turns
 from app.settings import Settings
 from app.telemetry.context import current_context
 from app.telemetry.metrics import Telemetry
@@ -36,7 +38,7 @@ from convgrad._errors import DeadlineExceeded, Overloaded, ShuttingDown
 from schemas.ops import TensorMeta, resolve
 
 if TYPE_CHECKING:
-    from app.intake.sinks import Lease
+    from app.intake.sinks import DirectBody
     from app.pool.buffers import Segment, SegmentPool
     from app.pool.engine import Engine
     from app.pool.messages import Unfit
@@ -76,6 +78,8 @@ class Service:
         self._requests = 0
         self._idle = asyncio.Event()
         self._idle.set()
+        # Enough to keep a fast network busy while the event loop does other work.
+        self._turns = Turns(max(4, 2 * settings.worker_count))
         self.telemetry = telemetry or Telemetry()
         self._resources = Resources(self.admission, engine, segments, self.telemetry)
 
@@ -163,6 +167,12 @@ class Service:
                 self._requests -= 1
                 if not self._requests:
                     self._idle.set()
+
+    def lease(self, direct_body: DirectBody | None = None) -> Lease:
+        """Return what will own the tensors of the current request; large ones are received when it is its turn."""
+        context = current_context()
+        turn = self._turns.turn(lambda: self.admission.check(context), lambda: context.received)
+        return Lease(self.segments, direct_body, turn)
 
     async def validate(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable
-from typing import cast
+from typing import ClassVar, cast
 
 from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -22,8 +22,9 @@ __all__ = ["DirectBodyProtocol", "DirectReader"]
 
 # Smaller bodies come in a few pieces: nothing to gain.
 _LEAST = 1 << 20
-# Bytes of one read: as fast as more. libuv goes on for 32 reads before others get their turn: 4 MiB, some 2 ms.
-_ROOM = 1 << 17
+# Bytes of one read: as fast as more. libuv reads from one socket up to 32 times before it turns to others: 4 MiB, some
+# 2 ms. Several bodies share these reads, so that a turn of the event loop does not grow with their number.
+_ROOM, _READS = 1 << 17, 32
 
 
 class DirectBodyProtocol(UpgradeIgnoringProtocol):
@@ -57,6 +58,8 @@ class DirectReader(asyncio.BufferedProtocol):
     The body of a message is a `memoryview` when its bytes are in their place already, and `bytes` otherwise.
     """
 
+    _active: ClassVar[set[DirectReader]] = set()
+
     def __init__(self, http: HttpToolsProtocol, length: int) -> None:
         self._http = http
         self._cycle = http.cycle
@@ -68,6 +71,7 @@ class DirectReader(asyncio.BufferedProtocol):
         self._filled = 0  # bytes of the first target
         self._came: deque[tuple[bytes | memoryview, int, int]] = deque()  # what no message has told yet
         self._room = bytearray()
+        self._reads = 0
 
     def passed(self, count: int) -> None:
         """Count bytes that the HTTP protocol has taken."""
@@ -84,6 +88,7 @@ class DirectReader(asyncio.BufferedProtocol):
             self._came.clear()
         else:
             self._reading = True
+            self._active.add(self)
             early = [memoryview(bytes(self._cycle.body))]
             self._cycle.body = bytearray()
             self._http.transport.set_protocol(self)
@@ -111,6 +116,9 @@ class DirectReader(asyncio.BufferedProtocol):
         self._left -= nbytes
         if self._targets:
             self._fill(nbytes)
+            self._reads += 1
+            if self._left and len(self._active) > 1 and self._reads % max(1, _READS // len(self._active)) == 0:
+                self._http.flow.pause_reading()  # until `_next` is called, when the others have had their turn
         else:
             self._came.append((bytes(self._room[:nbytes]), 0, nbytes))
             self._http.flow.pause_reading()
@@ -125,6 +133,7 @@ class DirectReader(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let go of the memory."""
+        self._active.discard(self)
         self.forget()
         self._http.connection_lost(exc)
 
@@ -172,6 +181,7 @@ class DirectReader(asyncio.BufferedProtocol):
 
     def _end(self) -> None:
         """Give the connection back; the parser still waits for what it has not seen, so there is a new one."""
+        self._active.discard(self)
         http = self._http
         http.parser = make_parser(http)
         http.transport.set_protocol(http)

@@ -12,6 +12,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
+from app.intake.turns import LARGE, Turn
 from app.pool.buffers import Segment, SegmentPool
 from app.telemetry.context import current_context
 from convgrad._errors import ParseError
@@ -52,8 +53,9 @@ class DirectBody(Protocol):
 class Lease:
     """Own the segments of one request until a call takes them over; always close it."""
 
-    def __init__(self, pool: SegmentPool, direct_body: DirectBody | None = None) -> None:
+    def __init__(self, pool: SegmentPool, direct_body: DirectBody | None = None, turn: Turn | None = None) -> None:
         self._pool = pool
+        self._turn = turn
         self._direct_body = direct_body
         self._held: dict[int, Segment] = {}
 
@@ -64,7 +66,12 @@ class Lease:
         self.close()
 
     async def acquire_async(self, nbytes: int) -> Segment:
-        """Allocate a segment without blocking the event loop; raises what `SegmentPool.acquire` raises."""
+        """Allocate a segment without blocking the event loop; for a large one, wait for the request's turn.
+
+        Raises what `SegmentPool.acquire` raises, and what rejects the request when its turn comes.
+        """
+        if nbytes >= LARGE and self._turn is not None:
+            await self._turn.begin()
         segment = await self._pool.acquire_async(max(nbytes, 1), current_context().owner)
         self._held[id(segment)] = segment
         return segment
@@ -76,6 +83,8 @@ class Lease:
 
     def hand_over(self, segment: Segment) -> Segment:
         """Pass ownership of the segment to a call, which then releases it."""
+        if self._turn is not None:
+            self._turn.end()
         del self._held[id(segment)]
         return segment
 
@@ -86,6 +95,8 @@ class Lease:
 
     def close(self) -> None:
         """Return the segments that no call took over."""
+        if self._turn is not None:
+            self._turn.end()
         if self._direct_body is not None:
             self._direct_body.forget()
         while self._held:

@@ -68,8 +68,6 @@ if target().compiles and target().arch == host_arch():
         "CACHE_DIR": cache_folder(),
         "CPU_NAME": target().cpu,
         "CPU_FEATURES": target().llvm_features(host_features()[1]),
-        # level 3 takes longer, and on Zen 3 its code was no faster
-        "OPT": type(config.OPT)(2),  # type: ignore[attr-defined]
     }.items():
         setattr(config, _name, _value)  # Numba makes its settings at run time
 

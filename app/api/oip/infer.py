@@ -77,7 +77,7 @@ class Inference(Response):
         headers = headers_of(scope)
         _check_content_type(headers)
         service = self._service
-        with service.admit(), Lease(service.segments, exchange_of(scope).direct_body) as lease:
+        with service.admit(), service.lease(exchange_of(scope).direct_body) as lease:
             async with OverlappedCall(service, lease, context.timings) as early:
                 intake = self._intake(headers, context, lease, early)
                 limit = int(service.settings.body_limit)

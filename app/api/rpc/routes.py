@@ -27,7 +27,6 @@ from app.http.context import context_of, headers_of
 from app.http.disconnect import cancel_on_disconnect
 from app.intake.body import declared_length, media_type, read_body
 from app.intake.json import JsonIntake
-from app.intake.sinks import Lease
 from app.replies import sse
 from app.replies.accept import choose
 from app.replies.body import dump, send_head, send_piece
@@ -113,7 +112,7 @@ class RpcResponse(Response):
         _check_content_type(headers)
         media_type = choose(headers.get("accept"), (*_CONTENT_TYPES, sse.MEDIA_TYPE))
         context = context_of(scope)
-        with ExitStack() as admission, Lease(self._service.segments) as lease:
+        with ExitStack() as admission, self._service.lease() as lease:
             context.session = session_of(headers)
             ctx = MethodContext(self._service, lease, context, self._admit(context, admission))
             message = await self._read(headers, receive, ctx)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -84,6 +86,19 @@ def test_pieces_of_every_size(resident: Resident, api: str, seed: int) -> None:
             ((status, found),) = replies(sock, 1)
             assert status == 200, found
             check(found, api)
+
+
+def test_bodies_that_arrive_together(resident: Resident) -> None:
+    """Several bodies share the turns of the event loop; each result is right, and so is the next request."""
+    requests = [binary(), form(parts(LARGE, INPUTS))] * 4
+    with ExitStack() as stack, ThreadPoolExecutor(len(requests)) as pool:
+        socks = [stack.enter_context(connected(resident.url)) for _ in requests]
+        for _ in range(3):
+            list(pool.map(lambda sock, request: sock.sendall(b"".join(request)), socks, requests))
+            for number, sock in enumerate(socks):
+                ((status, found),) = replies(sock, 1)
+                assert status == 200, found
+                check(found, "form" if number % 2 else "binary")
 
 
 @pytest.mark.parametrize("api", ["binary", "form"])

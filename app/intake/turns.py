@@ -1,0 +1,73 @@
+"""Receive only a few large bodies at a time, so that memory is allocated no faster than calls get places in the queue.
+
+The others wait in their sockets. Without turns all bodies that arrive together would be received together, and most of
+them only to be rejected, because the queue is full by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+__all__ = ["LARGE", "Turn", "Turns"]
+
+LARGE = 1 << 20
+"""Bytes of a tensor for which its request waits for a turn."""
+
+# A turn ends early when less than this has arrived since the last look: slow clients don't block the others.
+_LOOK_S, _LEAST_BYTES = 0.25, 1 << 18
+_LOOKS = 8
+
+
+class Turns:
+    """Give turns to at most `most` requests at a time, first come, first served."""
+
+    def __init__(self, most: int) -> None:
+        self._free = asyncio.Semaphore(most)
+
+    def turn(self, check: Callable[[], object], received: Callable[[], int]) -> Turn:
+        """Return the turn of one request.
+
+        `check` raises an error if the request is to be rejected by then; `received` returns how many bytes of its body
+        have arrived.
+        """
+        return Turn(self._free, check, received)
+
+
+class Turn:
+    """The turn of one request."""
+
+    def __init__(self, free: asyncio.Semaphore, check: Callable[[], object], received: Callable[[], int]) -> None:
+        self._free, self._check, self._received = free, check, received
+        self._had = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def begin(self) -> None:
+        """Wait for the turn, once; raises what `check` raises."""
+        if self._had:
+            return
+        await self._free.acquire()
+        self._look_later(_LOOKS)
+        try:
+            self._check()
+        except BaseException:
+            self.end()
+            raise
+        self._had = True
+
+    def _look_later(self, looks: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(_LOOK_S, self._look, looks - 1, self._received() + _LEAST_BYTES)
+
+    def _look(self, looks: int, expected: int) -> None:
+        if looks and self._received() >= expected:
+            self._look_later(looks)
+        else:
+            self.end()
+
+    def end(self) -> None:
+        """Let the next request begin; calling it again does nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._free.release()

@@ -1,0 +1,104 @@
+"""Large bodies are received a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.intake.sinks import Lease
+from app.intake.turns import LARGE, Turn, Turns
+from app.pool.buffers import SegmentPool
+from convgrad._errors import Overloaded
+
+
+def turns(most: int, count: int, *, received: int = 0) -> list[Turn]:
+    """Return the turns of `count` requests, each with so many bytes received."""
+    shared = Turns(most)
+    return [shared.turn(lambda: None, lambda: received) for _ in range(count)]
+
+
+def test_a_request_waits_until_another_has_its_body() -> None:
+    """With one turn at a time the second begins when the first ends, and the third when the second ends."""
+
+    async def scenario() -> None:
+        first, second, third = turns(1, 3)
+        await first.begin()
+        waits = [asyncio.ensure_future(turn.begin()) for turn in (second, third)]
+        await asyncio.sleep(0)
+        assert [wait.done() for wait in waits] == [False, False]
+        first.end()
+        first.end()
+        await waits[0]
+        await asyncio.sleep(0)
+        assert not waits[1].done()
+        second.end()
+        await waits[1]
+        third.end()
+
+    asyncio.run(scenario())
+
+
+def test_a_stalled_body_loses_its_turn() -> None:
+    """A client that sends nothing does not keep the others waiting."""
+
+    async def scenario() -> None:
+        stalled, other = turns(1, 2)
+        await stalled.begin()
+        await asyncio.wait_for(other.begin(), 10)
+        other.end()
+
+    asyncio.run(scenario())
+
+
+def test_a_rejected_request_passes_its_turn_on() -> None:
+    """A request that is rejected when its turn comes allocates nothing, and the next one begins."""
+
+    async def scenario() -> None:
+        pool, shared = SegmentPool(4 * LARGE), Turns(1)
+
+        def full() -> None:
+            raise Overloaded("the queue is full", retry_after=1)
+
+        with Lease(pool, turn=shared.turn(full, lambda: 0)) as rejected, pytest.raises(Overloaded):
+            await rejected.acquire_async(LARGE)
+        assert pool.stats().created == 0
+        with Lease(pool, turn=shared.turn(lambda: None, lambda: 0)) as lease:
+            await lease.acquire_async(LARGE)
+
+    asyncio.run(scenario())
+
+
+def test_memory_is_allocated_when_the_turn_comes() -> None:
+    """The tensor of a waiting request has no memory; once the other's tensors belong to a call, it gets some."""
+
+    async def scenario() -> None:
+        pool, (first, second) = SegmentPool(8 * LARGE), turns(1, 2)
+        with Lease(pool, turn=first) as ahead, Lease(pool, turn=second) as behind:
+            small = await behind.acquire_async(LARGE - 1)
+            behind.release(small)
+            tensor = await ahead.acquire_async(LARGE)
+            wait = asyncio.ensure_future(behind.acquire_async(2 * LARGE))
+            await asyncio.sleep(0)
+            assert not wait.done()
+            assert pool.stats().blocks == 1
+            ahead.hand_over(tensor)
+            await wait
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_request_takes_no_turn() -> None:
+    """A client that leaves while it waits does not block the ones behind it."""
+
+    async def scenario() -> None:
+        first, second, third = turns(1, 3)
+        await first.begin()
+        waits = [asyncio.ensure_future(turn.begin()) for turn in (second, third)]
+        await asyncio.sleep(0)
+        waits[0].cancel()
+        first.end()
+        await waits[1]
+        third.end()
+
+    asyncio.run(scenario())
