@@ -313,7 +313,7 @@ class Call:
             output=self._output,
             scratch=self._scratch,
             deadline=self.prepared.deadline,
-            owner=self._context.lot,
+            owner=self._context.tenant,
             arrival=self._arrival,
             times=self._times,
             demand=self._demand,

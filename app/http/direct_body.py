@@ -1,8 +1,8 @@
-"""Large bodies without copies: the kernel writes what arrives to where it belongs, and Python only counts it.
+"""Large bodies without copies: the operating system writes the bytes to their destination, and Python only counts them.
 
-uvicorn's protocol passes a body on as `bytes`, and each byte is copied four times on its way into a tensor. Once an
-intake knows where the next bytes belong (`DirectBody.place`), another protocol stands in on the connection until the
-body is complete.
+uvicorn's protocol delivers a body as `bytes`, and each byte is copied four times on its way into a tensor. Once an
+intake knows the destination of the next bytes (`DirectBody.place`), another protocol takes over the connection until
+the body is complete.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from app.http.upgrades import UpgradeIgnoringProtocol, make_parser
 
 __all__ = ["DirectBodyProtocol", "DirectReader"]
 
-# Smaller bodies come in a few pieces: nothing to gain.
+# Smaller bodies arrive in a few pieces: there is nothing to gain.
 _LEAST = 1 << 20
-# Bytes of one read: as fast as more. libuv reads from one socket up to 32 times before it turns to others: 4 MiB, some
-# 2 ms. Several bodies share these reads, so that a turn of the event loop does not grow with their number.
+# Bytes of one read: larger reads are no faster. libuv reads from one socket up to 32 times before it serves others:
+# 4 MiB, about 2 ms. Several bodies share these reads, so that a turn of the event loop does not grow with their number.
 _ROOM, _READS = 1 << 17, 32
 
 
@@ -33,7 +33,7 @@ class DirectBodyProtocol(UpgradeIgnoringProtocol):
     _direct_body: DirectReader | None = None
 
     def on_headers_complete(self) -> None:
-        """Pass the request on."""
+        """Handle the request, with a `DirectReader` if its body is large."""
         super().on_headers_complete()
         length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self._direct_body = None
@@ -41,21 +41,21 @@ class DirectBodyProtocol(UpgradeIgnoringProtocol):
             self._direct_body = exchange_of(cast("Scope", self.scope)).direct_body = DirectReader(self, length)
 
     def on_body(self, body: bytes) -> None:
-        """Take bytes of a body that nobody has a place for yet."""
+        """Receive bytes of a body whose destination is not known yet."""
         super().on_body(body)
         if self._direct_body is not None:
             self._direct_body.passed(len(body))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the body."""
+        """Forget the body."""
         self._direct_body = None
         super().connection_lost(exc)
 
 
 class DirectReader(asyncio.BufferedProtocol):
-    """Read the rest of one request's body, from the first `place` on; before that it only counts.
+    """Read the rest of one request's body, from the first `place` on; before that it only counts bytes.
 
-    The body of a message is a `memoryview` when its bytes are in their place already, and `bytes` otherwise.
+    The body of a message is a `memoryview` when its bytes are at their destination already, and `bytes` otherwise.
     """
 
     _active: ClassVar[set[DirectReader]] = set()
@@ -64,21 +64,21 @@ class DirectReader(asyncio.BufferedProtocol):
         self._http = http
         self._cycle = http.cycle
         self._receive: Receive = http.cycle.receive  # type: ignore[assignment] # the same messages, typed as dictionaries
-        http.cycle.receive = self._next  # type: ignore[assignment,method-assign] # uvicorn has no other way in
+        http.cycle.receive = self._next  # type: ignore[assignment,method-assign] # uvicorn has no hook for this
         self._left = length
         self._reading = False
         self._targets: deque[memoryview] = deque()
         self._filled = 0  # bytes of the first target
-        self._came: deque[tuple[bytes | memoryview, int, int]] = deque()  # what no message has told yet
+        self._came: deque[tuple[bytes | memoryview, int, int]] = deque()  # received, but not in a message yet
         self._room = bytearray()
         self._reads = 0
 
     def passed(self, count: int) -> None:
-        """Count bytes that the HTTP protocol has taken."""
+        """Count bytes that the HTTP protocol has received."""
         self._left -= count
 
     def place(self, targets: Iterable[memoryview]) -> None:
-        """Have the bytes that follow those of the last message put there, one target after the other."""
+        """Read the bytes that follow those of the last message into `targets`, in order."""
         wanted = [target for target in targets if target]
         if not wanted or not self._left or self._http.transport.is_closing():
             return
@@ -97,56 +97,56 @@ class DirectReader(asyncio.BufferedProtocol):
         self._http.flow.resume_reading()
 
     def forget(self) -> None:
-        """Let go of all targets: nobody wants what still comes."""
+        """Drop all targets: the rest of the body is not wanted."""
         self._came = deque([(b"", 0, 0)] if self._came else [])
         self._targets.clear()
         self._filled = 0
 
-    # What the transport calls.
+    # Called by the transport.
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
-        """Give the place of the next bytes, never beyond the body."""
+        """Return the memory for the next bytes, never beyond the end of the body."""
         if self._targets:
             return self._targets[0][self._filled : self._filled + min(_ROOM, self._left)]
         self._room = self._room or bytearray(_ROOM)
         return memoryview(self._room)[: self._left]
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take note of bytes that have come."""
+        """Handle bytes that were received."""
         self._left -= nbytes
         if self._targets:
             self._fill(nbytes)
             self._reads += 1
             if self._left and len(self._active) > 1 and self._reads % max(1, _READS // len(self._active)) == 0:
-                self._http.flow.pause_reading()  # until `_next` is called, when the others have had their turn
+                self._http.flow.pause_reading()  # until `_next` is called, after the others' turn
         else:
             self._came.append((bytes(self._room[:nbytes]), 0, nbytes))
             self._http.flow.pause_reading()
         self._cycle.message_event.set()
         if not self._left:
             self._end()
-        elif self._cycle.response_complete:  # what is left of a refused body is read before that, or not at all
+        elif self._cycle.response_complete:  # the rest of a rejected body is not read after the reply
             self._http.transport.close()
 
     def eof_received(self) -> None:
         """Let the transport close."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let go of the memory."""
+        """Release the memory."""
         self._active.discard(self)
         self.forget()
         self._http.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Pass this on."""
+        """Forward to the HTTP protocol."""
         self._http.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass this on."""
+        """Forward to the HTTP protocol."""
         self._http.resume_writing()
 
     async def _next(self) -> Message:
-        """Be the `receive` of the request."""
+        """Return the next message: the `receive` of the request."""
         cycle = self._cycle
         while self._reading and not (self._came or cycle.disconnected or cycle.response_complete):
             self._http.flow.resume_reading()
@@ -159,7 +159,7 @@ class DirectReader(asyncio.BufferedProtocol):
         return {"type": "http.request", "body": piece[start:stop], "more_body": self._reading}
 
     def _copy(self, data: memoryview) -> None:
-        """Put bytes in their place that came before it was known."""
+        """Copy bytes that arrived before their destination was known."""
         while data and self._targets:
             room = self._targets[0][self._filled :]
             count = min(len(room), len(data))
@@ -180,7 +180,7 @@ class DirectReader(asyncio.BufferedProtocol):
             self._filled = 0
 
     def _end(self) -> None:
-        """Give the connection back; the parser still waits for what it has not seen, so there is a new one."""
+        """Return the connection to the HTTP protocol, with a new parser: the old one still waits for the body."""
         self._active.discard(self)
         http = self._http
         http.parser = make_parser(http)

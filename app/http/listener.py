@@ -1,9 +1,9 @@
-"""The way in: who accepts connections, how many at a time, and which of them go no further.
+"""The listener: accept connections, a bounded number at a time, and shed load before it costs anything.
 
-uvicorn and its loop accept whatever has come, make a protocol of each and let the application refuse it; under a flood
-that is most of the work, and everything that has begun to come is held. Here a bounded number is accepted in one turn
-of the loop. While there is room each becomes a connection at once. Beyond that the first bytes decide: health and
-metrics are answered, calls that a full queue would refuse are turned away (`app.http.overload`).
+uvicorn accepts every connection, creates a protocol for it and leaves the rejection to the application; in a flood of
+requests that is most of the work, and whatever has arrived is kept in memory. This listener accepts a bounded number of
+connections in one turn of the event loop. Below the limits each is served at once. Beyond them the first bytes of the
+request decide: health and metrics are answered, calls that a full queue would reject get a 503 (`app.http.overload`).
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ __all__ = ["Listener", "listen"]
 
 _log = logging.getLogger("convgrad")
 
-# Accepted in one turn of the loop: some milliseconds, then those that are in have theirs.
+# Connections accepted in one turn of the event loop: a few milliseconds, then accepted ones get their turn.
 _AT_ONCE = 16
-# Beyond the bound, for health and metrics.
+# Connections beyond the limit, for health and metrics.
 _RESERVED = 32
-# Connections without a first byte, and those with their refusal, and what share of the descriptors they may take. Then
-# the oldest makes room for the next, once it has been there for some time; before that nobody else is accepted.
+# The most connections without a first byte, the most that have got their rejection, and the share of the descriptors
+# that each may use. Then the oldest is closed for the next, if it is old enough; until then none is accepted.
 _WAITING, _LEAVING, _SHARE, _LEAST_AGE_S = 8192, 8192, 4, 2.0
-# Idle connections that are closed at a time when there is no more room.
+# Idle connections that are closed at a time when the limit is near.
 _CLEARED, _CLEAR_S = 32, 0.1
 _SWEEP_S = 0.5
 _RETRY_AFTER_S = 1
-# So long it is reckoned with a call on a new connection, if none has begun: a large body or a slow client.
+# A new connection counts as a call for this long, until its first request is counted itself.
 _FRESH_S = 0.25
-# Refusals after whose end memory is given back.
+# After this many rejections, free memory is returned to the system when the flood is over.
 _FLOOD = 256
 
 
 async def listen(config: uvicorn.Config, backlog: int) -> list[socket.socket]:
-    """Take the addresses or the path that `config` names; raises `OSError` where one can't be taken."""
+    """Bind the addresses or the path that `config` names; raises `OSError` if one can't be bound."""
     if config.uds is not None:
         return [_listen_at(Path(config.uds), backlog)]
     loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ def _listen_at(path: Path, backlog: int) -> socket.socket:
 
 
 def _check_nobody_listens(path: Path) -> None:
-    """Raise `OSError` unless the socket was left behind by a process that has ended."""
+    """Raise `OSError` unless the socket was left behind by a process that has exited."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.setblocking(False)  # a full backlog is an answer too
         try:
@@ -101,7 +101,7 @@ def _check_nobody_listens(path: Path) -> None:
 
 
 class _Waiting:
-    """A connection that has sent nothing yet, while there is no room for it."""
+    """A connection beyond the limits that has sent nothing yet."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, timeouts: float) -> None:
         self._loop, self.sock = loop, sock
@@ -109,7 +109,7 @@ class _Waiting:
         self._until = self.since + timeouts
 
     def is_over(self, now: float) -> bool:
-        """Whether it has had its time."""
+        """Whether its time is up."""
         return now > self._until
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ _Queue = MutableMapping[int, Any]
 
 
 class Listener:
-    """Accept connections on listening sockets until closed; what a loop's server is to uvicorn."""
+    """Accept connections on listening sockets until closed; uvicorn uses it in place of the event loop's server."""
 
     def __init__(
         self,
@@ -137,8 +137,8 @@ class Listener:
         self._service, self._make, self._state, self._tls = service, make, state, tls
         self._most = service.settings.connections
         self._loop = asyncio.get_running_loop()
-        self._coming: dict[int, asyncio.Task[None]] = {}  # those that are none of the server's connections yet
-        self._fresh: dict[int, float] = {}  # when those came whose first request is none of those that are counted
+        self._coming: dict[int, asyncio.Task[None]] = {}  # not connections of the server yet
+        self._fresh: dict[int, float] = {}  # arrival times of connections whose first request is not counted yet
         self._numbers = itertools.count()
         # By descriptor, the oldest first.
         self._waiting: dict[int, _Waiting] = {}
@@ -150,24 +150,24 @@ class Listener:
         )
         self._refused = 0
         self._sweeping: asyncio.TimerHandle | None = None
-        self._cleared = 0.0
-        # Given up for a moment when there is no other descriptor, to close what can't be served.
+        self._last_cleared = 0.0
+        # Closed for a moment when no descriptor is left, to accept and close a connection that can't be served.
         self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         service.connections = lambda: self.open
 
     @property
     def open(self) -> int:
-        """Connections that have come in."""
+        """The number of open connections."""
         return len(self._state.connections) + len(self._coming)
 
     def start(self) -> None:
-        """Begin to accept."""
+        """Start accepting."""
         for listener in self.sockets:
             listener.setblocking(False)
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def close(self) -> None:
-        """Accept no more, and close what waits."""
+        """Stop accepting, and close the connections that wait."""
         for listener in self.sockets:
             if listener.fileno() >= 0:
                 self._loop.remove_reader(listener.fileno())
@@ -184,12 +184,12 @@ class Listener:
             self._sweeping = None
 
     async def wait_closed(self) -> None:
-        """Wait for those that are coming in."""
+        """Wait for the connections that are being set up."""
         await asyncio.gather(*self._coming.values(), return_exceptions=True)
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_AT_ONCE):
-            if any(len(queue) >= most and not self._oldest_goes(queue) for queue, most in self._queues):
+            if any(len(queue) >= most and not self._evict_oldest(queue) for queue, most in self._queues):
                 return
             try:
                 sock, address = listener.accept()
@@ -202,25 +202,25 @@ class Listener:
             if self.open >= self._most - min(_CLEARED, self._most // 8):
                 self._make_room()
             if self.open >= self._most or self._full() is not None:
-                self._look(sock, address)
+                self._inspect(sock, address)
             else:
-                self._let_in(sock)
+                self._serve(sock)
 
     def _full(self) -> Overloaded | None:
         while self._fresh and (first := next(iter(self._fresh.items())))[1] < time.monotonic() - _FRESH_S:
             del self._fresh[first[0]]
         return self._service.admission.full(len(self._fresh))
 
-    def _look(self, sock: socket.socket, address: Any) -> None:
-        """Decide by the first bytes, now or when they come."""
+    def _inspect(self, sock: socket.socket, address: Any) -> None:
+        """Decide by the first bytes, now or when they arrive."""
         if self._tls is not None:
-            self._let_in(sock) if self.open < self._most else sock.close()
+            self._serve(sock) if self.open < self._most else sock.close()
             return
         try:
             data = sock.recv(HEAD_BYTES, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
             if sock.fileno() not in self._waiting:
-                self._loop.add_reader(sock.fileno(), self._came, sock, address)
+                self._loop.add_reader(sock.fileno(), self._on_first_bytes, sock, address)
                 self._waiting[sock.fileno()] = _Waiting(self._loop, sock, self._service.settings.slow_s)
                 self._sweep_later()
             return
@@ -231,31 +231,31 @@ class Listener:
         else:
             self._close(sock)
 
-    def _came(self, sock: socket.socket, address: Any) -> None:
-        self._look(sock, address)
+    def _on_first_bytes(self, sock: socket.socket, address: Any) -> None:
+        self._inspect(sock, address)
 
     def _decide(self, sock: socket.socket, address: Any, head: Head) -> None:
         over = self.open >= self._most
         if head.is_watching and self.open < self._most + _RESERVED:
-            self._let_in(sock, once=over)
+            self._serve(sock, once=over)
         elif over:
-            self._turn_away(sock, head, _too_many(f"{self._most} connections are open, and no more may be", self._most))
+            self._reject(sock, head, _too_many(f"{self._most} connections are open, and no more may be", self._most))
         elif head.is_call and not head.is_proxied and (full := self._full()) is not None:
             self._service.admission.note(address_of(address[0]) if isinstance(address, tuple) else ANYONE)
-            self._turn_away(sock, head, full)
+            self._reject(sock, head, full)
         else:
-            self._let_in(sock)
+            self._serve(sock)
 
     def _close(self, sock: socket.socket) -> None:
-        self._leaves_the_api(sock)
+        self._stop_waiting(sock)
         sock.close()
 
-    def _leaves_the_api(self, sock: socket.socket) -> None:
+    def _stop_waiting(self, sock: socket.socket) -> None:
         if self._waiting.pop(sock.fileno(), None) is not None:
             self._loop.remove_reader(sock.fileno())
 
-    def _let_in(self, sock: socket.socket, *, once: bool = False) -> None:
-        self._leaves_the_api(sock)
+    def _serve(self, sock: socket.socket, *, once: bool = False) -> None:
+        self._stop_waiting(sock)
         number = next(self._numbers)
         self._fresh[number] = time.monotonic()
         self._coming[number] = self._loop.create_task(self._connect(sock, number, once=once))
@@ -274,13 +274,13 @@ class Listener:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._loop.connect_accepted_socket(make, sock, ssl=self._tls)
-        except (OSError, asyncio.CancelledError):  # the client left, or speaks no TLS
+        except (OSError, asyncio.CancelledError):  # the client disconnected, or does not speak TLS
             counted()
             sock.close()
         finally:
             self._coming.pop(number, None)
 
-    def _turn_away(self, sock: socket.socket, head: Head, error: Overloaded) -> None:
+    def _reject(self, sock: socket.socket, head: Head, error: Overloaded) -> None:
         self._service.telemetry.turned_away(head.api, error)
         self._refused += 1
         descriptor = sock.fileno()
@@ -297,7 +297,7 @@ class Listener:
             self._sweeping = self._loop.call_later(_SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
-        """Close those whose time is over; when none is left, a flood is over."""
+        """Close connections whose time is up; when none is left, the flood is over."""
         now = time.monotonic()
         for queue, _ in self._queues:
             for descriptor in [key for key, each in queue.items() if each.is_over(now)]:
@@ -309,29 +309,29 @@ class Listener:
             give_back()
 
     def _make_room(self) -> None:
-        """Close connections that have had an answer and wait for another request."""
+        """Close idle connections: those that were answered and wait for another request."""
         now = time.monotonic()
-        if now < self._cleared + _CLEAR_S:
+        if now < self._last_cleared + _CLEAR_S:
             return
-        self._cleared = now
+        self._last_cleared = now
         idle = [each for each in self._state.connections if each.cycle is not None and each.cycle.response_complete]  # type: ignore[union-attr]
         for each in idle[:_CLEARED]:
             each.shutdown()
 
-    def _oldest_goes(self, queue: _Queue) -> bool:
-        """Close who has waited longest, if that is long; who has no answer yet gets one first."""
+    def _evict_oldest(self, queue: _Queue) -> bool:
+        """Close the connection that has waited longest, if it is old enough; one without an answer gets one first."""
         descriptor, oldest = next(iter(queue.items()))
         if oldest.since > time.monotonic() - _LEAST_AGE_S:
             return False
         if queue is self._waiting:
             count = len(queue)
-            self._turn_away(oldest.sock, Head(b""), _too_many(f"{count} connections wait to be let in", count))
+            self._reject(oldest.sock, Head(b""), _too_many(f"{count} connections are waiting", count))
         else:
             queue.pop(descriptor).close()
         return True
 
     def _no_descriptor(self, listener: socket.socket, error: OSError) -> None:
-        """Close who has waited longest, or else who comes: nobody is to wait for ever."""
+        """Close the connection that has waited longest, or else the new one, so that none waits for ever."""
         _log.warning("a connection can't be accepted: %s", error.strerror)
         for queue, _ in self._queues:
             if queue:

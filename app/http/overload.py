@@ -1,8 +1,8 @@
-"""Connections that are turned away before they cost anything: a whole answer by hand, and what still comes dropped.
+"""Load shedding: reject a request by its first bytes, with a reply made here, and discard its body.
 
-A request that a full service would refuse anyway takes a millisecond of its event loop on the way through parser,
-middlewares and API. Here it takes a tenth of that: its head is looked at where it lies in the socket, and its body is
-thrown away by the kernel without being copied.
+A request that a full service would reject anyway takes a millisecond of the event loop on its way through parser,
+middlewares and API. Here it takes a tenth of that: its head is read without removing it from the socket, and the kernel
+discards its body without copying it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from convgrad._errors import Overloaded
 __all__ = ["Head", "TurnedAway", "answer"]
 
 HEAD_BYTES = 4096
-"""Bytes of a request that are looked at."""
+"""Bytes of a request that are inspected."""
 
-# As `app.http.middleware` has it for bodies of refused requests.
+# As in `app.http.middleware` for the bodies of rejected requests.
 _LINGER_S, _LINGER_IDLE_S, _LINGER_BYTES = 30.0, 3.0, 256 << 20
-# Read at once; Linux drops it without writing to this place, which is never touched then.
+# Discarded in one call; Linux drops the bytes without writing to this buffer, whose pages are never touched.
 _DROPPED = bytearray(1 << 20)
 _MORE = getattr(socket, "MSG_MORE", 0)
 
@@ -43,7 +43,7 @@ _PLACE = "<request id>"
 
 
 class Head:
-    """The first bytes of a request, as far as a refusal depends on them."""
+    """The first bytes of a request, as far as its rejection depends on them."""
 
     def __init__(self, data: bytes) -> None:
         line = _LINE.match(data)
@@ -52,39 +52,39 @@ class Head:
 
     @property
     def is_watching(self) -> bool:
-        """Whether an operator asks: health and metrics are answered whoever else comes."""
+        """Whether it asks for health or metrics, which are always answered."""
         return self.path in _WATCHED and self.method in ("GET", "HEAD")
 
     @property
     def is_call(self) -> bool:
-        """Whether it begins a call that is refused by its head alone; JSON-RPC answers under the ids of its body."""
+        """Whether it is a call that can be rejected by its head alone; JSON-RPC errors need the ids in the body."""
         return self.method == "POST" and _CALL.fullmatch(self.path) is not None
 
     @property
     def is_proxied(self) -> bool:
-        """Whether somebody calls for others, whose addresses only the whole way through knows."""
+        """Whether a proxy sent it, so that the client's address is known only after the headers are parsed."""
         return _PROXIED.search(self._data) is not None
 
     @property
     def api(self) -> str:
-        """The API that it asks for."""
+        """The API that it is for."""
         return api_of(self.path)
 
     @property
     def request_id(self) -> str:
-        """The id that it has or gets."""
+        """The id that it gives, or a new one."""
         given = _GIVEN_ID.search(self._data)
         text = "" if given is None else given[1].decode("latin-1").strip()
         return text if REQUEST_ID.fullmatch(text) else os.urandom(16).hex()
 
     @property
     def wants_problem(self) -> bool:
-        """Whether it accepts problem objects where its protocol has other errors."""
+        """Whether it accepts problem objects instead of the errors of its protocol."""
         return _PROBLEM.encode() in self._data
 
 
 def answer(head: Head, error: Overloaded) -> bytes:
-    """Write the whole reply that refuses a request, in the words of its API."""
+    """Build the whole reply that rejects a request, in the format of its API."""
     api = "pages" if head.api == "oip" and head.wants_problem else head.api
     fields, before, after = _words(api, error.message, *error.data.items(), retry_after=error.retry_after)
     request_id = head.request_id.encode()
@@ -95,7 +95,7 @@ def answer(head: Head, error: Overloaded) -> bytes:
 
 @lru_cache(maxsize=256)
 def _words(api: str, message: str, *data: tuple[str, Any], retry_after: float | None) -> tuple[bytes, bytes, bytes]:
-    """Write status and headers, and the body before and after the request's id."""
+    """Build status and headers, and the body before and after the request's id."""
     error, media_type = Overloaded(message, retry_after=retry_after, data=dict(data)), "application/json"
     if api == "rpc":
         body = dump({"jsonrpc": "2.0", "error": rpc_error(error), "id": None})
@@ -111,9 +111,9 @@ def _words(api: str, message: str, *data: tuple[str, Any], retry_after: float | 
 
 
 class TurnedAway:
-    """A connection that has its answer: closed once the client has sent what it wants to, or does not go on.
+    """A rejected connection: closed once the client has finished sending, or stops.
 
-    A client that sends without listening would see a reset instead of the answer if it were closed at once.
+    If it were closed at once, a client that sends without reading would see a reset instead of the answer.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sock: socket.socket, done: Callable[[], None]) -> None:
@@ -123,9 +123,9 @@ class TurnedAway:
         self._left = _LINGER_BYTES
 
     def begin(self, reply: bytes) -> bool:
-        """Send the answer and its end; False where the client has left already."""
+        """Send the answer and shut down the sending side; return False if the client is gone already."""
         try:
-            # Answer and end in one packet; a few hundred bytes into an empty buffer.
+            # Answer and FIN in one packet: a few hundred bytes fit into the empty buffer.
             if self._sock.send(reply, _MORE) != len(reply):
                 return False
             self._sock.shutdown(socket.SHUT_WR)
@@ -135,7 +135,7 @@ class TurnedAway:
         return True
 
     def is_over(self, now: float) -> bool:
-        """Whether it has had its time."""
+        """Whether its time is up."""
         return now > self._until or now > self._latest + _LINGER_IDLE_S
 
     def close(self) -> None:

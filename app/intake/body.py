@@ -1,4 +1,4 @@
-"""The body of one HTTP request, passed on to its reader as it arrives, in slices that leave the loop room."""
+"""Pass the body of an HTTP request to its reader as it arrives, in slices that don't block the event loop."""
 
 from __future__ import annotations
 
@@ -14,56 +14,56 @@ from convgrad._errors import Cancelled, UnsupportedMediaType
 __all__ = ["SLICE", "BodyReader", "declared_length", "media_type", "read_body"]
 
 SLICE = 256 * 1024
-"""Bytes that are parsed before other requests get a turn; what uvloop reads at a time is just below, and is not cut."""
+"""Bytes that are parsed before other requests get a turn; one read of uvloop is slightly smaller, so it is not cut."""
 
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 
 
 class BodyReader(Protocol):
-    """Take the bytes of a body in order."""
+    """Receives the bytes of a body in order."""
 
     async def take(self, chunk: bytes) -> None:
-        """Take the next bytes; raises a `ConvgradError` to refuse the request."""
+        """Receive the next bytes; raises a `ConvgradError` to reject the request."""
 
 
 def declared_length(headers: Mapping[str, str]) -> int | None:
-    """Return the body's length where the headers tell; raises `UnsupportedMediaType` when it is coded."""
+    """Return the declared length of the body, or None; raises `UnsupportedMediaType` for a content encoding."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
-        raise UnsupportedMediaType("the body must come without a content encoding")
+        raise UnsupportedMediaType("the body must not have a content encoding")
     length = headers.get("content-length", "")
     return int(length) if length.isascii() and length.isdecimal() and len(length) < 19 else None
 
 
 def media_type(headers: Mapping[str, str]) -> str:
-    """Return the body's media type in lower case, or nothing; raises `UnsupportedMediaType` for another charset."""
+    """Return the media type in lower case, or an empty string; raises `UnsupportedMediaType` for another charset."""
     name, *parameters = headers.get("content-type", "").split(";")
     for parameter in parameters:
         key, _, value = parameter.partition("=")
         if key.strip().lower() == "charset" and value.strip(' "').lower() not in _CHARSETS:
-            raise UnsupportedMediaType("text must come in UTF-8, and the Content-Type header says otherwise")
+            raise UnsupportedMediaType("text must be UTF-8, but the Content-Type header names another charset")
     return name.strip().lower()
 
 
 class BodyPlacer(Protocol):
-    """Know where the next bytes of a body belong."""
+    """Knows the destination of the next bytes of a body."""
 
     def place(self) -> None:
-        """Have them put there, if the place is known."""
+        """Have them written there, if the destination is known."""
 
     async def placed(self, count: int) -> None:
-        """Take note of bytes that were; raises a `ConvgradError` to refuse the request."""
+        """Handle bytes that were written there; raises a `ConvgradError` to reject the request."""
 
 
 async def read_body(receive: Receive, reader: BodyReader, timings: Timings, placer: BodyPlacer | None = None) -> None:
-    """Pass the whole body to `reader`; raises what it raises, and `Cancelled` when the client leaves."""
+    """Pass the whole body to `reader`; raises what it raises, and `Cancelled` if the client disconnects."""
     more = True
     while more:
         with timings.measure("receive"):
             message: Message = await receive()
         if message["type"] == "http.disconnect":
-            raise Cancelled("the client left before its request was complete")
+            raise Cancelled("the client disconnected before its request was complete")
         chunk, more = message.get("body", b""), message.get("more_body", False)
         if placer is not None and isinstance(chunk, memoryview):
             with timings.measure("decode"):

@@ -55,7 +55,7 @@ class RequestContext:
     sent: int = 0
 
     @property
-    def lot(self) -> str:
+    def tenant(self) -> str:
         """Whom the request counts for when resources are shared: its key, or its address when there are no keys."""
         return self.address if self.key == ANYONE else self.key
 
