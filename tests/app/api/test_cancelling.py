@@ -89,6 +89,7 @@ def test_the_other_calls_of_a_batch_continue(tight: Resident, tight_http: httpx.
     inputs = SMALL.inputs()
     batch = [request(SLOW, SLOW.floats(), "slow", reference=True), request(SMALL, inputs, "small")]
     with streaming(tight, batch) as response:
+        tight.until(lambda: len(tight.service.calls) == 1 and not idle(tight))
         cancel(tight_http, "slow")
         answers = {message["id"]: message for message in events(response) if "id" in message}
     assert answers["slow"]["error"]["code"] == -32002
