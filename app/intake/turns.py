@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 __all__ = ["LARGE", "Turn", "Turns"]
 
@@ -17,6 +18,8 @@ LARGE = 1 << 20
 # A turn ends early when less than this has arrived since the last look: slow clients don't block the others.
 _LOOK_S, _LEAST_BYTES = 0.25, 1 << 18
 _LOOKS = 8
+# Clients give up when they can't send for some time, httpx by default after 5 s.
+_LONGEST_WAIT_S = 4.0
 
 
 class Turns:
@@ -43,11 +46,13 @@ class Turn:
         self._timer: asyncio.TimerHandle | None = None
 
     async def begin(self) -> None:
-        """Wait for the turn, once; raises what `check` raises."""
+        """Wait for the turn, once and for a few seconds at most; raises what `check` raises."""
         if self._had:
             return
-        await self._free.acquire()
-        self._look_later(_LOOKS)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST_WAIT_S):
+                await self._free.acquire()
+                self._look_later(_LOOKS)
         try:
             self._check()
         except BaseException:

@@ -51,6 +51,25 @@ def test_a_stalled_body_loses_its_turn() -> None:
     asyncio.run(scenario())
 
 
+def test_no_request_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request goes on without a turn before its client gives up, and leaves the other's turn alone."""
+    monkeypatch.setattr("app.intake.turns._LONGEST_WAIT_S", 0.01)
+
+    async def scenario() -> None:
+        first, second, third = turns(1, 3, received=0)
+        await first.begin()
+        await second.begin()
+        second.end()
+        wait = asyncio.ensure_future(third.begin())
+        await asyncio.sleep(0)
+        assert not wait.done()
+        first.end()
+        await wait
+        third.end()
+
+    asyncio.run(scenario())
+
+
 def test_a_rejected_request_passes_its_turn_on() -> None:
     """A request that is rejected when its turn comes allocates nothing, and the next one begins."""
 
