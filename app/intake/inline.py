@@ -1,4 +1,4 @@
-"""A base64 string that was decoded into its segment while the JSON document around it was still arriving."""
+"""Base64 strings that are decoded into segments while the JSON document around them is still arriving."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _TAIL = 1024
 
 
 class Base64Feed:
-    """Decode base64 that comes in pieces of any size: standard alphabet, padded, nothing between, unused bits zero.
+    """Decode base64 in pieces of any size: standard alphabet, padded, without white space, unused bits zero.
 
     Raises `TensorFault` for anything else.
     """
@@ -35,7 +35,7 @@ class Base64Feed:
         self._padded = False
 
     def decode(self, piece: bytes | memoryview) -> list[bytes]:
-        """Return the bytes that are complete with this piece."""
+        """Return the bytes that this piece completes."""
         done: list[bytes] = []
         if self._odd:
             fill = 4 - len(self._odd)
@@ -52,7 +52,7 @@ class Base64Feed:
         return done
 
     def close(self) -> None:
-        """Check that nothing is left over."""
+        """Check that the text is complete."""
         if self._odd:
             raise TensorFault("base64 ends in the middle of a group of four characters", "base64")
 
@@ -70,7 +70,7 @@ class Base64Feed:
 
 
 class InlineTensor:
-    """Stand in the parsed document for a long `data` or `npy` string; its bytes are in `sink`.
+    """Replaces a long `data` or `npy` string in the parsed document; its bytes are in `sink`.
 
     A fault does not stop the document: it is kept in `fault`, the memory is given back, the rest of the
     string is skipped.
@@ -103,7 +103,7 @@ class InlineTensor:
             self.fault = fault
 
     def write(self, piece: bytes | memoryview) -> None:
-        """Decode the next characters of the string, escapes already undone."""
+        """Decode the next characters of the string, without escapes."""
         if self.sink is None or self.fault is not None:
             return
         try:
@@ -113,7 +113,7 @@ class InlineTensor:
             self._fail(fault)
 
     def close(self) -> None:
-        """Take note of the end of the string."""
+        """Handle the end of the string."""
         if self.sink is None or self.fault is not None:
             return
         try:
@@ -123,7 +123,7 @@ class InlineTensor:
             self._fail(fault)
 
     async def supply(self) -> None:
-        """Take the memory that the decoded bytes wait for."""
+        """Allocate the memory that the decoded bytes need."""
         if self.sink is None or self.fault is not None:
             return
         try:
@@ -132,14 +132,14 @@ class InlineTensor:
             self._fail(fault)
 
     def _fail(self, fault: TensorFault | ConvgradError) -> None:
-        # The traceback would keep the frames, and with them views of the chunk, alive until the reply is out.
+        # The traceback would keep the frames, and their views of the chunk, alive until the reply is sent.
         self.fault = fault.with_traceback(None)
         if self.sink is not None:
             self.sink.discard()
 
 
 def declared_bytes(skeleton: bytes | bytearray) -> int | None:
-    """Return what `dtype` and `shape` ask for, if both stand before the `data` that the skeleton ends in."""
+    """Return the size that `dtype` and `shape` give, if both come before the `data` that the skeleton ends with."""
     tail = bytes(skeleton[-_TAIL:])
     head = _OPEN_MEMBER.sub(b"", tail[max(tail.rfind(b"{"), 0) :])
     try:
@@ -152,7 +152,7 @@ def declared_bytes(skeleton: bytes | bytearray) -> int | None:
 
 
 def nbytes_of(dtype: Any, shape: Any) -> int | None:
-    """Return the bytes of a tensor with this wire dtype and shape, or None when either is not understood."""
+    """Return the size in bytes of a tensor with this wire dtype and shape, or None if either is invalid."""
     entry = DTYPES.get(dtype) if isinstance(dtype, str) else None
     if entry is None or not isinstance(shape, list | tuple) or len(shape) > MAX_RANK:
         return None

@@ -1,12 +1,11 @@
-"""Read a JSON body as it arrives: long tensor strings go to their buffers, the rest is parsed at the end.
+"""Read a JSON body as it arrives: long tensor strings are decoded into segments, the rest is parsed at the end.
 
-A body that carries tensors is nearly all base64. Only two member names hold it, `data` and `npy`; a string
-under one of them that is longer than `DIVERT_OVER` bytes never becomes a Python string: it is decoded piece
-by piece into a segment and leaves a mark in the skeleton. What remains is small, is capped, and goes through
-the standard parser.
+A body with tensors is nearly all base64, in members named `data` or `npy`. A string in one of them that is longer than
+`DIVERT_OVER` bytes never becomes a Python string: it is decoded piece by piece into a segment and replaced by a mark.
+The rest, the skeleton, is small, limited in size, and parsed by the standard parser.
 
-The scanner has to know only where strings begin and end. It does no step per byte in Python: one possessive
-regular expression (linear time, no backtracking) skips everything between two places of interest.
+The scanner only has to know where strings begin and end. It executes no Python per byte: one possessive regular
+expression (linear time, no backtracking) skips everything up to the next place of interest.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ DIVERT_OVER = 512
 """A `data` or `npy` string of more raw bytes than this is decoded while it arrives."""
 
 MAX_SKELETON = 256 * 1024
-"""Bytes of a document that may remain beside its tensors."""
+"""The largest skeleton: bytes of a document without its long tensor strings."""
 
-# Things found before others get a turn: each takes a few microseconds.
+# Steps before other requests get a turn: each takes a few microseconds.
 _STEPS = 64
 
-# As much of a string with escapes is looked at in one step, which may take a millisecond.
+# Bytes of a string with escapes that are processed in one step, which may take a millisecond.
 _ESCAPED_STEP = 16 * 1024
 
-# A document of this size is parsed in about a millisecond, whatever is in it.
+# A document of this size is parsed in about a millisecond at most.
 _PARSE_INLINE = 32 * 1024
 
-# The mark of a diverted string. Nobody can forge it: an N or I outside a string is refused by the scanner.
+# Replaces a diverted string. It can't be forged: the scanner rejects N and I outside strings.
 _MARK = b"NaN"
 _QUOTE = 0x22
 _KEYS = (b'"data"', b'"npy"')
 
-# Whole strings and whatever lies between them, up to: a tensor key (or what may become one when the next
-# chunk comes), an unfinished string, or an N or I outside strings (JSON has none; Python's parser would read
-# NaN and Infinity). The outer loop is not possessive, which here makes no difference to what it takes: before 3.11.5
-# a possessive loop around other groups forgets where it was (python/cpython issue 106052).
+# Complete strings and everything between them, up to: a tensor key (or what may become one with the next chunk), an
+# unfinished string, or an N or I outside strings (JSON has neither; Python's parser would read NaN and Infinity). The
+# outer loop is not possessive, which does not change what it matches here: before Python 3.11.5 a possessive loop
+# around other groups loses its position (python/cpython issue 106052).
 _SKIP = re.compile(
     rb'(?:[^"NI]++|"(?!(?:data|npy)"[ \t\r\n]*+(?::[ \t\r\n]*+)?+(?:"|\Z))(?:[^"\\]++|\\.)*+")*', re.DOTALL
 )
@@ -54,7 +53,7 @@ _KEY = re.compile(rb'"(data|npy)"[ \t\r\n]*+:[ \t\r\n]*+"')
 _KEY_CUT = re.compile(rb'"(data|npy)"[ \t\r\n]*+(:)?+[ \t\r\n]*+\Z')
 _GAP = re.compile(rb"[ \t\r\n]*+(:)?+[ \t\r\n]*+")
 _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-# As _STRING, but it stops before an escape that is cut short or that JSON does not have.
+# Like _STRING, but stops before an incomplete or invalid escape.
 _ESCAPED = re.compile(rb'(?:[^"\\]++|\\u[0-9A-Fa-f]{4}|\\["\\/bfnrt])*+')
 _ESCAPE_CUT = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")
 _ASCII_ESCAPE = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
@@ -63,14 +62,13 @@ _State = Callable[[bytes, int], int]
 
 
 class JsonIntake:
-    """Take a JSON document in chunks of any size; `finish` gives the document with `InlineTensor` strings in it.
+    """Receive a JSON document in chunks of any size; `finish` returns it with `InlineTensor` in place of long strings.
 
-    `length` is the declared size of the body, where it is known: it bounds what a string may still bring.
-    Raises `ParseError` for what is not JSON and `TooLarge` when more than `max_skeleton` bytes are left
-    beside the tensors. A fault inside one tensor's string is kept in its `InlineTensor`, so that it costs only
-    the call that it belongs to. With a `refusal` no tensor is taken: each is passed over and has that fault.
-    `begun` sees the members of the document that are complete while a tensor is still on its way, once; it refuses the
-    document by raising.
+    `length` is the declared size of the body, if known: it limits how long a string can still get. Raises `ParseError`
+    for invalid JSON, and `TooLarge` if the skeleton has more than `max_skeleton` bytes. A fault inside one tensor's
+    string is kept in its `InlineTensor`, so that it affects only the call that the tensor belongs to. With a `refusal`
+    no tensor is received: each is skipped and has that fault. `begun` is called once, with the members that are
+    complete while a tensor is still arriving; it rejects the document by raising.
     """
 
     def __init__(
@@ -90,24 +88,24 @@ class JsonIntake:
         self._skeleton = bytearray()
         self._marks: list[tuple[int, int]] = []
         self._inline: list[InlineTensor] = []
-        self._supplied = 0  # diverted strings that have all the memory that they need
+        self._supplied = 0  # diverted strings that have all their memory
         self._state: _State = self._between
-        self._held = b""  # the first bytes of what may become a tensor key
+        self._held = b""  # the beginning of what may become a tensor key
         self._escaped = False  # the last byte of an ordinary string was a backslash
         self._key = ""
         self._colon = False
-        self._value = bytearray()  # the first bytes of a tensor string, until it is over or long
+        self._value = bytearray()  # the beginning of a tensor string, until it ends or is long enough to divert
         self._cut_escape = b""
         self._removed = 0
         self._slow = False  # the last step took longer than most
 
     def feed(self, chunk: bytes) -> None:
-        """Take the next bytes of the body, without a pause."""
+        """Process the next bytes of the body without yielding."""
         for _ in self._steps(chunk):
             pass
 
     async def take(self, chunk: bytes) -> None:
-        """Take the next bytes of the body; others get a turn when they are full of small things."""
+        """Process the next bytes of the body; yield to other requests when that takes many steps."""
         for _ in self._steps(chunk):
             await self.supply()
             await asyncio.sleep(0)
@@ -136,24 +134,24 @@ class JsonIntake:
                 yield
 
     async def supply(self) -> None:
-        """Take the memory that the bytes so far wait for; to be awaited between `feed`s."""
+        """Allocate the memory that the bytes so far need; to be awaited between calls of `feed`."""
         for inline in self._inline[self._supplied :]:
             await inline.supply()
         self._supplied = max(0, len(self._inline) - 1)  # the last one may still be open
 
     def finish(self) -> Any:
-        """Parse what remained; the whole body must have been fed."""
+        """Parse the skeleton; the whole body must have been processed."""
         if self._held or self._state not in (self._between, self._after_key):
             raise ParseError("the JSON document ends inside a string")
         return parse_document(bytes(self._skeleton), self._inline, self._marks)
 
     async def finish_async(self) -> Any:
-        """Parse what remained; a large skeleton in a thread."""
+        """Parse the skeleton, in a thread if it is large."""
         if len(self._skeleton) <= _PARSE_INLINE:
             return self.finish()
         return await asyncio.to_thread(self.finish)
 
-    # Each state takes the chunk from a position, and returns the position where the next state goes on.
+    # Each state processes the chunk from a position and returns the position where the next state continues.
 
     def _between(self, chunk: bytes, start: int) -> int:
         end = _end(_SKIP, chunk, start)
@@ -254,10 +252,10 @@ class JsonIntake:
         end = len(region) if quote < 0 else quote
         text = _plain(region[:end])
         if b"\\" in text:
-            # Another escape, one that is cut short, an escaped quote, or no base64 at all.
+            # Another escape, an incomplete one, an escaped quote, or no base64 at all.
             end = _end(_ESCAPED, region)
             text = _ASCII_ESCAPE.sub(lambda found: bytes((int(found[1], 16),)), _plain(region[:end]))
-        self._inline[-1].write(text)  # what keeps a backslash is refused there
+        self._inline[-1].write(text)  # which rejects a remaining backslash
         self._removed += end
         self._cut_escape = b""
         if end < len(region):
@@ -296,14 +294,14 @@ def _end(pattern: re.Pattern[bytes], data: bytes | bytearray, start: int = 0) ->
 def _plain(text: bytes) -> bytes:
     """Undo the escapes that encoders use within base64: PHP's for a slash, .NET's for a plus.
 
-    Two backslashes in a row, which base64 can't have, keep at least one of them.
+    Of two backslashes in a row, which base64 can't have, at least one remains.
     """
     text = text.replace(b"\\/", b"/")
     return text.replace(b"\\u002B", b"+").replace(b"\\u002b", b"+") if b"\\" in text else text
 
 
 def _checked_start(piece: bytes | bytearray) -> bytes | bytearray:
-    """Refuse binary rubbish at its first byte instead of after the cap."""
+    """Reject binary data at its first byte instead of after the size limit."""
     start = piece.removeprefix(BOM).lstrip(b" \t\r\n")[:1]
     if start and start not in b'{["-0123456789tfn\xef':
         raise ParseError("the body is not JSON")

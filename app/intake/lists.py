@@ -1,7 +1,7 @@
-"""Read a JSON document as it arrives whose `data` members are lists of numbers, as the tensor protocols have it.
+"""Read a JSON document with tensors as lists of numbers, in members named `data`, as it arrives.
 
-The lists are parsed slice by slice into their sinks (`app.intake.numbers`) and leave a mark; what remains
-is small, is capped, and goes through the standard parser.
+The lists are parsed slice by slice into their sinks (`app.intake.numbers`) and replaced by a mark; the rest is small,
+limited in size, and parsed by the standard parser.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from schemas.tables import MAX_DIMS
 
 __all__ = ["ListsIntake"]
 
-# Strings found before others get a turn: each takes about a microsecond.
+# Strings before other requests get a turn: each takes about a microsecond.
 _STEPS = 1000
-# A document of this size is parsed in about a millisecond, whatever is in it.
+# A document of this size is parsed in about a millisecond at most.
 _PARSE_INLINE = 32 * 1024
 _TAIL = 4096
 _MOST_LISTS = 64
 
-# The mark of a list. Nobody can forge it: an N or I outside a string is refused by the scanner.
+# Replaces a list. It can't be forged: the scanner rejects N and I outside strings.
 _MARK = b"NaN"
 _OUTSIDE = re.compile(rb'[^"NI]*+')
 _STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
@@ -42,7 +42,7 @@ _State = Callable[[bytes, int], int]
 
 
 class ListsIntake:
-    """Take a JSON document in chunks of any size; `finish` gives it with `Numbers` for its `data` lists.
+    """Receive a JSON document in chunks of any size; `finish` returns it with `Numbers` in place of its `data` lists.
 
     `length` is the declared size of the document, where it is known. Raises `ParseError` for what is not
     JSON, `TooLarge` when more than `max_skeleton` bytes are left beside the lists, and `InvalidParams` for
@@ -61,7 +61,7 @@ class ListsIntake:
         self._colon = False
 
     async def take(self, chunk: bytes) -> None:
-        """Take the next bytes of the document."""
+        """Process the next bytes of the document."""
         if self._remaining is not None:
             self._remaining -= len(chunk)
         for _ in self._steps(chunk):
@@ -72,7 +72,7 @@ class ListsIntake:
             await self._lists[-1].supply()
 
     async def finish(self) -> Any:
-        """Parse what remained; the whole document must have been taken."""
+        """Parse the rest; the whole document must have been processed."""
         if self._state not in (self._between, self._after_key):
             raise ParseError("the JSON document ends inside a string or a list")
         skeleton = bytes(self._skeleton)
@@ -88,7 +88,7 @@ class ListsIntake:
             if self._state == self._in_list or steps % _STEPS == 0:
                 yield
 
-    # Each state takes the chunk from a position, and returns the position where the next state goes on.
+    # Each state processes the chunk from a position and returns the position where the next state continues.
 
     def _between(self, chunk: bytes, start: int) -> int:
         found = _OUTSIDE.match(chunk, start)
@@ -161,7 +161,7 @@ class ListsIntake:
 
 
 class _named:  # noqa: N801 - reads as a block: with _named(..)
-    """Turn a fault of a list into the call's error, under the tensor's name where that came before it."""
+    """Turn a fault of a list into the call's error, with the tensor's name if that came before the list."""
 
     def __init__(self, skeleton: bytearray) -> None:
         self._skeleton = skeleton
@@ -177,7 +177,7 @@ class _named:  # noqa: N801 - reads as a block: with _named(..)
 
 
 def _members(skeleton: bytearray) -> dict[str, Any]:
-    """Read the members of the innermost open object that stand before its `data`, as far as they are plain."""
+    """Return the members before `data` in the innermost open object, or nothing if one of them is an object."""
     tail = bytes(skeleton[-_TAIL:])
     head = _OPEN_MEMBER.sub(b"", tail[max(tail.rfind(b"{"), 0) :])
     try:

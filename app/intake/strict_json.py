@@ -1,4 +1,4 @@
-"""Parse what is JSON and nothing else: the standard parser with its leniencies taken away."""
+"""Strict JSON: the standard parser without its extensions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["BOM", "MAX_DEPTH", "leading_members", "parse_document"]
 BOM = b"\xef\xbb\xbf"
 
 MAX_DEPTH = 64
-"""Objects and lists inside one another."""
+"""The most levels of nested objects and lists."""
 
 _START = re.compile(r"[ \t\r\n]*\{")
 _KEY = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*')
@@ -57,9 +57,9 @@ def parse_document(
 
 
 def leading_members(skeleton: bytes) -> dict[str, Any]:
-    """Read the members that are complete at the start of an object whose end is still to come.
+    """Return the complete members at the start of an object that is still arriving.
 
-    A fault ends the search: whoever reads the whole document finds it again.
+    Stops at a fault without raising: parsing the whole document reports it.
     """
     found: dict[str, Any] = {}
     try:
