@@ -82,11 +82,13 @@ def held_mib(server: int) -> float:
     for pid in (server, *descendants(server)):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             total += memory_mib(pid, "Pss_Anon") + memory_mib(pid, "Pss_File")
+    files = dict[int, float]()  # by inode: a mapping has a descriptor of its own
     for entry in Path(f"/proc/{server}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             if entry.readlink().name.startswith("memfd:convgrad"):
-                total += entry.stat().st_blocks / 2048
-    return total
+                status = entry.stat()
+                files[status.st_ino] = status.st_blocks / 2048
+    return total + sum(files.values())
 
 
 def start(cache: Path, workers: int, limit_s: float) -> Start:

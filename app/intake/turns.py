@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+
+from convgrad._errors import Overloaded
 
 __all__ = ["LARGE", "Turn", "Turns"]
 
@@ -46,13 +47,22 @@ class Turn:
         self._timer: asyncio.TimerHandle | None = None
 
     async def begin(self) -> None:
-        """Wait for the turn, once and for a few seconds at most; raises what `check` raises."""
+        """Wait for the turn, once.
+
+        Raises `Overloaded` if it does not come within a few seconds, and what `check` raises.
+        """
         if self._had:
             return
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(_LONGEST_WAIT_S):
                 await self._free.acquire()
-                self._look_later(_LOOKS)
+        except TimeoutError:
+            raise Overloaded(
+                f"other large bodies are being received, and this one waited {_LONGEST_WAIT_S:g} s",
+                retry_after=1,
+                data={"reason": "queue"},
+            ) from None
+        self._look_later(_LOOKS)
         try:
             self._check()
         except BaseException:
