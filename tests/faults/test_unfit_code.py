@@ -65,11 +65,8 @@ def folders(service: LiveService) -> list[Path]:
     return [Path(cache_folder()), Path(done.stdout.strip())]
 
 
-@pytest.mark.heavy
-@pytest.mark.skipif(target().arch != "x86_64" or not NARROWER.compiles, reason="the fault is one of x86")
-@pytest.mark.parametrize("fault", ["is wrong", "crashes", "can't be compiled"])
-def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: str) -> None:
-    """The service starts with the next narrower target, says so in log, /readyz and metrics, and computes right."""
+def _with_fault(folders: list[Path], tmp_path: Path, fault: str) -> dict[str, str]:
+    """Copy the compiled code without one tile; return settings under which that one is compiled with a fault."""
     cache = tmp_path / "cache"
     for folder in folders:
         shutil.copytree(folder, cache / folder.name)
@@ -78,8 +75,15 @@ def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: 
     for file in mine.rglob("*_tile_3x2-*"):
         file.unlink()
     (tmp_path / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
-    settings = {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(cache), "FAULT": fault, "FAULTY": str(target())}
-    _check_that_the_narrower_path_serves(settings, fault)
+    return {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(cache), "FAULT": fault, "FAULTY": str(target())}
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(target().arch != "x86_64" or not NARROWER.compiles, reason="the fault is one of x86")
+@pytest.mark.parametrize("fault", ["is wrong", "crashes", "can't be compiled"])
+def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: str) -> None:
+    """The service starts with the next narrower target, says so in log, /readyz and metrics, and computes right."""
+    _check_that_the_narrower_path_serves(_with_fault(folders, tmp_path, fault), fault)
 
 
 @pytest.mark.heavy
@@ -87,18 +91,11 @@ def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: 
 @pytest.mark.parametrize("fault", ["is wrong", "crashes"])
 def test_a_faulty_archive_is_taken_out(folders: list[Path], tmp_path: Path, fault: str) -> None:
     """Code that an image brings along is tried as well, although nothing is compiled."""
-    cache = tmp_path / "cache"
-    for folder in folders:
-        shutil.copytree(folder, cache / folder.name)
-    mine = cache / folders[0].name
-    (mine / VERDICT).unlink()
-    for file in mine.rglob("*_tile_3x2-*"):
-        file.unlink()
-    (tmp_path / "sitecustomize.py").write_text(HOOK, encoding="utf-8")
-    settings = {"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(cache), "FAULT": fault, "FAULTY": str(target())}
+    settings = _with_fault(folders, tmp_path, fault)
     script = "from kernels import warmup; list(warmup())"
     subprocess.run([sys.executable, "-c", script], env={**os.environ, **settings}, check=True)
-    pack(str(mine))
+    cache = Path(settings["NUMBA_CACHE_DIR"])
+    pack(str(cache / folders[0].name))
     _check_that_the_narrower_path_serves({"NUMBA_CACHE_DIR": str(cache)}, fault)
 
 
