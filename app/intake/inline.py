@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import binascii
-import json
 import math
-import re
 from typing import Any
 
 import pybase64
@@ -14,14 +12,9 @@ from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
 from convgrad._dtypes import DTYPES
 from convgrad._errors import ConvgradError
 
-__all__ = ["Base64Feed", "InlineTensor", "declared_bytes", "nbytes_of"]
+__all__ = ["Base64Feed", "InlineTensor", "nbytes_of"]
 
 MAX_RANK = 64
-
-# The document up to a tensor string ends in the members that came before it: `{"dtype": "f32", "shape": [2,
-# 3], "data": `.
-_OPEN_MEMBER = re.compile(rb',?[ \t\r\n]*"(?:data|npy)"[ \t\r\n]*:[ \t\r\n]*\Z')
-_TAIL = 1024
 
 
 class Base64Feed:
@@ -136,19 +129,6 @@ class InlineTensor:
         self.fault = fault.with_traceback(None)
         if self.sink is not None:
             self.sink.discard()
-
-
-def declared_bytes(skeleton: bytes | bytearray) -> int | None:
-    """Return the size that `dtype` and `shape` give, if both come before the `data` that the skeleton ends with."""
-    tail = bytes(skeleton[-_TAIL:])
-    head = _OPEN_MEMBER.sub(b"", tail[max(tail.rfind(b"{"), 0) :])
-    try:
-        members = json.loads(head + b"}")
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(members, dict):
-        return None
-    return nbytes_of(members.get("dtype"), members.get("shape"))
 
 
 def nbytes_of(dtype: Any, shape: Any) -> int | None:

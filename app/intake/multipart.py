@@ -16,6 +16,7 @@ from app.intake.json import JsonIntake
 from app.intake.parts import PartReader
 from app.intake.requests import RequestedCall, RequestObject, check_attributes, take_apart
 from app.intake.sinks import Lease, NpySink, TensorFault
+from app.intake.strings import TensorStrings
 from app.intake.tensors import Input, npy_tensor, shape_list
 from app.pool.buffers import Segment
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType
@@ -125,7 +126,7 @@ class MultipartIntake:
         if self._head is None:
             if name != "request":
                 raise _no_request()
-            self._head = JsonIntake(self._lease, length=self._bound, max_skeleton=MAX_REQUEST)
+            self._head = JsonIntake(TensorStrings(self._lease), length=self._bound, max_skeleton=MAX_REQUEST)
             return
         self._body = self._tensor_part(name)
 

@@ -9,12 +9,15 @@ from typing import Any
 
 from convgrad._errors import ParseError
 
-__all__ = ["BOM", "MAX_DEPTH", "leading_members", "parse_document"]
+__all__ = ["BOM", "MAX_DEPTH", "leading_members", "members_before", "parse_document"]
 
 BOM = b"\xef\xbb\xbf"
 
 MAX_DEPTH = 64
 """The most levels of nested objects and lists."""
+
+# Bytes before a value that are searched for the members beside it.
+_TAIL = 4096
 
 _START = re.compile(r"[ \t\r\n]*\{")
 _KEY = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*')
@@ -22,21 +25,20 @@ _COMMA = re.compile(r"[ \t\r\n]*,")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def parse_document(
-    skeleton: bytes, inline: Sequence[object] | None = None, marks: list[tuple[int, int]] | None = None
-) -> Any:
+def parse_document(skeleton: bytes, values: Sequence[object] = (), marks: list[tuple[int, int]] | None = None) -> Any:
     """Parse JSON strictly: UTF-8, no NaN, no duplicate names, no lone surrogates, at most `MAX_DEPTH` deep.
 
-    Each mark in the skeleton becomes the object of the same index in `diverted`. Raises `ParseError`.
+    Each `NaN` in the skeleton becomes the next of `values`, which stand for what was taken out of it; `marks` say where
+    that was and how many bytes, so that an error can be located in the whole body. Raises `ParseError`.
     """
-    strings: Iterator[object] = iter(inline or ())
+    left = iter(values)
     try:
         text = skeleton.removeprefix(BOM).decode()
         document = json.loads(
             text,
             object_pairs_hook=_unique,
             parse_float=_finite,
-            parse_constant=lambda _: _next_mark(strings),
+            parse_constant=lambda _: _next_value(left),
         )
         if text.count("[") + text.count("{") > MAX_DEPTH:
             _check_depth(document)
@@ -78,11 +80,25 @@ def leading_members(skeleton: bytes) -> dict[str, Any]:
     return found
 
 
-def _next_mark(strings: Iterator[object]) -> object:
-    mark = next(strings, None)
-    if mark is None:
+def members_before(skeleton: bytes | bytearray) -> dict[str, Any]:
+    """Return the members beside a value that is still arriving: those before it in the innermost open object.
+
+    `skeleton` ends with the name of the value and its colon. Empty if one of the members is an object, or is invalid.
+    """
+    tail = bytes(skeleton[-_TAIL:])
+    head = tail[max(tail.rfind(b"{"), 0) :].rpartition(b'"')[0].rpartition(b'"')[0]
+    try:
+        members = json.loads(head.rstrip(b" \t\r\n").removesuffix(b",") + b"}")
+    except (ValueError, RecursionError):
+        return {}
+    return members if isinstance(members, dict) else {}
+
+
+def _next_value(values: Iterator[object]) -> object:
+    value = next(values, None)
+    if value is None:
         raise ParseError("NaN and Infinity are not JSON")
-    return mark
+    return value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -17,9 +17,10 @@ import numpy as np
 
 from app.intake.inline import InlineTensor
 from app.intake.json import JsonIntake
-from app.intake.lists import ListsIntake
+from app.intake.lists import NumberLists
 from app.intake.numbers import Numbers
 from app.intake.sinks import Lease, NpySink, TensorFault
+from app.intake.strings import TensorStrings
 from app.pool.buffers import SegmentPool
 from convgrad._assembly import Assembly
 from convgrad._errors import ConvgradError, InvalidParams
@@ -122,7 +123,7 @@ def json_tensors(data: bytes) -> None:
     how, body = data[0] if data else 0, data[1:]
 
     async def read(lease: Lease, how: int) -> Any:
-        intake = JsonIntake(lease, length=len(body) if how & 8 else None, max_skeleton=_LARGEST)
+        intake = JsonIntake(TensorStrings(lease), length=len(body) if how & 8 else None, max_skeleton=_LARGEST)
         for piece in pieces(body, how):
             await intake.take(piece)
         document = intake.finish()
@@ -137,10 +138,10 @@ def lists(data: bytes) -> None:
     how, body = data[0] if data else 0, data[1:]
 
     async def read(lease: Lease, how: int) -> Any:
-        intake = ListsIntake(lease, length=len(body), max_skeleton=_LARGEST)
+        intake = JsonIntake(NumberLists(lease), length=len(body), max_skeleton=_LARGEST)
         for piece in pieces(body, how):
             await intake.take(piece)
-        return await intake.finish()
+        return await intake.finish_async()
 
     _compare(body, _outcome(read, how), _outcome(read, 0))
 

@@ -20,7 +20,8 @@ from app.api.oip.regions import Region, Regions
 from app.api.oip.request import InferRequest, InputTensor, read_request
 from app.calls.call import Prepared
 from app.intake.coding import Decoder, decoder_of
-from app.intake.lists import ListsIntake
+from app.intake.json import JsonIntake
+from app.intake.lists import NumberLists
 from app.intake.sinks import Lease, TensorFault
 from app.intake.strict_json import parse_document
 from app.pool.buffers import Segment
@@ -87,7 +88,7 @@ class OipIntake:
         self._checked = checked
         self._on_arrival = on_arrival
         self._forwarded = forwarded
-        self._json: ListsIntake | None = None
+        self._json: JsonIntake | None = None
         self._text = b""
         self._head: Head | None = None
         self._prepared: Prepared | None = None
@@ -122,7 +123,7 @@ class OipIntake:
         if self._head is None:
             if self._head_left:
                 raise ParseError(f"the body ends within the {self._head_length} bytes of its inference header")
-            await self._open(self._parse_head(await self._lists().finish()), memoryview(b""))
+            await self._open(self._parse_head(await self._lists().finish_async()), memoryview(b""))
         if self._targets:
             missing = sum(map(len, self._targets))
             raise ParseError(f"the body is {missing} bytes too short for its binary tensors")
@@ -148,12 +149,12 @@ class OipIntake:
         if self._head_left is None:
             return None
         self._head_left -= len(text)
-        return None if self._head_left else self._parse_head(await self._lists().finish())
+        return None if self._head_left else self._parse_head(await self._lists().finish_async())
 
-    def _lists(self) -> ListsIntake:
+    def _lists(self) -> JsonIntake:
         if self._json is None:
             length = self._length if self._head_length is None else self._head_length
-            self._json = ListsIntake(self._lease, length=length, max_skeleton=self._head_limit)
+            self._json = JsonIntake(NumberLists(self._lease), length=length, max_skeleton=self._head_limit)
         return self._json
 
     def _parse_head(self, document: Any) -> Head:

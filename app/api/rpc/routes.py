@@ -27,6 +27,7 @@ from app.http.context import context_of, headers_of
 from app.http.disconnect import cancel_on_disconnect
 from app.intake.body import declared_length, media_type, read_body
 from app.intake.json import JsonIntake
+from app.intake.strings import TensorStrings
 from app.replies import sse
 from app.replies.accept import choose
 from app.replies.body import dump, send_head, send_piece
@@ -149,12 +150,8 @@ class RpcResponse(Response):
             length = declared_length(headers)
             if ctx.context.denied is not None and (length is None or length > settings.head_limit):
                 return _Unreadable(ctx.context.denied)  # don't read large bodies without a valid key
-            intake = JsonIntake(
-                ctx.lease,
-                length=length,
-                max_skeleton=int(settings.head_limit),
-                refusal=ctx.refusal,
-            )
+            strings = TensorStrings(ctx.lease, ctx.refusal)
+            intake = JsonIntake(strings, length=length, max_skeleton=int(settings.head_limit))
             async with asyncio.timeout(settings.deadline_s):
                 await read_body(receive, intake, ctx.context.timings)
                 return rpc.parse_message(await intake.finish_async())

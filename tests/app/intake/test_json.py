@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from app.intake.inline import InlineTensor
 from app.intake.json import JsonIntake
 from app.intake.sinks import Lease, RawSink, TensorFault
+from app.intake.strings import TensorStrings
 from app.pool.buffers import SegmentPool
 from convgrad._errors import ConvgradError, ParseError, TooLarge
 
@@ -30,7 +31,7 @@ def scan(body: bytes, sizes: list[int] | None = None, **limits: Any) -> Any:
 
     async def run() -> Any:
         with Lease(pool) as lease:
-            intake = JsonIntake(lease, **{"length": len(body)} | limits)
+            intake = JsonIntake(TensorStrings(lease), **{"length": len(body)} | limits)
             at, turn = 0, 0
             steps = sizes or [len(body) or 1]
             while at < len(body):
@@ -228,7 +229,7 @@ def test_sizes_are_compared_before_memory_is_taken() -> None:
     pool = SegmentPool(64 * MIB)
     with Lease(pool) as lease:
         body = body_with("A" * 1000, [1000, 1000])
-        intake = JsonIntake(lease, length=len(body))
+        intake = JsonIntake(TensorStrings(lease), length=len(body))
         intake.feed(body)
         fault = intake.finish()["t"]["data"].fault
     assert fault.kind == "size"
@@ -263,7 +264,7 @@ def test_a_tensor_is_held_once() -> None:
 
     async def run() -> int:
         with Lease(pool) as lease:
-            intake = JsonIntake(lease, length=len(body))
+            intake = JsonIntake(TensorStrings(lease), length=len(body))
             for at in range(0, len(body), 1 << 16):
                 await intake.take(body[at : at + (1 << 16)])
             sink = intake.finish()["t"]["data"].sink
@@ -288,7 +289,7 @@ def test_no_memory_is_a_fault_of_the_tensor() -> None:
 
     async def run() -> Any:
         with Lease(pool) as lease:
-            intake = JsonIntake(lease, length=len(body))
+            intake = JsonIntake(TensorStrings(lease), length=len(body))
             for at in range(0, len(body), 1 << 16):
                 await intake.take(body[at : at + (1 << 16)])
             return intake.finish()
@@ -321,7 +322,7 @@ def test_many_small_tensors_take_no_segments() -> None:
 
     async def run() -> Any:
         with Lease(pool) as lease:
-            intake = JsonIntake(lease, length=len(body))
+            intake = JsonIntake(TensorStrings(lease), length=len(body))
             await intake.take(body)
             return intake.finish()
 
@@ -344,7 +345,7 @@ def test_others_get_a_turn(item: bytes) -> None:
 
         task = asyncio.create_task(others())
         with Lease(SegmentPool(64 * MIB)) as lease:
-            intake = JsonIntake(lease)
+            intake = JsonIntake(TensorStrings(lease))
             await intake.take(b"[" + item * count)
         task.cancel()
 

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.intake.lists import ListsIntake
+from app.intake.json import JsonIntake
+from app.intake.lists import NumberLists
 from app.intake.numbers import Numbers
 from app.intake.sinks import Lease, TensorFault
 from app.pool.buffers import SegmentPool
@@ -28,11 +29,11 @@ def read(text: bytes, cuts: list[int], *, head: int = 1 << 16) -> tuple[Any, Lea
     lease = Lease(POOL)
 
     async def run() -> Any:
-        intake = ListsIntake(lease, length=len(text), max_skeleton=head)
+        intake = JsonIntake(NumberLists(lease), length=len(text), max_skeleton=head)
         edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
         for start, stop in pairwise(edges):
             await intake.take(text[start:stop])
-        return await intake.finish()
+        return await intake.finish_async()
 
     return asyncio.run(run()), lease
 

@@ -1,4 +1,4 @@
-"""The members of a JSON object whose end is still to come."""
+"""The members of a JSON object that is still arriving."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.intake.strict_json import leading_members
+from app.intake.strict_json import leading_members, members_before
 
 WHOLE = {"a": [1, {"b": "}"}], 'c"\\é': None, "d": -1.5e3, "e": {"f": ",", "g": [[]]}, "h": "x"}
 
@@ -39,3 +39,21 @@ def test_members_are_found_once_they_are_complete(indent: int | None) -> None:
 def test_a_fault_ends_the_search(text: bytes, found: dict[str, Any]) -> None:
     """What is no JSON, or breaks a rule of ours, is left to the parser of the whole document."""
     assert leading_members(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (b'{"data":', {}),
+        (b'{"shape": [2, 3], "dtype": "f32", "data": ', {"shape": [2, 3], "dtype": "f32"}),
+        (b'[{"a": 1}, {"b": 2 , \n "npy" :\t', {"b": 2}),
+        (b'{"a": {"b": 1}, "data":', {}),
+        (b'{"a": "{", "b": 1, "data":', {}),
+        (b'["data":', {}),
+        (b'{"long": "' + b" " * 5000 + b'", "data":', {}),
+        (b'{"a": ' + b"[" * 4000 + b', "data":', {}),
+    ],
+)
+def test_the_members_beside_a_value(text: bytes, found: dict[str, Any]) -> None:
+    """Those of the same object that came before it, and none of an object within or around it."""
+    assert members_before(text) == found

@@ -13,6 +13,7 @@ import pytest
 from app.intake.json import JsonIntake
 from app.intake.requests import read_call
 from app.intake.sinks import Lease
+from app.intake.strings import TensorStrings
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool
 from convgrad._errors import ConvgradError, InvalidParams, TooLarge, Unsupported
@@ -230,7 +231,7 @@ def test_large_tensors_are_put_in_order(form: str) -> None:
 
     async def run() -> bytes:
         with Lease(pool) as lease:
-            intake = JsonIntake(lease)
+            intake = JsonIntake(TensorStrings(lease))
             await pour(body, intake, 1 << 17)
             call = read_call(OPERATION, intake.finish(), lease)
             return bytes((await collect_tensors(call.inputs, lease))["src"].view)
@@ -243,7 +244,7 @@ def test_an_inline_string_in_the_wrong_place_is_an_error_there() -> None:
     """A long string that is no tensor's is refused like any other value of the wrong type, never echoed."""
     body = json.dumps({"attributes": {"strides": {"data": "A" * 800}}, "inputs": {"data": {"npy": "A" * 800}}})
     with Lease(SegmentPool(MIB)) as lease:
-        intake = JsonIntake(lease)
+        intake = JsonIntake(TensorStrings(lease))
         intake.feed(body.encode())
         document = intake.finish()
         with pytest.raises(ConvgradError) as caught:
@@ -254,7 +255,7 @@ def test_an_inline_string_in_the_wrong_place_is_an_error_there() -> None:
 def test_a_full_pool_is_reported_as_such() -> None:
     """A tensor over the memory limit is too large, not a fault of its form."""
     with Lease(SegmentPool(MIB)) as lease:
-        intake = JsonIntake(lease)
+        intake = JsonIntake(TensorStrings(lease))
         big = {"dtype": "f32", "shape": [1 << 20], "data": text(bytes(4 * MIB))}
         asyncio.run(pour(json.dumps({"inputs": {"src": big}}).encode(), intake, 1 << 17))
         with pytest.raises(TooLarge):

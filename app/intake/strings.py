@@ -1,0 +1,140 @@
+"""The tensors of a JSON document that are base64: long strings in members named `data` or `npy`."""
+
+from __future__ import annotations
+
+import re
+
+from app.intake.inline import InlineTensor, nbytes_of
+from app.intake.json import end_of
+from app.intake.sinks import Lease
+from app.intake.strict_json import members_before
+from convgrad._errors import ConvgradError, ParseError
+
+__all__ = ["DIVERT_OVER", "TensorStrings"]
+
+DIVERT_OVER = 512
+"""A `data` or `npy` string of more raw bytes than this is decoded while it arrives."""
+
+# Bytes of a string with escapes that are processed in one step, which may take a millisecond.
+_ESCAPED_STEP = 16 * 1024
+
+_QUOTE = 0x22
+_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+# Like _STRING, but stops before an incomplete or invalid escape.
+_ESCAPED = re.compile(rb'(?:[^"\\]++|\\u[0-9A-Fa-f]{4}|\\["\\/bfnrt])*+')
+_ESCAPE_CUT = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")
+_ASCII_ESCAPE = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
+
+
+class TensorStrings:
+    """Decode long strings into segments while they arrive; an `InlineTensor` stands for each in the document.
+
+    A fault inside a string is kept in its `InlineTensor`, so that it affects only the call that the tensor belongs to.
+    With a `refusal` no tensor is received: each is skipped and has that fault.
+    """
+
+    names: tuple[str, ...] = ("data", "npy")
+    opening = b'"'
+    plural = "its tensors' data and npy strings"
+
+    def __init__(self, lease: Lease, refusal: ConvgradError | None = None) -> None:
+        self._lease = lease
+        self._refusal = refusal
+
+    def open(self, name: str, skeleton: bytearray, bound: int | None) -> _String:
+        """Begin a string."""
+        return _String(self, name, skeleton, bound)
+
+    def divert(self, name: str, skeleton: bytearray, bound: int | None) -> InlineTensor:
+        """Begin to decode a string; dtype and shape, if they come before it, say how long it must be."""
+        expected = None
+        if name == "data":
+            members = members_before(skeleton)
+            expected = nbytes_of(members.get("dtype"), members.get("shape"))
+        return InlineTensor(name, self._lease, expected=expected, raw_bound=bound, refusal=self._refusal)
+
+
+class _String:
+    """Reads one string after its opening quote."""
+
+    __slots__ = ("_begin", "_bound", "_cut_escape", "_name", "_skeleton", "_strings", "_tensor", "_text", "slow")
+
+    def __init__(self, strings: TensorStrings, name: str, skeleton: bytearray, bound: int | None) -> None:
+        self.slow = False
+        self._strings = strings
+        self._name = name
+        self._skeleton = skeleton
+        self._bound = bound
+        self._begin = bytearray()  # until the string ends or is long enough to divert
+        self._text = b""
+        self._tensor: InlineTensor | None = None
+        self._cut_escape = b""
+
+    def result(self) -> InlineTensor | bytes:
+        """Return the tensor, or the text of a short string."""
+        return self._text if self._tensor is None else self._tensor
+
+    async def supply(self) -> None:
+        """Allocate the memory that the decoded bytes need."""
+        if self._tensor is not None:
+            await self._tensor.supply()
+
+    def write(self, chunk: bytes, start: int) -> tuple[int, bool]:
+        """Read the next bytes of the string."""
+        self.slow = False
+        if self._tensor is not None:
+            return self._decode(self._tensor, chunk, start)
+        before = len(self._begin)
+        self._begin += chunk[start : start + DIVERT_OVER + 1 - before]
+        end = end_of(_STRING, self._begin)
+        if end < len(self._begin) and self._begin[end] == _QUOTE:
+            self._text = b'"' + self._begin[: end + 1]
+            return start + end + 1 - before, True
+        if len(self._begin) > DIVERT_OVER:
+            raw, position = bytes(self._begin), 0
+            self._tensor = self._strings.divert(self._name, self._skeleton, self._bound)
+            while position < len(raw):
+                position, _ = self._decode(self._tensor, raw, position)
+        return start + len(self._begin) - before, False
+
+    def _decode(self, tensor: InlineTensor, chunk: bytes, start: int) -> tuple[int, bool]:
+        quote = chunk.find(b'"', start)
+        stop = len(chunk) if quote < 0 else quote
+        if self._cut_escape or chunk.find(b"\\", start, stop) >= 0:
+            return self._decode_escaped(tensor, chunk, start)
+        tensor.write(memoryview(chunk)[start:stop])
+        return (stop, False) if quote < 0 else self._close(tensor, stop)
+
+    def _decode_escaped(self, tensor: InlineTensor, chunk: bytes, start: int) -> tuple[int, bool]:
+        self.slow = True
+        cut = self._cut_escape
+        region = cut + chunk[start : start + _ESCAPED_STEP]
+        quote = region.find(b'"')
+        end = len(region) if quote < 0 else quote
+        text = _plain(region[:end])
+        if b"\\" in text:
+            # Another escape, an incomplete one, an escaped quote, or no base64 at all.
+            end = end_of(_ESCAPED, region)
+            text = _ASCII_ESCAPE.sub(lambda found: bytes((int(found[1], 16),)), _plain(region[:end]))
+        tensor.write(text)  # which rejects a remaining backslash
+        self._cut_escape = b""
+        if end < len(region):
+            if region[end] == _QUOTE:
+                return self._close(tensor, start + end - len(cut))
+            if not _ESCAPE_CUT.match(region, end):
+                raise ParseError("the body is not JSON: a string has an escape that JSON does not know")
+            self._cut_escape = region[end:]
+        return start + len(region) - len(cut), False
+
+    def _close(self, tensor: InlineTensor, quote: int) -> tuple[int, bool]:
+        tensor.close()
+        return quote + 1, True
+
+
+def _plain(text: bytes) -> bytes:
+    """Undo the escapes that encoders use within base64: PHP's for a slash, .NET's for a plus.
+
+    Of two backslashes in a row, which base64 can't have, at least one remains.
+    """
+    text = text.replace(b"\\/", b"/")
+    return text.replace(b"\\u002B", b"+").replace(b"\\u002b", b"+") if b"\\" in text else text
