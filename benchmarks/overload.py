@@ -17,25 +17,23 @@ import socket
 import threading
 import time
 from collections import Counter
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import numpy as np
 
+from benchmarks.service_cases import post
 from benchmarks.startup import held_mib
 from benchmarks.validations import probe
-from tests.live import running_service
+from tests.live import LiveService, running_service
 
-__all__ = ["main"]
+__all__ = ["Flood", "flood", "main"]
 
-_HEADERS = (
-    "POST /v1/ops/ConvolutionBackwardWeights HTTP/1.1\r\nhost: {host}:{port}\r\naccept: application/x-npy\r\n"
-    "content-type: multipart/form-data; boundary=X\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n"
-)
 _PIECE = 1 << 18
 
 
 def _call(mib: int) -> bytes:
-    """Build a multipart body: the gradient of a 1x1 filter on one image, `mib` MiB of src and a 64th of that."""
+    """Build a multipart call: the gradient of a 1x1 filter on one image, `mib` MiB of src and a 64th of that."""
     rows = 16 * mib
     attributes = '"strides":[1,1],"pads_begin":[0,0],"pads_end":[0,0],"dilations":[1,1],"weights_shape":[1,64,1,1]'
     request = '{"attributes":{%s,"data_format":"NCX","weights_format":"OIX"}}' % attributes  # noqa: UP031 - braces
@@ -47,13 +45,14 @@ def _call(mib: int) -> bytes:
         data = np.ones(channels * rows * 256, np.float32).tobytes()
         parts.append(f'name="{name}"; filename="{name}.npy"\r\n\r\n'.encode() + npy + data)
     begin = b"--X\r\ncontent-disposition: form-data; "
-    return b"".join(begin + part + b"\r\n" for part in parts) + b"--X--\r\n"
+    body = b"".join(begin + part + b"\r\n" for part in parts) + b"--X--\r\n"
+    headers = {"accept": "application/x-npy", "content-type": "multipart/form-data; boundary=X", "connection": "close"}
+    return b"".join(post("/v1/ops/ConvolutionBackwardWeights", headers, [body]).pieces)
 
 
-def _send(host: str, port: int, calls: int, mib: int) -> Counter[str]:
+def _send(host: str, port: int, calls: int, request: bytes) -> Counter[str]:
     """Send all calls at once; count the answers by status, and `none` for a connection without one."""
-    body = _call(mib)
-    data = memoryview(_HEADERS.format(host=host, port=port, length=len(body)).encode() + body)
+    data = memoryview(request)
     answers, selector = Counter[str](), selectors.DefaultSelector()
     sent, statuses = dict[socket.socket, int](), dict[socket.socket, bytes]()
     for client in [socket.socket() for _ in range(calls)]:
@@ -87,6 +86,46 @@ def _send(host: str, port: int, calls: int, mib: int) -> Counter[str]:
     return answers
 
 
+@dataclass(frozen=True)
+class Flood:
+    """What a flood of calls came to; `waits` are the seconds that each `/healthz` took meanwhile, in order."""
+
+    seconds: float
+    answers: Counter[str]
+    waits: list[float]
+    mib: float
+
+    def __str__(self) -> str:
+        """Describe it in one line."""
+        late = self.waits[len(self.waits) * 99 // 100]
+        return (
+            f"{self.seconds:.1f} s, answers {dict(self.answers)}; /healthz {len(self.waits)} times, 99 of 100 within "
+            f"{1e3 * late:.0f} ms, longest {1e3 * self.waits[-1]:.0f} ms; memory {self.mib:.0f} MiB at most"
+        )
+
+
+def flood(service: LiveService, calls: int, request: bytes) -> Flood:
+    """Send `calls` times the same request at once, each over a connection of its own that the server closes."""
+    address = urlsplit(service.url)
+    host, port = str(address.hostname), int(address.port or 0)
+    mine, theirs = multiprocessing.Pipe()
+    prober = multiprocessing.Process(target=probe, args=(host, port, theirs), daemon=True)
+    prober.start()
+    over, held = threading.Event(), [held_mib(service.pid)]
+    watcher = threading.Thread(target=_watch, args=(service.pid, over, held))
+    watcher.start()
+    with multiprocessing.Pool(1) as pool:
+        start = time.perf_counter()
+        answers = pool.apply(_send, (host, port, calls, request))
+        seconds = time.perf_counter() - start
+    mine.send(None)
+    waits = sorted(mine.recv())
+    over.set()
+    watcher.join()
+    prober.join()
+    return Flood(seconds, answers, waits, max(held))
+
+
 def _watch(server: int, over: threading.Event, found: list[float]) -> None:
     while not over.wait(0.1):
         found.append(held_mib(server))
@@ -100,30 +139,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     print(f"{given.calls} calls of {given.mib} MiB at once, on {len(os.sched_getaffinity(0))} processors")
+    request = _call(given.mib)
     with running_service() as service:
-        address = urlsplit(service.url)
-        host, port = str(address.hostname), int(address.port or 0)
         for number in range(given.rounds):
-            mine, theirs = multiprocessing.Pipe()
-            prober = multiprocessing.Process(target=probe, args=(host, port, theirs), daemon=True)
-            prober.start()
-            over, held = threading.Event(), [held_mib(service.pid)]
-            watcher = threading.Thread(target=_watch, args=(service.pid, over, held))
-            watcher.start()
-            with multiprocessing.Pool(1) as pool:
-                start = time.perf_counter()
-                answers = pool.apply(_send, (host, port, given.calls, given.mib))
-                seconds = time.perf_counter() - start
-            mine.send(None)
-            waits = sorted(mine.recv())
-            over.set()
-            watcher.join()
-            prober.join()
-            late = waits[len(waits) * 99 // 100]
-            print(
-                f"round {number + 1}: {seconds:.1f} s, answers {dict(answers)}; /healthz {len(waits)} times, 99 of 100 "
-                f"within {1e3 * late:.0f} ms, longest {1e3 * waits[-1]:.0f} ms; memory {max(held):.0f} MiB at most"
-            )
+            print(f"round {number + 1}: {flood(service, given.calls, request)}")
 
 
 if __name__ == "__main__":

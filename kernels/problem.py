@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
 from typing import Literal
@@ -109,6 +109,18 @@ class ConvProblem:
     weights_format: Literal["XIO", "OIX", "IOX", "XOI"]
     groups_axis: Literal["I", "O"] = "I"
     bias: bool = field(default=False)
+
+    def __hash__(self) -> int:
+        """Return a hash that is computed once: every lookup of a plan or of its units needs it."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, each.name) for each in fields(self)))
+
+    def __getstate__(self) -> dict[str, object]:
+        """Return the fields alone: hashes of strings differ from process to process."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     @property
     def forward(self) -> bool:

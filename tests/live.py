@@ -49,14 +49,15 @@ class LiveService:
 
 @contextmanager
 def running_service(
-    *flags: str, wait: bool = True, under: Sequence[str] = (), **environment: str
+    *flags: str, wait: bool = True, under: Sequence[str] = (), module: str = "app", **environment: str
 ) -> Iterator[LiveService]:
     """Run `python -m app` with flags until the block ends; ready, unless told not to `wait`.
 
-    `under` is a command that becomes the one that follows it, such as ``prlimit --nofile=64``.
+    `under` is a command that becomes the one that follows it, such as ``prlimit --nofile=64``; `module` is run in place
+    of `app` and starts the service in its own way.
     """
     process = subprocess.Popen(
-        [*under, sys.executable, "-m", "app", "--port", "0", *flags],
+        [*under, sys.executable, "-m", module, "--port", "0", *flags],
         cwd=_ROOT,
         env={**os.environ, **environment},
         stderr=subprocess.PIPE,

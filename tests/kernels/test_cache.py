@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -202,3 +206,21 @@ def test_units_with_their_tables_stay_within_the_bound(monkeypatch: pytest.Monke
         first = plan(forward).units[0]
         assert _share(forward, first) is _share(forward, first)
     assert BWD_WEIGHTS.part(problem, unit) is part
+
+
+def test_a_problem_from_another_process_is_found() -> None:
+    """Strings have another hash there: a problem's own is not sent along."""
+    made = "problem_of(Case(src_spatial=(5,), dst_spatial=(3,), kernel=(3,)))"
+    script = f"""if True:
+        import pickle, sys
+        from tests.kernels.harness import problem_of
+        from tests.problems import Case
+        problem = {made}
+        hash(problem)
+        sys.stdout.buffer.write(pickle.dumps(problem))
+    """
+    known = {problem_of(Case(src_spatial=(5,), dst_spatial=(3,), kernel=(3,))): "this one"}
+    for seed in "1", "2":
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
+        assert known[pickle.loads(done.stdout)] == "this one"
