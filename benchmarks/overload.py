@@ -50,16 +50,24 @@ def _call(mib: int) -> bytes:
     return b"".join(post("/v1/ops/ConvolutionBackwardWeights", headers, [body]).pieces)
 
 
-def _send(host: str, port: int, calls: int, request: bytes) -> Counter[str]:
-    """Send all calls at once; count the answers by status, and `none` for a connection without one."""
-    data = memoryview(request)
+def _send(host: str, port: int, calls: int, request: bytes, again_s: float) -> Counter[str]:
+    """Send all calls at once; count the answers by status, and `none` for a connection without one.
+
+    For `again_s` seconds each answered call is sent again.
+    """
+    data, until = memoryview(request), time.monotonic() + again_s
     answers, selector = Counter[str](), selectors.DefaultSelector()
     sent, statuses = dict[socket.socket, int](), dict[socket.socket, bytes]()
-    for client in [socket.socket() for _ in range(calls)]:
+
+    def connect() -> None:
+        client = socket.socket()
         client.setblocking(False)
         client.connect_ex((host, port))
         selector.register(client, selectors.EVENT_READ | selectors.EVENT_WRITE)
         sent[client] = 0
+
+    for _ in range(calls):
+        connect()
     while sent:
         for key, events in selector.select():
             sock = key.fileobj
@@ -83,6 +91,8 @@ def _send(host: str, port: int, calls: int, request: bytes) -> Counter[str]:
                 selector.unregister(sock)
                 del sent[sock]
                 sock.close()
+                if time.monotonic() < until:
+                    connect()
     return answers
 
 
@@ -104,19 +114,22 @@ class Flood:
         )
 
 
-def flood(service: LiveService, calls: int, request: bytes) -> Flood:
-    """Send `calls` times the same request at once, each over a connection of its own that the server closes."""
+def flood(service: LiveService, calls: int, request: bytes, again_s: float = 0.0, *, anew: bool = False) -> Flood:
+    """Send `calls` times the same request at once, each over a connection of its own that the server closes.
+
+    For `again_s` seconds each answered call is sent again, over a new connection. See `probe` for `anew`.
+    """
     address = urlsplit(service.url)
     host, port = str(address.hostname), int(address.port or 0)
     mine, theirs = multiprocessing.Pipe()
-    prober = multiprocessing.Process(target=probe, args=(host, port, theirs), daemon=True)
+    prober = multiprocessing.Process(target=probe, args=(host, port, theirs), kwargs={"anew": anew}, daemon=True)
     prober.start()
     over, held = threading.Event(), [held_mib(service.pid)]
     watcher = threading.Thread(target=_watch, args=(service.pid, over, held))
     watcher.start()
     with multiprocessing.Pool(1) as pool:
         start = time.perf_counter()
-        answers = pool.apply(_send, (host, port, calls, request))
+        answers = pool.apply(_send, (host, port, calls, request, again_s))
         seconds = time.perf_counter() - start
     mine.send(None)
     waits = sorted(mine.recv())

@@ -79,11 +79,16 @@ def _channels(i: int) -> tuple[str, dict[str, Any]]:
 _FAMILIES = (_taps, _padded, _plane, _positions, _images, _channels)
 
 
-def probe(host: str, port: int, pipe: Connection) -> None:
-    """Query `/healthz` until told to stop, and return how long each response took."""
+def probe(host: str, port: int, pipe: Connection, *, anew: bool = False) -> None:
+    """Query `/healthz` until told to stop, and send how long each response took.
+
+    All queries use one connection, or with `anew` a new one each, as Kubernetes does.
+    """
     found, connection = [], http.client.HTTPConnection(host, port, timeout=120)
     while not pipe.poll(_PROBE_S):
         start = time.perf_counter()
+        if anew:
+            connection.close()
         connection.request("GET", "/healthz")
         connection.getresponse().read()
         found.append(time.perf_counter() - start)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.without [--rounds 3] [--only PART]
 
-For each part, two services run: one as it is, one with uvicorn's own way in place of the part. They are measured in
-turn, round after round: the latency of one caller of a tiny and of a large call, the throughput of four callers, a
-flood of small calls at once, each over a connection of its own, and how many connections that send half a request are
-still open after a while.
+For each part, two services run: one as it is, one with uvicorn's own way in place of the part. Both are asked in turn:
+the latency of one caller of a tiny and of a large call, and the throughput of four callers. For the listener there is a
+flood of tiny calls at once, each over a connection of its own; for the timeouts, connections that begin a request and
+never complete it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 import app.__main__ as service_main
-from app.http import cork, direct_body, timeouts
+from app.http import direct_body, timeouts
 from benchmarks.overload import flood
 from benchmarks.service_cases import APIS, CASES, Wire
 from benchmarks.service_load import Connection, latencies, throughput
@@ -32,16 +32,14 @@ from tests.live import LiveService, running_service
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("listener", "direct_body", "cork", "timeouts")
+PARTS = ("listener", "direct_body", "timeouts")
 
-_SLOW_S, _HALF, _LATER_S = 5, 500, 8
+_SLOW_S, _HALF, _LATER_S, _AT_ONCE, _AGAIN_S = 5, 500, 8, 1000, 8.0
 
 
 def take_out(part: str) -> None:
     """Replace a part in this process by what uvicorn has."""
-    if part == "cork":
-        del cork.CorkProtocol.on_headers_complete
-    elif part == "direct_body":
+    if part == "direct_body":
         direct_body._LEAST = 1 << 60
     elif part == "listener":
         service_main.Server.startup = _startup  # type: ignore[method-assign]
@@ -66,12 +64,13 @@ def _request(api: str, case: str) -> Wire:
     return chosen.build(next(each for each in CASES if each.name == case))
 
 
-def _half_open(port: int) -> int:
-    """Send half a request over many connections; return how many are still open a while later."""
+def _half_open(service: LiveService) -> int:
+    """Send the beginning of a request over many connections; return how many are still open a while later."""
     with ExitStack() as stack:
-        clients = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(_HALF)]
+        address = "127.0.0.1", _port(service)
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(_HALF)]
         for client in clients:
-            client.sendall(b"POST /v1/ops/ConvTranspose HTTP/1.1\r\nhost: 127.0.0.1\r\n")
+            client.sendall(b"POST /v1/ops")
         time.sleep(_LATER_S)
         return sum(map(_is_open, clients))
 
@@ -79,28 +78,42 @@ def _half_open(port: int) -> int:
 def _is_open(client: socket.socket) -> bool:
     client.setblocking(False)
     try:
-        return bool(client.recv(1))
+        client.recv(1)  # closed, or answered and closed
     except BlockingIOError:
         return True
     except OSError:
-        return False
+        pass
+    return False
 
 
-def measure(service: LiveService) -> str:
-    """Measure one service and describe it in one line."""
-    port = int(urlsplit(service.url).port or 0)
+def _port(service: LiveService) -> int:
+    return int(urlsplit(service.url).port or 0)
+
+
+def _compare_calls(services: dict[str, LiveService], rounds: int) -> None:
+    """Print the latency of one caller and the throughput of four; short runs take turns, for the machine may change."""
     tiny, large = _request("/v1 JSON", "tiny"), _request("multipart to npy", "large")
+    alone, slow, rates = (dict[str, list[float]]((name, []) for name in services) for _ in range(3))
     with ExitStack() as stack:
-        one, *others = [stack.enter_context(Connection(port)) for _ in range(5)]
-        latencies(lambda: one.call(tiny), 200)
-        alone = statistics.median(latencies(lambda: one.call(tiny), 1000))
-        slow = statistics.median(latencies(lambda: one.call(large), 12))
-        count, seconds = throughput([lambda each=each: each.call(tiny) for each in others], 2.0)  # type: ignore[misc]
-    crowd = flood(service, 4000, b"".join(tiny.pieces).replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
-    return (
-        f"tiny {1e6 * alone:.0f} us, large {1e3 * slow:.1f} ms, four callers {count / seconds:.0f} calls/s; "
-        f"4,000 at once: {crowd}; {_half_open(port)} of {_HALF} half requests open after {_LATER_S} s"
-    )
+        connections = {
+            name: [stack.enter_context(Connection(_port(service))) for _ in range(4)]
+            for name, service in services.items()
+        }
+        for one, *_ in connections.values():
+            latencies(lambda: one.call(tiny), 300)  # noqa: B023 - called at once
+        for _ in range(10 * rounds):
+            for name, several in connections.items():
+                one = several[0]
+                alone[name] += latencies(lambda: one.call(tiny), 100)  # noqa: B023 - called at once
+                slow[name] += latencies(lambda: one.call(large), 3)  # noqa: B023 - called at once
+                count, seconds = throughput([lambda each=each: each.call(tiny) for each in several], 0.3)  # type: ignore[misc]
+                rates[name].append(count / seconds)
+    for name in services:
+        tiny_us, large_ms = 1e6 * statistics.median(alone[name]), 1e3 * statistics.median(slow[name])
+        rate = statistics.median(rates[name])
+        print(
+            f"{name}: tiny call {tiny_us:.0f} us, large {large_ms:.1f} ms, four callers {rate:.0f} calls/s", flush=True
+        )
 
 
 def main() -> None:
@@ -110,14 +123,22 @@ def main() -> None:
     parser.add_argument("--only", choices=PARTS, action="append")
     given = parser.parse_args()
     flags = "--slow-s", str(_SLOW_S), "--connections", "2000"
+    crowd = b"".join(_request("/v1 JSON", "tiny").pieces).replace(b"\r\n", b"\r\nconnection: close\r\n", 1)
     for part in given.only or PARTS:
         with (
             running_service(*flags) as whole,
-            running_service(*flags, module="benchmarks.without", BENCHMARKS_WITHOUT=part) as without,
+            running_service(*flags, module="benchmarks.without", BENCHMARKS_WITHOUT=part) as lacking,
         ):
-            for _ in range(given.rounds):
-                print(f"with {part}: {measure(whole)}", flush=True)
-                print(f"without {part}: {measure(without)}", flush=True)
+            services = {f"with {part}": whole, f"without {part}": lacking}
+            _compare_calls(services, given.rounds)
+            for _ in range(given.rounds if part == "listener" else 0):
+                for name, service in services.items():
+                    found = flood(service, _AT_ONCE, crowd, _AGAIN_S, anew=True)
+                    print(f"{name}: {_AT_ONCE} clients that call again at once: {found}", flush=True)
+            for name, service in services.items() if part == "timeouts" else ():
+                print(
+                    f"{name}: {_half_open(service)} of {_HALF} begun requests are open after {_LATER_S} s", flush=True
+                )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from typing import cast
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.http.context import context_of, exchange_of
-from app.http.cork import CorkProtocol
 from app.http.direct_body import DirectBodyProtocol
 from app.telemetry.context import RequestContext
 from convgrad._errors import Cancelled, DeadlineExceeded
@@ -160,4 +159,4 @@ class TimeoutProtocol(DirectBodyProtocol):
 
 def timeout_protocol(slow_s: float) -> type[asyncio.Protocol]:
     """Create the protocol class for uvicorn that waits `slow_s` seconds for a request head."""
-    return type("TimeoutProtocol", (CorkProtocol, TimeoutProtocol), {"slow_s": slow_s})
+    return type("TimeoutProtocol", (TimeoutProtocol,), {"slow_s": slow_s})
