@@ -109,9 +109,9 @@ def _compare_calls(services: dict[str, LiveService], rounds: int) -> None:
                 count, seconds = throughput([lambda each=each: each.call(tiny) for each in several], 0.3)  # type: ignore[misc]
                 rates[name].append(count / seconds)
     for name in services:
-        tiny, large = 1e6 * statistics.median(alone[name]), 1e3 * statistics.median(slow[name])
+        micros, millis = 1e6 * statistics.median(alone[name]), 1e3 * statistics.median(slow[name])
         rate = statistics.median(rates[name])
-        print(f"{name}: tiny call {tiny:.0f} us, large {large:.1f} ms, four callers {rate:.0f} calls/s", flush=True)
+        print(f"{name}: tiny call {micros:.0f} us, large {millis:.1f} ms, four callers {rate:.0f} calls/s", flush=True)
 
 
 def main() -> None:
