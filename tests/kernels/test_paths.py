@@ -1,4 +1,4 @@
-"""The whole kernel suite, once for every code path that this processor can run.
+"""The kernel tests that compute, once for every code path that this processor can run.
 
 The path is chosen when the kernels are imported, so each one gets a process of its own, in which this file
 steps aside. The path with every feature is the one that the suite runs on anyway.
@@ -23,7 +23,17 @@ NUMBERS = (
     "blocks", "dots", "exact", "forward_dots", "images_inside", "memory", "proof", "special_values", "subnormals",
     "units", "workers",
 )  # fmt: skip
-"""Tests of what is computed, which imitated instructions are slow for, but do."""
+"""Tests of the numbers, for imitated instructions, which are slow."""
+
+_ON_ANY_PATH = {
+    "addresses", "arm", "cache", "cache_folder", "choices", "paths", "prepare", "reference", "schedule_size", "target",
+    "targets", "warmup",
+}  # fmt: skip
+COMPUTING = tuple(
+    name for name in sorted(file.stem.removeprefix("test_") for file in Path(__file__).parent.glob("test_*.py"))
+    if name not in _ON_ANY_PATH
+)  # fmt: skip
+"""Every test that computes something; the others test compiling, caches and choices, which no path changes."""
 
 
 def _other_paths() -> dict[str, dict[str, str]]:
@@ -60,7 +70,7 @@ def _run(environment: dict[str, str], names: Sequence[str]) -> str:
         "--all",
         "-p",
         "no:cacheprovider",
-        *(str(here / n) for n in names),
+        *(str(here / f"test_{name}.py") for name in names),
     ]
     variables = {**os.environ, **environment, INNER: "1"}
     done = subprocess.run(command, cwd=here.parents[1], env=variables, capture_output=True, text=True, check=False)
@@ -72,9 +82,8 @@ def _run(environment: dict[str, str], names: Sequence[str]) -> str:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("path", OTHER_PATHS)
 def test_suite_on_path(path: str) -> None:
-    """With features switched off, every kernel test passes; without F16C alone, the tests of numbers."""
-    names = [f"test_{name}.py" for name in NUMBERS] if path == "without-f16c" else ["."]
-    assert not (wrong := _run(OTHER_PATHS[path], names)), wrong
+    """With features switched off, every test that computes passes; without F16C alone, the tests of numbers."""
+    assert not (wrong := _run(OTHER_PATHS[path], NUMBERS if path == "without-f16c" else COMPUTING)), wrong
 
 
 @pytest.mark.skipif(INNER in os.environ, reason="already inside")
@@ -83,7 +92,7 @@ def test_suite_on_path(path: str) -> None:
 @pytest.mark.parametrize("path", IMITATED)
 def test_numbers_on_imitated_path(path: str) -> None:
     """The paths of processors that this one is not give right numbers with their instructions imitated."""
-    assert not (wrong := _run({IMITATE: path}, [f"test_{name}.py" for name in NUMBERS])), wrong
+    assert not (wrong := _run({IMITATE: path}, NUMBERS)), wrong
 
 
 @pytest.mark.parametrize(
