@@ -77,7 +77,7 @@ def test_a_broken_body_after_an_upgrade_header(service: LiveService) -> None:
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="no Java here")
 def test_java_makes_a_call(service: LiveService, tmp_path: Path) -> None:
-    """Java's HTTP client, which always offers h2c, gets the right gradient for a body with a length and a chunked one."""
+    """Java's HTTP client, which always offers h2c, gets the right gradient with a declared length and with chunks."""
     inputs = SMALL.inputs()
     call = {"jsonrpc": "2.0", "method": SMALL.op, "params": document(SMALL, inputs), "id": 1}
     (tmp_path / "call.json").write_text(json.dumps(call))
