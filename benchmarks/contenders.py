@@ -104,7 +104,7 @@ class Ours(Contender):
         return called, self.problem
 
     def about(self) -> dict[str, Any]:
-        """Return the kernel, how the work is split, and the bytes of scratch: the most of any thread, and the shared."""
+        """Return the kernel, how the work is split, and the bytes of scratch: the most of a thread, and the shared."""
         held: list[int] = []
         self._first.submit(self._team.run, lambda: held.append(arena_bytes())).result()
         return {

@@ -21,7 +21,7 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_real_layers(service: LiveService, dtype: str) -> None:
-    """Real layers computed by the service agree with float64; the table has a row for each."""
+    """Real layers computed by the service agree with float64, and the table has a row for each."""
     done = _run("examples/real_layers.py", "--url", service.url, "--batch=1", "--model=WaveNet", "--dtype", dtype)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("WaveNet ")]

@@ -32,7 +32,7 @@ class Pin:
 
 
 def text(lock: str) -> str:
-    """Read a lock file."""
+    """Return the text of a lock file."""
     return (ROOT / "requirements" / f"{lock}.txt").read_text(encoding="utf-8")
 
 

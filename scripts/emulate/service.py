@@ -1,7 +1,7 @@
 """Compare an emulated service with the kernels on this machine: ``python scripts/emulate/service.py COMMAND...``.
 
-COMMAND starts the service on the port that is added to it: ``--port N``. It computes each operation in each dtype on
-small integers, where every sum is exact, and its bits are compared with those of this processor.
+COMMAND starts the service; ``--port N`` is appended to it. Each operation is computed in each dtype on small
+integers, where every sum is exact, and the bits are compared with those of this processor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The asyncio client against a real HTTP server: the same promises, with `await`."""
+"""The asyncio client against a real HTTP server: the same guarantees, with `await`."""
 
 from __future__ import annotations
 

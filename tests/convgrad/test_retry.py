@@ -48,7 +48,7 @@ def test_permanent_errors_are_not_retried(cls: type[ConvgradError]) -> None:
 
 
 def test_waits_double_up_to_the_longest() -> None:
-    """Each wait is between half and all of a length that doubles up to the longest."""
+    """Each wait is between half and all of a length that doubles up to the maximum."""
     budget = Budget(Retry(attempts=7, first_wait=1.0, longest_wait=8.0, budget=100.0), clock=Clock())
     for longest in (1, 2, 4, 8, 8, 8):
         assert longest / 2 <= budget.wait_after(ConnectFailed("x")) <= longest

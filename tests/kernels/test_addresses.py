@@ -36,7 +36,7 @@ def _line_copied() -> str:
 def test_code_generation_keeps_sums_whole(triple: str) -> None:
     """Code generation turns no summand of an address into a pointer: it may be zero, and indexing null is undefined.
 
-    Numba gives callers code in that state, and optimising it again once removed the copies on 64-bit Arm.
+    Numba passes code to callers in that state, and optimising it again removed the copies on 64-bit Arm.
     """
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()

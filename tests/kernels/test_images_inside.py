@@ -82,7 +82,7 @@ def _slabs(case: Case) -> int:
 
 @pytest.mark.skipif(bool(target().imitated), reason="imitated instructions take everything as it is")
 def test_choice() -> None:
-    """Many images of small maps go inside; single ones, large maps and few channels do not."""
+    """Many images of small maps become the innermost axis; single ones, large maps and few channels do not."""
     assert _slabs(SMALL_MAPS)
     assert not _slabs(replace(SMALL_MAPS, n=1))
     assert not _slabs(replace(SMALL_MAPS, n=8, src_spatial=(104, 104), dst_spatial=(100, 100)))

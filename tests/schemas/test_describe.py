@@ -13,7 +13,7 @@ from schemas.tables import OPERATIONS, find_operation, operation_names
 
 
 def test_the_list_has_every_operation_and_alias() -> None:
-    """The list has one entry for each operation, and together all names."""
+    """The list has one entry for each operation, and together they have all names."""
     listed = list_operations()
     assert [entry["op"] for entry in listed] == [operation.name for operation in OPERATIONS]
     assert {name for entry in listed for name in (entry["op"], *entry["aliases"])} == set(operation_names())
