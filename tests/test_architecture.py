@@ -189,7 +189,7 @@ def test_shape_inference_is_integers_only(module: str) -> None:
         assert not {i for i in imports(module) if i.split(".")[0] in {"numpy", "numba", "ml_dtypes"}}
 
 
-def test_what_no_file_may_say() -> None:
+def test_forbidden_calls_and_imports() -> None:
     """No Numba threads, no pickled arrays, no evaluated text, and no middleware that hides disconnects."""
     found = []
     for module in (m for p in PACKAGES for m in of(p)):

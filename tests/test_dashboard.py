@@ -31,7 +31,7 @@ by_script = pytest.mark.skipif(
 )
 
 
-def test_the_dashboard_asks_for_what_there_is(service: LiveService, http: httpx.Client) -> None:
+def test_the_dashboard_queries_existing_metrics(service: LiveService, http: httpx.Client) -> None:
     """Every queried metric is one that the service reports, and each of its own metrics is on the dashboard."""
     post(http, SMALL, SMALL.inputs())
     http.post("/v1/ops/ConvTranspose", json={}, headers={"content-type": "text/plain"})

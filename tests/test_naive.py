@@ -99,7 +99,7 @@ def test_known_numbers() -> None:
     np.testing.assert_array_equal(got, [[[200.0, 310.0, 20.0, 30.0]]])
 
 
-def test_padding_does_not_multiply() -> None:
+def test_padding_is_not_multiplied() -> None:
     """Taps that would meet an Inf only in the padding stay finite; 0 * Inf inside is NaN."""
     src = np.array([np.inf, 0.0, 0.0]).reshape(1, 1, 3)
     diff_dst = np.array([0.0, 1.0, 1.0]).reshape(1, 1, 3)

@@ -53,7 +53,7 @@ def test_every_metric_has_its_row() -> None:
     assert set(named) == {name.removesuffix("_info") for name in found}
 
 
-def test_every_label_has_its_place() -> None:
+def test_labels_match_the_code() -> None:
     """The labels of the counters and histograms match the code."""
     tree = ast.parse((ROOT / "app" / "telemetry" / "metrics.py").read_text("utf-8"))
     declared = {}

@@ -57,7 +57,7 @@ def test_setup_says_which_python_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(BASH is None, reason="needs bash")
-def test_setup_does_nothing_twice(tmp_path: Path) -> None:
+def test_setup_keeps_an_up_to_date_environment(tmp_path: Path) -> None:
     """An environment made from these exact files is left alone, without using the network or pip."""
     assert BASH
     venv = tmp_path / "venv"
@@ -88,7 +88,7 @@ def test_the_readme_names_the_two_commands() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     """Every relative link in a page and every script that it names exists."""
     text = page.read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r"<img[^>]+src=\"([^\"]+)\"", text)

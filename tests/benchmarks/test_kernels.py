@@ -75,7 +75,7 @@ def test_a_row_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
         read_layers(path, list(OPERATIONS), [])
 
 
-def test_padding_says_the_same_in_symmetric_words() -> None:
+def test_symmetric_padding_is_equivalent() -> None:
     """PyTorch's own size formulas return the requested size of each axis, and zeros are added only where needed."""
     cases = 0
     for size, kernel, stride, dilation in np.ndindex(9, 4, 4, 3):
@@ -171,7 +171,7 @@ def test_contenders_take_turns() -> None:
     assert (taken[slow]["repeats"], taken[quick]["repeats"]) == (1, 3)
 
 
-def test_what_is_too_slow_runs_no_more() -> None:
+def test_a_slow_contender_runs_once() -> None:
     """A contender whose first call takes its share of the budget is not called again; the others continue."""
     log: list[str] = []
     slow, quick = Clockwork("a", 50, log), Clockwork("b", 1, log)
@@ -212,7 +212,7 @@ def test_the_command_writes_a_record_that_the_report_reads(
 
 
 @pytest.mark.heavy
-def test_the_report_holds_threads_to_one(shapes: Path, tmp_path: Path) -> None:
+def test_the_report_compares_threads_and_dtypes(shapes: Path, tmp_path: Path) -> None:
     """Two records of the same layers show the gain from a second thread and from a smaller dtype."""
     out = tmp_path / "out.json"
     assert command.main(["--shapes", str(shapes), "--peer", "none", "--runs", "1", "--json", str(out)]) == 0

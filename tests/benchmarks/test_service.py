@@ -23,7 +23,7 @@ TINY = CASES[0]
 
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
-def test_requests_are_whole(api: Any) -> None:
+def test_requests_are_complete(api: Any) -> None:
     """Every request's head states the length of its body."""
     wire = b"".join(api.build(TINY).pieces)
     head, _, body = wire.partition(b"\r\n\r\n")
@@ -100,7 +100,7 @@ def test_the_report() -> None:
     assert "Not measured: pytriton could not be installed" in text
 
 
-def test_cases_are_what_they_say() -> None:
+def test_expected_results_follow_the_definition() -> None:
     """The expected result of a case is its gradient by the definition: float64 sums of small integers."""
     case = Case("small", 2, 3, 5, 4)
     src, diff_dst = case.inputs().values()

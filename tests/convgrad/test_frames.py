@@ -138,7 +138,7 @@ def test_body_of_another_length_than_its_place_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"1", b"{", b"\xff", b"[" * 100_000, b"9" * 10_000])
-def test_header_that_is_no_object_is_refused(text: bytes) -> None:
+def test_headers_must_be_objects(text: bytes) -> None:
     """A header that is invalid JSON, nested too deeply or not an object is a protocol error."""
     head = struct.pack("<IIQ", MAGIC, len(text), 0)
     with pytest.raises(ProtocolError):

@@ -155,7 +155,7 @@ def pool() -> Iterator[Fleet]:
 
 
 @pytest.mark.heavy
-def test_every_job_ends_as_it_has_to(pool: Fleet) -> None:
+def test_every_job_ends_correctly(pool: Fleet) -> None:
     """In any order of events: right bits or a permitted error, no memory held, and finally a complete pool."""
     SupervisorMachine.pool = pool
     chosen = settings(max_examples=8, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))

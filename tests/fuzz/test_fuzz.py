@@ -18,7 +18,7 @@ _GROWTH_MB = 32
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", TARGETS)
-def test_no_input_breaks_a_promise(name: str) -> None:
+def test_no_input_violates_a_check(name: str) -> None:
     """Nearly valid inputs, split anyhow, end in a value or one of our errors, and leave no call or memory behind."""
     target = TARGETS[name]
     with warnings.catch_warnings():

@@ -73,7 +73,7 @@ def send(http: httpx.Client, body: bytes, kind: str = "multipart/form-data; boun
     ],
     ids=range(18),
 )
-def test_forms_of_all_kinds(http: httpx.Client, body: bytes, expected: int) -> None:
+def test_multipart_bodies(http: httpx.Client, body: bytes, expected: int) -> None:
     """Each part comes once, with plain headers and no transfer encoding; preamble and epilogue are ignored."""
     answer = send(http, body)
     assert answer.status_code == expected, answer.text
@@ -92,7 +92,7 @@ def test_forms_of_all_kinds(http: httpx.Client, body: bytes, expected: int) -> N
         "multipart/form-data; charset=utf-7; boundary=X",
     ],
 )
-def test_kinds_of_forms(http: httpx.Client, kind: str) -> None:
+def test_multipart_content_types(http: httpx.Client, kind: str) -> None:
     """A form without a valid boundary, or of another media type, is not read."""
     assert send(http, b"".join(GOOD) + END, kind).status_code == 415
 
@@ -148,7 +148,7 @@ HEADS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("api", ["part", "json"])
-def test_files_that_are_none(http: httpx.Client, api: str, name: str) -> None:
+def test_invalid_npy_files(http: httpx.Client, api: str, name: str) -> None:
     """Headers that are not plain, or not of a supported tensor, are rejected early, and nothing in them is run."""
     content = HEADS[name] + INPUTS["src"].tobytes()
     if api == "part":
@@ -170,7 +170,7 @@ def test_files_that_are_none(http: httpx.Client, api: str, name: str) -> None:
     ids=ascii,
 )
 @pytest.mark.parametrize("length", [0, 2000], ids=["short", "long"])
-def test_base64_that_is_none(http: httpx.Client, data: str, length: int) -> None:
+def test_invalid_base64(http: httpx.Client, data: str, length: int) -> None:
     """Text that is not canonical base64 is rejected, even at the end of a long string."""
     body = document(TINY, INPUTS)
     size = length // 4 * 3 + len(data) // 4 * 3 - data[-2:].count("=")
@@ -187,7 +187,7 @@ def binary() -> tuple[bytes, dict[str, str]]:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_small_bodies_that_become_large(resident: Resident, coding: str) -> None:
+def test_compression_bombs(resident: Resident, coding: str) -> None:
     """Decompression stops as soon as a body exceeds the limit, however large it would have become."""
     zeros = bytes(1 << 20)
     packer = zlib.compressobj(9, wbits=31 if coding == "gzip" else 15)
@@ -216,7 +216,7 @@ def test_small_bodies_that_become_large(resident: Resident, coding: str) -> None
     ],
     ids=range(8),
 )
-def test_coded_bodies_that_are_broken(http: httpx.Client, spoil: Any) -> None:
+def test_broken_compressed_bodies(http: httpx.Client, spoil: Any) -> None:
     """A compressed body that is cut, corrupt or compressed twice is a client error."""
     content, headers = binary()
     packed = spoil(gzip.compress(content))
@@ -226,7 +226,7 @@ def test_coded_bodies_that_are_broken(http: httpx.Client, spoil: Any) -> None:
 
 @pytest.mark.parametrize("page", [URL, f"{URL}/validate", "/rpc"])
 @pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip", "x", "chunked"])
-def test_codings_at_other_apis(http: httpx.Client, page: str, coding: str) -> None:
+def test_apis_without_content_codings(http: httpx.Client, page: str, coding: str) -> None:
     """APIs that take no content codings say so."""
     headers = {"content-type": JSON, "content-encoding": coding}
     assert http.post(page, content=gzip.compress(b"{}"), headers=headers).status_code == 415
@@ -235,7 +235,7 @@ def test_codings_at_other_apis(http: httpx.Client, page: str, coding: str) -> No
 @pytest.mark.parametrize(
     "value", ["0", "-1", "1", "x", "1e3", "", "1.0", "99999", "9" * 30, "\u0661".encode().decode("latin-1")]
 )
-def test_wrong_lengths_of_heads(http: httpx.Client, value: str) -> None:
+def test_wrong_lengths_of_the_head(http: httpx.Client, value: str) -> None:
     """A length that is no number, or not that of the head, is a client error."""
     content, _ = binary()
     url = f"/v2/models/{TINY.op}/infer"
@@ -253,7 +253,7 @@ def test_wrong_lengths_of_heads(http: httpx.Client, value: str) -> None:
     "name", ["content-type", "accept", "x-request-id", "content-encoding", "traceparent", "origin"]
 )
 @pytest.mark.parametrize("values", [(b"", b""), (b"a" * 9000, b","), (b"\xff\xfe", b';;;="""')], ids=range(3))
-def test_headers_given_twice_and_full_of_rubbish(http: httpx.Client, name: str, values: tuple[bytes, bytes]) -> None:
+def test_repeated_and_malformed_headers(http: httpx.Client, name: str, values: tuple[bytes, bytes]) -> None:
     """No header value, nor a repeated header, causes a server error; a foreign origin may not call the service."""
     statuses = (200, 400, 403, 406, 415, 422) if name == "origin" else (200, 400, 406, 415, 422)
     lines = [name.encode() + b": " + value for value in values]

@@ -86,21 +86,21 @@ def test_odd_shapes(http: httpx.Client, shape: list[int]) -> None:
     assert found <= {"invalid_params"}, found
 
 
-def test_no_elements_at_all(http: httpx.Client) -> None:
+def test_an_empty_batch_at_every_api(http: httpx.Client) -> None:
     """An empty batch gets the same answer from every API."""
     none = {"src": ("f32", [0, 1, 4], b""), "diff_dst": ("f32", [0, 1, 6], b"")}
     assert answers(http, WrongCall(tensors=none)) <= {"ok", "invalid_params"}
 
 
 @pytest.mark.parametrize("size", [2**63, 2**64, -1, True, 1.0, "4", None, [4]], ids=repr)
-def test_sizes_that_are_no_sizes(http: httpx.Client, size: Any) -> None:
+def test_invalid_sizes(http: httpx.Client, size: Any) -> None:
     """An axis is an integer of 64 bits; with anything else in its header a .npy file is invalid."""
     call = WrongCall(tensors={"src": ("f32", [1, 1, size], INPUTS["src"].tobytes())})
     assert answers(http, call) == {"invalid_params"}
 
 
 @pytest.mark.parametrize("api", list(APIS))
-def test_data_of_another_length(http: httpx.Client, api: str) -> None:
+def test_data_of_the_wrong_length(http: httpx.Client, api: str) -> None:
     """Data with fewer or more bytes than the shape needs is rejected."""
     data = INPUTS["src"].tobytes()
     for wrong in (b"", data[:-1], data + b"\0", data * 100):

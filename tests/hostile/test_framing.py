@@ -38,7 +38,7 @@ def the_next_call_works(http: httpx.Client) -> Iterator[None]:
     assert same_bits(read(post(http, TINY, INPUTS, NPY)), TINY.expected(INPUTS))
 
 
-def test_a_question_by_hand(service: LiveService) -> None:
+def test_valid_requests_by_hand(service: LiveService) -> None:
     """The requests that the other tests corrupt are valid."""
     assert status(talk(service.url, request("/rpc", QUESTION, LAST))) == 200
     assert status(talk(service.url, head("/rpc", b"transfer-encoding: chunked", LAST) + chunked(QUESTION))) == 200
@@ -67,7 +67,7 @@ def test_a_question_by_hand(service: LiveService) -> None:
     ],
     ids=lambda lines: repr(lines)[1:40],
 )
-def test_lengths_and_headers_that_are_not_http(service: LiveService, lines: list[bytes]) -> None:
+def test_invalid_lengths_and_headers(service: LiveService, lines: list[bytes]) -> None:
     """A body whose end is uncertain is rejected with 400, and nothing after it on the connection is answered."""
     reply = talk(service.url, head("/rpc", *lines) + QUESTION + request("/rpc", QUESTION))
     replies = [line for line in reply.split(b"\r\n") if b"HTTP/1.1" in line]
@@ -89,7 +89,7 @@ def test_lengths_and_headers_that_are_not_http(service: LiveService, lines: list
         (b"%x\r\n%s0\r\n\r\n" % (len(QUESTION), QUESTION), 400),
     ],
 )
-def test_chunks_of_all_kinds(service: LiveService, body: bytes, expected: int) -> None:
+def test_chunked_bodies(service: LiveService, body: bytes, expected: int) -> None:
     """Extensions, trailers, leading zeros and chunks of one byte are valid; sizes that are not numbers are not."""
     assert status(talk(service.url, head("/rpc", b"transfer-encoding: chunked", LAST) + body)) == expected
 
@@ -103,7 +103,7 @@ def test_a_head_without_end(service: LiveService, piece: bytes) -> None:
             sock.sendall(piece * 100_000)
 
 
-def test_a_long_head_is_told_so(service: LiveService) -> None:
+def test_a_long_head_is_answered(service: LiveService) -> None:
     """A client that sends a head that is too long and waits for the answer gets one."""
     with connect(service.url) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nx: ")
@@ -115,7 +115,7 @@ def test_a_long_head_is_told_so(service: LiveService) -> None:
 @pytest.mark.parametrize(
     "path", ["/rpc/", "/v1/ops/", f"{REST}/", "/healthz/", "//v1/ops", "/v1/../v1/ops", "/%2e%2e/"]
 )
-def test_no_redirect_to_where_the_caller_wants(service: LiveService, path: str) -> None:
+def test_no_redirect_to_the_requested_host(service: LiveService, path: str) -> None:
     """A path that nearly matches is not found, and no answer redirects to the host in the request."""
     reply = talk(service.url, head(path, LAST, method="GET"))
     assert status(reply) == 404

@@ -72,7 +72,7 @@ NOT_JSON: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", NOT_JSON)
 @pytest.mark.parametrize("page", PAGES)
-def test_what_is_not_json(http: httpx.Client, page: str, name: str) -> None:
+def test_invalid_json(http: httpx.Client, page: str, name: str) -> None:
     """It is a parse error at every API, whole and in pieces."""
     expected = (200, -32700) if page == "/rpc" else (400, ["error"] if page.startswith("/v2") else "parse_error")
     body = NOT_JSON[name]
@@ -92,7 +92,7 @@ def test_text_in_other_charsets(http: httpx.Client, page: str, kind: str) -> Non
     "body", [b"null", b"true", b"1", b"-0.0", b'"x"', b"[]", b"[[]]", b"[1]", b'"\xf0\x9f\x98\x80"'], ids=repr
 )
 @pytest.mark.parametrize("page", PAGES[1:])
-def test_json_of_another_kind(http: httpx.Client, page: str, body: bytes) -> None:
+def test_json_that_is_not_a_request(http: httpx.Client, page: str, body: bytes) -> None:
     """Valid JSON that is not a request gets a client error, never a server error."""
     answer = http.post(page, content=body, headers={"content-type": JSON})
     if page != "/rpc":
@@ -129,7 +129,7 @@ def escaped(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", odd_but_right())
-def test_json_that_is_odd_and_right(http: httpx.Client, name: str) -> None:
+def test_unusual_but_valid_json(http: httpx.Client, name: str) -> None:
     """The same document in another notation is the same call."""
     answer = http.post(PAGES[0], content=odd_but_right()[name], headers={"content-type": JSON})
     assert same_bits(read(answer), TINY.expected(INPUTS))
@@ -152,7 +152,7 @@ def test_ids_come_back_as_they_are(http: httpx.Client, given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [True, [], {}, [1], {"a": 1}, "a" * 4097], ids=lambda given: repr(given)[:20])
-def test_ids_that_are_none(http: httpx.Client, given: Any) -> None:
+def test_values_that_can_not_be_ids(http: httpx.Client, given: Any) -> None:
     """A value that can't be an id makes the request invalid, and the answer's id null."""
     found = http.post("/rpc", json={"jsonrpc": "2.0", "method": "ops.list", "id": given}).json()
     assert (found["error"]["code"], found["id"]) == (-32600, None)
@@ -172,7 +172,7 @@ def test_ids_that_are_none(http: httpx.Client, given: Any) -> None:
         {"jsonrpc": "2.0", "method": "ops.list", "params": None},
     ],
 )
-def test_messages_that_are_no_requests(http: httpx.Client, message: Any) -> None:
+def test_invalid_messages(http: httpx.Client, message: Any) -> None:
     """A message that breaks any rule of the specification is an invalid request, answered with its id."""
     found = http.post("/rpc", json=message | {"id": "x"}).json()
     assert (found["error"]["code"], found["id"]) == (-32600, "x")
@@ -182,14 +182,14 @@ def test_messages_that_are_no_requests(http: httpx.Client, message: Any) -> None
 @pytest.mark.parametrize(
     "method", ["", "rpc.", "__init__", "\0", "é" * 999, f"{TINY.op} ", TINY.op.lower() + "\n", "../" * 99, SECRET * 9]
 )
-def test_methods_that_there_are_not(http: httpx.Client, method: str) -> None:
+def test_unknown_methods(http: httpx.Client, method: str) -> None:
     """An unknown method is "not found", and a long name is not repeated."""
     answer = http.post("/rpc", json={"jsonrpc": "2.0", "method": method, "id": 1})
     assert answer.json()["error"]["code"] == -32601
     assert SECRET not in answer.text
 
 
-def test_a_batch_of_everything(http: httpx.Client) -> None:
+def test_valid_and_invalid_items_in_one_batch(http: httpx.Client) -> None:
     """In a batch with valid, invalid and notification items each gets its own answer, in order, or none."""
     right = {"jsonrpc": "2.0", "method": TINY.op, "params": document(TINY, INPUTS)}
     batch = [right | {"id": 1}, 1, None, [], {}, right, right | {"id": "b", "method": "x"}, right | {"id": 1}]
@@ -198,7 +198,7 @@ def test_a_batch_of_everything(http: httpx.Client) -> None:
     assert [entry.get("error", {}).get("code") for entry in found] == [None, *[-32600] * 4, -32601, None]
 
 
-def test_no_answer_to_notifications_however_wrong(http: httpx.Client) -> None:
+def test_invalid_notifications_get_no_answer(http: httpx.Client) -> None:
     """An invalid notification gets no answer either."""
     answer = http.post("/rpc", json={"jsonrpc": "2.0", "method": "x", "params": {"inputs": SECRET}})
     assert (answer.status_code, answer.content) == (204, b"")

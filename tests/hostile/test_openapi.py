@@ -20,7 +20,7 @@ _CALLS = r"^/v1/ops/[{]op[}]"
     ],
     ids=["pages", "calls"],
 )
-def test_pages_do_as_the_document_says(service: LiveService, examples: int, flags: tuple[str, ...]) -> None:
+def test_pages_match_the_document(service: LiveService, examples: int, flags: tuple[str, ...]) -> None:
     """Every answer to what the document allows or forbids is one that it describes, and none is a server error."""
     done = run_schemathesis(service.url, *flags, examples=examples)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -33,7 +33,7 @@ def test_the_chosen_paths_lose_little() -> None:
 
 
 @pytest.mark.skipif(not MEASURED, reason="nothing was measured on this code path")
-def test_fitting_finds_a_constant_that_was_spoilt() -> None:
+def test_fitting_recovers_a_spoilt_constant() -> None:
     """Starting from a constant that is half as large as it should be, the fit returns to where little is lost."""
     spoilt = Costs(grouped=COSTS.grouped / 2)
     layers = [layer for layer in MEASURED if not layer.problem.forward]

@@ -176,7 +176,7 @@ def test_small_slabs(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
 
 @pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
 @pytest.mark.usefixtures("everything")
-def test_a_sum_that_failed_leaves_nothing_to_rely_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_sum_leaves_no_stale_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """If memory runs out in the middle, the next sum does not take what is left there for zeros."""
     inputs = LAYER.inputs()
     compute(LAYER, inputs)

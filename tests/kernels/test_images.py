@@ -58,7 +58,7 @@ def poisoned(array: np.ndarray[Any, Any], images: int) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_images_behind_are_not_read(name: str) -> None:
+def test_later_images_are_not_read(name: str) -> None:
     """A unit gives the same bits whatever is in the images after those that it states it reads."""
     problem = PROBLEMS[name]
     chosen, inputs = plan(problem, workers=2), inputs_of(problem)
@@ -76,7 +76,7 @@ def test_images_behind_are_not_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_units_need_more_and_more(name: str) -> None:
+def test_units_follow_the_order_of_images(name: str) -> None:
     """Units are in the order in which their images arrive, and together they read all."""
     chosen = plan(PROBLEMS[name], workers=2)
     needed = [unit.images for unit in chosen.units if unit.images is not None]

@@ -62,7 +62,7 @@ def test_slabs_of_very_many_positions_are_large() -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 3])
-def test_many_taps_see_what_few_do(stride: int) -> None:
+def test_tables_match_single_taps(stride: int) -> None:
     """Ranges and windows of a long filter, found with tables, are the same as for each tap by itself."""
     taps, dilation, pad, size = 201, 2, 350, 40
     case = Case(

@@ -71,7 +71,7 @@ def test_one_channel(scale: int) -> None:
 
 
 @pytest.mark.parametrize("images", [slice(0, 1), slice(4, 5)], ids=["first", "last"])
-def test_zeros_do_not_take_it_away(images: slice) -> None:
+def test_zeros_do_not_remove_a_small_sum(images: slice) -> None:
     """Sums that are themselves subnormal survive slabs in which one of their channels is all zeros."""
     with small_units(by_channels=True):
         _assert_on_dots(LAYER)

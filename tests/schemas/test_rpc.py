@@ -48,7 +48,7 @@ def test_without_an_id_it_is_a_notification() -> None:
 
 
 @pytest.mark.parametrize("given", [True, [], {}, math.nan, math.inf, "\ud800", "x" * 5000])
-def test_ids_that_can_not_be_sent_back(given: Any) -> None:
+def test_ids_of_other_types_are_invalid(given: Any) -> None:
     """Any other id makes the request invalid, and the answer's id null."""
     found = parse_message(message(id=given))
     assert found == Invalid("id must be a string of at most 4096 characters, a number or null")

@@ -36,7 +36,7 @@ def test_an_npy_file() -> None:
     assert found.meta is None
 
 
-def test_less_than_a_tensor() -> None:
+def test_tensors_without_data() -> None:
     """Without data a tensor is a description, or even less, as in the head of a multipart body."""
     assert read({"dtype": "f32", "shape": [0]})[0] == WireTensor("f32", (0,))
     assert read({"dtype": "bf16"})[0] == WireTensor("bf16", None)

@@ -100,7 +100,7 @@ def test_an_address_has_the_queue_until_another_one_comes() -> None:
             pass
 
 
-def test_an_address_is_reckoned_with_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_counts_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     """If an address has sent nothing for a minute, the remaining one gets its share."""
     admission, now = Admission(Settings(queue_length=8)), 100.0
     monkeypatch.setattr("app.calls.admission.time.monotonic", lambda: now)
@@ -111,7 +111,7 @@ def test_an_address_is_reckoned_with_for_a_minute(monkeypatch: pytest.MonkeyPatc
             assert fill(admission, stack, context(address="10.0.0.1")) == expected
 
 
-def test_requests_on_their_way_have_a_bound() -> None:
+def test_requests_in_transit_are_bounded() -> None:
     """Incoming bodies and outgoing replies are counted too, to bound their memory; four keys share the limit."""
     admission = Admission(Settings(queue_length=100))
     with ExitStack() as stack:
@@ -158,7 +158,7 @@ def test_a_key_s_limit(line: int | None, default: int, expected: int) -> None:
         assert fill(admission, stack, context("a", line)) == expected, "what has ended does not count"
 
 
-def test_requests_that_are_no_calls_yet_count_for_their_key() -> None:
+def test_incoming_requests_count_for_their_key() -> None:
     """Incoming bodies use the places of their own key, and of no other."""
     admission = Admission(Settings(queue_length=64))
     with admission.request(context("a", 1)):

@@ -106,7 +106,7 @@ def asked(service: LiveService, path: str, length: int, more: str = "") -> tuple
 
 @pytest.mark.parametrize("path", APIS)
 @pytest.mark.parametrize("length", [10, 5 << 20])
-def test_beyond_the_bound_clients_hear_why(narrow: LiveService, path: str, length: int) -> None:
+def test_rejected_clients_are_told_why(narrow: LiveService, path: str, length: int) -> None:
     """Each API answers 503 in its own form, with Retry-After, even if the client first sends all of a large body."""
     api = {"v1": "rest", "v2": "oip"}.get(path[1:3], "rpc")
     with full(narrow):
@@ -122,7 +122,7 @@ def test_beyond_the_bound_clients_hear_why(narrow: LiveService, path: str, lengt
     assert right(narrow)
 
 
-def test_operators_get_in_all_the_same(narrow: LiveService) -> None:
+def test_health_and_metrics_beyond_the_limit(narrow: LiveService) -> None:
     """Health and metrics are answered beyond the limit, once per connection; other pages are not."""
     with full(narrow), httpx.Client(base_url=narrow.url, timeout=30) as http:
         for name in ("/healthz", "/readyz", "/metrics"):
@@ -148,7 +148,7 @@ def test_a_head_that_begins_late(narrow: LiveService) -> None:
         assert late.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_the_longest_silence_ends_with_an_answer() -> None:
+def test_the_oldest_silent_connections_get_an_answer() -> None:
     """If the most silent connections are open, the oldest are told why they are closed, and new ones can connect."""
     if shutil.which("prlimit") is None:
         pytest.skip("no prlimit here")
@@ -206,7 +206,7 @@ def test_a_flood_leaves_nothing_behind(narrow: LiveService) -> None:
     assert right(narrow)
 
 
-def test_a_connection_that_is_dropped_before_it_is_looked_at(narrow: LiveService) -> None:
+def test_connections_reset_while_they_wait(narrow: LiveService) -> None:
     """Connections that are reset while they wait disturb nobody."""
     with full(narrow):
         for data in (b"", b"POST /rpc HTTP/1.1\r\ncontent-length: 5\r\n\r\n"):
@@ -218,7 +218,7 @@ def test_a_connection_that_is_dropped_before_it_is_looked_at(narrow: LiveService
 
 
 @pytest.mark.parametrize("data", [b"", b"\x16\x03\x01", b"GET", b"POST /v1/ops/x HTTP/1.1", b"\xff" * 4096])
-def test_bytes_that_are_no_head(data: bytes) -> None:
+def test_malformed_heads_can_be_answered(data: bytes) -> None:
     """Whatever the first bytes are, they are assigned to an API and can be answered."""
     head = Head(data)
     assert not head.is_watching
@@ -226,7 +226,7 @@ def test_bytes_that_are_no_head(data: bytes) -> None:
     assert answer(head, Overloaded("full", retry_after=1, data={"reason": "x"})).startswith(b"HTTP/1.1 503 ")
 
 
-def test_the_words_are_those_of_the_apis() -> None:
+def test_rejections_are_the_api_s_problem_objects() -> None:
     """A rejection's body is the problem object that a full request would get, with or without its own id."""
     error = Overloaded("full", retry_after=2, data={"reason": "queue", "limit": 4})
     for given in ("mine", ""):

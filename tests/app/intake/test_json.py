@@ -107,14 +107,14 @@ def test_any_split_gives_what_the_standard_library_reads(
 
 
 @given(st.binary(max_size=600) | st.text(max_size=400).map(str.encode), st.lists(st.integers(1, 99), min_size=1))
-def test_rubbish_raises_nothing_but_the_tree(body: bytes, sizes: list[int]) -> None:
+def test_rubbish_raises_only_convgrad_errors(body: bytes, sizes: list[int]) -> None:
     """Arbitrary bytes return a document or raise one of our errors, and no memory stays in use."""
     with contextlib.suppress(ConvgradError):
         scan(body, sizes)
 
 
 @given(st.data(), st.lists(st.integers(1, 300), min_size=1))
-def test_damaged_documents_raise_nothing_but_the_tree(data: st.DataObject, sizes: list[int]) -> None:
+def test_damaged_documents_raise_only_convgrad_errors(data: st.DataObject, sizes: list[int]) -> None:
     """A valid document with bytes removed, doubled or changed reads as with json.loads, or raises an error."""
     body = bytearray(json.dumps(data.draw(documents)).encode())
     for _ in range(data.draw(st.integers(1, 3))):

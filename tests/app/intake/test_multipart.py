@@ -232,7 +232,7 @@ def test_a_header_that_promises_more_than_the_body_has_is_refused() -> None:
 
 
 @given(st.data())
-def test_damaged_bodies_raise_nothing_but_the_tree(data: st.DataObject) -> None:
+def test_damaged_bodies_raise_only_convgrad_errors(data: st.DataObject) -> None:
     """A body with bytes removed, doubled or changed returns a call or raises one of our errors."""
     body = bytearray(multipart(parts()))
     for _ in range(data.draw(st.integers(1, 3))):

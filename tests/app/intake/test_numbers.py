@@ -91,7 +91,7 @@ def test_a_large_list(dtype: str, nested: bool, first: bool) -> None:
 
 
 @given(st.lists(st.sampled_from(["[", "]", ",", "1", "-2.5", "1e3", " ", "\n", "x", '"', "[]", "[1]"]), max_size=14))
-def test_what_is_taken_is_json(tokens: list[str]) -> None:
+def test_accepted_text_is_json(tokens: list[str]) -> None:
     """Text that is accepted as numbers is JSON, and its numbers are those of the standard parser."""
     inner = "".join(tokens)
     text = f'{{"data":[{inner}]}}'.encode()
