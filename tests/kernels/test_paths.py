@@ -23,7 +23,7 @@ NUMBERS = (
     "blocks", "dots", "exact", "forward_dots", "images_inside", "memory", "proof", "special_values", "subnormals",
     "units", "workers",
 )  # fmt: skip
-"""Numerical tests, which imitated instructions pass, but slowly."""
+"""Tests of what is computed, which imitated instructions are slow for, but do."""
 
 
 def _other_paths() -> dict[str, dict[str, str]]:
@@ -72,7 +72,7 @@ def _run(environment: dict[str, str], names: Sequence[str]) -> str:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("path", OTHER_PATHS)
 def test_suite_on_path(path: str) -> None:
-    """With features switched off, every kernel test passes; without only F16C, the numerical tests."""
+    """With features switched off, every kernel test passes; without F16C alone, the tests of numbers."""
     names = [f"test_{name}.py" for name in NUMBERS] if path == "without-f16c" else ["."]
     assert not (wrong := _run(OTHER_PATHS[path], names)), wrong
 
@@ -82,7 +82,7 @@ def test_suite_on_path(path: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("path", IMITATED)
 def test_numbers_on_imitated_path(path: str) -> None:
-    """Paths for other processors give right numbers with their instructions imitated."""
+    """The paths of processors that this one is not give right numbers with their instructions imitated."""
     assert not (wrong := _run({IMITATE: path}, [f"test_{name}.py" for name in NUMBERS])), wrong
 
 
