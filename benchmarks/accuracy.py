@@ -19,24 +19,25 @@ Array = npt.NDArray[np.float64]
 GROUPS, WIDE, NARROW, IMAGES = 4, 4, 8, 2
 """How much of a result is compared with float64: groups, channels of a group on either side, images of a dst.
 
-Of depthwise layers more groups are, and of layers with few taps more channels: some hundred sums tell two errors apart.
+Depthwise layers compare more groups, and layers with few taps more channels: telling two errors apart takes some
+hundred sums.
 """
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """View a tensor as the kernels store it: f32 unchanged, f16 and bf16 as their bits."""
+    """Return a view of a tensor as the kernels store it: f32 unchanged, f16 and bf16 as their bits."""
     return tensor if tensor.dtype == np.float32 else tensor.view(np.uint16)
 
 
 def make_inputs(problem: ConvProblem, seed: int = 0) -> list[Tensor]:
-    """Make normally distributed inputs, rounded to the dtype, in the layout of `problem`."""
+    """Return normally distributed inputs, rounded to the dtype, in the layout of `problem`."""
     rng = np.random.default_rng(seed)
     dtype = naive.DTYPES[problem.dtype]
     return [rng.standard_normal(shape, np.float32).astype(dtype) for shape in problem.input_shapes]
 
 
 def channels_last(problem: ConvProblem, inputs: list[Tensor]) -> list[Tensor]:
-    """Copy inputs of an NCX problem to the layout of its NXC twin: (N, X, C), weights as (X, O, I)."""
+    """Return copies of an NCX problem's inputs in the layout of its NXC twin: (N, X, C), weights as (X, O, I)."""
     data = [np.ascontiguousarray(np.moveaxis(tensor, 1, -1)) for tensor in inputs]
     if problem.forward:
         weights = np.moveaxis(inputs[1], (0, 1), (-1, -2))
@@ -56,8 +57,8 @@ class Reference:
     """A random part of the exact result of one NCX problem on its inputs.
 
     A weight gradient is compared for some groups and, in them, some src and some dst channels, at every tap: each
-    compared element is its whole sum. ConvTranspose is compared for some images and some dst channels, at
-    every position. The sub-problem is the oracle's of the tests.
+    compared element is a complete sum. ConvTranspose is compared for some images and some dst channels, at
+    every position. The exact values come from the tests' oracle.
     """
 
     def __init__(self, problem: ConvProblem, inputs: list[Tensor], seed: int = 1) -> None:
@@ -91,7 +92,7 @@ class Reference:
         return tensor[self._images][:, chosen]
 
     def error(self, grouped: Array) -> dict[str, float]:
-        """Compare a result (see `grouped_result`) with the exact one, in units of the exact values' RMS."""
+        """Return the error of a result (see `grouped_result`), in units of the exact values' RMS."""
         if self.problem.forward:
             part = grouped[self._images][:, self._groups][:, :, self._dst]
         else:
@@ -104,5 +105,5 @@ class Reference:
 
 
 def _some(rng: np.random.Generator, size: int, count: int) -> npt.NDArray[np.int64]:
-    """Draw `count` distinct numbers below `size`, sorted; all of them if there are fewer."""
+    """Return `count` distinct random numbers below `size`, sorted; all of them if there are fewer."""
     return np.sort(rng.permutation(size)[:count]).astype(np.int64)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.choices
 
-Planning needs no processor of the kind, so that a change of a cost model shows here what it does to all of them.
-Targets that choose alike are one column: they differ in how instructions are scheduled alone.
+Planning does not need the target's processor, so this shows how a changed cost model affects every target.
+Targets with the same choices share a column: they differ only in how instructions are scheduled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TARGETS = ("x86-64", "znver3", "skylake-avx512", "znver4", "sapphirerapids", "aa
 
 
 def _rows() -> list[str]:
-    """Yield the name of each layer and the path that this process's target takes for it."""
+    """Return the name of each layer and the path that this process's target takes for it."""
     from benchmarks.regret import chosen
 
     rows = []
@@ -35,7 +35,7 @@ def _rows() -> list[str]:
 
 
 def table() -> str:
-    """Return the file: a row for each layer, operation, layout and dtype, a column for each target."""
+    """Return the file's text: a row for each layer, operation, layout and dtype, a column for each target."""
     from kernels.target import BUILD
 
     columns: list[list[str]] = []

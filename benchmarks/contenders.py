@@ -53,7 +53,7 @@ class Contender(ABC):
         return (self.clock() - begin) / repeats
 
     def about(self) -> dict[str, Any]:
-        """Describe how it computes, as far as that is visible."""
+        """Return how it computes, as far as that is known."""
         return {}
 
     def close(self) -> None:  # noqa: B027 -- most have nothing to give back
@@ -61,9 +61,9 @@ class Contender(ABC):
 
 
 class Ours(Contender):
-    """The kernels here: the units of the plan on `threads` threads, stage by stage.
+    """Our kernels: the units of the plan on `threads` threads, stage by stage.
 
-    The threads are the contender's own, so that their scratch memory is what this layer and layout need.
+    Each contender has its own threads, so that their scratch memory is what this layer and layout need.
     """
 
     def __init__(self, problem: ConvProblem, inputs: list[Tensor], threads: int, clock: str) -> None:
@@ -76,7 +76,7 @@ class Ours(Contender):
         self._first = ThreadPoolExecutor(1, initializer=self._team.keep)
 
     def call(self) -> Tensor:
-        """Compute with this thread and, where a stage has more than one unit, with the others of the team."""
+        """Compute with this thread and, for stages with more than one unit, with the others of the team."""
         output = np.empty(self.problem.output_shape, storage_dtype(self.problem.dtype))
         for units in self._stages:
             left = iter(units)
@@ -104,7 +104,7 @@ class Ours(Contender):
         return called, self.problem
 
     def about(self) -> dict[str, Any]:
-        """Name the kernel and the cut, and the bytes of scratch: the largest thread's own, and what all share."""
+        """Return the kernel, how the work is split, and the bytes of scratch: the most of a thread, and the shared."""
         held: list[int] = []
         self._first.submit(self._team.run, lambda: held.append(arena_bytes())).result()
         return {

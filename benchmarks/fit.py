@@ -2,10 +2,10 @@
 
     python -m benchmarks.fit [FILE ...]
 
-Files are what `python -m benchmarks.regret --json` wrote, those in benchmarks/data by default; the ones that were
-measured on the code path of this process's target are used (CONVGRAD_TARGET chooses another one). One constant
-after the other takes the value with the least mean regret: the geometric mean, over all layers, of the time of the
-chosen path over that of the best one. A value is kept unless another one is better by more than what noise explains.
+The files are those written by `python -m benchmarks.regret --json`, by default those in benchmarks/data; only the
+ones measured on the code path of this process's target are used (CONVGRAD_TARGET chooses another one). One constant
+after the other is set to the value with the least mean regret: the geometric mean, over all layers, of the time of
+the chosen path over that of the best one. A value is kept unless another one is better by more than the noise.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WORTH = 0.002
 
 @dataclass(frozen=True)
 class Measured:
-    """One layer, and the milliseconds of each path that takes register tiles."""
+    """One layer, and the milliseconds of each path that uses register tiles."""
 
     name: str
     problem: ConvProblem
@@ -44,7 +44,7 @@ class Measured:
 
 
 def read(paths: Sequence[Path]) -> list[Measured]:
-    """Read the measurements of the code path of this process's target."""
+    """Return the measurements for the code path of this process's target."""
     layers = {(layer.name, layer.op): layer for layer in read_layers(DATA.with_name("shapes.json"), [*OPERATIONS], [])}
     code_paths = {str(known): known.path for known in KNOWN}
     found = []
@@ -72,7 +72,7 @@ def regrets(layers: Sequence[Measured], costs: Costs) -> list[float]:
 
 
 def fit(layers: Sequence[Measured], costs: Costs = COSTS) -> Costs:
-    """Change one constant at a time as long as that lowers the mean regret."""
+    """Return constants found by changing one at a time as long as that lowers the mean regret."""
     least = _mean(regrets(layers, costs))
     for _ in range(ROUNDS):
         before = costs

@@ -2,8 +2,8 @@
 
     python -m benchmarks.kernels --shapes benchmarks/shapes.json --dtype f32 --threads 1 --peer torch --json OUT
 
-Every layer is computed in both layouts by both, in turn in one run, each call into fresh memory. The ratio is
-the peer's better layout over ours. See benchmarks/README.md for what the figures mean.
+Every layer is computed in both layouts by both, alternately in one run, each call into new memory. The ratio is
+that of the peer's time to ours, each in its better layout. See benchmarks/README.md for what the figures mean.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHAPES = Path(__file__).parent / "shapes.json"
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--shapes", type=Path, default=SHAPES, help="layers, in the format of benchmarks/shapes.json")
@@ -62,7 +62,7 @@ def show(text: str, *, last: bool = True) -> None:
 
 
 def line(row: dict[str, Any]) -> str:
-    """Describe the result of one layer."""
+    """Return the result of one layer as a line of text."""
     ours = row["ours"][row["best"]["ours"]]
     text = f"ours {1e3 * ours['median_s']:9.3f} ms {ours['gflops']:7.1f} GFLOP/s {100 * ours['share']:5.1f} %"
     if "peer" not in row["best"]:

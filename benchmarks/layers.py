@@ -19,7 +19,7 @@ _WEIGHTS = {("Convolution", "NCX"): "OIX", ("Convolution", "NXC"): "XIO"} | {
     ("ConvTranspose", "NCX"): "IOX",
     ("ConvTranspose", "NXC"): "XOI",
 }
-"""The weights' axes that go with a layout: the graph's own pairs for channels first and channels last."""
+"""The weights' axes for each layout: the graph's own pairs for channels first and channels last."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Layer:
     row: dict[str, Any]
 
     def problem(self, dtype: str, layout: str) -> ConvProblem:
-        """Return the kernels' problem in `layout` (NCX or NXC), weights in the format that goes with it."""
+        """Return the kernels' problem in `layout` (NCX or NXC), weights in the format that belongs to it."""
         transposed = self.op.startswith("ConvTranspose")
         family = "ConvTranspose" if transposed else "Convolution"
         per_axis = ("src_spatial", "dst_spatial", "kernel", "strides", "dilations", "pads_begin")
@@ -43,7 +43,7 @@ class Layer:
 
 
 def inside_macs(problem: ConvProblem) -> int:
-    """Count the effective multiply-adds: the nominal ones less those whose tap is in the padding."""
+    """Return the number of effective multiply-adds: the nominal ones minus those whose tap is in the padding."""
     dims = problem.dims
     pairs = 1
     for axis in range(3):
@@ -53,9 +53,9 @@ def inside_macs(problem: ConvProblem) -> int:
 
 
 def read_layers(path: Path, ops: list[str], only: list[str]) -> list[Layer]:
-    """Read the rows of `path` whose operation is in `ops` and whose name contains one of `only` (empty: all).
+    """Return the rows of `path` whose operation is in `ops` and whose name contains one of `only` (empty: all).
 
-    ConvTranspose makes a forward problem of every ConvTransposeBackwardWeights row. Raises ValueError where a
+    For ConvTranspose every ConvTransposeBackwardWeights row becomes a forward problem. Raises ValueError if a
     row's shapes contradict each other, because a peer would then compute something else.
     """
     layers = []

@@ -21,7 +21,7 @@ from kernels.target import target
 __all__ = ["measure_limit"]
 
 CHAINS = 12
-"""Independent sums: more than latency times throughput anywhere (4 or 5 cycles, 2 a cycle), within 16 registers."""
+"""Independent sums: more than latency times throughput anywhere (4 or 5 cycles, 2 per cycle), within 16 registers."""
 
 _I64 = ir.IntType(64)
 
@@ -49,7 +49,7 @@ def _emit(typingctx: Any, count: Any, address: Any) -> Any:  # noqa: ARG001 -- N
         index.add_incoming(_I64(0), before)
         index.add_incoming(following, block)
         for start, (phi, result) in enumerate(zip(sums, results, strict=True)):
-            # each starts from another value: equal sums would be computed once
+            # each starts from a different value: equal sums would be computed only once
             phi.add_incoming(ir.Constant(lane, [float(start)] * target().lanes), before)
             phi.add_incoming(result, block)
         builder.cbranch(builder.icmp_signed("<", following, count), block, after)
@@ -103,14 +103,14 @@ class _Tile:
         self.flops = 2 * rows * 2 * width
 
     def __call__(self, count: int) -> None:
-        # the panel is walked again and again: steps of 0 for all but the column, then the counts, the row, one segment
+        # the panel is read repeatedly: steps of 0 for all but the column, then the counts, the row, one segment
         walk = np.array([0, 0, 1, 0, 0, 4, 1, max(1, count // self.PIXELS), self.PIXELS, 1, 30], np.int64)
         places = (self._panel, self._scalars, self._offsets, self._sums)
         _tile(self._tile, walk.ctypes.data, *(each.ctypes.data for each in places))
 
 
 def _rate(make: type[_Registers] | type[_Tile], threads: int, seconds: float, rounds: int) -> float:
-    """Give the best GFLOP/s of `threads` threads together over some rounds of about `seconds`."""
+    """Return the best GFLOP/s of `threads` threads together over some rounds of about `seconds`."""
     work = make()
     work(1 << 10)
     begin = time.perf_counter()
@@ -121,7 +121,7 @@ def _rate(make: type[_Registers] | type[_Tile], threads: int, seconds: float, ro
     def once(_: int) -> float:
         own = make()
         barrier.wait()
-        begin = time.thread_time()  # not the wall's: a limit is no smaller when others use the processor too
+        begin = time.thread_time()  # not wall time: the limit is no lower when others use the processor too
         own(count)
         return own.flops * count / (time.thread_time() - begin)
 
@@ -130,10 +130,10 @@ def _rate(make: type[_Registers] | type[_Tile], threads: int, seconds: float, ro
 
 
 def measure_limit(threads: int, seconds: float = 0.01, rounds: int = 50) -> dict[str, float]:
-    """Measure the limit of `threads` threads at once, in GFLOP/s of f32.
+    """Return the limit of `threads` threads at once, in GFLOP/s of f32.
 
     `registers`: independent multiply-adds; `tile`: the kernels' tile from L1; `gflops`: the larger one, which is
-    the limit. Each is the best of `rounds`, since a neighbour can only take speed away.
+    the limit. Each is the best of `rounds`, since other load can only lower it.
     """
     found = {
         "registers": _rate(_Registers, threads, seconds, rounds),

@@ -1,4 +1,4 @@
-"""What a measurement was made with: processor, versions, load."""
+"""The environment of a measurement: processor, versions, load."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from kernels.target import target
 __all__ = ["Neighbours", "describe_machine", "load"]
 
 _BUSY = (0, 1, 2, 5, 6, 7)
-"""Fields of /proc/stat that are work: user, nice, system, irq, softirq, and what the hypervisor took away."""
+"""Fields of /proc/stat that count as work: user, nice, system, irq, softirq, and time stolen by the hypervisor."""
 
 
 class Neighbours:
-    """How many processors others kept busy since this was made; nothing where /proc/stat does not say."""
+    """The number of processors kept busy by others since this object was made; None without /proc/stat."""
 
     def __init__(self) -> None:
         self._wall, self._all, self._own = time.monotonic(), _busy_seconds(), time.process_time()
 
     def mean(self) -> float | None:
-        """Give the mean number of processors since then."""
+        """Return the mean number of processors since then."""
         now = _busy_seconds()
         if now is None or self._all is None:
             return None
@@ -42,12 +42,12 @@ def _busy_seconds() -> float | None:
 
 
 def load() -> float:
-    """Give the mean number of runnable processes in the last minute, this one among them."""
+    """Return the mean number of runnable processes in the last minute, including this one."""
     return round(os.getloadavg()[0], 2)
 
 
 def describe_machine() -> dict[str, Any]:
-    """Describe processor, system and versions, for the record."""
+    """Return the processor, the system and the versions, for the record."""
     found: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": {
@@ -74,7 +74,7 @@ def _versions() -> dict[str, str]:
 
 
 def _model() -> str:
-    """Read the processor's name; not every system has one to read."""
+    """Return the processor's name, if the system provides it."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

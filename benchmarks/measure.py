@@ -1,4 +1,4 @@
-"""Measure one layer: ours and the peer in both layouts, in turn, and how far each is from float64."""
+"""Measure one layer: ours and the peer in both layouts, alternately, and the error of each against float64."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from kernels import ConvProblem
 __all__ = ["Settings", "measure", "take_turns"]
 
 SAMPLE_S = 0.01
-"""Shortest sample: quick calls are repeated up to this, for the clock's sake."""
+"""Shortest sample: quick calls are repeated up to this, for the precision of the clock."""
 
 PAUSE_S = 0.02
-"""Between samples of several threads: a team that has finished spins for milliseconds where the next one computes."""
+"""Pause between samples of several threads: a finished team spins for milliseconds on the next one's processors."""
 
 TOLERANCE = {"f32": 1e-2, "bf16": 0.25, "f16": 5e-2}
-"""Largest difference, in units of the exact values' RMS, that rounding may explain, that of a peer which rounds often
-too. A wrong index gives differences of about 1; how exact a result is, its error says."""
+"""Largest difference, in units of the exact values' RMS, that rounding can explain, even for a peer that rounds often.
+A wrong index causes differences of about 1; the precision of a result is reported as its error."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to measure: `budget` are seconds for a layer, `limit` is the processor's in GFLOP/s."""
+    """How to measure: `budget` is in seconds per layer, `limit` is the processor's in GFLOP/s."""
 
     dtype: str
     threads: int
@@ -45,7 +45,7 @@ class Settings:
 
 
 def measure(layer: Layer, settings: Settings) -> dict[str, Any]:
-    """Measure `layer` and give its row of the record."""
+    """Measure `layer`; return its row of the record."""
     problems = {layout: layer.problem(settings.dtype, layout) for layout in LAYOUTS}
     first = problems["NCX"]
     inputs = {"NCX": make_inputs(first)}
@@ -74,7 +74,7 @@ def _both(problem: ConvProblem, inputs: list[Tensor], settings: Settings) -> lis
 
 
 def _record(contenders: list[Contender], exact: Reference, row: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    """Run all contenders; give their entries by who and layout, and whether results are right and agree."""
+    """Run all contenders; return their entries by who and layout, and whether results are right and agree."""
     entries: dict[str, dict[str, Any]] = {"ours": {}, "peer": {}}
     firsts: dict[Contender, float] = {}
     base, agree, right = None, True, True
@@ -86,7 +86,7 @@ def _record(contenders: list[Contender], exact: Reference, row: dict[str, Any], 
             continue
         try:
             seconds, called = contender.first()
-        except RuntimeError as error:  # PyTorch's word for what it does not compute
+        except RuntimeError as error:  # PyTorch raises it for what it does not support
             if contender.who == "ours":
                 raise
             entry["error"] = str(error).splitlines()[0][:200]
@@ -99,7 +99,7 @@ def _record(contenders: list[Contender], exact: Reference, row: dict[str, Any], 
         entry["difference"] = float(np.abs(found - base).max()) / exact.scale
         same, near = entry["difference"] <= tolerance, entry["error_f64"]["max"] <= tolerance
         agree = agree and same
-        # a peer that is near float64 where we looked, and not the same elsewhere, says that ours is wrong elsewhere
+        # if the peer is right in the compared part and differs elsewhere, our result is wrong there
         right = right and (same if near else contender.who != "ours")
     neighbours = Neighbours()
     samples = take_turns(firsts, settings, time.sleep if settings.threads > 1 else None)
@@ -117,7 +117,7 @@ def take_turns(
 ) -> dict[Contender, dict[str, Any]]:
     """Sample the contenders in turn (A B A B ..) up to `settings.runs` times, each within its share of the budget.
 
-    `firsts` are the seconds of each one's first call, the warm-up. Where there is no time for another, it is the
+    `firsts` are the seconds of each one's first call, the warm-up. If there is no time for another, it is the
     only sample.
     """
     share = settings.budget / max(1, len(firsts))
@@ -125,7 +125,7 @@ def take_turns(
     samples: dict[Contender, list[float]] = {contender: [] for contender in firsts}
     repeats = dict.fromkeys(firsts, 1)
     for contender, seconds in firsts.items():
-        if seconds < SAMPLE_S:  # a second warm-up: the first call met cold memory
+        if seconds < SAMPLE_S:  # a second warm-up: the first call ran with cold memory
             guess[contender] = max(contender.time(1), 1e-7)
             repeats[contender] = max(1, math.ceil(SAMPLE_S / guess[contender]))
     for _ in range(settings.runs):
@@ -154,7 +154,7 @@ def _times(samples: list[float], repeats: int, warm: bool) -> dict[str, Any]:
 
 
 def _compare(row: dict[str, Any]) -> dict[str, Any]:
-    """Give the better layouts and the ratios: peer's time over ours."""
+    """Return the better layouts and the ratios: the peer's time over ours."""
     best, least = {}, {}
     for who in ("ours", "peer"):
         timed = {layout: entry for layout, entry in row[who].items() if "median_s" in entry}

@@ -9,7 +9,7 @@ __all__ = ["Padding", "padding"]
 
 @dataclass(frozen=True)
 class Padding:
-    """One axis as PyTorch takes it: symmetric `pads`, `left_over` positions that no tap reaches, zeros to add.
+    """One axis in PyTorch's terms: symmetric `pads`, `left_over` positions that no tap reaches, zeros to add.
 
     `low` and `high` positions are added to the ends of the wide tensor (see `kernels.problem.Dims`).
     """
@@ -21,10 +21,10 @@ class Padding:
 
 
 def padding(wide: int, narrow: int, kernel: int, stride: int, dilation: int, begin: int) -> Padding:
-    """Find the symmetric padding of one axis that needs the fewest zeros.
+    """Return the symmetric padding of one axis that needs the fewest zeros.
 
-    A transposed convolution has the left-over positions as its output_padding, and the other one does not look at
-    them; either way PyTorch wants fewer than `stride`.
+    For a transposed convolution the left-over positions are its output_padding; a convolution ignores them. Either
+    way PyTorch requires fewer than `stride`.
     """
     end = (narrow - 1) * stride + (kernel - 1) * dilation + 1 - wide - begin
     pads = max(0, min(begin, end + stride - 1))

@@ -1,7 +1,7 @@
 """The peer: oneDNN as PyTorch ships it, computing exactly the same result.
 
-PyTorch pads both ends of an axis alike. Where `pads_begin` and `pads_end` differ and no symmetric padding means the
-same, the sampled tensor is extended by zeros beforehand (or dst cropped afterwards), outside of the timing.
+PyTorch pads both ends of an axis equally. If `pads_begin` and `pads_end` differ and no symmetric padding is
+equivalent, the sampled tensor is extended with zeros beforehand (or dst cropped afterwards), outside the timing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["TorchPeer", "as_torch"]
 
 
 def as_torch(tensor: Tensor) -> torch.Tensor:
-    """Share a NumPy tensor's memory; PyTorch takes bfloat16 by its bits only."""
+    """Return a tensor that shares a NumPy tensor's memory; PyTorch accepts bfloat16 only by its bits."""
     if tensor.dtype.itemsize == 2:
         kind = torch.float16 if tensor.dtype == np.float16 else torch.bfloat16
         return torch.from_numpy(tensor.view(np.int16)).view(kind)
@@ -32,7 +32,7 @@ def as_torch(tensor: Tensor) -> torch.Tensor:
 class TorchPeer(Contender):
     """PyTorch on one layer in one layout; tensors (N, C, X) whose memory is NCX or channels last.
 
-    PyTorch has no channels-last form for one spatial axis: there it gets a second one of size 1 in front.
+    PyTorch has no channels-last form for one spatial axis, so an axis of size 1 is added in front of it.
     """
 
     def __init__(self, problem: ConvProblem, inputs: list[Tensor], threads: int, clock: str) -> None:
@@ -85,7 +85,7 @@ class TorchPeer(Contender):
             return self._function(*self._arguments)
 
     def result(self, called: Any) -> tuple[Tensor, ConvProblem]:
-        """Give the gradient or dst in the layout of the NCX problem."""
+        """Return the gradient or dst in the layout of the NCX problem."""
         p = self.problem
         found = called if p.forward else called[1]
         if self._flat:
@@ -99,14 +99,14 @@ class TorchPeer(Contender):
         return bits.numpy(), replace(p, **formats)
 
     def _each(self, values: Sequence[int], fill: int) -> list[int]:
-        """Give one value for each spatial axis that PyTorch sees."""
+        """Return one value for each spatial axis that PyTorch sees."""
         return [fill, *values] if self._flat else list(values)
 
     def _format(self, tensor: torch.Tensor) -> torch.memory_format:
         return torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
 
     def _data(self, tensor: Tensor, wide: bool) -> torch.Tensor:
-        """Give src or diff_dst as (N, C, X), zeros added where the tensor is the wide one."""
+        """Return src or diff_dst as (N, C, X), with zeros added if the tensor is the wide one."""
         data = as_torch(tensor)
         if self._flat:
             data = data.unsqueeze(1)
@@ -119,11 +119,11 @@ class TorchPeer(Contender):
         return data
 
     def _weights(self, tensor: Tensor) -> torch.Tensor:
-        """Give the weights of a forward problem as (I, O, X)."""
+        """Return the weights of a forward problem as (I, O, X)."""
         weights = as_torch(tensor)
         if not self._last:
             return weights
-        # (X, O, I) to PyTorch's channels last, where O follows X: not the same memory, so a copy
+        # (X, O, I) to PyTorch's channels last, where O follows X: the memory differs, so this copies
         weights = weights.movedim((-1, -2), (0, 1))
         if self._flat:
             weights = weights.unsqueeze(2)

@@ -1,4 +1,4 @@
-"""A picture of a measurement: ours and the peer's share of the processor's limit, layer by layer."""
+"""A plot of a measurement: ours and the peer's share of the processor's limit, layer by layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OURS, PEER, LINE = "#0b6e99", "#d9822b", "#b8bfc6"
 def plot(document: dict[str, Any], path: Path) -> None:
     """Draw the record of `benchmarks.kernels` as a PNG: a row for each layer, the highest ratio on top.
 
-    Two dots a row, joined by a line; the ratio stands at the right. Both are of the better layout.
+    Each row has two dots joined by a line, with the ratio on the right. Both are for the better layout.
     """
     rows = sorted(document["layers"], key=lambda row: float(row.get("ratio", 0)))
     figure = Figure(figsize=(11, 1.9 + 0.24 * len(rows)), layout="constrained")

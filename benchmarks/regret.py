@@ -3,9 +3,9 @@
     python -m benchmarks.regret [--shapes FILE] [--dtype D] [--ops NAME,...] [--only TEXT] [--budget SECONDS]
 
 Every other choice is forced in turn, in this process: weight gradients with the narrow or the wide channels or groups
-as lanes, and on products of bf16 where there are any; ConvTranspose by gathering, with groups as lanes, or scattering.
+as lanes, and on products of bf16 if available; ConvTranspose by gathering, with groups as lanes, or scattering.
 A choice that can't compute a layer is left out. Times are the least processor time of several runs of the whole layer
-in one thread; the choices take turns, so that a machine that slows down does so for all.
+in one thread; the choices alternate, so that a machine that slows down affects all of them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _uses() -> list[tuple[str, str]]:
 
 
 def chosen(problem: ConvProblem) -> str:
-    """Say which choice the cost models take."""
+    """Return the choice that the cost models make."""
     if "tiles" not in plan(problem).kernel:
         return "dots"
     costs = model_costs(problem)
@@ -82,7 +82,7 @@ def model_costs(problem: ConvProblem) -> dict[str, float]:
 
 
 def runner(problem: ConvProblem, choice: str, inputs: list[Any]) -> Callable[[], float] | None:
-    """Give a function that computes a layer by one choice and tells the seconds, or None where that can't be."""
+    """Return a function that computes a layer with one choice and returns the seconds, or None if it can't."""
     if choice == "groups" and problem.groups == 1:
         return None
     with forced(problem, choice):
@@ -97,7 +97,7 @@ def runner(problem: ConvProblem, choice: str, inputs: list[Any]) -> Callable[[],
 
     def run() -> float:
         with forced(problem, choice):
-            for unit in work.units:  # lays the units' tables out, too
+            for unit in work.units:  # also lays out the units' tables
                 run_unit(work, unit, inputs, output, scratch)
             started = time.thread_time()
             for unit in work.units:
@@ -108,7 +108,7 @@ def runner(problem: ConvProblem, choice: str, inputs: list[Any]) -> Callable[[],
 
 
 def measure(problem: ConvProblem, budget: float) -> dict[str, float]:
-    """Time all choices of a layer in turns: seconds."""
+    """Return the seconds of each choice for a layer, timed alternately."""
     rng = np.random.default_rng(3)
     inputs = [_stored(rng.standard_normal(shape), problem.dtype) for shape in problem.input_shapes]
     names = (*(WAYS if problem.forward else ROLES), *(["dots"] if target().dots else []))
@@ -117,7 +117,7 @@ def measure(problem: ConvProblem, budget: float) -> dict[str, float]:
     until, turns = time.monotonic() + budget, 0
     while turns < 3 or time.monotonic() < until:
         for name, run in runs.items():
-            if turns < 2 or best[name] < 3 * min(best.values()):  # what is far behind need not be timed again
+            if turns < 2 or best[name] < 3 * min(best.values()):  # no need to time again what is far behind
                 best[name] = min(best[name], run())
         turns += 1
     return best

@@ -22,13 +22,13 @@ BEGIN = "<!-- begin: written by python -m benchmarks.report -->"
 END = "<!-- end -->"
 
 WORKERS_GMAC = 0.2
-"""Work from which on several threads are held to one."""
+"""The least work per layer for comparing several threads with one."""
 
 Record = dict[str, Any]
 
 
 def section(records: Sequence[Record]) -> str:
-    """Give the whole section: the machines, a line for each measurement, then a table of layers for each."""
+    """Return the whole section: the machines, a line for each measurement, then a table of layers for each."""
     parts = [*_machines(records), _overview(records), *_comparisons(records)]
     for record in records:
         parts += [f"### {_title(record)}", *_details(record)]
@@ -36,7 +36,7 @@ def section(records: Sequence[Record]) -> str:
 
 
 def insert(text: str, into: str) -> str:
-    """Replace what stands between the markers of `into` by `text`. Raises ValueError where they are missing."""
+    """Return `into` with the text between its markers replaced by `text`. Raises ValueError if they are missing."""
     before, begin, rest = into.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -45,7 +45,7 @@ def insert(text: str, into: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lay out a table, every column but the first to the right."""
+    """Return a table with every column but the first aligned right."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
 
@@ -58,7 +58,7 @@ def _title(record: Record) -> str:
 
 
 def _machines(records: Sequence[Record]) -> Iterator[str]:
-    """Describe each processor and set of versions once, with the limits measured on it."""
+    """Yield each processor and set of versions once, with the limits measured on it."""
     seen: dict[str, list[str]] = {}
     for record in records:
         cpu, versions = record["machine"]["cpu"], record["machine"]["versions"]
@@ -75,7 +75,7 @@ def _machines(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _notable(features: Sequence[str]) -> list[str]:
-    """Pick the processor's features that decide how fast a convolution can be."""
+    """Return the processor's features that affect how fast a convolution can be."""
     return [name for name in features if name.startswith(("avx", "amx", "fma", "f16c", "neon", "sve", "bf16"))]
 
 
@@ -109,7 +109,7 @@ def _overview(records: Sequence[Record]) -> str:
 
 
 def _comparisons(records: Sequence[Record]) -> Iterator[str]:
-    """Hold our own times to each other: several threads to one, 16-bit types to f32, on the layers of both."""
+    """Yield comparisons of our own times: several threads with one, 16-bit types with f32, on their common layers."""
     found: dict[tuple[str, int], dict[tuple[str, str], tuple[float, float]]] = {}
     for record in records:
         times = {(row["name"], row["op"]): (better(row, "ours")["median_s"], row["gmac"]) for row in record["layers"]}
@@ -171,7 +171,7 @@ def _row(row: Record) -> list[str]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Print the section, or write it into a file; 2 where there is nothing to read or no place to write."""
+    """Print the section, or write it into a file; return 2 if there is nothing to read or no place to write to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", type=Path, nargs="+", help="what benchmarks.kernels wrote with --json")
     parser.add_argument("--into", type=Path, help="replace the section between the markers of this file")

@@ -2,8 +2,8 @@
 
     python -m benchmarks.service [--rounds N] [--only TEXT] [--cases tiny,large] [--json OUT] [--markdown OUT]
 
-Latency of one caller and throughput of four, of three sizes of a 3x3 float32 weight gradient. All servers run at the
-same time and are asked in turn, round after round. The peers' environments are made under .cache.
+Latency of one caller and throughput of four, for three sizes of a 3x3 float32 weight gradient. All servers run at the
+same time and are called in turn, round after round. The peers' environments are created under .cache.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHARED = "/v2 shared memory"
 BARE = "bare kernels"
 CALLERS = 4
 CALLS = {"tiny": 200, "medium": 40, "large": 8}
-"""Calls of one turn."""
+"""Calls per turn."""
 
 _TOLERANCE = 1e-2
 _LARGE = 16
@@ -41,7 +41,7 @@ _LARGE = 16
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to have a case computed; `open` gives a call of it on a connection of its own."""
+    """One way to have a case computed; `open` returns a function that calls it on its own connection."""
 
     name: str
     server: str
@@ -61,9 +61,9 @@ def contenders(servers: dict[str, Server]) -> Iterator[Contender]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure the chosen contenders; print and write the results."""
     chosen = _parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers are stopped on the way out
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers are stopped on exit
     cases = [case for case in CASES if case.name in chosen.cases.split(",")]
     document: dict[str, Any] = describe_machine() | {"load_before": load(), "absent": {}, "cases": {}, "memory": {}}
     with ExitStack() as stack:
@@ -140,11 +140,11 @@ def _measure(case: Case, found: list[Contender], chosen: argparse.Namespace) -> 
 
 
 def _memory(case: Case, workers: int) -> dict[str, float]:
-    """Measure the memory of a fresh server when idle, and its peak while it answers large calls one by one."""
+    """Return the memory of a fresh server when idle, and its peak while it answers large calls one by one."""
     api = next(api for api in APIS if api.name == "multipart to frames")
     with Server("convgrad", workers=workers) as server, ExitStack() as stack:
         small = _plain(api, server)(CASES[0], stack)
-        latencies(small, 200)  # until every worker has had something to do
+        latencies(small, 200)  # until every worker has done some work
         idle = server.memory()
         call = _plain(api, server)(case, stack)
         with PeakMemory(server.memory) as watch:

@@ -1,4 +1,4 @@
-"""The calls that the services are asked for, and each API's words for them."""
+"""The calls sent to the services, and how each API expresses them."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ class Case:
 
     @property
     def weights_shape(self) -> list[int]:
-        """Shape of the result."""
+        """Return the shape of the result."""
         return [self.o, self.c, 3, 3]
 
     @property
     def nbytes(self) -> int:
-        """Size of all tensors of the call, the result among them."""
+        """Return the size of all tensors of the call, including the result."""
         return 4 * (self.n * (self.c + self.o) * self.h * self.h + 9 * self.c * self.o)
 
     def inputs(self) -> dict[str, Array]:
-        """Make the two inputs, the same every time."""
+        """Return the two inputs, the same every time."""
         numbers = np.random.default_rng(0)
         shapes = {"src": (self.n, self.c, self.h, self.h), "diff_dst": (self.n, self.o, self.h, self.h)}
         return {name: numbers.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
     def problem(self) -> ConvProblem:
-        """Describe the same for the bare kernels."""
+        """Return the problem as the kernels describe it."""
         return ConvProblem(
             op=OP, dtype="f32", n=self.n, src_channels=self.c, dst_channels=self.o, groups=1,
             src_spatial=(self.h, self.h), dst_spatial=(self.h, self.h), kernel=(3, 3), strides=(1, 1),
@@ -66,7 +66,7 @@ class Case:
         )  # fmt: skip
 
     def expected(self) -> Array:
-        """Compute the result with the slow kernel that accumulates in float64."""
+        """Return the result of the slow kernel that accumulates in float64."""
         found: Array = compute(self.problem(), *self.inputs().values(), reference=True)
         return found
 
@@ -76,14 +76,14 @@ CASES = (Case("tiny", 1, 16, 14, 16), Case("medium", 8, 64, 28, 64), Case("large
 
 @dataclass(frozen=True)
 class Wire:
-    """Hold one request as it goes to the socket, in pieces."""
+    """One request as sent to the socket, in pieces."""
 
     pieces: list[bytes]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """Hold a reply: its headers by lower-case name, its body without transfer coding."""
+    """A reply: its headers by lower-case name, its body without transfer coding."""
 
     status: int
     headers: Mapping[str, str]
@@ -92,7 +92,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Api:
-    """A way to ask a server for a case; `read` is None where the reply has no tensor."""
+    """A way to have a server compute a case; `read` is None if the reply has no tensor."""
 
     name: str
     server: str
@@ -101,10 +101,10 @@ class Api:
 
 
 def post(path: str, headers: Mapping[str, str], body: list[bytes]) -> Wire:
-    """Build a POST request."""
+    """Return a POST request."""
     fields = {"host": "127.0.0.1", **headers, "content-length": str(sum(map(len, body)))}
     head = f"POST {path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields.items()) + "\r\n"
-    # Small bodies go out with the head, as a good client does it.
+    # Small bodies are sent with the head, as a good client does.
     whole = [head.encode(), *body]
     return Wire([b"".join(whole)] if sum(map(len, whole)) < 1 << 16 else whole)
 

@@ -20,7 +20,7 @@ Call = Callable[[], object]
 
 
 class Connection:
-    """A kept-alive HTTP/1.1 connection that does only the necessary, opened by its first call."""
+    """A kept-alive HTTP/1.1 connection that does only what is necessary, opened by its first call."""
 
     def __init__(self, port: int) -> None:
         self._address = ("127.0.0.1", port)
@@ -40,7 +40,7 @@ class Connection:
         return made
 
     def call(self, wire: Wire) -> Reply:
-        """Send a request and read its whole reply."""
+        """Send a request; return its complete reply."""
         for piece in wire.pieces:
             self._socket.sendall(piece)
         data = bytearray()
@@ -79,7 +79,7 @@ class Connection:
 
 
 def latencies(call: Call, count: int) -> list[float]:
-    """Time `count` calls, one after the other, in seconds."""
+    """Return the seconds of each of `count` calls, one after the other."""
     found = []
     for _ in range(count):
         start = time.perf_counter()
@@ -89,7 +89,7 @@ def latencies(call: Call, count: int) -> list[float]:
 
 
 def throughput(calls: list[Call], seconds: float) -> tuple[int, float]:
-    """Repeat each of `calls` in a thread of its own; return the number of calls and the seconds they took."""
+    """Repeat each of `calls` in its own thread; return the number of calls and the seconds they took."""
     counts = [0] * len(calls)
     errors: list[BaseException] = []
     start = time.perf_counter()

@@ -10,7 +10,7 @@ _BASES = ("hand-written", "PyTriton", "reads the body", "bare kernels")
 
 
 def markdown(document: dict[str, Any]) -> str:
-    """Write a table for each size, then memory, then what was not there."""
+    """Return a table for each size, then memory, then what was not measured."""
     parts = [_table(name, rows) for name, rows in document["cases"].items()]
     if memory := document["memory"]:
         over = memory["peak_mib"] - memory["idle_mib"] - memory["tensors_mib"]

@@ -1,4 +1,4 @@
-"""Servers under measurement: ours and the peers, each in its own environment, and the memory that they hold."""
+"""Servers under measurement: ours and the peers, each in its own environment, and their memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NotHad(Exception):  # noqa: N818 - no error: the run goes on and says so
 
 
 def environment(name: str) -> Path:
-    """Make the environment of a peer, unless it is there, and return its interpreter."""
+    """Create the environment of a peer unless it exists; return its interpreter."""
     folder = _CACHE / name
     done, wanted = folder / "installed.txt", "\n".join(PACKAGES[name])
     python = folder / "bin" / "python"
@@ -56,7 +56,7 @@ def environment(name: str) -> Path:
 
 
 class Server:
-    """A running server; use with `with`."""
+    """A running server; use it with `with`."""
 
     def __init__(self, name: str, *, workers: int = 0) -> None:
         self.name = name
@@ -71,10 +71,10 @@ class Server:
             env |= {"CONVGRAD_OIP_SHARED_MEMORY": "true"}
             command: Sequence[str] = [sys.executable, "-m", "app"]
         else:
-            others = [str(free_port()) for _ in range(2)]  # PyTriton wants some more
+            others = [str(free_port()) for _ in range(2)]  # PyTriton needs two more
             script = str(ROOT / "benchmarks" / "peers" / _SCRIPTS[self.name])
             command = [str(environment(self.name)), script, str(self.port), *others]
-            # Triton's stub brings no libpython: it must find ours before another one of the system.
+            # Triton's stub comes without libpython: it must find ours before any other one of the system.
             env["LD_LIBRARY_PATH"] = str(sysconfig.get_config_var("LIBDIR"))
         self._log = tempfile.TemporaryFile("w+b")
         self._process = subprocess.Popen(
@@ -97,7 +97,7 @@ class Server:
         self._log.close()
 
     def memory(self) -> float:
-        """Add up the memory of all processes of our server in MiB, shared pages once."""
+        """Return the memory of all processes of our server in MiB, shared pages counted once."""
         return held_mib(self._process.pid)
 
     def _wait(self) -> None:
@@ -122,7 +122,7 @@ class Server:
 
 
 class PeakMemory:
-    """Sample memory in a thread and keep the peak; use with `with`."""
+    """Sample memory in a thread and keep the peak; use it with `with`."""
 
     def __init__(self, memory: Callable[[], float], every_s: float = 0.02) -> None:
         self._memory, self._every_s = memory, every_s

@@ -1,4 +1,4 @@
-"""Two more ways to a case: tensors in shared memory, so that only names are sent, and the kernels without a service."""
+"""Two more ways to compute a case: tensors in shared memory, so that only names are sent, and only the kernels."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["open_bare", "open_shared"]
 
 
 def open_bare(case: Case, stack: ExitStack) -> Call:
-    """Compute a case with the kernels on a thread for each processor, in this process."""
+    """Return a function that computes a case with the kernels in this process, on a thread for each processor."""
     ours = Ours(case.problem(), list(case.inputs().values()), os.cpu_count() or 1, "wall")
     stack.callback(ours.close)
-    ours.call()  # may have to compile, while servers give up connections that say nothing
+    ours.call()  # may have to compile, and servers close idle connections meanwhile
     return ours.call
 
 
 def open_shared(port: int) -> Callable[[Case, ExitStack], Call]:
-    """Have a case computed from the client's shared memory, and the result put there."""
+    """Return a function that has a case computed from the client's shared memory, and the result written there."""
 
     def open_one(case: Case, stack: ExitStack) -> Call:
         inputs, result = case.inputs(), np.empty(case.weights_shape, np.float32)

@@ -3,7 +3,7 @@
     python -m benchmarks.startup [--workers N] [--warm N] [--json OUT]
 
 Each start is a real one: `python -m app` from its first line of Python to the first 200 from /readyz. Cold means an
-empty kernel cache; warm starts follow with the cache that the cold one left. Memory is read a second later.
+empty kernel cache; the warm starts that follow use the cache left by the cold one. Memory is read a second later.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 class Start:
     """One start: seconds to ready and to a clean stop, and MiB held by the server process and by all others.
 
-    RSS counts a page once for every process that maps it; PSS shares it out, so PSS may be added up.
+    RSS counts a page once for every process that maps it; PSS divides it among them, so PSS may be added up.
     """
 
     ready_s: float
@@ -42,14 +42,14 @@ class Start:
 
 
 def free_port() -> int:
-    """Find a free port."""
+    """Return a free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def is_ready(port: int) -> bool:
-    """Query /readyz once."""
+    """Return whether /readyz answers that the service is ready."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
     try:
         connection.request("GET", "/readyz")
@@ -61,7 +61,7 @@ def is_ready(port: int) -> bool:
 
 
 def descendants(pid: int) -> list[int]:
-    """List all processes below `pid`."""
+    """Return all processes below `pid`."""
     children = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         children += [int(word) for word in task.read_text(encoding="ascii").split()]
@@ -69,7 +69,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_mib(pid: int, kind: str) -> float:
-    """Read Rss or Pss of a process in MiB."""
+    """Return Rss or Pss of a process in MiB."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
         if line.startswith(kind + ":"):
             return int(line.split()[1]) / 1024
@@ -77,12 +77,12 @@ def memory_mib(pid: int, kind: str) -> float:
 
 
 def held_mib(server: int) -> float:
-    """Add up what a service's processes hold in MiB, shared pages once, memory for tensors whether mapped or not."""
+    """Return the memory of a service's processes in MiB: shared pages once, tensor memory whether mapped or not."""
     total = 0.0
     for pid in (server, *descendants(server)):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             total += memory_mib(pid, "Pss_Anon") + memory_mib(pid, "Pss_File")
-    files = dict[int, float]()  # by inode: a mapping has a descriptor of its own
+    files = dict[int, float]()  # by inode: a mapping has its own descriptor
     for entry in Path(f"/proc/{server}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             if entry.readlink().name.startswith("memfd:convgrad"):
@@ -109,7 +109,7 @@ def start(cache: Path, workers: int, limit_s: float) -> Start:
                     raise SystemExit(f"the service did not become ready:\n{log.read()[-4000:]}")
                 time.sleep(0.01)
             ready_s = time.perf_counter() - begin
-            time.sleep(1.0)  # the first worker makes it ready: the others follow
+            time.sleep(1.0)  # the first worker makes the service ready; the others follow
             others = descendants(server.pid)
             server_rss, others_rss = memory_mib(server.pid, "Rss"), [memory_mib(p, "Rss") for p in others]
             pss = sum(memory_mib(p, "Pss") for p in [server.pid, *others])

@@ -1,4 +1,4 @@
-"""Summary of all layers of a measurement."""
+"""The summary of all layers of a measurement."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ __all__ = ["better", "geometric_mean", "label", "summarise", "summary_lines"]
 SUFFIX = {"ConvTransposeBackwardWeights": " (transposed)", "ConvTranspose": " (forward)"}
 
 LARGE_GMAC, LARGE_CHANNELS = 0.5, 64
-"""Layers whose share of the limit has a goal: more work than this, and at least so many channels of a group."""
+"""Layers whose share of the limit has a goal: more work than this, and at least this many channels per group."""
 
 QUIET = 0.15
-"""Processors that others may keep busy during a layer without spoiling it."""
+"""Number of processors that others may keep busy during a layer without spoiling it."""
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """Give the geometric mean of positive values."""
+    """Return the geometric mean of positive values."""
     logarithms = [math.log(value) for value in values]
     return math.exp(sum(logarithms) / len(logarithms))
 
 
 def label(row: dict[str, Any]) -> str:
-    """Name a layer and, where it is not Convolution's weight gradient, the operation."""
+    """Return the name of a layer and, unless it is Convolution's weight gradient, the operation."""
     return f"{row['name']}{SUFFIX.get(row['op'], '')}"
 
 
 def better(row: dict[str, Any], who: str) -> dict[str, Any]:
-    """Give the entry of the better layout."""
+    """Return the entry of the better layout."""
     entry: dict[str, Any] = row[who][row["best"][who]]
     return entry
 
 
 def summarise(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarise the layers, and each operation's on their own."""
+    """Return the summary of the layers, and of each operation's separately."""
     found: dict[str, Any] = {"all": _summary(rows)}
     for op in dict.fromkeys(row["op"] for row in rows):
         found[op] = _summary([row for row in rows if row["op"] == op])
@@ -71,7 +71,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _errors(row: dict[str, Any]) -> float:
-    """Give ours over the peer's RMS error: our worse layout, the peer's faster one; 0: not above."""
+    """Return the ratio of our RMS error in the worse layout to that of the peer's faster one; 0 if not above 1."""
     ours = max(entry["error_f64"]["rms"] for entry in row["ours"].values())
     peer = better(row, "peer")["error_f64"]["rms"]
     if ours <= peer:
@@ -80,7 +80,7 @@ def _errors(row: dict[str, Any]) -> float:
 
 
 def _large(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Give the shares of the limit of the large layers."""
+    """Return the shares of the limit of the large layers."""
     shares = {}
     for row in rows:
         channels = min(row["src_channels"], row["dst_channels"]) // row["groups"]
@@ -93,7 +93,7 @@ def _large(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _scratch(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Give the most scratch of each kernel, in bytes: a worker's own and what all workers share."""
+    """Return the most scratch of each kernel, in bytes: a worker's own and what all workers share."""
     found: dict[str, dict[str, int]] = {}
     for row in rows:
         for entry in row["ours"].values():
@@ -104,7 +104,7 @@ def _scratch(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """Format the summary as lines for a terminal."""
+    """Return the summary as lines for a terminal."""
     lines = []
     for name, part in summary.items():
         if name != "all" and len(summary) == 2:

@@ -1,8 +1,8 @@
 """Threads that run a stage's units together and spin for a while between stages, as OpenMP's teams do.
 
-A thread that sleeps takes tens of microseconds to wake, and on virtual processors the host may put it beside its
-neighbour on one core for the first milliseconds: a peer whose threads stay awake would be compared with the machine's
-scheduler instead of with the kernels.
+A sleeping thread takes tens of microseconds to wake, and on virtual processors the host may place it beside its
+neighbour on one core for the first milliseconds: a peer whose threads stay awake would then be compared with the
+machine's scheduler instead of with the kernels.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from numba.extending import intrinsic
 
 __all__ = ["Team"]
 
-_AWAKE = 3_000_000  # looks at a number before a thread goes to sleep, one to three milliseconds
+_AWAKE = 3_000_000  # checks of a number before a thread goes to sleep, one to three milliseconds
 
 
-_typed_intrinsic: Any = intrinsic  # it takes the typing context away from the parameters
+_typed_intrinsic: Any = intrinsic  # it hides the typing context from the parameters
 
 
 @_typed_intrinsic  # type: ignore[untyped-decorator]
@@ -39,7 +39,7 @@ def _seen(typingctx: Any, address: Any) -> Any:  # noqa: ARG001 -- Numba fixes t
 
 @numba.njit("boolean(int64, int64, int64)", nogil=True, cache=True)
 def _reached(address: int, value: int, looks: int) -> bool:
-    """Wait awake until a number is `value` or more; False when it still is not after some looks."""
+    """Spin until a number is `value` or more; return False if it is still less after this many looks."""
     for _ in range(looks):  # noqa: SIM110 -- compiled
         if _seen(address) >= value:
             return True
@@ -47,12 +47,12 @@ def _reached(address: int, value: int, looks: int) -> bool:
 
 
 class Team:
-    """`threads` threads, the caller's among them, each on processors of its own."""
+    """`threads` threads, including the caller's, each on its own processors."""
 
     def __init__(self, threads: int) -> None:
         self._numbers = np.zeros(
             (1 + threads, 8), np.int64
-        )  # the turn, then what each helper has finished: a line each
+        )  # the turn, then what each helper has finished: a cache line each
         self._begun = threading.Condition()
         self._work: Callable[[], None] | None = None
         self._error: BaseException | None = None
@@ -65,11 +65,11 @@ class Team:
             helper.start()
 
     def keep(self) -> None:
-        """Keep the calling thread, the one that will call `run`, to its processors."""
+        """Restrict the calling thread, the one that will call `run`, to its processors."""
         _keep_to(self._own)
 
     def run(self, work: Callable[[], None]) -> None:
-        """Call `work` on every thread; returns when all are done, and raises what one of them raised."""
+        """Call `work` on every thread; return when all are done, and raise what one of them raised."""
         self._begin(work)
         work()
         for number in range(1, 1 + len(self._helpers)):
@@ -120,6 +120,6 @@ def _keep_to(some: tuple[int, ...]) -> None:
 
 
 def _processors(place: int, threads: int) -> tuple[int, ...]:
-    """Deal the processors out in turn; none where there are fewer than threads: any will do."""
+    """Return every `threads`-th processor from `place` on; none if there are fewer than threads: any will do."""
     mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return tuple(mine[place::threads]) if 1 < threads <= len(mine) else ()

@@ -2,9 +2,9 @@
 
     python -m benchmarks.validations [--count 1000] [--at-once 4] [--workers 2]
 
-Each of the `--count` requests has a few hundred bytes and asks for another plan near the service's limits: long
-filters, very many positions, channels or images. The service is a process of its own; it is asked for `/healthz` by a
-process of its own, again and again, from before the first validation until after the last.
+Each of the `--count` requests has a few hundred bytes and asks for a different plan near the service's limits: long
+filters, very many positions, channels or images. The service runs in its own process; another process requests
+`/healthz` again and again, from before the first validation until after the last.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _RETRY_S = 0.05
 
 
 def hostile(count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give distinct calls to validate, operation and document, whose plans are as large as plans get."""
+    """Yield distinct calls to validate, as operation and document, whose plans are as large as possible."""
     for i in range(count):
         yield _FAMILIES[i % len(_FAMILIES)](i // len(_FAMILIES))
 
 
 def _gradient(src: list[int], dst: list[int], kernel: list[int], **attributes: Any) -> tuple[str, dict[str, Any]]:
-    """Give the call of a gradient; its tensors are their shapes alone."""
+    """Return the call of a gradient whose tensors are only shapes."""
     ones, zeros = [1] * len(kernel), [0] * len(kernel)
     given = {"strides": ones, "dilations": ones, "pads_begin": zeros, "pads_end": zeros, "data_format": "NCX"}
     tensors = {name: {"dtype": "bf16", "shape": shape} for name, shape in (("src", src), ("diff_dst", dst))}
@@ -96,7 +96,7 @@ def probe(host: str, port: int, pipe: Connection, *, anew: bool = False) -> None
 
 
 def _validate(host: str, port: int, call: tuple[str, dict[str, Any]]) -> Counter[str]:
-    """Validate until the service takes the request; count the answers by their status."""
+    """Send a validation until the service accepts it; return the answers counted by status."""
     answers = Counter[str]()
     connection = http.client.HTTPConnection(host, port, timeout=600)
     body = json.dumps(call[1])
@@ -113,7 +113,7 @@ def _validate(host: str, port: int, call: tuple[str, dict[str, Any]]) -> Counter
 
 
 def main() -> None:
-    """Run the service, validate, and print the results."""
+    """Run the service, send the validations, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--at-once", type=int, default=4)

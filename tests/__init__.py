@@ -1,1 +1,1 @@
-"""The tests mirror the source: one folder for each room, the oracle and the end-to-end tests beside them."""
+"""The tests mirror the source: one folder per package, with the oracle and the end-to-end tests beside them."""

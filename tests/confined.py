@@ -1,6 +1,6 @@
 """Run a command without some system calls: `python tests/confined.py memfd_create,pidfd_open COMMAND...`.
 
-A filter of seccomp's answers them with ENOSYS, as a kernel does that has no such call, or a container that hides it.
+A seccomp filter makes them fail with ENOSYS, as on a kernel without them or in a container that blocks them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def without(*names: str) -> list[str]:
-    """Give the start of a command line that takes these system calls away from the command that follows."""
+    """Return the start of a command line that runs the rest of it without these system calls."""
     return [sys.executable, __file__, ",".join(names)]
 
 

@@ -1,4 +1,4 @@
-"""What tests of every folder share."""
+"""Fixtures and options shared by all tests."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from hypothesis import HealthCheck, settings
 
 from tests.live import LiveService, running_service
 
-# A busy machine is no fault of the code: no limits of time for examples, or for making them.
+# A busy machine must not fail a test: no deadline for examples or for generating them.
 settings.register_profile("any-speed", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any-speed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option that runs heavy tests."""
+    """Add the option that runs the heavy tests."""
     parser.addoption("--all", dest="heavy", action="store_true", help="run the tests that are marked heavy, too")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave heavy tests out, unless all are wanted or their file is named.
+    """Deselect heavy tests unless `--all` is given or their file is named.
 
-    Otherwise they come at both ends, the longest first, for pytest-xdist shares a list out in pieces and then moves
-    what nobody has begun: two that take minutes should not wait for each other at the end of a run.
+    The selected ones are placed at both ends of the list, the longest first: pytest-xdist distributes the list in
+    chunks and then moves tests that haven't started, so two that take minutes would otherwise wait for each other at
+    the end.
     """
     named = {Path(argument.split("::")[0]).resolve() for argument in config.args}
     heavy: list[pytest.Item] = []
@@ -51,13 +52,13 @@ def _minutes(heavy: pytest.Item) -> int:
 
 @pytest.fixture(scope="session")
 def service() -> Iterator[LiveService]:
-    """The real service in a process of its own, ready; it has `url` and `pid`."""
+    """The real service, ready, in its own process; it has `url` and `pid`."""
     with running_service() as service:
         yield service
 
 
 @pytest.fixture(scope="session")
 def http(service: LiveService) -> Iterator[httpx.Client]:
-    """A plain HTTP client of that service."""
+    """A plain HTTP client for that service."""
     with httpx.Client(base_url=service.url, timeout=60.0) as client:
         yield client

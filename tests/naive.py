@@ -4,8 +4,8 @@ It knows nothing of `kernels/` or `schemas/`. Channels come first and groups get
 every kernel position (tap) is one product of two slices. A slice holds the positions whose tap meets real
 data, so padding is left out and never multiplied: Inf and NaN spread exactly as far as the formulas say.
 
-`bwd_weights_loops` and `conv_transpose_loops` are the same sums once more, one multiplication at a time; they
-check the oracle itself on tiny cases (`tests/test_naive.py`).
+`bwd_weights_loops` and `conv_transpose_loops` compute the same sums one multiplication at a time; they check the
+oracle itself on tiny cases (`tests/test_naive.py`).
 
 I and O are the channels of src and dst, for ConvTranspose too. Inside this module weights are
 ``(groups, I/groups, O/groups, *kernel)``.
@@ -46,7 +46,7 @@ def bwd_weights(
     weights_format: str = "XIO",
     groups_axis: str = "I",
 ) -> Array:
-    """Compute diff_weights of Convolution or ConvTranspose (`op`, any name that begins so) in float64.
+    """Compute diff_weights of Convolution or ConvTranspose (`op`, any name that begins with it) in float64.
 
     Convolution: ``dW[o, i, k] = sum src[n, i, x * s + k * d - b] * diff_dst[n, o, x]``, ConvTranspose:
     ``dW[i, o, k] = sum src[n, i, x] * diff_dst[n, o, x * s + k * d - b]``, both inside one group.
@@ -178,10 +178,10 @@ def conv_transpose_loops(
 def round_to(dtype: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Round float64 values to `dtype`, to nearest, ties to even, once.
 
-    The rule of the service is RNE of an f32 sum. Where that sum is exact (integer tests) it is the float64
-    sum, and one rounding of float64 is the expected bit pattern. Where it is not, rounding float64 directly
-    differs from rounding the f32 sum by at most one unit in the last place of `dtype` plus the error of
-    that sum; the tolerances of real data contain both.
+    The service rounds an f32 sum once, to nearest even (RNE). Where that sum is exact (integer tests) it equals the
+    float64 sum, and one rounding of float64 is the expected bit pattern. Where it is not, rounding float64 directly
+    differs from rounding the f32 sum by at most one unit in the last place of `dtype` plus the error of that sum; the
+    tolerances for real data cover both.
 
     float64 -> float16 is one rounding in NumPy. float64 -> bfloat16 in `ml_dtypes` goes through float32,
     which can round twice: 1 + 2**-8 + 2**-40 would become the tie 1 + 2**-8 and then 1 instead of 1 +
@@ -203,7 +203,7 @@ def round_to(dtype: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def channels_first(tensor: npt.NDArray[Any], data_format: str, groups: int) -> Array:
-    """Give a data tensor as ``(N, groups, channels/groups, *spatial)`` in float64."""
+    """Return a data tensor as ``(N, groups, channels/groups, *spatial)`` in float64."""
     values = tensor.astype(np.float64)
     if data_format == "NXC":
         values = np.moveaxis(values, -1, 1)
@@ -213,7 +213,7 @@ def channels_first(tensor: npt.NDArray[Any], data_format: str, groups: int) -> A
 
 
 def to_grouped(weights: npt.NDArray[Any], weights_format: str, groups_axis: str, groups: int) -> Array:
-    """Give weights in `weights_format` as ``(groups, I/groups, O/groups, *kernel)`` in float64."""
+    """Return weights in `weights_format` as ``(groups, I/groups, O/groups, *kernel)`` in float64."""
     rank = weights.ndim - 2
     axes = _letter_axes(weights_format, rank)
     values = weights.astype(np.float64).transpose(axes["I"] + axes["O"] + axes["X"])
@@ -224,7 +224,7 @@ def to_grouped(weights: npt.NDArray[Any], weights_format: str, groups_axis: str,
 
 
 def from_grouped(grouped: Array, weights_format: str, groups_axis: str) -> Array:
-    """Give weights of shape ``(groups, I/groups, O/groups, *kernel)`` in `weights_format`."""
+    """Return weights of shape ``(groups, I/groups, O/groups, *kernel)`` in `weights_format`."""
     groups, i, o, *kernel = grouped.shape
     if groups_axis == "I":
         flat = np.moveaxis(grouped, 0, 1).reshape(i, groups * o, *kernel)
@@ -261,7 +261,7 @@ def _taps(
     pads: Sequence[int],
     dilations: Sequence[int],
 ) -> Iterator[tuple[tuple[int, ...], Index, Index]]:
-    """Give every tap that meets data with the slices of narrow and of wide positions that meet in it."""
+    """Yield each tap that meets data, with the slices of the narrow and the wide tensor that it multiplies."""
     for tap in product(*map(range, kernel)):
         at_narrow, at_wide = [], []
         for k, size, count, s, d, b in zip(tap, wide, narrow, strides, dilations, pads, strict=True):
@@ -275,7 +275,7 @@ def _taps(
 
 
 def _last(at: Sequence[Any]) -> Index:
-    """Give the index of the last axes by `at`, the first ones whole."""
+    """Return the index that applies `at` to the last axes and takes the first ones whole."""
     return (Ellipsis, *at)
 
 
@@ -285,7 +285,7 @@ def _pixels(tensor: Array, at: Index) -> Array:
 
 
 def _contract(subscripts: str, a: Array, b: Array) -> Array:
-    """Sum products. BLAS serves finite data only: its kernels may skip zeros, and 0 * Inf is NaN."""
+    """Sum products. BLAS is used for finite data only: its kernels may skip zeros, and 0 * Inf is NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
         return np.asarray(np.einsum(subscripts, a, b, optimize=finite and a.size * b.size > 1 << 16))

@@ -1,9 +1,9 @@
 """Problems to try: a plain description, generators of random ones, exact integer data, and real layers.
 
-A `Case` is one operation call in the pages' words. It makes its own data, its own attributes as a caller
-would send them, and asks the oracle for the answer; turning it into what some part of the project reads is
-that part's test's affair. One builder draws every random case, from `hypothesis` (`cases()`, which shrinks)
-or from a seeded generator (`random_case`, which is fast).
+A `Case` is one operation call in the specification's terms. It makes its own data and its attributes as a caller
+would send them, and gets the answer from the oracle; the tests of each part convert it to what that part reads.
+One builder draws every random case, from `hypothesis` (`cases()`, which shrinks) or from a seeded generator
+(`random_case`, which is fast).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WIDEST = {"f32": 2048, "f16": 32, "bf16": 128}  # f16 would overflow more often 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One call: I and O are `src_channels` and `dst_channels`, dilations of 1 are dense."""
+    """One call: I and O are `src_channels` and `dst_channels`; a dilation of 1 is dense."""
 
     name: str = "random"
     op: str = "ConvolutionBackwardWeights"
@@ -65,7 +65,7 @@ class Case:
         self._check()
 
     def _check(self) -> None:
-        """Hold the case to the pages' shape rule, so that a wrong case can't pass for a wrong kernel."""
+        """Check the case against the specification's shape rule: a wrong case must not look like a wrong kernel."""
         assert self.src_channels % self.groups == 0
         assert self.dst_channels % self.groups == 0
         for axis in range(len(self.kernel)):
@@ -81,27 +81,27 @@ class Case:
 
     @property
     def transposed(self) -> bool:
-        """Whether the operation is one of ConvTranspose's."""
+        """Return whether the operation belongs to ConvTranspose."""
         return self.op.startswith("ConvTranspose")
 
     @property
     def forward(self) -> bool:
-        """Whether the result is dst."""
+        """Return whether the result is dst."""
         return self.op == "ConvTranspose"
 
     @property
     def src_shape(self) -> Ints:
-        """Shape of src."""
+        """Return the shape of src."""
         return self._data_shape(self.src_channels, self.src_spatial)
 
     @property
     def dst_shape(self) -> Ints:
-        """Shape of dst and diff_dst."""
+        """Return the shape of dst and diff_dst."""
         return self._data_shape(self.dst_channels, self.dst_spatial)
 
     @property
     def weights_shape(self) -> Ints:
-        """Shape of weights and diff_weights, the axis `groups_axis` divided by groups."""
+        """Return the shape of weights and diff_weights, the axis `groups_axis` divided by groups."""
         divide = {"I": 1, "O": 1, self.groups_axis: self.groups}
         sizes: dict[str, Ints] = {
             "I": (self.src_channels // divide["I"],),
@@ -112,7 +112,7 @@ class Case:
 
     @property
     def input_shapes(self) -> dict[str, Ints]:
-        """Shapes of the inputs by their names, in the kernels' order."""
+        """Return the shapes of the inputs by name, in the kernels' order."""
         if not self.forward:
             return {"src": self.src_shape, "diff_dst": self.dst_shape}
         shapes = {"src": self.src_shape, "weights": self.weights_shape}
@@ -120,25 +120,25 @@ class Case:
 
     @property
     def output_shape(self) -> Ints:
-        """Shape of the result."""
+        """Return the shape of the result."""
         return self.dst_shape if self.forward else self.weights_shape
 
     @property
     def macs(self) -> int:
-        """Nominal multiply-adds."""
+        """Return the nominal number of multiply-adds."""
         pixels = self.src_spatial if self.transposed else self.dst_spatial
         channels = self.src_channels * self.dst_channels // self.groups
         return self.n * prod(pixels) * prod(self.kernel) * channels
 
     @property
     def sum_length(self) -> int:
-        """Most products that one element of the result adds up, bias included."""
+        """Return the largest number of terms summed for one element of the result, bias included."""
         if self.forward:
             return self.src_channels // self.groups * prod(self.kernel) + 1
         return self.n * prod(self.src_spatial if self.transposed else self.dst_spatial)
 
     def attributes(self) -> dict[str, Any]:
-        """Give the attributes as a caller sends them, under their new names."""
+        """Return the attributes as a caller sends them, under their new names."""
         sent: dict[str, Any] = {
             key: list(getattr(self, key)) for key in ("strides", "pads_begin", "pads_end", "dilations")
         }
@@ -150,10 +150,9 @@ class Case:
         return sent
 
     def inputs(self) -> dict[str, Tensor]:
-        """Make integer inputs in the case's dtype, whose every partial sum f32 holds exactly.
+        """Return integer inputs in the case's dtype, such that f32 holds every partial sum exactly.
 
-        The ranges are as wide as that allows, up to what the dtype itself holds, so that results of f16 and
-        bf16 need rounding, ties among them.
+        The ranges are as wide as that and the dtype allow, so that f16 and bf16 results need rounding, including ties.
         """
         assert self.sum_length <= EXACT_SUM, f"sums of {self.sum_length} products can't be exact"
         rng = np.random.default_rng(self.seed)
@@ -167,14 +166,14 @@ class Case:
         }
 
     def floats(self) -> dict[str, Tensor]:
-        """Make normally distributed inputs in the case's dtype."""
+        """Return normally distributed inputs in the case's dtype."""
         rng = np.random.default_rng(self.seed)
         return {
             name: naive.round_to(self.dtype, rng.standard_normal(shape)) for name, shape in self.input_shapes.items()
         }
 
     def mirrored(self) -> Case:
-        """Give the weight gradient of the other operation that is the same sum: src and diff_dst swapped."""
+        """Return the weight gradient of the other operation that is the same sum: src and diff_dst swapped."""
         assert not self.forward
         op = "ConvolutionBackwardWeights" if self.transposed else "ConvTransposeBackwardWeights"
         padding = []
@@ -196,7 +195,7 @@ class Case:
         )
 
     def exact(self, inputs: dict[str, Tensor]) -> naive.Array:
-        """Ask the oracle for the result in float64."""
+        """Return the oracle's result in float64."""
         shared: dict[str, Any] = {
             key: getattr(self, key)
             for key in ("strides", "pads_begin", "dilations", "groups", "data_format", "weights_format")
@@ -208,7 +207,7 @@ class Case:
         return naive.bwd_weights(self.op, inputs["src"], inputs["diff_dst"], kernel=self.kernel, **shared)
 
     def expected(self, inputs: dict[str, Tensor]) -> Tensor:
-        """Ask the oracle for the result, rounded once to the case's dtype."""
+        """Return the oracle's result, rounded once to the case's dtype."""
         return self.rounded(self.exact(inputs))
 
     def rounded(self, values: Tensor) -> Tensor:
@@ -220,9 +219,9 @@ class Case:
 
 
 def build(pick: Pick, macs: int, longer: int = 1) -> Case:
-    """Draw a valid case of at most about `macs` multiply-adds, images about `longer` times longer than small.
+    """Draw a valid case of at most about `macs` multiply-adds, with images `longer` times as long.
 
-    `pick` chooses one of a sequence, in which the simplest comes first.
+    `pick` chooses from a sequence whose simplest element comes first.
     """
     op = pick(OPS)
     transposed = op.startswith("ConvTranspose")
@@ -255,7 +254,7 @@ def build(pick: Pick, macs: int, longer: int = 1) -> Case:
 
 
 def cases(macs: int = 20_000) -> st.SearchStrategy[Case]:
-    """Give the `hypothesis` strategy of valid cases."""
+    """Return the `hypothesis` strategy for valid cases."""
 
     @st.composite
     def drawn(draw: st.DrawFn) -> Case:
@@ -290,7 +289,7 @@ def _axis(pick: Pick, transposed: bool, rank: int, longer: int) -> Ints:
 
 
 def _channels(pick: Pick) -> Ints:
-    """Draw (groups, I, O): plain, grouped, depthwise, with multiplier; around the sizes of tiles."""
+    """Draw (groups, I, O): plain, grouped, depthwise, or with a multiplier; sizes around those of tiles."""
     kind = pick(["plain", "plain", "plain", "grouped", "depthwise", "multiplier", "reducer"])
     sizes = [1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 40, 64, 65]
     if kind == "plain":
@@ -306,7 +305,7 @@ def _channels(pick: Pick) -> Ints:
 
 
 def fit(case: Case, macs: int) -> Case:
-    """Take the batch, then channels down until the case is small enough to be tried by the thousand."""
+    """Reduce the batch, then the channels, until the case is small enough to run thousands of them."""
     if case.macs > macs and case.n > 1:
         case = replace(case, n=1)
     while case.macs > macs and (case.src_channels > case.groups or case.dst_channels > case.groups):
@@ -322,7 +321,7 @@ def fit(case: Case, macs: int) -> Case:
 
 
 def real_layers() -> Iterator[Case]:
-    """Give the layers of `benchmarks/shapes.json`, batch as published."""
+    """Yield the layers of `benchmarks/shapes.json`, with the batch as published."""
     path = Path(__file__).parent.parent / "benchmarks" / "shapes.json"
     for row in json.loads(path.read_text()):
         known = {each.name for each in fields(Case)} & row.keys()

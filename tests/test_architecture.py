@@ -1,4 +1,4 @@
-"""The house rules that a reader relies on, read from the syntax: who imports whom, what no file may say."""
+"""The project's rules, checked on the syntax trees: which package imports which, and what no file may contain."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("app", "kernels", "schemas", "convgrad")
 FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples")
 
-# Who may import whom, and which outside packages a room may know; `app` may use every server dependency.
+# Which packages may be imported, ours and third-party; `app` may use every server dependency.
 OURS = {
     "app": {"schemas", "kernels", "convgrad"},
     "schemas": {"convgrad"},
     "kernels": set(),
     "convgrad": set(),
 }
-# The packages of the service, from the routes down: each imports only what stands after it.
+# The packages of the service, from the routes down: each imports only those after it.
 LAYERS = ("api", "http", "replies", "calls", "intake", "pool", "telemetry")
 OUTSIDE = {
     "schemas": {"pydantic", "pydantic_core"},
     "kernels": {"numpy", "numba", "llvmlite"},
     "convgrad": {"numpy", "httpx", "ml_dtypes"},
 }
-# The names under which distributions are imported, where they differ, and what they bring along by contract.
+# The import names of distributions where they differ, and what those are guaranteed to install.
 IMPORT_NAMES = {
     "ml-dtypes": {"ml_dtypes"},
     "pydantic": {"pydantic", "pydantic_core"},
@@ -46,13 +46,13 @@ JIT = {"jit", "njit", "vectorize", "guvectorize", "cfunc", "stencil"}
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module of the project by dotted name."""
+    """Return every module of the project by dotted name."""
     return {name: ast.parse(path.read_text(encoding="utf-8"), str(path)) for name, path in paths().items()}
 
 
 @cache
 def paths() -> dict[str, Path]:
-    """Every Python file of the project by dotted module name."""
+    """Return every Python file of the project by dotted module name."""
     found = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -62,7 +62,7 @@ def paths() -> dict[str, Path]:
 
 
 def imports(module: str, *, eager: bool = False) -> Iterator[str]:
-    """Absolute dotted names that `module` imports; `eager`: only those that run when it is imported."""
+    """Yield the absolute dotted names that `module` imports; `eager`: only those imported along with it."""
     is_package = paths()[module].name == "__init__.py"
 
     def walk(node: ast.AST) -> Iterator[str]:
@@ -84,7 +84,7 @@ def imports(module: str, *, eager: bool = False) -> Iterator[str]:
         if node.level:
             above = module.split(".")[: None if is_package and node.level == 1 else (is_package - node.level)]
             base = ".".join([*above, base]).strip(".")
-        # `from package import module` depends on that module; `from module import name` on the one before it
+        # `from package import module` depends on that module; `from module import name` on `module` itself
         for alias in node.names:
             inner = f"{base}.{alias.name}"
             yield inner if inner in paths() else base
@@ -93,33 +93,33 @@ def imports(module: str, *, eager: bool = False) -> Iterator[str]:
 
 
 def calls(module: str) -> Iterator[tuple[str, ast.Call]]:
-    """Each call in `module` with the last part of the name that is called."""
+    """Yield each call in `module` with the last part of the name that is called."""
     for node in ast.walk(modules()[module]):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func).rpartition(".")[2], node
 
 
 def is_compiled(node: ast.AST) -> bool:
-    """Whether a function is compiled by Numba, by a decorator that says so in its name."""
+    """Return whether Numba compiles a function, judging by the names of its decorators."""
     decorators = getattr(node, "decorator_list", [])
     return any(set(re.findall(r"\w+", ast.unparse(d))) & JIT for d in decorators)
 
 
 def of(package: str) -> list[str]:
-    """The modules of one package."""
+    """Return the modules of one package."""
     return [name for name in paths() if name.split(".")[0] == package]
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_between_the_rooms_go_one_way(package: str) -> None:
-    """A room imports only the rooms below it: app -> schemas, kernels, convgrad; schemas -> convgrad."""
+    """A package imports only those below it: app -> schemas, kernels, convgrad; schemas -> convgrad."""
     rooms = {"tests", "benchmarks", "examples", *PACKAGES} - {package} - OURS[package]
     crossed = {f"{m} imports {i}" for m in of(package) for i in imports(m) if i.split(".")[0] in rooms}
     assert not crossed
 
 
 def test_imports_between_the_packages_of_the_service_go_one_way() -> None:
-    """The routes know the server, that knows replies, calls, intake and pool; nothing below knows what is above it."""
+    """The routes know the server, which knows replies, calls, intake and pool; none knows those above it."""
     crossed = set()
     for module in of("app"):
         for name in imports(module):
@@ -130,21 +130,21 @@ def test_imports_between_the_packages_of_the_service_go_one_way() -> None:
 
 
 def test_schemas_know_only_the_error_tree_and_the_dtypes_of_convgrad() -> None:
-    """The schemas take the error tree and the dtype table from convgrad, nothing of the client."""
+    """From convgrad the schemas import the errors and the dtype table, nothing of the client."""
     taken = {i for m in of("schemas") for i in imports(m) if i.split(".")[0] == "convgrad"}
     assert taken <= {"convgrad._errors", "convgrad._dtypes"}
 
 
 @pytest.mark.parametrize("package", sorted(OUTSIDE))
 def test_outside_packages_of_a_room(package: str) -> None:
-    """Schemas, kernels and the client know the standard library and the few packages that are theirs."""
+    """Schemas, kernels and the client import the standard library and the few packages they are allowed."""
     known = sys.stdlib_module_names | OUTSIDE[package] | OURS[package] | {package}
     strangers = {f"{m} imports {i}" for m in of(package) for i in imports(m) if i.split(".")[0] not in known}
     assert not strangers
 
 
 def test_every_outside_package_is_declared() -> None:
-    """What the client and the server import is declared in pyproject.toml, not only there by accident."""
+    """Every import of the client and the server is declared in pyproject.toml, not installed by accident."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     client = project["dependencies"]
     optional = project["optional-dependencies"]
@@ -159,7 +159,7 @@ def test_every_outside_package_is_declared() -> None:
 
 
 def import_names(requirement: str) -> set[str]:
-    """The names that one requirement line makes importable."""
+    """Return the names that one requirement makes importable."""
     match = re.match(r"[A-Za-z0-9._-]+", requirement)
     assert match, requirement
     name = match[0].lower()
@@ -167,7 +167,7 @@ def import_names(requirement: str) -> set[str]:
 
 
 def test_no_import_cycles() -> None:
-    """No module needs itself through any chain; in the service and the kernels not even inside functions."""
+    """No module imports itself through any chain; in the service and the kernels not even inside functions."""
     strict = {*of("app"), *of("kernels"), *of("schemas")}
     graph = {m: {i for i in imports(m, eager=m not in strict) if i in paths() and i != m} for m in paths()}
     try:
@@ -177,7 +177,7 @@ def test_no_import_cycles() -> None:
 
 
 def test_the_oracle_knows_only_numpy() -> None:
-    """The oracle is independent of what it checks: NumPy (with its bfloat16), none of our packages."""
+    """The oracle is independent of what it checks: it imports NumPy (with its bfloat16), none of our packages."""
     names = {i.split(".")[0] for i in imports("tests.naive")}
     assert names <= {"numpy", "ml_dtypes", *sys.stdlib_module_names}
 
@@ -189,8 +189,8 @@ def test_shape_inference_is_integers_only(module: str) -> None:
         assert not {i for i in imports(module) if i.split(".")[0] in {"numpy", "numba", "ml_dtypes"}}
 
 
-def test_what_no_file_may_say() -> None:
-    """No Numba threads, no pickle in arrays, no evaluated text, and no middleware that hides disconnects."""
+def test_forbidden_calls_and_imports() -> None:
+    """No Numba threads, no pickled arrays, no evaluated text, and no middleware that hides disconnects."""
     found = []
     for module in (m for p in PACKAGES for m in of(p)):
         for name, call in calls(module):
@@ -199,7 +199,7 @@ def test_what_no_file_may_say() -> None:
                 for k in call.keywords
                 if k.arg in {"parallel", "allow_pickle", "shell"} and ast.unparse(k.value) == "True"
             ]
-            # what the kernels evaluate is their own text, at import; the other rooms handle text from outside
+            # the kernels evaluate only their own text, at import; the other packages handle text from outside
             evaluates = name == "literal_eval" or ast.unparse(call.func) in {"eval", "exec"}
             if name == "prange" or (evaluates and not module.startswith("kernels.")):
                 found.append(f"{module}: {name}()")
@@ -209,13 +209,13 @@ def test_what_no_file_may_say() -> None:
 
 
 def test_the_client_and_the_schemas_never_pickle() -> None:
-    """What reads bytes from outside can't load a pickle: it imports none of the modules that do."""
+    """Code that reads bytes from outside can't load a pickle: it imports no module that does."""
     picklers = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
     assert not {m for p in ("convgrad", "schemas", "kernels") for m in of(p) if picklers & set(imports(m))}
 
 
 def test_compiler_flags_come_from_one_module() -> None:
-    """One module alone writes Numba's flags; a kernel that forgot `cache` or `nogil` stalls the service."""
+    """Only one module sets Numba's flags; a kernel that forgot `cache` or `nogil` would stall the service."""
     literal = set()
     for module in of("kernels"):
         decorators = [d for n in ast.walk(modules()[module]) for d in getattr(n, "decorator_list", [])]
@@ -231,7 +231,7 @@ def test_compiler_flags_come_from_one_module() -> None:
 
 
 def test_compiled_functions_do_not_validate() -> None:
-    """Everything is checked before the kernels: no compiled function raises."""
+    """Everything is checked before the kernels run: no compiled function raises."""
     raising = {
         f"{m}:{node.lineno}"
         for m in of("kernels")
@@ -249,14 +249,14 @@ def test_async_lives_in_the_service_and_the_async_client() -> None:
 
 
 def test_files_stay_short() -> None:
-    """A file says one thing: none is longer than 500 lines."""
+    """Files have one purpose: none is longer than 500 lines."""
     lengths = {m: len(p.read_text(encoding="utf-8").splitlines()) for m, p in paths().items()}
     assert not {m: n for m, n in lengths.items() if n > 500}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_public_surface_is_declared(package: str) -> None:
-    """Every public name of a package exists, is listed once, and says what it is."""
+    """Every public name of a package exists, is listed once, and has a docstring."""
     module = importlib.import_module(package)
     names = list(getattr(module, "__all__", []))
     assert len(names) == len(set(names))
@@ -267,7 +267,7 @@ def test_public_surface_is_declared(package: str) -> None:
 
 
 def test_the_client_promises_its_documented_names() -> None:
-    """`import convgrad` gives the clients, the events and the root of the errors."""
+    """`import convgrad` provides the clients, the events and the base class of the errors."""
     public = set(importlib.import_module("convgrad").__all__)
     assert public >= {"AsyncClient", "Client", "ConvgradError", "Progress", "Tile"}
 
@@ -286,6 +286,6 @@ def test_every_test_states_its_claim() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    """Each file of the packages opens with a docstring."""
+    """Each file of the packages has a module docstring."""
     silent = {m for p in PACKAGES for m in of(p) if not ast.get_docstring(modules()[m])}
     assert not silent

@@ -1,4 +1,4 @@
-"""The dashboard and the Prometheus that feeds it: what they ask for is what the service reports."""
+"""The dashboard and its Prometheus query only metrics that the service reports."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ by_script = pytest.mark.skipif(
 )
 
 
-def test_the_dashboard_asks_for_what_there_is(service: LiveService, http: httpx.Client) -> None:
-    """Every metric of every query is one that the service reports, and every one of its own is on the dashboard."""
+def test_the_dashboard_queries_existing_metrics(service: LiveService, http: httpx.Client) -> None:
+    """Every queried metric is one that the service reports, and each of its own metrics is on the dashboard."""
     post(http, SMALL, SMALL.inputs())
     http.post("/v1/ops/ConvTranspose", json={}, headers={"content-type": "text/plain"})
     families = list(text_string_to_metric_families(http.get("/metrics").text))
@@ -58,7 +58,7 @@ def _series(name: str, kind: str) -> str:
 
 
 def test_panels_do_not_overlap() -> None:
-    """Panels have places and ids of their own."""
+    """Each panel has its own place and id."""
     cells = [
         (x, y)
         for panel in PANELS
@@ -78,7 +78,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _prometheus(target: str, folder: Path) -> Iterator[httpx.Client]:
-    """Run Prometheus with the profile's configuration, pointed at the service."""
+    """Run Prometheus with the profile's configuration, scraping the service."""
     text = (DEPLOY / "prometheus.yml").read_text("utf-8").replace("convgrad:8001", target)
     config, port = folder / "prometheus.yml", _free_port()
     config.write_text(text.replace("scrape_interval: 5s", "scrape_interval: 1s"), "utf-8")
@@ -111,7 +111,7 @@ def _number(result: list[Any]) -> float:
 
 @by_script
 def test_prometheus_scrapes_the_service_and_answers_the_dashboard(tmp_path: Path) -> None:
-    """Prometheus takes the metrics, finds nothing wrong with them, and answers every query of the dashboard."""
+    """Prometheus scrapes the metrics without a warning, and answers every query of the dashboard."""
     assert shutil.which("prometheus")
     with running_service("--body-limit", "1MiB") as service, _prometheus(service.url[7:], tmp_path) as prometheus:
         until = time.monotonic() + _PATIENCE_S

@@ -21,7 +21,7 @@ def _run(*command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_real_layers(service: LiveService, dtype: str) -> None:
-    """Real layers go through the service and agree with float64; the table has a row for each."""
+    """Real layers computed by the service agree with float64, and the table has a row for each."""
     done = _run("examples/real_layers.py", "--url", service.url, "--batch=1", "--model=WaveNet", "--dtype", dtype)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line for line in done.stdout.splitlines() if line.startswith("WaveNet ")]
@@ -31,7 +31,7 @@ def test_real_layers(service: LiveService, dtype: str) -> None:
 
 @pytest.mark.heavy
 def test_train_digits(service: LiveService, tmp_path: Path) -> None:
-    """A network whose filter gradients come from the service learns the digits, and the loss curve is drawn."""
+    """A network trained with filter gradients from the service learns the digits, and the loss curve is drawn."""
     pytest.importorskip("sklearn")
     pytest.importorskip("matplotlib")
     picture = tmp_path / "loss.png"
@@ -41,7 +41,7 @@ def test_train_digits(service: LiveService, tmp_path: Path) -> None:
 
 
 def test_no_service() -> None:
-    """Without a service the examples say so and how to start one."""
+    """Without a service the examples say so, and how to start one."""
     done = _run("examples/real_layers.py", "--url", "http://127.0.0.1:9", "--wait=0")
     assert done.returncode == 2
     assert "scripts/serve" in done.stderr

@@ -1,4 +1,4 @@
-"""The oracle against loops, adjoint identities and hand-made numbers."""
+"""The oracle against plain loops, adjoint identities and numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_slices_equal_loops(
     groups: int,
     groups_axis: str,
 ) -> None:
-    """The oracle gives the numbers of the plain loops for both gradients and for ConvTranspose."""
+    """The oracle agrees with the plain loops for both gradients and for ConvTranspose."""
     wide, kernel, strides, dilations, pads, narrow = geometry
     rng = np.random.default_rng(7)
     attributes: dict[str, Any] = {
@@ -89,7 +89,7 @@ def test_gradients_are_adjoint_to_the_forward_passes(geometry: tuple[tuple[int, 
 
 
 def test_known_numbers() -> None:
-    """A gradient that fits on paper comes out as on paper, its last tap being all padding."""
+    """A gradient small enough for paper comes out as computed by hand; its last tap is all padding."""
     src = np.array([1.0, 2.0, 3.0]).reshape(1, 1, 3)
     diff_dst = np.array([10.0, 100.0]).reshape(1, 1, 2)
     got = naive.bwd_weights(
@@ -99,8 +99,8 @@ def test_known_numbers() -> None:
     np.testing.assert_array_equal(got, [[[200.0, 310.0, 20.0, 30.0]]])
 
 
-def test_padding_does_not_multiply() -> None:
-    """An Inf that only taps in the padding would meet leaves those taps finite; 0 * Inf inside is NaN."""
+def test_padding_is_not_multiplied() -> None:
+    """Taps that would meet an Inf only in the padding stay finite; 0 * Inf inside is NaN."""
     src = np.array([np.inf, 0.0, 0.0]).reshape(1, 1, 3)
     diff_dst = np.array([0.0, 1.0, 1.0]).reshape(1, 1, 3)
     got = naive.bwd_weights(
@@ -112,9 +112,9 @@ def test_padding_does_not_multiply() -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (1 + 2.0**-8, 1.0),  # a tie goes to the even neighbour
+        (1 + 2.0**-8, 1.0),  # a tie rounds to the even neighbour
         (1 + 3 * 2.0**-8, 1 + 2.0**-6),
-        (1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-7),  # f32 would call this the tie above
+        (1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-7),  # in f32 this would become the tie above
         (1 + 3 * 2.0**-8 - 2.0**-40, 1 + 2.0**-7),
         (-(1 + 2.0**-8 + 2.0**-40), -(1 + 2.0**-7)),
         (3.4e38, np.inf),
@@ -136,7 +136,7 @@ def test_round_to_bf16_rounds_once(value: float, expected: float) -> None:
 
 @pytest.mark.parametrize("dtype", naive.DTYPES)
 def test_round_to_keeps_special_values(dtype: str) -> None:
-    """NaN stays NaN and the sign of zero stays."""
+    """NaN stays NaN, and zero keeps its sign."""
     got = naive.round_to(dtype, np.array([np.nan, -0.0])).astype(np.float64)
     assert np.isnan(got[0])
     assert np.signbit(got[1])

@@ -1,4 +1,4 @@
-"""The operator's guide has every setting, reason, error and metric there is, and no other."""
+"""The operator's guide lists every setting, reason, error and metric, and no others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GUIDE = (ROOT / "docs" / "operations-guide.md").read_text(encoding="utf-8")
 
 
 def rows(title: str) -> dict[str, list[str]]:
-    """Read the table below a heading that begins so: the first cell without its marks, and the others."""
+    """Return the table under the heading that starts with `title`: the other cells by the first, without markup."""
     section = re.split(r"^## ", GUIDE, flags=re.MULTILINE)
     (text,) = [part for part in section if part.startswith(title)]
     cells = [
@@ -31,19 +31,19 @@ def rows(title: str) -> dict[str, list[str]]:
 
 
 def test_every_setting_has_its_row() -> None:
-    """The settings' table names each setting."""
+    """The table of settings names each setting."""
     assert set(rows("Settings")) == set(Settings.model_fields)
 
 
 def test_every_error_has_its_row() -> None:
-    """Code, status and JSON-RPC code of each error that the service can send are right."""
+    """Code, status and JSON-RPC code are right for each error that the service can send."""
     sent = {cls for cls in MAPPING if not issubclass(cls, errors.TransportError)} - {errors.ConvgradError}
     expected = {cls.code: [str(MAPPING[cls].status), str(MAPPING[cls].rpc_code)] for cls in sent}
     assert {code: cells[:2] for code, cells in rows("Errors").items()} == expected
 
 
 def test_every_metric_has_its_row() -> None:
-    """The metrics' table names each metric of a service, with its labels."""
+    """The table of metrics names each metric of a service."""
     found = {
         f"{family.name}_total" if family.type == "counter" else family.name
         for family in create_app(Settings(workers=1)).state.service.telemetry.registry.collect()
@@ -53,8 +53,8 @@ def test_every_metric_has_its_row() -> None:
     assert set(named) == {name.removesuffix("_info") for name in found}
 
 
-def test_every_label_has_its_place() -> None:
-    """The labels of the counters and histograms are those of the code."""
+def test_labels_match_the_code() -> None:
+    """The labels of the counters and histograms match the code."""
     tree = ast.parse((ROOT / "app" / "telemetry" / "metrics.py").read_text("utf-8"))
     declared = {}
     for node in ast.walk(tree):
@@ -69,7 +69,7 @@ def test_every_label_has_its_place() -> None:
 
 
 def reasons() -> Iterator[str]:
-    """Find every reason that the service gives in its source."""
+    """Yield every reason for a refusal in the service's source."""
     for path in (ROOT / "app").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             values: list[ast.expr] = []
@@ -85,11 +85,11 @@ def reasons() -> Iterator[str]:
 
 
 def test_every_reason_has_its_row() -> None:
-    """The table of refusals names each reason of the source, and the codes that count where there is no reason."""
+    """The table of refusals names each reason in the source, and the codes of errors that have no reason."""
     assert set(rows("Why")) == {*reasons(), errors.ShuttingDown.code, errors.TooLarge.code}
 
 
 @pytest.mark.parametrize("title", ["Settings", "Why", "Errors"])
 def test_every_row_says_what_to_do(title: str) -> None:
-    """No cell of advice is empty."""
+    """Every row has its advice."""
     assert all(cells[-1] for cells in rows(title).values())

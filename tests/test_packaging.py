@@ -1,4 +1,4 @@
-"""What people install: the wheel holds the client alone, typed, with the project's one version."""
+"""The wheel that people install: only the client, typed, with the project's one version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel as `pip wheel .` would build it."""
+    """The wheel as built by `pip wheel .`."""
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)

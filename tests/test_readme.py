@@ -1,4 +1,4 @@
-"""What the README shows works as it stands there, typed into a shell against the real service."""
+"""The examples of the README work as printed, typed into a shell against the real service."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="the README
 
 @dataclass(frozen=True)
 class Shell:
-    """Type blocks of the README into bash, in one folder, with the real address of the service."""
+    """Runs blocks of the README in bash, in one folder, with the real address of the service."""
 
     url: str
     folder: Path
 
     def type(self, text: str) -> str:
-        """Run the block that contains a text and give what it prints."""
+        """Run the block that contains a text; return what it prints."""
         (block,) = (block for language, block in BLOCKS if language == "sh" and text in block)
         block = block.replace("http://127.0.0.1:8000", self.url).replace(".venv/bin/python", "python")
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
@@ -49,7 +49,7 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def shell(service: LiveService, tmp_path_factory: pytest.TempPathFactory) -> Shell:
-    """A shell in which the README's two tensors have been made."""
+    """A shell in whose folder the README's two tensors exist."""
     shell = Shell(service.url, tmp_path_factory.mktemp("readme"))
     shell.type("np.save(")
     return shell
@@ -69,14 +69,14 @@ def check_gradient(folder: Path) -> None:
 
 @needs_curl
 def test_two_files_and_curl(shell: Shell) -> None:
-    """The curl command writes a file that numpy.load reads and that is the gradient."""
+    """The curl command writes a file that numpy.load reads and that holds the gradient."""
     shell.type("-F diff_dst=@diff_dst.npy -o")
     check_gradient(shell.folder)
 
 
 @needs_curl
 def test_curl_watches_the_tiles(shell: Shell) -> None:
-    """The events are progress, then tiles, and last the response with the checksum."""
+    """The events are progress, then tiles, and finally the response with the checksum."""
     printed = shell.type("curl -sSN")
     messages = [json.loads(line[5:]) for line in printed.splitlines() if line.startswith("data:")]
     kinds = [message.get("method", "response") for message in messages]
@@ -87,7 +87,7 @@ def test_curl_watches_the_tiles(shell: Shell) -> None:
 
 @needs_curl
 def test_json_rpc(shell: Shell) -> None:
-    """The JSON-RPC call answers with the numbers that the README names."""
+    """The JSON-RPC call returns the numbers in the README."""
     result = json.loads(shell.type('"jsonrpc"'))["result"]
     data = result["outputs"]["diff_weights"]["data"]
     assert np.frombuffer(base64.b64decode(data), "<f4").tolist() == [3.0, 5.0]
@@ -95,14 +95,14 @@ def test_json_rpc(shell: Shell) -> None:
 
 
 def test_the_shell_command(shell: Shell) -> None:
-    """`convgrad run` writes the gradient, and the other commands of the block answer."""
+    """`convgrad run` writes the gradient, and the other commands of the block print their answers."""
     printed = shell.type("convgrad run")
     assert "ConvTransposeBackwardWeights" in printed
     check_gradient(shell.folder)
 
 
 def test_the_python_client(service: LiveService, tmp_path: Path) -> None:
-    """The Python block runs to its end, and both ways of asking give the same bits."""
+    """The Python block runs to the end, and both ways of calling return the same bits."""
     (block,) = (block for language, block in BLOCKS if language == "python")
     block = block.replace("http://127.0.0.1:8000", service.url)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The locked versions in requirements/: fresh, whole, and what is installed everywhere."""
+"""The locked versions in requirements/ are up to date, complete, and installed everywhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOCKS = ("build", "dev", "server")
 
 @dataclass(frozen=True)
 class Pin:
-    """One entry of a lock file: its line, how many hashes it has, and who asks for it."""
+    """One entry of a lock file: its line, how many hashes it has, and what requires it."""
 
     line: str
     hashes: int
@@ -27,17 +27,17 @@ class Pin:
 
     @property
     def name(self) -> NormalizedName:
-        """Its name as packages spell it to each other."""
+        """Return its normalized name."""
         return canonicalize_name(Requirement(self.line).name)
 
 
 def text(lock: str) -> str:
-    """Read a lock file."""
+    """Return the text of a lock file."""
     return (ROOT / "requirements" / f"{lock}.txt").read_text(encoding="utf-8")
 
 
 def pins(lock: str) -> list[Pin]:
-    """Give the entries of a lock file."""
+    """Return the entries of a lock file."""
     entries = re.findall(
         r"^(\w.*?) \\\n((?: {4}--hash=sha256:[0-9a-f]{64}(?: \\)?\n)*) {4}# via (.*)$", text(lock), re.MULTILINE
     )
@@ -45,7 +45,7 @@ def pins(lock: str) -> list[Pin]:
 
 
 def asked(lock: str) -> list[Requirement]:
-    """Give what pyproject.toml asks for, where a lock file is made from it."""
+    """Return the requirements in pyproject.toml from which a lock file is made."""
     if lock == "build":
         return [Requirement(line) for line in PYPROJECT["dependency-groups"]["build"]]
     found: list[Requirement] = []
@@ -61,7 +61,7 @@ def asked(lock: str) -> list[Requirement]:
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_the_lock_holds_what_pyproject_asks_for(lock: str) -> None:
-    """Every requirement is locked within its range, and nothing else for its own sake; `scripts/lock` makes it so."""
+    """Every requirement is locked within its range, and nothing else is a direct one; `scripts/lock` ensures this."""
     wanted = {canonicalize_name(requirement.name): requirement.specifier for requirement in asked(lock)}
     direct = [pin for pin in pins(lock) if "convgrad (pyproject.toml" in pin.via]
     assert {pin.name for pin in direct} == wanted.keys()
@@ -71,7 +71,7 @@ def test_the_lock_holds_what_pyproject_asks_for(lock: str) -> None:
 
 @pytest.mark.parametrize("lock", LOCKS)
 def test_every_version_is_exact_and_has_hashes(lock: str) -> None:
-    """Each entry is one version with the hashes of its files, and no line names a place to get it from."""
+    """Each entry is one version with the hashes of its files, and no line names an index or a URL."""
     entries = pins(lock)
     assert len(entries) == len(re.findall(r"^\w", text(lock), re.MULTILINE))
     assert all(re.fullmatch(r"[\w.-]+==[\w.]+( ; .+)?", pin.line) and pin.hashes for pin in entries)
@@ -79,26 +79,26 @@ def test_every_version_is_exact_and_has_hashes(lock: str) -> None:
 
 
 def test_the_locks_agree() -> None:
-    """What is in two lock files is there in the same versions."""
+    """A package in two lock files has the same version in both."""
     dev = {pin.line for pin in pins("dev")}
     assert {pin.line for pin in pins("server")} <= dev
     assert {pin.line for pin in pins("build")} - dev == {pin.line for pin in pins("build") if pin.name == "editables"}
 
 
 def test_builds_fetch_nothing_else() -> None:
-    """What the build system requires is locked, in the same range."""
+    """The build system's requirements are locked, in the same range."""
     assert set(PYPROJECT["build-system"]["requires"]) <= set(PYPROJECT["dependency-groups"]["build"])
 
 
 def test_packages_used_below_their_surface_have_upper_bounds() -> None:
-    """Uvicorn's protocol classes and Numba's compiler may change in any release: none is taken untried."""
+    """Uvicorn's protocol classes and Numba's compiler may change in any release: no untested one is installed."""
     bounds = {requirement.name: str(requirement.specifier) for requirement in asked("server")}
     assert "<" in bounds["uvicorn"]
     assert "<" in bounds["numba"]
 
 
 def test_setup_and_image_install_the_lock() -> None:
-    """Neither installs a dependency without its hash, nor lets pip choose versions for a build."""
+    """Neither installs a dependency without its hash, or lets pip choose versions for a build."""
     for name in ("scripts/setup", "Dockerfile"):
         script = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ")
         installs = [

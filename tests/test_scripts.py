@@ -1,4 +1,4 @@
-"""What a newcomer types first: the scripts, the two container files and the README that names them."""
+"""The first things a newcomer runs: the scripts, the two container files and the README that names them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BASH = shutil.which("bash")
 
 @pytest.mark.parametrize("script", [*SCRIPTS, ROOT / ".ci" / "run"], ids=lambda path: path.name)
 def test_scripts_are_runnable(script: Path) -> None:
-    """Each script has its run bit, parses, and stops at the first error."""
+    """Each script is executable, parses, and stops at the first error."""
     assert os.access(script, os.X_OK)
     text = script.read_text(encoding="utf-8")
     assert text.startswith("#!/usr/bin/env bash\n# ")
@@ -31,14 +31,14 @@ def test_scripts_are_runnable(script: Path) -> None:
 
 
 def test_ci_runs_what_people_run() -> None:
-    """CI calls the two scripts that a developer calls, and leaves no test out."""
+    """CI calls the two scripts that developers call, and runs every test."""
     lines = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if line.startswith("scripts/")] == ["scripts/check", "scripts/test --all"]
 
 
 @pytest.mark.skipif(BASH is None, reason="needs bash")
 def test_setup_says_which_python_it_needs(tmp_path: Path) -> None:
-    """Without a Python that is new enough, setup says what is missing and leaves nothing behind."""
+    """Without a recent enough Python, setup says what is missing and leaves nothing behind."""
     assert BASH
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -57,8 +57,8 @@ def test_setup_says_which_python_it_needs(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(BASH is None, reason="needs bash")
-def test_setup_does_nothing_twice(tmp_path: Path) -> None:
-    """An environment that was made from these very files is left alone, without a network or pip."""
+def test_setup_keeps_an_up_to_date_environment(tmp_path: Path) -> None:
+    """An environment made from these exact files is left alone, without using the network or pip."""
     assert BASH
     venv = tmp_path / "venv"
     (venv / "bin").mkdir(parents=True)
@@ -74,22 +74,22 @@ def test_setup_does_nothing_twice(tmp_path: Path) -> None:
 
 
 def test_scripts_install_extras_that_exist() -> None:
-    """Every extra that a script asks for is one of pyproject.toml's."""
+    """Every extra that a script installs is defined in pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     asked = {extra for path in SCRIPTS for extra in re.findall(r"scripts/setup (\w+)", path.read_text("utf-8"))}
     assert asked - {"EXTRA"} <= set(project["optional-dependencies"])
 
 
 def test_the_readme_names_the_two_commands() -> None:
-    """The README begins with how to serve and how to test."""
+    """The README begins with how to start the service and how to run the tests."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "scripts/serve" in text
     assert "scripts/test" in text
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page: Path) -> None:
-    """Every relative link and every named script of a page exists."""
+def test_links_resolve(page: Path) -> None:
+    """Every relative link in a page and every script that it names exists."""
     text = page.read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r"<img[^>]+src=\"([^\"]+)\"", text)
     local = [link for link in links if not re.match(r"[a-z]+:", link)]
@@ -99,7 +99,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_dependency_has_its_reason() -> None:
-    """CONTRIBUTING says of each package in pyproject.toml what it is for."""
+    """CONTRIBUTING says what each package in pyproject.toml is used for."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = [*project["dependencies"], *(line for extra in project["optional-dependencies"].values() for line in extra)]
     names = {re.split(r"[\[<>=;~! ]", line)[0] for line in lines} - {"convgrad"}
@@ -108,14 +108,14 @@ def test_every_dependency_has_its_reason() -> None:
 
 
 def test_every_setting_is_explained() -> None:
-    """docs/running.md has a row for each setting of the service, and for nothing else."""
+    """docs/running.md has a row for each setting of the service, and no others."""
     page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `CONVGRAD_(\w+)`", page, re.MULTILINE))
     assert rows == {name.upper() for name in Settings.model_fields}
 
 
 def test_the_image_follows_its_rules() -> None:
-    """The image runs as a user of its own, checks its health without a shell, and needs no frontend image."""
+    """The image runs as its own user, checks its health without a shell, and needs no external BuildKit frontend."""
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
     assert not lines[0].startswith("# syntax=")
     assert "USER convgrad" in lines
@@ -125,7 +125,7 @@ def test_the_image_follows_its_rules() -> None:
 
 
 def test_compose_locks_the_container_down() -> None:
-    """Compose gives a read-only root, limits, a restart policy, and a port on the loopback address only."""
+    """Compose sets a read-only root, limits, a restart policy, and a port on the loopback address only."""
     text = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
     for rule in ("read_only: true", "tmpfs:", "shm_size:", "mem_limit:", "pids_limit:", "cap_drop: [ALL]",
                  "no-new-privileges:true", "restart:", "healthcheck:", "127.0.0.1:8000"):  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a restart costs: kernels that were compiled once are loaded, never compiled again."""
+"""The cost of a restart: kernels that were compiled once are loaded, never compiled again."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from kernels.emit.compiler import ENTRIES
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Numba's own events tell a compilation from a load. It happens in a process of its own, like the one that
-# workers are forked from. Numba compiles parts of its own along with ours.
+# Numba's own events tell a compilation from a load. This runs in its own process, like the one that workers are
+# forked from. Numba compiles parts of its own library along with ours.
 COUNT = """
 from numba.core import event
 import pytest
@@ -33,7 +33,7 @@ print(sum(ours))
 
 
 def compilations(folder: Path | None = None) -> int:
-    """Warm up in a new process, with a cache folder of its own if one is given, and count what it compiled."""
+    """Warm up in a new process, with `folder` as its cache if given; return the number of our functions compiled."""
     command = [sys.executable, "-c", COUNT]
     environment = dict(os.environ) if folder is None else {**os.environ, "NUMBA_CACHE_DIR": str(folder)}
     done = subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
@@ -42,12 +42,12 @@ def compilations(folder: Path | None = None) -> int:
 
 @pytest.mark.heavy
 def test_a_second_warm_up_compiles_nothing(tmp_path: Path) -> None:
-    """After one warm-up has filled the cache, whole or what another one had left out, the next compiles nothing."""
+    """After one warm-up has filled the cache, or the gaps in it, the next one compiles nothing."""
     compilations()
     assert compilations() == 0
     half = tmp_path / folder_name()
     shutil.copytree(cache_folder(), half)
-    # what others are made of, and what nobody else calls
+    # functions that others are built from, and one that nothing else calls
     missing = [file for name in ("_pack_run-", "pack_panel-", "store-") for file in half.rglob(f"*.{name}*.nbi")]
     assert len(missing) == 3, missing
     for file in missing:
@@ -57,7 +57,7 @@ def test_a_second_warm_up_compiles_nothing(tmp_path: Path) -> None:
 
 
 def test_no_function_is_compiled_for_two_signatures() -> None:
-    """A constant or an address without a sign among the arguments makes no specialisation of its own."""
+    """Constants and unsigned addresses among the arguments create no second specialisation."""
     list(warmup())
     compiled = [vars(sys.modules[e.function.__module__])[e.function.__name__] for e in ENTRIES if e.function]
     assert {len(each.overloads) for each in compiled if hasattr(each, "overloads")} == {1}

@@ -1,6 +1,6 @@
-"""Named traps: the shapes that other implementations got wrong, and the borders of ours.
+"""Named traps: the shapes that other implementations got wrong, and our own edge cases.
 
-The first ones are from benchdnn's regression lists and from public bug reports; `name` says which.
+The first ones come from benchdnn's regression lists and from public bug reports; `name` says which.
 """
 
 from __future__ import annotations

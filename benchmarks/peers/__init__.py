@@ -1,1 +1,1 @@
-"""The services that ours is compared with: each file runs on its own, by an interpreter with its own packages."""
+"""The services that ours is compared with: each file runs on its own, with an interpreter and packages of its own."""

@@ -16,7 +16,7 @@ pool = ThreadPoolExecutor(os.cpu_count())
 
 
 def gradient(body: bytearray, n: int, c: int, h: int, o: int) -> bytes:
-    """Compute the gradient of a 3x3 convolution's weights from src and diff_dst, one after the other."""
+    """Return the gradient of a 3x3 convolution's weights; src and diff_dst follow each other in the body."""
     both = torch.frombuffer(body, dtype=torch.float32)
     src = both[: n * c * h * h].view(n, c, h, h)
     diff_dst = both[n * c * h * h :].view(n, o, h, h)

@@ -12,7 +12,7 @@ from pytriton.triton import Triton, TritonConfig
 
 
 def gradient(requests: list[Any]) -> list[dict[str, Any]]:
-    """Compute the gradient of a 3x3 convolution's weights, request by request."""
+    """Return the gradients of a 3x3 convolution's weights, request by request."""
     replies = []
     for request in requests:
         src, diff_dst = torch.from_numpy(request["src"]), torch.from_numpy(request["diff_dst"])

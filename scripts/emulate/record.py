@@ -3,7 +3,7 @@
     record.py calls OUT COUNT SEED    run problems here on imitated instructions and write each call's memory
     record.py objects FOLDER          compile the same functions for Sapphire Rapids, with a table of them in C
 
-The two run as processes of their own, because the path is chosen when the kernels are imported.
+The two run in separate processes, because the path is chosen when the kernels are imported.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class _Recorder:
         self.out, self.index, self.watched, self.calls = out, index, watched, 0
 
     def wrap(self, name: str, function: Any) -> Callable[..., Any]:
-        """Return the function that records and calls."""
+        """Return a function that records `function` and calls it."""
 
         def call(*arguments: Any) -> Any:
             arrays = [np.zeros(8, np.int64)]
-            words = [arrays[0].ctypes.data, arrays[0].ctypes.data + 32]  # where Numba puts its result and its error
+            words = [arrays[0].ctypes.data, arrays[0].ctypes.data + 32]  # where Numba writes its result and its error
             for value in arguments:
                 if isinstance(value, np.ndarray):
                     arrays.append(value)
@@ -88,7 +88,7 @@ def _tables() -> list[Any]:
 
 
 def _callbacks(array: Any) -> list[int]:
-    """Give the places of addresses of `kernels.pack.pairs.packer` in a table of records."""
+    """Return the addresses of the words with a `kernels.pack.pairs.packer` address in a table of records."""
     if "packer" not in (array.dtype.names or ()):
         return []
     first = array["packer"]
@@ -96,7 +96,7 @@ def _callbacks(array: Any) -> list[int]:
 
 
 def _spans(arrays: list[Any], holes: list[int]) -> list[tuple[int, int]]:
-    """Join the memory of arrays to disjoint spans, without tables of tiles, parts of them, and words in `holes`."""
+    """Return the memory of arrays as disjoint spans, without tables of tiles or parts of them, and words in `holes`."""
     ends = [(array.ctypes.data, array.ctypes.data + array.nbytes) for array in arrays]
     tables = [(table.ctypes.data, table.ctypes.data + table.nbytes) for table in _tables()]
     found: list[tuple[int, int]] = []

@@ -1,7 +1,7 @@
 """Compare an emulated service with the kernels on this machine: ``python scripts/emulate/service.py COMMAND...``.
 
-COMMAND starts the service on the port that is added to it: ``--port N``. It computes each operation in each dtype on
-small integers, where every sum is exact, and its bits are held to those of this processor.
+COMMAND starts the service; ``--port N`` is appended to it. Each operation is computed in each dtype on small
+integers, where every sum is exact, and the bits are compared with those of this processor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def cases() -> list[Case]:
 
 
 def differs(client: Client, case: Case) -> bool:
-    """Compute one call on both, and report whether any bit differs."""
+    """Compute one call on both; return whether any bit differs."""
     inputs = case.inputs()
     shape = {} if case.forward else {"weights_shape": list(case.weights_shape)}
     attributes = {key: value for key, value in case.attributes().items() if key != "weights_shape"}
@@ -44,7 +44,7 @@ def differs(client: Client, case: Case) -> bool:
 
 
 def main(command: list[str]) -> int:
-    """Start the service, compare, stop it."""
+    """Start the service, compare, and stop it."""
     with subprocess.Popen([*command, "--port", "0"], stderr=subprocess.PIPE, text=True) as process:  # noqa: S603 -- our own
         assert process.stderr is not None
         try:

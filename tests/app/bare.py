@@ -1,4 +1,4 @@
-"""Requests over bare sockets, for tests of what no HTTP client does: to stop in the middle, to wait, not to read."""
+"""Requests over raw sockets, to do what no HTTP client does: stop in the middle, wait, not read the reply."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["connected", "multipart", "written"]
 
 
 def written(request: httpx.Request) -> tuple[bytes, bytes]:
-    """Write a request as it goes over the line: head and body."""
+    """Return a request as sent on the wire: head and body."""
     lines = [f"{request.method} {request.url.path} HTTP/1.1", *map(": ".join, request.headers.items())]
     return "\r\n".join([*lines, "", ""]).encode(), request.read()
 
 
 def multipart(case: Case, accept: str, headers: dict[str, str] | None = None, **options: Any) -> tuple[bytes, bytes]:
-    """Write a call whose result nobody looks at: head and body."""
+    """Return a call whose result is not checked: head and body."""
     files = parts(case, case.floats(), **options)
     given = {"accept": accept, **(headers or {})}
     return written(httpx.Request("POST", f"http://localhost/v1/ops/{case.op}", files=files, headers=given))
@@ -31,7 +31,7 @@ def multipart(case: Case, accept: str, headers: dict[str, str] | None = None, **
 
 @contextmanager
 def connected(url: str, *, here: str = "", little_room: bool = False) -> Iterator[socket.socket]:
-    """Connect to a service: from an address of this machine, with little room for what it sends."""
+    """Connect to a service: from the address `here` if given, and with a small receive buffer if `little_room`."""
     address = urlsplit(url)
     with closing(socket.socket()) as sock:
         if little_room:

@@ -1,4 +1,4 @@
-"""What the tests of the service share."""
+"""Fixtures shared by the service's tests."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def tight() -> Iterator[Resident]:
 
 @pytest.fixture
 def tight_http(tight: Resident) -> Iterator[httpx.Client]:
-    """A plain HTTP client of that service."""
+    """A plain HTTP client for that service."""
     with httpx.Client(base_url=tight.url, timeout=60.0) as client:
         yield client

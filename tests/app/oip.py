@@ -1,4 +1,4 @@
-"""Inference calls as `tritonclient` and as any HTTP client makes them, and their replies read back."""
+"""Inference calls as sent by `tritonclient` and by any HTTP client, and functions that read their replies."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ HEAD_LENGTH = "Inference-Header-Content-Length"
 
 
 def output_name(case: Case) -> str:
-    """Name the one output of a case."""
+    """Return the name of a case's one output."""
     return "dst" if case.forward else "diff_weights"
 
 
 def tensor(name: str, array: Array, datatype: str, *, binary: bool = True) -> triton.InferInput:
-    """Make an input of tritonclient."""
+    """Return an input for tritonclient."""
     made = triton.InferInput(name, list(array.shape), datatype)
     made.set_data_from_numpy(array, binary_data=binary)
     return made
 
 
 def triton_inputs(case: Case, inputs: dict[str, Array], *, binary: bool = True) -> list[triton.InferInput]:
-    """Make the inputs of a case for tritonclient."""
+    """Return the inputs of a case for tritonclient."""
     return [tensor(name, array, OIP[case.dtype], binary=binary) for name, array in inputs.items()]
 
 
 def infer(client: Any, case: Case, inputs: dict[str, Array], *, binary: bool = True, **more: Any) -> Array:
-    """Compute a case with tritonclient's synchronous client."""
+    """Return the result of a case computed through tritonclient's synchronous client."""
     outputs = [triton.InferRequestedOutput(output_name(case), binary_data=binary)]
-    json_too = binary or case.dtype == "bf16"  # tritonclient itself refuses BF16 in JSON requests
+    json_too = binary or case.dtype == "bf16"  # tritonclient itself rejects BF16 in JSON requests
     sent = triton_inputs(case, inputs, binary=json_too)
     result = client.infer(case.op, sent, outputs=outputs, parameters=case.attributes(), **more)
     found: Array = result.as_numpy(output_name(case))
@@ -51,7 +51,7 @@ def infer(client: Any, case: Case, inputs: dict[str, Array], *, binary: bool = T
 
 
 def head(case: Case, inputs: dict[str, Array], *, binary: bool = True, **members: Any) -> dict[str, Any]:
-    """Build the JSON of an inference request by hand."""
+    """Return the JSON of an inference request, built by hand."""
     tensors = []
     for name, array in inputs.items():
         entry: dict[str, Any] = {"name": name, "shape": list(array.shape), "datatype": OIP[case.dtype]}
@@ -64,13 +64,13 @@ def head(case: Case, inputs: dict[str, Array], *, binary: bool = True, **members
 
 
 def body(document: dict[str, Any], inputs: dict[str, Array]) -> tuple[bytes, dict[str, str]]:
-    """Put a binary request together; gives its headers too."""
+    """Return the body of a binary request, and its headers."""
     text = json.dumps(document).encode()
     return b"".join([text, *(array.tobytes() for array in inputs.values())]), {HEAD_LENGTH: str(len(text))}
 
 
 def post(http: httpx.Client, op: str, content: Any, headers: dict[str, str] | None = None) -> httpx.Response:
-    """Post a request as it is."""
+    """Post a request unchanged."""
     return http.post(f"/v2/models/{op}/infer", content=content, headers=headers or {})
 
 
@@ -81,12 +81,12 @@ def post_binary(http: httpx.Client, case: Case, inputs: dict[str, Array], **memb
 
 
 def post_json(http: httpx.Client, case: Case, inputs: dict[str, Array], **members: Any) -> httpx.Response:
-    """Post a case as JSON alone."""
+    """Post a case entirely as JSON."""
     return http.post(f"/v2/models/{case.op}/infer", json=head(case, inputs, binary=False, **members))
 
 
 def read(response: httpx.Response, dtype: str) -> Array:
-    """Read the one output of a reply in either form."""
+    """Return the one output of a reply in either form."""
     assert response.status_code == 200, response.text
     length = response.headers.get(HEAD_LENGTH)
     content = response.content
@@ -100,7 +100,7 @@ def read(response: httpx.Response, dtype: str) -> Array:
 
 
 def error(response: httpx.Response, status: int) -> str:
-    """Check that a reply is the protocol's error object, and give its text."""
+    """Check that a reply is the protocol's error object, and return its text."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     found = response.json()

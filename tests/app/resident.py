@@ -1,4 +1,4 @@
-"""The real application on a real socket inside the test's process, so that a test can look at it."""
+"""The real application on a real socket inside the test's process, so that tests can inspect it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _WAIT_S = 60.0
 
 @dataclass
 class Resident:
-    """A service in this process: where it listens, its loop, and itself."""
+    """A service in this process: its address, its event loop, and the service object."""
 
     url: str
     loop: asyncio.AbstractEventLoop
     service: Service
 
     def run(self, work: Coroutine[Any, Any, Any], timeout: float = _WAIT_S) -> Any:
-        """Run a coroutine on the service's loop."""
+        """Run a coroutine on the service's loop; return its result."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout)
 
     def until(self, condition: Callable[[], bool], timeout: float = 10.0) -> None:
-        """Wait until a condition holds on the service's loop; it is looked at between all other events."""
+        """Wait until a condition holds on the service's loop; it is checked there every millisecond."""
 
         async def look() -> None:
             async with asyncio.timeout(timeout):
@@ -47,7 +47,7 @@ class Resident:
 
 @contextmanager
 def resident_service(**settings: Any) -> Iterator[Resident]:
-    """Run the application with settings until the block ends; ready."""
+    """Run the application with these settings until the block ends; yields when it is ready."""
     chosen = Settings(port=0, **settings)
     app, protocol = create_app(chosen), timeout_protocol(chosen.slow_s)
     config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, log_config=None, lifespan="on")

@@ -1,4 +1,4 @@
-"""Calls as any HTTP client would make them, and replies read back; no line of the project's own code."""
+"""Calls as any HTTP client would make them, and functions that read the replies; none of the project's own code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SMALL = Case(
 
 
 def doubled(size: int, src_channels: int, dst_channels: int, n: int = 1) -> Case:
-    """Make a call that doubles both sides of its images: little work for many bytes."""
+    """Return a call that doubles both sides of its images: little work for many bytes."""
     return Case(
         op="ConvTranspose",
         n=n,
@@ -63,7 +63,7 @@ def doubled(size: int, src_channels: int, dst_channels: int, n: int = 1) -> Case
     )
 
 
-# A result that no socket buffer holds.
+# A result larger than any socket buffer.
 LARGE = doubled(1024, 1, 1)
 
 # Seconds of work for the reference kernel.
@@ -79,28 +79,28 @@ SLOW = Case(
 
 
 def npy(array: Array) -> bytes:
-    """Write a .npy file the way NumPy does."""
+    """Return a .npy file as written by NumPy."""
     file = io.BytesIO()
     np.save(file, array)
     return file.getvalue()
 
 
 def request_object(case: Case, **options: Any) -> dict[str, Any]:
-    """Build the request object of a case without its tensors."""
+    """Return the request object of a case without its tensors."""
     described = {name: {"dtype": case.dtype} for name in case.input_shapes}
     request: dict[str, Any] = {"attributes": case.attributes(), "inputs": described}
     return request | ({"options": options} if options else {})
 
 
 def parts(case: Case, inputs: dict[str, Array], **options: Any) -> Files:
-    """Build the multipart form of a call: the request first, then a file for each tensor."""
+    """Return the multipart form of a call: the request first, then a file for each tensor."""
     request = json.dumps(request_object(case, **options)).encode()
     files = [(name, (f"{name}.npy", npy(array), NPY)) for name, array in inputs.items()]
     return [("request", ("request.json", request, JSON)), *files]
 
 
 def document(case: Case, inputs: dict[str, Array], *, as_npy: bool = False, **options: Any) -> dict[str, Any]:
-    """Build the JSON form of a call."""
+    """Return the JSON form of a call."""
     tensors: dict[str, Any] = {}
     for name, array in inputs.items():
         if as_npy:
@@ -114,18 +114,18 @@ def document(case: Case, inputs: dict[str, Array], *, as_npy: bool = False, **op
 def post(
     http: httpx.Client, case: Case, inputs: dict[str, Array], accept: str = JSON, **options: Any
 ) -> httpx.Response:
-    """Call a case by multipart."""
+    """Post a case as multipart."""
     return http.post(f"/v1/ops/{case.op}", files=parts(case, inputs, **options), headers={"accept": accept})
 
 
 def read_npy(body: bytes, dtype: str) -> Array:
-    """Read a .npy reply."""
+    """Return the array in a .npy reply."""
     array: Array = np.load(io.BytesIO(body), allow_pickle=False)
     return array.view(DTYPES[dtype]) if array.dtype.kind == "V" else array
 
 
 def read_tensor(tensor: dict[str, Any]) -> Array:
-    """Read an output tensor of a JSON reply."""
+    """Return an output tensor of a JSON reply."""
     if "npy" in tensor:
         return read_npy(base64.b64decode(tensor["npy"], validate=True), tensor["dtype"])
     data = base64.b64decode(tensor["data"], validate=True)
@@ -133,20 +133,20 @@ def read_tensor(tensor: dict[str, Any]) -> Array:
 
 
 def read_json(response: httpx.Response) -> Array:
-    """Read the one output of a JSON reply."""
+    """Return the one output of a JSON reply."""
     (tensor,) = response.json()["outputs"].values()
     return read_tensor(tensor)
 
 
 def messages(text: str) -> Iterator[dict[str, Any]]:
-    """Read the messages of an event stream."""
+    """Yield the messages of an event stream."""
     for event in text.removesuffix("\n\n").split("\n\n"):
         if not event.startswith(":"):
             yield json.loads(event.removeprefix("data: "))
 
 
 def read_events(response: httpx.Response) -> Array:
-    """Put an event stream's tiles together; the last message must agree with them."""
+    """Assemble an event stream's tiles; the last message must agree with them."""
     *notifications, last = messages(response.text)
     (output,) = last["result"]["outputs"].values()
     tiles = [entry["params"] for entry in notifications if entry["method"] == "notifications/tile"]
@@ -155,7 +155,7 @@ def read_events(response: httpx.Response) -> Array:
 
 
 def frames(body: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Cut a tensor stream into frames."""
+    """Yield the frames of a tensor stream."""
     while body:
         magic, json_length, length = struct.unpack_from("<4sIQ", body)
         assert magic == b"CGG1"
@@ -167,7 +167,7 @@ def frames(body: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
 
 
 def read_frames(response: httpx.Response) -> Array:
-    """Put a tensor stream's tiles together; its end must agree with them."""
+    """Assemble a tensor stream's tiles; its end must agree with them."""
     found = list(frames(response.content))
     begin, end = found[0][0], found[-1][0]
     assert (begin["type"], end["type"]) == ("begin", "end")
@@ -197,7 +197,7 @@ READERS: dict[str, Callable[[httpx.Response], Array]] = {
 
 
 def read(response: httpx.Response) -> Array:
-    """Read the output of any reply form."""
+    """Return the output of a reply in any form."""
     assert response.status_code == 200, response.text
     media_type = response.headers["content-type"]
     if media_type == NPY:
@@ -206,5 +206,5 @@ def read(response: httpx.Response) -> Array:
 
 
 def same_bits(first: Array, second: Array) -> bool:
-    """Compare dtype, shape and bits; NaNs of the same bits are equal."""
+    """Return whether dtype, shape and bits are the same; NaNs with the same bits are equal."""
     return (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())

@@ -1,4 +1,4 @@
-"""`--check`: all settings and files are read, what would be done is said, and nothing is started."""
+"""`--check` reads all settings and files and describes the service, but starts nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_check_describes_the_service(tmp_path: Path) -> None:
-    """Addresses, keys, workers, memory and kernels are listed with status 0, also while the port is in use."""
+    """Addresses, keys, workers, memory and kernels are listed with status 0, even while the port is in use."""
     keys = tmp_path / "keys"
     keys.write_text(f"a sha256:{hashlib.sha256(b'1').hexdigest()}\n", encoding="utf-8")
     certificate = trustme.CA().issue_cert("localhost")
@@ -54,7 +54,7 @@ def test_check_describes_the_service(tmp_path: Path) -> None:
     ids=lambda value: value[0] if isinstance(value, list) else None,
 )
 def test_errors_name_the_setting(flags: list[str], message: str) -> None:
-    """A value, or a file, that can't be used ends with status 2 and a line that names its setting."""
+    """For a value or a file that can't be used, the status is 2 and a line names the setting."""
     done = check(*flags)
     assert done.returncode == 2
     assert done.stderr.startswith(message)

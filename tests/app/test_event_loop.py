@@ -1,4 +1,4 @@
-"""No work on the event loop takes longer than 5 ms, so that no call holds up the others."""
+"""No step on the event loop takes longer than 5 ms, so that no call delays the others."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ Send = Callable[[httpx.Client], httpx.Response]
 
 @pytest.fixture(scope="module")
 def resident() -> Iterator[Resident]:
-    """A service in this process, whose full collections pass by what the tests have imported, as its own does."""
+    """A service in this process; as in its own process, full collections skip the objects that exist at the start."""
     with resident_service(workers=1) as resident:
         gc.collect()
         gc.freeze()
@@ -59,13 +59,13 @@ def resident() -> Iterator[Resident]:
 
 
 def multipart(case: Case, accept: str) -> Send:
-    """Call a case by multipart."""
+    """Return a function that calls a case by multipart."""
     inputs = case.inputs()
     return lambda http: calls.post(http, case, inputs, accept)
 
 
 def json(case: Case, path: str = "/v1/ops/") -> Send:
-    """Call a case in JSON with base64."""
+    """Return a function that calls a case in JSON with base64."""
     document = calls.document(case, case.inputs())
     if path == "/rpc":
         call = {"jsonrpc": "2.0", "id": 1, "method": case.op, "params": document}
@@ -74,7 +74,7 @@ def json(case: Case, path: str = "/v1/ops/") -> Send:
 
 
 def binary(case: Case, *, compressed: bool = False, numbers: bool = False) -> Send:
-    """Call a case through the binary API; the reply may be numbers."""
+    """Return a function that calls a case through the binary API; the reply may be JSON numbers."""
     inputs = case.inputs()
     output = {"name": oip.output_name(case), "parameters": {"binary_data": not numbers}}
     content, headers = oip.body(oip.head(case, inputs, outputs=[output]), inputs)
@@ -84,7 +84,7 @@ def binary(case: Case, *, compressed: bool = False, numbers: bool = False) -> Se
 
 
 def numbers(case: Case) -> Send:
-    """Call a case with its tensors as JSON numbers."""
+    """Return a function that calls a case with its tensors as JSON numbers."""
     inputs = case.inputs()
     return lambda http: oip.post_json(http, case, inputs)
 
@@ -104,11 +104,11 @@ WAYS: dict[str, Send] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_blocks_the_event_loop(resident: Resident, way: str) -> None:
-    """Between two turns of the loop its thread computes for less than 5 ms, whatever comes in and goes out.
+    """No step of the loop takes its thread 5 ms of processor time, whatever is received or sent.
 
-    On a slow or busy machine it is what it takes to copy 4 MiB there, a fraction of a body, if that is more. Processor
-    time, because other processes take turns with this one; and of the longest steps of several calls the shortest,
-    because a step that is long by itself is so in every call.
+    On a slow or busy machine the bound is the time to copy 4 MiB, a fraction of a body, if that is longer. The test
+    measures processor time, because other processes share the processors, and takes the shortest of the longest steps
+    of several calls, because a step that is inherently long is long in every call.
     """
     with httpx.Client(base_url=resident.url, timeout=60) as http:
         rounds = [(_longest_turn(resident, http, WAYS[way]), _copy()) for _ in range(ROUNDS)]

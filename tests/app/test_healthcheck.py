@@ -1,4 +1,4 @@
-"""What the image's HEALTHCHECK runs."""
+"""The command that the image's HEALTHCHECK runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def check(**settings: str) -> subprocess.CompletedProcess[str]:
-    """Run the command as the Dockerfile has it, with these settings alone."""
+    """Run the command from the Dockerfile with only these settings."""
     found = re.search(r"^HEALTHCHECK .* CMD (\[.*\])$", (ROOT / "Dockerfile").read_text("utf-8"), re.MULTILINE)
     assert found is not None
     command = [sys.executable, *json.loads(found[1])[1:]]
@@ -38,7 +38,7 @@ def certificate(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("host", ["127.0.0.2", "::1", "0.0.0.0", "::"])
 def test_the_health_check_uses_the_host_of_the_service(host: str, certificate: str) -> None:
-    """A host of its own, and all hosts, with TLS and a certificate of another name."""
+    """It finds the service on its own host or on all hosts, with TLS and a certificate for another name."""
     settings = {"host": host, "public": "true", "allowed_hosts": "grad.example", "tls_certificate": certificate}
     flags = [text for name, value in settings.items() for text in (f"--{name.replace('_', '-')}", value)]
     with running_service(*flags, "--workers", "1") as service:
@@ -49,7 +49,7 @@ def test_the_health_check_uses_the_host_of_the_service(host: str, certificate: s
 
 
 def test_the_health_check_uses_unix_socket_and_operators_port(tmp_path: Path) -> None:
-    """Either is enough; and while the service drains, or where nobody listens, it fails with a line that says so."""
+    """Either is sufficient; if nothing listens, the check fails and says so."""
     path = str(tmp_path / "convgrad.sock")
     with running_service("--uds", path, "--ops-port", "0", "--workers", "1") as service:
         (port,) = re.findall(r"health and metrics at http://127.0.0.1:(\d+)", "".join(service.log))
@@ -61,7 +61,7 @@ def test_the_health_check_uses_unix_socket_and_operators_port(tmp_path: Path) ->
 
 
 def test_a_certificate_of_the_client_needs_the_operators_port(certificate: str) -> None:
-    """The check has no certificate to show, and says what to set."""
+    """The check has no client certificate, and says which setting to use."""
     done = check(tls_certificate=certificate, tls_client_ca="ca.pem")
     assert done.returncode == 1
     assert "CONVGRAD_OPS_PORT" in done.stdout

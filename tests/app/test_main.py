@@ -1,4 +1,4 @@
-"""The service as a process: its start, its drain, and what it survives."""
+"""The service as a process: its start, its drain, and the faults it survives."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LONG = Case(
 
 
 def children(pid: int) -> set[int]:
-    """List the processes below a process."""
+    """Return all descendants of a process."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
@@ -39,7 +39,7 @@ def children(pid: int) -> set[int]:
 
 
 def alive(pid: int) -> bool:
-    """Tell whether a process runs; one that waits for its parent's wait does not."""
+    """Return whether a process is running; a zombie is not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
@@ -48,13 +48,13 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def own() -> Iterator[LiveService]:
-    """A service that the test may end."""
+    """A service that the test may stop."""
     with running_service("--workers", "2", "--drain-s", "60") as service:
         yield service
 
 
 def test_sigterm_drains(own: LiveService, http: httpx.Client) -> None:
-    """After SIGTERM /readyz and new calls are 503, the running call ends right, and no process is left."""
+    """After SIGTERM /readyz and new calls get 503, the running call returns the right bits, and no process is left."""
     below = children(own.pid)
     assert below
     inputs = LONG.inputs()
@@ -65,7 +65,7 @@ def test_sigterm_drains(own: LiveService, http: httpx.Client) -> None:
             first = next(stream)
             own.process.send_signal(signal.SIGTERM)
             while (ready := client.get("/readyz")).status_code == 200:
-                pass  # the signal is on its way
+                pass  # the signal has not been handled yet
             assert ready.json()["status"] == "draining"
             assert client.get("/healthz").status_code == 200
             refused = post(client, SMALL, SMALL.inputs())
@@ -79,7 +79,7 @@ def test_sigterm_drains(own: LiveService, http: httpx.Client) -> None:
 
 
 def test_the_second_signal_stops_at_once(own: LiveService) -> None:
-    """A second SIGTERM does not wait for the running call: its stream ends without `end`."""
+    """A second SIGTERM does not wait for the running call: its stream ends without an `end` frame."""
     with httpx.Client(base_url=own.url, timeout=60) as http:
         files, headers = parts(LONG, LONG.floats(), reference=True), {"accept": FRAMES}
         with http.stream("POST", f"/v1/ops/{LONG.op}", files=files, headers=headers) as running:
@@ -87,7 +87,7 @@ def test_the_second_signal_stops_at_once(own: LiveService) -> None:
             got = next(stream)
             own.process.send_signal(signal.SIGTERM)
             while http.get("/readyz").json()["status"] != "draining":
-                pass  # the signal is on its way
+                pass  # the signal has not been handled yet
             own.process.send_signal(signal.SIGTERM)
             try:
                 got += b"".join(stream)
@@ -99,7 +99,7 @@ def test_the_second_signal_stops_at_once(own: LiveService) -> None:
 
 
 def test_a_killed_worker_costs_nothing(own: LiveService, http: httpx.Client) -> None:
-    """kill -9 of every worker in the middle of a call: the right answer arrives all the same."""
+    """If every worker is killed with -9 in the middle of a call, the right answer still arrives."""
     inputs = LONG.inputs()
     with httpx.Client(base_url=own.url, timeout=120) as client:
         headers = {"accept": FRAMES}
@@ -115,7 +115,7 @@ def test_a_killed_worker_costs_nothing(own: LiveService, http: httpx.Client) -> 
 
 
 def children_or_none(pid: int) -> set[int]:
-    """List the processes below one that may be gone by now."""
+    """Return the descendants of a process, none if it has exited."""
     try:
         return children(pid)
     except FileNotFoundError:
@@ -123,7 +123,7 @@ def children_or_none(pid: int) -> set[int]:
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:
-    """With --uds the service listens there, and only there."""
+    """With --uds the service listens on that socket, and nowhere else."""
     path = tmp_path / "convgrad.sock"
     with running_service("--uds", str(path)) as service:
         assert service.url == f"unix:{path}"
@@ -134,13 +134,13 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 
 
 def is_alive_at(path: Path) -> bool:
-    """Tell whether a service answers at a Unix socket."""
+    """Return whether a service answers on a Unix socket."""
     with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as http:
         return http.get("http://any.example/healthz").status_code == 200
 
 
 def test_a_second_service_does_not_take_the_socket_away(tmp_path: Path) -> None:
-    """While a service answers at a Unix socket another one is refused it; a socket that was left behind is replaced."""
+    """A Unix socket on which a service answers is not taken over; one that was left behind is replaced."""
     path = tmp_path / "convgrad.sock"
     flags = ["--uds", str(path), "--workers", "1"]
     with running_service(*flags) as service:
@@ -157,7 +157,7 @@ def test_a_second_service_does_not_take_the_socket_away(tmp_path: Path) -> None:
 
 
 def test_two_listeners_shut_down_cleanly() -> None:
-    """A host of two addresses has two listeners, and SIGTERM ends the service with status 0."""
+    """A host with two addresses gets two listeners, and SIGTERM ends the service with status 0."""
     with running_service("--host", "", "--public", "true", "--workers", "1") as service:
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(60) == 0
@@ -177,7 +177,7 @@ def test_wrong_flags_are_explained(flags: list[str], word: str) -> None:
 
 
 def test_a_taken_port_is_explained(service: LiveService) -> None:
-    """A port that is in use ends the program with a status and without a traceback."""
+    """If the port is in use, the program exits with an error status and without a traceback."""
     port = service.url.rpartition(":")[2]
     command = [sys.executable, "-m", "app", "--port", port]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
@@ -187,7 +187,7 @@ def test_a_taken_port_is_explained(service: LiveService) -> None:
 
 
 def test_json_logs_have_the_request(tmp_path: Path) -> None:
-    """With --log-format json each line is an object, and a request's line has its id, address, status and outcome."""
+    """With --log-format json each line is an object; a request's line has its id, address, status and outcome."""
     with running_service("--log-format", "json") as service, httpx.Client(base_url=service.url) as http:
         http.post("/v1/ops/none", headers={"x-request-id": "abc"})
         post(http, SMALL, SMALL.inputs(), JSON)
@@ -197,7 +197,7 @@ def test_json_logs_have_the_request(tmp_path: Path) -> None:
 
 
 def test_only_trusted_proxies_set_the_address() -> None:
-    """A proxy on this machine says who calls; what others say of themselves does not count."""
+    """A proxy on this machine may set the caller's address; other callers may not."""
     elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
     with running_service("--workers", "1", "--log-format", "json") as service:
         for name, transport in (("proxy", None), ("caller", elsewhere)):

@@ -1,4 +1,4 @@
-"""Settings and what the container allows."""
+"""Settings, and the limits that a container imposes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.settings import Settings, unknown_variables
 
 
 def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CONVGRAD_* is read: sizes with units, counts in the scientific form, lists with commas; empty is not set."""
+    """CONVGRAD_* variables are read: sizes with units, counts like 1e9, lists with commas; an empty one is unset."""
     monkeypatch.setenv("CONVGRAD_BODY_LIMIT", "64MiB")
     monkeypatch.setenv("CONVGRAD_WORK_LIMIT", "1e12")
     monkeypatch.setenv("CONVGRAD_CORS", "https://example.org, https://example.com")
@@ -29,7 +29,7 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_flags_take_precedence_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flag is a setting in kebab case, and stronger than the variable."""
+    """A flag is the setting's name in kebab case, and overrides the variable."""
     monkeypatch.setenv("CONVGRAD_QUEUE_LENGTH", "7")
     monkeypatch.setenv("CONVGRAD_PORT", "1234")
     settings, check = parse_settings(["--queue-length", "9"])
@@ -48,7 +48,7 @@ def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
 
 
 def test_defaults_depend_on_the_container() -> None:
-    """Zero workers and zero memory mean: what there is."""
+    """Zero workers or zero memory means as much as there is."""
     settings = Settings()
     assert settings.worker_count == cpu_count()
     assert 0 < settings.memory_budget < memory_bytes()
@@ -58,27 +58,27 @@ def test_defaults_depend_on_the_container() -> None:
 
 @pytest.mark.parametrize("text", ["https://a.org,https://b.org", '["https://a.org", "https://b.org"]'])
 def test_lists_have_commas_or_are_json(text: str) -> None:
-    """A list is the same as a variable, as a flag, and in the form of JSON."""
+    """A list may have commas or be JSON, in a variable as in a flag."""
     assert parse_settings(["--cors", text])[0].cors == ("https://a.org", "https://b.org")
 
 
 @pytest.mark.parametrize(("name", "least"), [("memory_limit", 1 << 20), ("body_limit", 1 << 10)])
 def test_a_bound_is_refused_with_its_reason(name: str, least: int) -> None:
-    """A size too small for any call is refused with the smallest valid one and the reason."""
+    """A size too small for any call is rejected with the smallest valid one and the reason."""
     assert getattr(Settings.model_validate({name: least}), name) == least
     with pytest.raises(ValidationError, match=rf"must be at least 1.0 .iB.*, but is {least - 1}: .* call"):
         Settings.model_validate({name: least - 1})
 
 
 def test_an_unknown_variable_gives_a_warning_with_the_closest_name() -> None:
-    """An unknown variable with our prefix is most likely a typo."""
+    """An unknown variable with our prefix is probably a typo."""
     (line,) = unknown_variables(["CONVGRAD_MEMROY_LIMIT", "CONVGRAD_PORT", "convgrad_port", "CONVGRAD_URL", "PATH"])
     assert line.startswith("CONVGRAD_MEMROY_LIMIT is not a setting")
     assert "CONVGRAD_MEMORY_LIMIT" in line
 
 
 def test_every_variable_of_the_project_is_known() -> None:
-    """No variable that code, scripts and pages name is taken for a slip."""
+    """No variable named in code, scripts or pages is taken for a typo."""
     root = Path(__file__).resolve().parents[2]
     listed = subprocess.run(["git", "ls-files"], cwd=root, check=True, capture_output=True, text=True).stdout
     files = [root / name for name in listed.splitlines() if not name.startswith(("tests/", "CHANGELOG"))]
@@ -89,7 +89,7 @@ def test_every_variable_of_the_project_is_known() -> None:
 
 
 def machine(root: Path, controller: str, group: str, *, version: int, place: str = "/") -> Path:
-    """Lay out what a process in a control group sees; give the folder that the controller is mounted at."""
+    """Create the files that a process in a control group sees; return the folder where the controller is mounted."""
     (root / "proc" / "self").mkdir(parents=True)
     listed = f"0::{group}" if version == 2 else f"7:{controller},other:{group}"
     (root / "proc" / "self" / "cgroup").write_text(f"{listed}\n1:name=systemd:/elsewhere\n")
@@ -100,7 +100,7 @@ def machine(root: Path, controller: str, group: str, *, version: int, place: str
 
 
 def write(file: Path, text: str) -> None:
-    """Write a file of a control group, with the folders around it."""
+    """Write a file of a control group, creating its folders."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
 
@@ -109,13 +109,13 @@ def write(file: Path, text: str) -> None:
     ("quota", "most"), [("50000 100000", 1), ("150000 100000", 2), ("max 100000", 10**6), ("junk", 10**6)]
 )
 def test_a_quota_limits_the_processors(tmp_path: Path, quota: str, most: int) -> None:
-    """A control group of half a processor gives one worker, of one and a half two."""
+    """A control group with half a processor gets one worker, with one and a half two."""
     write(machine(tmp_path, "cpu", "/", version=2) / "cpu.max", quota)
     assert 1 <= cpu_count(tmp_path) <= most
 
 
 def test_the_quota_of_the_first_version(tmp_path: Path) -> None:
-    """Version 1 of control groups is read too; -1 is no quota."""
+    """Version 1 of control groups is supported too; -1 means no quota."""
     folder = machine(tmp_path, "cpu", "/a", version=1) / "a"
     write(folder / "cpu.cfs_quota_us", "100000")
     write(folder / "cpu.cfs_period_us", "100000")
@@ -127,7 +127,7 @@ def test_the_quota_of_the_first_version(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("version", "name"), [(1, "memory.limit_in_bytes"), (2, "memory.max")])
 @pytest.mark.parametrize("at", ["a.slice/b.service", "a.slice", "."])
 def test_the_memory_limit_of_any_group_around_counts(tmp_path: Path, version: int, name: str, at: str) -> None:
-    """The least limit of the own group and of those around it is what there is; "max" is none."""
+    """The smallest limit of the process's group and its ancestors applies; "max" is none."""
     folder = machine(tmp_path, "memory", "/a.slice/b.service", version=version)
     for group in ("a.slice/b.service", "a.slice"):
         write(folder / group / name, "max")
@@ -137,7 +137,7 @@ def test_the_memory_limit_of_any_group_around_counts(tmp_path: Path, version: in
 
 
 def test_a_container_that_sees_its_own_group_alone(tmp_path: Path) -> None:
-    """Where the mount's root is the group itself, or the group lies outside of it, the limit is at the mount."""
+    """If the mount's root is the group itself, or the group lies outside it, the limit is read at the mount."""
     folder = machine(tmp_path / "inside", "memory", "/docker/1", version=1, place="/docker/1")
     write(folder / "memory.limit_in_bytes", "1048576")
     assert memory_bytes(tmp_path / "inside") == 1 << 20
@@ -146,7 +146,7 @@ def test_a_container_that_sees_its_own_group_alone(tmp_path: Path) -> None:
 
 
 def test_an_address_space_limit_limits_the_memory() -> None:
-    """What `ulimit -v` allows is all there is."""
+    """The limit set by `ulimit -v` applies."""
     script = "from app.pool.container import memory_bytes; print(memory_bytes())"
     command = ["prlimit", f"--as={1 << 30}", sys.executable, "-c", script]
     assert int(subprocess.run(command, check=True, capture_output=True, text=True).stdout) == 1 << 30

@@ -1,1 +1,1 @@
-"""Tests of the measurements: that they measure what they say."""
+"""Tests of the benchmarks: that they measure what they claim to."""

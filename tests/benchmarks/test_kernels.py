@@ -1,4 +1,4 @@
-"""The measurement of the kernels: its data, its reference, its turns and its record."""
+"""The kernel benchmark: its data, its reference, how contenders alternate, and its record."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def shapes(tmp_path: Path) -> Path:
 
 
 def layers() -> list[Layer]:
-    """The small file's layers, the forward one too."""
+    """Return the small file's layers, including the forward one."""
     return [Layer("conv", OPERATIONS[0], ROWS[0]), *(Layer("deconv", op, ROWS[1]) for op in OPERATIONS[1:])]
 
 
 def test_every_row_of_the_shapes_file_is_a_layer() -> None:
-    """All rows obey the shape rules, and each ConvTranspose one makes a forward problem besides."""
+    """All rows obey the shape rules, and each ConvTranspose row also makes a forward problem."""
     rows = json.loads(SHAPES.read_text())
     found = read_layers(SHAPES, list(OPERATIONS), [])
     transposed = sum(row["op"] == "ConvTransposeBackwardWeights" for row in rows)
@@ -62,21 +62,21 @@ def test_every_row_of_the_shapes_file_is_a_layer() -> None:
 
 
 def test_layers_are_chosen_by_name_and_operation(shapes: Path) -> None:
-    """`only` is a part of a name, `ops` the operations."""
+    """`only` matches part of a name, `ops` whole operations."""
     assert [layer.name for layer in read_layers(shapes, list(OPERATIONS[:2]), ["dec"])] == ["deconv"]
     assert [layer.op for layer in read_layers(shapes, ["ConvTranspose"], [])] == ["ConvTranspose"]
 
 
 def test_a_row_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
-    """A dst that its src does not give would make the peer compute something else."""
+    """A dst that does not follow from its src is rejected: the peer would compute something else."""
     path = tmp_path / "wrong.json"
     path.write_text(json.dumps([ROWS[0] | {"dst_spatial": [5, 8]}]))
     with pytest.raises(ValueError, match="axis 1"):
         read_layers(path, list(OPERATIONS), [])
 
 
-def test_padding_says_the_same_in_symmetric_words() -> None:
-    """For each axis PyTorch's own size formulas give back what was asked, and zeros are added only where needed."""
+def test_symmetric_padding_is_equivalent() -> None:
+    """PyTorch's own size formulas return the requested size of each axis, and zeros are added only where needed."""
     cases = 0
     for size, kernel, stride, dilation in np.ndindex(9, 4, 4, 3):
         wide, extent = size + 1, kernel * (dilation + 1) + 1
@@ -92,7 +92,7 @@ def test_padding_says_the_same_in_symmetric_words() -> None:
             assert (extended + 2 * found.pads - extent) // (stride + 1) + 1 == narrow
             assert found.left_over <= stride
             assert stride * (narrow - 1) + narrow - 1 + extent - 2 * found.pads + found.left_over == extended
-            if found.low or found.high:  # then the padding as it is would give another size
+            if found.low or found.high:  # with unmodified padding the size would be wrong
                 assert (wide + 2 * begin - extent) // (stride + 1) + 1 != narrow
             cases += 1
     assert cases > 1000
@@ -100,7 +100,7 @@ def test_padding_says_the_same_in_symmetric_words() -> None:
 
 @pytest.mark.parametrize("layer", layers(), ids=lambda layer: layer.op)
 def test_only_taps_inside_are_counted(layer: Layer) -> None:
-    """The inside work is what is left when every pair of positions is looked at."""
+    """The inside work equals a count over all pairs of positions."""
     problem = layer.problem("f32", "NCX")
     transposed = problem.op.startswith("ConvT")
     wide, narrow = problem.src_spatial, problem.dst_spatial
@@ -119,7 +119,7 @@ def test_only_taps_inside_are_counted(layer: Layer) -> None:
 @pytest.mark.parametrize("layer", layers(), ids=lambda layer: layer.op)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_both_layouts_give_the_reference(layer: Layer, dtype: str, threads: int) -> None:
-    """Ours is near float64 in either layout, in the same order of elements; a spoiled result is not."""
+    """In either layout our result is near float64, with the elements in the same order; a spoiled result is not."""
     problem = layer.problem(dtype, "NCX")
     inputs = {"NCX": make_inputs(problem)}
     inputs["NXC"] = channels_last(problem, inputs["NCX"])
@@ -138,7 +138,7 @@ def test_both_layouts_give_the_reference(layer: Layer, dtype: str, threads: int)
 
 
 class Clockwork(Contender):
-    """A contender whose calls take as long as it is told, on a clock of its own."""
+    """A contender whose calls take a set time on its own clock."""
 
     def __init__(self, who: str, seconds: float, log: list[str]) -> None:
         super().__init__(who, layers()[0].problem("f32", "NCX"), "wall")
@@ -146,22 +146,22 @@ class Clockwork(Contender):
         self.clock = lambda: self._now
 
     def call(self) -> None:
-        """Let the time pass."""
+        """Advance the clock."""
         self._now += self._seconds
         self._log.append(self.who)
 
     def result(self, called: Any) -> tuple[Any, ConvProblem]:
-        """There is none: only its times are looked at."""
+        """Fail: only the times are used."""
         raise AssertionError(f"a clockwork computes nothing, asked for {called!r}")
 
 
 def settings(budget: float) -> Settings:
-    """Three runs within `budget` seconds."""
+    """Return settings for three runs within `budget` seconds."""
     return Settings(dtype="f32", threads=1, peer="none", runs=3, budget=budget, clock="wall", limit=1.0)
 
 
 def test_contenders_take_turns() -> None:
-    """Samples are A B A B, and each is the mean of as many calls as the clock needs."""
+    """Samples alternate A B A B, and each is the mean of as many calls as the clock needs."""
     log: list[str] = []
     slow, quick = Clockwork("a", 0.02, log), Clockwork("b", 0.004, log)
     taken = take_turns({slow: 0.02, quick: 0.004}, settings(60))
@@ -171,8 +171,8 @@ def test_contenders_take_turns() -> None:
     assert (taken[slow]["repeats"], taken[quick]["repeats"]) == (1, 3)
 
 
-def test_what_is_too_slow_runs_no_more() -> None:
-    """A call that takes a contender's share of the budget is its only sample; the others go on."""
+def test_a_slow_contender_runs_once() -> None:
+    """A contender whose first call takes its share of the budget is not called again; the others continue."""
     log: list[str] = []
     slow, quick = Clockwork("a", 50, log), Clockwork("b", 1, log)
     taken = take_turns({slow: 50, quick: 1}, settings(60))
@@ -183,7 +183,7 @@ def test_what_is_too_slow_runs_no_more() -> None:
 
 
 def test_geometric_mean() -> None:
-    """The mean of twice and half as fast is as fast."""
+    """The mean of twice as fast and half as fast is 1."""
     assert geometric_mean([2.0, 0.5]) == pytest.approx(1.0)
 
 
@@ -191,7 +191,7 @@ def test_geometric_mean() -> None:
 def test_the_command_writes_a_record_that_the_report_reads(
     shapes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One command measures a file of shapes, another puts the tables where they belong."""
+    """One command measures a file of shapes, another writes the tables to their places."""
     out, readme, picture = tmp_path / "out.json", tmp_path / "README.md", tmp_path / "out.png"
     words = ["--shapes", str(shapes), "--peer", "none", "--runs", "1", "--ops", ",".join(OPERATIONS)]
     assert command.main([*words, "--json", str(out), "--plot", str(picture)]) == 0
@@ -212,8 +212,8 @@ def test_the_command_writes_a_record_that_the_report_reads(
 
 
 @pytest.mark.heavy
-def test_the_report_holds_threads_to_one(shapes: Path, tmp_path: Path) -> None:
-    """Two records of the same layers give the gain of a second thread and of a smaller type."""
+def test_the_report_compares_threads_and_dtypes(shapes: Path, tmp_path: Path) -> None:
+    """Two records of the same layers show the gain from a second thread and from a smaller dtype."""
     out = tmp_path / "out.json"
     assert command.main(["--shapes", str(shapes), "--peer", "none", "--runs", "1", "--json", str(out)]) == 0
     one, two, half = (json.loads(out.read_text()) for _ in range(3))
@@ -231,7 +231,7 @@ def test_the_report_holds_threads_to_one(shapes: Path, tmp_path: Path) -> None:
 
 
 def test_the_report_needs_its_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without marker lines nothing is written."""
+    """Without the marker lines nothing is written."""
     with pytest.raises(ValueError, match="marker"):
         report.insert("text", "no markers here")
     assert report.main([str(tmp_path / "missing.json")]) == 2
@@ -242,14 +242,14 @@ def test_the_report_needs_its_markers(tmp_path: Path, capsys: pytest.CaptureFixt
     "words", [["--ops", "Pooling"], ["--clock", "cpu", "--threads", "2"], ["--threads", "0"]], ids=lambda w: w[0][2:]
 )
 def test_wrong_flags_are_refused(words: list[str]) -> None:
-    """A flag that means nothing ends the command before it measures."""
+    """A meaningless flag ends the command before it measures."""
     with pytest.raises(SystemExit) as ended:
         command.main(words)
     assert ended.value.code == 2
 
 
 def test_inputs_are_stored_as_the_kernels_take_them() -> None:
-    """f32 as it is, the 16-bit types as their bits."""
+    """f32 is stored as it is, the 16-bit dtypes as their bits."""
     problem = layers()[0].problem
     assert stored(make_inputs(problem("f32", "NCX"))[0]).dtype == np.float32
     assert stored(make_inputs(problem("bf16", "NCX"))[0]).dtype == np.uint16

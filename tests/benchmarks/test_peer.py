@@ -1,4 +1,4 @@
-"""The peer is asked for exactly what the kernels compute."""
+"""The peer computes exactly what the kernels compute."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ peer = pytest.importorskip("benchmarks.peer", reason="the bench extra is not ins
 
 @pytest.mark.parametrize("seed", range(60))
 def test_torch_gives_the_reference(seed: int) -> None:
-    """Any layer, uneven padding and output_padding included, in either layout: PyTorch's result is near float64."""
+    """On any layer, in either layout, with uneven padding and output_padding too, PyTorch's result is near float64."""
     rng = np.random.default_rng(seed)
     case = next(c for c in iter(lambda: random_case(rng), None) if c.n and c.op in OPERATIONS)
     row = {key: getattr(case, key) for key in ("n", "src_channels", "dst_channels", "groups", "kernel", "strides")}

@@ -23,8 +23,8 @@ TINY = CASES[0]
 
 
 @pytest.mark.parametrize("api", APIS, ids=lambda api: api.name)
-def test_requests_are_whole(api: Any) -> None:
-    """Every request's head says how long its body is."""
+def test_requests_are_complete(api: Any) -> None:
+    """Every request's head states the length of its body."""
     wire = b"".join(api.build(TINY).pieces)
     head, _, body = wire.partition(b"\r\n\r\n")
     lengths = [line.split(b":")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")]
@@ -33,7 +33,7 @@ def test_requests_are_whole(api: Any) -> None:
 
 @pytest.mark.heavy
 def test_a_run_measures_every_api(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run without peers checks and times our own APIs, and writes figures for each."""
+    """A run without peers checks and times our own APIs, and records figures for each."""
     record = tmp_path / "found.json"
     arguments = ["--no-peers", "--cases", "tiny", "--rounds", "1", "--seconds", "0.02", "--workers", "1"]
     assert service.main([*arguments, "--json", str(record)]) == 0
@@ -48,7 +48,7 @@ def test_a_run_measures_every_api(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_a_wrong_result_ends_the_run() -> None:
-    """The time of a contender that computes something else is not reported."""
+    """If a contender computes something else, the run ends and its time is not reported."""
     api = next(api for api in APIS if api.name == "hand-written")
     contender = service.Contender(api.name, api.server, lambda *_: lambda: None, api.read)
     expected = TINY.expected()
@@ -58,7 +58,7 @@ def test_a_wrong_result_ends_the_run() -> None:
 
 
 def test_the_endpoint_that_only_reads() -> None:
-    """The peer that reads the body says how long it was."""
+    """The peer that only reads the body returns its length."""
     port = free_port()
     case = Case("some", 2, 8, 20, 8)
     api = next(api for api in APIS if api.server == "body_only")
@@ -78,7 +78,7 @@ def test_the_endpoint_that_only_reads() -> None:
 
 
 def answers(port: int) -> bool:
-    """Whether somebody listens."""
+    """Return whether a server accepts connections on the port."""
     try:
         socket.create_connection(("127.0.0.1", port)).close()
     except ConnectionRefusedError:
@@ -87,7 +87,7 @@ def answers(port: int) -> bool:
 
 
 def test_the_report() -> None:
-    """Ratios are to the peers that were there; what was not is named."""
+    """Ratios are to the peers that were measured; those that were not are named."""
     row = {"p50_ms": 2.0, "p99_ms": 3.0, "min_ms": 1.0, "per_s": None}
     document = {
         "cases": {"tiny": {"ours": row, "hand-written": row | {"p50_ms": 4.0}}},
@@ -100,8 +100,8 @@ def test_the_report() -> None:
     assert "Not measured: pytriton could not be installed" in text
 
 
-def test_cases_are_what_they_say() -> None:
-    """The reference of a case is its gradient: float64 sums of small integers, by the definition."""
+def test_expected_results_follow_the_definition() -> None:
+    """The expected result of a case is its gradient by the definition: float64 sums of small integers."""
     case = Case("small", 2, 3, 5, 4)
     src, diff_dst = case.inputs().values()
     padded = np.pad(src, [(0, 0), (0, 0), (1, 1), (1, 1)]).astype(np.float64)

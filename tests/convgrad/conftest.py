@@ -1,4 +1,4 @@
-"""What the tests of the client share."""
+"""Fixtures for the client's tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUICK = Retry(attempts=3, first_wait=0.001, longest_wait=0.002, budget=5.0)
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """A server that speaks the contract."""
+    """A server that follows the contract."""
     server = Server()
     with running(server):
         yield server
@@ -22,6 +22,6 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def client(server: Server) -> Iterator[Client]:
-    """A client of that server which does not wait long between attempts."""
+    """A client for that server, with short waits between attempts."""
     with Client(server.url, retry=QUICK) as client:
         yield client

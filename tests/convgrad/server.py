@@ -1,7 +1,7 @@
-"""A small real HTTP server that speaks the contract, written without the code under test.
+"""A small real HTTP server that follows the contract, written without the code under test.
 
-It answers a call with its `src` as the output, in as many tiles as the test says, and keeps what it was sent.
-`script` holds what it does instead for the next requests.
+It answers a call with its `src` as the output, in as many tiles as the test sets, and keeps what it received.
+`script` lists what it does instead for the next requests.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 
 @dataclass
 class Received:
-    """Keep one request as it came."""
+    """One request as it was received."""
 
     method: str
     path: str
@@ -51,14 +51,14 @@ def frame(header: dict[str, Any], body: bytes = b"") -> bytes:
 
 
 def boxes(shape: tuple[int, ...], tiles: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Cut a shape into boxes along its last axis, so that they are not contiguous; last box first."""
+    """Yield boxes that split a shape along its last axis, so that they are not contiguous; last box first."""
     edges = np.linspace(0, shape[-1], tiles + 1).astype(int).tolist()
     for begin, end in reversed(list(pairwise(edges))):
         yield [0] * (len(shape) - 1) + [begin], [*shape[:-1], end - begin]
 
 
 def stream_of(array: Array, *, tiles: int = 2, **begin: Any) -> list[bytes]:
-    """Return the frames of a whole reply."""
+    """Return the frames of a complete reply."""
     whole = {
         "op": "Op",
         "output": "diff_weights",
@@ -76,7 +76,7 @@ def stream_of(array: Array, *, tiles: int = 2, **begin: Any) -> list[bytes]:
 
 
 def whole_of(array: Array, **output: Any) -> tuple[bytes, bytes]:
-    """Return head and tensor of a reply of the binary API."""
+    """Return the head and the tensor of a binary API reply."""
     (kind,) = (kind for kind, dtype in OIP.items() if array.dtype == np.dtype(dtype))
     about: dict[str, Any] = {"name": "diff_weights", "datatype": kind, "shape": list(array.shape)}
     about |= {"parameters": {"binary_data_size": array.nbytes}, **output}
@@ -90,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server | UnixServer
 
     def do_GET(self) -> None:
-        """Answer a page."""
+        """Answer a GET request."""
         self._answer(Received("GET", self.path, self._fields()))
 
     def do_POST(self) -> None:
@@ -107,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(received)
 
     def reply(self, status: int, body: bytes, kind: str = "application/json", **headers: str) -> None:
-        """Send a whole reply."""
+        """Send a complete reply."""
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
@@ -117,7 +117,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def problem(self, status: int, code: str, **members: Any) -> None:
-        """Send an error as the contract has it."""
+        """Send an error in the form of the contract."""
         body = {
             "type": "urn:x",
             "title": "Title",
@@ -129,7 +129,7 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(status, json.dumps(body).encode(), "application/problem+json")
 
     def frames(self, frames: list[bytes], *, whole: bool = True) -> None:
-        """Send frames in chunks of HTTP; without the last one the reply breaks off."""
+        """Send frames as HTTP chunks; if not `whole`, cut off before the last chunk."""
         self.send_response(200)
         self.send_header("Content-Type", "application/x-tensor-stream")
         self.send_header("Transfer-Encoding", "chunked")
@@ -147,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
         self.reply(200, head + tensor, "application/octet-stream", **length)
 
     def log_message(self, *_: object) -> None:
-        """Keep quiet."""
+        """Log nothing."""
 
     def _fields(self) -> dict[str, str]:
         return {name.lower(): value for name, value in self.headers.items()}
@@ -167,7 +167,7 @@ Step = Callable[[Handler, Received], None]
 
 
 class Server(ThreadingHTTPServer):
-    """Serve on a free port of the loopback interface."""
+    """An HTTP server on a free port of the loopback interface."""
 
     daemon_threads = True
 
@@ -178,12 +178,12 @@ class Server(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address."""
+        """Return the address."""
         return f"http://127.0.0.1:{self.server_port}"
 
 
 class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """Serve on a Unix socket."""
+    """An HTTP server on a Unix socket."""
 
     daemon_threads = True
     url: ClassVar[str] = "http://any-name"
@@ -194,7 +194,7 @@ class UnixServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.script: deque[Step] = deque()
 
     def get_request(self) -> tuple[Any, Any]:
-        """Give the handler an address that it can print."""
+        """Return the connection with an address that the handler can print."""
         request, _ = super().get_request()
         return request, ("unix", 0)
 
@@ -213,7 +213,7 @@ def running(server: Server | UnixServer) -> Iterator[None]:
 
 
 def read_multipart(body: bytes, boundary: str, into: Received) -> None:
-    """Take a multipart body apart; the `request` part has to be the first."""
+    """Parse a multipart body; the `request` part must come first."""
     start, *parts, end = (b"\r\n" + body).split(b"\r\n--" + boundary.encode())
     assert (start, end) == (b"", b"--\r\n")
     for number, part in enumerate(parts):
@@ -229,7 +229,7 @@ def read_multipart(body: bytes, boundary: str, into: Received) -> None:
 
 
 def read_inference(body: bytes, length: int, into: Received) -> None:
-    """Take the binary form of the Open Inference Protocol apart; the tensors follow the head in its order."""
+    """Parse the binary form of the Open Inference Protocol; the tensors follow the head in its order."""
     into.document = json.loads(body[:length])
     for entry in into.document["inputs"]:
         assert entry.keys() == {"name", "datatype", "shape", "parameters"}

@@ -1,4 +1,4 @@
-"""The reply put together: in any pieces, any order of tiles, and never wrong without saying so."""
+"""Reassembly of a reply: split anywhere, tiles in any order, and no corruption goes undetected."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ END: dict[str, Any] = {"type": "end", "tiles": 1, "sha256": hashlib.sha256(DATA)
 
 
 def assemble(*pieces: bytes) -> Result:
-    """Read a whole reply."""
+    """Return the result of a complete reply."""
     assembly = Assembly()
     for piece in pieces:
         list(assembly.feed(piece))
@@ -48,7 +48,7 @@ def reply(begin: Any = None, tile: Any = None, end: Any = None, *, body: bytes =
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("tiles", [1, 2, 4])
 def test_any_pieces_make_the_array(dtype: Any, tiles: int) -> None:
-    """Byte by byte, frame by frame or all at once: the array is the same."""
+    """The array is the same whether the reply arrives byte by byte, frame by frame or all at once."""
     array = ARRAY.astype(dtype)
     frames = stream_of(array, tiles=tiles)
     whole = b"".join(frames)
@@ -60,7 +60,7 @@ def test_any_pieces_make_the_array(dtype: Any, tiles: int) -> None:
 
 @given(st.data())
 def test_tiles_in_any_order(data: st.DataObject) -> None:
-    """Tiles may come in any order, contiguous or not, and be cut anywhere."""
+    """Tiles may come in any order, contiguous or not, and be split anywhere."""
     begin, *middle, end = stream_of(ARRAY, tiles=4)
     order = data.draw(st.permutations(middle))
     whole = b"".join([begin, *order, end])
@@ -69,7 +69,7 @@ def test_tiles_in_any_order(data: st.DataObject) -> None:
 
 
 def test_events_come_before_the_error_that_ends_them() -> None:
-    """What was final before an error is given, even when all of it came in one piece."""
+    """Events before an error are delivered first, even if everything arrived in one piece."""
     fault = frame({"type": "error", "code": "overloaded", "message": "full", "data": {"retry_after": 2}})
     events = Assembly().feed(b"".join([*stream_of(ARRAY)[:3], fault]))
     assert isinstance(next(events), Progress)
@@ -90,7 +90,7 @@ def test_outputs_of_few_elements(shape: tuple[int, ...]) -> None:
 
 
 def test_contiguous_tiles_are_received_in_place() -> None:
-    """A tile that is contiguous in the output shares the output's memory, and so does any other."""
+    """A tile shares the output's memory, whether it is contiguous there or not."""
     for tiles in (1, 2):
         assembly = Assembly()
         events = list(assembly.feed(b"".join(stream_of(ARRAY, tiles=tiles))))
@@ -107,7 +107,7 @@ def test_unknown_frame_types_are_ignored() -> None:
 
 
 def test_progress_of_nothing_is_complete() -> None:
-    """A call without tiles is done from the start."""
+    """A call without tiles is complete from the start."""
     assert Progress(0, 0).share == 1.0
 
 
@@ -150,12 +150,12 @@ def test_protocol_violations_are_detected(name: str) -> None:
 
 
 def test_the_unbroken_reply_is_right() -> None:
-    """The reply that the cases above break is right without their change."""
+    """The unmodified reply that the cases above corrupt is valid."""
     assert assemble(reply()).array.tobytes() == DATA
 
 
 def test_every_truncation_is_found() -> None:
-    """A reply cut anywhere is broken."""
+    """A reply truncated anywhere is an error."""
     stream = b"".join(stream_of(ARRAY))
     for end in range(len(stream)):
         with pytest.raises(BrokenStream):
@@ -163,7 +163,7 @@ def test_every_truncation_is_found() -> None:
 
 
 def test_every_flipped_byte_is_found() -> None:
-    """A reply with one byte changed never gives a result."""
+    """A reply with one byte changed never returns a result."""
     stream = b"".join(stream_of(ARRAY))
     for at in range(len(stream)):
         damaged = bytearray(stream)
@@ -173,7 +173,7 @@ def test_every_flipped_byte_is_found() -> None:
 
 
 def test_a_matching_crc_does_not_hide_a_wrong_tensor() -> None:
-    """A changed element with a right frame checksum is still found, by the checksum of the whole."""
+    """A changed element in a frame with a matching checksum is found by the checksum of the whole tensor."""
     body = np.arange(1, 7, dtype=np.float32).tobytes()
     with pytest.raises(ProtocolError, match="sha256"):
         assemble(reply(body=body))
@@ -190,7 +190,7 @@ kinds = st.sampled_from(["begin", "progress", "tile", "end", "error"])
 
 @given(st.lists(st.tuples(kinds, st.dictionaries(keys, json_values, max_size=3), st.binary(max_size=8)), max_size=3))
 def test_hostile_frames_raise_only_convgrad_errors(frames: list[tuple[str, dict[str, Any], bytes]]) -> None:
-    """Well-formed frames with any JSON in them never raise anything but the tree's errors."""
+    """Well-formed frames with any JSON in them raise only our own errors."""
     base = {"begin": BEGIN, "tile": TILE, "end": END, "progress": {"done": 1, "total": 2}}
     stream = b"".join(frame({"type": kind, **base.get(kind, {}), **more}, body) for kind, more, body in frames)
     with pytest.raises(ConvgradError):

@@ -1,4 +1,4 @@
-"""The asyncio client against a real HTTP server: the same promises, with `await`."""
+"""The asyncio client against a real HTTP server: the same guarantees, with `await`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def client_of(server: Server | UnixServer, **options: Any) -> AsyncIterator[AsyncClient]:
-    """Connect to a server without waiting long between attempts."""
+    """Connect to a server, with short waits between attempts."""
     async with AsyncClient(server.url, retry=QUICK, **options) as client:
         yield client
 
 
 def using(server: Server, use: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """Run one coroutine with a client of the server."""
+    """Run one coroutine with a client of the server; return its result."""
 
     async def run() -> T:
         async with client_of(server) as client:
@@ -40,7 +40,7 @@ def using(server: Server, use: Callable[[AsyncClient], Awaitable[T]]) -> T:
 
 
 def test_run(server: Server) -> None:
-    """The result is a writeable array of what the service sent, and the request has everything in it."""
+    """The result is a writeable array of what the service sent, and the request is complete."""
     result = using(server, lambda client: client.run("Op", {"src": SRC}, {"groups": 1}, deadline=2))
     np.testing.assert_array_equal(result, SRC)
     assert result.flags.writeable
@@ -48,14 +48,14 @@ def test_run(server: Server) -> None:
 
 
 def test_operations_are_methods(server: Server) -> None:
-    """The methods of the operations give something to await."""
+    """The methods of the operations return awaitables."""
     result = using(server, lambda client: client.conv_transpose(SRC, SRC, strides=[1], dilations=[1]))
     np.testing.assert_array_equal(result, SRC)
     assert server.received[0].path == "/v2/models/ConvTranspose/infer"
 
 
 def test_calls_run_side_by_side(server: Server) -> None:
-    """One client carries several calls at a time."""
+    """One client can run several calls at a time."""
 
     async def use(client: AsyncClient) -> list[np.ndarray[Any, Any]]:
         return await asyncio.gather(*(client.run("Op", {"src": SRC + number}) for number in range(5)))
@@ -65,7 +65,7 @@ def test_calls_run_side_by_side(server: Server) -> None:
 
 
 def test_stream(server: Server) -> None:
-    """`async for` gives the events and `await` the result, even after leaving the loop early."""
+    """`async for` yields the events and `await` returns the result, even after leaving the loop early."""
 
     async def use(client: AsyncClient) -> None:
         async with client.stream("Op", {"src": SRC}) as stream:
@@ -81,7 +81,7 @@ def test_stream(server: Server) -> None:
 
 
 def test_pages_and_health(server: Server) -> None:
-    """Lists, tables, validation and health are the same as the blocking client's."""
+    """Lists, tables, validation and health work as in the blocking client."""
     server.script += [
         lambda handler, _: handler.reply(200, b'[{"op": "Op"}]'),
         lambda handler, _: handler.reply(200, b'{"name": "Op"}'),
@@ -103,14 +103,14 @@ def test_pages_and_health(server: Server) -> None:
 
 @pytest.mark.parametrize("step", [busy, hang_up, cut])
 def test_transient_errors_are_retried(server: Server, step: Any) -> None:
-    """Refusals for now and broken connections are tried again, a reply that broke off too."""
+    """Temporary rejections, broken connections and replies that break off are retried."""
     server.script += [step, step]
     np.testing.assert_array_equal(using(server, lambda client: client.run("Op", {"src": SRC})), SRC)
     assert len(server.received) == 3
 
 
 def test_errors_are_typed(server: Server) -> None:
-    """A problem raises the class of its code; a stream that breaks off is not tried again."""
+    """A problem raises the class of its code; a stream that breaks off is not retried."""
     server.script += [lambda handler, _: handler.problem(422, "invalid_params"), cut]
 
     async def use(client: AsyncClient) -> None:
@@ -125,7 +125,7 @@ def test_errors_are_typed(server: Server) -> None:
 
 
 def test_no_service_is_connect_failed() -> None:
-    """No service is `ConnectFailed` for a call, and `TimedOut` for waiting."""
+    """Without a service a call raises `ConnectFailed`, and waiting `TimedOut`."""
 
     async def use() -> None:
         async with AsyncClient(f"http://127.0.0.1:{free_port()}", retry=QUICK) as client:

@@ -38,7 +38,7 @@ TABLE = {
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> Path:
-    """Work in an empty folder that has one tensor, with the service's address in the environment."""
+    """Run in an empty folder that has one tensor, with the service's address in the environment."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONVGRAD_URL", server.url)
     np.save(tmp_path / "src.npy", SRC)
@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> Pat
 
 
 def replying(value: Any, status: int = 200) -> Any:
-    """Return a step that replies JSON."""
+    """Return a step that replies with JSON."""
     return lambda handler, _: handler.reply(status, json.dumps(value).encode())
 
 
@@ -109,7 +109,7 @@ def test_run_to_standard_output(capsysbinary: pytest.CaptureFixture[bytes]) -> N
 
 
 def test_bfloat16_in_and_out(server: Server) -> None:
-    """bf16 is read from unsigned pairs of bytes where --dtype says so, and written as ml_dtypes does."""
+    """bf16 is read from unsigned 16-bit values if --dtype says so, and written in the way of ml_dtypes."""
     np.save("u2.npy", SRC.astype(ml_dtypes.bfloat16).view(np.uint16))
     server.script.append(bfloat16)
     assert main(["run", "Op", "--src", "u2.npy", "--dtype", "bf16", "-o", "dw.npy"]) == 0
@@ -118,7 +118,7 @@ def test_bfloat16_in_and_out(server: Server) -> None:
 
 
 def test_run_a_spec(here: Path, server: Server) -> None:
-    """A spec file makes the call; flags add to it; its paths are relative to it."""
+    """A spec file defines the call; flags add to it; its paths are relative to it."""
     (here / "specs").mkdir()
     np.save(here / "specs" / "a.npy", SRC + 1)
     spec = {"op": "Op", "attributes": {"groups": 1}, "inputs": {"src": "a.npy"}}
@@ -129,15 +129,15 @@ def test_run_a_spec(here: Path, server: Server) -> None:
 
 
 class Terminal(io.StringIO):
-    """Be a stream that says it is a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
-        """Say so."""
+        """Return True."""
         return True
 
 
 def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal a bar grows and is gone at the end, before the last line."""
+    """On a terminal a bar grows, and is erased before the last line."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     assert main(["run", "Op", "--src", "src.npy"]) == 0
@@ -150,14 +150,14 @@ def test_a_progress_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_terminal_a_broken_reply_is_retried(server: Server) -> None:
-    """In a script a reply that breaks off does not fail the command."""
+    """In a script a reply that breaks off does not make the command fail."""
     server.script.append(cut)
     assert main(["run", "Op", "--src", "src.npy"]) == 0
     assert len(server.received) == 2
 
 
 def test_validate(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    """Files and described tensors are checked by dtype and shape, and what they would be is printed."""
+    """Dtypes and shapes of files and described tensors are checked, and the resulting shapes are printed."""
     server.script += [replying({"op": "Op", "resolved": {"groups": 1}})] * 2
     arguments = ["validate", "Op", "--src", "src.npy", "--diff-dst", "bf16:1,2"]
     assert main(arguments) == 0
@@ -180,7 +180,7 @@ def test_ops(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_describe(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    """The table of an operation is shown for people, or as JSON."""
+    """The table of an operation is printed as text, or as JSON."""
     server.script += [replying(TABLE)] * 2
     assert main(["describe", "Op"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -203,7 +203,7 @@ def test_health(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    """A run of one call gives latency, throughput and the service's own time."""
+    """A run of one call prints latency, throughput and the service's own time."""
     server.script += [lambda handler, received: handler.frames(stream_of(received.tensors["src"]))] * 3
     assert main(["bench", "Op", "--src", "f16:1,8,4,4", "--seconds", "0", "--clients", "2", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -214,7 +214,7 @@ def test_bench(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_bench_has_a_call_of_its_own(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a call `bench` measures a 3x3 layer."""
+    """Without arguments for a call, `bench` measures a 3x3 layer."""
     assert main(["bench", "--seconds", "0"]) == 0
     assert server.received[0].path == "/v2/models/ConvolutionBackwardWeights/infer"
     assert "calls_per_s" in capsys.readouterr().out
@@ -263,14 +263,14 @@ def test_no_service(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_unusable_files_are_reported(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    """A missing file, no operation or a malformed spec: exit code 2 and the reason, without a call."""
+    """A missing file, a missing operation or a malformed spec: exit code 2 and the reason, without a call."""
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith("convgrad: ")
 
 
 @pytest.mark.parametrize("arguments", [[], ["bogus"], ["run", "Op", "--attr", "x"], ["run", "Op", "--dtype", "f64"]])
 def test_bad_command_lines(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    """argparse refuses with its exit code, 2."""
+    """argparse rejects them with its exit code, 2."""
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
@@ -296,7 +296,7 @@ def python(*arguments: str, path: Path, cwd: Path) -> subprocess.CompletedProces
 
 
 def test_serve_without_the_service(here: Path) -> None:
-    """With only the client installed, `serve` says where to get the service."""
+    """If only the client is installed, `serve` says where to get the service."""
     shutil.copytree(PACKAGE, here / "convgrad")
     code = (
         "import sys; from pathlib import Path;"
@@ -309,7 +309,7 @@ def test_serve_without_the_service(here: Path) -> None:
 
 
 def test_serve_hands_over_to_the_service(here: Path) -> None:
-    """`serve` replaces the process by the service, with its flags, from any folder."""
+    """`serve` replaces its process with the service, with its flags, from any folder."""
     (here / "app").mkdir()
     (here / "app" / "__init__.py").touch()
     done = python("-m", "convgrad", "serve", "--help", path=PACKAGE.parent, cwd=here)

@@ -69,7 +69,7 @@ def test_run_detailed_gives_the_whole_reply(client: Client, server: Server) -> N
 
 
 def test_stream_gives_events_and_then_the_result(client: Client) -> None:
-    """Tiles come with their place and data as the service finishes them; the result is them together."""
+    """Tiles arrive with their place and data as the service finishes them; together they are the result."""
     seen = np.zeros_like(SRC)
     with client.stream("Op", {"src": SRC}) as stream:
         progress = []
@@ -89,7 +89,7 @@ def test_stream_gives_events_and_then_the_result(client: Client) -> None:
 
 
 def test_stream_result_reads_the_rest_of_the_stream(client: Client) -> None:
-    """Leaving the loop early loses nothing: the result reads on."""
+    """Leaving the loop early loses nothing: `result` reads the rest."""
     with client.stream("Op", {"src": SRC}) as stream:
         first = next(iter(stream))
         assert first == Progress(1, 2)
@@ -99,7 +99,7 @@ def test_stream_result_reads_the_rest_of_the_stream(client: Client) -> None:
 
 
 def test_operations_are_methods(client: Client, server: Server) -> None:
-    """Each operation has a method of its page's name, with attributes as keywords."""
+    """Each operation has a method named as on its page, with attributes as keywords."""
     src, weights, bias = SRC, SRC[:1], SRC[0, 0, 0]
     client.conv_transpose_backward_weights(src, weights, weights_shape=(3, 2, 1, 1), strides=(2, 2), dilations=(1, 1))
     client.convolution_backward_weights(src, weights, weights_shape=[3], strides=[1], dilations=[1], groups=3)
@@ -122,7 +122,7 @@ def test_operations_are_methods(client: Client, server: Server) -> None:
 def test_calls_the_binary_api_cannot_represent_are_sent_as_multipart(
     client: Client, server: Server, tmp_path: Path
 ) -> None:
-    """A dumped op, a name that the protocol has taken, odd shapes and files in another order lose nothing."""
+    """Dumped ops, attributes whose name the protocol uses, odd inputs and other memory orders are sent in full."""
     np.save(tmp_path / "odd.npy", np.asfortranarray(SRC))
     np.save(tmp_path / "swapped.npy", SRC.astype(">f4"))
     odd: list[tuple[dict[str, Any], dict[str, Any]]] = [
@@ -145,7 +145,7 @@ def test_calls_the_binary_api_cannot_represent_are_sent_as_multipart(
 
 
 def test_a_plain_file_is_sent_without_its_header(client: Client, server: Server, tmp_path: Path) -> None:
-    """Of a `.npy` file in the usual order only the elements are sent."""
+    """Only the elements of a `.npy` file are sent if they are in the usual order."""
     np.save(tmp_path / "plain.npy", SRC)
     client.run("Op", {"src": tmp_path / "plain.npy", "weights_shape": np.array([4, 3])}, {"groups": np.int64(2)})
     (received,) = server.received
@@ -178,7 +178,7 @@ def test_pages(client: Client, server: Server) -> None:
 
 
 def test_health(client: Client, server: Server) -> None:
-    """Being ready, starting and draining are answers; waiting ends with the first ready one."""
+    """Ready, starting and draining are answers; waiting ends with the first ready one."""
     starting = json.dumps({"status": "starting", "progress": 0.5}).encode()
     server.script += [
         lambda handler, _: handler.reply(200, b'{"status": "ready"}'),
@@ -197,7 +197,7 @@ def test_health(client: Client, server: Server) -> None:
 
 
 def test_waiting_for_a_service_ends() -> None:
-    """A service that never gets ready is a timeout, not an endless wait."""
+    """Waiting for a service that never becomes ready ends with a timeout."""
     with (
         Client(f"http://127.0.0.1:{free_port()}") as client,
         pytest.raises(convgrad.TimedOut, match=r"0\.05 s"),
@@ -222,7 +222,7 @@ ERRORS: list[tuple[int, str, type[convgrad.ConvgradError]]] = [
 def test_problems_become_typed_errors(
     client: Client, server: Server, status: int, code: str, cls: type[convgrad.ConvgradError]
 ) -> None:
-    """A problem+json reply raises the class of its code, with message and data, at the first attempt."""
+    """A problem+json reply raises the class of its code, with message and data, without a retry."""
     errors = [{"loc": ["attributes", "strides", 0], "msg": "must be positive", "type": "range"}]
     server.script.append(lambda handler, _: handler.problem(status, code, errors=errors, request_id="r1"))
     with pytest.raises(cls, match="rule") as caught:
@@ -245,7 +245,7 @@ def test_problems_become_typed_errors(
 def test_replies_of_a_proxy_become_typed_errors(
     client: Client, server: Server, status: int, cls: type[convgrad.ConvgradError]
 ) -> None:
-    """An error that is no problem+json raises the class that its status means."""
+    """An error reply that is not problem+json raises the class for its status."""
     server.script.append(lambda handler, _: handler.reply(status, b"<html>", "text/html"))
     with pytest.raises(cls, match=str(status)) as caught:
         client.run("Op", {"src": SRC})
@@ -253,7 +253,7 @@ def test_replies_of_a_proxy_become_typed_errors(
 
 
 def test_an_error_in_the_stream_is_raised(client: Client, server: Server) -> None:
-    """An error after the first tile raises the class of its code, and is not tried again."""
+    """An error after the first tile raises the class of its code, and is not retried."""
     fault = frame({"type": "error", "code": "deadline_exceeded", "message": "over", "data": {"limit": 3}})
     server.script.append(lambda handler, _: handler.frames([*stream_of(SRC)[:3], fault]))
     with pytest.raises(convgrad.DeadlineExceeded, match="over") as caught:
@@ -263,7 +263,7 @@ def test_an_error_in_the_stream_is_raised(client: Client, server: Server) -> Non
 
 
 def busy(handler: Handler, _: Received) -> None:
-    """Refuse for now."""
+    """Reject the request for now."""
     handler.problem(503, "overloaded")
 
 
@@ -273,13 +273,13 @@ def hang_up(handler: Handler, _: Received) -> None:
 
 
 def limited(handler: Handler, _: Received) -> None:
-    """Refuse for now, by a proxy's status alone."""
+    """Reject the request for now, with a proxy's bare status."""
     handler.reply(429, b"", Retry_After="0")
 
 
 @pytest.mark.parametrize("step", [busy, hang_up, limited])
 def test_transient_errors_are_retried(client: Client, server: Server, step: Any) -> None:
-    """429, 503 and a connection that breaks before the reply are tried again, with the whole body."""
+    """429, 503 and a connection that breaks before the reply are retried, with the complete body."""
     server.script += [step, step]
     np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
     assert len(server.received) == 3
@@ -288,7 +288,7 @@ def test_transient_errors_are_retried(client: Client, server: Server, step: Any)
 
 
 def test_attempts_end(client: Client, server: Server) -> None:
-    """After the last attempt the error of that attempt is raised."""
+    """After the last attempt its error is raised."""
     server.script += [busy, busy, busy]
     with pytest.raises(convgrad.Overloaded):
         client.run("Op", {"src": SRC})
@@ -318,14 +318,14 @@ def cut(handler: Handler, _: Received) -> None:
 
 
 def test_run_retries_a_reply_that_broke_off(client: Client, server: Server) -> None:
-    """A broken reply was not given to anybody, so `run` asks for a new one."""
+    """No part of the broken reply has reached the caller, so `run` sends the call again."""
     server.script += [cut, cut]
     np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
     assert len(server.received) == 3
 
 
 def test_run_retries_an_output_that_broke_off(client: Client, server: Server) -> None:
-    """So it does when the output came without frames, cut by the connection or by the service."""
+    """The same holds for an output without frames, cut off by the connection or by the service."""
 
     def cut_off(handler: Handler, received: Received) -> None:
         head, tensor = whole_of(received.tensors["src"])
@@ -345,7 +345,7 @@ def test_run_retries_an_output_that_broke_off(client: Client, server: Server) ->
 
 
 def test_large_calls_and_details_come_as_frames(client: Client, server: Server) -> None:
-    """Frames keep a long call alive and carry more than the output: only a small `run` goes without."""
+    """Frames keep a long call alive and carry more than the output: only a small `run` works without them."""
     client.run("Op", {"src": np.zeros((3, 1 << 20), np.float32)})
     client.run_detailed("Op", {"src": SRC})
     for received in server.received:
@@ -354,7 +354,7 @@ def test_large_calls_and_details_come_as_frames(client: Client, server: Server) 
 
 
 def test_a_stream_that_breaks_off_raises(client: Client, server: Server) -> None:
-    """A stream that breaks off raises, in the loop and in `result`, and is not tried again."""
+    """A stream that breaks off raises, in the loop and in `result`, and is not retried."""
     server.script.append(cut)
     with client.stream("Op", {"src": SRC}) as stream:
         with pytest.raises(convgrad.BrokenStream):
@@ -372,7 +372,7 @@ def test_a_stream_without_end_is_broken(client: Client, server: Server) -> None:
 
 
 def test_another_server_is_recognised(client: Client, server: Server) -> None:
-    """A 200 that is no tensor stream is a protocol error that says what was expected."""
+    """A 200 that is not a tensor stream is a protocol error that says what was expected."""
     server.script.append(lambda handler, _: handler.reply(200, b"<html>", "text/html"))
     with pytest.raises(convgrad.ProtocolError, match=r"application/x-tensor-stream"):
         client.run("Op", {"src": SRC})
@@ -397,7 +397,7 @@ def test_no_service_is_connect_failed() -> None:
 
 
 def test_a_silent_service_times_out() -> None:
-    """A service that accepts the call and sends nothing is `TimedOut`."""
+    """If the service accepts the call and sends nothing, `TimedOut` is raised."""
     listener = socket.create_server(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with listener, Client(url, timeout=0.05) as client, pytest.raises(convgrad.TimedOut):
@@ -434,7 +434,7 @@ def test_transport_replaces_the_network() -> None:
 
 
 def test_a_base_path_is_kept(server: Server) -> None:
-    """A service behind a proxy's path is found there."""
+    """A service under a path of a proxy is called at that path."""
     with Client(server.url + "/gradients/") as client:
         client.run("Op", {"src": SRC})
     assert server.received[0].path == "/gradients/v2/models/Op/infer"
@@ -442,13 +442,13 @@ def test_a_base_path_is_kept(server: Server) -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://host", ""])
 def test_an_address_without_http_is_refused(url: str) -> None:
-    """An address that can't be called is a fault of the program, found at once."""
+    """An address that can't be called is a programming error, reported at once."""
     with pytest.raises(ValueError, match="must begin with http"):
         Client(url)
 
 
 def test_bad_attributes_are_not_sent() -> None:
-    """What JSON can't hold is refused before a connection is made."""
+    """Values that JSON can't represent are rejected before a connection is made."""
     with Client("http://127.0.0.1:9", retry=Retry()) as client:
         for value in (object(), float("nan"), {1, 2}):
             with pytest.raises(convgrad.InvalidParams):
@@ -466,7 +466,7 @@ def test_bad_attributes_are_not_sent() -> None:
     ("deadline", "expected"), [(1e-9, 1), (-math.inf, 1), (0.0015, 2), (math.inf, None), (1e308, None)]
 )
 def test_a_deadline_is_whole_milliseconds(client: Client, server: Server, deadline: float, expected: Any) -> None:
-    """A deadline is rounded up; one that is over before the call begins is the shortest, an endless one is none."""
+    """A deadline is rounded up; one in the past becomes the shortest, and a very distant one is not sent."""
     with suppress(convgrad.DeadlineExceeded):
         client.run("Op", {"src": SRC}, deadline=deadline)
     sent = server.received[0].document["parameters"].get("timeout")
@@ -474,7 +474,7 @@ def test_a_deadline_is_whole_milliseconds(client: Client, server: Server, deadli
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on."""
+    """Return a port that is not in use."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -38,13 +38,13 @@ LAYER = Case(
 
 @pytest.fixture(scope="module")
 def live(service: LiveService) -> Iterator[Client]:
-    """A client of the real service."""
+    """A client for the real service."""
     with Client(service.url) as client:
         yield client
 
 
 def inputs_of(case: Case) -> dict[str, Any]:
-    """Return the case's tensors in a form that may be keywords."""
+    """Return the case's tensors in a form that can be passed as keywords."""
     return dict(case.inputs())
 
 
@@ -57,7 +57,7 @@ def same_bits(computed: Any, case: Case, inputs: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_calls_have_the_oracles_bits(live: Client, seed: int) -> None:
-    """Any operation, rank, dtype, layout and format gives exactly what the oracle gives."""
+    """Any operation, rank, dtype, layout and format returns exactly the oracle's result."""
     case = replace(random_case(np.random.default_rng(seed)), seed=seed)
     inputs = inputs_of(case)
     same_bits(live.run(case.op, inputs, case.attributes()), case, inputs)
@@ -65,7 +65,7 @@ def test_random_calls_have_the_oracles_bits(live: Client, seed: int) -> None:
 
 @pytest.mark.parametrize("case", TRAPS[:6], ids=lambda case: case.name)
 def test_known_traps(live: Client, case: Case) -> None:
-    """The shapes that other implementations got wrong are right from here to the kernel and back."""
+    """The shapes that other implementations got wrong are right from the client to the kernel and back."""
     inputs = inputs_of(case)
     same_bits(live.run(case.op, inputs, case.attributes()), case, inputs)
 
@@ -84,7 +84,7 @@ def test_the_methods_of_the_operations(live: Client, dtype: str) -> None:
 
 
 def test_memory_order_and_byte_order_make_no_difference(live: Client) -> None:
-    """Fortran-ordered, reversed and big-endian arrays give the bits of the plain ones."""
+    """Fortran-ordered, reversed and big-endian arrays give the same bits as plain ones."""
     inputs, attributes = inputs_of(LAYER), LAYER.attributes()
     odd = {
         "src": np.asfortranarray(inputs["src"]),
@@ -94,7 +94,7 @@ def test_memory_order_and_byte_order_make_no_difference(live: Client) -> None:
 
 
 def test_files_are_tensors(live: Client, tmp_path: Path) -> None:
-    """Paths of `.npy` files, in any order of memory and bytes, are as good as arrays."""
+    """Paths of `.npy` files, in any memory and byte order, work like arrays."""
     inputs = inputs_of(LAYER)
     np.save(tmp_path / "a.npy", np.asfortranarray(inputs["src"]).astype(">f4"))
     np.save(tmp_path / "b.npy", inputs["diff_dst"])
@@ -103,7 +103,7 @@ def test_files_are_tensors(live: Client, tmp_path: Path) -> None:
 
 
 def test_the_reference_agrees(live: Client) -> None:
-    """The reference kernel gives the same bits on integers, and its name is in the statistics."""
+    """The reference kernel returns the same bits on integers, and the statistics name it."""
     inputs = inputs_of(LAYER)
     fast = live.run_detailed(LAYER.op, inputs, LAYER.attributes())
     slow = live.run_detailed(LAYER.op, inputs, LAYER.attributes(), reference=True)
@@ -125,7 +125,7 @@ def test_old_names(live: Client) -> None:
 
 
 def test_the_stream_is_the_result_in_parts(live: Client) -> None:
-    """Progress grows to the whole, and the tiles are disjoint and together the result."""
+    """Progress reaches the total, and the tiles are disjoint and together the result."""
     inputs = inputs_of(LAYER)
     covered = np.zeros(LAYER.weights_shape, np.int64)
     shares = []
@@ -144,7 +144,7 @@ def test_the_stream_is_the_result_in_parts(live: Client) -> None:
 
 
 def test_leaving_a_stream_does_not_harm_the_service(live: Client) -> None:
-    """A stream that is left at its first event is given up, and the next call works."""
+    """A stream that is left at its first event is cancelled, and the next call works."""
     inputs = inputs_of(LAYER)
     with live.stream(LAYER.op, inputs, LAYER.attributes()) as stream:
         next(iter(stream))
@@ -152,7 +152,7 @@ def test_leaving_a_stream_does_not_harm_the_service(live: Client) -> None:
 
 
 def test_asyncio(service: LiveService) -> None:
-    """The asyncio client computes several calls at a time, and streams."""
+    """The asyncio client runs several calls at a time, and streams."""
     inputs, attributes = inputs_of(LAYER), LAYER.attributes()
 
     async def use() -> None:
@@ -168,7 +168,7 @@ def test_asyncio(service: LiveService) -> None:
 
 
 def test_every_broken_rule_is_reported(live: Client) -> None:
-    """Wrong attributes and shapes are one error that lists each, and the next call works."""
+    """Wrong attributes and shapes raise one error that lists each, and the next call works."""
     inputs = inputs_of(LAYER)
     with pytest.raises(convgrad.InvalidParams) as caught:
         live.run(LAYER.op, inputs, LAYER.attributes() | {"strides": [2, 0], "dilation": [1, 1]})
@@ -180,7 +180,7 @@ def test_every_broken_rule_is_reported(live: Client) -> None:
 
 
 def test_errors_have_their_class(live: Client) -> None:
-    """Unknown operations, unsupported dtypes and deadlines raise what they are."""
+    """Unknown operations, unsupported dtypes and missed deadlines raise their own classes."""
     inputs, attributes = inputs_of(LAYER), LAYER.attributes()
     with pytest.raises(convgrad.UnknownOperation):
         live.run("Convolve", inputs)
@@ -193,7 +193,7 @@ def test_errors_have_their_class(live: Client) -> None:
 
 
 def test_pages(live: Client) -> None:
-    """The service lists, describes and validates, and says that it is ready."""
+    """The service lists, describes and validates, and reports that it is ready."""
     names = [entry["op"] for entry in live.operations()]
     assert "ConvTransposeBackwardWeights" in names
     for name in names:
@@ -208,7 +208,7 @@ def test_pages(live: Client) -> None:
 
 @pytest.fixture
 def shell(service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the layer's tensors, and the service's address in the environment."""
+    """A folder with the layer's tensors; the service's address is in the environment."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONVGRAD_URL", service.url)
     for name, array in inputs_of(LAYER).items():
@@ -220,7 +220,7 @@ FILES = ["--src", "src.npy", "--diff-dst", "diff_dst.npy"]
 
 
 def test_the_command_runs_a_layer(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`convgrad run` writes the gradient that the oracle gives."""
+    """`convgrad run` writes the oracle's gradient."""
     flags = [f"{name}={','.join(map(str, value)) if isinstance(value, list) else value}"
              for name, value in LAYER.attributes().items()]  # fmt: skip
     arguments = ["run", LAYER.op, *FILES, *(word for flag in flags for word in ("--attr", flag))]
@@ -231,7 +231,7 @@ def test_the_command_runs_a_layer(shell: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_the_command_runs_a_dumped_op(shell: Path) -> None:
-    """An op as oneDNN Graph dumps it is a spec: attributes wrapped, weights_shape that of its output."""
+    """An op dumped by oneDNN Graph is a spec: its attributes are wrapped, its weights_shape is that of its output."""
     attributes = LAYER.attributes()
     shape = attributes.pop("weights_shape")
     kinds: dict[type, str] = {list: "s64[]", int: "s64", str: "string"}
@@ -254,12 +254,12 @@ def test_the_command_runs_a_dumped_op(shell: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [["ops"], ["describe", LAYER.op], ["health"], ["bench", "--seconds", "0"]])
 def test_the_other_commands(shell: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-    """The commands that take no files answer."""
+    """The commands that take no files work."""
     assert main(arguments) == 0
     assert capsys.readouterr().out
 
 
 def test_the_command_reports_every_broken_rule(shell: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A wrong call is exit code 3, with a line for each rule."""
+    """A wrong call ends with exit code 3 and a line for each rule."""
     assert main(["run", LAYER.op, *FILES, "--attr", "strides=0,2"]) == 3
     assert "attributes.strides.0: " in capsys.readouterr().err

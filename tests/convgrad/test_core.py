@@ -13,7 +13,7 @@ from convgrad import _core as core
 
 
 def test_lists_and_integer_arrays_stay_in_the_json() -> None:
-    """A shape may be a list, a tuple or what NumPy computed; it never becomes a part of its own."""
+    """A shape may be a list, a tuple or a NumPy array; it never becomes a separate part."""
     shapes: list[Any] = [[4, 3], (4, 3), np.array([4, 3]), np.array([4, 3], np.int32), [np.int64(4), np.int64(3)]]
     for shape in shapes:
         request = core.validation("Op", {"weights_shape": shape}, {"strides": np.array([2, 2]), "groups": np.int64(2)})
@@ -25,7 +25,7 @@ def test_lists_and_integer_arrays_stay_in_the_json() -> None:
 
 @pytest.mark.parametrize("name", ["a/b", "..", ".", "", "a?b", "a#b", "a b", "%2e", "\u00e9", "\0", "\ud800", "a\n"])
 def test_operation_names_cannot_change_the_path(name: str) -> None:
-    """A name that would be another path, to somebody on the way, is no operation's and is not sent."""
+    """A name that some server could take as another path is no operation's, and is not sent."""
     with pytest.raises(convgrad.UnknownOperation):
         core.description(name)
     with pytest.raises(convgrad.UnknownOperation):
@@ -54,14 +54,14 @@ def test_retry_after(headers: dict[str, str], body: dict[str, Any], seconds: flo
 
 @pytest.mark.parametrize("content", [b"", b"<html>", b"[]", b"null", b"[" * 100_000, b"\xff", b'{"code": 7}'])
 def test_any_error_page_becomes_a_convgrad_error(content: bytes) -> None:
-    """Whatever a failed reply holds, its status decides then."""
+    """Whatever the body of an error reply is, its status determines the error."""
     error = core.error_of(500, {}, content)
     assert type(error) is convgrad.ServiceError
     assert "500" in error.message
 
 
 def test_every_error_code_becomes_its_class() -> None:
-    """An error that the service names by its code is that error here."""
+    """An error code of the service raises the class with that code."""
     for name in convgrad.__all__:
         cls = getattr(convgrad, name)
         if isinstance(cls, type) and issubclass(cls, convgrad.ConvgradError):

@@ -10,7 +10,7 @@ from convgrad._errors import error_classes
 
 
 def test_all_lists_everything_public() -> None:
-    """`__all__` is sorted and holds every public name, and nothing else."""
+    """`__all__` is sorted and lists all public names, and nothing else."""
     public = [
         name for name, value in vars(convgrad).items() if not name.startswith("_") and not isinstance(value, ModuleType)
     ]
@@ -18,12 +18,12 @@ def test_all_lists_everything_public() -> None:
 
 
 def test_all_errors_are_public() -> None:
-    """Every class of the error tree can be imported from the package."""
+    """Every error class can be imported from the package."""
     assert {cls.__name__ for cls in error_classes().values()} <= set(convgrad.__all__)
 
 
 def test_names_are_shown_as_they_are_imported() -> None:
-    """Tracebacks and documentation show `convgrad.Client`, not the module where it lives."""
+    """Tracebacks and documentation show `convgrad.Client`, not the module that defines it."""
     for name in convgrad.__all__:
         value = getattr(convgrad, name)
         if isinstance(value, type):
@@ -31,7 +31,7 @@ def test_names_are_shown_as_they_are_imported() -> None:
 
 
 def test_errors_survive_pickling() -> None:
-    """An error that crosses a process keeps its class, message and data."""
+    """An error that is sent to another process keeps its class, message and data."""
     error = convgrad.Overloaded("full", retry_after=3, data={"limit": 2})
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.data) == (convgrad.Overloaded, "full", {"limit": 2, "retry_after": 3})

@@ -1,4 +1,4 @@
-"""The frames of the tensor stream: whole in any pieces, and never wrong without saying so."""
+"""The frames of the tensor stream: split anywhere, and no corruption goes undetected."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ FRAMES: list[tuple[dict[str, Any], bytes]] = [
 
 
 def joined(frames: list[tuple[dict[str, Any], bytes]]) -> bytes:
-    """Return the bytes of a whole stream."""
+    """Return the bytes of a complete stream."""
     return b"".join(piece for header, body in frames for piece in encode(header, body))
 
 
 def plain(frames: list[Frame]) -> list[tuple[dict[str, Any], bytes]]:
-    """Return decoded frames in the form that they were encoded from."""
+    """Return decoded frames in the form in which they were encoded."""
     return [(frame.header, bytes(frame.body)) for frame in frames]
 
 
 def decode(data: bytes | bytearray, frames: list[Frame]) -> None:
-    """Decode a whole stream in small pieces; `frames` has what came out before an error."""
+    """Decode a complete stream in small pieces; `frames` receives what is decoded before an error."""
     decoder = FrameDecoder()
     for at in range(0, len(data), 7):
         frames += decoder.feed(data[at : at + 7])
@@ -57,7 +57,7 @@ def test_body_is_not_copied() -> None:
 
 
 def test_empty_array_is_an_empty_body() -> None:
-    """A body with an empty axis is as good as no body."""
+    """A body with an empty axis counts as no body."""
     assert encode({}, np.empty((0, 3), np.float32).data) == encode({})
 
 
@@ -66,7 +66,7 @@ json_values = st.dictionaries(st.text(max_size=5), st.integers() | st.text(max_s
 
 @given(st.lists(st.tuples(json_values, st.binary(max_size=50)), max_size=4), st.data())
 def test_round_trip_in_any_pieces(frames: list[tuple[dict[str, Any], bytes]], data: st.DataObject) -> None:
-    """The frames are the same however the stream is cut."""
+    """The frames are the same however the stream is split."""
     stream = joined(frames)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
     decoder = FrameDecoder()
@@ -85,7 +85,7 @@ def test_byte_by_byte() -> None:
 
 
 def test_every_flipped_bit_is_found() -> None:
-    """A stream with one bit flipped never gives all its frames, nor any frame that it did not have."""
+    """A stream with one bit flipped never yields all its frames, nor any frame that it did not have."""
     stream = joined(FRAMES)
     for bit in range(len(stream) * 8):
         damaged = bytearray(stream)
@@ -97,7 +97,7 @@ def test_every_flipped_bit_is_found() -> None:
 
 
 def test_every_truncation_is_found() -> None:
-    """A stream cut anywhere but between two frames is broken."""
+    """A stream truncated anywhere but between two frames is broken."""
     stream = joined(FRAMES)
     whole = {len(joined(FRAMES[:count])) for count in range(len(FRAMES) + 1)}
     for end in range(len(stream)):
@@ -111,7 +111,7 @@ def test_every_truncation_is_found() -> None:
 
 
 def test_a_body_is_received_in_place() -> None:
-    """A body is written into the memory that `place` gives, also when it arrives in pieces."""
+    """A body is written into the memory that `place` returns, also if it arrives in pieces."""
     result = np.zeros(6, np.float32)
     tile = np.arange(3, dtype=np.float32)
     decoder = FrameDecoder(place=lambda *_: result[3:].data.cast("B"))
@@ -138,8 +138,8 @@ def test_body_of_another_length_than_its_place_is_refused() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"1", b"{", b"\xff", b"[" * 100_000, b"9" * 10_000])
-def test_header_that_is_no_object_is_refused(text: bytes) -> None:
-    """JSON that is broken, too deep or no object is a protocol error."""
+def test_headers_must_be_objects(text: bytes) -> None:
+    """A header that is invalid JSON, nested too deeply or not an object is a protocol error."""
     head = struct.pack("<IIQ", MAGIC, len(text), 0)
     with pytest.raises(ProtocolError):
         FrameDecoder().feed(head + text + struct.pack("<I", zlib.crc32(text)))
@@ -147,20 +147,20 @@ def test_header_that_is_no_object_is_refused(text: bytes) -> None:
 
 @pytest.mark.parametrize(("json_length", "body_length"), [(2**32 - 1, 0), (11, 0), (2, 2**64 - 1), (2, 21)])
 def test_lengths_over_the_limits_are_refused_at_once(json_length: int, body_length: int) -> None:
-    """Claimed lengths over the limits are refused from the head alone, before any memory is taken."""
+    """Lengths over the limits are rejected when the frame's head arrives, before any memory is allocated."""
     with pytest.raises(ProtocolError, match="at most"):
         FrameDecoder(max_json=10, max_body=20).feed(struct.pack("<IIQ", MAGIC, json_length, body_length))
 
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_refused(data: bytes) -> None:
-    """Bytes that are not frames raise the tree's errors and nothing else."""
+    """Bytes that are not frames raise only our own errors."""
     with pytest.raises((ProtocolError, BrokenStream)):
         decode(b"\0" + data, [])
 
 
 def test_numbers_that_json_lacks_are_not_sent() -> None:
-    """NaN in a header is a fault of the caller, found before it is sent."""
+    """NaN in a header is the caller's error, raised before anything is sent."""
     with pytest.raises(ValueError, match="JSON"):
         encode({"value": float("nan")})
     assert json.loads(bytes(encode({"value": 1})[0])[16:-4]) == {"value": 1}

@@ -1,4 +1,4 @@
-"""API keys that no header can hold."""
+"""API keys that can't be sent in a header."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WRONG = {
 @pytest.mark.parametrize("client", [Client, AsyncClient])
 @pytest.mark.parametrize(("key", "message"), WRONG.items())
 def test_a_client_rejects_a_bad_key(client: type, key: str, message: str) -> None:
-    """The error says what is wrong and where, and no line of it shows the key."""
+    """The error says what is wrong and where, and no line of the traceback shows the key."""
     with pytest.raises(ValueError, match="API key") as caught:
         client(api_key=key)
     text = "".join(traceback.format_exception(caught.value))
@@ -33,7 +33,7 @@ def test_a_client_rejects_a_bad_key(client: type, key: str, message: str) -> Non
 
 @pytest.mark.parametrize(("key", "message"), WRONG.items())
 def test_the_command_rejects_a_bad_key(key: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The command prints the same error without a traceback, with the exit status of a wrong flag."""
+    """The command prints the same error without a traceback, with the exit status for a wrong flag."""
     assert main(["health", "--api-key", key]) == 2
     said = capsys.readouterr()
     assert message in said.err
@@ -42,7 +42,7 @@ def test_the_command_rejects_a_bad_key(key: str, message: str, capsys: pytest.Ca
 
 
 def test_an_empty_variable_is_no_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """CONVGRAD_API_KEY without a value counts as unset; with a wrong one it is refused like the flag."""
+    """CONVGRAD_API_KEY without a value counts as unset; with a wrong one it is rejected like the flag."""
     monkeypatch.setenv("CONVGRAD_API_KEY", "")
     assert main(["health", "--url", "http://127.0.0.1:1"]) == 5
     monkeypatch.setenv("CONVGRAD_API_KEY", f"{SECRET}\n")

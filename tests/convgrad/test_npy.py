@@ -1,4 +1,4 @@
-"""The `.npy` header parser and writer against NumPy's own, and against bytes made to hurt."""
+"""The `.npy` header parser and writer against NumPy's own, and against malicious input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DESCRS = ["<f4", ">f4", "<f2", ">f2", "<i4", ">i4", "<i8", ">i8", "<u2", ">u2"]
 
 
 def header_bytes(text: str | bytes, version: tuple[int, int] = (1, 0)) -> bytes:
-    """Return a `.npy` beginning with any header text in it, without NumPy's help."""
+    """Return the start of a `.npy` file with any header text in it, without NumPy's help."""
     raw = text if isinstance(text, bytes) else text.encode("utf-8")
     length = struct.pack("<H" if version[0] == 1 else "<I", len(raw))
     return b"\x93NUMPY" + bytes(version) + length + raw
@@ -52,7 +52,7 @@ def test_reads_what_numpy_writes(version: tuple[int, int], descr: str, order: st
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", list(DTYPES))
 def test_writes_what_numpy_writes(shape: tuple[int, ...], name: str) -> None:
-    """The header written for a dtype and shape is, byte for byte, the one of `numpy.save`."""
+    """The header written for a dtype and shape is the same, byte for byte, as that of `numpy.save`."""
     file = io.BytesIO()
     np.save(file, np.zeros(shape, DTYPES[name].numpy))
     written = write_header(DTYPES[name], shape)
@@ -64,7 +64,7 @@ def test_writes_what_numpy_writes(shape: tuple[int, ...], name: str) -> None:
 
 
 def test_reads_bfloat16_as_ml_dtypes_writes_it() -> None:
-    """A bfloat16 array saved by NumPy, in either byte order, is bf16 where the request says so."""
+    """A bfloat16 array saved by NumPy, in either byte order, is bf16 if the request says so."""
     native = np.zeros((2, 3), ml_dtypes.bfloat16)
     for array, swapped in ((native, False), (native.astype(native.dtype.newbyteorder(">")), True)):
         file = io.BytesIO()
@@ -77,7 +77,7 @@ def test_reads_bfloat16_as_ml_dtypes_writes_it() -> None:
 
 @pytest.mark.parametrize(("descr", "name"), [("<f4", "f32"), (">f2", "f16"), ("<i4", "s32"), ("<i8", "s64")])
 def test_names_the_dtype(descr: str, name: str) -> None:
-    """A number type needs no declaration and agrees with the right one only."""
+    """A numeric type needs no declaration, and a declared dtype must match it."""
     header = NpyHeader(descr, False, (1,), 128)
     assert header.dtype().name == name
     assert header.dtype(name).name == name
@@ -88,14 +88,14 @@ def test_names_the_dtype(descr: str, name: str) -> None:
 @pytest.mark.parametrize("descr", ["<V2", "|V2", "<u2"])
 @pytest.mark.parametrize("declared", [None, "f16"])
 def test_two_bytes_are_bf16_only_where_declared(descr: str, declared: str | None) -> None:
-    """Void and unsigned pairs of bytes are never guessed to be bfloat16."""
+    """Void and unsigned 16-bit values are never assumed to be bfloat16."""
     with pytest.raises(InvalidParams, match='needs dtype "bf16" with it') as caught:
         NpyHeader(descr, False, (1,), 128).dtype(declared)
     assert caught.value.errors[0]["loc"] == ["dtype"]
 
 
 def test_asks_for_more_bytes_until_the_header_is_whole() -> None:
-    """Every proper prefix of a header gives None, the whole one the header, with data after it or not."""
+    """Every proper prefix of a header returns None; a complete header is returned with or without data after it."""
     for version in ((1, 0), (2, 0)):
         whole = header_bytes(fields(), version)
         assert [parse_header(whole[:end]) for end in range(len(whole))] == [None] * len(whole)
@@ -168,14 +168,14 @@ def test_refuses_other_text(text: str) -> None:
 
 @pytest.mark.parametrize("descr", ["|O", "<f8", "<c8", "|S4", "<U3", "|b1", "<M8[ns]", "f4", "=f4", "<V4", "<V2x" * 99])
 def test_refuses_other_dtypes(descr: str) -> None:
-    """Pickled objects and every type that no operation has are refused, and the allowed ones are named."""
+    """Pickled objects and all types that no operation has are rejected, and the allowed ones are named."""
     with pytest.raises(Unsupported, match=r"must be one of .*<f4") as caught:
         parse_header(header_bytes(fields(descr=repr(descr))))
     assert len(caught.value.message) < 200
 
 
 def test_refuses_a_pickled_array_of_objects() -> None:
-    """A file that NumPy would unpickle is refused by its header alone."""
+    """A file that NumPy would unpickle is rejected on its header alone."""
     file = io.BytesIO()
     np.save(file, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(Unsupported):
@@ -183,7 +183,7 @@ def test_refuses_a_pickled_array_of_objects() -> None:
 
 
 def test_refuses_a_huge_header_before_it_arrives() -> None:
-    """A header length over the limit is refused from its length field, without waiting for the text."""
+    """A header length over the limit is rejected as soon as its field arrives, without waiting for the text."""
     with pytest.raises(TooLarge, match=str(HEADER_LIMIT)):
         parse_header(b"\x93NUMPY\x02\x00" + struct.pack("<I", 2**32 - 1))
 
@@ -192,7 +192,7 @@ def test_refuses_a_huge_header_before_it_arrives() -> None:
     "shape", ["(4611686018427387904,)", "(4294967296, 4294967296)", "(0, 9999999999999, 9999999999)"]
 )
 def test_refuses_shapes_that_overflow(shape: str) -> None:
-    """Axes whose bytes don't fit 63 bits are refused, also behind an empty axis."""
+    """Axes whose bytes don't fit in 63 bits are rejected, also after an empty axis."""
     with pytest.raises(ParseError, match="2\\*\\*63"):
         parse_header(header_bytes(fields(shape=shape)))
 
@@ -202,14 +202,14 @@ def test_refuses_shapes_that_overflow(shape: str) -> None:
     [b"X", b"\x93NUMPX", b"PK\x03\x04", b"\x93NUMPY\x00\x00", b"\x93NUMPY\x01\x01", b"\x93NUMPY\x04\x00"],
 )
 def test_refuses_other_files_at_once(start: bytes) -> None:
-    """Wrong magic bytes and unknown versions are refused from the first bytes that show them."""
+    """Wrong magic bytes and unknown versions are rejected at the first bytes that differ."""
     with pytest.raises(ParseError):
         parse_header(start)
 
 
 @given(st.sampled_from(list(DTYPES)), st.lists(st.integers(0, 2**15), max_size=8))
 def test_write_and_parse_are_inverse(name: str, dims: list[int]) -> None:
-    """Any dtype and shape come back from the bytes written for them, at a 64-byte boundary."""
+    """Any dtype and shape can be read back from the bytes written for them, which end at a 64-byte boundary."""
     written = write_header(DTYPES[name], dims)
     try:
         header = parse_header(written)
@@ -225,7 +225,7 @@ ALPHABET = "{}()[]',:\" \n0123456789LTrueFalsedescrfortran_ordershape<>|fV\x00\u
 
 @given(st.text(ALPHABET, max_size=120), st.sampled_from([(1, 0), (2, 0), (3, 0)]))
 def test_any_text_is_understood_or_refused(text: str, version: tuple[int, int]) -> None:
-    """Random header text never escapes as anything but the tree's errors."""
+    """Random header text raises only our own errors."""
     try:
         parse_header(header_bytes(text, version))
     except ConvgradError as error:
@@ -234,7 +234,7 @@ def test_any_text_is_understood_or_refused(text: str, version: tuple[int, int]) 
 
 @given(st.integers(0, 127), st.integers(0, 255))
 def test_agrees_with_numpy_on_damaged_headers(at: int, value: int) -> None:
-    """A header with one byte replaced is refused, or read exactly as NumPy reads it."""
+    """A header with one byte replaced is rejected, or read exactly as NumPy reads it."""
     file = io.BytesIO()
     np.save(file, np.zeros((2, 3), np.float32))
     damaged = bytearray(file.getvalue())

@@ -1,4 +1,4 @@
-"""When a call is tried again, by a clock that the tests turn."""
+"""When a call is retried, with a clock that the tests advance."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from convgrad._retry import Budget
 
 
 class Clock:
-    """Tell the time that a test has set."""
+    """A clock that shows the time set by a test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -34,13 +34,13 @@ class Clock:
 
 @pytest.mark.parametrize("cls", [ConnectFailed, Overloaded, RateLimited, ShuttingDown, BrokenStream])
 def test_transient_errors_are_retried(cls: type[ConvgradError]) -> None:
-    """Refusals for now and broken connections allow another attempt."""
+    """Temporary rejections and broken connections allow another attempt."""
     assert Budget(Retry()).wait_after(cls("x")) > 0
 
 
 @pytest.mark.parametrize("cls", [TimedOut, InvalidParams, InternalError, WorkerLost, DeadlineExceeded])
 def test_permanent_errors_are_not_retried(cls: type[ConvgradError]) -> None:
-    """Timeouts and errors that another attempt would meet again are raised at once."""
+    """Timeouts, and errors that would occur again, are raised at once."""
     error = cls("x")
     with pytest.raises(cls) as caught:
         Budget(Retry()).wait_after(error)
@@ -48,7 +48,7 @@ def test_permanent_errors_are_not_retried(cls: type[ConvgradError]) -> None:
 
 
 def test_waits_double_up_to_the_longest() -> None:
-    """Each wait is between half and all of a length that doubles up to the longest."""
+    """Each wait is between half and all of a length that doubles up to the maximum."""
     budget = Budget(Retry(attempts=7, first_wait=1.0, longest_wait=8.0, budget=100.0), clock=Clock())
     for longest in (1, 2, 4, 8, 8, 8):
         assert longest / 2 <= budget.wait_after(ConnectFailed("x")) <= longest
@@ -57,12 +57,12 @@ def test_waits_double_up_to_the_longest() -> None:
 
 
 def test_retry_after_is_honoured() -> None:
-    """A wait is never shorter than the service asked for."""
+    """A wait is never shorter than what the service asked for."""
     assert Budget(Retry()).wait_after(Overloaded("x", retry_after=7)) == 7
 
 
 def test_no_wait_ends_after_the_budget() -> None:
-    """A wait that would end after the budget, or after the call's deadline, is not begun."""
+    """A wait that would end after the budget, or after the call's deadline, is not started."""
     for retry, deadline in ((Retry(budget=10), None), (Retry(budget=100), 10.0)):
         clock = Clock()
         budget = Budget(retry, deadline, clock=clock)
@@ -74,7 +74,7 @@ def test_no_wait_ends_after_the_budget() -> None:
 
 
 def test_the_deadline_bounds_reading() -> None:
-    """Reading waits until the deadline and as long as the service needs to say that it is over."""
+    """Reading times out at the deadline plus the time that the service needs to report it."""
     clock = Clock()
     budget = Budget(Retry(), 10.0, clock=clock)
     assert budget.read_timeout(None) == 12.0

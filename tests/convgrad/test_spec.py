@@ -1,4 +1,4 @@
-"""Calls as a shell says them."""
+"""Calls given on the command line or in a spec file."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ def written(folder: Path, spec: Any) -> Path:
     ],
 )
 def test_attributes(text: str, value: Any) -> None:
-    """Integers, lists, JSON and words are told apart; one number for a list is a list."""
+    """Integers, lists, JSON and words are told apart; a single number for a list attribute is a list."""
     assert attribute(text) == (text.partition("=")[0], value)
 
 
 @pytest.mark.parametrize("text", ["strides", "=2", "", "strides=[2"])
 def test_malformed_attributes_are_rejected(text: str) -> None:
-    """Text without a name, or with broken JSON, is refused."""
+    """Text without a name, or with invalid JSON, is rejected."""
     with pytest.raises(ValueError):  # noqa: PT011 - argparse shows its own message
         attribute(text)
 
 
 def test_lists_and_names() -> None:
-    """Shapes may have brackets; a value may have an equals sign."""
+    """Shapes may have brackets; a value may contain an equals sign."""
     assert integers("64,32,3,3") == integers("[64, 32, 3, 3]") == [64, 32, 3, 3]
     assert named("src=a=b.npy") == ("src", "a=b.npy")
 
 
 def test_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor is a file, or described by dtype and shape; a file of that name is a file."""
+    """A tensor is a file, or described by dtype and shape; if a file of that name exists, it is the file."""
     monkeypatch.chdir(tmp_path)
     assert tensor("a.npy", "bf16") == NpyFile("a.npy", "bf16")
     assert tensor("bf16:8,64") == {"dtype": "bf16", "shape": [8, 64]}
@@ -82,7 +82,7 @@ def test_a_plain_spec(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dump", [DUMP, {"version": "3.9.0", "graph": [DUMP]}])
 def test_a_dumped_op(tmp_path: Path, dump: Any) -> None:
-    """An op that oneDNN Graph dumped, alone or as the only one of a graph, goes to the service as it is."""
+    """An op dumped by oneDNN Graph, alone or as the only one of a graph, is sent to the service unchanged."""
     spec = read_spec(written(tmp_path, dump))
     assert (spec.op, spec.attributes) == ("ConvTransposeBackwardWeights", DUMP)
     more = spec.with_more("Alias", {"groups": 2}, {"src": 1})
@@ -111,6 +111,6 @@ def test_the_command_line_adds_to_a_spec() -> None:
     ],
 )
 def test_malformed_specs_are_rejected(tmp_path: Path, spec: Any) -> None:
-    """A file in another form is refused with its name and the rule."""
+    """A file in any other form is rejected with its name and the rule."""
     with pytest.raises(ValueError, match=r"op\.json must "):
         read_spec(written(tmp_path, spec))

@@ -1,4 +1,4 @@
-"""Arrays and files as parts: whatever the memory looks like, the bytes are those of `numpy.save`."""
+"""Arrays and files as parts: whatever their memory layout, the bytes sent are those of `numpy.save`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def sent(part: Part) -> bytes:
-    """Return all bytes of a part; their number must be the one announced."""
+    """Return all bytes of a part, checking the announced number of them."""
     data = b"".join(part.pieces())
     assert len(data) == part.nbytes
     assert b"".join(part.pieces()) == data
@@ -37,7 +37,7 @@ def saved(array: Array) -> bytes:
 
 
 def base(dtype: Any, size: int = 96) -> Array:
-    """Return numbers that every dtype holds exactly."""
+    """Return numbers that every dtype can represent exactly."""
     return (np.arange(size) % 128).astype(dtype)
 
 
@@ -65,7 +65,7 @@ def test_any_memory_is_sent_as_numpy_saves_it(view: str, dtype: Any) -> None:
 
 @pytest.mark.parametrize("view", ["fortran", "transposed", "big-endian"])
 def test_large_arrays_are_converted_in_pieces(view: str) -> None:
-    """An array with other bytes than those sent is never copied whole."""
+    """An array that has to be converted is never copied as a whole."""
     large = np.arange(24 * PIECE // 16, dtype=np.float32).reshape(2, -1, 24)
     array = {
         "fortran": np.asfortranarray(large),
@@ -78,7 +78,7 @@ def test_large_arrays_are_converted_in_pieces(view: str) -> None:
 
 
 def test_contiguous_arrays_are_not_copied() -> None:
-    """What is sent of a contiguous array is its own memory."""
+    """A contiguous array is sent from its own memory."""
     array = np.zeros(PIECE, np.float32)
     _, *pieces = part(array).pieces()
     assert all(np.shares_memory(np.frombuffer(piece, np.uint8), array) for piece in pieces)
@@ -86,7 +86,7 @@ def test_contiguous_arrays_are_not_copied() -> None:
 
 
 def test_pairs_of_void_bytes_are_bfloat16() -> None:
-    """What `numpy.load` makes of a saved bfloat16 array is sent as bfloat16."""
+    """What `numpy.load` returns for a saved bfloat16 array is sent as bfloat16."""
     array = base(BFLOAT16)
     made = part(array.view("V2"))
     assert made.dtype.name == "bf16"
@@ -95,13 +95,13 @@ def test_pairs_of_void_bytes_are_bfloat16() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.uint16, np.bool_, object, "U3", "V4"])
 def test_other_dtypes_are_refused(dtype: Any) -> None:
-    """An array of an unsupported dtype is refused before sending, and never cast silently."""
+    """An array of an unsupported dtype is rejected before sending, and never cast silently."""
     with pytest.raises(Unsupported):
         part(np.zeros(3, dtype))
 
 
 def test_sequences_become_arrays() -> None:
-    """Objects with NumPy's array protocol go as the arrays they are."""
+    """Objects with NumPy's array protocol are sent as arrays."""
 
     class Wrapped:
         def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
@@ -124,7 +124,7 @@ def test_files_are_sent_as_they_are(tmp_path: Path, order: Any) -> None:
 
 
 def test_bfloat16_files(tmp_path: Path) -> None:
-    """Void pairs in a file are bfloat16, unsigned ones are where that is said."""
+    """Void 16-bit values in a file are bfloat16, unsigned ones only if the caller says so."""
     void, unsigned = tmp_path / "v.npy", tmp_path / "u.npy"
     np.save(void, base(BFLOAT16))
     np.save(unsigned, base(BFLOAT16).view(np.uint16))
@@ -137,7 +137,7 @@ def test_bfloat16_files(tmp_path: Path) -> None:
 
 
 def test_truncated_files_are_rejected(tmp_path: Path) -> None:
-    """A file that is cut, has a tail, or is something else is refused before it is sent."""
+    """A file that is truncated, too long, or not a `.npy` file is rejected before it is sent."""
     path = tmp_path / "a.npy"
     whole = saved(base(np.float32))
     for data in (b"", whole[:50], whole[:-1], whole + b"\0", b"PK\x03\x04" * 50):
@@ -149,7 +149,7 @@ def test_truncated_files_are_rejected(tmp_path: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_sent(tmp_path: Path) -> None:
-    """A file truncated while it is sent is an error, not a short request."""
+    """If a file is truncated while it is sent, an error is raised and no short request is completed."""
     path = tmp_path / "a.npy"
     np.save(path, base(np.float32, PIECE))
     made = part(path)
@@ -175,7 +175,7 @@ def test_a_small_call_is_one_piece() -> None:
 
 
 def test_a_header_may_not_exceed_the_file(tmp_path: Path) -> None:
-    """A file whose header claims more than any memory is refused by its header."""
+    """A file whose header claims more than any memory is rejected on its header."""
     path = tmp_path / "a.npy"
     path.write_bytes(saved(base(np.float32)).replace(b"(96,), }" + b" " * 18, b"(999999999999999999,), }  "))
     with pytest.raises((TooLarge, ParseError)):

@@ -1,4 +1,4 @@
-"""The one place where httpx's errors become ours."""
+"""The one place that maps httpx's errors to ours."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from convgrad._transport import translated
 
 
 def below(cls: type[Exception]) -> list[type[Exception]]:
-    """Return a class and all classes below it."""
+    """Return a class and all its subclasses."""
     return [cls, *(inner for child in cls.__subclasses__() for inner in below(child))]
 
 
@@ -41,19 +41,19 @@ def test_every_error_of_httpx_has_a_class(cls: type[Exception]) -> None:
     ],
 )
 def test_the_most_specific_class_wins(cls: type[Exception], ours: type[convgrad.ConvgradError]) -> None:
-    """A timeout of connecting is a failed connection, not a timeout, and so on."""
+    """A timeout while connecting is a failed connection, not a timeout, and so on."""
     with pytest.raises(ours) as caught, translated():
         raise cls("reason")
     assert type(caught.value) is ours
 
 
 def test_reading_a_closed_reply_is_a_transport_error() -> None:
-    """Using a stream outside of its `with` is an error of the tree."""
+    """Using a stream outside its `with` raises one of our errors."""
     with pytest.raises(convgrad.TransportError, match="closed"), translated():
         raise httpx.StreamClosed
 
 
 def test_other_errors_pass() -> None:
-    """What is neither httpx's nor of the network is left alone."""
+    """Errors that come neither from httpx nor from the network are left alone."""
     with pytest.raises(ZeroDivisionError), translated():
         raise ZeroDivisionError

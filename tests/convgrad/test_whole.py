@@ -1,4 +1,4 @@
-"""The reply of the binary API: in any pieces, and never wrong without saying so."""
+"""The reply of the binary API: split anywhere, and no corruption goes undetected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ARRAY = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 
 def read(head: bytes, *pieces: bytes) -> Array:
-    """Read a whole reply."""
+    """Return the array of a complete reply."""
     whole = Whole(len(head))
     for piece in (head, *pieces):
         assert list(whole.feed(piece)) == []
@@ -28,7 +28,7 @@ def read(head: bytes, *pieces: bytes) -> Array:
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("shape", [(2, 3, 4), (24,), (0, 3), ()])
 def test_any_pieces_make_the_array(dtype: Any, shape: tuple[int, ...]) -> None:
-    """Byte by byte, head and tensor separately or all at once: the array is the same, and writeable."""
+    """The array is the same and writeable, whether the reply arrives byte by byte, in two parts or all at once."""
     array = np.resize(ARRAY, shape).astype(dtype)
     head, tensor = whole_of(array)
     for pieces in ([head + tensor], [head, tensor], [bytes([byte]) for byte in head + tensor]):
@@ -43,7 +43,7 @@ def test_any_pieces_make_the_array(dtype: Any, shape: tuple[int, ...]) -> None:
 
 
 def test_a_truncated_reply_is_broken() -> None:
-    """A reply that ends anywhere before its last byte is broken."""
+    """A reply that ends before its last byte is broken."""
     head, tensor = whole_of(ARRAY)
     for end in (0, 1, len(head) - 1, len(head), len(head + tensor) - 1):
         whole = Whole(len(head))
@@ -77,13 +77,13 @@ def test_a_truncated_reply_is_broken() -> None:
     ],
 )
 def test_malformed_heads_are_rejected(head: bytes) -> None:
-    """A head that does not describe one output with its bytes behind it is refused, whatever it is."""
+    """A head that does not describe exactly one output with its bytes after it is rejected."""
     with pytest.raises(ProtocolError):
         read(head, ARRAY.tobytes())
 
 
 def test_extra_bytes_are_rejected() -> None:
-    """Bytes behind the output, or a head beyond all measure, are refused."""
+    """Bytes after the output, or an excessively long head, are rejected."""
     head, tensor = whole_of(ARRAY)
     with pytest.raises(ProtocolError, match="data after"):
         read(head, tensor, b"x")

@@ -1,1 +1,1 @@
-"""Faults on purpose: killed and hanging processes, too much load, bad clients, full disks; and the long soak."""
+"""Injected faults: killed and hanging processes, overload, bad clients, full disks; and the long soak test."""

@@ -1,4 +1,4 @@
-"""Every API as clients use it: a call made ready once and sent many times, and its result read back."""
+"""Every API as clients use it: a call is prepared once and sent many times, and its result read back."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["APIS", "Prepared", "prepare"]
 
 @dataclass(frozen=True)
 class Prepared:
-    """One call on its way through one API: what is sent, how the reply is read, what has to come."""
+    """One call for one API: what is sent, how the reply is read, and the expected result."""
 
     api: str
     path: str
@@ -29,12 +29,12 @@ class Prepared:
     expected: Array = field(repr=False)
 
     def head(self) -> bytes:
-        """Write the request's head for a bare socket."""
+        """Return the request's head for a raw socket."""
         made = httpx.Request("POST", f"http://localhost{self.path}", content=self.content, headers=self.headers)
         return written(made)[0]
 
     async def send(self, client: httpx.AsyncClient) -> httpx.Response:
-        """Send it and wait for the whole reply."""
+        """Send it and return the complete response."""
         return await client.post(self.path, content=self.content, headers=self.headers)
 
 
@@ -97,11 +97,11 @@ APIS: dict[str, Build] = {
     "rpc events": _rpc(SSE),
     "oip binary": _oip,
 }
-"""The APIs and the forms of their replies, and how a call is written for each."""
+"""The APIs and the forms of their replies, with the function that prepares a call for each."""
 
 
 def prepare(api: str, case: Case, inputs: Mapping[str, Array], expected: Array, **options: Any) -> Prepared:
-    """Make a call ready for an API."""
+    """Return a call prepared for an API."""
     readers: dict[str, Callable[[httpx.Response], Array]] = {
         "rpc json": _read_rpc,
         "rpc events": _read_stream,

@@ -1,4 +1,4 @@
-"""Load on a running service, and processes of it that are killed or stopped while it answers."""
+"""Load on a running service whose processes are killed or stopped while it answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CALLS = (SMALL, MIDDLE, WIDE)
 
 
 def prepare_all(cases: Sequence[Case] = CALLS, apis: Sequence[str] = tuple(APIS)) -> list[Prepared]:
-    """Make each case ready for each API."""
+    """Return each case prepared for each API."""
     made = []
     for case in cases:
         inputs = case.inputs()
@@ -53,14 +53,14 @@ def prepare_all(cases: Sequence[Case] = CALLS, apis: Sequence[str] = tuple(APIS)
 
 
 class Family:
-    """All processes of one service, also those whose parent is gone: they have its mark in their environment."""
+    """All processes of one service, including orphans: they are found by a mark in their environment."""
 
     def __init__(self, server: int, mark: str) -> None:
         self.server = server
         self._mark = f"{_MARK}={mark}".encode()
 
     def members(self) -> dict[int, int]:
-        """Give the processes that run, and their parents."""
+        """Return the running processes and their parents."""
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdecimal() and (parent := self._parent(entry)) is not None:
@@ -68,15 +68,15 @@ class Family:
         return found
 
     def fork_server(self) -> int | None:
-        """Find the process that workers are forked from."""
+        """Return the process that workers are forked from, if it is running."""
         return next((pid for pid, parent in self.members().items() if parent == self.server), None)
 
     def workers(self) -> list[int]:
-        """List the workers."""
+        """Return the workers."""
         return sorted(pid for pid, parent in self.members().items() if self.server not in (pid, parent))
 
     def strike(self, pid: int, number: signal.Signals = signal.SIGKILL) -> bool:
-        """Send a signal to one of them; never to a stranger that has its number by now."""
+        """Send a signal to one of them, never to another process that reused its id; return whether it was sent."""
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -110,9 +110,9 @@ def family_service(*flags: str, **environment: str) -> Iterator[tuple[LiveServic
 
 
 class Striker:
-    """Strike `rate` times a second, each time a random worker, now and then the fork server; use with ``async with``.
+    """Signal processes `rate` times a second: mostly a random worker, sometimes the fork server; use ``async with``.
 
-    One strike in `hang_one_in` stops its worker instead of killing it, one in `fork_server_one_in` kills the fork
+    One signal in `hang_one_in` stops its worker instead of killing it, one in `fork_server_one_in` kills the fork
     server.
     """
 
@@ -150,7 +150,7 @@ class Striker:
 
 @dataclass
 class Tally:
-    """What became of the calls of a load."""
+    """The outcomes of a load's calls."""
 
     right: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -159,7 +159,7 @@ class Tally:
 
     @property
     def count(self) -> int:
-        """Calls that are over."""
+        """Return the number of completed calls."""
         return self.right.total() + len(self.wrong) + len(self.lost)
 
 
@@ -174,7 +174,7 @@ async def load(
     pause_s: float = 0.0,
     seed: int = 0,
 ) -> None:
-    """Make `count` calls, or as many as there are before `until` (of `time.monotonic`), `at_once` at a time."""
+    """Make `count` calls, or call until `until` (of `time.monotonic`), with `at_once` in parallel."""
     chosen, left = random.Random(seed), count
 
     async def caller(client: httpx.AsyncClient) -> None:

@@ -1,4 +1,4 @@
-"""A service that is told to end while it has many calls."""
+"""A service that is told to stop while it has many calls."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["drain"]
 
 
 async def drain(service: LiveService, family: Family, calls: Sequence[Prepared], tally: Tally, count: int) -> list[int]:
-    """Send SIGTERM when `count` calls are in flight, and see them to their ends; gives the processes that are left.
+    """Send SIGTERM while `count` calls are in flight, and wait for them; return the processes that are left.
 
-    Both workers stand still until /readyz is 503, so that it is certain which calls were in flight.
+    Both workers are stopped until /readyz is 503, so that the calls in flight are known.
     """
     async with httpx.AsyncClient(base_url=service.url, timeout=60) as client:
 

@@ -1,7 +1,7 @@
-"""How fast faults are noticed and how much is lost, measured: `scripts/soak --figures [NAME ..]`.
+"""How fast faults are detected and how much is lost: `scripts/soak --figures [NAME ..]` measures it.
 
-Everything is measured on a service in this process or on one of its own, with two workers. Where the clients and the
-workers share few processors the figures contain what they take from each other.
+Everything is measured on a service in this process or in its own, with two workers. If the clients and the workers
+share a few processors, the figures include the time that they take from each other.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def two_workers() -> Iterator[Resident]:
 
 
 def show(what: str, seconds: Sequence[float]) -> None:
-    """Print milliseconds: the median and the longest."""
+    """Print the median and the longest time in milliseconds."""
     print(f"{what:34} median {statistics.median(seconds) * 1000:7.1f} ms, longest {max(seconds) * 1000:7.1f} ms")
 
 
 def disconnect() -> None:
-    """Measure how long a call of a client that left keeps anything busy."""
+    """Measure how long a call keeps anything busy after its client has disconnected."""
     with two_workers() as resident:
         for moment in MOMENTS:
             for api in APIS:
@@ -49,7 +49,7 @@ def disconnect() -> None:
 
 
 def cancel() -> None:
-    """Measure how long workers go on after a running call is cancelled."""
+    """Measure how long workers continue after a running call is cancelled."""
     with two_workers() as resident:
         found = []
         for _ in range(_TIMES):
@@ -62,7 +62,7 @@ def cancel() -> None:
 
 
 def back() -> None:
-    """Measure how long a killed worker is missing."""
+    """Measure how long it takes to replace a killed worker."""
 
     def workers() -> dict[int, bool]:
         return {each["pid"]: each["ready"] for each in resident.service.engine.snapshot()["workers"]}
@@ -80,7 +80,7 @@ def back() -> None:
 
 
 def drained() -> None:
-    """Count what 200 calls come to that are in flight when SIGTERM comes."""
+    """Count the outcomes of 200 calls that are in flight when SIGTERM arrives."""
     tally = Tally()
     with family_service("--workers", "2", "--queue-length", "256", "--drain-s", "120") as (service, family):
         left = asyncio.run(drain(service, family, prepare_all(CALLS), tally, 200))
@@ -98,7 +98,7 @@ FIGURES: dict[str, Callable[[], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is named, or everything."""
+    """Measure the named figures, or all of them."""
     parser = argparse.ArgumentParser(prog="scripts/soak --figures", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("names", nargs="*", choices=[[], *FIGURES], metavar="NAME", help=", ".join(FIGURES))
     for name in parser.parse_args(arguments).names or FIGURES:

@@ -1,4 +1,4 @@
-"""Clients that leave, at every API and at every moment: how long the service is busy with their calls after that."""
+"""Clients that disconnect, on every API and at any moment: how long their calls keep the service busy afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.problems import Case
 
 __all__ = ["LONG", "MOMENTS", "busy", "idle", "leave", "prepared", "seconds_until", "sent"]
 
-# Much work for any kernel, few bytes.
+# A lot of work for any kernel, in few bytes.
 LONG = Case(
     name="long",
     op="ConvolutionBackwardWeights",
@@ -36,20 +36,20 @@ Condition = Callable[[], bool]
 
 @cache
 def prepared(api: str, case: Case) -> Prepared:
-    """Make a call ready whose result nobody looks at."""
+    """Return a prepared call whose result is not checked."""
     return prepare(api, case, case.floats(), np.empty(0))
 
 
 @contextmanager
 def sent(resident: Resident, call: Prepared, share: float = 1.0) -> Iterator[socket.socket]:
-    """Send a share of a call over a bare socket with little room for the reply."""
+    """Send the first `share` of a call over a raw socket with a small receive buffer."""
     with connected(resident.url, little_room=True) as sock:
         sock.sendall(call.head() + call.content[: int(len(call.content) * share)])
         yield sock
 
 
 def seconds_until(resident: Resident, act: Callable[[], object], condition: Condition) -> float:
-    """Act, and measure on the service's loop how long it takes until a condition holds there."""
+    """Act; return how long it takes on the service's loop until a condition holds there."""
 
     async def measure() -> float:
         start = time.perf_counter()
@@ -64,25 +64,25 @@ def seconds_until(resident: Resident, act: Callable[[], object], condition: Cond
 
 
 def busy(resident: Resident) -> bool:
-    """Tell whether a worker has a unit."""
+    """Return whether a worker has a unit."""
     return any(worker["unit"] for worker in resident.service.engine.snapshot()["workers"])
 
 
 def idle(resident: Resident) -> bool:
-    """Tell whether there is no request, no call, no unit on a worker and no memory in use."""
+    """Return whether there is no request, no call, no unit on a worker and no memory in use."""
     service = resident.service
     return not (service.requests or service.calls or busy(resident) or service.segments.stats().used)
 
 
 def while_sending(resident: Resident, api: str) -> float:
-    """Leave in the middle of the body."""
+    """Disconnect in the middle of the body."""
     with sent(resident, prepared(api, LONG), 0.5) as sock:
         resident.until(lambda: resident.service.segments.stats().used > 0)
         return seconds_until(resident, sock.close, lambda: idle(resident))
 
 
 def while_queued(resident: Resident, api: str) -> float:
-    """Leave while the workers have another call; that one goes on."""
+    """Disconnect while the workers have another call; that one continues."""
     with sent(resident, prepared("rest npy", LONG)) as other:
         resident.until(lambda: len(resident.service.calls) == 1 and not idle(resident))
         with sent(resident, prepared(api, LONG)) as sock:
@@ -93,14 +93,14 @@ def while_queued(resident: Resident, api: str) -> float:
 
 
 def while_computing(resident: Resident, api: str) -> float:
-    """Leave while workers compute."""
+    """Disconnect while workers compute."""
     with sent(resident, prepared(api, LONG)) as sock:
         resident.until(lambda: busy(resident), 30)
         return seconds_until(resident, sock.close, lambda: idle(resident))
 
 
 def while_receiving(resident: Resident, api: str) -> float:
-    """Leave in the middle of the reply."""
+    """Disconnect in the middle of the reply."""
     with sent(resident, prepared(api, LARGE)) as sock:
         assert sock.recv(1000).startswith(b"HTTP/1.1 200")
         return seconds_until(resident, sock.close, lambda: idle(resident))
@@ -115,6 +115,6 @@ MOMENTS: dict[str, Callable[[Resident, str], float]] = {
 
 
 def leave(resident: Resident, api: str, moment: str) -> float:
-    """Let a client leave; give the seconds until nothing of its call is left."""
+    """Let a client disconnect; return the seconds until nothing of its call is left."""
     seconds_until(resident, lambda: None, lambda: idle(resident))
     return MOMENTS[moment](resident, api)

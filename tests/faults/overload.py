@@ -1,4 +1,4 @@
-"""Far more calls than the service can compute: what it refuses and how, and what becomes of those that it takes."""
+"""Far more calls than the service can compute: how it rejects the excess, and how the accepted ones fare."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ HEAVY = Case(
     kernel=(25, 25),
 )
 _RETRY_S = 0.05
-# Longer than any answer takes: who waits so long has lost it.
+# Longer than any answer takes: a client that waits this long has lost its call.
 _PATIENCE_S = 60.0
 
 
 @dataclass
 class Flood:
-    """Count what a flood came to: answers by status, refusals by status and reason, and all else by its kind."""
+    """The outcomes of a flood: calls accepted, rejections by status and reason, and all other failures by kind."""
 
     offered: int = 0
     accepted: int = 0
@@ -51,7 +51,7 @@ class Flood:
 
 
 async def flood(url: str, call: Prepared, rate: float, seconds: float) -> Flood:
-    """Send `rate` calls a second, whatever becomes of them, each on a connection of its own."""
+    """Send `rate` calls a second, regardless of their outcomes, each on its own connection."""
     found, address = Flood(), urlsplit(url)
     head = call.head().replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
 
@@ -95,7 +95,7 @@ def _book(found: Flood, head: str, body: bytes) -> None:
 
 @dataclass
 class Seen:
-    """What a caller of its own process saw, in seconds: accepted calls, their time in the queue, /healthz."""
+    """What a caller in a separate process measured, in seconds: accepted calls, their time in the queue, /healthz."""
 
     calls: list[float] = field(default_factory=list)
     queued: list[float] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Seen:
 
 
 def visit(url: str, call: Prepared, seconds: float) -> Seen:
-    """Call one after the other for some time, again after a refusal, and look at /healthz before each."""
+    """Make one call after another for some time, retrying after rejections, and request /healthz before each."""
     seen, until = Seen(), time.monotonic() + seconds
     with httpx.Client(base_url=url, timeout=60) as client:
         while time.monotonic() < until:
@@ -135,19 +135,19 @@ def _heavy_call(expected: Array) -> Prepared:
 
 
 def overload(seconds: float = 20.0) -> None:
-    """Offer ten times what two workers can compute for so long, and print what came of it."""
+    """For `seconds`, send ten times the rate that two workers can compute, and print the outcome."""
     with family_service("--workers", "2", "--queue-length", "16") as (service, family):
         expected = HEAVY.expected(HEAVY.inputs())
         call = _heavy_call(expected)
         visit(service.url, call, 1.0)
         alone = visit(service.url, call, 5.0)
-        rate = 2 / float(np.median(alone.calls))  # two workers, each call is one unit or keeps both
+        rate = 2 / float(np.median(alone.calls))  # two workers; each call is one unit or occupies both
         before = memory_mib(family.server, "Rss")
         spawn = multiprocessing.get_context("spawn")
         results, sender = spawn.Pipe(duplex=False)
         visitor = spawn.Process(target=_visit, args=(service.url, seconds, expected, sender))
         visitor.start()
-        sender.close()  # so that a visitor that dies ends what is read from it
+        sender.close()  # so that reading from a visitor that died ends
         results.recv()
         found = asyncio.run(flood(service.url, call, 10 * rate, seconds + 4))
         seen: Seen = results.recv()

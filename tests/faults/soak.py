@@ -2,10 +2,11 @@
 
     scripts/soak [--minutes 30 | --calls 1000] [--kills 5] [--at-once 8] [--pause 0] [--out soak]
 
-The service runs as a process of its own, with two workers. Every result is compared, bit for bit, with the oracle's.
-Every few seconds the memory of the server, of all processes together (PSS: shared pages count once) and the shared
-memory for tensors are noted; they go to OUT.csv, and with matplotlib to a picture, OUT.png. The exit status is 1 when a
-call was lost or wrong. `scripts/soak --figures` measures instead how fast faults are noticed (`figures.py`).
+The service runs in its own process, with two workers. Every result is compared, bit for bit, with the oracle's.
+Every few seconds the run records the memory of the server, that of all processes together (PSS: shared pages count
+once), and the shared memory for tensors. They are written to OUT.csv and, if matplotlib is installed, plotted to
+OUT.png. The exit status is 1 if a call was lost or wrong. `scripts/soak --figures` instead measures how fast faults
+are detected (`figures.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _PROGRESS_EVERY_S = 60.0
 
 @dataclass(frozen=True)
 class Sample:
-    """What there was at one moment; memory in MiB."""
+    """The state at one moment; memory in MiB."""
 
     seconds: float
     calls: int
@@ -49,7 +50,7 @@ class Sample:
 
 
 def sample(family: Family, url: str, tally: Tally, striker: Striker, seconds: float) -> Sample:
-    """Look at the service."""
+    """Return the current state of the service."""
     page = httpx.get(f"{url}/metrics", timeout=30).text
     shared = dict(re.findall(r'^convgrad_shared_memory_bytes\{state="(\w+)"\} (\S+)', page, re.MULTILINE))
     pids = [family.server, *family.members()]
@@ -72,11 +73,11 @@ def _pss(pid: int) -> float:
     try:
         return memory_mib(pid, "Pss")
     except (FileNotFoundError, ProcessLookupError):
-        return 0.0  # it was killed just now
+        return 0.0  # it was just killed
 
 
 async def soak(options: argparse.Namespace, family: Family, url: str) -> tuple[Tally, Striker, list[Sample]]:
-    """Run the load with its faults, and note what there is now and then."""
+    """Run the load with its faults; return the outcomes and the samples taken along the way."""
     tally, samples, calls = Tally(), [], prepare_all()
     start = time.monotonic()
     until = None if options.calls else start + options.minutes * 60
@@ -107,7 +108,7 @@ async def soak(options: argparse.Namespace, family: Family, url: str) -> tuple[T
 
 
 def summary(tally: Tally, striker: Striker, samples: Sequence[Sample]) -> str:
-    """Say what came of it: the calls, and the memory in the second quarter and in the last one."""
+    """Return the outcome as text: the calls, and the memory in the second quarter and in the last one."""
     took = sorted(tally.seconds)
     lines = [
         f"{tally.count} calls, {len(tally.lost)} lost, {len(tally.wrong)} wrong; strikes: {dict(striker.struck)}",
@@ -122,7 +123,7 @@ def summary(tally: Tally, striker: Striker, samples: Sequence[Sample]) -> str:
 
 
 def draw(samples: Sequence[Sample], target: Path) -> None:
-    """Draw memory and calls over time, where matplotlib is installed."""
+    """Plot memory and calls over time if matplotlib is installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -157,7 +158,7 @@ def write(samples: Sequence[Sample], target: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it and print what came of it."""
+    """Run the soak test and print the outcome."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--calls", type=int, default=None, help="end after so many calls, however long they take")

@@ -18,13 +18,13 @@ Hurt = tuple[LiveService, Family]
 
 @pytest.fixture(scope="module")
 def hurt() -> Iterator[Hurt]:
-    """A service that these tests may hurt."""
+    """A service whose processes these tests may kill."""
     with family_service("--workers", "2") as found:
         yield found
 
 
 def test_random_kills_cost_no_call(hurt: Hurt) -> None:
-    """With five workers killed a second every call of every API has the oracle's bits."""
+    """With five workers killed a second, every call on every API returns the oracle's bits."""
     service, family = hurt
     tally = Tally()
 
@@ -40,7 +40,7 @@ def test_random_kills_cost_no_call(hurt: Hurt) -> None:
 
 
 def test_no_call_is_lost_with_all_processes_at_once(hurt: Hurt) -> None:
-    """When the fork server and every worker die together, calls wait for the next ones; the service stays ready."""
+    """If the fork server and all workers die together, calls wait for their successors; the service stays ready."""
     service, family = hurt
     tally = Tally()
 

@@ -1,4 +1,4 @@
-"""What a worker of a call that is over would still write never gets into the memory of another call."""
+"""A late write by a worker of a finished call never gets into the memory of another call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def resident() -> Iterator[Resident]:
 
 
 def strike(pids: list[int], number: signal.Signals) -> None:
-    """Send a signal to workers, of whom some may be dead by now."""
+    """Send a signal to workers, some of which may be dead."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -34,7 +34,7 @@ def strike(pids: list[int], number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGCONT])
 def test_a_late_write_reaches_no_other_call(resident: Resident, end: signal.Signals) -> None:
-    """Workers stand still in a call whose client leaves, then die or go on: the next calls have the oracle's bits."""
+    """Workers are stopped in a call whose client leaves, then die or continue: later calls return the oracle's bits."""
     inputs = MIDDLE.inputs()
     right = prepare("rest npy", MIDDLE, inputs, MIDDLE.expected(inputs))
     left = prepare("rest npy", MIDDLE, MIDDLE.floats(), np.empty(0), reference=True)  # as large, and slow

@@ -1,4 +1,4 @@
-"""Clients that leave, and services that are told to end, in the middle of everything."""
+"""Clients that disconnect, and services that are told to stop, in the middle of everything."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def resident() -> Iterator[Resident]:
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_nothing_is_left_of_a_client_that_leaves(resident: Resident, api: str, moment: str) -> None:
-    """Its request, call, units and memory end soon, and the call that others wait for goes on."""
+    """Its request, call, units and memory are soon released, and the call of another client continues."""
     leave(resident, api, moment)
     assert idle(resident)
 
 
 def test_a_cancelled_call_leaves_its_workers(resident: Resident) -> None:
-    """Soon after a call is cancelled that computes for seconds no worker has a unit."""
+    """Soon after a call that would compute for seconds is cancelled, no worker has a unit."""
     seconds_until(resident, lambda: None, lambda: idle(resident))
     with sent(resident, prepared("rest npy", LONG)):
         resident.until(lambda: busy(resident), 30)
@@ -45,7 +45,7 @@ def test_a_cancelled_call_leaves_its_workers(resident: Resident) -> None:
 
 
 def test_a_drain_loses_no_call() -> None:
-    """Of forty calls over all APIs that are in flight at SIGTERM each one ends right; no process is left."""
+    """All of forty calls over all APIs in flight at SIGTERM return the right result; no process is left."""
     tally = Tally()
     calls = prepare_all(CALLS[:1])
     with family_service("--workers", "2", "--queue-length", "40", "--drain-s", "100") as (service, family):
@@ -56,7 +56,7 @@ def test_a_drain_loses_no_call() -> None:
 
 
 def test_nothing_outlives_a_killed_server() -> None:
-    """After `kill -9` of a server whose workers compute or stand still, all its processes end by themselves."""
+    """After `kill -9` of a server with one worker computing and one stopped, all its processes exit by themselves."""
     call = prepared("rest npy", LONG)
     with family_service("--workers", "2") as (service, family):
         members = family.members()

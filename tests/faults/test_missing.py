@@ -1,4 +1,4 @@
-"""What the machine may lack: it has a fallback, or /readyz, the log and the exit status say what is missing."""
+"""What the machine may lack: the service has a fallback, or /readyz, log and exit status say what is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.app.samples import NPY, SMALL, post, read, same_bits
 from tests.confined import without
 from tests.live import LiveService, running_service
 
-# For a user who may read what is root's: a limit on processes does not hold for root.
+# As a user that can read root's files: a limit on processes does not apply to root.
 OTHER_USER = [
     *("setpriv", "--reuid=23456", "--regid=23456", "--clear-groups"),
     *("--inh-caps=+dac_read_search,+dac_override", "--ambient-caps=+dac_read_search,+dac_override"),
@@ -31,7 +31,7 @@ PATIENCE_S = 60.0
 
 
 def can(under: Sequence[str]) -> bool:
-    """Tell whether this machine lets us run a command under that one."""
+    """Return whether this machine lets us run a command under that one."""
     return (
         bool(shutil.which(under[0]))
         and subprocess.run([*under, "true"], check=False, capture_output=True).returncode == 0
@@ -39,20 +39,20 @@ def can(under: Sequence[str]) -> bool:
 
 
 def quick(*flags: str, **options: Any) -> AbstractContextManager[LiveService]:
-    """Run a service that compiles nothing: what is missing here has nothing to do with that."""
+    """Run a service that compiles nothing: what is missing in these tests does not concern the kernels."""
     options[NAME] = "reference"
     return running_service(*flags, **options)
 
 
 def right(service: LiveService) -> bool:
-    """Tell whether a small call has the oracle's bits."""
+    """Return whether a small call returns the oracle's bits."""
     inputs = SMALL.inputs()
     with httpx.Client(base_url=service.url, timeout=60) as http:
         return same_bits(read(post(http, SMALL, inputs, NPY)), SMALL.expected(inputs))
 
 
 def said(service: LiveService, status: str) -> dict[str, Any]:
-    """Ask /readyz until it says this status; gives all that it said then."""
+    """Poll /readyz until it reports this status; return that page."""
     until = time.monotonic() + PATIENCE_S
     with httpx.Client() as http:
         while time.monotonic() < until:
@@ -66,7 +66,7 @@ def said(service: LiveService, status: str) -> dict[str, Any]:
 
 
 def ended(service: LiveService, cause: str) -> None:
-    """Wait for the end, whose status is 4 and whose last error in the log has the cause."""
+    """Wait for the service to exit, with status 4 and the cause in the last error of its log."""
     assert service.process.wait(PATIENCE_S) == 4
     service.ready.wait(PATIENCE_S)
     errors = [line for line in service.log if " ERROR " in line]
@@ -75,7 +75,7 @@ def ended(service: LiveService, cause: str) -> None:
 
 
 def test_processes_that_may_not_be_started() -> None:
-    """With too low a process limit the service reports `failed` and the cause, refuses calls, and exits in the end."""
+    """With too low a process limit the service reports `failed` and the cause, rejects calls, and finally exits."""
     under = [*OTHER_USER, "prlimit", "--nproc=1"]
     if not can([*OTHER_USER, "true"]):
         pytest.skip("no other user here")
@@ -102,8 +102,8 @@ def test_processes_that_may_not_be_started() -> None:
 
 
 def test_fewer_processes_than_workers() -> None:
-    """Where only some of the workers may be started the service computes, and says how many there are and why."""
-    under = [*OTHER_USER, "prlimit", "--nproc=4"]  # itself, the fork server, and two more: a thread may be one
+    """If only some of the workers can be started, the service computes, and says how many there are and why."""
+    under = [*OTHER_USER, "prlimit", "--nproc=4"]  # itself, the fork server, and two more, one of which may be a thread
     if not can([*OTHER_USER, "true"]):
         pytest.skip("no other user here")
     with quick("--workers", "4", under=under) as service:
@@ -114,7 +114,7 @@ def test_fewer_processes_than_workers() -> None:
 
 
 def test_without_memfd_create_a_call_is_computed(tmp_path: Path) -> None:
-    """Where shared memory can't be made without a file, it is made with one that has no name."""
+    """Without memfd_create shared memory is created in unlinked files."""
     under = without("memfd_create")
     with quick("--workers", "1", under=under, TMPDIR=str(tmp_path)) as service:
         assert right(service)
@@ -123,7 +123,7 @@ def test_without_memfd_create_a_call_is_computed(tmp_path: Path) -> None:
 
 
 def test_without_shared_memory_of_any_kind() -> None:
-    """Where there is no memfd_create and no room for a file either, the service says so and ends."""
+    """Without memfd_create and room for a file, the service says so and exits."""
     under = [*without("memfd_create"), "prlimit", "--fsize=0"]
     with quick("--workers", "1", under=under, wait=False) as service:
         page = said(service, "failed")
@@ -132,13 +132,13 @@ def test_without_shared_memory_of_any_kind() -> None:
 
 
 def test_without_pidfd_open() -> None:
-    """Without the system call that processes are watched with the service ends at once and says what it needs."""
+    """Without the system call for watching processes the service exits at once and says what it needs."""
     with quick("--workers", "1", under=without("pidfd_open"), wait=False) as service:
         ended(service, "the fork server can't be started: Function not implemented; use Linux 5.3 or later")
 
 
 def test_no_room_for_compiled_code(tmp_path: Path) -> None:
-    """Where compiled code can't be kept the target is not unfit: the service says what is missing, and where."""
+    """If compiled code can't be stored, the target is not called unfit: the service says what is missing, and where."""
     under = ["unshare", "--mount", "sh", "-ec", f'mount -t tmpfs -o mode=700,size=64k none {tmp_path}; exec "$@"', "sh"]
     if not can(under):
         pytest.skip("no mounts here")
@@ -162,7 +162,7 @@ def test_one_processor() -> None:
 
 
 def test_no_folder_that_can_be_written() -> None:
-    """On a machine that is read-only throughout the service ends at once and names the setting."""
+    """On a completely read-only machine the service exits at once and names the setting."""
     folders = '/ /tmp /var/tmp /dev/shm "$HOME" "$PWD"'
     readonly = f'for each in {folders}; do mount --bind -o ro "$each" "$each" 2>/dev/null; done; exec "$@"'
     under = ["unshare", "--mount", "sh", "-c", readonly, "sh"]
@@ -177,7 +177,7 @@ def test_no_folder_that_can_be_written() -> None:
 
 
 def test_a_taken_port_starts_nothing(tmp_path: Path) -> None:
-    """The address is taken before anything is forked: where somebody else has it nothing is compiled."""
+    """The address is bound before anything is forked: if it is in use, nothing is compiled."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         command = [sys.executable, "-m", "app", "--port", port]

@@ -1,4 +1,4 @@
-"""Ten times as many calls as can be computed: each one is answered or told to come again, and memory has its bound."""
+"""Ten times more calls than can be computed: each is answered or told to retry, and memory stays bounded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SLOW = Case(
 
 
 def test_ten_times_what_can_be_computed() -> None:
-    """Every call gets its result or a refusal with Retry-After and a reason; /healthz answers, results are right."""
+    """Every call gets its result or a rejection with Retry-After and a reason; /healthz answers, results are right."""
     inputs = SLOW.inputs()
     call = prepare("rest json", SLOW, inputs, SLOW.expected(inputs), reference=True)
 
@@ -47,7 +47,7 @@ def test_ten_times_what_can_be_computed() -> None:
     assert found.accepted
     assert set(found.refused) == {(503, "queue")}
     assert seen.health
-    bound = 2 * 256 * len(call.content) / 2**20  # requests on their way, and what of them waits in buffers
+    bound = 2 * 256 * len(call.content) / 2**20  # requests in transit, and what is buffered of them
     assert grown < bound
     peak = re.search(r"^convgrad_shared_memory_peak_bytes (\S+)", page, re.MULTILINE)
     assert peak

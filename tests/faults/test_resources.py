@@ -1,4 +1,4 @@
-"""Folders that can't be written, descriptors, connections and memory that run out: calls are refused, none is wrong."""
+"""Read-only folders, and descriptors, connections and memory that run out: calls are rejected, none is wrong."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.heavy
 
 
 def unshare(script: str, *arguments: str) -> list[str]:
-    """Build a command that runs a script with mounts of its own, and then becomes the command that follows."""
+    """Return a command that runs a script in its own mount namespace, then executes the command that follows."""
     command = ["unshare", "--mount", "sh", "-ec"]
     shift = f"shift {len(arguments)}; " if arguments else ""
     return [*command, f'{script}; {shift}exec "$@"', "sh", *arguments]
 
 
 def can(under: Sequence[str]) -> bool:
-    """Tell whether this machine lets us run a command under that one."""
+    """Return whether this machine lets us run a command under that one."""
     return (
         bool(shutil.which(under[0]))
         and subprocess.run([*under, "true"], check=False, capture_output=True).returncode == 0
@@ -41,7 +41,7 @@ def can(under: Sequence[str]) -> bool:
 
 
 def right(service: LiveService) -> bool:
-    """Tell whether a small call has the oracle's bits."""
+    """Return whether a small call returns the oracle's bits."""
     inputs = SMALL.inputs()
     with httpx.Client(base_url=service.url, timeout=60) as http:
         return same_bits(read(post(http, SMALL, inputs, NPY)), SMALL.expected(inputs))
@@ -49,13 +49,13 @@ def right(service: LiveService) -> bool:
 
 @pytest.fixture
 def warm(service: LiveService) -> Path:
-    """The folder that has all kernels, since a service has started."""
+    """The folder with all compiled kernels, filled by the running service."""
     assert service.url
     return Path(cache_folder()).parent
 
 
 def test_a_file_where_the_cache_should_be(warm: Path, tmp_path: Path) -> None:
-    """When NUMBA_CACHE_DIR is a file the kernels of the user's cache are taken, and the service computes."""
+    """If NUMBA_CACHE_DIR is a file, the kernels of the user's cache are used, and the service computes."""
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "convgrad").symlink_to(warm)
     folders = {"NUMBA_CACHE_DIR": str(tmp_path / "file"), "XDG_CACHE_HOME": str(tmp_path)}
@@ -64,7 +64,7 @@ def test_a_file_where_the_cache_should_be(warm: Path, tmp_path: Path) -> None:
 
 
 def test_a_cache_that_can_only_be_read(warm: Path, tmp_path: Path) -> None:
-    """On a file system that is mounted read-only, root and all, the kernels are copied, and the service computes."""
+    """On a file system mounted read-only, even for root, the kernels are copied, and the service computes."""
     under = unshare('mount --bind "$1" "$1"; mount -o remount,bind,ro "$1"', str(warm))
     if not can(under):
         pytest.skip("no mounts here")
@@ -76,7 +76,7 @@ def test_a_cache_that_can_only_be_read(warm: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("warm")
 def test_a_cache_on_a_full_disk(tmp_path: Path) -> None:
-    """A kernel that has to be compiled and can't be saved costs time, not the start."""
+    """A kernel that must be compiled and can't be saved takes time, but does not prevent the start."""
     fill = (
         'mount -t tmpfs -o mode=700,size=256m none "$2"; cp -r "$1" "$2"; '
         'rm "$2"/*/*/driver.store-*.nbc; cat /dev/zero >"$2/full" 2>/dev/null || true'
@@ -90,7 +90,7 @@ def test_a_cache_on_a_full_disk(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def poor() -> Iterator[LiveService]:
-    """A service with 64 descriptors, and memory for tensors of small calls only."""
+    """A service with 64 descriptors, and memory for the tensors of small calls only."""
     under = ["prlimit", "--nofile=64:64"]
     if not can(under):
         pytest.skip("no prlimit here")
@@ -99,7 +99,7 @@ def poor() -> Iterator[LiveService]:
 
 
 def connected(service: LiveService, stack: ExitStack, count: int, start: bytes) -> list[socket.socket]:
-    """Open connections that send the start of a head and never its end."""
+    """Open connections that send the start of a head and never its end; return them."""
     address = urlsplit(service.url)
     socks = []
     for _ in range(count):
@@ -110,7 +110,7 @@ def connected(service: LiveService, stack: ExitStack, count: int, start: bytes) 
 
 
 def test_descriptors_run_out(poor: LiveService) -> None:
-    """With more connections than descriptors a call waits or is cut off; once the clients have left all is well."""
+    """With more connections than descriptors a call waits or is cut off; once the clients have left, calls work."""
     inputs = SMALL.inputs()
     call = prepare("rest npy", SMALL, inputs, SMALL.expected(inputs))
     with closing(HTTPConnection(urlsplit(poor.url).netloc, timeout=60)) as late, suppress(ConnectionError):
@@ -124,7 +124,7 @@ def test_descriptors_run_out(poor: LiveService) -> None:
 
 
 def test_memory_for_tensors_runs_out(poor: LiveService) -> None:
-    """A call over the memory limit is 413 with its reason, and the next small one has its result."""
+    """A call over the memory limit gets 413 with its reason, and the next small one its result."""
     with httpx.Client(base_url=poor.url, timeout=60) as http:
         reply = post(http, WIDE, WIDE.floats(), NPY)
     assert (reply.status_code, reply.json()["reason"]) == (413, "memory")
@@ -132,8 +132,8 @@ def test_memory_for_tensors_runs_out(poor: LiveService) -> None:
 
 
 def test_the_system_gives_no_memory() -> None:
-    """When the system itself gives no memory for tensors a call is 503 with its reason, and a small one works."""
-    under = ["prlimit", f"--fsize={1 << 20}"]  # also bounds files in memory
+    """If the system itself has no memory for tensors, a call gets 503 with its reason, and a small one works."""
+    under = ["prlimit", f"--fsize={1 << 20}"]  # also limits files in memory
     if not can(under):
         pytest.skip("no prlimit here")
     with running_service("--workers", "1", under=under) as service:
@@ -145,7 +145,7 @@ def test_the_system_gives_no_memory() -> None:
 
 
 def test_a_hundred_heads_without_end(service: LiveService) -> None:
-    """While a hundred connections never finish their heads others are served, and the hundred get no answer."""
+    """While a hundred connections never finish their heads, others are served, and the hundred get no answer."""
     with ExitStack() as stack:
         slow = connected(service, stack, 100, b"POST /rpc HTTP/1.1\r\nX-Slow: ")
         for sock in slow:

@@ -1,4 +1,4 @@
-"""A supervisor with real workers under any order of jobs, cancels, kills and hangs: every job ends as it has to."""
+"""A supervisor with real workers under any order of jobs, cancels, kills and hangs: every job ends as it should."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from kernels import compute, plan
 from tests.app.pool.fleet import TINY, Array, Fleet, fleet, random_inputs, soon
 
 _FAULTS = st.sampled_from([signal.SIGKILL, signal.SIGSEGV, signal.SIGSTOP])
-# Which worker or job: what is drawn must not depend on how many there happen to be.
+# Which worker or job to pick: the draw must not depend on how many there are at the time.
 _TURNS = st.integers(0, 59)
 
 
 @dataclass
 class Running:
-    """A job, what has to come of it, and what was done to it."""
+    """A job, its expected result, and the errors that it may end with."""
 
     job: Job
     task: asyncio.Task[Array]
@@ -54,7 +54,7 @@ class SupervisorMachine(RuleBasedStateMachine):
 
     @rule(reference=st.booleans(), hurried=st.booleans())
     def submit(self, reference: bool, hurried: bool) -> None:
-        """Begin a job; a hurried one has next to no time."""
+        """Start a job; a hurried one has almost no time."""
         self.seed += 1
         inputs = random_inputs(TINY, self.seed)
         chosen = plan(TINY, workers=2, reference=reference)
@@ -75,7 +75,7 @@ class SupervisorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(turn=_TURNS)
     def cancel(self, turn: int) -> None:
-        """Give a job up."""
+        """Cancel a job."""
         chosen = self.running[turn % len(self.running)]
 
         async def give_up() -> None:
@@ -83,7 +83,7 @@ class SupervisorMachine(RuleBasedStateMachine):
             chosen.may_fail = (*chosen.may_fail, Cancelled)
             await asyncio.sleep(0)
 
-        if Cancelled not in chosen.may_fail:  # a second one would not wait for the workers: calls shield theirs
+        if Cancelled not in chosen.may_fail:  # a second cancel would not wait for the workers: calls shield theirs
             self.pool.run(give_up())
 
     @rule(turn=_TURNS, number=_FAULTS)
@@ -95,20 +95,20 @@ class SupervisorMachine(RuleBasedStateMachine):
 
     @rule(odds=st.integers(0, 19))
     def hurt_fork_server(self, odds: int) -> None:
-        """Kill the fork server, not often: its successor takes a while."""
+        """Kill the fork server, but rarely: its successor takes a while to start."""
         pid = self.pool.engine.snapshot()["fork_server"]["pid"]
         if odds == 7 and pid is not None:
             os.kill(pid, signal.SIGKILL)
 
     @rule(seconds=st.sampled_from([0.0, 0.001, 0.02]))
     def pass_time(self, seconds: float) -> None:
-        """Let things happen."""
+        """Let time pass."""
         self.pool.run(asyncio.sleep(seconds))
 
     @precondition(lambda self: self.running)
     @rule(turn=_TURNS)
     def finish(self, turn: int) -> None:
-        """See a job to its end."""
+        """Wait for a job to end and check its outcome."""
         self._end(self.running.pop(turn % len(self.running)))
 
     def _end(self, each: Running) -> None:
@@ -126,13 +126,13 @@ class SupervisorMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_more_workers_than_wanted(self) -> None:
-        """The pool never has more workers than it should, and never counts jobs that it does not have."""
+        """The pool never has more workers than it should, and never counts jobs that do not exist."""
         snapshot = self.pool.engine.snapshot()
         assert len(snapshot["workers"]) <= self.pool.count
         assert snapshot["jobs"] <= len(self.running)
 
     def teardown(self) -> None:
-        """Every job ends, nothing is held, and the pool becomes whole, whatever was done to it."""
+        """Every job ends, no memory is held, and the pool becomes complete again."""
         while self.running:
             self._end(self.running.pop())
         self.pool.run(self._whole())
@@ -140,7 +140,7 @@ class SupervisorMachine(RuleBasedStateMachine):
         self.pool.run(self.pool.until(lambda: self.pool.segments.stats().used == 0))
 
     async def _whole(self) -> None:
-        # One that stands still and has nothing to do is not missed; it would be with its next unit.
+        # A stopped worker without a unit is not detected until it gets one.
         for pid in self.pool.pids - {None}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -149,14 +149,14 @@ class SupervisorMachine(RuleBasedStateMachine):
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Fleet]:
-    """Two workers under a supervisor without patience."""
+    """Two workers under a supervisor with short timeouts."""
     with fleet(2, grace_s=0.05, hang_s=0.4) as made:
         yield made
 
 
 @pytest.mark.heavy
-def test_every_job_ends_as_it_has_to(pool: Fleet) -> None:
-    """Whatever happens in whatever order: right bits or a permitted error, no memory held, a whole pool in the end."""
+def test_every_job_ends_correctly(pool: Fleet) -> None:
+    """In any order of events: right bits or a permitted error, no memory held, and finally a complete pool."""
     SupervisorMachine.pool = pool
     chosen = settings(max_examples=8, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(SupervisorMachine, settings=chosen)

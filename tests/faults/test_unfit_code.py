@@ -1,4 +1,4 @@
-"""Code that does not work on this processor: it is found before a call is taken, and the next narrower path serves."""
+"""Code that fails on this processor is detected before a call is accepted, and the next narrower path is used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.app.samples import NPY, post, read, same_bits
 from tests.live import LiveService, running_service
 from tests.problems import random_case
 
-# Python runs a module of this name first of all. It puts a fault into one register tile of one target.
+# Python imports a module of this name first. It puts a fault into one register tile of one target.
 HOOK = """
 import os
 from llvmlite import ir
@@ -90,7 +90,7 @@ def test_a_faulty_path_is_taken_out(folders: list[Path], tmp_path: Path, fault: 
 @pytest.mark.skipif(target().arch != "x86_64" or not NARROWER.compiles, reason="the fault is one of x86")
 @pytest.mark.parametrize("fault", ["is wrong", "crashes"])
 def test_a_faulty_archive_is_taken_out(folders: list[Path], tmp_path: Path, fault: str) -> None:
-    """Code that an image brings along is tried as well, although nothing is compiled."""
+    """Code that comes with an image is tested as well, although nothing is compiled."""
     settings = _with_fault(folders, tmp_path, fault)
     script = "from kernels import warmup; list(warmup())"
     subprocess.run([sys.executable, "-c", script], env={**os.environ, **settings}, check=True)
@@ -118,7 +118,7 @@ def _check_that_the_narrower_path_serves(settings: dict[str, str], fault: str) -
 
 
 def test_without_compiled_code_small_calls_are_computed() -> None:
-    """The reference, which compiles nothing, serves small calls and refuses large ones with what to do."""
+    """The reference, which needs no compiled code, computes small calls; large ones are rejected with advice."""
     running = running_service("--workers", "1", **{NAME: "reference"})  # type: ignore[arg-type]
     with running as service, httpx.Client(base_url=service.url, timeout=60) as http:
         assert http.get("/readyz").json()["target"] == "reference"

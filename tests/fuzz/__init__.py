@@ -1,1 +1,1 @@
-"""Fuzz targets of everything that reads bytes which nobody vouches for; `scripts/fuzz` runs them."""
+"""Fuzz targets for all code that reads untrusted bytes; `scripts/fuzz` runs them."""

@@ -1,7 +1,7 @@
-"""Fuzz with atheris, guided by what the inputs reach (`scripts/fuzz [TARGET ..]`, all when none is named);
-`openapi` calls the pages of a running service with schemathesis instead.
+"""Coverage-guided fuzzing with atheris (`scripts/fuzz [TARGET ..]`, all when none is named); `openapi` calls the
+pages of a running service with schemathesis instead.
 
-Finds are kept in `.cache/fuzz`: inputs that reach something new, and, as `TARGET-crash-..`, one that breaks a promise.
+Findings are kept in `.cache/fuzz`: inputs that reach new code, and, as `TARGET-crash-..`, one that violates a check.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.live import running_service
 _OPENAPI = "openapi"
 _FOLDER = Path(__file__).parents[2] / ".cache" / "fuzz"
 _GROWTH_MB = 64
-"""What the second half of a run may add to resident memory: libFuzzer keeps the inputs that reach something new."""
+"""How much the second half of a run may add to resident memory: libFuzzer keeps the inputs that reach new code."""
 
 
 def main() -> None:
-    """Read the command line and run a target; the process ends with the status of the run."""
+    """Parse the command line and run a target; the process exits with the status of the run."""
     parser = argparse.ArgumentParser(prog="scripts/fuzz", description=__doc__)
     names = [*TARGETS, _OPENAPI]
     parser.add_argument("targets", nargs="*", choices=[[], *names], metavar="TARGET", help=", ".join(names))
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=Path, metavar="FILE", help="try an input that was found before")
     given = parser.parse_args()
     if len(given.targets) != 1:
-        # libFuzzer ends the process that it runs in.
+        # libFuzzer exits the process that it runs in.
         flags = ["--seed", str(given.seed), *([] if given.runs is None else ["--runs", str(given.runs)])]
         for name in given.targets or TARGETS:
             subprocess.run([sys.executable, "-m", "tests.fuzz", *flags, name], check=True)
@@ -62,14 +62,14 @@ def _call_pages(examples: int, seed: int) -> None:
 
 def _fuzz(name: str, runs: int, seed: int) -> None:
     target = TARGETS[name]
-    warnings.simplefilter("ignore")  # NumPy warns of headers that Python 2 wrote, and reads them
+    warnings.simplefilter("ignore")  # NumPy reads headers written by Python 2, but warns about them
     flags = f"-runs={runs} -seed={seed} -max_len={LONGEST} -timeout=5 -rss_limit_mb=2048 -verbosity=0".split()
     atheris.Setup([sys.argv[0], *flags, *_files(name, target)], _measured(name, target, runs))
     atheris.Fuzz()
 
 
 def _files(name: str, target: Target) -> list[str]:
-    """Write what libFuzzer begins with, and say where it is; the inputs of earlier runs are there too."""
+    """Write the seeds and words for libFuzzer; return its arguments. The corpus also has inputs of earlier runs."""
     corpus, words = _FOLDER / name, _FOLDER / f"{name}.words"
     corpus.mkdir(parents=True, exist_ok=True)
     for number, seed in enumerate(target.seeds):
@@ -80,7 +80,7 @@ def _files(name: str, target: Target) -> list[str]:
 
 
 def _measured(name: str, target: Target, runs: int) -> Callable[[bytes], None]:
-    """Take inputs with `target`, and say after the last one what the run was; memory that grew is a find."""
+    """Return a function that feeds `target`, reports after the last of `runs` inputs, and fails if memory grew."""
     begin, count, half_mb = time.monotonic(), 0, 0.0
 
     def take(data: bytes) -> None:

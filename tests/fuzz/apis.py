@@ -1,7 +1,7 @@
-"""Targets that drive a whole API: the real application without a socket, and no workers behind it.
+"""Targets that drive a whole API: the real application, without a socket or workers.
 
-The first two bytes of an input say how to call: which operation and page, which reply, how the body is cut,
-whether its length is declared, whether the client leaves in the middle. The rest is the body.
+The first two bytes of an input select how to call: operation and page, form of the reply, how the body is split,
+whether its length is declared, whether the client disconnects in the middle. The rest is the body.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _app() -> FastAPI:
 
 
 def rpc(data: bytes) -> None:
-    """Call /rpc: 200 with JSON-RPC answers, 204 for nothing to answer, never a fault of the service."""
+    """Call /rpc: 200 with JSON-RPC responses or 204 with none, never a server error."""
     _, second, body = _apart(data)
     accept = _REPLIES[2] if second & 16 else b"*/*"
     status, content = _post("/rpc", body, second, [(b"accept", accept)])
@@ -69,13 +69,13 @@ def rpc(data: bytes) -> None:
 
 
 def rest(data: bytes) -> None:
-    """Call /v1 with JSON: a result or a problem object."""
+    """Call /v1 with JSON: the reply is a result or a problem object."""
     first, second, body = _apart(data)
     _v1(first, second, body, b"application/json")
 
 
 def multipart(data: bytes) -> None:
-    """Call /v1 with multipart: a result or a problem object."""
+    """Call /v1 with multipart: the reply is a result or a problem object."""
     first, second, body = _apart(data)
     _v1(first, second, body, b"multipart/form-data; boundary=" + BOUNDARY)
 
@@ -90,11 +90,11 @@ def _v1(first: int, second: int, body: bytes, content_type: bytes) -> None:
 
 
 def oip(data: bytes) -> None:
-    """Call /v2: a result or the protocol's error; the third byte begins the length of the head, or says none."""
+    """Call /v2: a result or the protocol's error. With a declared length the head ends at the first line break."""
     first, second, body = _apart(data)
     headers = []
     if second & 16:
-        # Where the head ends is the fuzzer's to say, by the first line break.
+        # The fuzzer chooses where the head ends, by its first line break.
         length, body = body.find(b"\n"), body.replace(b"\n", b"", 1)
         headers.append((b"inference-header-content-length", b"%d" % max(length, 0)))
     if second & 32:
@@ -119,9 +119,9 @@ def _cut(body: bytes, step: int) -> list[bytes]:
 
 
 def _post(path: str, body: bytes, how: int, headers: list[tuple[bytes, bytes]]) -> tuple[int, bytes]:
-    """Post a body; gives status and content, or 0 where the client has left before them.
+    """Post a body; return status and content, or status 0 if the client disconnected before the reply.
 
-    Whatever came, afterwards no call, no request and no memory may be left over.
+    Afterwards no call, request or memory may be left, whatever the body was.
     """
     app = _app()
     if how & 4:

@@ -1,4 +1,4 @@
-"""Inputs that are nearly right: a plain mutator, for runs that know their inputs before they begin."""
+"""Nearly valid inputs: a plain mutator, for runs whose inputs are fixed in advance."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 __all__ = ["LONGEST", "mutants"]
 
 LONGEST = 4096
-"""Bytes of an input; larger ones only take time."""
+"""Longest input in bytes; larger ones only take time."""
 
 
 def mutants(seeds: Sequence[bytes], words: Sequence[bytes], count: int, *, seed: int) -> Iterator[bytes]:
-    """Give `count` inputs: the seeds themselves, then mutations of them, the same for the same `seed`."""
+    """Yield `count` inputs: the seeds themselves, then mutations of them, the same for the same `seed`."""
     rng = random.Random(seed)
     for number in range(count):
         data = bytearray(seeds[number % len(seeds)][:LONGEST])

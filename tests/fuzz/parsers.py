@@ -1,6 +1,6 @@
-"""Targets that drive one parser each, beside another reader of the same format where there is one.
+"""Targets that drive one parser each, compared with another reader of the same format where there is one.
 
-The first byte of an input says how the rest is cut, because no answer may depend on that.
+The first byte of an input selects how the rest is split, because no result may depend on that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from convgrad._npy import parse_header
 __all__ = ["RUNNER", "assembly", "frames", "json_tensors", "lists", "npy", "pieces"]
 
 RUNNER = asyncio.Runner()
-"""The event loop of all targets: a new one for each input would take most of the time."""
+"""The event loop of all targets: a new one per input would take most of the time."""
 
 _POOL = SegmentPool(8 << 20)
 _STEPS = (1 << 20, 1, 2, 3, 7, 64, 511, 513)
@@ -43,13 +43,13 @@ _NUMPY_HEADERS: dict[int, Callable[..., Any]] = {
 
 
 def pieces(data: bytes, how: int) -> Iterator[bytes]:
-    """Cut `data` in one of eight ways, into some dozens of pieces at most."""
+    """Split `data` in one of eight ways, into at most some dozens of pieces."""
     step = max(_STEPS[how & 7], len(data) >> 6)
     return (data[start : start + step] for start in range(0, len(data), step))
 
 
 def npy(data: bytes) -> None:
-    """Land a .npy file: in pieces as in one, and whatever we take NumPy takes for the same array."""
+    """Read a .npy file: pieces give the same result as the whole, and NumPy reads every accepted header alike."""
     how, file = data[0] if data else 0, data[1:]
 
     async def land(lease: Lease, how: int) -> Any:
@@ -66,7 +66,7 @@ def npy(data: bytes) -> None:
         header = parse_header(file)
     except ConvgradError:
         return
-    # White space other than blanks is no matter for us, but for NumPy, who parses Python.
+    # We reject white space other than blanks; NumPy, which parses the header as Python, accepts it.
     plain = header is not None and not file[12 : header.offset - 1].translate(None, _PRINTABLE)
     if header is not None and plain and (read := _NUMPY_HEADERS.get(file[6])):
         shape, fortran_order, dtype = read(io.BytesIO(file[8:]), max_header_size=1 << 20)
@@ -74,7 +74,7 @@ def npy(data: bytes) -> None:
 
 
 def frames(data: bytes) -> None:
-    """Decode tensor frames: in pieces as in one; every second way of cutting gets its checksum mended."""
+    """Decode tensor frames: pieces give the same result as the whole; half of the inputs get a right checksum."""
     how, stream = data[0] if data else 0, data[1:]
     if how & 8:
         stream = _mended(stream)
@@ -94,7 +94,7 @@ def _frames(stream: bytes, how: int) -> list[Any]:
 
 
 def _mended(stream: bytes) -> bytes:
-    """Make the first frame whole: its lengths and checksum are what the bytes there need."""
+    """Repair the first frame: set its lengths and checksum to match its bytes."""
     json_length, rest = stream[8:9], stream[16:]
     size = min(json_length[0] if json_length else 0, len(rest))
     return _frame(rest[:size], rest[size:])
@@ -105,7 +105,7 @@ def _frame(text: bytes, body: bytes) -> bytes:
 
 
 def assembly(data: bytes) -> None:
-    """Put a reply together from right frames with any headers and bodies, a line for each in turn."""
+    """Assemble a reply from valid frames with any headers and bodies, alternating lines of the input."""
     how, lines = data[0] if data else 0, data[1:].split(b"\n")
     stream = b"".join(_frame(lines[at], b"".join(lines[at + 1 : at + 2])) for at in range(0, len(lines), 2))
     reader = Assembly()
@@ -119,7 +119,7 @@ def assembly(data: bytes) -> None:
 
 
 def json_tensors(data: bytes) -> None:
-    """Read a JSON body as it arrives: what we take is JSON of the same content, however it was cut."""
+    """Read a JSON body as it arrives: an accepted one is JSON with the same content, however it was split."""
     how, body = data[0] if data else 0, data[1:]
 
     async def read(lease: Lease, how: int) -> Any:
@@ -127,14 +127,14 @@ def json_tensors(data: bytes) -> None:
         for piece in pieces(body, how):
             await intake.take(piece)
         document = intake.finish()
-        # The text of a tensor that is refused for itself is not looked at any more, whatever is in it.
+        # Once a tensor's text is rejected, the rest of it is not examined.
         return _fault(document) or document
 
     _compare(body, _outcome(read, how), _outcome(read, how & 8))
 
 
 def lists(data: bytes) -> None:
-    """Read a JSON body with lists of numbers: what we take is JSON of the same numbers, however it was cut."""
+    """Read a JSON body with lists of numbers: an accepted one is JSON with the same numbers, however it was split."""
     how, body = data[0] if data else 0, data[1:]
 
     async def read(lease: Lease, how: int) -> Any:
@@ -154,7 +154,7 @@ def _fault(document: Any) -> ConvgradError | None:
 
 
 def _compare(body: bytes, found: Any, whole: Any) -> None:
-    """Hold a document to the one that was not cut, and to the standard parser's."""
+    """Compare a document with the one read whole, and both with the standard parser's."""
     refused = isinstance(found, ConvgradError)
     assert refused == isinstance(whole, ConvgradError), (found, whole)
     if not refused:
@@ -164,7 +164,7 @@ def _compare(body: bytes, found: Any, whole: Any) -> None:
 
 
 def _same(found: Any, expected: Any) -> bool:
-    """Compare two documents; a tensor's text may have become a mark, and a list the count of its numbers."""
+    """Compare two documents; a tensor's text may have become a placeholder, and a list the count of its numbers."""
     if isinstance(found, InlineTensor):
         return isinstance(expected, str)
     if isinstance(found, Numbers):
@@ -183,7 +183,7 @@ def _count(value: Any) -> int:
 
 
 def _outcome(read: Callable[[Lease, int], Awaitable[Any]], how: int) -> Any:
-    """Run with memory of the pool, all of which must come back; gives an error of our own as a value."""
+    """Run `read` with memory from the pool, all of which must be freed; return our own errors as values."""
 
     async def held() -> Any:
         with Lease(_POOL) as lease:

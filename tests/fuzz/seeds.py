@@ -1,4 +1,4 @@
-"""Right inputs to begin with, made by code, and the words that the languages of the parsers are made of."""
+"""Valid inputs to start from, generated in code, and dictionary words for each parser's language."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
     "rpc",
 ]
 
-# Its tensors are just long enough to be decoded while they arrive.
+# Its tensors are just long enough to be decoded as they arrive.
 TINY = Case(
     op="ConvTransposeBackwardWeights",
     n=1,
@@ -80,7 +80,7 @@ OIP_WORDS = (
 
 
 def _headed(bodies: Iterator[bytes], firsts: Iterator[int], seconds: Iterator[int]) -> list[bytes]:
-    """Put the two bytes before each body that say how it is sent."""
+    """Prefix each body with the two bytes that select how it is sent."""
     return [bytes((first, second)) + body for body, first, second in zip(bodies, firsts, seconds, strict=False)]
 
 
@@ -95,7 +95,7 @@ def _text(value: Any) -> bytes:
 
 
 def npy() -> list[bytes]:
-    """Files as NumPy writes them."""
+    """Return files as written by NumPy."""
     return [bytes((number,)) + npy_file(array) for number, array in enumerate(_arrays())]
 
 
@@ -113,7 +113,7 @@ def _headers() -> list[dict[str, Any]]:
 
 
 def frames() -> list[bytes]:
-    """One frame of each kind, and a whole stream."""
+    """Return one frame of each kind, and a complete stream."""
     made = [
         b"".join(bytes(piece) for piece in encode(header, b"\0" * 8 * (header["type"] == "tile")))
         for header in _headers()
@@ -122,13 +122,13 @@ def frames() -> list[bytes]:
 
 
 def assembly() -> list[bytes]:
-    """A whole stream, and one that fails, in lines: header and body in turn."""
+    """Return a complete stream, and one that fails, as alternating lines of header and body."""
     *good, error = [_text(header) + b"\n" + b"\0" * 8 * (header["type"] == "tile") for header in _headers()]
     return [b"\0" + b"\n".join(good), b"\1" + b"\n".join([good[0], error])]
 
 
 def _documents() -> list[bytes]:
-    """Calls in JSON: base64, `.npy`, described only, dumped by oneDNN Graph, long and short."""
+    """Return calls in JSON: base64, `.npy`, only described, dumped by oneDNN Graph, long and short."""
     inputs = TINY.inputs()
     described = [example(find_operation(name)) for name in operation_names()]
     long = {"inputs": {"src": {"dtype": "f32", "shape": [300], "data": base64.b64encode(b"\0" * 1200).decode()}}}
@@ -138,12 +138,12 @@ def _documents() -> list[bytes]:
 
 
 def json_tensors() -> list[bytes]:
-    """Documents with tensors."""
+    """Return documents with tensors."""
     return [bytes((how,)) + text for how, text in enumerate(_documents())]
 
 
 def lists() -> list[bytes]:
-    """Documents with lists of numbers."""
+    """Return documents with lists of numbers."""
     shaped = {"datatype": "FP32", "shape": [2, 2]}
     tensors = [
         {"name": "src", "data": [1, 2.5, -3e4, 0]} | shaped,
@@ -155,7 +155,7 @@ def lists() -> list[bytes]:
 
 
 def rpc() -> list[bytes]:
-    """Calls, validations, a batch, notifications and questions."""
+    """Return calls, validations, a batch, notifications and queries."""
     call = json.loads(_documents()[-5])
     described = example(find_operation(TINY.op))
     asked = {"jsonrpc": "2.0", "id": 1}
@@ -171,14 +171,14 @@ def rpc() -> list[bytes]:
 
 
 def rest() -> list[bytes]:
-    """Calls and validations of every operation."""
+    """Return calls and validations of every operation."""
     return _headed(iter(_documents()), itertools.count(32), itertools.count(0, 9)) + _headed(
         iter(_documents()[-5:-3]), itertools.repeat(operation_names().index(TINY.op)), iter((8, 16))
     )
 
 
 def multipart() -> list[bytes]:
-    """A call in parts, with files and without."""
+    """Return a call in parts, with and without files."""
     request = json.loads(_documents()[-5])
     parts = [("request", _text(request | {"inputs": {}}))]
     parts += [(name, npy_file(array)) for name, array in TINY.inputs().items()]
@@ -191,7 +191,7 @@ def multipart() -> list[bytes]:
 
 
 def oip() -> list[bytes]:
-    """Inference requests: binary, with the head on a line of its own, and lists of numbers."""
+    """Return inference requests: binary, with the head on a separate line, and lists of numbers."""
     inputs = TINY.inputs()
     named = [(name, {"name": name, "shape": list(array.shape), "datatype": "FP32"}) for name, array in inputs.items()]
     numbers = [head | {"data": inputs[name].ravel().tolist()} for name, head in named]

@@ -1,4 +1,4 @@
-"""What is fuzzed: each target takes any bytes, and raises when the code under it breaks a promise."""
+"""The fuzz targets: each takes any bytes, and raises when the code under test violates a check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["TARGETS", "Target"]
 
 @dataclass(frozen=True)
 class Target:
-    """One parser: `take` any bytes; `seeds` are whole inputs, `words` are what its language is made of."""
+    """One parser: `take` accepts any bytes; `seeds` are complete inputs, `words` the tokens of its language."""
 
     take: Callable[[bytes], object]
     seeds: Sequence[bytes]

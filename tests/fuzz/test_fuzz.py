@@ -1,4 +1,4 @@
-"""The fuzz targets on a few thousand inputs that are the same every time; `scripts/fuzz` looks for new ones."""
+"""The fuzz targets on a few thousand inputs that are always the same; `scripts/fuzz` looks for new ones."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _GROWTH_MB = 32
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", TARGETS)
-def test_no_input_breaks_a_promise(name: str) -> None:
-    """Nearly right inputs end in a value or in an error of ours, cut anyhow, and leave no call and no memory behind."""
+def test_no_input_violates_a_check(name: str) -> None:
+    """Nearly valid inputs, split anyhow, end in a value or one of our errors, and leave no call or memory behind."""
     target = TARGETS[name]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Reading `.npy` or `.npz` file required additional header parsing")
@@ -42,7 +42,7 @@ def _resident_mb() -> float:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_seeds_are_right(name: str) -> None:
-    """Every target has seeds that it takes, short enough to be mutated as they are, and words."""
+    """Every target accepts its seeds, which are short enough to be mutated whole, and has words."""
     target = TARGETS[name]
     assert target.words
     for seed in target.seeds:

@@ -1,1 +1,1 @@
-"""The service under callers who mean harm: documents held to their word, and what no client of good will sends."""
+"""The service against malicious callers: requests that no well-behaved client sends, and the documents' promises."""

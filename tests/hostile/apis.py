@@ -1,4 +1,4 @@
-"""One call through every API that takes it, right or wrong, with the answers made comparable."""
+"""One call, right or wrong, through every API that takes it, with comparable answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TINY = Case(
 )
 
 SECRET = "5eCr3tPayload"
-"""What a caller may have in data, and no answer may repeat."""
+"""A text in the caller's data that no answer may repeat."""
 
 _STATUS = {cls.code: reply.status for cls, reply in MAPPING.items()}
 _RPC_CODE = {cls.code: reply.rpc_code for cls, reply in MAPPING.items()}
@@ -37,23 +37,23 @@ _OIP = {"f32": "FP32", "f16": "FP16", "s32": "INT32"}
 
 @dataclass(frozen=True)
 class WrongCall:
-    """A call with some attributes and tensors of its own; a tensor is its dtype, shape and bytes."""
+    """A call that replaces some attributes and tensors of the right one; a tensor is its dtype, shape and bytes."""
 
     attributes: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, tuple[str, list[Any], bytes]] = field(default_factory=dict)
 
     def all_attributes(self) -> dict[str, Any]:
-        """Give the attributes of the right call, but for those that are wrong."""
+        """Return the attributes of the right call, with the wrong ones replaced."""
         return TINY.attributes() | dict(self.attributes)
 
     def all_tensors(self) -> dict[str, tuple[str, list[Any], bytes]]:
-        """Give the tensors of the right call, but for those that are wrong."""
+        """Return the tensors of the right call, with the wrong ones replaced."""
         right = {name: (TINY.dtype, list(array.shape), array.tobytes()) for name, array in TINY.inputs().items()}
         return right | dict(self.tensors)
 
 
 def ask(http: httpx.Client, api: str, call: WrongCall) -> str:
-    """Make the call; gives `ok` or the slug of its refusal, whose answer has its API's whole form."""
+    """Make the call; return `ok` or the slug of its error, after checking that the reply has its API's form."""
     return APIS[api](http, call)
 
 
@@ -66,7 +66,7 @@ def _request(call: WrongCall) -> dict[str, Any]:
 
 
 def npy_file(kind: str, shape: list[Any], data: bytes) -> bytes:
-    """Write a .npy file with any shape, whatever bytes it has."""
+    """Return a .npy file with any shape and any bytes."""
     text = f"{{'descr': '{np.dtype(kind.replace('s', 'i')[0] + str(int(kind[1:]) // 8)).str}', "
     text += f"'fortran_order': False, 'shape': {tuple(shape)!r}, }}\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode() + data
@@ -124,7 +124,7 @@ def _oip(http: httpx.Client, call: WrongCall) -> str:
     if answer.status_code == 200:
         return "ok"
     assert list(answer.json()) == ["error"]
-    # The protocol has one status for all that is wrong with a request, and no slugs.
+    # The protocol has one status for all invalid requests, and no slugs.
     return {400: "refused", 413: "too_large"}[answer.status_code]
 
 

@@ -1,4 +1,4 @@
-"""Bodies that are not what they say: parts, files, codings and base64, with the answer that each deserves."""
+"""Malformed bodies: parts, files, content codings and base64, each with the error that it should get."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ REQUEST = json.dumps(request_object(TINY)).encode()
 
 @pytest.fixture(autouse=True)
 def the_next_call_works(http: httpx.Client) -> Iterator[None]:
-    """After each of these tests a good call on the same connections gives the right bits."""
+    """After each of these tests a valid call on the same connections returns the right bits."""
     yield
     assert same_bits(read(post(http, TINY, INPUTS, NPY)), TINY.expected(INPUTS))
 
 
 def part(name: str, content: bytes, *lines: str) -> bytes:
-    """Write one part, its headers first."""
+    """Return one part, its headers first."""
     told = [f'Content-Disposition: form-data; name="{name}"', *lines]
     return ("--X\r\n" + "\r\n".join(told) + "\r\n\r\n").encode() + content + b"\r\n"
 
@@ -73,8 +73,8 @@ def send(http: httpx.Client, body: bytes, kind: str = "multipart/form-data; boun
     ],
     ids=range(18),
 )
-def test_forms_of_all_kinds(http: httpx.Client, body: bytes, expected: int) -> None:
-    """Parts come once, with plain headers, in an encoding that is none; what stands around them is nobody's."""
+def test_multipart_bodies(http: httpx.Client, body: bytes, expected: int) -> None:
+    """Each part comes once, with plain headers and no transfer encoding; preamble and epilogue are ignored."""
     answer = send(http, body)
     assert answer.status_code == expected, answer.text
     if expected != 200:
@@ -92,24 +92,24 @@ def test_forms_of_all_kinds(http: httpx.Client, body: bytes, expected: int) -> N
         "multipart/form-data; charset=utf-7; boundary=X",
     ],
 )
-def test_kinds_of_forms(http: httpx.Client, kind: str) -> None:
-    """Without a boundary that can be one, or as another type, a form is not read."""
+def test_multipart_content_types(http: httpx.Client, kind: str) -> None:
+    """A form without a valid boundary, or of another media type, is not read."""
     assert send(http, b"".join(GOOD) + END, kind).status_code == 415
 
 
 def header(text: str, version: bytes = b"\1\0", length: int | None = None) -> bytes:
-    """Write the head of a .npy file around a text."""
+    """Return the head of a .npy file around a text."""
     size = len(text) if length is None else length
     return b"\x93NUMPY" + version + size.to_bytes(2 if version[0] == 1 else 4, "little") + text.encode()
 
 
 def fields(descr: str = "'<f4'", order: str = "False", shape: str = "(1, 1, 4)", more: str = "") -> str:
-    """Write the text of a header, each value in Python's words."""
+    """Return the text of a header, each value as a Python literal."""
     return f"{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, {more}}}\n"
 
 
 def pickled() -> bytes:
-    """Write an array of objects, whose loading would run code."""
+    """Return an array of objects, which would run code when loaded."""
     file = io.BytesIO()
     np.save(file, np.array([{SECRET: 1}], object), allow_pickle=True)
     return file.getvalue()
@@ -148,8 +148,8 @@ HEADS: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("api", ["part", "json"])
-def test_files_that_are_none(http: httpx.Client, api: str, name: str) -> None:
-    """A header that is not plain, and of a tensor of ours, is refused by its first bytes, and nothing in it runs."""
+def test_invalid_npy_files(http: httpx.Client, api: str, name: str) -> None:
+    """Headers that are not plain, or not of a supported tensor, are rejected early, and nothing in them is run."""
     content = HEADS[name] + INPUTS["src"].tobytes()
     if api == "part":
         answer = send(http, GOOD[0] + part("src", content) + GOOD[2] + END)
@@ -170,8 +170,8 @@ def test_files_that_are_none(http: httpx.Client, api: str, name: str) -> None:
     ids=ascii,
 )
 @pytest.mark.parametrize("length", [0, 2000], ids=["short", "long"])
-def test_base64_that_is_none(http: httpx.Client, data: str, length: int) -> None:
-    """Text that is not base64 in its one right form is refused, at the end of a long one too."""
+def test_invalid_base64(http: httpx.Client, data: str, length: int) -> None:
+    """Text that is not canonical base64 is rejected, even at the end of a long string."""
     body = document(TINY, INPUTS)
     size = length // 4 * 3 + len(data) // 4 * 3 - data[-2:].count("=")
     body["inputs"]["src"] |= {"data": "A" * length + data, "dtype": "f32", "shape": [1, 1, max(size // 4, 1)]}
@@ -182,13 +182,13 @@ def test_base64_that_is_none(http: httpx.Client, data: str, length: int) -> None
 
 
 def binary() -> tuple[bytes, dict[str, str]]:
-    """The right call for the binary API."""
+    """Return the right call for the binary API."""
     return oip.body(oip.head(TINY, INPUTS), INPUTS)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
-def test_small_bodies_that_become_large(resident: Resident, coding: str) -> None:
-    """A body is cut off where it has become larger than a body may be, whatever it would have become."""
+def test_compression_bombs(resident: Resident, coding: str) -> None:
+    """Decompression stops as soon as a body exceeds the limit, however large it would have become."""
     zeros = bytes(1 << 20)
     packer = zlib.compressobj(9, wbits=31 if coding == "gzip" else 15)
     bomb = packer.compress(b'{"inputs": [' + b" " * 1000) + b"".join(packer.compress(zeros) for _ in range(300))
@@ -216,8 +216,8 @@ def test_small_bodies_that_become_large(resident: Resident, coding: str) -> None
     ],
     ids=range(8),
 )
-def test_coded_bodies_that_are_broken(http: httpx.Client, spoil: Any) -> None:
-    """A coded body that is cut, spoilt or coded twice is an error of the body."""
+def test_broken_compressed_bodies(http: httpx.Client, spoil: Any) -> None:
+    """A compressed body that is cut, corrupt or compressed twice is a client error."""
     content, headers = binary()
     packed = spoil(gzip.compress(content))
     answer = oip.post(http, TINY.op, packed, headers | {"content-encoding": "gzip"})
@@ -226,8 +226,8 @@ def test_coded_bodies_that_are_broken(http: httpx.Client, spoil: Any) -> None:
 
 @pytest.mark.parametrize("page", [URL, f"{URL}/validate", "/rpc"])
 @pytest.mark.parametrize("coding", ["gzip", "br", "identity, gzip", "x", "chunked"])
-def test_codings_at_other_apis(http: httpx.Client, page: str, coding: str) -> None:
-    """APIs that take no codings say so."""
+def test_apis_without_content_codings(http: httpx.Client, page: str, coding: str) -> None:
+    """APIs that take no content codings say so."""
     headers = {"content-type": JSON, "content-encoding": coding}
     assert http.post(page, content=gzip.compress(b"{}"), headers=headers).status_code == 415
 
@@ -235,8 +235,8 @@ def test_codings_at_other_apis(http: httpx.Client, page: str, coding: str) -> No
 @pytest.mark.parametrize(
     "value", ["0", "-1", "1", "x", "1e3", "", "1.0", "99999", "9" * 30, "\u0661".encode().decode("latin-1")]
 )
-def test_wrong_lengths_of_heads(http: httpx.Client, value: str) -> None:
-    """A head's length that is none, or not the head's, is an error of the request."""
+def test_wrong_lengths_of_the_head(http: httpx.Client, value: str) -> None:
+    """A length that is no number, or not that of the head, is a client error."""
     content, _ = binary()
     url = f"/v2/models/{TINY.op}/infer"
     lines = (
@@ -253,8 +253,8 @@ def test_wrong_lengths_of_heads(http: httpx.Client, value: str) -> None:
     "name", ["content-type", "accept", "x-request-id", "content-encoding", "traceparent", "origin"]
 )
 @pytest.mark.parametrize("values", [(b"", b""), (b"a" * 9000, b","), (b"\xff\xfe", b';;;="""')], ids=range(3))
-def test_headers_given_twice_and_full_of_rubbish(http: httpx.Client, name: str, values: tuple[bytes, bytes]) -> None:
-    """No header's text, or its number, is a fault of the service; an origin that is not its own may not call it."""
+def test_repeated_and_malformed_headers(http: httpx.Client, name: str, values: tuple[bytes, bytes]) -> None:
+    """No header value, nor a repeated header, causes a server error; a foreign origin may not call the service."""
     statuses = (200, 400, 403, 406, 415, 422) if name == "origin" else (200, 400, 406, 415, 422)
     lines = [name.encode() + b": " + value for value in values]
     for url in (URL, "/rpc", f"/v2/models/{TINY.op}/infer"):

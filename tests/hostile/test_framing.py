@@ -1,4 +1,4 @@
-"""Requests that are wrong as HTTP: refused, or cut, and the service and its other callers do not notice."""
+"""Requests that are invalid as HTTP: they are rejected or cut off, and other callers do not notice."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ LAST = b"connection: close"
 
 @pytest.fixture(autouse=True)
 def the_next_call_works(http: httpx.Client) -> Iterator[None]:
-    """After each of these tests a good call gives the right bits."""
+    """After each of these tests a valid call returns the right bits."""
     yield
     assert same_bits(read(post(http, TINY, INPUTS, NPY)), TINY.expected(INPUTS))
 
 
-def test_a_question_by_hand(service: LiveService) -> None:
-    """The requests of this page are right where they are not made wrong."""
+def test_valid_requests_by_hand(service: LiveService) -> None:
+    """The requests that the other tests corrupt are valid."""
     assert status(talk(service.url, request("/rpc", QUESTION, LAST))) == 200
     assert status(talk(service.url, head("/rpc", b"transfer-encoding: chunked", LAST) + chunked(QUESTION))) == 200
 
@@ -67,8 +67,8 @@ def test_a_question_by_hand(service: LiveService) -> None:
     ],
     ids=lambda lines: repr(lines)[1:40],
 )
-def test_lengths_and_headers_that_are_not_http(service: LiveService, lines: list[bytes]) -> None:
-    """A body whose end is not sure is refused with 400, and nothing after it on the connection is believed."""
+def test_invalid_lengths_and_headers(service: LiveService, lines: list[bytes]) -> None:
+    """A body whose end is uncertain is rejected with 400, and nothing after it on the connection is answered."""
     reply = talk(service.url, head("/rpc", *lines) + QUESTION + request("/rpc", QUESTION))
     replies = [line for line in reply.split(b"\r\n") if b"HTTP/1.1" in line]
     assert replies[-1].endswith(b"400 Bad Request"), reply
@@ -89,25 +89,25 @@ def test_lengths_and_headers_that_are_not_http(service: LiveService, lines: list
         (b"%x\r\n%s0\r\n\r\n" % (len(QUESTION), QUESTION), 400),
     ],
 )
-def test_chunks_of_all_kinds(service: LiveService, body: bytes, expected: int) -> None:
-    """Extensions, trailers, zeros and chunks of one byte are HTTP; sizes that are no numbers are not."""
+def test_chunked_bodies(service: LiveService, body: bytes, expected: int) -> None:
+    """Extensions, trailers, leading zeros and chunks of one byte are valid; sizes that are not numbers are not."""
     assert status(talk(service.url, head("/rpc", b"transfer-encoding: chunked", LAST) + body)) == expected
 
 
 @pytest.mark.parametrize("piece", [b"x: " + b"a" * 1000 + b"\r\n", b"a" * 1000], ids=["many", "long"])
 def test_a_head_without_end(service: LiveService, piece: bytes) -> None:
-    """A head that goes on and on is refused after a few of its bytes, not parsed to the end."""
+    """A head without an end is rejected once it is too long; the rest is not parsed."""
     with connect(service.url) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: ")
         with pytest.raises(OSError, match=r"reset|Broken pipe"):
             sock.sendall(piece * 100_000)
 
 
-def test_a_long_head_is_told_so(service: LiveService) -> None:
-    """Whoever waits for an answer to a head that is too long gets one."""
+def test_a_long_head_is_answered(service: LiveService) -> None:
+    """A client that sends a head that is too long and waits for the answer gets one."""
     with connect(service.url) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nx: ")
-        for _ in range(66):  # only the last one is too much: the service does not close what is still being sent
+        for _ in range(66):  # only the last one is too much: the service does not close a connection while data arrives
             sock.sendall(b"a" * 1000)
         assert status(read_all(sock)) == 400
 
@@ -115,8 +115,8 @@ def test_a_long_head_is_told_so(service: LiveService) -> None:
 @pytest.mark.parametrize(
     "path", ["/rpc/", "/v1/ops/", f"{REST}/", "/healthz/", "//v1/ops", "/v1/../v1/ops", "/%2e%2e/"]
 )
-def test_no_redirect_to_where_the_caller_wants(service: LiveService, path: str) -> None:
-    """A page that is nearly named is not found; no answer leads to the host that the request names."""
+def test_no_redirect_to_the_requested_host(service: LiveService, path: str) -> None:
+    """A path that nearly matches is not found, and no answer redirects to the host in the request."""
     reply = talk(service.url, head(path, LAST, method="GET"))
     assert status(reply) == 404
     assert b"location" not in reply
@@ -137,7 +137,7 @@ def _whole_requests() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("api", list(_whole_requests()))
 def test_requests_that_stop_anywhere(resident: Resident, api: str) -> None:
-    """A client that stops sending in the middle gets no result, wherever that is, and holds nothing afterwards."""
+    """A client that stops sending, wherever that is, gets no result, and afterwards nothing is held for it."""
     whole = _whole_requests()[api]
     for end in range(0, len(whole) - 4, 13):
         assert status(talk(resident.url, whole[:end], end=True)) in (0, 400), end
@@ -147,7 +147,7 @@ def test_requests_that_stop_anywhere(resident: Resident, api: str) -> None:
 
 @pytest.mark.parametrize("api", list(_whole_requests()))
 def test_bodies_that_are_cut_at_every_byte(resident: Resident, api: str) -> None:
-    """A body without its end, said to be whole, is refused in the API's own words, on a connection that goes on."""
+    """A body truncated anywhere, with a length that matches, gets its API's error, and the connection stays open."""
     start, _, body = _whole_requests()[api].partition(b"\r\n\r\n")
     method, _, url = start.split(b"\r\n")[0].partition(b" ")
     headers = [line.decode().split(": ", 1) for line in start.split(b"\r\n")[3:]]

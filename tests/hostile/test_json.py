@@ -1,4 +1,4 @@
-"""JSON that is wrong, or right in an odd way: every API says the same of it, and says nothing of its content."""
+"""JSON that is invalid, or valid but unusual: all APIs agree on it, and no error repeats its content."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PAGES = (f"/v1/ops/{TINY.op}", f"/v1/ops/{TINY.op}/validate", "/rpc", f"/v2/mode
 
 @pytest.fixture(autouse=True)
 def the_next_call_works(http: httpx.Client) -> Iterator[None]:
-    """After each of these tests a good call on the same connections gives the right bits."""
+    """After each of these tests a valid call on the same connections returns the right bits."""
     yield
     assert same_bits(read(post(http, TINY, INPUTS, NPY)), TINY.expected(INPUTS))
 
 
 def send(http: httpx.Client, page: str, body: bytes, **headers: str) -> tuple[int, Any]:
-    """Post a body; gives the status, and the slug or JSON-RPC code of a refusal."""
+    """Post a body; return the status, and the slug or JSON-RPC code of an error."""
     answer = http.post(page, content=body, headers={"content-type": JSON} | headers)
     assert SECRET not in answer.text
     found = answer.json()
@@ -72,7 +72,7 @@ NOT_JSON: dict[str, bytes] = {
 
 @pytest.mark.parametrize("name", NOT_JSON)
 @pytest.mark.parametrize("page", PAGES)
-def test_what_is_not_json(http: httpx.Client, page: str, name: str) -> None:
+def test_invalid_json(http: httpx.Client, page: str, name: str) -> None:
     """It is a parse error at every API, whole and in pieces."""
     expected = (200, -32700) if page == "/rpc" else (400, ["error"] if page.startswith("/v2") else "parse_error")
     body = NOT_JSON[name]
@@ -84,7 +84,7 @@ def test_what_is_not_json(http: httpx.Client, page: str, name: str) -> None:
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-16", 'application/json;a="b" ;Charset = "latin-1"'])
 @pytest.mark.parametrize("page", PAGES)
 def test_text_in_other_charsets(http: httpx.Client, page: str, kind: str) -> None:
-    """JSON comes in UTF-8: a request that says otherwise is refused for its type, whatever its bytes are."""
+    """JSON is UTF-8: a request that declares another charset is rejected with 415, whatever its bytes are."""
     assert http.post(page, content=b"{}", headers={"content-type": kind}).status_code == 415
 
 
@@ -92,8 +92,8 @@ def test_text_in_other_charsets(http: httpx.Client, page: str, kind: str) -> Non
     "body", [b"null", b"true", b"1", b"-0.0", b'"x"', b"[]", b"[[]]", b"[1]", b'"\xf0\x9f\x98\x80"'], ids=repr
 )
 @pytest.mark.parametrize("page", PAGES[1:])
-def test_json_of_another_kind(http: httpx.Client, page: str, body: bytes) -> None:
-    """What is JSON and no request is refused as such, never as a fault."""
+def test_json_that_is_not_a_request(http: httpx.Client, page: str, body: bytes) -> None:
+    """Valid JSON that is not a request gets a client error, never a server error."""
     answer = http.post(page, content=body, headers={"content-type": JSON})
     if page != "/rpc":
         assert answer.status_code in (400, 422)
@@ -105,7 +105,7 @@ def test_json_of_another_kind(http: httpx.Client, page: str, body: bytes) -> Non
 
 
 def odd_but_right() -> dict[str, bytes]:
-    """The right call, written so that only a careless reader fails at it."""
+    """The right call, written so that only a careless parser fails on it."""
     text = json.dumps(document(TINY, INPUTS))
     pairs = json.loads(text)
     return {
@@ -121,7 +121,7 @@ def odd_but_right() -> dict[str, bytes]:
 
 
 def escaped(text: str) -> str:
-    """Write every letter inside the strings of a document as an escape."""
+    """Escape every letter inside the strings of a document."""
     parts = text.split('"')
     return '"'.join(
         "".join(f"\\u{ord(char):04x}" for char in part) if number % 2 else part for number, part in enumerate(parts)
@@ -129,8 +129,8 @@ def escaped(text: str) -> str:
 
 
 @pytest.mark.parametrize("name", odd_but_right())
-def test_json_that_is_odd_and_right(http: httpx.Client, name: str) -> None:
-    """The same document in other words is the same call."""
+def test_unusual_but_valid_json(http: httpx.Client, name: str) -> None:
+    """The same document in another notation is the same call."""
     answer = http.post(PAGES[0], content=odd_but_right()[name], headers={"content-type": JSON})
     assert same_bits(read(answer), TINY.expected(INPUTS))
 
@@ -143,7 +143,7 @@ IDS: list[Any] = [
 
 @pytest.mark.parametrize("given", IDS, ids=lambda given: repr(given)[:20])
 def test_ids_come_back_as_they_are(http: httpx.Client, given: Any) -> None:
-    """An id keeps its value and its type, however large."""
+    """An id keeps its value and its type, however large it is."""
     found = http.post(
         "/rpc", json={"jsonrpc": "2.0", "method": "ops.describe", "params": [TINY.op], "id": given}
     ).json()
@@ -152,8 +152,8 @@ def test_ids_come_back_as_they_are(http: httpx.Client, given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [True, [], {}, [1], {"a": 1}, "a" * 4097], ids=lambda given: repr(given)[:20])
-def test_ids_that_are_none(http: httpx.Client, given: Any) -> None:
-    """What can't be an id makes an invalid request, answered under null."""
+def test_values_that_can_not_be_ids(http: httpx.Client, given: Any) -> None:
+    """A value that can't be an id makes the request invalid, and the answer's id null."""
     found = http.post("/rpc", json={"jsonrpc": "2.0", "method": "ops.list", "id": given}).json()
     assert (found["error"]["code"], found["id"]) == (-32600, None)
 
@@ -172,8 +172,8 @@ def test_ids_that_are_none(http: httpx.Client, given: Any) -> None:
         {"jsonrpc": "2.0", "method": "ops.list", "params": None},
     ],
 )
-def test_messages_that_are_no_requests(http: httpx.Client, message: Any) -> None:
-    """Each broken rule of the specification is an invalid request under the id that there is."""
+def test_invalid_messages(http: httpx.Client, message: Any) -> None:
+    """A message that breaks any rule of the specification is an invalid request, answered with its id."""
     found = http.post("/rpc", json=message | {"id": "x"}).json()
     assert (found["error"]["code"], found["id"]) == (-32600, "x")
     assert SECRET not in str(found)
@@ -182,15 +182,15 @@ def test_messages_that_are_no_requests(http: httpx.Client, message: Any) -> None
 @pytest.mark.parametrize(
     "method", ["", "rpc.", "__init__", "\0", "é" * 999, f"{TINY.op} ", TINY.op.lower() + "\n", "../" * 99, SECRET * 9]
 )
-def test_methods_that_there_are_not(http: httpx.Client, method: str) -> None:
-    """An unknown name is not found, and a long one is not repeated."""
+def test_unknown_methods(http: httpx.Client, method: str) -> None:
+    """An unknown method is "not found", and a long name is not repeated."""
     answer = http.post("/rpc", json={"jsonrpc": "2.0", "method": method, "id": 1})
     assert answer.json()["error"]["code"] == -32601
     assert SECRET not in answer.text
 
 
-def test_a_batch_of_everything(http: httpx.Client) -> None:
-    """Right, wrong and silent items in one batch: each gets its own answer, in order, and no other."""
+def test_valid_and_invalid_items_in_one_batch(http: httpx.Client) -> None:
+    """In a batch with valid, invalid and notification items each gets its own answer, in order, or none."""
     right = {"jsonrpc": "2.0", "method": TINY.op, "params": document(TINY, INPUTS)}
     batch = [right | {"id": 1}, 1, None, [], {}, right, right | {"id": "b", "method": "x"}, right | {"id": 1}]
     found = http.post("/rpc", json=batch).json()
@@ -198,7 +198,7 @@ def test_a_batch_of_everything(http: httpx.Client) -> None:
     assert [entry.get("error", {}).get("code") for entry in found] == [None, *[-32600] * 4, -32601, None]
 
 
-def test_no_answer_to_notifications_however_wrong(http: httpx.Client) -> None:
-    """A notification that can't be carried out is silent too."""
+def test_invalid_notifications_get_no_answer(http: httpx.Client) -> None:
+    """An invalid notification gets no answer either."""
     answer = http.post("/rpc", json={"jsonrpc": "2.0", "method": "x", "params": {"inputs": SECRET}})
     assert (answer.status_code, answer.content) == (204, b"")

@@ -1,4 +1,4 @@
-"""HTTP by hand: bytes to a socket, and what comes back, for requests that no HTTP library would write."""
+"""HTTP by hand: raw bytes over a socket, for requests that no HTTP library would send."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ CRLF = b"\r\n"
 
 
 def head(path: str, *lines: bytes, method: str = "POST") -> bytes:
-    """Write a request's head with these header lines."""
+    """Return a request's head with these header lines."""
     return CRLF.join([f"{method} {path} HTTP/1.1".encode(), b"host: localhost", *lines, b"", b""])
 
 
 def request(path: str, body: bytes, *lines: bytes) -> bytes:
-    """Write a whole request with a right length."""
+    """Return a complete request with the right length."""
     return head(path, b"content-length: %d" % len(body), *lines) + body
 
 
 def chunked(body: bytes) -> bytes:
-    """Write a body as one chunk and the last one."""
+    """Return a body as one chunk and the last chunk."""
     return b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
 
 
 def connect(url: str) -> socket.socket:
-    """Connect to a service."""
+    """Return a connection to a service."""
     address = urlsplit(url)
     assert address.hostname
     assert address.port
@@ -44,7 +44,7 @@ def read_all(sock: socket.socket) -> bytes:
 
 
 def talk(url: str, data: bytes, *, end: bool = False) -> bytes:
-    """Send bytes, and the `end` of them if told so, and read until the service closes the connection."""
+    """Send bytes, then close the sending side if `end`; return what the service sends until it closes."""
     with connect(url) as sock:
         sock.sendall(data)
         if end:
@@ -53,5 +53,5 @@ def talk(url: str, data: bytes, *, end: bool = False) -> bytes:
 
 
 def status(reply: bytes) -> int:
-    """Return the status of the first reply; 0 when there is none."""
+    """Return the status of the first response; 0 if there is none."""
     return int(reply[9:12]) if reply.startswith(b"HTTP/1.1 ") else 0

@@ -1,1 +1,1 @@
-"""Tests of `kernels/`: every path against the oracle, bit for bit."""
+"""Tests of `kernels/`: every code path against the oracle, bit for bit."""

@@ -1,8 +1,8 @@
-"""Sums of random problems, a checksum for each: `test_paths` compares those of instructions and imitations.
+"""Checksums of sums for random problems: `test_paths` compares real instructions with their imitations.
 
     python -m tests.kernels.bits COUNT
 
-The values reach from the smallest subnormal numbers to half the largest, so that each rounding and flush shows.
+The values range from the smallest subnormal numbers to half the largest, so that each rounding and flush shows.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.naive import round_to
 from tests.problems import random_case
 
 DTYPES = {"amx": ("bf16", "f16", "f32"), "avx512bf16": ("bf16",), "": ()}
-"""What each kind of instructions computes, if its zeros do not matter."""
+"""The dtypes that each kind of instructions computes, when products with zeros are allowed."""
 
 
 def main(count: int) -> None:
-    """Print one checksum a line, of sums that all ran on products of bf16 pairs."""
+    """Print one checksum per line, for sums that all ran on products of bf16 pairs."""
     bwd_dots.LEAST_USE = {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]}
     bwd_dots.MOST_CYCLES = np.inf
     if target().dots == "amx":

@@ -1,7 +1,7 @@
-"""Run kernels on tensors that end, or begin, at memory that can't be touched: ``python -m ... SEED COUNT``.
+"""Run kernels on tensors that end, or begin, next to inaccessible memory: ``python -m ... SEED COUNT``.
 
-One byte read or written too far ends the process. `test_memory.py` runs this as a process of its own, whose
-last line of output names the case that did it.
+A single byte read or written out of bounds crashes the process. `test_memory.py` runs this in a separate process,
+whose last line of output names the case that crashed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
 
 
 def fenced(shape: tuple[int, ...], dtype: npt.DTypeLike, *, at_end: bool) -> Tensor:
-    """Make a tensor that touches a forbidden page with its last byte (`at_end`) or its first."""
+    """Return a tensor whose last byte (`at_end`) or first byte touches an inaccessible page."""
     count = int(np.prod(shape, dtype=np.int64))
     nbytes = count * np.dtype(dtype).itemsize
     page = mmap.PAGESIZE
@@ -40,7 +40,7 @@ def fenced(shape: tuple[int, ...], dtype: npt.DTypeLike, *, at_end: bool) -> Ten
 
 
 def run(case: Case, *, at_end: bool, workers: int) -> None:
-    """Compute a case between fences and hold it to the oracle."""
+    """Compute a case between guard pages and compare it with the oracle."""
     inputs = case.inputs()
     problem = problem_of(case)
     chosen = plan(problem, workers=workers)

@@ -1,7 +1,7 @@
-"""Run kernels on cases the way a hostile worker would, and compare bits.
+"""Run kernels on cases under hostile conditions, and compare bits.
 
-Every tensor lies, without any alignment beyond its own elements, in a buffer of NaN: what is read past an end
-spoils the result, what is written past an end is noticed, and what is never written stays NaN.
+Every tensor is placed, aligned to no more than its own elements, in a buffer of NaN: reads out of bounds spoil the
+result, writes out of bounds are detected, and elements that are never written stay NaN.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ GUARD = 256  # bytes of NaN around each tensor
 
 
 class Guarded:
-    """A tensor between two guards, at an address that is a multiple of its element size and no more."""
+    """A tensor between two guards, at an address that is aligned to its element size and no more."""
 
     def __init__(self, shape: tuple[int, ...], dtype: npt.DTypeLike) -> None:
         nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
@@ -32,12 +32,12 @@ class Guarded:
 
     @property
     def intact(self) -> bool:
-        """Whether both guards are as they were."""
+        """Return whether both guards are unchanged."""
         return bool((self._raw[: self._start] == 0xFF).all() and (self._raw[self._stop :] == 0xFF).all())
 
 
 def problem_of(case: Case) -> ConvProblem:
-    """Give the kernels' description of a case."""
+    """Return the kernels' description of a case."""
     names = (
         "op",
         "dtype",
@@ -58,12 +58,12 @@ def problem_of(case: Case) -> ConvProblem:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """View a tensor as the kernels store it: f32 as it is, f16 and bf16 as their bits."""
+    """Return a view of a tensor as the kernels store it: f32 as it is, f16 and bf16 as their bits."""
     return tensor if tensor.dtype == np.float32 else tensor.view(np.uint16)
 
 
 class Run:
-    """The memory of one call, all of it guarded; output and scratch start full of NaN."""
+    """The memory of one call, all of it guarded; output and scratch are initially all NaN."""
 
     def __init__(self, case: Case, inputs: dict[str, Tensor], *, workers: int = 1, reference: bool = False) -> None:
         self.case = case
@@ -79,21 +79,21 @@ class Run:
 
     @property
     def output(self) -> Tensor:
-        """The result as stored."""
+        """Return the result as stored."""
         return self._output.tensor
 
     def unit(self, index: int, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Do one unit."""
+        """Compute one unit; return whether it was completed."""
         scratch = self._scratch.tensor if self.plan.scratch_bytes else None
         inputs = [guard.tensor for guard in self._guards]
         return run_unit(self.plan, self.plan.units[index], inputs, self._output.tensor, scratch, stop)
 
     def stages(self) -> list[list[int]]:
-        """Give the indexes of the units, stage by stage."""
+        """Return the indexes of the units, stage by stage."""
         return [[unit.index for unit in self.plan.units if unit.stage == stage] for stage in range(self.plan.stages)]
 
     def all(self) -> Tensor:
-        """Do every unit in order, check the memory and give the result."""
+        """Compute every unit in order, check the memory and return the result."""
         for stage in self.stages():
             for index in stage:
                 assert self.unit(index), "stopped without being told to"
@@ -101,7 +101,7 @@ class Run:
         return self.output
 
     def check_memory(self) -> None:
-        """Hold the kernel to its own memory: guards as they were, inputs as they came."""
+        """Check that the kernel wrote only its own memory: the guards and the inputs are unchanged."""
         assert self._output.intact, "wrote outside the output"
         assert self._scratch.intact, "wrote outside the scratch"
         for guard, original in zip(self._guards, self._originals, strict=True):
@@ -110,12 +110,12 @@ class Run:
 
 
 def compute(case: Case, inputs: dict[str, Tensor], *, workers: int = 1, reference: bool = False) -> Tensor:
-    """Compute a case in guarded memory and give the result in the case's dtype."""
+    """Compute a case in guarded memory; return the result in the case's dtype."""
     return Run(case, inputs, workers=workers, reference=reference).all().view(naive.DTYPES[case.dtype])
 
 
 def assert_same_bits(got: Tensor, expected: Tensor, case: Case) -> None:
-    """Compare bit by bit; a NaN equals any NaN, zero has a sign."""
+    """Compare bit by bit; a NaN equals any NaN, and zero has a sign."""
     assert got.dtype == expected.dtype
     assert got.shape == expected.shape
     bits = {2: np.uint16, 4: np.uint32}[got.dtype.itemsize]
@@ -130,6 +130,6 @@ def assert_same_bits(got: Tensor, expected: Tensor, case: Case) -> None:
 
 
 def check(case: Case, *, workers: int = 1, reference: bool = False) -> None:
-    """Hold a case with exact integer data to the oracle, bit for bit."""
+    """Compare a case with exact integer data with the oracle, bit for bit."""
     inputs = case.inputs()
     assert_same_bits(compute(case, inputs, workers=workers, reference=reference), case.expected(inputs), case)

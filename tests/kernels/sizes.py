@@ -1,4 +1,4 @@
-"""Other sizes than those of `kernels.blocks`, for problems that would otherwise be one block, one slab or one unit."""
+"""Change the sizes in `kernels.blocks`, so that small problems have several blocks, slabs or units."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["resize"]
 
 
 def resize(patch: pytest.MonkeyPatch, **sizes: Any) -> None:
-    """Change sizes in whichever table has them; code that is compiled, and plans that are cached, keep the old ones."""
+    """Change sizes in whichever table has them; code already compiled and plans already cached keep the old ones."""
     for name, value in sizes.items():
         (table,) = (vars(each) for each in (SUMS, STEPS) if name in vars(each))
         patch.setitem(table, name, value)

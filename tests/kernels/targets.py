@@ -1,10 +1,10 @@
-"""Compile everything, or the tables alone, for a known target on whatever machine this is; nothing of it is run.
+"""Compile everything, or only the tables, for known targets on any machine; nothing of it is run.
 
     python -m tests.kernels.targets [--tables] [NAME ...]
 
-Prints a line for each target: entries, seconds, and those entries that can't be compiled. For this architecture they
-are compiled as the service would; for another one LLVM gets their code before this machine's passes have seen it.
-What LLVM can't select ends the process, so each target's entries are compiled in processes of their own.
+Prints a line for each target: entries, seconds, and the entries that can't be compiled. For this architecture they
+are compiled as in the service; for another one LLVM gets their code before this machine's passes have run on it.
+Code that LLVM can't select crashes the process, so each target's entries are compiled in separate processes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TRIPLES = {"x86_64": "x86_64-unknown-linux-gnu", "aarch64": "aarch64-unknown-lin
 
 
 def main() -> int:
-    """Compile for the targets that are named, or for all; gives 1 if one can't be compiled for."""
+    """Compile for the named targets, or for all; return 1 if compiling for one fails."""
     from kernels.target import BUILD, KNOWN
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,7 +56,7 @@ def _compile(tables: bool) -> int:
         ENTRIES[:] = [entry for entry in ENTRIES if entry.function is None]
     started, failures = time.monotonic(), []
     jobs = len(os.sched_getaffinity(0))
-    while True:  # each failure ends a pass: go on without that entry
+    while True:  # each failure ends a pass: continue without that entry
         _, wrong = compile_all(lambda *_: None, jobs)
         if wrong is None:
             break
@@ -71,7 +71,7 @@ def _compile(tables: bool) -> int:
 
 
 def _emit_for(arch: str, cpu: str, features: str) -> None:
-    """Let Numba's libraries emit objects for another architecture, and load nothing."""
+    """Make Numba's libraries emit objects for another architecture and load nothing."""
     from numba.core import caching, codegen
 
     llvm.initialize_all_targets()

@@ -22,7 +22,7 @@ def tolerance(case: Case, exact: naive.Array, magnitude: naive.Array) -> naive.A
 
     Summing L products in f32, in any order, errs by at most about ``L * UNIT * magnitude``, and for
     independent roundings by a few ``sqrt(L) * UNIT * magnitude`` (Higham & Mary, 2019); 4 of these
-    deviations are granted. f16 and bf16 add half a unit in their last place for the one rounding at the
+    deviations are allowed. f16 and bf16 add half a unit in their last place for the one rounding at the
     end.
     """
     summing: naive.Array = 4 * np.sqrt(case.sum_length) * UNIT * magnitude
@@ -35,18 +35,18 @@ def tolerance(case: Case, exact: naive.Array, magnitude: naive.Array) -> naive.A
 
 
 def assert_nothing_is_lost(case: Case, inputs: dict[str, naive.Array]) -> None:
-    """Compare sums of very large and very small f32 with float64, wherever f32 has room for their products."""
+    """Compare sums of very large and very small f32 with float64, wherever f32 can represent their products."""
     exact = case.exact(inputs)
     magnitude = case.exact({name: np.abs(values.astype(np.float64)) for name, values in inputs.items()})
     result = compute(case, inputs).astype(np.float64)
     held = magnitude < np.finfo(np.float32).max
-    # what is rounded below the smallest normal number is granted once for each product, as in any f32 sum
+    # rounding below the smallest normal number is allowed once per product, as in any f32 sum
     allowed = tolerance(case, exact, magnitude) + case.sum_length * 2.0**-149
     assert (np.abs(result - exact)[held] <= allowed[held]).all()
 
 
 def assert_accurate(case: Case) -> None:
-    """Hold the result of normally distributed data to the bound, everywhere."""
+    """Check every element for normally distributed data against the bound."""
     inputs = case.floats()
     exact = case.exact(inputs)
     magnitude = case.exact({name: np.abs(values.astype(np.float64)) for name, values in inputs.items()})
@@ -58,7 +58,7 @@ def assert_accurate(case: Case) -> None:
 
 @pytest.mark.parametrize("block", range(4))
 def test_random_problems(block: int) -> None:
-    """Random problems with real data stay inside the bound in every dtype."""
+    """Random problems with real data stay within the bound in every dtype."""
     rng = np.random.default_rng([5, block])
     for _ in range(50):
         assert_accurate(random_case(rng, macs=100_000, longer=int(rng.choice([1, 1, 8]))))
@@ -67,7 +67,7 @@ def test_random_problems(block: int) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.macs > 400_000], ids=lambda trap: trap.name)
 def test_long_sums(trap: Case, dtype: str) -> None:
-    """Long sums stay inside the bound: f16 and bf16 are summed in f32, never in themselves."""
+    """Long sums stay within the bound: f16 and bf16 are summed in f32, never in their own dtype."""
     assert_accurate(fit(replace(trap, dtype=dtype), macs=20_000_000))
 
 

@@ -1,4 +1,4 @@
-"""Addresses are integers up to the instruction that uses them, also in code that is optimised once more."""
+"""Addresses are integers up to the instruction that uses them, even in code that is optimised a second time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TARGETS = {"aarch64-linux-gnu": "neoverse-n1", "x86_64-linux-gnu": "haswell"}
 
 
 def _line_copied() -> str:
-    """Write a function that copies a value, found as kernels find it, to where it is wanted `count` times."""
+    """Return a function that copies a value, addressed as in the kernels, `count` times to where it is needed."""
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [simd.I64] * 4), "copy")
     done, line, to, count = function.args
@@ -34,9 +34,9 @@ def _line_copied() -> str:
 
 @pytest.mark.parametrize("triple", TARGETS)
 def test_code_generation_keeps_sums_whole(triple: str) -> None:
-    """Generating code makes no summand of an address a pointer: it may be zero, and nothing lies at an index of null.
+    """Code generation turns no summand of an address into a pointer: it may be zero, and indexing null is undefined.
 
-    Numba hands code that went through that to callers, where it was left out for 64-bit Arm.
+    Numba passes code to callers in that state, and optimising it again removed the copies on 64-bit Arm.
     """
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
@@ -50,7 +50,7 @@ def test_code_generation_keeps_sums_whole(triple: str) -> None:
 
 @pytest.mark.parametrize("lanes", [8, 16, 24])
 def test_lines_of_bias_are_written(lanes: int) -> None:
-    """The first two sums of each line begin with a line of bias, of one vector, two or three."""
+    """The first two sums of each line start with a line of bias, of one, two or three vectors."""
     bias, sums = np.arange(1, lanes + 1, dtype=np.float32), np.zeros((2, 3, lanes), np.float32)
     counts, steps = np.array([1, 1, 2, 2]), np.array([0, 0, *sums.strides[:2]])
     _fill(lanes, sums.ctypes.data, bias.ctypes.data, counts, steps)

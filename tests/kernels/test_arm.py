@@ -1,4 +1,4 @@
-"""What 64-bit Arm gets, seen in its instructions, which are generated here whatever processor this is."""
+"""The code for 64-bit Arm, checked in its instructions, which can be generated on any processor."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ TRIPLE = "aarch64-linux-gnu"
 
 @pytest.fixture(name="arm")
 def _arm(monkeypatch: pytest.MonkeyPatch) -> Target:
-    """An Arm processor, for which vectors are emitted."""
+    """An Arm processor as the target of emitted vectors."""
     described = next(known for known in KNOWN if known.name == "neoverse-n1")
     monkeypatch.setattr(simd, "target", lambda: described)
     return described
 
 
 class _Context:
-    """As much of Numba's context as an intrinsic asks for."""
+    """The part of Numba's context that an intrinsic uses."""
 
     def get_dummy_value(self) -> None:
-        """Give the value of an intrinsic that has none."""
+        """Return the value of an intrinsic that has none."""
 
 
 def _hot_loop(tile: Any) -> list[str]:
-    """Give the instructions of the loop of a tile with the most multiply-adds."""
+    """Return the instructions of the loop with the most multiply-adds in a tile."""
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     signature, generate = tile._defn(None, *[None] * 5)
@@ -56,7 +56,7 @@ def _hot_loop(tile: Any) -> list[str]:
 
 @pytest.mark.parametrize("vectors", [1, 2])
 def test_tiles_fill_the_registers(arm: Target, vectors: int) -> None:
-    """The tallest tiles keep all their sums in registers, and take scalars by lane."""
+    """The tallest tiles keep all their sums in registers, and use scalars by lane."""
     rows = arm.rows[vectors]
     code = _hot_loop(fma_tile(rows, vectors, arm.lanes))
     sums = {line.split()[1] for line in code if line.startswith("fmla")}
@@ -67,7 +67,7 @@ def test_tiles_fill_the_registers(arm: Target, vectors: int) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
 def test_direct_tiles_fill_the_registers(arm: Target, dtype: str) -> None:
-    """Nine taps that are read in place spill nothing, and f16 is converted by its instruction."""
+    """Nine taps that are read in place spill nothing, and f16 is converted by its own instruction."""
     code = _hot_loop(lane_taps(LANE_ROWS, 1, arm.lanes, dtype))
     assert not [line for line in code if "[sp" in line]
     assert any(line.startswith("fcvtl") for line in code) == (dtype == "f16")

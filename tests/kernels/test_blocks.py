@@ -1,4 +1,4 @@
-"""Block sizes: which decide bits, and which only decide how fast."""
+"""Block sizes: those that affect bits, and those that only affect speed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kernels.sizes import resize
 from tests.kernels.workers import large_case, rough, small_units
 
 COMPILED = {"strip_positions", "turned_images", "ahead_bytes", "panel_ahead_bytes"}
-"""Sizes that compiled code has built in."""
+"""Sizes that are built into compiled code."""
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def test_a_size_has_one_name() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("forward", [False, True])
 def test_steps_decide_no_bits(dtype: str, forward: bool) -> None:
-    """Units, looks at whether to stop and visits may be smaller or larger: rounded sums stay the same."""
+    """The sizes of units, of visits, and of steps between checks for a stop may change: rounded sums stay the same."""
     rng = np.random.default_rng([17, forward])
     cases = [large_case(rng, dtype, forward=forward) for _ in range(4)]
     inputs = [rough(case) for case in cases]

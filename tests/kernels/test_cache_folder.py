@@ -1,4 +1,4 @@
-"""The folder for compiled kernels: writable, private, and filled from one that can only be read."""
+"""The folder for compiled kernels: writable, private, and filled from one that is read-only."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from kernels.emit.cache import choose_folder, folder_name, is_unpacked, pack
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """An environment whose home and temporary folder are the test's."""
+    """An environment whose home and temporary folders belong to the test."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     return {"HOME": str(tmp_path / "home")}
 
 
 def make_unwritable(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the system say that a folder can't be written, as it does on a read-only root (also to root)."""
+    """Make the system report that a folder is not writable, as on a read-only root (even to the root user)."""
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
 
 
 def test_the_given_folder_is_taken(environment: dict[str, str], tmp_path: Path) -> None:
-    """NUMBA_CACHE_DIR wins when it can be written; it is made when it is not there."""
+    """NUMBA_CACHE_DIR is used if it is writable; it is created if it does not exist."""
     given = str(tmp_path / "a" / "b")
     assert choose_folder(environment | {"NUMBA_CACHE_DIR": given}) == Path(given, folder_name())
     assert Path(given, folder_name()).is_dir()
@@ -42,7 +42,7 @@ def test_without_a_home_it_is_a_temporary_folder(environment: dict[str, str], tm
 
 
 def test_a_folder_that_others_can_write_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
-    """What is in the folder gets executed: one that anybody can write to is neither used nor copied."""
+    """Files in the folder are executed: one that anybody can write to is neither used nor copied."""
     given = tmp_path / "open"
     (given / folder_name()).mkdir(parents=True)
     (given / folder_name() / "kernel.nbc").write_bytes(b"not ours")
@@ -56,7 +56,7 @@ def test_a_folder_that_others_can_write_is_refused(environment: dict[str, str], 
 def test_a_folder_that_can_only_be_read_is_copied(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
-    """The kernels of a read-only image are taken along, from a folder or its archive, until all were tried once."""
+    """Kernels of a read-only image are copied, from a folder or its archive, until all have been tested once."""
     given = tmp_path / "image"
     (given / folder_name() / "sub").mkdir(parents=True)
     (given / folder_name() / "sub" / "old").write_bytes(b"image")
@@ -75,7 +75,7 @@ def test_a_folder_that_can_only_be_read_is_copied(
 def test_an_archive_in_a_folder_that_can_be_written_is_unpacked_there(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """An image whose cache folder can be written carries archives as well: one is unpacked, the others stay."""
+    """A writable image cache has archives too: the matching one is unpacked, and is kept."""
     (tmp_path / folder_name() / "sub").mkdir(parents=True)
     (tmp_path / folder_name() / "sub" / "kernel").write_bytes(b"image")
     archive = pack(str(tmp_path / folder_name()))
@@ -86,7 +86,7 @@ def test_an_archive_in_a_folder_that_can_be_written_is_unpacked_there(
 
 
 def test_only_the_first_process_takes_unpacked_code_as_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Code from an archive needs no compiling; a process that comes after one that could not load it is not told so."""
+    """Only the first process trusts unpacked code to be complete: if it fails to load it, the next one compiles it."""
     folder = tmp_path / folder_name()
     folder.mkdir()
     (folder / "kernel").write_bytes(b"image")

@@ -1,4 +1,4 @@
-"""The choice between paths: which one every target takes, and what is lost by it where that was measured."""
+"""The choice between paths: the one that every target takes, and the time lost by it where that was measured."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _mean(values: list[float]) -> float:
 
 
 def test_every_target_chooses_as_recorded() -> None:
-    """No change moves a layer to another path unnoticed: `python -m benchmarks.choices` records anew."""
+    """No change moves a layer to another path unnoticed: `python -m benchmarks.choices` updates the record."""
     now, recorded = choices.table().splitlines(), choices.FILE.read_text(encoding="utf-8").splitlines()
     assert [row for row in now if row not in recorded] == []
     assert len(now) == len(recorded) > 200
@@ -25,7 +25,7 @@ def test_every_target_chooses_as_recorded() -> None:
 
 @pytest.mark.skipif(not MEASURED, reason="nothing was measured on this code path")
 def test_the_chosen_paths_lose_little() -> None:
-    """Over all measured layers the mean is near the best path's, and no layer is far from it."""
+    """Over all measured layers the mean time is near that of the best paths, and no layer is far from it."""
     found = fit.regrets(MEASURED, COSTS)
     assert len(found) > 100
     assert _mean(found) < 1.02
@@ -33,8 +33,8 @@ def test_the_chosen_paths_lose_little() -> None:
 
 
 @pytest.mark.skipif(not MEASURED, reason="nothing was measured on this code path")
-def test_fitting_finds_a_constant_that_was_spoilt() -> None:
-    """From a constant that is half as large as it should be the fit comes back to where little is lost."""
+def test_fitting_recovers_a_spoilt_constant() -> None:
+    """Starting from a constant that is half as large as it should be, the fit returns to where little is lost."""
     spoilt = Costs(grouped=COSTS.grouped / 2)
     layers = [layer for layer in MEASURED if not layer.problem.forward]
     before = _mean(fit.regrets(layers, spoilt))

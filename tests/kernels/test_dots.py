@@ -1,4 +1,4 @@
-"""Products of bf16 pairs: the choice of instructions, the split of f16, and data that zeros may not multiply."""
+"""Products of bf16 pairs: the choice of instructions, the split of f16, and data that must not meet zeros."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _split(place: int, rest: int, count: int) -> None:
 @pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
 @pytest.mark.parametrize("op", [op for op in OPS if op != "ConvTranspose"])
 def test_layers_are_taken(op: str) -> None:
-    """An ordinary bf16 layer runs on these instructions, an f32 one where they are fast enough for six products."""
+    """An ordinary bf16 layer uses these instructions, an f32 one only where they are fast enough for six products."""
     assert plan(problem_of(_of(op))).kernel == f"bwd_weights_{target().dots}"
     f32 = explain(problem_of(_of(op, "f32")))
     assert ("f32 is no sum of few bf16 products" in f32) == (target().dots != "amx")
@@ -86,7 +86,7 @@ def test_packing(
     monkeypatch: pytest.MonkeyPatch, layout: tuple[str, str], groups: int, wide: int, narrow: int, stride: int,
     pixels: int,
 ) -> None:  # fmt: skip
-    """Few and many channels, odd lines, strides that pick values, taps that meet nothing: all sums are exact."""
+    """Few and many channels, odd lines, strided reads, taps that meet nothing: all sums are exact."""
     monkeypatch.setattr(bwd_dots, "LEAST_USE", {(target().dots, "bf16"): 0.0})
     case = Case(
         dtype="bf16", n=3, src_channels=wide * groups, dst_channels=narrow * groups, groups=groups,
@@ -104,7 +104,7 @@ def test_packing(
 
 
 def test_f16_is_the_sum_of_two_bf16() -> None:
-    """Every f16 is its first 8 digits and an exact rest; Inf and NaN can be told from the first part."""
+    """Every f16 is its first 8 digits and an exact rest; Inf and NaN can be recognised from the first part."""
     values = np.arange(1 << 16, dtype=np.uint16)
     high, rest = values.copy(), np.empty_like(values)
     _split(high.ctypes.data, rest.ctypes.data, values.size // 32)
@@ -119,7 +119,7 @@ def test_f16_is_the_sum_of_two_bf16() -> None:
 
 @pytest.fixture
 def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let these instructions take all that they can, however many zeros they multiply."""
+    """Let these instructions take every problem that they can, however many zeros they multiply."""
     monkeypatch.setattr(bwd_dots, "LEAST_USE", {(target().dots, dtype): 0.0 for dtype in DTYPES[target().dots]})
     monkeypatch.setattr(bwd_dots, "MOST_CYCLES", np.inf)
     for cached in (plan, bwd_dots._part):
@@ -130,7 +130,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_f32_is_the_sum_of_three_bf16() -> None:
-    """Every f32 is the sum of its parts, but for digits below the smallest bf16; Inf has no rest, NaN stays NaN."""
+    """Every f32 is the sum of its parts, except digits below the smallest bf16; Inf has no rest, NaN stays NaN."""
     rng = np.random.default_rng(71)
     bits = rng.integers(1 << 32, size=4096, dtype=np.uint64).astype(np.uint32)
     special = [0x7F800000, 0xFF800000, 0x7F800001, 0xFF80FFFF, 0x7FFFFFFF, 0x7FC00000, 0x7F7FFFFF, 0x80000000, 1]
@@ -157,7 +157,7 @@ def test_f32_is_the_sum_of_three_bf16() -> None:
 @pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize("block", range(4))
 def test_small_slabs(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """Cut along every axis into many slabs, of unequal sizes, what one leaves behind does not reach the next one."""
+    """With many slabs of unequal sizes along every axis, data left by one slab does not reach the next one."""
     resize(monkeypatch, dot_slab_bytes=2048)
     small: Any = lru_cache(dot_schedule.__wrapped__)
     monkeypatch.setattr(bwd_dots, "dot_schedule", small)
@@ -176,8 +176,8 @@ def test_small_slabs(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
 
 @pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
 @pytest.mark.usefixtures("everything")
-def test_a_sum_that_failed_leaves_nothing_to_rely_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When memory ran out in the middle, the next sum does not take what lies there for zeros."""
+def test_a_failed_sum_leaves_no_stale_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If memory runs out in the middle, the next sum does not take what is left there for zeros."""
     inputs = LAYER.inputs()
     compute(LAYER, inputs)
     arena("vector", 1).fill(3.0)
@@ -196,7 +196,7 @@ def test_a_sum_that_failed_leaves_nothing_to_rely_on(monkeypatch: pytest.MonkeyP
 @pytest.mark.usefixtures("everything")
 @pytest.mark.parametrize("block", range(4))
 def test_f32_is_exact(block: int) -> None:
-    """Sums of random problems in all layouts are exact on integers, of few digits and of many, and near on others."""
+    """For random problems in all layouts, sums of integers with few or many digits are exact, others close."""
     rng = np.random.default_rng([72, block])
     done = 0
     while done < 40:
@@ -205,7 +205,7 @@ def test_f32_is_exact(block: int) -> None:
             continue
         inputs = case.inputs()
         assert_same_bits(compute(case, inputs), case.expected(inputs), case)
-        # few products, of numbers whose digits are 24 together
+        # few products, of numbers that have 24 digits together
         some = int(rng.integers(1, 24))
         for (name, shape), digits in zip(case.input_shapes.items(), (some, 24 - some), strict=True):
             values = rng.integers(-(2**digits), 2**digits, shape).astype(np.float32)
@@ -223,7 +223,7 @@ def test_f32_is_exact(block: int) -> None:
     "scales", [(-60, -60), (-100, 90), (-126, 0), (-149, 127), (-140, 20), (60, 60), (0, 127), (0, 0)]
 )
 def test_f32_of_all_sizes(scales: tuple[int, int]) -> None:
-    """Very large and very small numbers lose nothing that f32 has room for, next to ordinary ones as well."""
+    """Very large and very small numbers lose nothing that f32 can represent, also beside ordinary ones."""
     rng = np.random.default_rng(73)
     case = replace(LAYER, dtype="f32", n=1, src_channels=40, dst_channels=40)
     assert plan(problem_of(case)).kernel == "bwd_weights_amx"
@@ -235,7 +235,7 @@ def test_f32_of_all_sizes(scales: tuple[int, int]) -> None:
 
 
 def test_large_paddings_are_refused() -> None:
-    """Pixels between which zeros would take too much room are left to the path that visits real taps only."""
+    """Pixels with too many padding zeros between them are left to the path that visits only real taps."""
     problem = ConvProblem(
         op="ConvolutionBackwardWeights", dtype="bf16", n=1, src_channels=16, dst_channels=16, groups=1,
         src_spatial=(1 << 40,), dst_spatial=(1,), kernel=(2,), strides=(1,), dilations=((1 << 40) - 1,),
@@ -245,7 +245,7 @@ def test_large_paddings_are_refused() -> None:
 
 
 def test_very_many_groups_are_laid_out() -> None:
-    """With millions of groups side by side nothing is left of the bytes that all of them may take together."""
+    """Millions of groups side by side, which leave none of the bytes that all of them may use together, get a plan."""
     many = 1 << 23
     case = Case(dtype="bf16", groups=many, src_channels=many, dst_channels=many, data_format="NXC",
                 src_spatial=(3,), dst_spatial=(3,), kernel=(1,))  # fmt: skip
@@ -254,7 +254,7 @@ def test_very_many_groups_are_laid_out() -> None:
 
 @pytest.mark.parametrize(("channels", "taps", "taken"), [(16, 4096, True), (16, 4097, False), (64, 4096, False)])
 def test_very_many_taps_are_refused(channels: int, taps: int, taken: bool) -> None:
-    """Laying out each tap of each channel has a bound; beyond it the path of the f32 tiles takes the gradient."""
+    """The table of each channel's taps is bounded; beyond that the path of the f32 tiles computes the gradient."""
     case = Case(
         dtype="bf16", src_channels=channels, dst_channels=16, src_spatial=(taps + 99,), dst_spatial=(100,),
         kernel=(taps,),

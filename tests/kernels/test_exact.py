@@ -14,7 +14,7 @@ BLOCKS, PER_BLOCK = 24, 100
 
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_random_problems(block: int) -> None:
-    """A hundred random problems of every kind give the oracle's bits, for an arbitrary number of workers."""
+    """A hundred random problems of every kind match the oracle's bits, for an arbitrary number of workers."""
     rng = np.random.default_rng([1, block])
     for _ in range(PER_BLOCK):
         check(random_case(rng, macs=40_000), workers=int(rng.integers(1, 5)))
@@ -22,7 +22,7 @@ def test_random_problems(block: int) -> None:
 
 @pytest.mark.parametrize("block", range(4))
 def test_longer_random_problems(block: int) -> None:
-    """Problems long enough to be cut into several chunks give the oracle's bits too."""
+    """Problems long enough for several chunks match the oracle's bits too."""
     rng = np.random.default_rng([2, block])
     for _ in range(15):
         check(random_case(rng, macs=4_000_000, longer=16), workers=int(rng.integers(1, 5)))
@@ -31,16 +31,16 @@ def test_longer_random_problems(block: int) -> None:
 @given(case=cases())
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 def test_searched_problems(case: Case) -> None:
-    """What hypothesis searches for, and would shrink, gives the oracle's bits."""
+    """Problems drawn by hypothesis, which would shrink a failure, match the oracle's bits."""
     check(case)
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 def test_rounds_once_at_ties(dtype: str, data_format: str) -> None:
-    """Sums exactly between two values of the dtype go to the even one, and sums next to them do not."""
+    """Sums exactly between two values of the dtype round to the even one, and sums next to a tie do not."""
     digits = {"f16": 11, "bf16": 8}[dtype]
-    targets = np.arange(1 << digits, 1 << (digits + 2))  # every tie and every neighbour of one in two binades
+    targets = np.arange(1 << digits, 1 << (digits + 2))  # every tie in two binades, and its neighbours
     case = Case(
         dtype=dtype,
         n=8,
@@ -91,7 +91,7 @@ def test_f16_subnormals() -> None:
 
 
 def test_f32_of_extreme_magnitudes() -> None:
-    """Products near the ends of the f32 range keep their bits: no hidden scaling, nothing flushed to zero."""
+    """Products near the ends of the f32 range keep their bits: no hidden scaling, and nothing is flushed to zero."""
     rng = np.random.default_rng(4)
     for exponent in (-60, -74, 30, 45):
         for _ in range(15):

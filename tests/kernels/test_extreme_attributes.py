@@ -1,4 +1,4 @@
-"""Strides, dilations and pads up to the end of s64, far beyond any tensor."""
+"""Strides, dilations and pads up to the limit of s64, far beyond any tensor."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _cases(size: int) -> dict[str, Case]:
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("size", [10_000, 2**31, 2**40, HUGE], ids=["1e4", "2^31", "2^40", "2^61"])
 def test_extreme_attributes(name: str, data_format: str, size: int) -> None:
-    """Attributes that make every product with a byte step overflow give the oracle's bits, and take no memory."""
+    """Attributes that overflow in every product with a byte step give the oracle's bits, and allocate no memory."""
     case = replace(_cases(size)[name], data_format=data_format)
     for each in (case, case.mirrored(), replace(case.mirrored(), op="ConvTranspose")):
         check(each)

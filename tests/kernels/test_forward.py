@@ -1,4 +1,4 @@
-"""ConvTranspose forward: its three ways, its bands and passes, and its units where there is one image."""
+"""ConvTranspose forward: its three ways, its bands and passes, and its units when there is one image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.problems import Case, random_case
 
 WAYS: tuple[Way, ...] = ("gather", "lanes", "scatter")
 
-FAR = Case(  # three taps a line, far apart, on a map that no band holds
+FAR = Case(  # three taps per line, far apart, on a map that no band holds
     op="ConvTranspose", src_channels=20, dst_channels=12, src_spatial=(40, 30), dst_spatial=(40, 30), kernel=(3, 3),
     dilations=(9, 7), pads_begin=(9, 7), pads_end=(9, 7),
 )  # fmt: skip
@@ -44,7 +44,7 @@ def _random(seed: int, count: int) -> Iterator[Case]:
 
 
 def _whole(problem: ConvProblem, way: Way) -> tuple[int, ...]:
-    """Give the share that is everything."""
+    """Return the share that covers everything."""
     dims = problem.dims
     groups = ceil(dims.groups / WIDTH) if way == "lanes" else dims.groups
     part: list[int] = []
@@ -65,7 +65,7 @@ def _check(case: Case, way: Way) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_computes_every_problem(way: Way) -> None:
-    """Whatever would be chosen, each of the ways gives the oracle's bits."""
+    """Each way gives the oracle's bits, whichever would be chosen."""
     for case in _random(1, 80):
         _check(case, way)
 
@@ -74,7 +74,7 @@ def test_every_way_computes_every_problem(way: Way) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 def test_small_caches(way: Way, dtype: str, data_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many bands, several passes of weights, src packed tap by tap and many looks at `stop` change no bit."""
+    """Many bands, several passes of weights, src packed tap by tap and many checks of `stop` change no bit."""
     limits = {"band_sums_bytes": 8192, "band_bytes": 1024, "band_pixels": 24, "source_bytes": 8192}
     resize(monkeypatch, **limits, weights_bytes=8192, band_batch_macs=100_000)
     for case in (FAR, WIDE, DEPTHWISE, LONG):
@@ -82,7 +82,7 @@ def test_small_caches(way: Way, dtype: str, data_format: str, monkeypatch: pytes
 
 
 def test_one_image_is_shared_out() -> None:
-    """Two workers have work where there is one image with few dst channels, and any number gives the same bits."""
+    """Two workers share one image with few dst channels, and any number of workers gives the same bits."""
     for channels in (1, 3, 8):
         case = Case(
             op="ConvTranspose", src_channels=64, dst_channels=channels, src_spatial=(250, 250),
@@ -98,7 +98,7 @@ def test_one_image_is_shared_out() -> None:
 
 
 def test_large_kernels_on_small_maps() -> None:
-    """Where every dst pixel has taps of its own, the sums are still exact."""
+    """If every dst pixel has its own set of taps, the sums are still exact."""
     for groups, channels in ((1, 3), (1, 40), (24, 24)):
         case = Case(
             op="ConvTranspose", src_channels=channels, dst_channels=channels, groups=groups, src_spatial=(11, 9),

@@ -1,4 +1,4 @@
-"""ConvTranspose from products of bf16: cells, phases, and data that zeros or parts of f32 do not allow."""
+"""ConvTranspose from products of bf16: cells, phases, and data that zeros or the parts of f32 can't handle."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYER = Case(
 
 @pytest.fixture(autouse=True)
 def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let everything that can be laid out run here."""
+    """Let these instructions take every problem that they can lay out."""
     monkeypatch.setattr("kernels.forward.cells.unit.MOST_CYCLES", np.inf)
     plan.cache_clear()
     yield
@@ -49,7 +49,7 @@ def _random(seed: int, count: int, **limits: int) -> Iterator[Case]:
 
 @pytest.mark.parametrize("block", range(4))
 def test_every_problem_is_exact(block: int) -> None:
-    """Sums of random problems in all layouts and dtypes are exact on integers, and near on others."""
+    """For random problems in all layouts and dtypes, sums of integers are exact, others close."""
     for case in _random(block, 50, macs=60_000):
         inputs = case.inputs()
         assert_same_bits(compute(case, inputs), case.expected(inputs), case)
@@ -59,7 +59,7 @@ def test_every_problem_is_exact(block: int) -> None:
 
 @pytest.mark.parametrize("block", range(4))
 def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """Cut along every axis into cells and passes of unequal sizes, and shared out, sums have the same bits."""
+    """Split along every axis into unequal cells and passes, and among workers, sums have the same bits."""
     from kernels.forward.cells import schedule as fwd_schedule
     from kernels.forward.cells import unit as fwd_dots
 
@@ -85,7 +85,7 @@ def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES["amx"])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 def test_special_values_and_workers(dtype: str, data_format: str) -> None:
-    """Inf and NaN reach the sums that they are in and no other, and any number of workers gives the same bits."""
+    """Inf and NaN reach only the sums that they are part of, and any number of workers gives the same bits."""
     case = replace(LAYER, dtype=dtype, data_format=data_format)
     for name, place in (("src", (1, 3, 0, 5)), ("weights", (0, 0, 7, 1)), ("weights", (3, 3, 39, 70))):
         for value in (np.inf, np.nan):
@@ -98,10 +98,10 @@ def test_special_values_and_workers(dtype: str, data_format: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES["amx"])
 def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-    """Cells that are summed on register tiles leave weights, pixels and sums of those that follow alone."""
+    """Cells that fall back to register tiles do not affect the weights, pixels and sums of those after them."""
     from kernels.forward.cells import unit as fwd_dots
 
-    resize(monkeypatch, band_batch_macs=1)  # every cell has a call
+    resize(monkeypatch, band_batch_macs=1)  # every cell has its own call
     fwd_dots._cells.cache_clear()
     case = replace(LAYER, dtype=dtype, n=9, src_spatial=(30, 33), dst_spatial=(60, 66))
     inputs = case.inputs()
@@ -113,7 +113,7 @@ def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, dtyp
 
 
 def test_workers_get_the_same_bits() -> None:
-    """With values that are rounded, and some cells whose values are too small, too."""
+    """This also holds for values that are rounded, with some cells whose values are too small."""
     for dtype in DTYPES["amx"]:
         case = replace(LAYER, dtype=dtype, n=8)
         floats = case.floats()
@@ -127,7 +127,7 @@ def test_workers_get_the_same_bits() -> None:
     "scales", [(-60, -60), (-100, 90), (-126, 0), (-149, 127), (-140, 20), (60, 60), (0, 127), (0, 0)]
 )
 def test_f32_of_all_sizes(scales: tuple[int, int]) -> None:
-    """Very large and very small numbers lose nothing that f32 has room for, next to ordinary ones as well."""
+    """Very large and very small numbers lose nothing that f32 can represent, also beside ordinary ones."""
     rng = np.random.default_rng(83)
     case = replace(LAYER, n=2, bias=False)
     inputs = case.floats()

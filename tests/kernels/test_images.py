@@ -1,4 +1,4 @@
-"""Units that say how many images they read: nothing behind those has any part in what they leave."""
+"""Units that state how many images they read: later images have no effect on their output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROBLEMS = {
 
 
 def inputs_of(problem: ConvProblem) -> list[np.ndarray[Any, Any]]:
-    """Draw finite values in the storage of the problem's dtype."""
+    """Return finite values in the storage of the problem's dtype."""
     rng = np.random.default_rng(5)
     if problem.dtype == "f32":
         return [rng.standard_normal(shape).astype(np.float32) for shape in problem.input_shapes]
@@ -51,15 +51,15 @@ def inputs_of(problem: ConvProblem) -> list[np.ndarray[Any, Any]]:
 
 
 def poisoned(array: np.ndarray[Any, Any], images: int) -> np.ndarray[Any, Any]:
-    """Copy a tensor, with NaN in all images but the first."""
+    """Return a copy of a tensor with NaN in all but the first `images` images."""
     copy = array.copy()
     copy[images:] = np.nan if array.dtype == np.float32 else 0x7FFF
     return copy
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_images_behind_are_not_read(name: str) -> None:
-    """A unit leaves the same bits whatever lies in the images behind those that it says it reads."""
+def test_later_images_are_not_read(name: str) -> None:
+    """A unit gives the same bits whatever is in the images after those that it states it reads."""
     problem = PROBLEMS[name]
     chosen, inputs = plan(problem, workers=2), inputs_of(problem)
     output = np.empty(problem.output_shape, storage_dtype(problem.dtype))
@@ -76,8 +76,8 @@ def test_images_behind_are_not_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_units_need_more_and_more(name: str) -> None:
-    """Units come in the order in which their images do, and together they read all."""
+def test_units_follow_the_order_of_images(name: str) -> None:
+    """Units are in the order in which their images arrive, and together they read all."""
     chosen = plan(PROBLEMS[name], workers=2)
     needed = [unit.images for unit in chosen.units if unit.images is not None]
     assert needed == sorted(needed)

@@ -1,4 +1,4 @@
-"""Filter gradients on AMX with the images as the innermost axis: a tap meets whole steps of them, and nothing else."""
+"""Filter gradients on AMX with the images as the innermost axis: a tap meets only whole steps of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL_MAPS = Case(
     dtype="bf16", n=64, src_channels=32, dst_channels=64, src_spatial=(14, 14), dst_spatial=(10, 10), kernel=(5, 5),
     data_format="NXC",
 )  # fmt: skip
-# Odd numbers of everything, of channels too; steps that are not full, and phases.
+# Odd numbers of everything, including channels; incomplete steps, and phases.
 STRIDED = Case(
     n=45, src_channels=75, dst_channels=44, src_spatial=(15, 13), dst_spatial=(8, 7), kernel=(4, 3), strides=(2, 2),
     pads_begin=(2, 1), pads_end=(1, 1),
@@ -58,7 +58,7 @@ LAYERS = {
 
 @pytest.fixture
 def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Put images inside wherever there are two, and let AMX take all that it can."""
+    """Make images the innermost axis wherever there are two, and let AMX take every problem that it can."""
     monkeypatch.setattr(bwd_dots, "LEAST_USE", {("amx", dtype): 0.0 for dtype in ("f32", "f16", "bf16")})
     monkeypatch.setattr(bwd_dots, "MOST_CYCLES", np.inf)
     monkeypatch.setattr("kernels.gradient.dots.schedule.INSIDE_COST", np.inf)
@@ -73,7 +73,7 @@ def inside(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _slabs(case: Case) -> int:
-    """Count the slabs of a case that has images inside and runs on AMX, else 0."""
+    """Return the number of slabs of a case that has images inside and runs on AMX, else 0."""
     problem = problem_of(case)
     schedule = bwd_dots.BWD_DOTS.schedule(problem)
     taken = schedule is not None and schedule.inside and plan(problem).kernel.endswith("amx")
@@ -82,7 +82,7 @@ def _slabs(case: Case) -> int:
 
 @pytest.mark.skipif(bool(target().imitated), reason="imitated instructions take everything as it is")
 def test_choice() -> None:
-    """Many images of small maps go inside; single ones, large maps and few channels do not."""
+    """Many images of small maps become the innermost axis; single ones, large maps and few channels do not."""
     assert _slabs(SMALL_MAPS)
     assert not _slabs(replace(SMALL_MAPS, n=1))
     assert not _slabs(replace(SMALL_MAPS, n=8, src_spatial=(104, 104), dst_spatial=(100, 100)))
@@ -95,7 +95,7 @@ def test_choice() -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_are_exact(monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, data_format: str, slab: int) -> None:
-    """Sums of integers are exact in whole and in small slabs, also where memory holds what the last sum packed."""
+    """Sums of integers are exact in whole and in small slabs, also when memory holds data packed for the last sum."""
     resize(monkeypatch, narrow_bytes=slab)
     case = replace(LAYERS[name], dtype=dtype, data_format=data_format)
     assert _slabs(case) == 1 if slab > 1 << 20 else _slabs(case) > 1
@@ -120,7 +120,7 @@ def _random(seed: int, count: int) -> Iterator[Case]:
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize("block", range(4))
 def test_random_problems(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """Random problems are exact on integers, and any number of workers gives the same bits, special values or not."""
+    """Random problems are exact on integers, and any number of workers gives the same bits, even with Inf and NaN."""
     if block % 2:
         resize(monkeypatch, narrow_bytes=1 << 13)
     resize(monkeypatch, unit_macs=20_000, chunk_macs=10_000, chunk_positions=32)
@@ -140,7 +140,7 @@ def test_random_problems(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 def test_images_that_come_late_are_not_read(monkeypatch: pytest.MonkeyPatch, data_format: str) -> None:
-    """Images are outermost among slabs: a unit leaves the same bits whatever lies behind the images that it names."""
+    """Images are outermost among slabs: a unit gives the same bits whatever comes after the images that it states."""
     resize(monkeypatch, unit_macs=20_000, chunk_macs=10_000, narrow_bytes=1 << 16)
     case = replace(SMALL_MAPS, n=100, data_format=data_format)
     problem = problem_of(case)

@@ -1,4 +1,4 @@
-"""Channels-last tensors that are read where they lie, as vectors of groups or of channels."""
+"""Channels-last tensors that are read in place, as vectors of groups or of channels."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_reads_in_place(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_special_values(name: str) -> None:
-    """Inf and NaN at the ends of both tensors meet real taps only."""
+    """Inf and NaN at the ends of both tensors meet only real taps."""
     case = CASES[name]
     inputs: dict[str, Tensor] = case.inputs()
     for tensor, special in zip(inputs.values(), (np.inf, np.nan), strict=True):
@@ -63,7 +63,7 @@ def test_special_values(name: str) -> None:
 
 
 def test_packs_others() -> None:
-    """Groups that fill no whole vectors, and kernels with very many borders, are packed as ever."""
+    """Groups that do not fill whole vectors, and kernels with very many borders, are still packed."""
     assert not schedule(problem_of(_case((3, 3), groups=20))).direct
     assert not schedule(problem_of(replace(_case((3, 3)), data_format="NCX"))).direct
     many = replace(_case((90,), pads=45), src_spatial=(100,), dst_spatial=(101,))
@@ -75,7 +75,7 @@ def test_packs_others() -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("stride", [1, 2])
 def test_few_channels_in_place(channels: int, groups: int, stride: int) -> None:
-    """A stem's gradient, whose channels fill lines, gives the oracle's bits without packing them."""
+    """The gradient of a stem whose channels fill lines gives the oracle's bits without packing."""
     case = replace(_case((3, 3), stride=stride), groups=groups, src_channels=3 * groups, dst_channels=channels * groups)
     assert schedule(problem_of(case)).in_place == (channels * groups <= 4 * target().lanes)
     for workers in (1, 3):
@@ -88,7 +88,7 @@ def test_few_channels_in_place(channels: int, groups: int, stride: int) -> None:
 @pytest.mark.parametrize("weights_format", ["XIO", "OIX", "IOX", "XOI"])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_writes_every_layout(weights_format: str, dtype: str) -> None:
-    """Sums of either tensor's channels as lanes are written to every layout of the weights."""
+    """Sums with the channels of either tensor as lanes are written correctly to every layout of the weights."""
     for src, dst in ((40, 19), (19, 40)):
         case = replace(_case((2, 3), groups=1), src_channels=src, dst_channels=dst, dtype=dtype)
         check(replace(case, weights_format=weights_format))

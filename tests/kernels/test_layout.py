@@ -1,4 +1,4 @@
-"""Tables of very many taps and slabs: the same as found one by one, in few steps, with looks at whether to stop."""
+"""Tables for very many taps and slabs: the same as computed one by one, in few steps, with checks for a stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.problems import OPS, Case, random_case
 
 
 def axes() -> Iterator[Axis]:
-    """Many kinds of axes: random ones, and those whose taps lie far outside."""
+    """Yield many kinds of axes: random ones, and those whose taps are far outside."""
     rng = np.random.default_rng(17)
     for _ in range(150):
         yield from geometry(problem_of(random_case(rng, macs=50_000))).axes
@@ -39,7 +39,7 @@ def axes() -> Iterator[Axis]:
 
 
 def window(axis: Axis, low: int, high: int) -> tuple[int, int]:
-    """Find what narrow positions meet one by one."""
+    """Return the window that a range of narrow positions meets, found one by one."""
     met = [
         x * axis.stride + shift
         for shift, (first, last) in zip(axis.shifts, axis.ranges, strict=True)
@@ -49,7 +49,7 @@ def window(axis: Axis, low: int, high: int) -> tuple[int, int]:
 
 
 def test_windows_of_many_parts_are_those_of_each() -> None:
-    """However an axis is cut, each part meets what its positions meet one by one."""
+    """However an axis is split, the window of each part is the one found one by one."""
     rng = np.random.default_rng(3)
     for axis in axes():
         inside = rng.integers(1, max(2, axis.size), 5)
@@ -62,7 +62,7 @@ def test_windows_of_many_parts_are_those_of_each() -> None:
 
 
 def test_no_step_for_each_slab(monkeypatch: pytest.MonkeyPatch) -> None:
-    """65,536 taps and 32,768 slabs or more, whose windows one by one would take minutes, are laid out in one go."""
+    """65,536 taps and at least 32,768 slabs, whose windows one by one would take minutes, are laid out in one step."""
     case = Case(n=1 << 9, src_spatial=(3 << 16,), dst_spatial=((1 << 17) + 1,), kernel=(1 << 16,))
     problem = problem_of(case)
     calls, windows = [], Axis.windows
@@ -80,7 +80,7 @@ def test_no_step_for_each_slab(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def classes_one_by_one(dims: Dims, axis: int, numbers: Ints) -> list[tuple[int, ...]]:
-    """Find the classes of an axis from the taps of each dst position."""
+    """Return the classes of an axis, found from the taps of each dst position."""
     stride = min(dims.strides[axis], dims.wide[axis])
     met: dict[int, list[tuple[int, int]]] = {}
     for tap in range(dims.kernel[axis]):
@@ -99,7 +99,7 @@ def classes_one_by_one(dims: Dims, axis: int, numbers: Ints) -> list[tuple[int, 
 
 
 def test_classes_are_those_of_each_position() -> None:
-    """Positions that share their taps, found from where taps begin and end, are those found one by one."""
+    """The classes of positions with the same taps, found from the taps' ranges, are those found one by one."""
     rng = np.random.default_rng(23)
     for _ in range(150):
         dims = problem_of(random_case(rng, macs=50_000)).dims
@@ -112,7 +112,7 @@ def test_classes_are_those_of_each_position() -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_nothing_is_laid_out_for_a_call_that_is_over(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A unit asks whether to stop before its schedule, before its own tables, and before it computes."""
+    """A unit checks for a stop before its schedule, before its own tables, and before it computes."""
     case = Case(src_spatial=(4096,), dst_spatial=(1,), kernel=(4096,))
     problem = problem_of(case if op == case.op else case.mirrored() if op != "ConvTranspose" else _forward(case))
     chosen, dtype = plan(problem), storage_dtype(problem.dtype)
@@ -131,7 +131,7 @@ def test_nothing_is_laid_out_for_a_call_that_is_over(op: str, monkeypatch: pytes
 
 
 def _next(left: list[bool]) -> bool:
-    """Say False as long as there is one left, then True."""
+    """Return False as long as `left` has one, then True."""
     return left.pop() if left else True
 
 
@@ -140,7 +140,7 @@ def _forward(case: Case) -> Case:
 
 
 def test_extreme_taps_are_listed_without_overflow() -> None:
-    """Where shifts go beyond 64 bits, what is outside has no positions, within the bounds of the axis."""
+    """If shifts exceed 64 bits, taps outside have no positions, and all ranges are within the bounds of the axis."""
     far = 1 << 60
     case = Case(
         src_spatial=(9,), dst_spatial=(5,), kernel=(70,), dilations=(far,), pads_begin=(2,), pads_end=(69 * far - 2,),

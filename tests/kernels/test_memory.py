@@ -1,4 +1,4 @@
-"""Kernels touch nothing but their tensors."""
+"""Kernels access only their own tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 @pytest.mark.heavy
 @pytest.mark.parametrize("seed", [31, 32])
 def test_tensors_between_forbidden_pages(seed: int) -> None:
-    """With memory that can't be touched right after, or right before, each tensor, the bits are right."""
+    """With inaccessible memory right after, or right before, each tensor, the bits are right."""
     root = Path(__file__).parents[2]
     command = [sys.executable, "-m", "tests.kernels.guard_pages", str(seed), "150"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
 """The kernel tests that compute, once for every code path that this processor can run.
 
-The path is chosen when the kernels are imported, so each one gets a process of its own, in which this file
-steps aside. The path with every feature is the one that the suite runs on anyway.
+The path is chosen when the kernels are imported, so each one gets its own process, in which this file is
+skipped. The path with every feature is the one that the suite uses anyway.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ COMPUTING = tuple(
 
 
 def _other_paths() -> dict[str, dict[str, str]]:
-    """Give the settings that lead to a path other than this process's, one for each path.
+    """Return the settings for each path other than this process's own.
 
-    The compiler is held to the narrower target as well: it can't emit what that does not have.
+    The compiler is restricted to the narrower target as well, so it can't emit instructions that the target lacks.
     """
     if INNER in os.environ or target().imitated:
         return {}
@@ -59,7 +59,7 @@ IMITATED = ("avx512f,amx-bf16", "avx512bf16")
 
 
 def _run(environment: dict[str, str], names: Sequence[str]) -> str:
-    """Run test files in a process of their own; gives what went wrong."""
+    """Run test files in a separate process; return the output of failures."""
     here = Path(__file__).parent
     command = [
         sys.executable,
@@ -100,7 +100,7 @@ def test_numbers_on_imitated_path(path: str) -> None:
     [("amx", "amx-bf16", "avx512f,amx-bf16"), ("avx512bf16", "avx512bf16", "avx512bf16")],
 )
 def test_imitations_give_the_bits_of_instructions(path: str, instructions: str, imitated: str) -> None:
-    """Where the processor has the instructions for bf16, random sums on them and on their imitations are the same."""
+    """If the processor has the instructions for bf16, random sums have the same bits with them and their imitations."""
     if not host_target().features >= FEATURE_WORDS[{"amx": "amx-bf16"}.get(path, path)]:
         pytest.skip(f"this processor has no {path}")
     command = [sys.executable, "-m", "tests.kernels.bits", "100"]

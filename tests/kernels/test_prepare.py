@@ -1,4 +1,4 @@
-"""Compiling in several processes: in an order in which nothing is compiled twice, with honest progress."""
+"""Compiling in several processes: in an order in which nothing is compiled twice, with accurate progress."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_function_waits_for_what_it_calls() -> None:
-    """Whatever the order of the sources: what is called by others has the longer chain, and less work inside."""
+    """Whatever the order of the sources, a function called by others has a longer chain, and less work inside."""
     waits = needs(ENTRIES)
     heights, work = _heights(waits), _work(waits)
     names = [entry.name for entry in ENTRIES]
@@ -29,7 +29,7 @@ def test_a_function_waits_for_what_it_calls() -> None:
     assert work[gather] > work[pack]
 
 
-# In a process of its own: tests of other paths import more functions than this target has.
+# In a separate process: tests of other paths import more functions than this target has.
 AGAIN = """
 import json
 from dataclasses import asdict
@@ -42,7 +42,7 @@ print(json.dumps([asdict(read_verdict()), compiled, wrong, told]))
 
 @pytest.mark.usefixtures("service")
 def test_progress_rises_to_the_whole_and_nothing_is_compiled_again() -> None:
-    """Where everything is cached, each entry is loaded by one of the processes, and the report ends at its total."""
+    """If everything is cached, each entry is loaded by one of the processes, and progress ends at the total."""
     done = subprocess.run([sys.executable, "-c", AGAIN], cwd=ROOT, check=True, capture_output=True, text=True)
     verdict, compiled, wrong, told = json.loads(done.stdout)
     assert verdict["unfit"] is None
@@ -52,7 +52,7 @@ def test_progress_rises_to_the_whole_and_nothing_is_compiled_again() -> None:
     assert told[-1][0] == told[-1][1]
 
 
-# What a proof does is replaced in a process of its own: nothing of it is left to other tests.
+# The proof is replaced in a separate process, so that other tests are not affected.
 PROOF = """
 import errno, os, signal
 from kernels import prepare
@@ -80,14 +80,14 @@ except OSError as error:
     ],
 )
 def test_only_the_code_is_blamed(fault: str, expected: str) -> None:
-    """Code that crashes, never ends or is wrong is unfit; a lack of memory or processes says nothing of it."""
+    """Code that crashes, never ends or is wrong is unfit; a lack of memory or processes is not the code's fault."""
     command = [sys.executable, "-c", PROOF.format(fault=fault)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == expected
 
 
 def test_a_crash_is_not_blamed_on_the_code_where_memory_is_limited() -> None:
-    """LLVM aborts when it gets no memory: under a limit on the address space that says nothing of the code."""
+    """LLVM aborts when it gets no memory: under an address space limit that is not the code's fault."""
     script = PROOF.format(fault="os.kill(os.getpid(), signal.SIGABRT)")
     command = ["prlimit", f"--as={4 << 30}", sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The proof of compiled code: it finds any one function that is not right."""
+"""The proof of compiled code detects any single function that is wrong."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _nothing() -> int:
 
 
 def test_right_code_is_proved() -> None:
-    """On this processor everything is right."""
+    """On this processor all functions pass."""
     names = list(proof.prove())
     assert len(names) > 200
     assert len(names) == len(set(names))
@@ -28,7 +28,7 @@ def test_right_code_is_proved() -> None:
 
 @pytest.mark.parametrize("entry", tile_entries(), ids=lambda entry: f"{entry[0]}-{entry[1]}")
 def test_a_tile_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, entry: tuple[int, int]) -> None:
-    """Each register tile is tried by itself, and the error names it."""
+    """Each register tile is tested by itself, and the error names it."""
     table = tile_table().copy()
     table[entry] = _nothing()
     monkeypatch.setattr(proof, "tile_table", lambda: table)
@@ -38,7 +38,7 @@ def test_a_tile_that_does_nothing_is_found(monkeypatch: pytest.MonkeyPatch, entr
 
 @pytest.mark.skipif(not target().dots, reason="no instruction for pairs of bf16 here, nor imitated")
 def test_products_that_do_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each block of bf16 products takes part in some problem of the proof."""
+    """Each block of bf16 products is used by some problem of the proof."""
     from kernels.emit import dots
 
     silent = []

@@ -25,7 +25,7 @@ def test_layer_has_a_compiled_kernel(name: str) -> None:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer(name: str) -> None:
-    """Every layer's geometry, with one image and as many channels as time allows, gives the oracle's bits."""
+    """Every layer's geometry, with one image and as many channels as time allows, matches the oracle's bits."""
     case: Case = fit(replace(LAYERS[name], n=1), MACS)
     check(replace(case, data_format="NXC", weights_format="XIO"), workers=2)
     check(replace(case, dtype="bf16"), workers=1)

@@ -1,4 +1,4 @@
-"""Records: rows with names, the same to NumPy, to compiled code and to emitted code."""
+"""Records: rows with named fields, the same for NumPy, for compiled code and for emitted code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARAMETERS_MAX = 12
 
 
 def compiled_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Give every function that is compiled, on any target, with the name of its file."""
+    """Yield every function that is compiled on any target, with the name of its file."""
     root = Path(kernels.__file__).parent
     for file in sorted(root.rglob("*.py")):
         name = file.relative_to(root).as_posix()
@@ -28,7 +28,7 @@ def compiled_functions() -> Iterator[tuple[str, ast.FunctionDef]]:
 
 
 def test_no_compiled_function_has_many_parameters() -> None:
-    """What belongs together is a record: twelve places are as many as a reader can match with a call's."""
+    """Parameters that belong together are a record: twelve are as many as a reader can match with a call's."""
     found = list(compiled_functions())
     assert len(found) > 50
     many = [f"{name}: {node.name}" for name, node in found if len(node.args.args) > PARAMETERS_MAX]
@@ -36,7 +36,7 @@ def test_no_compiled_function_has_many_parameters() -> None:
 
 
 def test_walks_of_products_are_thirteen_integers() -> None:
-    """ConvTranspose writes what a block walks over as integers in this order."""
+    """ConvTranspose writes a block's walk as integers in this order."""
     fields = Walks.dtype.fields
     assert fields is not None
     names = ("b_part", "a_part", "a_line", "acc_line", "count", "starts", "skip", "down")
@@ -51,7 +51,7 @@ def test_no_two_records_have_one_name() -> None:
 
 
 def test_records_lie_inside_records() -> None:
-    """A slab holds the boxes of both tensors, each with its own names."""
+    """A slab contains the boxes of both tensors, each with its own field names."""
     assert Slab.dtype["vector"] == Slab.dtype["scalar"] == Box.dtype
     slabs = np.zeros(2, Slab.dtype)
     slabs["vector"]["first"][1] = 1, 2, 3, 4
@@ -59,7 +59,7 @@ def test_records_lie_inside_records() -> None:
 
 
 def test_a_row_names_every_field() -> None:
-    """A field that is left out is an error, whatever order the others come in."""
+    """A missing field is an error, whatever the order of the others."""
     row = row_of(Block, panel=6, acc=5, lane=4, vectors=3, valid=2, first=1)
     assert row.tolist() == [(1, 2, 3, 4, 5, 6)]
     with pytest.raises(AssertionError):
@@ -67,6 +67,6 @@ def test_a_row_names_every_field() -> None:
 
 
 def test_a_name_means_one_record() -> None:
-    """Compiled code knows records by their names alone: a second one of the same name is an error."""
+    """Compiled code knows records only by their names: a second one with the same name is an error."""
     with pytest.raises(AssertionError):
         type("Block", (Record,), {"__annotations__": {"first": "int"}})

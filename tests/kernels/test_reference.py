@@ -1,4 +1,4 @@
-"""The reference kernel (`options.reference`) against the oracle: two float64 sums, written separately."""
+"""The reference kernel (`options.reference`) against the oracle: two float64 sums, written independently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.traps import TRAPS
 
 @pytest.mark.parametrize("block", range(4))
 def test_random_problems(block: int) -> None:
-    """The reference gives the oracle's bits on integers."""
+    """The reference matches the oracle's bits on integers."""
     rng = np.random.default_rng([21, block])
     for _ in range(60):
         check(random_case(rng, macs=40_000), reference=True)
@@ -22,12 +22,12 @@ def test_random_problems(block: int) -> None:
 
 @pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name)
 def test_traps(trap: Case) -> None:
-    """The reference gives the oracle's bits on the named traps."""
+    """The reference matches the oracle's bits on the named traps."""
     check(trap, reference=True)
 
 
 def test_real_data_is_rounded_once() -> None:
-    """The reference, another order of a float64 sum, is at most one unit in the last place away."""
+    """The reference, a float64 sum in another order, differs by at most one unit in the last place."""
     rng = np.random.default_rng(22)
     for _ in range(60):
         case = random_case(rng, macs=40_000)
@@ -43,7 +43,7 @@ def test_real_data_is_rounded_once() -> None:
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_no_double_rounding(dtype: str, sign: int) -> None:
-    """A sum beside a tie of the dtype, by less than f32 can say, goes to its own side."""
+    """A sum that misses a tie of the dtype by less than f32 can represent is rounded to its own side."""
     tie = {"f16": 2.0**-11, "bf16": 2.0**-8}[dtype]
     case = Case(dtype=dtype, src_spatial=(3,), dst_spatial=(3,), kernel=(1,))
     inputs = {

@@ -1,4 +1,4 @@
-"""Tables of hostile shapes: they stay small, and laying them out takes no more steps than they have rows."""
+"""Tables for hostile shapes stay small, and building them takes no more steps than they have rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _rows(plan: Schedule) -> int:
 
 @pytest.mark.parametrize("vector", ["src", "dst"])
 def test_a_million_channels_and_sixteen_taps(vector: str) -> None:
-    """Each vector of channels has one row, which begins where the one before ends, and the walks have a bound."""
+    """Each vector of channels has one row, starting where the previous one ends, and the number of walks is bounded."""
     channels, taps = 1 << 20, 16
     src, dst = (channels, 1) if vector == "src" else (1, channels)
     case = Case(src_channels=src, dst_channels=dst, src_spatial=(taps,), dst_spatial=(1,), kernel=(taps,))
@@ -34,7 +34,7 @@ def test_a_million_channels_and_sixteen_taps(vector: str) -> None:
 
 
 def test_walks_over_very_many_tiles_are_long() -> None:
-    """Tiles times taps may be anything; the table of both has a bound."""
+    """The number of tiles times taps is unbounded, but their table is not."""
     plan = schedule(
         problem_of(Case(src_channels=1 << 15, dst_channels=1 << 10, src_spatial=(64,), dst_spatial=(1,), kernel=(64,)))
     )
@@ -62,8 +62,8 @@ def test_slabs_of_very_many_positions_are_large() -> None:
 
 
 @pytest.mark.parametrize("stride", [1, 3])
-def test_many_taps_see_what_few_do(stride: int) -> None:
-    """Ranges and windows of a long filter, found with tables, are those that each tap has by itself."""
+def test_tables_match_single_taps(stride: int) -> None:
+    """Ranges and windows of a long filter, found with tables, are the same as for each tap by itself."""
     taps, dilation, pad, size = 201, 2, 350, 40
     case = Case(
         src_spatial=(stride * (size - 1) + (taps - 1) * dilation + 1 - pad - 30,),
@@ -90,7 +90,7 @@ def test_many_taps_see_what_few_do(stride: int) -> None:
 
 
 def test_long_walks_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where walks would be too many, all tiles are one, and the sums are exact."""
+    """If there would be too many walks, all tiles share one, and the sums are exact."""
     monkeypatch.setattr("kernels.gradient.tiles.tables.MOST_RANGES", 1)
     case = Case(src_channels=3000, dst_channels=40, src_spatial=(13, 13), dst_spatial=(9, 9), kernel=(5, 5))
     assert len(schedule(problem_of(case)).tables[0][0]) == 25

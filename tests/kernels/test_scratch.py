@@ -1,4 +1,4 @@
-"""Scratch that a worker keeps for itself stays within 64 MB for every real layer, forward passes included."""
+"""A worker's private scratch stays within 64 MB for every real layer, forward passes included."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAYERS = {case.name: replace(case, n=1) for case in real_layers()}
 
 
 def _private_bytes(case: Case) -> int:
-    """Do the first unit in a thread of its own, whose scratch starts empty, stopped as soon as it has packed."""
+    """Return the scratch left by the first unit, run in a new thread, whose scratch starts empty."""
     problem = problem_of(case)
     chosen = plan(problem)
     inputs = [np.zeros(shape, storage_dtype(case.dtype)) for shape in problem.input_shapes]
@@ -38,7 +38,7 @@ def _private_bytes(case: Case) -> int:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_private_scratch_is_bounded(name: str) -> None:
-    """Beside inputs, outputs and the plan's shared scratch, a worker holds at most 64 MB, forward passes included."""
+    """In addition to inputs, outputs and the plan's shared scratch, a worker holds at most 64 MB."""
     case = LAYERS[name]
     geometry = case if case.transposed else case.mirrored()
     for each in (case, replace(geometry, op="ConvTranspose")):

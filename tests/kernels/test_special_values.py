@@ -1,4 +1,4 @@
-"""Inf and NaN spread as far as the formula says, and no further: padding never multiplies."""
+"""Inf and NaN spread as far as the formula says, and no further: padding is never multiplied."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _assert_propagates(rng: np.random.Generator, case: Case) -> None:
 
 @pytest.mark.parametrize("block", range(4))
 def test_random_problems(block: int) -> None:
-    """A few Inf and NaN among integers give Inf, NaN and exact integers just where the oracle has them."""
+    """A few Inf and NaN among integers give Inf, NaN and exact integers exactly where the oracle has them."""
     rng = np.random.default_rng([6, block])
     for _ in range(75):
         _assert_propagates(rng, random_case(rng, macs=40_000))
@@ -45,7 +45,7 @@ def test_random_problems(block: int) -> None:
 
 @pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name)
 def test_traps(trap: Case) -> None:
-    """The named traps keep special values where they belong, in every dtype and layout."""
+    """On the named traps special values do not spread too far, in every dtype and layout."""
     rng = np.random.default_rng(7)
     for dtype in ("f32", "f16", "bf16"):
         for data_format in ("NCX", "NXC"):
@@ -58,7 +58,7 @@ def test_traps(trap: Case) -> None:
 @pytest.mark.parametrize("channels", [1, 3, 8, 16, 33])
 @pytest.mark.parametrize("special", SPECIAL)
 def test_every_border_pixel(dtype: str, data_format: str, channels: int, special: float) -> None:
-    """A special value in any pixel of a padded image spoils just the taps that read it."""
+    """A special value in any pixel of a padded image affects only the taps that read it."""
     case = Case(
         dtype=dtype,
         src_channels=channels,
@@ -91,7 +91,7 @@ def test_zero_times_infinity_inside(dtype: str) -> None:
 
 
 def _spoil_channel(rng: np.random.Generator, case: Case, inputs: dict[str, Tensor]) -> Tensor:
-    """Put a special value into one channel; give the elements of the result that this channel has no part in."""
+    """Put a special value into one channel; return the mask of the results that do not depend on this channel."""
     name = str(rng.choice(["weights", "bias"] if case.bias else ["weights"] if case.forward else list(inputs)))
     tensor = inputs[name]
     if case.forward:
@@ -114,7 +114,7 @@ def _spoil_channel(rng: np.random.Generator, case: Case, inputs: dict[str, Tenso
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("forward", [False, True], ids=["gradients", "ConvTranspose"])
 def test_a_channel_changes_no_other(dtype: str, forward: bool) -> None:
-    """Inf or NaN in one channel leaves the bits of all sums without it, also those of its block and of its unit."""
+    """Inf or NaN in one channel leaves the bits of all sums without it unchanged, even in its block and unit."""
     rng = np.random.default_rng(8)
     taken = 0
     for number in range(24):
@@ -138,7 +138,7 @@ def test_a_channel_changes_no_other(dtype: str, forward: bool) -> None:
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("name", ["src", "diff_dst"])
 def test_a_group_changes_no_other(dtype: str, data_format: str, name: str) -> None:
-    """A depthwise gradient's groups are lanes of a vector: Inf at the border of one leaves the others' bits."""
+    """The groups of a depthwise gradient are lanes of a vector: Inf at the border of one does not change the others."""
     case = Case(
         dtype=dtype, n=4, groups=20, src_channels=20, dst_channels=20, src_spatial=(28, 28), dst_spatial=(28, 28),
         kernel=(3, 3), pads_begin=(1, 1), pads_end=(1, 1), data_format=data_format,

@@ -1,4 +1,4 @@
-"""Numbers so small that products of bf16 pairs take them as zeros: their sums are formed in f32 instead."""
+"""Numbers so small that products of bf16 pairs treat them as zeros: their sums are computed in f32 instead."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ LAYER = Case(
 )  # fmt: skip
 FORWARD = replace(LAYER, op="ConvTranspose", n=2, dst_channels=72, groups_axis="O", bias=True)
 SCALES = [(-133, 0), (0, -133), (-133, 100), (-133, 133), (-126, 3), (-100, 20), (-90, -36), (-60, -60), (-64, -64)]
-"""Powers of two of both tensors: below -126 bf16 has subnormal numbers alone, down to -133."""
+"""Powers of two for both tensors: below -126 bf16 has only subnormal numbers, down to -133."""
 
 
 def _scaled(rng: np.random.Generator, shape: tuple[int, ...], scale: int) -> Tensor:
-    """Give bf16 between 1/2 and 1 (of subnormal ones, up to 7 bits), times a power of two, of both signs."""
+    """Return bf16 of both signs between 1/2 and 1 (subnormal ones with up to 7 bits), times a power of two."""
     values = rng.uniform(0.5, 1, shape) * rng.choice([-1, 1], shape)
     if scale < -126:
         values = rng.integers(1, 128, shape) * rng.choice([-1, 1], shape)
@@ -35,13 +35,13 @@ def _scaled(rng: np.random.Generator, shape: tuple[int, ...], scale: int) -> Ten
 
 def _of_scales(case: Case, scales: tuple[int, int]) -> dict[str, Tensor]:
     rng = np.random.default_rng(case.seed)
-    every = *scales, min(0, sum(scales))  # that of the bias is about the products'
+    every = *scales, min(0, sum(scales))  # the bias is about as large as the products
     shapes = case.input_shapes.items()
     return {name: _scaled(rng, shape, min(scale, 126)) for (name, shape), scale in zip(shapes, every, strict=False)}
 
 
 def _assert_on_dots(case: Case) -> None:
-    """Hold the test to its path, where there is one."""
+    """Check that the case runs on the path under test, if there is one."""
     if case.dtype in DTYPES[target().dots] and (target().dots == "amx" or not case.forward):
         assert plan(problem_of(case)).kernel.endswith(target().dots)
 
@@ -49,7 +49,7 @@ def _assert_on_dots(case: Case) -> None:
 @pytest.mark.parametrize("case", [LAYER, LAYER.mirrored(), FORWARD], ids=lambda case: case.op)
 @pytest.mark.parametrize("scales", SCALES)
 def test_tensors(case: Case, scales: tuple[int, int]) -> None:
-    """Of tensors of subnormal or very small bf16 nothing is lost that sums in f32 keep."""
+    """Tensors of subnormal or very small bf16 lose nothing that sums in f32 keep."""
     with small_units():
         _assert_on_dots(case)
         inputs = _of_scales(case, scales)
@@ -61,7 +61,7 @@ def test_tensors(case: Case, scales: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("scale", [0, 60])
 def test_one_channel(scale: int) -> None:
-    """A channel of subnormal numbers among ordinary ones has the sums of f32, and leaves theirs alone."""
+    """A channel of subnormal numbers among ordinary ones is summed in f32, and the other channels' sums are kept."""
     with small_units():
         _assert_on_dots(LAYER)
         inputs = _of_scales(LAYER, (0, scale))
@@ -71,8 +71,8 @@ def test_one_channel(scale: int) -> None:
 
 
 @pytest.mark.parametrize("images", [slice(0, 1), slice(4, 5)], ids=["first", "last"])
-def test_zeros_do_not_take_it_away(images: slice) -> None:
-    """Sums that are subnormal themselves survive slabs in which one of their channels has zeros alone."""
+def test_zeros_do_not_remove_a_small_sum(images: slice) -> None:
+    """Sums that are themselves subnormal survive slabs in which one of their channels is all zeros."""
     with small_units(by_channels=True):
         _assert_on_dots(LAYER)
         inputs = _of_scales(LAYER, (-133, 0))
@@ -85,7 +85,7 @@ def test_zeros_do_not_take_it_away(images: slice) -> None:
 
 
 def test_what_may_be_lost() -> None:
-    """Next to large numbers, small ones lose at most what is promised: 2**-40 of the channels' largest product."""
+    """Beside large numbers, small ones lose at most the documented 2**-40 of the channels' largest product."""
     with small_units():
         _assert_on_dots(LAYER)
         rng = np.random.default_rng(3)
@@ -103,7 +103,7 @@ def test_what_may_be_lost() -> None:
 
 @pytest.mark.parametrize("scales", [(-133, 0), (0, -133)])
 def test_small_bias(scales: tuple[int, int]) -> None:
-    """ConvTranspose keeps a subnormal bias, beside sums that are zero and beside small ones."""
+    """ConvTranspose keeps a subnormal bias, next to sums that are zero and next to small ones."""
     with small_units():
         _assert_on_dots(FORWARD)
         inputs = _of_scales(FORWARD, scales)
@@ -115,7 +115,7 @@ def test_small_bias(scales: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("case", [LAYER, FORWARD], ids=lambda case: case.op)
 def test_f16(case: Case) -> None:
-    """The subnormal numbers of f16 are sums of bf16 that are not, and so are their products: nothing is lost."""
+    """Subnormal f16 are sums of normal bf16, and so are their products: nothing is lost."""
     case = replace(case, dtype="f16", bias=False)
     rng = np.random.default_rng(4)
     with small_units():

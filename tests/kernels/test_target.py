@@ -1,4 +1,4 @@
-"""The target: which one a processor takes, what settings make of it, and what its code may hold."""
+"""The target: which one a processor takes, how settings change it, and what its code may contain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ X86 = [known for known in KNOWN if known.arch == "x86_64"]
 
 
 class _Library:
-    """A C library whose kernel gives or refuses the tile registers."""
+    """A C library whose kernel grants or refuses the tile registers."""
 
     answer = 0
 
@@ -26,7 +26,7 @@ class _Library:
 
 
 class Machine:
-    """A machine with a processor and environment of our choice."""
+    """A machine with a chosen processor and environment."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
@@ -37,7 +37,7 @@ class Machine:
         self.has("x86_64", "sapphirerapids", BY_NAME["sapphirerapids"].features)
 
     def has(self, arch: str, name: str, features: frozenset[str]) -> None:
-        """Give the machine a processor."""
+        """Set the machine's processor."""
         every = frozenset().union(*(known.features for known in KNOWN if known.arch == arch))
         self._patch.setattr("platform.machine", lambda: arch)
         self._patch.setattr(llvm, "get_host_cpu_name", lambda: name)
@@ -45,27 +45,27 @@ class Machine:
         self.forget()
 
     def set(self, name: str, value: str) -> None:
-        """Set a variable of the environment."""
+        """Set an environment variable."""
         self._patch.setenv(name, value)
 
     def refuses_tiles(self) -> None:
-        """Let the operating system refuse the registers of AMX."""
+        """Make the operating system refuse the registers of AMX."""
         self._patch.setattr(_Library, "answer", -1)
         self.forget()
 
     def target(self) -> Target:
-        """Choose anew."""
+        """Return the target, chosen anew."""
         return target.__wrapped__()
 
     def forget(self) -> None:
-        """Forget what was read of the processor."""
+        """Clear what is cached about the processor."""
         _amx_granted.cache_clear()
         host_features.cache_clear()
 
 
 @pytest.fixture
 def machine() -> Iterator[Machine]:
-    """A Sapphire Rapids without any setting."""
+    """A Sapphire Rapids without any settings."""
     with pytest.MonkeyPatch.context() as patch:
         machine = Machine(patch)
         yield machine
@@ -74,7 +74,7 @@ def machine() -> Iterator[Machine]:
 
 @pytest.mark.parametrize("known", KNOWN, ids=str)
 def test_a_known_processor_takes_its_own_target(machine: Machine, known: Target) -> None:
-    """Each processor that we know finds the code that is for it."""
+    """Each known processor takes its own target."""
     machine.has(known.arch, known.cpu, known.features)
     assert machine.target() == known
 
@@ -91,7 +91,7 @@ def test_a_known_processor_takes_its_own_target(machine: Machine, known: Target)
     ],
 )
 def test_other_processors_take_the_widest_that_fits(machine: Machine, name: str, like: str, expected: str) -> None:
-    """A processor without a target of its own takes its family's latest, or the widest whose features it has."""
+    """A processor without its own target takes its family's latest, or the widest whose features it has."""
     machine.has("x86_64", name, BY_NAME[like].features | {"avx512fp16"})
     assert machine.target().name == expected
 
@@ -103,7 +103,7 @@ def test_avx512_without_bw_is_not_taken(machine: Machine) -> None:
 
 
 def test_amx_is_taken_only_where_linux_grants_it(machine: Machine) -> None:
-    """Without permission for the tile registers, or with the feature turned off, dot products are taken."""
+    """Without permission for the tile registers, or with the feature turned off, dot products are used."""
     assert machine.target().dots == "amx"
     machine.refuses_tiles()
     assert machine.target().name == "cooperlake"
@@ -121,7 +121,7 @@ def test_amx_is_taken_only_where_linux_grants_it(machine: Machine) -> None:
     ],
 )
 def test_features_can_be_turned_off(machine: Machine, text: str, lanes: int, dots: str) -> None:
-    """The setting lists what is used; empty, it is no setting. What is off can't be emitted either."""
+    """The setting lists the features to use; an empty one counts as unset. Unlisted ones can't be emitted either."""
     machine.set(SETTING, text)
     chosen = machine.target()
     assert (chosen.lanes, chosen.dots) == (lanes, dots)
@@ -135,7 +135,7 @@ def test_features_can_be_turned_off(machine: Machine, text: str, lanes: int, dot
 
 
 def test_an_unknown_feature_is_refused_with_the_known_ones(machine: Machine) -> None:
-    """A word that is no feature, or one that this processor does not have, is an error that lists the words."""
+    """A word that is not a feature, or not one of this processor's, is an error that lists the valid words."""
     machine.set(SETTING, "avx512f,axv2")
     with pytest.raises(ValueError, match="axv2 is unknown; known are amx-bf16, amx-tile, avx2"):
         machine.target()
@@ -146,7 +146,7 @@ def test_an_unknown_feature_is_refused_with_the_known_ones(machine: Machine) -> 
 
 
 def test_a_target_can_be_named(machine: Machine) -> None:
-    """A setting holds a processor to a narrower target; one that it can't run is refused with those that it can."""
+    """A setting restricts a processor to a narrower target; one that it can't run is an error that lists the others."""
     for known in X86:
         machine.set(NAME, known.name)
         assert machine.target() == known
@@ -162,7 +162,7 @@ def test_a_target_can_be_named(machine: Machine) -> None:
 
 
 def test_numbas_own_settings_are_followed(machine: Machine) -> None:
-    """What a user tells Numba holds for the choice of paths, too."""
+    """Numba's own settings apply to the choice of paths, too."""
     machine.set("NUMBA_CPU_NAME", "generic")
     assert machine.target() == BY_NAME["x86-64"]
     machine.set("NUMBA_CPU_NAME", "haswell")
@@ -176,13 +176,13 @@ def test_numbas_own_settings_are_followed(machine: Machine) -> None:
 
 
 def test_an_architecture_without_kernels_is_refused() -> None:
-    """Elsewhere the error names what there is."""
+    """On any other architecture the error says that there are no kernels for it."""
     with pytest.raises(ValueError, match="no kernels for riscv64 processors like sifive"):
         best("riscv64", "sifive", frozenset())
 
 
 def test_every_target_has_narrower_ones_down_to_the_reference() -> None:
-    """Taking paths out ends, each step is narrower, and the same processor can run it."""
+    """From every target, repeated narrowing ends at the reference, and the same processor can run each step."""
     for known in KNOWN:
         step = known
         while step.compiles:
@@ -197,7 +197,7 @@ def test_every_target_has_narrower_ones_down_to_the_reference() -> None:
 
 
 def test_the_digest_tells_targets_apart() -> None:
-    """Whatever decides the code, f16's conversion too, has a folder of its own for what is compiled."""
+    """Everything that affects the code, including f16's conversion, gets its own folder for compiled code."""
     without = Target("haswell", "x86_64", "haswell", BY_NAME["haswell"].features - {"f16c"})
     imitated = Target("haswell", "x86_64", "haswell", BY_NAME["haswell"].features, frozenset({"avx512f"}))
     digests = {each.digest for each in (*KNOWN, without, imitated)}
@@ -205,7 +205,7 @@ def test_the_digest_tells_targets_apart() -> None:
 
 
 def test_llvm_knows_every_feature() -> None:
-    """A misspelt feature would be ignored: LLVM lists the names of all that a processor here may have."""
+    """LLVM would ignore a misspelt feature, so all names must be among those that it lists for this processor."""
     mine = [known for known in KNOWN if known.arch == target().arch]
     assert mine
     if target().arch == "x86_64":

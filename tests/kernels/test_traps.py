@@ -10,7 +10,7 @@ from tests.kernels.harness import check
 from tests.problems import FORMATS, Case
 from tests.traps import TRAPS
 
-SMALL = 2_000_000  # larger ones are tried once, not in all their variants
+SMALL = 2_000_000  # larger ones are tested once, not in all their variants
 
 
 def _variants(trap: Case) -> list[Case]:
@@ -27,7 +27,7 @@ def _variants(trap: Case) -> list[Case]:
 
 @pytest.mark.parametrize("trap", TRAPS, ids=lambda trap: trap.name)
 def test_trap(trap: Case) -> None:
-    """The gradient of a shape that broke others equals the oracle's, as do its mirror image and variants."""
+    """The gradient of a shape that broke others equals the oracle's, as do those of its mirror image and variants."""
     for case in _variants(trap):
         check(case, workers=2)
 

@@ -15,7 +15,7 @@ from tests.problems import OPS, Case, random_case, real_layers
 from tests.traps import TRAPS
 
 SMALL = 3_000_000
-SLICE = 300_000_000  # multiply-adds that may pass between two questions
+SLICE = 300_000_000  # multiply-adds that may pass between two checks for a stop
 WORKERS = (1, 2, 3, 4, 8, 64)
 LARGE = Case(  # so much work that one worker's units differ from eight workers'
     n=16,
@@ -74,7 +74,7 @@ def _shares(case: Case, workers: int) -> int:
 
 
 def test_bits_do_not_depend_on_the_number_of_workers() -> None:
-    """Real data gives the same bits for one worker as for sixty-four, whose partial sums are other ones."""
+    """Real data gives the same bits for one worker as for sixty-four, whose partial sums are different ones."""
     assert 0 < _shares(LARGE, 1) < _shares(LARGE, 8), "LARGE is too small to tell"
     for case in _some_cases():
         inputs = case.floats()
@@ -84,7 +84,7 @@ def test_bits_do_not_depend_on_the_number_of_workers() -> None:
 
 
 def test_units_of_a_stage_run_in_any_order() -> None:
-    """Shuffled inside their stage, and every one run twice, units give the same bits."""
+    """Units that are shuffled inside their stage, and all run twice, give the same bits."""
     rng = np.random.default_rng(12)
     for case in _some_cases():
         inputs = case.floats()
@@ -98,7 +98,7 @@ def test_units_of_a_stage_run_in_any_order() -> None:
 
 
 def test_a_unit_writes_its_box_alone() -> None:
-    """While units run, everything outside the finished boxes stays untouched."""
+    """While units run, everything outside the finished boxes stays unchanged."""
     for case in _some_cases():
         run = Run(case, case.inputs(), workers=8)
         untouched = np.ones(case.output_shape, bool)
@@ -116,7 +116,7 @@ def test_a_unit_writes_its_box_alone() -> None:
 
 
 def _heavy(op: str, *, reference: bool) -> Case:
-    """Give a call whose units are worth interrupting: a GMAC, or a tenth of it for the slow kernel."""
+    """Return a call whose units are worth interrupting: a GMAC, or a tenth of it for the slow kernel."""
     channels = 20 if reference else 64
     case = replace(LARGE, src_channels=channels, dst_channels=channels)
     return replace(case.mirrored() if op.startswith("ConvTranspose") else case, op=op)
@@ -125,7 +125,7 @@ def _heavy(op: str, *, reference: bool) -> Case:
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("reference", [False, True])
 def test_stop_ends_a_unit(op: str, reference: bool) -> None:
-    """A unit with much work asks whether to stop, obeys, and can then be done again from the start."""
+    """A large unit checks for a stop, obeys it, and can then be run again from the start."""
     case = _heavy(op, reference=reference)
     inputs = case.floats()
     expected = Run(case, inputs, reference=reference).all()
@@ -157,7 +157,7 @@ def _count_questions(run: Run, index: int) -> int:
 
 
 def test_scratch_of_real_layers_is_bounded() -> None:
-    """No plan of a real layer asks for more than 64 MB of shared scratch a worker."""
+    """No plan of a real layer needs more than 64 MB of shared scratch per worker."""
     for case in real_layers():
         for workers in (1, 2, 8):
             assert plan(problem_of(case), workers=workers).scratch_bytes <= workers * 64 << 20, case.name

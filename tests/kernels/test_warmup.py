@@ -11,7 +11,7 @@ from tests.problems import random_case
 
 
 def test_progress_reaches_its_total() -> None:
-    """Progress goes up one by one and ends at the total."""
+    """Progress increases one by one and ends at the total."""
     progress = list(warmup())
     total = progress[-1][1]
     assert total > 0
@@ -19,7 +19,7 @@ def test_progress_reaches_its_total() -> None:
 
 
 def test_no_call_compiles() -> None:
-    """After the warm-up, calls of every kind meet compiled code only."""
+    """After the warm-up, calls of every kind use only compiled code."""
     list(warmup())
     rng = np.random.default_rng(41)
     with install_recorder("numba:compile") as recorder:

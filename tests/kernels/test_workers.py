@@ -1,4 +1,4 @@
-"""The same bits for any number of workers, of problems that are cut: most by channels, by slabs or by chunks."""
+"""The same bits for any number of workers, on problems that are split, mostly by channels, slabs or chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.heavy
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_gradients(dtype: str) -> None:
-    """Gradients of mixed magnitudes have the same bits for 1, 2, 3 and 7 workers, however they are cut."""
+    """Gradients of mixed magnitudes have the same bits for 1, 2, 3 and 7 workers, however they are split."""
     count = 40
     counted, wrong = survey(np.random.default_rng(102), dtype, count)
     assert not wrong, wrong
@@ -26,7 +26,7 @@ def test_gradients(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_forward(dtype: str) -> None:
-    """So has ConvTranspose."""
+    """The same holds for ConvTranspose."""
     count = 25
     counted, wrong = survey(np.random.default_rng(103), dtype, count, forward=True)
     assert not wrong, wrong

@@ -1,11 +1,11 @@
-"""Problems that several workers cut by channels, by slabs and by chunks, and whether their bits depend on it.
+"""Problems that are split among workers by channels, slabs and chunks, and whether their bits depend on that.
 
     python -m tests.kernels.workers COUNT
 
-prints, for each dtype, how many of COUNT random gradients (and a fifth as many ConvTranspose) were cut in which way,
-and how many differ between 1, 2, 3 and 7 workers. `CONVGRAD_CPU_IMITATE` chooses the path.
+prints, for each dtype, how many of COUNT random gradients (and a fifth as many ConvTranspose) were split in which
+way, and how many differ between 1, 2, 3 and 7 workers. `CONVGRAD_CPU_IMITATE` chooses the path.
 
-Units, slabs and chunks are made so small that problems of a few million multiply-adds are cut like large ones.
+Units, slabs and chunks are made so small that problems of a few million multiply-adds are split like large ones.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.problems import FORMATS, Case
 WORKERS = (1, 2, 3, 7)
 
 MOST_MACS = 8_000_000
-"""Of a case, about."""
+"""The approximate maximum for a case."""
 
 Constants = Mapping[str, Mapping[str, Any]]
 
@@ -51,9 +51,9 @@ CELLS: Constants = {"kernels.forward.cells.unit": {"MOST_CYCLES": np.inf}}
 
 @contextmanager
 def small_units(*, by_channels: bool = False, inside: bool = False) -> Iterator[None]:
-    """Make units, slabs and chunks small; share out gradients `by_channels`, or by pixels where they are small.
+    """Make units, slabs and chunks small; split gradients `by_channels`, or by pixels where they are small.
 
-    With `inside` the images are the innermost axis wherever that can be.
+    With `inside` the images are the innermost axis wherever that is possible.
     """
     every = [DOTS] if target().dots else []
     every += [CELLS] if target().dots == "amx" else []
@@ -107,7 +107,7 @@ def large_case(rng: np.random.Generator, dtype: str, *, forward: bool = False) -
 
 
 def rough(case: Case) -> dict[str, Tensor]:
-    """Make inputs of mixed magnitudes, of which two images all but cancel: what rounding lost is in every result."""
+    """Return inputs of mixed magnitudes; two images almost cancel, so that rounding errors show in every result."""
     rng = np.random.default_rng(case.seed)
     reach = 3 if case.dtype == "f16" else 8
     values = {
@@ -122,7 +122,7 @@ def rough(case: Case) -> dict[str, Tensor]:
 
 
 def cuts(case: Case) -> set[str]:
-    """Say how the plans for several workers cut a case: by channels, slabs (of a unit), chunks, or pixels of dst."""
+    """Return how the plans for several workers split a case: by channels, slabs (of a unit), chunks, or dst pixels."""
     problem = problem_of(case)
     found = set()
     for workers in WORKERS[1:]:
@@ -140,7 +140,7 @@ def cuts(case: Case) -> set[str]:
 
 
 def differs(case: Case) -> bool:
-    """Say whether the bits of a case depend on the number of workers."""
+    """Return whether the bits of a case depend on the number of workers."""
     inputs = rough(case)
     return len({compute(case, inputs, workers=workers).tobytes() for workers in WORKERS}) > 1
 
@@ -148,7 +148,7 @@ def differs(case: Case) -> bool:
 def survey(
     rng: np.random.Generator, dtype: str, count: int, *, forward: bool = False
 ) -> tuple[Counter[str], list[Case]]:
-    """Count how `count` random cases are cut, and which kernels take them; also give those whose bits differ."""
+    """Count how `count` random cases are split, and which kernels take them; also return those whose bits differ."""
     counted: Counter[str] = Counter()
     wrong = []
     for number in range(count):

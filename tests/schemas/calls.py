@@ -1,4 +1,4 @@
-"""Right calls to start from, and a reader of refusals."""
+"""Valid calls to start from, and a helper that collects the errors of rejected ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORWARD = "ConvTranspose"
 
 
 def attributes(spatial: int = 2, **changes: Any) -> dict[str, Any]:
-    """Attributes of an unpadded call with stride 1, in NCX; a change to None leaves the attribute out."""
+    """Return attributes of an unpadded call with stride 1, in NCX; a change to None leaves the attribute out."""
     plain = {
         "strides": [1] * spatial,
         "pads_begin": [0] * spatial,
@@ -27,29 +27,28 @@ def attributes(spatial: int = 2, **changes: Any) -> dict[str, Any]:
 
 
 def tensor(*shape: int, dtype: str = "f32") -> TensorMeta:
-    """A tensor by its shape."""
+    """Return a tensor's metadata for a shape."""
     return TensorMeta(dtype, shape)
 
 
 def gradient(**changes: Any) -> dict[str, Any]:
-    """Inputs of a transposed gradient that fit `attributes()`: 4 channels of 5 x 5 to 6 of 7 x 7, 3 x 3
-    taps."""
+    """Return inputs of a transposed gradient that fit `attributes()`: 4 channels of 5 x 5, 6 of 7 x 7, 3 x 3 taps."""
     plain = {"src": tensor(2, 4, 5, 5), "diff_dst": tensor(2, 6, 7, 7), "weights_shape": [4, 6, 3, 3]}
     return plain | changes
 
 
 def tensors(**inputs: Any) -> dict[str, Any]:
-    """Inputs by name: a tuple is a shape of f32, anything else is taken as it is."""
+    """Return inputs by name: a tuple is a shape of f32, anything else is kept."""
     return {name: tensor(*value) if isinstance(value, tuple) else value for name, value in inputs.items()}
 
 
 def place(text: str) -> tuple[str | int, ...]:
-    """The `loc` that a dotted text stands for."""
+    """Return the `loc` that a dotted text stands for."""
     return tuple(int(part) if part.isdigit() else part for part in text.split("."))
 
 
 def refused(op: str, given: Any, inputs: Any, **options: Any) -> dict[tuple[str | int, ...], str]:
-    """The broken rules of a call that must be refused: message by place."""
+    """Return the broken rules of a call, which must be rejected: message by place."""
     with pytest.raises(InvalidParams) as caught:
         resolve(op, given, inputs, **options)
     assert caught.value.errors

@@ -1,4 +1,4 @@
-"""Attributes in every spelling, plain and wrapped, and what is wrong with wrong ones."""
+"""Attributes in both spellings, plain and wrapped, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OLD = find_operation("ConvTransposeBackpropFilters-1")
 
 
 def broken(called: CalledOperation, **changes: Any) -> dict[tuple[str | int, ...], str]:
-    """The broken rules of changed attributes: message by place after "attributes"."""
+    """Return the broken rules of changed attributes: message by place after "attributes"."""
     _, problems = read_attributes(called, attributes(**changes))
     return {tuple(found["loc"][1:]): found["msg"] for found in problems}
 
 
 @pytest.mark.parametrize("name", operation_names())
 def test_models_mirror_the_table(name: str) -> None:
-    """Each model has the table's attributes, no others, with their defaults; required ones have none."""
+    """Each model has the table's attributes and defaults and no others; required ones have no default."""
     called = find_operation(name)
     fields = attributes_model(called).model_fields
     assert list(fields) == [row.name for row in called.operation.attributes]
@@ -35,7 +35,7 @@ def test_models_mirror_the_table(name: str) -> None:
 
 @pytest.mark.parametrize("called", [NEW, OLD], ids=["new", "old"])
 def test_the_json_schema_has_both_spellings(called: CalledOperation) -> None:
-    """The JSON Schema of a model lists every spelling that the model accepts, and closes the object."""
+    """The JSON Schema of a model lists every spelling that the model accepts, and forbids others."""
     schema = attributes_model(called).model_json_schema()
     assert set(schema["properties"]) == set(called.operation.attribute_spellings)
     assert schema["additionalProperties"] is False
@@ -44,7 +44,7 @@ def test_the_json_schema_has_both_spellings(called: CalledOperation) -> None:
 
 
 def test_defaults() -> None:
-    """Absent and null attributes have the table's defaults."""
+    """Absent and null attributes get the table's defaults."""
     read, problems = read_attributes(NEW, attributes(data_format=None) | {"groups": None, "auto_pad": None})
     assert not problems
     assert (read.groups, read.auto_pad, read.data_format, read.weights_format) == (1, "none", "NXC", "XOI")
@@ -55,7 +55,7 @@ def test_defaults() -> None:
 @pytest.mark.parametrize("called", [NEW, OLD], ids=["new", "old"])
 @pytest.mark.parametrize("name", ["weights_format", "filter_format"])
 def test_both_spellings_are_read(called: CalledOperation, name: str) -> None:
-    """Either spelling is read under either name of the operation."""
+    """Either spelling is accepted under either name of the operation."""
     read, problems = read_attributes(called, attributes() | {name: "IOX"})
     assert not problems
     assert read.weights_format == "IOX"
@@ -63,7 +63,7 @@ def test_both_spellings_are_read(called: CalledOperation, name: str) -> None:
 
 
 def test_both_spellings_with_one_value() -> None:
-    """Both spellings may be given when they say the same."""
+    """Both spellings may be given if their values are equal."""
     given = attributes() | {
         "weights_shape": [4, 6, 3, 3],
         "filter_shape": {"type": "s64[]", "value": [4, 6, 3, 3]},
@@ -75,14 +75,14 @@ def test_both_spellings_with_one_value() -> None:
 
 @pytest.mark.parametrize("other", [[4, 6, 3, 4], [4, 6, 3], [4.0, 6, 3, 3], [True, 6, 3, 3], [[4], 6, 3, 3], "4"])
 def test_both_spellings_with_two_values(other: Any) -> None:
-    """Both spellings with different values are refused, also when Python would call the values equal."""
+    """Both spellings with different values are rejected, even where Python considers the values equal."""
     given = {"weights_shape": [4, 6, 3, 3], "filter_shape": other}
     assert "another spelling of weights_shape" in broken(NEW, **given)[("filter_shape",)]
 
 
 @pytest.mark.parametrize("text", ["none", "None", "NONE", "NOTSET", "notset"])
 def test_auto_pad_none_in_any_case(text: str) -> None:
-    """No padding rule may be written in any case, and as ONNX writes it."""
+    """`none` may be written in any case, or as ONNX writes it."""
     read, problems = read_attributes(NEW, attributes(auto_pad=text))
     assert not problems
     assert read.auto_pad == "none"
@@ -92,7 +92,7 @@ def test_auto_pad_none_in_any_case(text: str) -> None:
     "text", ["same_upper", "SAME_UPPER", "Same_Upper", "same_lower", "SAME_LOWER", "valid", "VALID"]
 )
 def test_auto_pad_in_any_case(text: str) -> None:
-    """A padding rule may be written in any case; then the pads may be absent."""
+    """A padding rule may be written in any case, and the pads may then be absent."""
     read, problems = read_attributes(NEW, attributes(auto_pad=text, pads_begin=None, pads_end=None))
     assert not problems
     assert read.auto_pad == text.lower()
@@ -128,7 +128,7 @@ def test_wrapped_values() -> None:
     ],
 )
 def test_wrongly_wrapped_values(value: Any, where: tuple[str, ...]) -> None:
-    """A wrapper needs exactly the attribute's type and a value, and is the only thing reported of it."""
+    """A wrapper needs the attribute's exact type and a value; a wrong one is reported once."""
     assert list(broken(NEW, strides=value)) == [where]
 
 
@@ -141,7 +141,7 @@ def test_a_weights_shape_of_zeros_is_absent(length: int) -> None:
 
 
 def test_an_output_padding_of_zeros() -> None:
-    """Two zeros are an output padding; twelve, and an empty list, are oneDNN's way to leave it out."""
+    """Two zeros are an output padding; an empty list, and twelve zeros as oneDNN writes it, count as absent."""
     for given, found in (([0, 0], (0, 0)), ([0] * 12, None), ([], None)):
         read, problems = read_attributes(NEW, attributes(output_padding=given))
         assert not problems
@@ -182,27 +182,27 @@ def test_an_output_padding_of_zeros() -> None:
     ],
 )  # fmt: skip
 def test_wrong_values(name: str, value: Any, where: tuple[str | int, ...], message: str) -> None:
-    """A wrong value is the one thing reported, at its place, with the rule and the number."""
+    """A wrong value is reported alone, at its place, with the rule and the number."""
     found = broken(NEW, **{name: value})
     assert list(found) == [where]
     assert message in found[where]
 
 
 def test_numbers_too_long_to_print() -> None:
-    """An integer of five thousand digits, which Python won't print, is refused like any other."""
+    """An integer of five thousand digits, which Python won't print, is rejected like any other."""
     found = broken(NEW, groups=-(10**5000), strides=[10**5000, 1])
     assert "a number below -2^63" in found[("groups",)]
     assert "a number above 2^63 - 1" in found[("strides", 0)]
 
 
 def test_values_are_checked_although_auto_pad_ignores_them() -> None:
-    """Pads that `auto_pad` ignores must still be right."""
+    """Pads must be valid even where `auto_pad` ignores them."""
     assert list(broken(NEW, auto_pad="valid", pads_begin=[-1, 0])) == [("pads_begin", 0)]
 
 
 @pytest.mark.parametrize("missing", ["strides", "dilations", "pads_begin", "pads_end"])
 def test_required_attributes(missing: str) -> None:
-    """An absent required attribute is reported; the pads are required while auto_pad is none."""
+    """A missing required attribute is reported; the pads are required while auto_pad is none."""
     assert f"{missing} is required" in broken(NEW, **{missing: None})[(missing,)]
     with_others = broken(NEW, **{missing: None, "groups": {}, "unknown": 1})
     assert set(with_others) == {(missing,), ("groups",), ("unknown",)}
@@ -216,8 +216,7 @@ def test_an_attribute_of_another_operation() -> None:
 
 
 def test_all_errors_in_one_pass_in_the_callers_spelling() -> None:
-    """Several wrong attributes are all reported, under the names that the caller wrote, and the right ones
-    kept."""
+    """All wrong attributes are reported together, under the names that the caller used, and the right ones kept."""
     given = attributes(strides=[0, 0], dilations="x", groups=-1) | {"filter_format": "?", "unknown": 1}
     read, problems = read_attributes(OLD, given)
     places = {tuple(found["loc"][1:]) for found in problems}
@@ -235,22 +234,21 @@ def test_all_errors_in_one_pass_in_the_callers_spelling() -> None:
 
 @pytest.mark.parametrize("given", [None, [], "x", 3, [["strides", [1]]]])
 def test_attributes_must_be_an_object(given: Any) -> None:
-    """Anything but an object is one error."""
+    """Anything but an object is reported as one error."""
     read, problems = read_attributes(NEW, given)
     assert [found["loc"] for found in problems] == [["attributes"]]
     assert "strides" in read.bad
 
 
 def test_too_many_names_are_one_error() -> None:
-    """An object with very many members is refused as a whole, without reading them."""
+    """An object with very many members is rejected as a whole, without reading them."""
     _, problems = read_attributes(NEW, {f"a{index}": 1 for index in range(10_000)})
     assert [found["msg"] for found in problems] == ["attributes must have at most 64 members, but has 10000"]
 
 
 @pytest.mark.parametrize("name", [operation.name for operation in OPERATIONS])
 def test_models_and_reader_agree(name: str) -> None:
-    """A generated model, used by itself, takes both spellings and wrappers, and refuses what the reader
-    refuses."""
+    """A generated model, used by itself, accepts both spellings and wrappers, and rejects what the reader rejects."""
     called = find_operation(name)
     model = attributes_model(called)
     given = attributes(auto_pad="SAME_UPPER", filter_format={"type": "string", "value": "IOX"})

@@ -13,7 +13,7 @@ from schemas.tables import OPERATIONS, find_operation, operation_names
 
 
 def test_the_list_has_every_operation_and_alias() -> None:
-    """The list has one entry for each operation, and together all names."""
+    """The list has one entry for each operation, and together they have all names."""
     listed = list_operations()
     assert [entry["op"] for entry in listed] == [operation.name for operation in OPERATIONS]
     assert {name for entry in listed for name in (entry["op"], *entry["aliases"])} == set(operation_names())
@@ -22,7 +22,7 @@ def test_the_list_has_every_operation_and_alias() -> None:
 
 @pytest.mark.parametrize("name", operation_names())
 def test_a_description_is_the_whole_table(name: str) -> None:
-    """A description has every attribute, input and output, in the dialect of the name asked by."""
+    """A description has every attribute, input and output, in the dialect of the requested name."""
     called = find_operation(name)
     told = describe(name)
     assert json.loads(json.dumps(told)) == told
@@ -40,7 +40,7 @@ def test_a_description_is_the_whole_table(name: str) -> None:
 
 
 def test_defaults_depend_on_the_name_called() -> None:
-    """The described default of the weights format is the one under the name asked by."""
+    """The default given for the weights format is that of the requested name."""
     for name, spelling, default in (
         ("ConvTransposeBackpropFilters", "filter_format", "XIO"),
         ("ConvTransposeBackwardWeights", "weights_format", "XOI"),
@@ -50,7 +50,7 @@ def test_defaults_depend_on_the_name_called() -> None:
 
 
 def test_descriptions_speak_the_dialect() -> None:
-    """What is said of attributes and inputs names others as the caller spells them."""
+    """The descriptions of attributes and inputs refer to others in the caller's spelling."""
     for name, spelling in (("ConvTransposeBackpropFilters", "`filter_format`"), ("ConvTranspose", "`weights_format`")):
         told = describe(name)
         text = " ".join(row["description"] for row in (*told["attributes"], *told["inputs"]))
@@ -59,7 +59,7 @@ def test_descriptions_speak_the_dialect() -> None:
 
 
 def test_layouts_name_the_divided_axis() -> None:
-    """A layout is the format's letters, with the axis that the groups divide marked."""
+    """A layout has the format's letters, and marks the axis that the groups divide."""
     transposed = weights_layouts(find_operation("ConvTranspose"))
     assert transposed["IOX"] == {"O": "(I, O/g, X)", "I": "(I/g, O, X)"}
     assert weights_layouts(find_operation("ConvolutionBackwardWeights"))["XIO"] == {"I": "(X, I/g, O)"}
@@ -67,12 +67,12 @@ def test_layouts_name_the_divided_axis() -> None:
 
 @pytest.mark.parametrize("name", operation_names())
 def test_examples_resolve(name: str) -> None:
-    """The example of every name is a right call."""
+    """The example for each name is a valid call."""
     call = example(find_operation(name))
     assert resolve(name, call["attributes"], call["inputs"]).called_as == name
 
 
 def test_unknown_operations_have_no_description() -> None:
-    """Asking for another operation is the error of an unknown one."""
+    """Describing any other operation raises `UnknownOperation`."""
     with pytest.raises(UnknownOperation):
         describe("Convolution")

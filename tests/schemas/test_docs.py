@@ -13,12 +13,12 @@ FOLDER = Path(__file__).parents[2] / "docs" / "operations"
 
 
 def test_the_pages_are_up_to_date() -> None:
-    """The pages in the repository are fresh; `scripts/docs` makes them so."""
+    """The pages in the repository are up to date; `scripts/docs` updates them."""
     assert stale(FOLDER) == []
 
 
 def test_there_is_a_page_for_each_operation() -> None:
-    """Each operation has its page with a row for each attribute, and the index leads to it."""
+    """Each operation has a page with a row for each attribute, and the index links to it."""
     made = pages()
     for operation in OPERATIONS:
         page = made[f"{operation.name}.md"]
@@ -28,7 +28,7 @@ def test_there_is_a_page_for_each_operation() -> None:
 
 
 def test_writing_and_checking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A check names what is missing, changed or left over; writing mends all three."""
+    """A check names pages that are missing, changed or left over; writing fixes all three."""
     folder = ["--folder", str(tmp_path / "pages")]
     assert main(["--check", *folder]) == 1
     assert main(folder) == 0

@@ -17,7 +17,7 @@ UNKNOWN = -9223372036854775808
 
 
 def logical(number: int, shape: list[int], dtype: str = "bf16") -> dict[str, Any]:
-    """A logical tensor as a dump has it."""
+    """Return a logical tensor as in a dump."""
     return {
         "id": number,
         "dtype": dtype,
@@ -29,12 +29,12 @@ def logical(number: int, shape: list[int], dtype: str = "bf16") -> dict[str, Any
 
 
 def s64s(*values: int) -> dict[str, Any]:
-    """A list attribute as a dump has it."""
+    """Return a list attribute as in a dump."""
     return {"type": "s64[]", "value": list(values)}
 
 
 def dumped() -> dict[str, Any]:
-    """A transposed gradient as benchdnn's graph files have it."""
+    """Return a transposed gradient as in benchdnn's graph files."""
     return {
         "id": 0,
         "name": "DECONV_0",
@@ -56,7 +56,7 @@ def dumped() -> dict[str, Any]:
 
 
 def forward() -> dict[str, Any]:
-    """A transposed convolution as a dump, with the twelve zeros of an attribute that was never set."""
+    """Return the dump of a transposed convolution, with twelve zeros for an attribute that was never set."""
     op = dumped() | {"kind": FORWARD, "inputs": [logical(0, [1, 32, 28, 28]), logical(1, [32, 128, 3, 3])]}
     op["outputs"] = [logical(2, [1, 128, 16, 16])]
     del op["attrs"]["weights_shape"]
@@ -65,7 +65,7 @@ def forward() -> dict[str, Any]:
 
 
 def test_the_three_parts_of_a_call() -> None:
-    """A dump is a name, attributes, and inputs by their index; the three resolve."""
+    """A dump splits into a name, attributes, and inputs by their index, and these resolve."""
     name, attributes, inputs = from_dump(dumped())
     assert name == GRADIENT
     assert list(inputs) == ["src", "diff_dst"]
@@ -75,14 +75,14 @@ def test_the_three_parts_of_a_call() -> None:
 
 @pytest.mark.parametrize("op", [dumped(), forward()], ids=["gradient", "forward"])
 def test_a_dump_in_the_place_of_the_attributes(op: dict[str, Any]) -> None:
-    """Where attributes are wanted a dump will do: its own inputs stand in for absent ones."""
+    """A dump may be given as the attributes; its own inputs are used where the call has none."""
     assert resolve(op["kind"], op, {}).output.shape == tuple(op["outputs"][0]["shape"])
     with_graph = {"version": "3.0.0", "engine_kind": "cpu", "graph": [op]}
     assert resolve(op["kind"], with_graph, {}) == resolve(op["kind"], op, {})
 
 
 def test_inputs_of_the_call_take_precedence() -> None:
-    """A dump may be the spec for other tensors than its own."""
+    """A dump may be the spec for tensors other than its own."""
     op = dumped()
     inputs = tensors(src=(7, 32, 28, 28), diff_dst=(7, 128, 16, 16))
     assert (resolve(GRADIENT, op, inputs).n, resolve(GRADIENT, op, inputs).dtype) == (7, "f32")
@@ -93,7 +93,7 @@ def test_inputs_of_the_call_take_precedence() -> None:
 
 
 def test_the_old_kind_and_the_name_called() -> None:
-    """A dump's kind may be any name of the operation called; the dialect goes by the name called."""
+    """A dump's kind may be any name of the called operation; the dialect is that of the name in the call."""
     op = dumped() | {"kind": "ConvTransposeBackpropFilters-1"}
     assert resolve(GRADIENT, op, {}).dialect == "new"
     del op["kind"]
@@ -101,7 +101,7 @@ def test_the_old_kind_and_the_name_called() -> None:
 
 
 def test_the_output_stands_in_for_an_unset_weights_shape() -> None:
-    """An unset weights_shape is read from the dumped output, if that is known."""
+    """An unset weights_shape is taken from the dumped output, if its shape is known."""
     op = dumped()
     op["attrs"]["weights_shape"] = s64s(*[0] * 12)
     assert resolve(GRADIENT, op, {}).weights_shape == (32, 128, 3, 3)
@@ -139,12 +139,12 @@ def test_the_output_stands_in_for_an_unset_weights_shape() -> None:
     ],
 )
 def test_wrong_dumps(changes: dict[str, Any], where: tuple[str | int, ...], message: str) -> None:
-    """Errors in a dump have their place in it."""
+    """Errors in a dump are reported at their place in it."""
     assert message in refused(GRADIENT, dumped() | changes, {})[where]
 
 
 def test_an_impossible_output_is_rejected() -> None:
-    """A forward dump whose output has another shape than its call makes is refused."""
+    """A forward dump is rejected if its output's shape is not that of the call."""
     op = forward()
     op["outputs"] = [logical(2, [1, 128, 16, 17])]
     message = refused(FORWARD, op, {})["outputs", "dst", "shape"]
@@ -152,14 +152,14 @@ def test_an_impossible_output_is_rejected() -> None:
 
 
 def test_three_inputs() -> None:
-    """A third input of a gradient is its weights_shape; the values are the attribute's."""
+    """The third input of a gradient is its weights_shape; the values come from the attribute."""
     op = dumped()
     op["inputs"].append(logical(3, [4], "s32"))
     assert resolve(GRADIENT, op, {}).weights_shape == (32, 128, 3, 3)
 
 
 def test_an_unknown_kind_is_rejected() -> None:
-    """A dump of another operation is that of an unknown one."""
+    """A dump of another operation raises `UnknownOperation`, and anything but a dump `InvalidParams`."""
     with pytest.raises(UnknownOperation):
         from_dump(dumped() | {"kind": "MatMul"})
     values: tuple[Any, ...] = (None, [], 3, {}, {"kind": None})
@@ -169,7 +169,7 @@ def test_an_unknown_kind_is_rejected() -> None:
 
 
 def test_a_request_that_is_a_dump() -> None:
-    """A whole request may be a dump with data added to its tensors, by index or by name, and options."""
+    """A whole request may be a dump with options, and with data added to its tensors, by index or by name."""
     body = copy.deepcopy(dumped())
     body["inputs"][0]["data"] = body["inputs"][1]["data"] = "AAAA"
     body["options"] = {"reference": True}
@@ -183,7 +183,7 @@ def test_a_request_that_is_a_dump() -> None:
 
 
 def test_the_output_of_a_request_that_is_a_dump() -> None:
-    """The output of a dump is held to the dump's own inputs, also when they were taken out of it."""
+    """A dump's output is checked against the dump's own inputs, also after these were moved out of it."""
     called = find_operation(FORWARD)
     call = call_of_dump(called, forward() | {"outputs": [logical(2, [1, 128, 16, 17])]})
     assert "in the spec" in refused(FORWARD, call["attributes"], call["inputs"])["outputs", "dst", "shape"]
@@ -193,7 +193,7 @@ def test_the_output_of_a_request_that_is_a_dump() -> None:
 
 
 def test_a_request_that_is_a_dump_with_unknown_shapes() -> None:
-    """Shapes that a dump did not know are the data's to say, and a shape input without values says nothing."""
+    """Shapes unknown to the dump are left to the data, and a shape input without values is dropped."""
     body = dumped()
     body["inputs"] = [logical(0, [UNKNOWN] * 4), logical(1, []), logical(3, [4], "s32")]
     inputs = call_of_dump(find_operation(GRADIENT), body)["inputs"]

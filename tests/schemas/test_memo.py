@@ -1,4 +1,4 @@
-"""What is remembered of resolved calls."""
+"""The memo of resolved calls."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def test_the_same_call_is_the_same_object() -> None:
     ],
 )
 def test_equal_values_of_other_types_are_other_calls(given: dict[str, Any], inputs: dict[str, Any]) -> None:
-    """An invalid call is refused even if a valid call that compares equal in Python was resolved before."""
+    """An invalid call is rejected even if a valid call that compares equal in Python was resolved before."""
     right = attributes(weights_format="IOX", groups=1)
     resolve(GRADIENT, right, gradient())
     assert refused(GRADIENT, right | given, gradient(**inputs))
 
 
 def test_attributes_and_inputs_do_not_mix() -> None:
-    """A weights_shape as attribute and one as input are different calls."""
+    """A weights_shape given as an attribute and one given as an input are different calls."""
     shape = [4, 6, 3, 3]
     src = {"src": tensor(1, 4, 5)}
     assert key_of(GRADIENT, {"weights_shape": shape}, src) != key_of(GRADIENT, {}, {"weights_shape": shape} | src)
@@ -60,12 +60,12 @@ def test_attributes_and_inputs_do_not_mix() -> None:
     ],
 )
 def test_unusual_calls_have_no_key(name: Any, given: Any, inputs: Any) -> None:
-    """What is not plain, or is large, is not remembered."""
+    """Calls that are large or not plain are not remembered."""
     assert key_of(name, given, inputs) is None
 
 
 def test_a_full_memo_drops_the_oldest() -> None:
-    """The memo holds as many calls as its size, the latest ones."""
+    """The memo holds a fixed number of calls, the latest ones."""
     op = resolve(GRADIENT, attributes(weights_format="IOX"), gradient())
     memo = Memo(2)
     for key in ("a", "b", "c"):

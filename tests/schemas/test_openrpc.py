@@ -17,7 +17,7 @@ DOCUMENT = openrpc_document(version="1.2.3")
 
 
 def closed(needed: list[str], /, **properties: Any) -> dict[str, Any]:
-    """The schema of an object with these members and no others, but for extensions."""
+    """Return the schema of an object with these members and no others except extensions."""
     return {
         "type": "object",
         "required": needed,
@@ -61,7 +61,7 @@ META = closed(
 
 
 def references(value: Any) -> Iterator[str]:
-    """Every $ref in a document."""
+    """Yield every $ref in a document."""
     if isinstance(value, dict):
         if isinstance(value.get("$ref"), str):
             yield value["$ref"]
@@ -73,25 +73,25 @@ def references(value: Any) -> Iterator[str]:
 
 
 def standalone(schema: dict[str, Any]) -> dict[str, Any]:
-    """A schema of the document with the components that it refers to."""
+    """Return a schema of the document together with the components that it refers to."""
     return schema | {"components": DOCUMENT["components"]}
 
 
 def test_the_document_has_the_specifications_form() -> None:
-    """The document has the members that OpenRPC 1.3 wants, and no others."""
+    """The document has the members that OpenRPC 1.3 requires, and no others."""
     jsonschema.validate(DOCUMENT, META)
     assert json.loads(json.dumps(DOCUMENT)) == DOCUMENT
     assert DOCUMENT["info"]["version"] == "1.2.3"
 
 
 def test_every_name_is_a_method() -> None:
-    """Every operation name and alias is a method, and so are the four of the service, each once."""
+    """Every operation name and alias is a method, as are the four of the service, each once."""
     names = [method["name"] for method in DOCUMENT["methods"]]
     assert names == [*operation_names(), "ops.list", "ops.describe", "ops.validate", "rpc.discover"]
 
 
 def test_params_have_the_order_of_positions() -> None:
-    """The parameters of an operation are in the order in which they go by position."""
+    """The parameters of an operation are listed in their positional order."""
     for method in DOCUMENT["methods"][: len(operation_names())]:
         assert [param["name"] for param in method["params"]] == ["attributes", "inputs", "options"]
         assert [param["required"] for param in method["params"]] == [True, True, False]
@@ -108,7 +108,7 @@ def test_references_resolve() -> None:
 
 @pytest.mark.parametrize("name", operation_names())
 def test_examples_fit_the_schemas(name: str) -> None:
-    """The example of every operation fits the schemas of `ops.validate`, which a wrong one does not."""
+    """The example of every operation fits the schemas of `ops.validate`; a wrong one does not."""
     method = next(entry for entry in DOCUMENT["methods"] if entry["name"] == "ops.validate")
     attributes, inputs = (standalone(param["schema"]) for param in method["params"][1:3])
     call = example(find_operation(name))

@@ -1,4 +1,4 @@
-"""Resolving right calls: what comes out of defaults, auto_pad, formats and groups."""
+"""Resolving valid calls: the results of defaults, auto_pad, formats and groups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = json.loads((Path(__file__).parents[2] / "benchmarks" / "shapes.json").r
 
 
 def test_a_gradient() -> None:
-    """Every size of a transposed gradient is found from its shapes."""
+    """Every size of a transposed gradient is inferred from its shapes."""
     op = resolve(GRADIENT, attributes(weights_format="IOX"), gradient())
     assert (op.op, op.called_as, op.dialect, op.dtype) == (GRADIENT, GRADIENT, "new", "f32")
     assert (op.n, op.src_channels, op.dst_channels, op.groups) == (2, 4, 6, 1)
@@ -33,7 +33,7 @@ def test_a_gradient() -> None:
 
 
 def test_a_forward_call() -> None:
-    """The output of ConvTranspose is found, and bias is an input when it is there."""
+    """The output of ConvTranspose is inferred, and bias is an input if it is given."""
     inputs = tensors(src=(2, 4, 5, 5), weights=(4, 3, 3, 3))
     given = attributes(weights_format="IOX", groups=2, strides=[2, 2], output_padding=[1, 0])
     op = resolve(FORWARD, given, inputs)
@@ -44,8 +44,7 @@ def test_a_forward_call() -> None:
 
 
 def test_the_reply_uses_the_dialect_called() -> None:
-    """Under an old name the reply has the old names, whatever the call was spelt in; and the other way
-    round."""
+    """Under an old name the reply has the old names, whatever spelling the call used; and vice versa."""
     inputs = tensors(input_forward=(2, 4, 5, 5), output_delta=(2, 6, 7, 7), filter_shape=[4, 6, 3, 3])
     old = resolve("ConvTransposeBackpropFilters-1", attributes(weights_format="IOX"), gradient())
     assert old.reply_attributes()["filter_format"] == "IOX"
@@ -58,7 +57,7 @@ def test_the_reply_uses_the_dialect_called() -> None:
 
 
 def test_the_reply_has_every_attribute() -> None:
-    """The resolved attributes are all of the operation's, and the groups axis."""
+    """The resolved attributes are all those of the operation, and the groups axis."""
     op = resolve(GRADIENT, attributes(weights_format="IOX"), gradient())
     assert op.reply_attributes() == {
         "strides": [1, 1],
@@ -80,7 +79,7 @@ def test_the_reply_has_every_attribute() -> None:
 @pytest.mark.parametrize("spatial", [1, 2, 3])
 @pytest.mark.parametrize("name", [GRADIENT, CONVOLUTION, FORWARD])
 def test_every_layout_and_rank(name: str, spatial: int, weights_format: str, data_format: str) -> None:
-    """Each format's letters are the axis order, for one to three spatial axes, on every operation."""
+    """The order of a format's letters is that of the axes, for one to three spatial axes and every operation."""
     given = attributes(spatial, data_format=data_format, weights_format=weights_format, groups=2)
     small, large, kernel = (5, 6, 7)[:spatial], (7, 7, 11)[:spatial], (3, 2, 5)[:spatial]
     transposed = name != CONVOLUTION
@@ -101,7 +100,7 @@ def test_every_layout_and_rank(name: str, spatial: int, weights_format: str, dat
 @pytest.mark.parametrize("weights_format", ["XIO", "OIX", "XOI", "IOX"])
 @pytest.mark.parametrize("name", [GRADIENT, FORWARD])
 def test_both_groups_axes(name: str, weights_format: str) -> None:
-    """Transposed weights may divide O, as the code does, or I, as the note does: their shape says which."""
+    """Transposed weights may divide O, as the code does, or I, as the note does: their shape tells which."""
     given = attributes(weights_format=weights_format, groups=2)
     for axis, i, o in (("O", 4, 3), ("I", 2, 6)):
         weights = weights_shape(i, o, (3, 3), weights_format)
@@ -113,7 +112,7 @@ def test_both_groups_axes(name: str, weights_format: str) -> None:
 
 
 def test_the_groups_axis_of_square_weights_is_found() -> None:
-    """Equal channels on both sides leave no doubt about the groups axis either."""
+    """Even with equal channels on both sides the groups axis is unambiguous."""
     shape = tensors(src=(1, 6, 5), diff_dst=(1, 6, 7))
     for axis, weights in (("O", [6, 2, 3]), ("I", [2, 6, 3])):
         op = resolve(GRADIENT, attributes(1, weights_format="IOX", groups=3), shape | {"weights_shape": weights})
@@ -122,14 +121,14 @@ def test_the_groups_axis_of_square_weights_is_found() -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_dtypes(dtype: str) -> None:
-    """The one dtype of the inputs is the output's."""
+    """The output has the one dtype of the inputs."""
     inputs = gradient(src=tensor(2, 4, 5, 5, dtype=dtype), diff_dst=tensor(2, 6, 7, 7, dtype=dtype))
     op = resolve(GRADIENT, attributes(weights_format="IOX"), inputs)
     assert {op.dtype, op.output.dtype, *(spec.dtype for spec in op.inputs)} == {dtype}
 
 
 def test_the_input_wins_over_the_attribute() -> None:
-    """weights_shape may be input or attribute; the input wins, with a warning when they differ."""
+    """weights_shape may be an input or an attribute; the input wins, with a warning if they differ."""
     inputs = gradient()
     wanted = inputs.pop("weights_shape")
     given = attributes(weights_format="IOX")
@@ -144,7 +143,7 @@ def test_the_input_wins_over_the_attribute() -> None:
 
 
 def test_zeros_are_no_weights_shape() -> None:
-    """A shape of zeros counts as absent, as input and as attribute."""
+    """A shape of zeros counts as absent, as an input and as an attribute."""
     given = attributes(weights_format="IOX")
     assert resolve(GRADIENT, given | {"weights_shape": [0] * 12}, gradient()).weights_shape == (4, 6, 3, 3)
     as_attribute = gradient(weights_shape=[0, 0, 0, 0])
@@ -157,7 +156,7 @@ def test_zeros_are_no_weights_shape() -> None:
 
 
 def test_a_shape_tensor_without_values() -> None:
-    """With a weights_shape tensor of unknown values the attribute is used, with a warning."""
+    """If the weights_shape tensor has unknown values, the attribute is used, with a warning."""
     given = attributes(weights_format="IOX", weights_shape=[4, 6, 3, 3])
     op = resolve(GRADIENT, given, gradient(weights_shape=TensorMeta("s32", (4,))))
     assert op.weights_shape == (4, 6, 3, 3)
@@ -165,7 +164,7 @@ def test_a_shape_tensor_without_values() -> None:
 
 
 def test_output_padding_is_found_from_the_shapes() -> None:
-    """An absent output padding is what the size of diff_dst leaves over, below the stride."""
+    """An absent output padding is inferred: the excess in the size of diff_dst, less than the stride."""
     given = attributes(weights_format="IOX", strides=[3, 3])
     for extra in range(3):
         op = resolve(GRADIENT, given, gradient(diff_dst=tensor(2, 6, 15 + extra, 15)))
@@ -173,7 +172,7 @@ def test_output_padding_is_found_from_the_shapes() -> None:
 
 
 def test_an_empty_list_of_pads_is_zeros() -> None:
-    """[] is no padding, as in oneDNN's code."""
+    """[] means no padding, as in oneDNN's code."""
     op = resolve(GRADIENT, attributes(weights_format="IOX", pads_begin=[], pads_end=[]), gradient())
     assert (op.pads_begin, op.pads_end) == ((0, 0), (0, 0))
 
@@ -185,8 +184,7 @@ def test_an_empty_list_of_pads_is_zeros() -> None:
 def test_auto_pad_of_a_transposed_gradient(
     mode: str, pads_begin: tuple[int, ...], pads_end: tuple[int, ...], dst: int
 ) -> None:
-    """S=7, s=2, K=3: the padding goes by stride and kernel, not by the odd size of src, which would shift
-    it."""
+    """S=7, s=2, K=3: the padding depends on stride and kernel, not on the odd size of src, which would shift it."""
     inputs = tensors(src=(1, 1, 7), diff_dst=(1, 1, dst), weights_shape=[1, 1, 3])
     given = attributes(1, auto_pad=mode, strides=[2], pads_begin=None, pads_end=None, weights_format="IOX")
     op = resolve(GRADIENT, given, inputs)
@@ -194,15 +192,14 @@ def test_auto_pad_of_a_transposed_gradient(
 
 
 def test_auto_pad_of_a_convolution_gradient() -> None:
-    """S=7, s=2, K=3: the padding goes by the size of src, and D is ceil(S / s)."""
+    """S=7, s=2, K=3: the padding depends on the size of src, and D is ceil(S / s)."""
     inputs = tensors(src=(1, 1, 7), diff_dst=(1, 1, 4), weights_shape=[1, 1, 3])
     op = resolve(CONVOLUTION, attributes(1, auto_pad="SAME_UPPER", strides=[2], weights_format="OIX"), inputs)
     assert (op.pads_begin, op.pads_end) == ((1,), (1,))
 
 
 def test_ignored_pads_give_a_warning() -> None:
-    """Explicit pads that auto_pad overrules are named in a warning; zeros and equal ones are not worth
-    one."""
+    """Explicit pads that auto_pad overrides are named in a warning, unless they are zeros or the same."""
     inputs = tensors(src=(1, 1, 7), diff_dst=(1, 1, 4), weights_shape=[1, 1, 3])
     given = attributes(1, auto_pad="same_upper", strides=[2], weights_format="OIX")
     op = resolve(CONVOLUTION, given | {"pads_begin": [9], "pads_end": [1]}, inputs)
@@ -219,7 +216,7 @@ def test_same_padding_of_a_short_kernel_with_output_padding() -> None:
 
 
 def test_an_empty_batch() -> None:
-    """N = 0 is a right call without work."""
+    """N = 0 is a valid call without work."""
     for name in (GRADIENT, FORWARD):
         inputs = gradient(src=tensor(0, 4, 5, 5), diff_dst=tensor(0, 6, 7, 7))
         if name == FORWARD:
@@ -248,7 +245,7 @@ TRAPS: list[tuple[Any, ...]] = [
 
 @pytest.mark.parametrize("trap", TRAPS, ids=range(len(TRAPS)))
 def test_shapes_that_broke_other_implementations(trap: tuple[Any, ...]) -> None:
-    """Large kernels, paddings and dilations, floor remainders and depthwise layers are right calls."""
+    """Large kernels, paddings and dilations, floor remainders and depthwise layers are valid calls."""
     name, n, groups, i, src, o, dst, kernel, strides, pads_begin, pads_end, dilations = trap
     given = {
         "strides": list(strides),
@@ -266,8 +263,7 @@ def test_shapes_that_broke_other_implementations(trap: tuple[Any, ...]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=[shape["name"] for shape in SHAPES])
 def test_real_layers(shape: dict[str, Any]) -> None:
-    """Every real layer of the benchmarks resolves in both data formats, with the work that its entry
-    counts."""
+    """Every real layer of the benchmarks resolves in both data formats, with the work stated in its entry."""
     transposed = shape["op"].startswith("ConvTranspose")
     groups, src, dst = shape["groups"], shape["src_channels"], shape["dst_channels"]
     i, o = (src, dst // groups) if transposed else (src // groups, dst)
@@ -285,7 +281,7 @@ def test_real_layers(shape: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", operation_names())
 def test_a_reply_resolves_to_itself(name: str) -> None:
-    """The attributes of a reply, given back without groups_axis, are the same call."""
+    """The attributes of a reply, sent back without groups_axis, resolve to the same call."""
     given = attributes(auto_pad="same_upper", strides=[2, 2])
     given["filter_format"] = "IOX" if name.startswith("ConvT") else "OIX"
     src, dst = ((2, 4, 5, 5), (2, 6, 10, 10)) if name.startswith("ConvT") else ((2, 4, 10, 10), (2, 6, 5, 5))
@@ -300,6 +296,6 @@ def test_a_reply_resolves_to_itself(name: str) -> None:
 
 
 def test_unknown_operations_are_reported_first() -> None:
-    """A call of no operation is that, whatever else is wrong with it."""
+    """An unknown operation is reported as such, whatever else is wrong with the call."""
     with pytest.raises(UnknownOperation):
         resolve("Convolution", {}, {})

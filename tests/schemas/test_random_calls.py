@@ -1,5 +1,4 @@
-"""Random calls: right ones resolve to what they were made from, wrong ones are refused, and nothing else
-ever happens."""
+"""Random calls: valid ones resolve to what they were built from; invalid ones are rejected without other errors."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ NAMES = st.sampled_from(operation_names())
 
 @st.composite
 def right_calls(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """A right call, built from the definition of its forward operation, and what it must resolve to."""
+    """Draw a valid call, built from the definition of its forward operation, and what it must resolve to."""
     name = draw(NAMES)
     operation = find_operation(name).operation
     spatial = draw(st.integers(1, 3))
@@ -90,8 +89,7 @@ def right_calls(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, Any], d
 def test_a_call_made_from_the_definition_resolves(
     call: tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]],
 ) -> None:
-    """A call whose shapes come from the definition is right, unless its output would be empty; then it is
-    refused."""
+    """A call whose shapes follow the definition is valid, unless its output would be empty; then it is rejected."""
     name, attributes, inputs, facts = call
     if min(facts["dst_spatial"]) < 1:
         if "diff_dst" in inputs:
@@ -107,7 +105,7 @@ def test_a_call_made_from_the_definition_resolves(
 def test_a_wrong_size_is_refused(
     call: tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]], data: st.DataObject
 ) -> None:
-    """A gradient with one other spatial size is right if, and only if, the definition makes that size too."""
+    """A gradient with one changed spatial size is valid if, and only if, the definition allows that size too."""
     name, attributes, inputs, facts = call
     operation = find_operation(name).operation
     if operation.name == FORWARD or min(facts["dst_spatial"]) < 1:
@@ -160,7 +158,7 @@ INPUTS = st.dictionaries(st.sampled_from([*INPUT_NAMES, "?"]), JSON | SIZES | TE
 
 
 def attempt(name: Any, attributes: Any, inputs: Any, output: Any = None) -> None:
-    """Resolve; the outcome must be a resolved call or an error of the tree that can be sent as JSON."""
+    """Resolve; the outcome must be a resolved call or one of our errors that can be sent as JSON."""
     answer: Any
     try:
         answer = resolve(name, attributes, inputs, output=output).reply_attributes()
@@ -172,15 +170,14 @@ def attempt(name: Any, attributes: Any, inputs: Any, output: Any = None) -> None
 @given(st.one_of(NAMES, JSON), ATTRIBUTES | JSON, INPUTS | JSON, TENSOR | JSON)
 @settings(max_examples=150)
 def test_random_calls_raise_only_convgrad_errors(name: Any, attributes: Any, inputs: Any, output: Any) -> None:
-    """Whatever JSON a call is made of, resolving it gives a call or one of our errors, small and
-    encodable."""
+    """Resolving arbitrary JSON returns a call or raises one of our errors, which is small and can be encoded."""
     attempt(name, attributes, inputs, output)
 
 
 @given(NAMES, st.data())
 @settings(max_examples=150)
 def test_nearly_valid_calls_raise_only_convgrad_errors(name: str, data: st.DataObject) -> None:
-    """The same holds a step or two away from a right call, where most rules run."""
+    """The same holds a step or two away from a valid call, where most rules apply."""
     call = example(find_operation(name))
     for _ in range(data.draw(st.integers(1, 3))):
         part = call[data.draw(st.sampled_from(["attributes", "inputs"]))]
@@ -191,7 +188,7 @@ def test_nearly_valid_calls_raise_only_convgrad_errors(name: str, data: st.DataO
 
 
 def test_deep_nesting() -> None:
-    """A value nested thousands of levels deep is refused like any other."""
+    """A value nested thousands of levels deep is rejected like any other."""
     deep: Any = []
     for _ in range(20_000):
         deep = [deep]

@@ -1,4 +1,4 @@
-"""Calls that break a rule: each is refused at its place, with the rule and both numbers."""
+"""Calls that break a rule: each is rejected with an error at its place that states the rule and both numbers."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ W = "inputs.weights_shape"
         ),
         ({}, {"weights_shape": TensorMeta("s32", (2, 2))}, W + ".shape", "must have 1 dimension, but has 2"),
         ({}, {"weights_shape": 7}, W, "must be a tensor with dtype and shape"),
-        # Tensors by themselves
+        # Individual tensors
         ({}, {"src": None}, "inputs.src", "src is required"),
         ({}, {"diff_dst": None}, "inputs.diff_dst", "diff_dst is required"),
         ({}, {"src": tensor(2, 0, 5, 5)}, "inputs.src.shape.1", "at least 1 element on axis 1, but has 0"),
@@ -160,7 +160,7 @@ W = "inputs.weights_shape"
     ],
 )
 def test_one_broken_rule(changes: dict[str, Any], inputs: dict[str, Any], where: str, message: str) -> None:
-    """A call that breaks one rule is refused for that, at the place of the value."""
+    """A call that breaks one rule is rejected for that, at the place of the value."""
     found = refused(
         GRADIENT,
         attributes(**IOX, **changes) if "strides" not in changes else attributes(**(IOX | changes)),
@@ -202,7 +202,7 @@ def test_one_broken_rule(changes: dict[str, Any], inputs: dict[str, Any], where:
 def test_one_broken_rule_of_a_convolution(
     changes: dict[str, Any], inputs: dict[str, Any], where: str, message: str
 ) -> None:
-    """The gradient of a convolution has its own size rule, which truncating division must not soften."""
+    """The gradient of a convolution has its own size rule, which floor division must not weaken."""
     right = tensors(src=(1, 4, 7), diff_dst=(1, 6, 5), weights_shape=[6, 4, 3])
     found = refused(CONVOLUTION, attributes(1, **({"weights_format": "OIX"} | changes)), right | inputs)
     assert message in found[place(where)]
@@ -264,7 +264,7 @@ def test_one_broken_rule_of_a_convolution(
 def test_one_broken_rule_of_the_forward_pass(
     changes: dict[str, Any], inputs: dict[str, Any], where: str, message: str
 ) -> None:
-    """ConvTranspose holds weights and bias to src, and its output to at least one element."""
+    """ConvTranspose checks weights and bias against src, and needs an output of at least one element."""
     right = tensors(src=(1, 4, 5), weights=(4, 6, 3), bias=(6,))
     found = refused(FORWARD, attributes(1, **(IOX | changes)), right | inputs)
     assert message in found[place(where)]
@@ -272,14 +272,14 @@ def test_one_broken_rule_of_the_forward_pass(
 
 @pytest.mark.parametrize("dtype", ["f64", "s8", "s32", "banana", ""])
 def test_unsupported_dtypes(dtype: str) -> None:
-    """A dtype that the operation does not have is Unsupported, with its place."""
+    """A dtype that the operation does not have raises `Unsupported`, with its place."""
     with pytest.raises(Unsupported, match=r"^src must be f32, f16 or bf16$") as caught:
         resolve(GRADIENT, attributes(**IOX), gradient(src=tensor(2, 4, 5, 5, dtype=dtype)))
     assert ["inputs", "src", "dtype"] in [found["loc"] for found in caught.value.data["errors"]]
 
 
 def test_all_errors_in_one_pass() -> None:
-    """Broken rules of attributes, of inputs and between them come in one answer, in the caller's spelling."""
+    """Broken rules of attributes, of inputs and between them are reported in one error, in the caller's spelling."""
     given = attributes(strides=[2, 0], groups=3, pads_end=[0], unknown=1) | {"filter_format": "IOX"}
     inputs = {
         "input_forward": tensor(2, 4, 5, 5),
@@ -330,7 +330,7 @@ def test_all_errors_in_one_pass() -> None:
     ],
 )
 def test_the_right_format_is_named(name: str, given: dict[str, Any], inputs: dict[str, Any], hint: str) -> None:
-    """Shapes that fit other formats than those of the call are refused with the formats that they fit."""
+    """Shapes that fit other formats than those of the call are rejected with a hint that names the right formats."""
     spatial = len(inputs["src"].shape) - 2
     with pytest.raises(InvalidParams) as caught:
         resolve(name, attributes(spatial, **given), inputs)
@@ -338,7 +338,7 @@ def test_the_right_format_is_named(name: str, given: dict[str, Any], inputs: dic
 
 
 def test_no_format_is_guessed() -> None:
-    """Shapes that fit no format get no hint, and those that fit the default are taken as that."""
+    """Shapes that fit no format get no hint, and those that fit the default are accepted."""
     found = refused(GRADIENT, attributes(), gradient(weights_shape=[9, 9, 9, 9]))
     assert not [msg for msg in found.values() if "; pass" in msg]
     square = tensors(src=(1, 3, 5), diff_dst=(1, 3, 7), weights_shape=[3, 3, 3])
@@ -347,14 +347,14 @@ def test_no_format_is_guessed() -> None:
 
 
 def test_the_message_is_the_first_rule() -> None:
-    """The message is the first broken rule and the number of others."""
+    """The message is the first broken rule and the number of further ones."""
     with pytest.raises(InvalidParams) as caught:
         resolve(GRADIENT, attributes(strides=[0, 0], groups=0), gradient())
     assert caught.value.message == (f"{GRADIENT}: strides[0] must be at least 1, but is 0 (and 2 more broken rules)")
 
 
 def test_a_long_list_of_errors_is_cut() -> None:
-    """An answer has at most 32 broken rules, and says how many it left out."""
+    """An error lists at most 32 broken rules, and says how many it left out."""
     with pytest.raises(InvalidParams) as caught:
         resolve(GRADIENT, {f"a{index}": 1 for index in range(60)}, {})
     assert len(caught.value.errors) == 32
@@ -363,12 +363,12 @@ def test_a_long_list_of_errors_is_cut() -> None:
 
 @pytest.mark.parametrize("inputs", [None, [], 3, "src"])
 def test_inputs_must_be_an_object(inputs: Any) -> None:
-    """Anything but an object of inputs is one error."""
+    """Anything but an object as inputs is reported as one error."""
     assert list(refused(GRADIENT, attributes(), inputs)) == [("inputs",), ("attributes", "weights_shape")][:1]
 
 
 def test_values_are_never_echoed() -> None:
-    """What a caller wrote into a wrong value is not in the answer."""
+    """No error repeats the text of a wrong value."""
     secret = "tell nobody"
     with pytest.raises(InvalidParams) as caught:
         resolve(

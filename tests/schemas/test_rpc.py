@@ -22,13 +22,13 @@ from schemas.rpc import (
 
 
 def message(**members: Any) -> dict[str, Any]:
-    """A right request, changed."""
+    """Return a valid request with some members changed."""
     return {"jsonrpc": "2.0", "method": "ops.list", "id": 1} | members
 
 
 @pytest.mark.parametrize("given", ["", "abc", 0, -7, 2**70, 1.5, None])
 def test_ids_keep_value_and_type(given: Any) -> None:
-    """An id is a string, a number or null, and comes back as it was."""
+    """An id is a string, a number or null, and is returned unchanged."""
     found = parse_message(message(id=given))
     assert found == Request("ops.list", None, given)
     assert isinstance(found, Request)
@@ -48,8 +48,8 @@ def test_without_an_id_it_is_a_notification() -> None:
 
 
 @pytest.mark.parametrize("given", [True, [], {}, math.nan, math.inf, "\ud800", "x" * 5000])
-def test_ids_that_can_not_be_sent_back(given: Any) -> None:
-    """Anything else as id makes the request invalid, and the answer's id null."""
+def test_ids_of_other_types_are_invalid(given: Any) -> None:
+    """Any other id makes the request invalid, and the answer's id null."""
     found = parse_message(message(id=given))
     assert found == Invalid("id must be a string of at most 4096 characters, a number or null")
 
@@ -82,7 +82,7 @@ def test_params_by_position_or_by_name(params: Any) -> None:
     ],
 )
 def test_invalid_requests(payload: Any, rule: str, found_id: Any) -> None:
-    """What is no request is answered with the id that it has, and null when it has none."""
+    """An invalid request is answered with its id, or null if it has none."""
     found = parse_message(payload, max_batch=2)
     assert isinstance(found, Invalid)
     assert found.message.startswith((rule, f"a {rule}"))
@@ -90,7 +90,7 @@ def test_invalid_requests(payload: Any, rule: str, found_id: Any) -> None:
 
 
 def test_a_mixed_batch() -> None:
-    """A batch keeps its order, and its wrong items are answered each by itself."""
+    """A batch keeps its order, and each of its invalid items gets its own answer."""
     found = parse_message([message(id=1), 1, message(id="b"), {"foo": "boo"}, []])
     assert isinstance(found, Batch)
     assert [item.id for item in found.items] == [1, None, "b", None, None]
@@ -109,7 +109,7 @@ def test_a_mixed_batch() -> None:
     ],
 )
 def test_params_are_bound_to_names(params: Any, found: dict[str, Any]) -> None:
-    """By position they go in the order attributes, inputs, options."""
+    """The positional order is attributes, inputs, options."""
     assert bind_params(params, CALL_PARAMS) == found
 
 
@@ -124,27 +124,27 @@ def test_params_are_bound_to_names(params: Any, found: dict[str, Any]) -> None:
     ],
 )
 def test_params_that_do_not_fit(params: Any, where: list[str]) -> None:
-    """A surplus, unknown or missing parameter is an error at its name."""
+    """A surplus, unknown or missing parameter is reported by its name."""
     with pytest.raises(InvalidParams) as caught:
         bind_params(params, CALL_PARAMS, required=("attributes",))
     assert where in [problem["loc"] for problem in caught.value.errors]
 
 
 def test_a_misspelt_param_gets_a_hint() -> None:
-    """The error of an unknown parameter names the one that was meant."""
+    """The error for an unknown parameter suggests the intended one."""
     with pytest.raises(InvalidParams, match="did you mean attributes"):
         bind_params({"atributes": 1}, CALL_PARAMS)
 
 
 def test_too_many_params_are_one_error() -> None:
-    """An object with very many parameters is refused as a whole."""
+    """An object with very many parameters is rejected as a whole."""
     with pytest.raises(InvalidParams) as caught:
         bind_params({f"a{index}": 1 for index in range(10_000)}, CALL_PARAMS)
     assert len(caught.value.errors) == 1
 
 
 def test_responses_and_notifications() -> None:
-    """Answers and notifications have the members of the specification, and no others."""
+    """Responses and notifications have the members of the specification, and no others."""
     assert response("a", [1]) == {"jsonrpc": "2.0", "result": [1], "id": "a"}
     assert error_response(None, -32600, "no") == {
         "jsonrpc": "2.0",

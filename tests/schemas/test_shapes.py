@@ -1,4 +1,4 @@
-"""Shape inference against definitions that count, instead of dividing."""
+"""Shape inference against definitions that count instead of dividing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ KERNELS = list(itertools.product(range(1, 6), range(1, 5), range(1, 4)))
 
 
 def windows(size: int, begin: int, end: int, kernel: int, stride: int, dilation: int) -> int:
-    """Count the positions of a kernel in a padded axis, one after another."""
+    """Return the number of positions of a kernel in a padded axis, counted one by one."""
     first, last, count = -begin, size + end - 1, 0
     while first + (kernel - 1) * dilation <= last:
         count += 1
@@ -22,13 +22,13 @@ def windows(size: int, begin: int, end: int, kernel: int, stride: int, dilation:
 
 
 def spread(size: int, kernel: int, stride: int, dilation: int) -> int:
-    """Count the axis that a transposed convolution writes without padding: its last write decides."""
+    """Return the size that a transposed convolution writes without padding, given by its last write."""
     return max(x * stride + k * dilation for x in range(size) for k in range(kernel)) + 1
 
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_convolution_size_counts_windows(size: int) -> None:
-    """The output of a convolution has one element for each window that fits, and none when none fits."""
+    """The output of a convolution has one element for each window that fits, possibly none."""
     for kernel, stride, dilation in KERNELS:
         effective = shapes.effective_kernel(kernel, dilation)
         for begin, end in itertools.product(range(4), repeat=2):
@@ -38,7 +38,7 @@ def test_convolution_size_counts_windows(size: int) -> None:
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_transposed_size_counts_writes(size: int) -> None:
-    """The output of a transposed convolution reaches to its last write; padding crops it."""
+    """The output of a transposed convolution extends to its last write; padding crops it."""
     for kernel, stride, dilation in KERNELS:
         effective = shapes.effective_kernel(kernel, dilation)
         whole = spread(size, kernel, stride, dilation)
@@ -48,7 +48,7 @@ def test_transposed_size_counts_writes(size: int) -> None:
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_transposed_inverts_convolution(size: int) -> None:
-    """A convolution takes what a transposed one made back to its size, with any output padding."""
+    """A convolution reduces the output of a transposed one to the original size, with any output padding."""
     for kernel, stride, dilation in KERNELS:
         effective = shapes.effective_kernel(kernel, dilation)
         for begin, end, extra in itertools.product(range(3), range(3), range(stride)):
@@ -59,8 +59,7 @@ def test_transposed_inverts_convolution(size: int) -> None:
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_same_padding_of_a_convolution(size: int) -> None:
-    """`same_*` is the least padding for ceil(size / stride); the odd zero is at the end, or at the
-    beginning."""
+    """`same_*` is the smallest padding for ceil(size / stride); the odd zero is at the end, or at the beginning."""
     for kernel, stride, dilation in KERNELS:
         effective = shapes.effective_kernel(kernel, dilation)
         upper = shapes.auto_pad_convolution("same_upper", size, effective, stride)
@@ -74,7 +73,7 @@ def test_same_padding_of_a_convolution(size: int) -> None:
 
 @pytest.mark.parametrize("size", range(1, 9))
 def test_same_padding_of_a_transposed_convolution(size: int) -> None:
-    """`same_*` makes stride times the input when the kernel reaches that far, and never pads below 0."""
+    """`same_*` yields stride times the input size if the kernel is long enough, and never pads below 0."""
     for kernel, stride, dilation in KERNELS:
         effective = shapes.effective_kernel(kernel, dilation)
         for mode in ("same_upper", "same_lower"):
@@ -87,8 +86,7 @@ def test_same_padding_of_a_transposed_convolution(size: int) -> None:
 
 @pytest.mark.parametrize("size", range(1, 20))
 def test_both_same_modes_give_the_same_output_size(size: int) -> None:
-    """The convolution's rule, asked about the output of the transposed one, gives the transposed one's
-    padding."""
+    """The convolution's rule, applied to the output of the transposed one, gives the transposed one's padding."""
     for stride, kernel, dilation in itertools.product(range(1, 5), range(1, 8), range(1, 3)):
         effective = shapes.effective_kernel(kernel, dilation)
         for mode in ("same_upper", "same_lower"):
@@ -109,8 +107,7 @@ def test_a_short_kernel_in_a_transposed_convolution() -> None:
 
 
 def test_an_odd_input_is_padded_by_its_own_size() -> None:
-    """S=7, s=2, K=3 needs one zero on either side, where D=14 needs (0, 1): the sizes must not be mixed
-    up."""
+    """S=7, s=2, K=3 needs one zero on either side, where D=14 needs (0, 1): the two sizes must not be confused."""
     assert shapes.auto_pad_convolution("same_upper", 7, 3, 2) == (1, 1)
     assert shapes.auto_pad_convolution("same_upper", 14, 3, 2) == (0, 1)
 
@@ -118,7 +115,7 @@ def test_an_odd_input_is_padded_by_its_own_size() -> None:
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("spatial", [(7,), (7, 5), (7, 5, 3)])
 def test_data_shapes_split_and_join(data_format: str, spatial: tuple[int, ...]) -> None:
-    """A data shape has its axes where the format's letters are."""
+    """A data shape has its axes in the order of the format's letters."""
     shape = shapes.data_shape(2, 9, spatial, data_format)
     letters = data_format.replace("X", "X" * len(spatial))
     assert [size for size, letter in zip(shape, letters, strict=True) if letter == "C"] == [9]
@@ -128,7 +125,7 @@ def test_data_shapes_split_and_join(data_format: str, spatial: tuple[int, ...]) 
 @pytest.mark.parametrize("weights_format", ["XIO", "OIX", "XOI", "IOX"])
 @pytest.mark.parametrize("kernel", [(7,), (7, 5), (7, 5, 3)])
 def test_weights_shapes_split_and_join(weights_format: str, kernel: tuple[int, ...]) -> None:
-    """A weights shape has its axes where the format's letters are."""
+    """A weights shape has its axes in the order of the format's letters."""
     shape = shapes.weights_shape(11, 13, kernel, weights_format)
     letters = weights_format.replace("X", "X" * len(kernel))
     by_letter = dict(zip(letters, shape, strict=True))
@@ -138,7 +135,7 @@ def test_weights_shapes_split_and_join(weights_format: str, kernel: tuple[int, .
 
 @pytest.mark.parametrize("transposed", [True, False])
 def test_the_shape_determines_the_groups_axis(transposed: bool) -> None:
-    """With more than one group the two layouts of transposed weights never look the same."""
+    """With more than one group the two layouts of transposed weights are always distinguishable."""
     for groups, i, o in itertools.product(range(1, 7), range(1, 4), range(1, 4)):
         layouts = shapes.weights_channels(transposed, i * groups, o * groups, groups)
         extents = {(a, b) for _, a, b in layouts}

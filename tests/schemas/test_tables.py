@@ -24,7 +24,7 @@ from schemas.tables import OPERATIONS, find_operation, near_miss, operation_name
     ],
 )
 def test_names(name: str, operation: str, dialect: str) -> None:
-    """Every name and alias finds its operation, with the dialect of the reply."""
+    """Every name and alias resolves to its operation, with the dialect of the reply."""
     called = find_operation(name)
     assert (called.operation.name, called.called_as, called.dialect) == (operation, name, dialect)
 
@@ -45,7 +45,7 @@ def test_unknown_names(name: object) -> None:
 
 
 def test_a_misspelt_name_gets_a_hint() -> None:
-    """The error of a near miss names the operation that was meant."""
+    """The error for a near miss suggests the intended operation."""
     with pytest.raises(UnknownOperation, match="did you mean ConvTransposeBackwardWeights"):
         find_operation("ConvTransposeBackwardWeight")
 
@@ -62,13 +62,12 @@ def test_a_misspelt_name_gets_a_hint() -> None:
     ],
 )
 def test_the_default_weights_format_depends_on_the_name_called(name: str, default: str) -> None:
-    """An absent weights_format is XIO under an old name, and XOI for a transposed operation under a new
-    one."""
+    """An absent weights_format is XIO under an old name, and XOI for a transposed operation under a new one."""
     assert find_operation(name).default("weights_format") == default
 
 
 def test_spellings_are_unambiguous() -> None:
-    """No spelling means two attributes, or two inputs, of one operation."""
+    """No spelling refers to two attributes, or two inputs, of one operation."""
     for operation in OPERATIONS:
         for rows, spellings in (
             (operation.attributes, operation.attribute_spellings),
@@ -78,7 +77,7 @@ def test_spellings_are_unambiguous() -> None:
 
 
 def test_a_called_operation_is_one_object() -> None:
-    """A copy, as pickling makes it, is the same object: calls compare fast."""
+    """A copy, such as pickling makes, is the same object: calls compare fast."""
     called = find_operation("ConvTranspose")
     assert copy.deepcopy(called) is called
 
@@ -95,5 +94,5 @@ def test_a_called_operation_is_one_object() -> None:
     ],
 )
 def test_near_misses(word: object, meant: str | None) -> None:
-    """A near miss ignores case and underscores, and a word far from all known ones has none."""
+    """A suggestion ignores case and underscores, and a word far from all known ones gets none."""
     assert near_miss(word, ("strides", "dilations", "pads_begin")) == meant

@@ -14,14 +14,14 @@ LOC: list[str | int] = ["inputs", "src"]
 
 
 def read(value: Any) -> tuple[WireTensor | None, dict[tuple[str | int, ...], str]]:
-    """The tensor, and what is wrong with it by place below it."""
+    """Return the tensor, and its errors by place."""
     problems: list[Problem] = []
     found = read_tensor(value, LOC, problems)
     return found, {tuple(problem["loc"][2:]): problem["msg"] for problem in problems}
 
 
 def test_raw_bytes() -> None:
-    """A tensor of raw bytes has dtype, shape and data; the data is not looked at."""
+    """A tensor of raw bytes has dtype, shape and data; the data is not checked."""
     found, problems = read({"dtype": "bf16", "shape": [2, 3], "data": "not base64"})
     assert not problems
     assert found == WireTensor("bf16", (2, 3), "base64", "not base64")
@@ -29,23 +29,22 @@ def test_raw_bytes() -> None:
 
 
 def test_an_npy_file() -> None:
-    """An npy file has its own shape; dtype is for what it can't express."""
+    """An npy file has its own shape; dtype is for types that it can't express."""
     assert read({"npy": "AA"})[0] == WireTensor(None, None, "npy", "AA")
     found, _ = read({"npy": "AA", "dtype": "bf16"})
     assert found == WireTensor("bf16", None, "npy", "AA")
     assert found.meta is None
 
 
-def test_less_than_a_tensor() -> None:
-    """Without data a tensor is its description, or next to nothing, as the head of a multipart body has
-    it."""
+def test_tensors_without_data() -> None:
+    """Without data a tensor is a description, or even less, as in the head of a multipart body."""
     assert read({"dtype": "f32", "shape": [0]})[0] == WireTensor("f32", (0,))
     assert read({"dtype": "bf16"})[0] == WireTensor("bf16", None)
     assert read({})[0] == WireTensor(None, None)
 
 
 def test_a_readers_object_may_replace_data() -> None:
-    """A body's reader may put any object of its own where the text was."""
+    """A body's reader may replace the text with any object of its own."""
     mark = object()
     found, problems = read({"dtype": "f32", "shape": [1], "data": mark})
     assert not problems
@@ -54,7 +53,7 @@ def test_a_readers_object_may_replace_data() -> None:
 
 
 def test_extra_members_of_dumps_are_accepted() -> None:
-    """The members of a dumped logical tensor are no mistake."""
+    """The extra members of a dumped logical tensor are accepted."""
     dumped = {
         "id": 0,
         "dtype": "f32",
@@ -99,14 +98,14 @@ def test_extra_members_of_dumps_are_accepted() -> None:
     ],
 )
 def test_wrong_tensors(value: Any, where: tuple[str | int, ...], message: str) -> None:
-    """Errors in a tensor have their place in it, and no tensor is returned."""
+    """Errors in a tensor are reported at their place in it, and no tensor is returned."""
     found, problems = read(value)
     assert found is None
     assert message in problems[where]
 
 
 def test_models_and_rules_agree() -> None:
-    """The models of the documents take what the reader takes in a call, and refuse what it refuses."""
+    """The models of the documents accept what the reader accepts in a call, and reject what it rejects."""
     adapter: TypeAdapter[Any] = TypeAdapter(DataTensor | NpyTensor | TensorDescription)
     for right in ({"dtype": "f32", "shape": [1], "data": "AA"}, {"npy": "AA"}, {"dtype": "f32", "shape": []}):
         adapter.validate_python(right)

@@ -16,7 +16,7 @@ DATA = {"dtype": "f32", "shape": [1], "data": "AAAAAA=="}
 
 @pytest.mark.parametrize("name", operation_names())
 def test_requests_mirror_the_table(name: str) -> None:
-    """A request has attributes, inputs in both spellings, and options; unknown members are refused."""
+    """A request has attributes, inputs in both spellings, and options; unknown members are rejected."""
     called = find_operation(name)
     model = request_model(called)
     inputs: Any = model.model_fields["inputs"].annotation
@@ -36,7 +36,7 @@ def test_requests_mirror_the_table(name: str) -> None:
 
 
 def test_a_description_is_enough_to_validate() -> None:
-    """`validate` takes tensors without data, a call does not."""
+    """`validate` accepts tensors without data, a call does not."""
     called = find_operation("ConvTransposeBackwardWeights")
     validate_model(called).model_validate(example(called))
     with pytest.raises(ValidationError):
@@ -48,6 +48,6 @@ def test_a_description_is_enough_to_validate() -> None:
     [{"encoding": "hex"}, {"deadline_ms": 0}, {"deadline_ms": 1.5}, {"deadline_ms": True}, {"reference": "x"}],
 )
 def test_wrong_options(options: Any) -> None:
-    """Options of another kind are refused."""
+    """Options of the wrong type are rejected."""
     with pytest.raises(ValidationError):
         CallOptions.model_validate(options)

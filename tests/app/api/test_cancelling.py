@@ -1,4 +1,4 @@
-"""Calls that are not wanted any more: cancelled by a notification, or left while they wait."""
+"""Calls that are no longer wanted: cancelled by a notification, or left while they wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def nothing_is_left(tight: Resident) -> Iterator[None]:
 
 
 def idle(tight: Resident) -> bool:
-    """Tell whether no worker has a unit."""
+    """Return whether no worker has a unit."""
     return all(worker["unit"] is None for worker in tight.service.engine.snapshot()["workers"])
 
 
@@ -40,7 +40,7 @@ def cancel(http: httpx.Client, request_id: Any, **headers: str) -> None:
 
 @contextmanager
 def streaming(tight: Resident, body: Any, accept: str = SSE, **headers: str) -> Iterator[httpx.Response]:
-    """Begin calls that take long, and wait until a worker computes."""
+    """Start slow calls, and wait until a worker computes."""
     with (
         httpx.Client(base_url=tight.url, timeout=60) as client,
         client.stream("POST", "/rpc", json=body, headers={"accept": accept, **headers}) as response,
@@ -50,7 +50,7 @@ def streaming(tight: Resident, body: Any, accept: str = SSE, **headers: str) -> 
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Read a stream to its end."""
+    """Return the messages of a complete stream."""
     response.read()
     return [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
 
@@ -60,7 +60,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 def test_a_cancelled_stream_ends_with_its_error(
     tight: Resident, tight_http: httpx.Client, request_id: Any, session: str
 ) -> None:
-    """The work stops, and the stream's last message is -32002 under the id of the call."""
+    """The work stops, and the stream's last message is -32002 with the id of the call."""
     headers = {session: "s-1"} if session else {}
     with streaming(tight, request(SLOW, SLOW.floats(), request_id, reference=True), **headers) as response:
         cancel(tight_http, request_id, **headers)
@@ -76,7 +76,7 @@ def test_a_cancelled_stream_ends_with_its_error(
 def test_only_the_call_of_the_same_session_is_cancelled(
     tight: Resident, tight_http: httpx.Client, request_id: Any, headers: dict[str, str]
 ) -> None:
-    """Another id, another session, no session, no id: nothing happens to the call."""
+    """With another id, another session, no session or no id, the call is not cancelled."""
     body = request(SLOW, SLOW.floats(), "mine", reference=True, deadline_ms=300)
     with streaming(tight, body, **{"X-Session-ID": "a"}) as response:
         cancel(tight_http, request_id, **headers)
@@ -85,7 +85,7 @@ def test_only_the_call_of_the_same_session_is_cancelled(
 
 
 def test_the_other_calls_of_a_batch_continue(tight: Resident, tight_http: httpx.Client) -> None:
-    """One call of a batch is cancelled; the other one is answered, and right."""
+    """If one call of a batch is cancelled, the other one still gets the right answer."""
     inputs = SMALL.inputs()
     batch = [request(SLOW, SLOW.floats(), "slow", reference=True), request(SMALL, inputs, "small")]
     with streaming(tight, batch) as response:
@@ -97,7 +97,7 @@ def test_the_other_calls_of_a_batch_continue(tight: Resident, tight_http: httpx.
 
 
 def test_a_plain_answer_can_be_cancelled_too(tight: Resident, tight_http: httpx.Client) -> None:
-    """A call whose reply is JSON is answered with the error at once."""
+    """A call with a JSON reply is answered with the error at once."""
     inputs = SMALL.inputs()
     batch = [request(SMALL, inputs, "small"), request(SLOW, SLOW.floats(), "slow", reference=True)]
     with streaming(tight, batch, JSON) as response:

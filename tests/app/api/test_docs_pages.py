@@ -12,7 +12,7 @@ from tests.live import running_service
 
 
 def test_nothing_is_loaded_from_other_hosts(http: httpx.Client) -> None:
-    """All that the page names is here, under a policy that allows no other host and no script in the page."""
+    """Everything that the page loads is served here, and its policy allows no other host and no inline script."""
     page = http.get("/docs")
     named = re.findall(r'(?:src|href)="([^"]*)"', page.text)
     assert {name for name in named if not name.startswith("data:")} == PATHS - {"/docs"}
@@ -29,7 +29,7 @@ def test_nothing_is_loaded_from_other_hosts(http: httpx.Client) -> None:
 
 
 def test_it_is_swagger_ui(http: httpx.Client) -> None:
-    """The files are those of Swagger UI 5, as a browser takes them, and the document that they show is there."""
+    """The files are those of Swagger UI 5 with the right content types, and the document that they show exists."""
     script = http.get("/docs/swagger-ui-bundle.js")
     assert script.headers["content-type"].startswith("text/javascript")
     assert re.search(r'PACKAGE_VERSION:"5\.\d+\.\d+"', script.text)
@@ -45,7 +45,7 @@ def test_no_other_file_is_served(http: httpx.Client, path: str) -> None:
 
 
 def test_the_page_needs_no_key() -> None:
-    """Where there are keys the page is free, as it is where one types a key in."""
+    """The page is public even where keys are required, since that is where one enters a key."""
     key = "team-a sha256:" + "0" * 64
     with running_service("--keys", key, "--workers", "1", wait=False) as service:
         service.ready.wait(280)

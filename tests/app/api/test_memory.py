@@ -1,4 +1,4 @@
-"""What one large call costs in memory: its tensors once and a constant, through every API."""
+"""The memory cost of one large call: its tensors once plus a constant, through every API."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TENSORS_MIB = (sum(array.nbytes for array in INPUTS.values()) + 4 * 64 * 64 * 9)
 
 @dataclass
 class Watched:
-    """A service in processes of its own, and what it held before the first large call."""
+    """A service in its own processes, and the memory it used before the first large call."""
 
     url: str
     pid: int
@@ -59,14 +59,14 @@ def watched() -> Iterator[Watched]:
 
 
 def binary() -> dict[str, Any]:
-    """Build the `/v2` request."""
+    """Return the `/v2` request."""
     wanted = [{"name": "diff_weights", "parameters": {"binary_data": True}}]
     body, headers = oip.body(oip.head(CASE, INPUTS, outputs=wanted), INPUTS)
     return {"url": f"/v2/models/{CASE.op}/infer", "content": body, "headers": headers}
 
 
 def multipart() -> dict[str, Any]:
-    """Build the multipart request."""
+    """Return the multipart request."""
     files = [(name, (f"{name}.npy", npy(array), NPY)) for name, array in INPUTS.items()]
     request = json.dumps(request_object(CASE)).encode()
     form = [("request", ("request.json", request, "application/json")), *files]
@@ -74,7 +74,7 @@ def multipart() -> dict[str, Any]:
 
 
 def document() -> dict[str, Any]:
-    """Build the request object with base64 in it."""
+    """Return the request object with base64 in it."""
     inputs = {
         name: {"dtype": "f32", "shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
         for name, array in INPUTS.items()
@@ -92,7 +92,7 @@ APIS: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("api", APIS)
 def test_a_large_call_costs_its_tensors_once(watched: Watched, api: str) -> None:
-    """At no time do all processes together hold more than at rest, the call's tensors once, and 64 MiB."""
+    """All processes together never use more than at rest plus the call's tensors once plus 64 MiB."""
     request = APIS[api]()
     with httpx.Client(base_url=watched.url, timeout=60.0) as http:
         prepared = http.build_request("POST", **request)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: complete, and true of what the service says."""
+"""The OpenAPI document is complete and matches the service's answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def openapi() -> dict[str, Any]:
 
 
 def references(node: Any) -> set[str]:
-    """Collect every $ref."""
+    """Return every $ref in a node."""
     if isinstance(node, dict):
         own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
         return own.union(*map(references, node.values()))
@@ -29,12 +29,12 @@ def references(node: Any) -> set[str]:
 
 
 def check(openapi: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
-    """Hold a value to a schema of the document."""
+    """Validate a value against a schema of the document."""
     jsonschema.validate(value, schema | {"components": openapi["components"]})
 
 
 def test_every_reference_resolves(openapi: dict[str, Any]) -> None:
-    """No $ref dangles."""
+    """Every $ref has its target."""
     for reference in references(openapi):
         node: Any = openapi
         for part in reference.removeprefix("#/").split("/"):
@@ -42,7 +42,7 @@ def test_every_reference_resolves(openapi: dict[str, Any]) -> None:
 
 
 def test_every_page_is_described(openapi: dict[str, Any]) -> None:
-    """The document has the pages of the contract, and each says what it answers."""
+    """The document has the pages of the contract, and lists the answers of each."""
     pages = {"/rpc", "/v1/ops", "/v1/ops/{op}", "/v1/ops/{op}/validate", "/healthz", "/readyz", "/openrpc.json"}
     assert pages <= set(openapi["paths"])
     for page in openapi["paths"].values():
@@ -52,7 +52,7 @@ def test_every_page_is_described(openapi: dict[str, Any]) -> None:
 
 
 def test_a_call_has_its_forms(openapi: dict[str, Any]) -> None:
-    """The page of a call names both request forms, all four reply forms and every name of an operation."""
+    """The page of a call lists both request forms, all four reply forms and every name of an operation."""
     verb = openapi["paths"]["/v1/ops/{op}"]["post"]
     assert set(verb["requestBody"]["content"]) == {JSON, "multipart/form-data"}
     assert set(verb["responses"]["200"]["content"]) == {JSON, NPY, SSE, FRAMES}
@@ -63,7 +63,7 @@ def test_a_call_has_its_forms(openapi: dict[str, Any]) -> None:
 
 
 def test_requests_and_replies_match_the_schemas(openapi: dict[str, Any], http: httpx.Client) -> None:
-    """A good request, its reply, its validation and a refusal all agree with the document."""
+    """A valid request, its reply, its validation and an error all match the document."""
     page = openapi["paths"]["/v1/ops/{op}"]["post"]
     body = document(SMALL, SMALL.inputs(), deadline_ms=60_000)
     check(openapi, page["requestBody"]["content"][JSON]["schema"], body)
@@ -77,7 +77,7 @@ def test_requests_and_replies_match_the_schemas(openapi: dict[str, Any], http: h
 
 
 def test_the_pages_are_served(http: httpx.Client) -> None:
-    """The documents and the health pages answer."""
+    """The documents and the health pages are served."""
     assert http.get("/openapi.json").json()["openapi"].startswith("3.1")
     assert http.get("/openrpc.json").json()["openrpc"]
     assert http.get("/docs").status_code == 200

@@ -1,4 +1,4 @@
-"""Health and metrics on a port of their own, on the real service."""
+"""Health and metrics on a separate port, on the real service."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ KEY = "cg_the-key-of-the-operators-test"
 
 
 def where(service: LiveService) -> str:
-    """Read the operators' address from the log."""
+    """Return the operators' address from the log."""
     (found,) = re.findall(r"health and metrics at (\S+)", "".join(service.log))
     return str(found)
 
 
 def test_operators_need_no_key_and_callers_do() -> None:
-    """Health and metrics are free on their port, which has nothing else; the main port asks for a key at /metrics."""
+    """Health and metrics need no key on their port, which has no other page; on the main port /metrics needs one."""
     flags = ("--workers", "1", "--ops-port", "0")
     with (
         running_service(*flags, CONVGRAD_KEYS=f"tester {digest(KEY)}") as service,
@@ -51,7 +51,7 @@ def test_operators_need_no_key_and_callers_do() -> None:
 
 
 def test_operators_see_the_whole_drain() -> None:
-    """The port says 503 at /readyz as soon as the drain begins and still when the main port is closed; then it ends."""
+    """From the start of the drain until after the main port closes /readyz is 503 on this port, which closes last."""
     with (
         running_service("--workers", "2", "--ops-port", "0", "--drain-s", "0.5") as service,
         httpx.Client(base_url=where(service), timeout=60) as operator,
@@ -63,11 +63,11 @@ def test_operators_see_the_whole_drain() -> None:
             next(running.iter_raw())
             service.process.send_signal(signal.SIGTERM)
             while (ready := operator.get("/readyz")).status_code == 200:
-                pass  # the signal is on its way
+                pass  # the signal has not been handled yet
             assert ready.json()["status"] == "draining"
             while not closed(service.url):
                 pass  # the drain time is not over yet
-            assert operator.get("/readyz").status_code == 503  # the call goes on for the time that uvicorn gives it
+            assert operator.get("/readyz").status_code == 503  # the call continues during uvicorn's own timeout
             assert "convgrad_ready 0.0" in operator.get("/metrics").text
             service.process.send_signal(signal.SIGTERM)
             assert service.process.wait(20) == 0
@@ -75,7 +75,7 @@ def test_operators_see_the_whole_drain() -> None:
 
 
 def closed(url: str) -> bool:
-    """Tell whether nobody listens there."""
+    """Return whether no connection is accepted there."""
     address = urlsplit(url)
     with socket.socket() as sock:
         return sock.connect_ex((address.hostname, address.port)) != 0
@@ -83,7 +83,7 @@ def closed(url: str) -> bool:
 
 @pytest.mark.parametrize(("port", "word"), [("taken", "in use"), ("65536", "ops_port")])
 def test_a_port_that_cannot_be_taken_is_explained(service: LiveService, port: str, word: str) -> None:
-    """A port that is in use or invalid ends the program with status 2 and without a traceback."""
+    """If a port is in use or invalid, the program exits with status 2 and without a traceback."""
     number = service.url.rpartition(":")[2] if port == "taken" else port
     command = [sys.executable, "-m", "app", "--port", "0", "--ops-port", number]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -61,7 +61,7 @@ LARGE = Case(
 @pytest.mark.parametrize("accept", FORMS)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_every_reply_form_has_the_oracles_bits(http: httpx.Client, dtype: str, accept: str) -> None:
-    """A multipart call is answered in each form, and each holds the exact result."""
+    """A multipart call is answered in each form, always with the exact result."""
     case = replace(SMALL, dtype=dtype)
     inputs = case.inputs()
     assert same_bits(read(post(http, case, inputs, accept)), case.expected(inputs))
@@ -70,7 +70,7 @@ def test_every_reply_form_has_the_oracles_bits(http: httpx.Client, dtype: str, a
 @pytest.mark.parametrize("as_npy", [False, True])
 @pytest.mark.parametrize("encoding", ["base64", "npy"])
 def test_json_in_and_out(http: httpx.Client, encoding: str, as_npy: bool) -> None:
-    """A JSON call takes tensors as raw base64 or as .npy and gives them back as asked."""
+    """A JSON call takes tensors as raw base64 or as .npy files, and returns them as requested."""
     case = replace(SMALL, dtype="bf16")
     inputs = case.inputs()
     body = document(case, inputs, as_npy=as_npy, encoding=encoding)
@@ -80,7 +80,7 @@ def test_json_in_and_out(http: httpx.Client, encoding: str, as_npy: bool) -> Non
 
 
 def test_random_calls_have_the_same_bits_in_every_form(http: httpx.Client) -> None:
-    """Random problems of all kinds: what every reply form says is what the oracle says."""
+    """For random problems of all kinds every reply form has the oracle's result."""
     rng = np.random.default_rng(5)
     for _ in range(25):
         case = random_case(rng)
@@ -91,7 +91,7 @@ def test_random_calls_have_the_same_bits_in_every_form(http: httpx.Client) -> No
 
 
 def test_reference_gives_the_same_bits_for_exact_data(http: httpx.Client) -> None:
-    """`options.reference` computes with the float64 kernel and says so."""
+    """`options.reference` selects the float64 kernel, and the reply says so."""
     inputs = SMALL.inputs()
     response = post(http, SMALL, inputs, reference=True)
     assert same_bits(read(response), SMALL.expected(inputs))
@@ -107,14 +107,14 @@ def test_a_large_output_arrives_whole(http: httpx.Client, accept: str) -> None:
 
 @pytest.mark.parametrize("accept", FORMS)
 def test_an_empty_batch_gives_an_empty_output(http: httpx.Client, accept: str) -> None:
-    """N = 0 is a call like any other: ConvTranspose gives a tensor without elements."""
+    """N = 0 is a call like any other: ConvTranspose returns a tensor without elements."""
     inputs = EMPTY.inputs()
     assert same_bits(read(post(http, EMPTY, inputs, accept)), EMPTY.expected(inputs))
 
 
 @pytest.mark.parametrize("accept", FORMS)
 def test_an_empty_batch_gives_a_zero_gradient(http: httpx.Client, accept: str) -> None:
-    """N = 0 of a filter gradient is zeros of the weights' shape."""
+    """With N = 0 a filter gradient is all zeros in the weights' shape."""
     case = replace(SMALL, n=0)
     result = read(post(http, case, case.inputs(), accept))
     assert result.shape == case.weights_shape
@@ -142,7 +142,7 @@ def test_stats_say_what_was_done(http: httpx.Client) -> None:
 
 
 def test_a_dumped_op_is_a_request(http: httpx.Client) -> None:
-    """An op object as oneDNN Graph dumps it is taken as the request part."""
+    """An op object as dumped by oneDNN Graph is accepted as the request part."""
     inputs = SMALL.inputs()
     kinds = {list: "s64[]", int: "s64", str: "string"}
     attributes = {name: {"type": kinds[type(value)], "value": value} for name, value in SMALL.attributes().items()}
@@ -175,7 +175,7 @@ def test_weights_shape_as_a_part(http: httpx.Client) -> None:
 
 
 def test_progress_comes_before_tiles_and_the_response_last(http: httpx.Client) -> None:
-    """An event stream is progress, tiles, and at its end the response with a checksum."""
+    """An event stream has progress, tiles, and finally the response with a checksum."""
     response = post(http, SMALL, SMALL.inputs(), SSE)
     *notifications, last = messages(response.text)
     methods = [entry["method"] for entry in notifications]
@@ -189,7 +189,7 @@ def test_progress_comes_before_tiles_and_the_response_last(http: httpx.Client) -
 
 
 def test_frames_come_in_order(http: httpx.Client) -> None:
-    """A tensor stream begins with begin, ends with end, and numbers its tiles."""
+    """A tensor stream starts with a `begin` frame, ends with an `end` frame, and numbers its tiles."""
     headers = [header for header, _ in frames(post(http, LARGE, LARGE.inputs(), FRAMES).content)]
     assert headers[0]["type"] == "begin"
     assert headers[1] == {"type": "progress", "done": 0, "total": headers[1]["total"]}
@@ -213,7 +213,7 @@ def test_concurrent_calls_do_not_mix(http: httpx.Client) -> None:
 
 
 def test_validate_describes_the_call_without_computing(http: httpx.Client) -> None:
-    """`validate` takes tensors without data and gives the resolved attributes, output, plan and cost."""
+    """`validate` takes tensors without data, and returns the resolved attributes, output, plan and cost."""
     inputs = {name: {"dtype": "f32", "shape": list(shape)} for name, shape in SMALL.input_shapes.items()}
     body = {"attributes": SMALL.attributes(), "inputs": inputs}
     reply = http.post(f"/v1/ops/{SMALL.op}/validate", json=body).json()
@@ -223,7 +223,7 @@ def test_validate_describes_the_call_without_computing(http: httpx.Client) -> No
 
 
 def test_the_tables_are_served(http: httpx.Client) -> None:
-    """The list names every operation, and each has its own page, also under an alias."""
+    """The list has every operation, and each has its own page, also under an alias."""
     listed = {entry["op"] for entry in http.get("/v1/ops").json()}
     assert {"ConvTranspose", "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights"} <= listed
     page = http.get("/v1/ops/ConvolutionBackpropFilters-1").json()
@@ -231,7 +231,7 @@ def test_the_tables_are_served(http: httpx.Client) -> None:
 
 
 def test_a_request_id_is_echoed(http: httpx.Client) -> None:
-    """A sound X-Request-ID is kept; another one is replaced."""
+    """A valid X-Request-ID is returned; any other is replaced."""
     kept = http.get("/healthz", headers={"x-request-id": "trace-1/abc"})
     assert kept.headers["x-request-id"] == "trace-1/abc"
     for bad in ("x" * 129, "has space", 'quote"'):
@@ -239,7 +239,7 @@ def test_a_request_id_is_echoed(http: httpx.Client) -> None:
 
 
 def test_server_timing_has_every_part(http: httpx.Client) -> None:
-    """A complete reply has the times of receiving, decoding, queueing, computing and encoding."""
+    """A complete reply has the times for receiving, decoding, queueing, computing and encoding."""
     timing = post(http, SMALL, SMALL.inputs()).headers["server-timing"]
     parts_named = [entry.split(";")[0] for entry in timing.split(", ")]
     assert parts_named == ["receive", "decode", "queue", "compute", "encode"]
@@ -259,7 +259,7 @@ def _form(folder: Path, inputs: dict[str, Array]) -> list[str]:
 
 
 def test_curl_with_two_files_writes_a_file(service: LiveService, tmp_path: Path) -> None:
-    """curl --form with two .npy files and Accept: application/x-npy gives a file that numpy.load reads."""
+    """curl --form with two .npy files and Accept: application/x-npy writes a file that numpy.load reads."""
     inputs = SMALL.inputs()
     url = f"{service.url}/v1/ops/{SMALL.op}"
     out = tmp_path / "dw.npy"

@@ -1,4 +1,4 @@
-"""What the `/v1` API says to calls that are wrong: the right class, no echo, and the next call works."""
+"""The `/v1` API's answers to wrong calls: the right class, no values repeated, and the next call works."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ URL = f"/v1/ops/{SMALL.op}"
 
 
 def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """Check that a reply is a whole problem object of the given class."""
+    """Check that a reply is a complete problem object of the given class; return it."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
     found: dict[str, Any] = response.json()
@@ -43,20 +43,20 @@ def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 
 def locs(found: dict[str, Any]) -> list[list[Any]]:
-    """List the places of a problem's errors."""
+    """Return the places of a problem's errors."""
     return [entry["loc"] for entry in found["errors"]]
 
 
 @pytest.fixture(autouse=True)
 def the_next_call_works(http: httpx.Client) -> Any:
-    """After each of these tests a good call on the same connections gives the right bits."""
+    """After each of these tests a valid call on the same connections returns the right bits."""
     yield
     inputs = SMALL.inputs()
     assert same_bits(read(post(http, SMALL, inputs, NPY)), SMALL.expected(inputs))
 
 
 def test_an_unknown_operation_is_404_with_a_hint(http: httpx.Client) -> None:
-    """A misspelt name is not found, whatever else is wrong, and the nearest name is said."""
+    """A misspelt name is not found, whatever else is wrong, and the error suggests the nearest name."""
     for path in ("ConvTransposeBackwardWeight", "ConvTransposeBackwardWeight/validate"):
         found = problem(http.post(f"/v1/ops/{path}", content=b"x"), 404, "unknown_operation")
         assert found["hint"] == "ConvTransposeBackwardWeights"
@@ -74,7 +74,7 @@ def test_other_pages_are_404(http: httpx.Client, path: str) -> None:
     [("PUT", URL, "GET, POST"), ("DELETE", "/v1/ops", "GET"), ("GET", f"{URL}/validate", "POST")],
 )
 def test_other_methods_are_405(http: httpx.Client, method: str, path: str, allow: str) -> None:
-    """A wrong verb is answered with the right ones."""
+    """A wrong method gets an error with the allowed ones."""
     response = http.request(method, path)
     problem(response, 405, "method_not_allowed")
     assert response.headers["allow"] == allow
@@ -82,7 +82,7 @@ def test_other_methods_are_405(http: httpx.Client, method: str, path: str, allow
 
 @pytest.mark.parametrize("accept", ["text/html", "image/*", "application/json;q=0, text/html", "a/b"])
 def test_no_acceptable_form_is_406(http: httpx.Client, accept: str) -> None:
-    """An Accept header that no reply form satisfies is refused before the body is looked at."""
+    """An Accept header that no reply form satisfies is rejected before the body is read."""
     found = problem(
         http.post(URL, content=b"?", headers={"accept": accept, "content-type": JSON}), 406, "not_acceptable"
     )
@@ -100,20 +100,20 @@ def test_no_acceptable_form_is_406(http: httpx.Client, accept: str) -> None:
     ],
 )
 def test_the_accept_header_chooses(http: httpx.Client, accept: str, expected: str) -> None:
-    """Quality values and wildcards choose the form of the reply."""
+    """Quality values and wildcards select the form of the reply."""
     assert post(http, SMALL, SMALL.inputs(), accept).headers["content-type"] == expected
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "application/jsonx", ""])
 def test_other_content_types_are_415(http: httpx.Client, kind: str) -> None:
-    """A body in another form, or in none, is refused with the forms that are read."""
+    """A body of another media type, or of none, is rejected with the supported types."""
     response = http.post(URL, content=b"{}", headers={"content-type": kind} if kind else {})
     assert problem(response, 415, "unsupported_media_type")["supported"] == [JSON, "multipart/form-data"]
     assert response.headers["accept-post"] == "application/json, multipart/form-data"
 
 
 def test_a_content_encoding_is_415(http: httpx.Client) -> None:
-    """A compressed body is refused, not guessed at."""
+    """A compressed body is rejected."""
     headers = {"content-type": JSON, "content-encoding": "gzip"}
     problem(http.post(URL, content=b"{}", headers=headers), 415, "unsupported_media_type")
 
@@ -133,7 +133,7 @@ def test_a_content_encoding_is_415(http: httpx.Client) -> None:
     ],
 )
 def test_a_body_that_is_not_json_is_400(http: httpx.Client, body: bytes) -> None:
-    """Broken JSON is malformed, for a call as for its validation."""
+    """Broken JSON is a parse error, for a call as for its validation."""
     for path in (URL, f"{URL}/validate"):
         problem(http.post(path, content=body, headers={"content-type": JSON}), 400, "parse_error")
 
@@ -145,7 +145,7 @@ def test_a_body_that_is_no_object_is_422(http: httpx.Client, body: Any) -> None:
 
 
 def test_every_broken_rule_is_listed_with_its_place(http: httpx.Client) -> None:
-    """Attributes, inputs and options are each checked, and errors say where."""
+    """Attributes, inputs and options are all checked, and each error has its place."""
     body = document(SMALL, SMALL.inputs())
     body["attributes"] |= {"strides": [0, 2], "auto_pad": "sideways"}
     body["attributes"].pop("dilations")
@@ -213,13 +213,13 @@ def _wrong_parts() -> dict[str, tuple[Files, int, str]]:
 @pytest.mark.parametrize("name", list(_wrong_parts()))
 @pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])
 def test_wrong_parts(http: httpx.Client, name: str, accept: str) -> None:
-    """A part that is missing, there twice, unknown or wrong is refused in every reply form."""
+    """A part that is missing, duplicated, unknown or wrong is rejected in every reply form."""
     files, status, code = _wrong_parts()[name]
     problem(http.post(URL, files=files, headers={"accept": accept}), status, code)
 
 
 def test_pickles_are_never_loaded(http: httpx.Client) -> None:
-    """An object array is refused by its header."""
+    """An object array is rejected on its header."""
     data = npy(np.array([{"a": 1}], dtype=object))
     response = http.post(URL, files=_replaced(parts(SMALL, SMALL.inputs()), "src", data))
     assert response.status_code == 422
@@ -238,7 +238,7 @@ def test_pickles_are_never_loaded(http: httpx.Client) -> None:
     ],
 )
 def test_broken_multipart_is_400(http: httpx.Client, body: bytes) -> None:
-    """A body that is not the multipart form it claims to be is malformed."""
+    """A body that is not valid multipart is malformed."""
     headers = {"content-type": "multipart/form-data; boundary=x"}
     response = http.post(URL, content=body, headers=headers)
     assert response.status_code == 400
@@ -246,13 +246,13 @@ def test_broken_multipart_is_400(http: httpx.Client, body: bytes) -> None:
 
 
 def test_multipart_without_a_boundary_is_415(http: httpx.Client) -> None:
-    """Without a boundary there is no way to read it."""
+    """Without a boundary the body can't be read."""
     response = http.post(URL, content=b"x", headers={"content-type": "multipart/form-data"})
     problem(response, 415, "unsupported_media_type")
 
 
 def test_input_data_is_never_echoed(http: httpx.Client) -> None:
-    """Errors never contain values that a caller sent."""
+    """Errors never contain values sent by the caller."""
     secret = "5eCr3tPayload"
     body = document(SMALL, SMALL.inputs())
     body["attributes"] |= {"auto_pad": secret, "strides": [secret, secret]}
@@ -265,7 +265,7 @@ def test_input_data_is_never_echoed(http: httpx.Client) -> None:
 
 
 def test_bad_base64_is_422(http: httpx.Client) -> None:
-    """Data that is not base64, or of the wrong length, is refused with its place."""
+    """Data that is not base64, or has the wrong length, is rejected with its place."""
     for data in ("*" * 8, "AAA", "A" * 4000):
         body = document(SMALL, SMALL.inputs())
         body["inputs"]["src"]["data"] = data
@@ -274,7 +274,7 @@ def test_bad_base64_is_422(http: httpx.Client) -> None:
 
 
 def test_validate_reports_what_the_call_would(http: httpx.Client) -> None:
-    """`validate` refuses a wrong call the same way."""
+    """`validate` rejects a wrong call in the same way."""
     inputs = {name: {"dtype": "f32", "shape": [*shape, 1]} for name, shape in SMALL.input_shapes.items()}
     body = {"attributes": SMALL.attributes(), "inputs": inputs}
     problem(http.post(f"{URL}/validate", json=body), 422, "invalid_params")
@@ -293,13 +293,13 @@ HEAVY = Case(
 
 @pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])
 def test_a_deadline_that_has_passed_is_504(http: httpx.Client, accept: str) -> None:
-    """One millisecond is over before a call of megabytes has arrived, and then there is a status for it."""
+    """A deadline of one millisecond passes before megabytes arrive, and the call gets a 504."""
     response = post(http, HEAVY, HEAVY.inputs(), accept, deadline_ms=1)
     problem(response, 504, "deadline_exceeded")
 
 
 def test_an_unsupported_dtype_is_422(http: httpx.Client) -> None:
-    """s32 tensors are known on the wire and not to the operation."""
+    """s32 is a valid dtype of tensors, but the operation does not support it."""
     inputs = {name: {"dtype": "s32", "shape": list(shape)} for name, shape in SMALL.input_shapes.items()}
     body = {"attributes": SMALL.attributes(), "inputs": inputs}
     problem(http.post(f"{URL}/validate", json=body), 422, "unsupported")
@@ -307,7 +307,7 @@ def test_an_unsupported_dtype_is_422(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("api", ["json", "parts"])
 def test_an_unknown_dtype_is_422_with_its_place(http: httpx.Client, api: str) -> None:
-    """f64 is as unsupported as s32, in every form, and the answer says which input has it."""
+    """f64 is unsupported like s32, in every form, and the error names the input."""
     case = replace(SMALL, dtype="f32")
     inputs = case.inputs() | {"diff_dst": case.inputs()["diff_dst"].astype("f8")}
     if api == "json":
@@ -318,7 +318,7 @@ def test_an_unknown_dtype_is_422_with_its_place(http: httpx.Client, api: str) ->
 
 
 def test_errors_use_the_callers_dialect(http: httpx.Client) -> None:
-    """Errors of a call in the old spelling name the old names."""
+    """Errors for a call in the old spelling use the old names."""
     body: dict[str, Any] = {"attributes": {}, "inputs": {}}
     found = problem(http.post("/v1/ops/ConvTransposeBackpropFilters/validate", json=body), 422, "invalid_params")
     assert ["inputs", "input_forward"] in locs(found)
@@ -331,7 +331,7 @@ def test_many_errors_stay_small(http: httpx.Client) -> None:
 
 
 def test_bf16_needs_its_declaration(http: httpx.Client) -> None:
-    """Two void bytes are bf16 only where the request says so."""
+    """Two void bytes are bf16 only if the request says so."""
     case = replace(SMALL, dtype="bf16")
     files = parts(case, case.inputs())
     bare = json.dumps(request_object(case) | {"inputs": {}}).encode()

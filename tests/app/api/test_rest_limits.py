@@ -1,4 +1,4 @@
-"""Limits, deadlines, clients that leave, and a full queue, on a service in this process."""
+"""Limits, deadlines, clients that disconnect, and a full queue, on a service in this process."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def nothing_is_left(tight: Resident) -> Iterator[None]:
 
 @contextmanager
 def connection(tight: Resident, case: Case, accept: str, *, reference: bool = False) -> Iterator[socket.socket]:
-    """Send a whole call over a bare socket."""
+    """Send a complete call over a raw socket."""
     with connected(tight.url) as sock:
         sock.sendall(b"".join(multipart(case, accept, reference=reference)))
         yield sock
 
 
 def test_a_declared_length_over_the_limit_is_413_before_the_body(tight: Resident) -> None:
-    """The answer is sent before any byte of the body."""
+    """The answer comes before any byte of the body."""
     address = urlsplit(tight.url)
     with closing(http.client.HTTPConnection(address.netloc, timeout=10)) as client:
         client.putrequest("POST", f"/v1/ops/{SMALL.op}")
@@ -84,7 +84,7 @@ def test_a_declared_length_over_the_limit_is_413_before_the_body(tight: Resident
 
 
 def test_a_chunked_body_over_the_limit_is_413(tight_http: httpx.Client) -> None:
-    """A body of no declared length is cut off where it passes the limit, and the client can read why."""
+    """A body without a declared length is cut off at the limit, and the client can read why."""
     head = b'{"inputs": {"src": {"dtype": "f32", "data": "'
     pieces = (b"A" * 65536 if index else head for index in range(100))
     response = tight_http.post(f"/v1/ops/{SMALL.op}", content=pieces, headers={"content-type": JSON})
@@ -92,13 +92,13 @@ def test_a_chunked_body_over_the_limit_is_413(tight_http: httpx.Client) -> None:
 
 
 def test_a_refused_body_is_drained_so_that_the_answer_can_be_read(tight_http: httpx.Client) -> None:
-    """A client that sends megabytes before it reads still gets the refusal, not a reset."""
+    """A client that sends megabytes before it reads gets the rejection, not a reset."""
     response = tight_http.post(f"/v1/ops/{SMALL.op}", content=b" " * (8 << 20), headers={"content-type": JSON})
     problem(response, 413, "too_large")
 
 
 def test_a_head_over_its_limit_is_413(tight_http: httpx.Client) -> None:
-    """What is not a tensor may not be large."""
+    """Everything that is not tensor data must be small."""
     body = document(SMALL, SMALL.inputs())
     body["attributes"]["strides"] = [1] * 5000
     problem(tight_http.post(f"/v1/ops/{SMALL.op}", json=body), 413, "too_large")
@@ -115,7 +115,7 @@ def test_a_head_over_its_limit_is_413(tight_http: httpx.Client) -> None:
 def test_work_output_and_memory_have_limits(
     tight_http: httpx.Client, reason: str, spatial: tuple[int, int], channels: int, loc: list[str]
 ) -> None:
-    """A call that is too expensive is refused from its shapes alone, with reason, both numbers and whose they are."""
+    """A call that is too expensive is rejected based on its shapes, with the reason, both numbers and the tensor."""
     attributes = {
         "strides": [1, 1], "dilations": [1, 1], "pads_begin": [1, 1], "pads_end": [1, 1], "data_format": "NCX",
         "weights_format": "OIX", "weights_shape": [channels, channels, 3, 3],
@@ -130,7 +130,7 @@ def test_work_output_and_memory_have_limits(
 
 
 def test_a_tensor_of_unknown_size_that_is_too_large_is_named(tight_http: httpx.Client) -> None:
-    """A .npy header over its limit is a refusal of the tensor that has it, in each form."""
+    """A .npy header over the limit is reported for its tensor, in each form."""
     long = b"\x93NUMPY\x02\x00" + (1 << 24).to_bytes(4, "little") + bytes(800)
     body = document(SMALL, SMALL.inputs())
     body["inputs"]["diff_dst"] = {"npy": base64.b64encode(long).decode()}
@@ -146,11 +146,11 @@ def test_a_tensor_of_unknown_size_that_is_too_large_is_named(tight_http: httpx.C
 @pytest.mark.parametrize("form", ["multipart", "json"])
 @pytest.mark.parametrize("wrong", [{"attributes": {"strides": [0, 1]}}, {"options": {"encoding": "x"}}])
 def test_wrong_attributes_are_refused_while_tensors_come(tight: Resident, form: str, wrong: dict[str, Any]) -> None:
-    """The refusal comes when attributes and options are read, and does not wait for tensors that are still to come."""
+    """The error is sent once attributes and options are read, without waiting for the tensors."""
     request = request_object(SMALL) | {"options": {}}
     request = {name: value | wrong.get(name, {}) for name, value in request.items()}
     files = [("request", ("r", json.dumps(request), JSON)), *parts(SMALL, SMALL.inputs())[1:]]
-    # The inputs last: what comes after them is not known before.
+    # The inputs come last: the members after them would not be known yet.
     body = {**request, "inputs": document(SMALL, SMALL.inputs())["inputs"]}
     body["inputs"] = body.pop("inputs")
     sent: dict[str, Any] = {"files": files} if form == "multipart" else {"json": body}
@@ -163,14 +163,14 @@ def test_wrong_attributes_are_refused_while_tensors_come(tight: Resident, form: 
 
 @pytest.mark.parametrize("accept", FORMS)
 def test_a_client_that_leaves_stops_its_call(tight: Resident, accept: str) -> None:
-    """When the connection closes in the middle of the work, the work stops and everything is freed."""
+    """If the connection closes during the computation, the work stops and everything is released."""
     with connection(tight, SLOW, accept, reference=True):
         tight.until(lambda: bool(tight.service.calls) and tight.service.engine.snapshot()["jobs"] == 1)
     tight.run(tight.service.idle(), 5.0)
 
 
 def test_a_client_that_leaves_while_sending_holds_nothing(tight: Resident) -> None:
-    """When the connection closes in the middle of the body, the memory for its tensors is free again."""
+    """If the connection closes in the middle of the body, the memory for its tensors is released."""
     head, body = multipart(HEAVY, JSON)
     with connected(tight.url) as sock:
         sock.sendall(head + body[: len(body) // 2])
@@ -186,7 +186,7 @@ def test_a_client_that_does_not_read_does_not_stop_the_others(tight: Resident, a
 
 
 def test_a_full_queue_is_503_with_retry_after(tight: Resident, tight_http: httpx.Client) -> None:
-    """More calls than the queue holds are refused before their body, and taken again later."""
+    """Calls beyond the queue's length are rejected before their body, and accepted again later."""
     with connection(tight, SLOW, SSE, reference=True), connection(tight, SLOW, SSE, reference=True):
         tight.until(lambda: len(tight.service.calls) == 2)
         response = post(tight_http, SMALL, SMALL.inputs())
@@ -197,7 +197,7 @@ def test_a_full_queue_is_503_with_retry_after(tight: Resident, tight_http: httpx
 
 
 def test_a_deadline_during_the_work_is_504(tight_http: httpx.Client) -> None:
-    """A call that is not done in time fails as a whole where nothing of it has been sent."""
+    """A call that misses its deadline before any of its reply was sent gets a 504."""
     response = post(tight_http, SLOW, SLOW.floats(), JSON, deadline_ms=100, reference=True)
     problem(response, 504, "deadline_exceeded")
 
@@ -220,7 +220,7 @@ def test_a_deadline_during_a_tensor_stream_is_an_error_frame(tight_http: httpx.C
 
 
 def test_a_deadline_during_an_npy_reply_breaks_it(tight: Resident) -> None:
-    """A .npy reply that can't be finished is shorter than its Content-Length, and never wrong."""
+    """A .npy reply that can't be completed is shorter than its Content-Length, and never wrong."""
     inputs = HEAVY.inputs()
     expected = HEAVY.expected(inputs)
     outcomes: list[str] = []
@@ -247,7 +247,7 @@ WIDE = doubled(180, 4, 2)
 
 
 def test_results_outlive_their_call(tight: Resident) -> None:
-    """A reader that is slow gets its own bytes, although its call's memory could have been used again."""
+    """A slow reader gets its own bytes, although its call's memory could have been reused."""
     inputs = WIDE.inputs()
     expected = WIDE.expected(inputs)
     with httpx.Client(base_url=tight.url, timeout=60) as client:

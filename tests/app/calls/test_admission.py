@@ -1,4 +1,4 @@
-"""Shares of keys: who gets in, who is told to wait, and whose turn it is."""
+"""Fair shares per key: who is admitted, who is told to wait, and whose turn it is."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FLOOD, OTHER, NARROW = "the-key-of-a-flood", "the-key-of-the-other", "the-key-of
 
 
 def context(key: str = "-", limit: int | None = None, address: str = "-") -> RequestContext:
-    """Make the context of a request."""
+    """Return the context of a request."""
     return RequestContext("id", key=key, calls_limit=limit, address=address)
 
 
 def fill(admission: Admission, stack: ExitStack, who: RequestContext) -> int:
-    """Let calls in until one is refused; tells how many."""
+    """Admit calls until one is rejected; return their number."""
     for count in range(1000):
         try:
             stack.enter_context(admission.call(who))
@@ -38,7 +38,7 @@ def fill(admission: Admission, stack: ExitStack, who: RequestContext) -> int:
 
 
 def test_without_keys_all_share_the_queue() -> None:
-    """Where nobody has a key the whole queue is there, and then it is full for all."""
+    """Without keys the whole queue is available to everybody; once it is full, it is full for all."""
     admission = Admission(Settings(queue_length=8))
     with ExitStack() as stack:
         assert fill(admission, stack, context()) == 8
@@ -50,7 +50,7 @@ def test_without_keys_all_share_the_queue() -> None:
 
 
 def test_the_listener_knows_when_the_queue_is_full() -> None:
-    """It refuses as a request would be; for a second after that those who are on their way are reckoned with."""
+    """It rejects when a request would be rejected; for a second after that it also counts connections in transit."""
     admission = Admission(Settings(queue_length=4))
     assert admission.full(coming=200) is None
     with ExitStack() as stack, ExitStack() as last:
@@ -71,7 +71,7 @@ def test_the_listener_knows_when_the_queue_is_full() -> None:
 
 
 def test_a_flood_leaves_places() -> None:
-    """One key gets half of the queue, and a second one still finds places, and a third."""
+    """One key gets half of the queue; a second and a third still find places."""
     admission = Admission(Settings(queue_length=64))
     with ExitStack() as stack:
         counts = [fill(admission, stack, context(key)) for key in ("a", "b", "c", "d")]
@@ -83,7 +83,7 @@ def test_a_flood_leaves_places() -> None:
 
 
 def test_an_address_has_the_queue_until_another_one_comes() -> None:
-    """Then it gets no more than the other leaves, and the other finds the first place that is free."""
+    """After that it gets no more than the other leaves, and the other gets the next free place."""
     admission = Admission(Settings(queue_length=8))
     flood, other = context(address="10.0.0.1"), context(address="10.0.0.2")
     with ExitStack() as stack, ExitStack() as first:
@@ -100,8 +100,8 @@ def test_an_address_has_the_queue_until_another_one_comes() -> None:
             pass
 
 
-def test_an_address_is_reckoned_with_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An address that has not come for a minute leaves its share to the one that is left."""
+def test_an_address_counts_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If an address has sent nothing for a minute, the remaining one gets its share."""
     admission, now = Admission(Settings(queue_length=8)), 100.0
     monkeypatch.setattr("app.calls.admission.time.monotonic", lambda: now)
     with admission.request(context(address="10.0.0.2")), admission.request(context(address="10.0.0.1")):
@@ -111,8 +111,8 @@ def test_an_address_is_reckoned_with_for_a_minute(monkeypatch: pytest.MonkeyPatc
             assert fill(admission, stack, context(address="10.0.0.1")) == expected
 
 
-def test_requests_on_their_way_have_a_bound() -> None:
-    """Bodies that come and replies that go are counted too, so that their memory has a bound; four keys share it."""
+def test_requests_in_transit_are_bounded() -> None:
+    """Incoming bodies and outgoing replies are counted too, to bound their memory; four keys share the limit."""
     admission = Admission(Settings(queue_length=100))
     with ExitStack() as stack:
         for _ in range(400):
@@ -144,13 +144,13 @@ def test_requests_on_their_way_have_a_bound() -> None:
     ],
 )
 def test_whom_an_address_belongs_to(host: str, expected: str) -> None:
-    """Addresses that one host can choose from are one; what is no address is nobody's."""
+    """Addresses that one host can choose from count as one; text that is not an address belongs to nobody."""
     assert address_of(host) == expected
 
 
 @pytest.mark.parametrize(("line", "default", "expected"), [(3, 0, 3), (3, 5, 3), (None, 5, 5), (None, 0, 32)])
 def test_a_key_s_limit(line: int | None, default: int, expected: int) -> None:
-    """The limit of a key's line counts before the setting; without both there is the share."""
+    """The limit in a key's line overrides the setting; without both the key's share applies."""
     admission = Admission(Settings(queue_length=64, key_calls=default))
     with ExitStack() as stack:
         assert fill(admission, stack, context("a", line)) == expected
@@ -158,8 +158,8 @@ def test_a_key_s_limit(line: int | None, default: int, expected: int) -> None:
         assert fill(admission, stack, context("a", line)) == expected, "what has ended does not count"
 
 
-def test_requests_that_are_no_calls_yet_count_for_their_key() -> None:
-    """Bodies on their way take the places of their key, and of no other."""
+def test_incoming_requests_count_for_their_key() -> None:
+    """Incoming bodies use the places of their own key, and of no other."""
     admission = Admission(Settings(queue_length=64))
     with admission.request(context("a", 1)):
         with pytest.raises(RateLimited, match="1 calls"), admission.request(context("a", 1)):
@@ -178,14 +178,14 @@ def shared() -> Iterator[Resident]:
 
 @contextmanager
 def calling(service: Resident, key: str = "", here: str = "127.0.0.1") -> Iterator[socket.socket]:
-    """Send a slow call with a key, from an address of this machine, and leave when the block ends."""
+    """Send a slow call with a key, from an address of this machine, and disconnect when the block ends."""
     with connected(service.url, here=here) as sock:
         sock.sendall(b"".join(multipart(SLOW, SSE, {"x-api-key": key}, reference=True)))
         yield sock
 
 
 def test_a_flood_of_one_key_starves_nobody(shared: Resident) -> None:
-    """While one key has all that it can get, the other's call is taken and answered, long before the flood ends."""
+    """While one key uses its whole share, the other's call is admitted and answered, long before the flood ends."""
     inputs = SMALL.inputs()
     with ExitStack() as stack, httpx.Client(base_url=shared.url, timeout=60) as http:
         for count in range(1, 3):
@@ -201,7 +201,7 @@ def test_a_flood_of_one_key_starves_nobody(shared: Resident) -> None:
 
 
 def test_a_flood_of_one_address_starves_nobody() -> None:
-    """Without keys, and with the queue full of one address's calls, another one has the place that is next free."""
+    """Without keys, and with the queue full of one address's calls, another address gets the next free place."""
     inputs = SMALL.inputs()
     elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
     with (
@@ -223,13 +223,13 @@ def test_a_flood_of_one_address_starves_nobody() -> None:
 
 
 def post_as(http: httpx.Client, key: str) -> httpx.Response:
-    """Make the small call with a key."""
+    """Post the small call with a key."""
     http.headers["x-api-key"] = key
     return post(http, SMALL, SMALL.inputs())
 
 
 def test_a_key_over_its_limit_is_429_on_every_api(shared: Resident) -> None:
-    """A second call of a key that may have one is refused: 429 with Retry-After, -32000 on the JSON-RPC API."""
+    """A second call of a key with a limit of one gets 429 with Retry-After, or -32000 from the JSON-RPC API."""
     with calling(shared, NARROW), httpx.Client(base_url=shared.url, timeout=60) as http:
         shared.until(lambda: len(shared.service.calls) == 1)
         refused = post_as(http, NARROW)
@@ -247,7 +247,7 @@ def test_a_key_over_its_limit_is_429_on_every_api(shared: Resident) -> None:
 
 
 def test_a_batch_fits_the_limit_of_its_key(shared: Resident) -> None:
-    """A batch of more calls than its key may have at a time is worked off one after another."""
+    """If a batch has more calls than its key may run at a time, they run one after another."""
     params = document(SMALL, SMALL.inputs())
     batch = [{"jsonrpc": "2.0", "id": number, "method": SMALL.op, "params": params} for number in range(4)]
     reply = httpx.post(f"{shared.url}/rpc", json=batch, headers={"x-api-key": NARROW}, timeout=60).json()
@@ -255,7 +255,7 @@ def test_a_batch_fits_the_limit_of_its_key(shared: Resident) -> None:
 
 
 def test_the_first_request_of_a_key_may_take_all_memory() -> None:
-    """Only the requests beside it share, and those without a key do not while nobody else is there."""
+    """Only further requests of a key, or of an address once there is another one, are limited to a share."""
     first, second, third = context("a"), context("a"), context("b")
     admission = Admission(Settings(queue_length=64))
     with admission.request(first), admission.request(second), admission.request(third):
@@ -267,7 +267,7 @@ def test_the_first_request_of_a_key_may_take_all_memory() -> None:
 
 
 def test_memory_is_left_for_the_next_key() -> None:
-    """A key gets half of the memory, and the next one finds half of the rest; what was given back counts no more."""
+    """A key gets half of the memory, the next one half of the rest; released memory no longer counts."""
     pool = SegmentPool(64 << 20)
     held = []
     for owner, expected in (("a", 32), ("b", 16), ("c", 8)):

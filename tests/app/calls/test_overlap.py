@@ -1,4 +1,4 @@
-"""Calls that compute while their body arrives: same bits, nothing left of those that don't come to their end."""
+"""Calls that compute while their body arrives: same bits, and nothing left of those that are not completed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASE = Case(
 )  # fmt: skip
 INPUTS = CASE.inputs()
 EXPECTED = CASE.expected(INPUTS)
-HALF = 0.8  # of the body: units of the first images have their inputs, those of the last have not
+HALF = 0.8  # of the body: units of the first images have their inputs, those of the last do not
 
 Request = tuple[bytes, bytes]
 
@@ -39,7 +39,7 @@ def resident() -> Iterator[Resident]:
 
 
 def binary(shape: list[int] | None = None, **parameters: Any) -> Request:
-    """Build a `/v2` request, with the weights' shape behind the tensors if there is one: head and body."""
+    """Return a `/v2` request, with the weights' shape after the tensors if it is given: head and body."""
     inputs, attributes = dict(INPUTS), CASE.attributes() | parameters
     wanted = [{"name": "diff_weights", "parameters": {"binary_data": True}}]
     document = oip.head(CASE, inputs, outputs=wanted) | {"parameters": attributes}
@@ -53,7 +53,7 @@ def binary(shape: list[int] | None = None, **parameters: Any) -> Request:
 
 
 def multipart() -> Request:
-    """Build the multipart request."""
+    """Return the multipart request."""
     return form(parts(CASE, INPUTS))
 
 
@@ -61,13 +61,13 @@ APIS: dict[str, Callable[[], Request]] = {"binary": binary, "multipart": multipa
 
 
 def units_done(resident: Resident) -> int:
-    """Count the units that workers have done."""
+    """Return how many units the workers have completed."""
     count: int = resident.service.engine.snapshot()["counters"]["units"]
     return count
 
 
 def send_some(resident: Resident, sock: socket.socket, request: Request) -> bytes:
-    """Send a part of a request, wait until two units of it are done, and give the rest."""
+    """Send a part of a request, wait until two of its units are done, and return the rest."""
     head, body = request
     before, size = units_done(resident), int(HALF * len(body))
     sock.sendall(head + body[:size])
@@ -76,7 +76,7 @@ def send_some(resident: Resident, sock: socket.socket, request: Request) -> byte
 
 
 def at_rest(resident: Resident) -> bool:
-    """Whether nothing is left of any call."""
+    """Return whether nothing is left of any call."""
     snapshot = resident.service.engine.snapshot()
     idle = not any(worker["unit"] for worker in snapshot["workers"])
     return idle and not snapshot["jobs"] and resident.service.segments.stats().used == 0
@@ -84,7 +84,7 @@ def at_rest(resident: Resident) -> bool:
 
 @pytest.mark.parametrize("api", APIS)
 def test_units_are_done_before_the_last_byte(resident: Resident, api: str) -> None:
-    """A call whose body is on its way is computed as far as possible, and its result has the bits of any other."""
+    """A call whose body is still arriving is computed as far as possible, and its result has the same bits."""
     with connected(resident.url) as sock:
         for _ in range(2):
             sock.sendall(send_some(resident, sock, APIS[api]()))
@@ -95,7 +95,7 @@ def test_units_are_done_before_the_last_byte(resident: Resident, api: str) -> No
 
 
 def test_a_slow_sender_blocks_no_worker(resident: Resident) -> None:
-    """While one call waits for its last images, the one worker computes others."""
+    """While one call waits for its last images, the only worker computes others."""
     with connected(resident.url) as sock, httpx.Client(base_url=resident.url) as http:
         rest = send_some(resident, sock, binary())
         assert not resident.service.calls, "a call that is not complete takes no place"
@@ -107,14 +107,14 @@ def test_a_slow_sender_blocks_no_worker(resident: Resident) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_a_client_that_leaves(resident: Resident, api: str) -> None:
-    """Units of a call whose client left are stopped, and its memory is free again."""
+    """If a client disconnects, the units of its call are stopped and its memory is released."""
     with connected(resident.url) as sock:
         send_some(resident, sock, APIS[api]())
     resident.until(lambda: at_rest(resident))
 
 
 def test_a_body_that_turns_out_invalid(resident: Resident) -> None:
-    """A call that has begun and is then refused leaves nothing behind."""
+    """A call that has started and is then rejected leaves nothing behind."""
     head, body = form([*parts(CASE, INPUTS), ("else", ("else.npy", npy(EXPECTED), NPY))])
     with connected(resident.url) as sock:
         rest = send_some(resident, sock, (head, body))
@@ -125,7 +125,7 @@ def test_a_body_that_turns_out_invalid(resident: Resident) -> None:
 
 
 def test_a_deadline_inside_the_body(resident: Resident) -> None:
-    """The deadline of a call that has begun is that of any call."""
+    """The deadline applies to a call that has started before its body is complete."""
     with connected(resident.url) as sock:
         rest = send_some(resident, sock, binary(timeout=400_000))
         run = resident.service.engine
@@ -137,7 +137,7 @@ def test_a_deadline_inside_the_body(resident: Resident) -> None:
 
 
 def test_a_worker_that_dies_early(resident: Resident) -> None:
-    """A unit that is lost while the body comes runs again; the bits are the same."""
+    """A unit that is lost while the body arrives runs again; the bits are the same."""
     with connected(resident.url) as sock:
         rest = send_some(resident, sock, binary())
         (worker,) = resident.service.engine.snapshot()["workers"]
@@ -149,7 +149,7 @@ def test_a_worker_that_dies_early(resident: Resident) -> None:
 
 
 def test_a_shape_that_arrives_last(resident: Resident) -> None:
-    """A known head begins as the call that it was the last time, and ends as what it is this time."""
+    """A call with a known head starts with the shape of the last time, and completes with the one in its own body."""
     shape = list(EXPECTED.shape)
     with connected(resident.url) as sock:
         head, body = binary(shape=shape)

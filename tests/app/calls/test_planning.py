@@ -27,13 +27,13 @@ LONG = Case(src_spatial=(1 << 17,), dst_spatial=(1,), kernel=(1 << 17,))
 
 
 def resolved(case: Case) -> ResolvedOp:
-    """Resolve a case as an API would."""
+    """Return a case resolved as by an API."""
     inputs = {name: TensorMeta(case.dtype, shape) for name, shape in case.input_shapes.items()}
     return resolve(case.op, case.attributes(), inputs)
 
 
 def test_shapes_and_work_agree_on_both_sides() -> None:
-    """For random problems the kernels' descriptor has the shapes and the work that the schemas found."""
+    """For random problems the kernels' descriptor has the same shapes and work as the schemas found."""
     rng = np.random.default_rng(3)
     for _ in range(200):
         op = resolved(random_case(rng))
@@ -45,7 +45,7 @@ def test_shapes_and_work_agree_on_both_sides() -> None:
 
 @pytest.mark.parametrize("name", ["work_limit", "output_limit", "memory_limit"])
 def test_each_limit_refuses(name: str) -> None:
-    """One below what the call needs is too little, and the error has the reason, both numbers and what has the size."""
+    """A limit one below what the call needs rejects it, and the error has the reason, both numbers and the place."""
     op = resolved(SMALL)
     output = 4 * int(np.prod(op.output.shape))
     need = {"work_limit": op.macs, "output_limit": output, "memory_limit": call_bytes(op)}[name]
@@ -61,7 +61,7 @@ def test_each_limit_refuses(name: str) -> None:
     ("kernel", "channels"), [((1 << 18,), 1), ((1 << 9, 1 << 9), 1), ((1,), 1 << 22)], ids=["1D", "2D", "channels"]
 )
 def test_a_filter_whose_plan_would_be_huge_is_refused(kernel: tuple[int, ...], channels: int) -> None:
-    """A short request can't make the service lay out tables of gigabytes."""
+    """A short request can't make the service create tables of gigabytes."""
     ones = (1,) * len(kernel)
     op = resolved(Case(src_channels=channels, src_spatial=kernel, dst_spatial=ones, kernel=kernel))
     with pytest.raises(TooLarge) as caught:
@@ -71,7 +71,7 @@ def test_a_filter_whose_plan_would_be_huge_is_refused(kernel: tuple[int, ...], c
 
 
 def test_the_reference_kernel_has_a_limit_of_units() -> None:
-    """What other kernels plan at once would be a unit a tap there."""
+    """A filter that other kernels plan at once would need a unit per tap there."""
     op = resolved(Case(src_spatial=(1 << 15,), dst_spatial=(1,), kernel=(1 << 15,)))
     assert len(plan_call(op, Settings()).units) < 64
     with pytest.raises(TooLarge) as caught:
@@ -82,7 +82,7 @@ def test_the_reference_kernel_has_a_limit_of_units() -> None:
 
 
 def test_a_plan_is_described() -> None:
-    """Kernel, work, units and tiles of a plan are said."""
+    """A plan's description has its kernel, work, units and tiles."""
     plan = plan_call(resolved(SMALL), Settings(workers=2))
     said = describe_plan(plan)
     assert said["kernel"] == plan.kernel
@@ -90,7 +90,7 @@ def test_a_plan_is_described() -> None:
 
 
 def test_usual_shapes_are_planned_at_once() -> None:
-    """Planning a real layer costs no change of threads; long filters, many channels, positions or units do."""
+    """A real layer is planned without changing threads; long filters or many channels, positions or units are not."""
     assert all(is_planned_at_once(resolved(case)) for case in (SMALL, *real_layers()))
     one, far = (1,), 1 << 24
     for case in (
@@ -107,7 +107,7 @@ def test_usual_shapes_are_planned_at_once() -> None:
 
 
 def shapes(case: Case, **options: Any) -> dict[str, Any]:
-    """Write a call whose tensors are their shapes alone."""
+    """Return a call whose tensors are only shapes."""
     inputs: dict[str, Any] = {
         name: {"dtype": case.dtype, "shape": list(shape)} for name, shape in case.input_shapes.items()
     }
@@ -117,20 +117,20 @@ def shapes(case: Case, **options: Any) -> dict[str, Any]:
 
 
 def validate(http: httpx.Client, case: Case, **options: Any) -> httpx.Response:
-    """Ask over REST what a call would be."""
+    """Validate a call over REST."""
     return http.post(f"/v1/ops/{case.op}/validate", json=shapes(case, **options))
 
 
 def validations(count: int) -> list[dict[str, Any]]:
-    """Write a batch of JSON-RPC requests that ask so."""
+    """Return a batch of JSON-RPC validation requests."""
     params = {"op": LONG.op, **shapes(LONG)}
     return [{"jsonrpc": "2.0", "id": i, "method": "ops.validate", "params": params} for i in range(count)]
 
 
 class Slow:
-    """Planning that waits for a word: who planned where, and how many at the same time at the most.
+    """Planning that waits for the test's signal; records the threads that plan and how many plan at the same time.
 
-    `pool` runs callers beside the test.
+    `pool` runs callers in parallel with the test.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class Slow:
         self._now = 0
 
     def plan_call(self, *arguments: Any) -> Plan:
-        """Take the place of `plan_call`."""
+        """Replace `plan_call`."""
         self.threads.append(threading.current_thread().name)
         self._now += 1
         self.most = max(self.most, self._now)
@@ -152,7 +152,7 @@ class Slow:
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
-    """Let planning wait, at the most until the end of the test."""
+    """Make planning wait, until the end of the test at the latest."""
     slow = Slow()
     monkeypatch.setattr(service, "plan_call", slow.plan_call)
     with slow.pool:
@@ -161,7 +161,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
 
 
 def test_others_are_answered_while_a_long_plan_is_made(tight: Resident, tight_http: httpx.Client, slow: Slow) -> None:
-    """Unusual shapes are planned beside the event loop, one at a time; each takes a place of the queue meanwhile."""
+    """Unusual shapes are planned off the event loop, one at a time; each occupies a place in the queue meanwhile."""
     two = [slow.pool.submit(validate, tight_http, LONG) for _ in range(2)]
     tight.until(lambda: tight.service.admission.full(0) is not None)
     tight.until(lambda: bool(slow.threads))
@@ -179,7 +179,7 @@ def test_others_are_answered_while_a_long_plan_is_made(tight: Resident, tight_ht
 
 
 def test_a_deadline_ends_waiting_for_a_plan(tight: Resident, tight_http: httpx.Client, slow: Slow) -> None:
-    """Who waits for the plan of others, or for their own, is told when their time is over, and takes no place then."""
+    """Waiting for a plan, one's own or another's, ends at the deadline with an error and frees the place."""
     first = slow.pool.submit(validate, tight_http, LONG)
     tight.until(lambda: bool(slow.threads))
     assert validate(tight_http, LONG, deadline_ms=20).status_code == 504
@@ -192,7 +192,7 @@ def test_a_deadline_ends_waiting_for_a_plan(tight: Resident, tight_http: httpx.C
 
 
 def test_validations_are_admitted_like_calls(tight: Resident, tight_http: httpx.Client) -> None:
-    """With a full queue they are refused over REST and JSON-RPC, each of a batch; with room they are answered."""
+    """With a full queue they are rejected over REST and JSON-RPC, each of a batch; with room they are answered."""
 
     async def fill(stack: ExitStack) -> None:
         for _ in range(tight.service.settings.queue_length):
@@ -201,7 +201,7 @@ def test_validations_are_admitted_like_calls(tight: Resident, tight_http: httpx.
     async def clear(stack: ExitStack) -> None:
         stack.close()
 
-    # over a connection that is there already: a new one would be refused by its first bytes
+    # over an open connection: a new one would be rejected by its first bytes
     assert validate(tight_http, SMALL).status_code == 200
     stack = ExitStack()
     tight.run(fill(stack))
@@ -221,7 +221,7 @@ def test_validations_are_admitted_like_calls(tight: Resident, tight_http: httpx.
 def test_no_validation_while_draining(
     tight: Resident, tight_http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A service that shuts down refuses them as it refuses calls."""
+    """A service that is shutting down rejects validations like calls."""
     tight_http.get("/healthz")
     monkeypatch.setattr(tight.service, "draining", True)
     assert validate(tight_http, SMALL).status_code == 503

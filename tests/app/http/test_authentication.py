@@ -1,4 +1,4 @@
-"""Keys, TLS and open addresses on the real service."""
+"""Keys, TLS and public addresses on the real service."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Resident,
 
 @pytest.fixture
 def http(locked: tuple[Resident, Path]) -> Iterator[httpx.Client]:
-    """A client of that service without a key."""
+    """A client for that service without a key."""
     with httpx.Client(base_url=locked[0].url, timeout=60) as client:
         yield client
 
@@ -56,7 +56,7 @@ def http(locked: tuple[Resident, Path]) -> Iterator[httpx.Client]:
 def test_requests_without_a_key_are_refused(
     http: httpx.Client, method: str, path: str, headers: dict[str, str]
 ) -> None:
-    """Every page of every API is 401 without the right key, also one that does not exist."""
+    """Every page of every API is 401 without a valid key, even one that does not exist."""
     reply = http.request(method, path, headers=headers)
     assert reply.status_code == 401
     assert reply.headers["www-authenticate"] == "Bearer"
@@ -64,7 +64,7 @@ def test_requests_without_a_key_are_refused(
 
 @pytest.mark.parametrize("path", sorted(FREE_PAGES - {"/docs/oauth2-redirect"}))
 def test_pages_that_need_no_key(http: httpx.Client, path: str) -> None:
-    """Health, metrics and the pages that are the same everywhere are free."""
+    """Health, metrics and the static pages need no key."""
     assert http.get(path).status_code == 200
 
 
@@ -72,7 +72,7 @@ def test_pages_that_need_no_key(http: httpx.Client, path: str) -> None:
     "headers", [{"authorization": f"Bearer {KEY}"}, {"authorization": f"bearer  {KEY}"}, {"x-api-key": KEY}]
 )
 def test_the_right_key_opens_every_api(http: httpx.Client, headers: dict[str, str]) -> None:
-    """With the key calls are answered, in either header."""
+    """With the key, in either header, calls are answered."""
     http.headers.update(headers)
     inputs = SMALL.inputs()
     assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
@@ -82,7 +82,7 @@ def test_the_right_key_opens_every_api(http: httpx.Client, headers: dict[str, st
 
 
 def rpc(http: httpx.Client, method: str, params: Any) -> dict[str, Any]:
-    """Call a method."""
+    """Call a method; return the answer."""
     reply = http.post("/rpc", json={"jsonrpc": "2.0", "id": "mine", "method": method, "params": params})
     assert reply.status_code == 200
     found: dict[str, Any] = reply.json()
@@ -90,7 +90,7 @@ def rpc(http: httpx.Client, method: str, params: Any) -> dict[str, Any]:
 
 
 def test_json_rpc_reports_it_under_the_id(http: httpx.Client) -> None:
-    """The JSON-RPC API answers -32005 under the request's id, for every method, also one that is not there."""
+    """The JSON-RPC API answers -32005 with the request's id, for every method, even an unknown one."""
     for method in (SMALL.op, "ops.list", "nothing"):
         reply = rpc(http, method, None)
         assert (reply["id"], reply["error"]["code"]) == ("mine", -32005)
@@ -100,14 +100,14 @@ def test_json_rpc_reports_it_under_the_id(http: httpx.Client) -> None:
 
 
 def test_tensors_without_a_valid_key_are_not_read(http: httpx.Client) -> None:
-    """A large body without a key is refused before it is read: its id is not known then."""
+    """A large body without a key is rejected before it is read, and its id is not known then."""
     params = document(SMALL, SMALL.inputs()) | {"more": "x" * 5000}
     reply = rpc(http, SMALL.op, params)
     assert (reply["id"], reply["error"]["code"]) == (None, -32005)
 
 
 def test_the_client_sends_its_key(locked: tuple[Resident, Path]) -> None:
-    """The Python client works with the key, and raises the right error without it."""
+    """The Python client works with the key, and raises the right error without one."""
     ones = {"src": np.ones((1, 1, 2, 2), np.float32), "diff_dst": np.ones((1, 1, 2, 2), np.float32)}
     attributes = {"strides": [1, 1], "dilations": [1, 1], "pads_begin": [0, 0], "pads_end": [0, 0],
                   "weights_shape": [1, 1, 1, 1], "data_format": "NCX", "weights_format": "OIX"}  # fmt: skip
@@ -118,7 +118,7 @@ def test_the_client_sends_its_key(locked: tuple[Resident, Path]) -> None:
 
 
 def test_keys_change_without_a_restart(locked: tuple[Resident, Path], http: httpx.Client) -> None:
-    """A key that is added to the file works, and one that is taken out does not any more."""
+    """A key that is added to the file works, and one that is removed stops working."""
     _, path = locked
     before = path.read_text()
     path.write_text(f"{before}second {digest('the-second-key')}\n")
@@ -129,7 +129,7 @@ def test_keys_change_without_a_restart(locked: tuple[Resident, Path], http: http
 
 
 def test_public_addresses_need_a_setting() -> None:
-    """Without keys only loopback addresses are listened on, unless the operator says that it is meant."""
+    """Without keys the service listens on loopback addresses only, unless the operator sets `public`."""
     for host in ("127.0.0.1", "127.8.0.1", "localhost", "::1"):
         Settings(host=host)
     for host in ("0.0.0.0", "::", "10.0.0.1", "example.org"):
@@ -149,7 +149,7 @@ def test_public_addresses_need_a_setting() -> None:
     ],
 )
 def test_a_service_that_cannot_be_safe_does_not_start(flags: list[str], word: str) -> None:
-    """What is missing is said in a line, and the status is 2."""
+    """One line says what is missing, and the status is 2."""
     done = subprocess.run(
         [sys.executable, "-m", "app", *flags], capture_output=True, text=True, check=False, timeout=60
     )
@@ -158,7 +158,7 @@ def test_a_service_that_cannot_be_safe_does_not_start(flags: list[str], word: st
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command to make a certificate")
 def test_tls(tmp_path: Path) -> None:
-    """With a certificate the service speaks HTTPS; the log of a call has the id of its key and never the key."""
+    """With a certificate the service speaks HTTPS; the log of a call has the name of its key, never the key."""
     certificate, key, keys = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "keys"
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     options = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", *subject]

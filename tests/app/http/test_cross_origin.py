@@ -1,4 +1,4 @@
-"""Requests of web pages, and those for other host names."""
+"""Requests from web pages, and requests for other host names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CROSS = {"origin": "https://evil.example", "sec-fetch-site": "cross-site"}
 
 @pytest.fixture(scope="module")
 def open_to_one() -> Iterator[LiveService]:
-    """A service that pages of one origin may call, under one more name."""
+    """A service that pages of one origin may call, and that has one additional host name."""
     flags = ["--cors", '["https://good.example"]', "--allowed-hosts", "localhost,grad.example", "--workers", "1"]
     with running_service(*flags) as service:
         yield service
@@ -31,7 +31,7 @@ def open_to_one() -> Iterator[LiveService]:
     "host", ["evil.example", "evil.example:8000", "0.0.0.0:8000", "127.0.0.1.evil.example", "", "::1"]
 )
 def test_other_host_names_are_refused(http: httpx.Client, path: str, host: str) -> None:
-    """Without keys a service on a loopback address answers to no other name: DNS rebinding ends here."""
+    """Without keys a service on a loopback address answers to no other name, which prevents DNS rebinding."""
     answer = http.request("POST" if path in CALLS else "GET", path, headers={"host": host})
     assert answer.status_code == 403
     assert "CONVGRAD_ALLOWED_HOSTS" in answer.text
@@ -41,13 +41,13 @@ def test_other_host_names_are_refused(http: httpx.Client, path: str, host: str) 
     "host", ["localhost", "LocalHost.:8000", "a.localhost:1", "127.0.0.1:8000", "127.9.9.9", "[::1]:80"]
 )
 def test_loopback_names_are_answered(http: httpx.Client, host: str) -> None:
-    """Every loopback name will do, with any port."""
+    """Every loopback name is accepted, with any port."""
     assert http.get("/v1/ops", headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/v2/health/ready"])
 def test_health_is_answered_under_every_name(http: httpx.Client, path: str) -> None:
-    """Probes ask by the address of a container or a balancer."""
+    """Probes use the address of a container or a load balancer."""
     assert http.get(path, headers={"host": "10.1.2.3:8000"}).status_code == 200
 
 
@@ -67,7 +67,7 @@ def test_health_is_answered_under_every_name(http: httpx.Client, path: str) -> N
 def test_pages_of_other_origins_are_refused(
     http: httpx.Client, path: str, headers: dict[str, str], kind: str | None
 ) -> None:
-    """No page but the service's own can call, whatever it sends."""
+    """Only the service's own pages may call it, whatever a page sends."""
     types = {} if kind is None else {"content-type": kind}
     answer = http.post(path, content=b"{}", headers=headers | types)
     assert answer.status_code == 403
@@ -75,7 +75,7 @@ def test_pages_of_other_origins_are_refused(
 
 
 def test_a_page_cannot_read_with_get(http: httpx.Client) -> None:
-    """Neither fetch nor an image of another page gets an answer, and a link to a page of ours does."""
+    """Another site's fetch or image gets no answer, but a link to one of our pages works."""
     assert (
         http.get("/metrics", headers={"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}).status_code == 403
     )
@@ -86,7 +86,7 @@ def test_a_page_cannot_read_with_get(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded; charset=utf-8"])
 def test_a_page_may_not_send_form_content_types(http: httpx.Client, kind: str) -> None:
-    """Even a page of ours has to name a type that a plain form does not have; a program need not."""
+    """Even our own pages must send a content type that a plain form can't have; programs need not."""
     own = {"sec-fetch-site": "same-origin", "content-type": kind}
     assert http.post("/v2/repository/index", content=b"{}", headers=own).status_code == 415
     assert http.post("/v2/repository/index", content=b"{}", headers={"content-type": kind}).status_code == 200
@@ -96,7 +96,7 @@ def test_a_page_may_not_send_form_content_types(http: httpx.Client, kind: str) -
 def test_own_pages_and_programs_may_send_files(
     service: LiveService, http: httpx.Client, headers: dict[str, str]
 ) -> None:
-    """Multipart works from /docs, which is of the same origin, and from programs; also without Sec-Fetch-Site."""
+    """Multipart works from /docs, which has the same origin, and from programs; also without Sec-Fetch-Site."""
     inputs = SMALL.inputs()
     for more in (headers, {"origin": service.url}):
         answer = http.post(f"/v1/ops/{SMALL.op}", files=parts(SMALL, inputs), headers=more)
@@ -104,7 +104,7 @@ def test_own_pages_and_programs_may_send_files(
 
 
 def test_settings_allow_hosts_and_origins(open_to_one: LiveService) -> None:
-    """An origin of CONVGRAD_CORS may call, and a name of CONVGRAD_ALLOWED_HOSTS is answered; no other."""
+    """Only origins in CONVGRAD_CORS may call, and only names in CONVGRAD_ALLOWED_HOSTS are answered."""
     with httpx.Client(base_url=open_to_one.url) as http:
         good = {"origin": "https://good.example", "sec-fetch-site": "cross-site"}
         assert http.post("/rpc", json={}, headers=good).status_code == 200
@@ -125,19 +125,19 @@ def test_settings_allow_hosts_and_origins(open_to_one: LiveService) -> None:
     ],
 )
 def test_which_names_are_allowed(settings: dict[str, object], hosts: set[str]) -> None:
-    """Loopback names where a browser could reach a service without keys, any where the service can't know."""
+    """Loopback names if a browser could reach a service without keys; any name if the service can't know its own."""
     assert Settings(**settings).hosts == hosts  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("wrong", ["http://a", "a:80", "*.a", "a b"])
 def test_names_of_another_form_are_refused(wrong: str) -> None:
-    """A URL, a port or a pattern would never match: it is an error, not a service that answers nobody."""
+    """A URL, a port or a pattern would never match, so it is an error instead of a service that nobody can reach."""
     with pytest.raises(ValueError, match="without scheme and port"):
         Settings(allowed_hosts=wrong)  # type: ignore[arg-type]
 
 
 def test_the_host_header_is_read_as_it_is_written() -> None:
-    """Ports and brackets are no part of the name, and what is no host header is no name."""
+    """Ports and brackets are not part of the name, and a malformed host header matches no name."""
     allowed = frozenset({"::1", "grad.example"})
     assert is_allowed_host("[::1]:8000", allowed)
     assert is_allowed_host("GRAD.example.:443", allowed)

@@ -1,4 +1,4 @@
-"""Large bodies that go straight to their place, through real sockets and in pieces of every size."""
+"""Large bodies that are received directly into their memory, through real sockets, in pieces of every size."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.app.resident import Resident, resident_service
 from tests.app.samples import NPY, parts, read_npy, same_bits
 from tests.problems import Case
 
-# 1.4 MB of tensors: enough to be placed.
+# 1.4 MB of tensors: enough to be received directly.
 LARGE = Case(
     name="large", n=5, src_channels=16, dst_channels=16, src_spatial=(48, 48), dst_spatial=(48, 48), kernel=(3, 3),
     pads_begin=(1, 1), pads_end=(1, 1),
@@ -35,19 +35,19 @@ def resident() -> Iterator[Resident]:
 
 
 def binary() -> tuple[bytes, bytes]:
-    """Build a `/v2` request: head and body."""
+    """Return a `/v2` request: head and body."""
     wanted = [{"name": "diff_weights", "parameters": {"binary_data": True}}]
     body, headers = oip.body(oip.head(LARGE, INPUTS, outputs=wanted), INPUTS)
     return written(httpx.Request("POST", f"http://localhost/v2/models/{LARGE.op}/infer", content=body, headers=headers))
 
 
 def form(files: list[tuple[str, tuple[str, bytes, str]]]) -> tuple[bytes, bytes]:
-    """Build a multipart request that asks for a `.npy` file: head and body."""
+    """Return a multipart request for a `.npy` file: head and body."""
     return written(httpx.Request("POST", f"http://localhost/v1/ops/{LARGE.op}", files=files, headers={"accept": NPY}))
 
 
 def replies(sock: socket.socket, count: int) -> list[tuple[int, bytes]]:
-    """Read so many replies: status and body of each."""
+    """Read `count` replies; return the status and body of each."""
     found, file = [], sock.makefile("rb")
     for _ in range(count):
         status = int(file.readline().split()[1])
@@ -70,7 +70,7 @@ def check(body: bytes, api: str) -> None:
 @pytest.mark.parametrize("api", ["binary", "form"])
 @pytest.mark.parametrize("seed", range(4))
 def test_pieces_of_every_size(resident: Resident, api: str, seed: int) -> None:
-    """However a body is cut on its way, the result is right, and so is the next one on the same connection."""
+    """However a body is split on its way, its result is right, and so is the next one on the same connection."""
     rng = random.Random(seed)
     head, body = binary() if api == "binary" else form(parts(LARGE, INPUTS))
     with connected(resident.url) as sock:
@@ -89,7 +89,7 @@ def test_pieces_of_every_size(resident: Resident, api: str, seed: int) -> None:
 
 
 def test_bodies_that_arrive_together(resident: Resident) -> None:
-    """Several bodies share the turns of the event loop; each result is right, and so is the next request."""
+    """Several bodies share the turns of the event loop; each result is right, and so are those of the next requests."""
     requests = [binary(), form(parts(LARGE, INPUTS))] * 4
     with ExitStack() as stack, ThreadPoolExecutor(len(requests)) as pool:
         socks = [stack.enter_context(connected(resident.url)) for _ in requests]
@@ -103,7 +103,7 @@ def test_bodies_that_arrive_together(resident: Resident) -> None:
 
 @pytest.mark.parametrize("api", ["binary", "form"])
 def test_requests_behind_a_large_body(resident: Resident, api: str) -> None:
-    """What follows the body on the connection is another request, also when all is sent at once."""
+    """Data after the body on the connection is another request, even if everything is sent at once."""
     head, body = binary() if api == "binary" else form(parts(LARGE, INPUTS))
     with connected(resident.url) as sock:
         sock.sendall(head + body + HEALTH + head + body + HEALTH)
@@ -116,7 +116,7 @@ def test_requests_behind_a_large_body(resident: Resident, api: str) -> None:
 @pytest.mark.parametrize("api", ["binary", "form"])
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.99999])
 def test_a_client_that_leaves_inside_its_body(resident: Resident, api: str, share: float) -> None:
-    """Nothing is kept of a body that does not come to its end."""
+    """Nothing is kept of an incomplete body."""
     head, body = binary() if api == "binary" else form(parts(LARGE, INPUTS))
     with connected(resident.url) as sock:
         sock.sendall(head + body[: int(share * len(body))])
@@ -126,7 +126,7 @@ def test_a_client_that_leaves_inside_its_body(resident: Resident, api: str, shar
 
 
 def test_a_part_that_ends_too_early(resident: Resident) -> None:
-    """A file that is shorter than its header says is a fault of the caller, and the connection goes on or ends."""
+    """A file shorter than its header says is a client error, whether the connection stays open or not."""
     files = parts(LARGE, INPUTS)
     name, (file, data, kind) = files[1]
     files[1] = (name, (file, data[:-1000], kind))
@@ -140,7 +140,7 @@ def test_a_part_that_ends_too_early(resident: Resident) -> None:
 
 
 def test_a_refusal_in_the_middle(resident: Resident) -> None:
-    """A part that nobody knows, after a large one, is refused; the rest of the body is read and dropped."""
+    """An unknown part after a large one is rejected; the rest of the body is read and discarded."""
     files = parts(LARGE, INPUTS)
     files.insert(2, ("else", ("else.npy", files[1][1][1], NPY)))
     head, body = form(files)
@@ -155,7 +155,7 @@ def test_a_refusal_in_the_middle(resident: Resident) -> None:
 
 @pytest.mark.parametrize("refused", ["before its body", "inside its body"])
 def test_a_client_that_only_sends_reads_its_refusal(resident: Resident, refused: str) -> None:
-    """30 MB of a refused call are taken while nothing is held for them, and the answer comes before an orderly end."""
+    """30 MB of a rejected call are read without holding memory, and the answer comes before an orderly close."""
     large = bytes(30 << 20)
     if refused == "before its body":
         headers = {"content-type": "text/plain"}

@@ -1,4 +1,4 @@
-"""API keys: their lines, their ring, the command that makes them."""
+"""API keys: the lines of the file, the key ring, and the command that creates keys."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from app.settings import Settings
 
 
 def digest(secret: str) -> str:
-    """Write the checksum of a key as its line has it."""
+    """Return the checksum of a key as in its line."""
     return f"sha256:{hashlib.sha256(secret.encode()).hexdigest()}"
 
 
 def test_lines_are_read() -> None:
-    """Comments and empty lines are passed over; a limit is optional."""
+    """Comments and empty lines are skipped; a limit is optional."""
     text = f"# who\n\na {digest('1')}  # first\nb\t{digest('2')} calls=3\n"
     assert parse_keys(text) == (
         Key("a", hashlib.sha256(b"1").digest()),
@@ -43,7 +43,7 @@ def test_lines_are_read() -> None:
     ],
 )
 def test_a_wrong_line_is_named_and_not_shown(line: str) -> None:
-    """The error has the number of the line and nothing of what is in it."""
+    """The error has the line's number, but nothing of its content."""
     with pytest.raises(ValueError, match=r"^line 2 ") as caught:
         parse_keys(f"# comment\n{line}")
     assert "secret" not in str(caught.value)
@@ -51,13 +51,13 @@ def test_a_wrong_line_is_named_and_not_shown(line: str) -> None:
 
 @pytest.mark.parametrize("lines", [f"a {digest('1')};a {digest('2')}", f"a {digest('1')};b {digest('1')}"])
 def test_names_and_keys_are_unique(lines: str) -> None:
-    """Two lines with one name, or one key under two names, are a mistake."""
+    """Two lines with the same name, or the same key under two names, are an error."""
     with pytest.raises(ValueError, match="two keys"):
         parse_keys(lines)
 
 
 def test_only_the_right_key_is_found() -> None:
-    """A key is found by its text; anything else is not, however long or strange."""
+    """Only the exact text of a key finds it; nothing else does, however long or strange."""
     ring = KeyRing(text=f"a {digest('right')};b {digest('other')}")
     found = ring.find("right")
     assert found is not None
@@ -67,13 +67,13 @@ def test_only_the_right_key_is_found() -> None:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Ask until it is so."""
+    """Wait until a condition holds."""
     while not condition():
         os.sched_yield()
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
-    """A new line counts without a restart; a broken or missing file changes nothing."""
+    """A new line takes effect without a restart; a broken or missing file changes nothing."""
     path = tmp_path / "keys"
     path.write_text(f"a {digest('1')}\n")
     ring = KeyRing(file=path)
@@ -90,7 +90,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 
 
 def test_the_command_creates_a_key_and_its_line() -> None:
-    """The key and its line fit together; the line does not contain the key."""
+    """The printed line belongs to the printed key and does not contain it."""
     command = [sys.executable, "-m", "app.http.keys", "team-a", "--calls", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     secret = done.stderr.strip().rpartition(" ")[2]
@@ -103,7 +103,7 @@ def test_the_command_creates_a_key_and_its_line() -> None:
 def test_the_command_reads_a_key_from_stdin(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --stdin the line is that of the given key; one that could be guessed is refused."""
+    """With --stdin the line is for the given key; a guessable key is rejected."""
     monkeypatch.setattr("sys.stdin", io.StringIO("a-key-of-my-own-making\n"))
     assert main(["me", "--stdin"]) == 0
     assert KeyRing(text=capsys.readouterr().out).find("a-key-of-my-own-making") is not None

@@ -1,4 +1,4 @@
-"""More connections than there may be, on the real service: who is turned away hears why, and operators get in."""
+"""Connections beyond the limit on the real service: they are told why they are rejected; operators still get in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.live import LiveService, running_service
 
 BOUND = 8
 PATH = f"/v1/ops/{SMALL.op}"
-# What the APIs say of a call that can't come in.
+# How to find the reason in each API's rejection.
 APIS: dict[str, Callable[[dict[str, object]], object]] = {
     PATH: lambda said: said["reason"],
     "/rpc": lambda said: said["error"]["data"]["reason"],  # type: ignore[index]
@@ -34,14 +34,14 @@ APIS: dict[str, Callable[[dict[str, object]], object]] = {
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[LiveService]:
-    """A service of few connections."""
+    """A service that allows few connections."""
     with running_service("--workers", "1", "--connections", str(BOUND), "--slow-s", "20") as service:
         yield service
 
 
 @contextmanager
 def full(service: LiveService) -> Iterator[None]:
-    """Take all connections that there may be, with heads that never end."""
+    """Use all allowed connections, with heads that never end."""
     with ExitStack() as stack:
         while held(service) < BOUND:
             stack.enter_context(connected(service.url)).sendall(b"POST /rpc HTTP/1.1\r\nhost: localhost\r\n")
@@ -50,12 +50,12 @@ def full(service: LiveService) -> Iterator[None]:
 
 
 def held(service: LiveService) -> float:
-    """Count the connections of others; one of ours may be on its way out at the first looks."""
+    """Return the number of others' connections; one of ours may still be closing at the first reads."""
     return min(gauge(service, "connections_open") for _ in range(4)) - 1
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait until it is so."""
+    """Wait until a condition holds."""
     limit = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < limit
@@ -63,33 +63,33 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def page(service: LiveService) -> str:
-    """Read the metrics over a connection of its own, which counts as one that is open."""
+    """Return the metrics, read over a separate connection, which counts as open itself."""
     reply = httpx.get(f"{service.url}/metrics", timeout=30)
     assert reply.status_code == 200
     return reply.text
 
 
 def gauge(service: LiveService, name: str) -> float:
-    """Read one number."""
+    """Return the value of one metric."""
     (value,) = re.findall(rf"^convgrad_{name} (\S+)$", page(service), re.MULTILINE)
     return float(value)
 
 
 def refused(service: LiveService, api: str) -> float:
-    """Count what this API has turned away because there were too many connections."""
+    """Return how many requests to this API were rejected because of too many connections."""
     line = f'convgrad_refusals_total{{api="{api}",reason="connections"}}'
     return float((re.findall(rf"^{re.escape(line)} (\S+)$", page(service), re.MULTILINE) or [0])[0])
 
 
 def right(service: LiveService) -> bool:
-    """Make a call and look at its result."""
+    """Return whether a call returns the right result."""
     inputs = SMALL.inputs()
     with httpx.Client(base_url=service.url, timeout=60) as http:
         return same_bits(read(post(http, SMALL, inputs, NPY)), SMALL.expected(inputs))
 
 
 def asked(service: LiveService, path: str, length: int, more: str = "") -> tuple[str, bytes]:
-    """Send a whole request without listening, then read to the end: head and body of the answer."""
+    """Send a whole request without reading, then read to the end; return head and body of the answer."""
     lines = [
         f"POST {path} HTTP/1.1",
         "host: localhost",
@@ -106,8 +106,8 @@ def asked(service: LiveService, path: str, length: int, more: str = "") -> tuple
 
 @pytest.mark.parametrize("path", APIS)
 @pytest.mark.parametrize("length", [10, 5 << 20])
-def test_beyond_the_bound_clients_hear_why(narrow: LiveService, path: str, length: int) -> None:
-    """Each API answers 503 in its own words, with Retry-After, also who sends all of a large body before listening."""
+def test_rejected_clients_are_told_why(narrow: LiveService, path: str, length: int) -> None:
+    """Each API answers 503 in its own form, with Retry-After, even if the client first sends all of a large body."""
     api = {"v1": "rest", "v2": "oip"}.get(path[1:3], "rpc")
     with full(narrow):
         before = refused(narrow, api)
@@ -122,8 +122,8 @@ def test_beyond_the_bound_clients_hear_why(narrow: LiveService, path: str, lengt
     assert right(narrow)
 
 
-def test_operators_get_in_all_the_same(narrow: LiveService) -> None:
-    """Health and metrics are answered beyond the bound, once for each connection; other pages are not."""
+def test_health_and_metrics_beyond_the_limit(narrow: LiveService) -> None:
+    """Health and metrics are answered beyond the limit, once per connection; other pages are not."""
     with full(narrow), httpx.Client(base_url=narrow.url, timeout=30) as http:
         for name in ("/healthz", "/readyz", "/metrics"):
             reply = http.get(name)
@@ -135,7 +135,7 @@ def test_operators_get_in_all_the_same(narrow: LiveService) -> None:
 
 
 def test_a_head_that_begins_late(narrow: LiveService) -> None:
-    """Who sends nothing at first is asked later: it gets in when there is room by then, and hears it when not."""
+    """A connection that sends nothing at first is decided later: it is served if there is room then, or rejected."""
     with full(narrow), connected(narrow.url) as early:
         page(narrow)  # by now it has been accepted
         early.sendall(f"GET {PATH} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
@@ -148,11 +148,11 @@ def test_a_head_that_begins_late(narrow: LiveService) -> None:
         assert late.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_the_longest_silence_ends_with_an_answer() -> None:
-    """When as many say nothing as there may be, the oldest of them hear why they go, and new ones get to the API."""
+def test_the_oldest_silent_connections_get_an_answer() -> None:
+    """If the most silent connections are open, the oldest are told why they are closed, and new ones can connect."""
     if shutil.which("prlimit") is None:
         pytest.skip("no prlimit here")
-    under = ["prlimit", "--nofile=200:200"]  # a quarter of them may wait
+    under = ["prlimit", "--nofile=200:200"]  # a quarter of them may be waiting connections
     with running_service("--workers", "1", "--connections", str(BOUND), under=under) as service, ExitStack() as stack:
         with full(service):
             first = stack.enter_context(connected(service.url))
@@ -165,12 +165,12 @@ def test_the_longest_silence_ends_with_an_answer() -> None:
 
 
 def whole(connection: socket.socket) -> bytes:
-    """Read until the end."""
+    """Read until the connection is closed."""
     return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
 def test_idle_connections_make_room(narrow: LiveService) -> None:
-    """Connections that wait for another request are closed for those that have one."""
+    """Idle connections are closed in favour of those with a request."""
     with ExitStack() as stack:
         for _ in range(3 * BOUND):
             sock = stack.enter_context(connected(narrow.url))
@@ -185,7 +185,7 @@ def test_idle_connections_make_room(narrow: LiveService) -> None:
 
 
 def test_a_flood_leaves_nothing_behind(narrow: LiveService) -> None:
-    """Hundreds of large requests beyond the bound are answered; memory and descriptors are as before."""
+    """Hundreds of large requests beyond the limit are answered; memory and descriptors are then as before."""
     descriptors = Path(f"/proc/{narrow.pid}/fd")
     if not descriptors.exists():
         pytest.skip("no /proc here")
@@ -206,8 +206,8 @@ def test_a_flood_leaves_nothing_behind(narrow: LiveService) -> None:
     assert right(narrow)
 
 
-def test_a_connection_that_is_dropped_before_it_is_looked_at(narrow: LiveService) -> None:
-    """Resets at the API disturb nobody."""
+def test_connections_reset_while_they_wait(narrow: LiveService) -> None:
+    """Connections that are reset while they wait disturb nobody."""
     with full(narrow):
         for data in (b"", b"POST /rpc HTTP/1.1\r\ncontent-length: 5\r\n\r\n"):
             for _ in range(20):
@@ -218,16 +218,16 @@ def test_a_connection_that_is_dropped_before_it_is_looked_at(narrow: LiveService
 
 
 @pytest.mark.parametrize("data", [b"", b"\x16\x03\x01", b"GET", b"POST /v1/ops/x HTTP/1.1", b"\xff" * 4096])
-def test_bytes_that_are_no_head(data: bytes) -> None:
-    """Whatever the first bytes are, they have an API and can be answered."""
+def test_malformed_heads_can_be_answered(data: bytes) -> None:
+    """Whatever the first bytes are, they are assigned to an API and can be answered."""
     head = Head(data)
     assert not head.is_watching
     assert not head.is_call
     assert answer(head, Overloaded("full", retry_after=1, data={"reason": "x"})).startswith(b"HTTP/1.1 503 ")
 
 
-def test_the_words_are_those_of_the_apis() -> None:
-    """The body of a refusal is the problem object that the whole way through would give, whatever id it has."""
+def test_rejections_are_the_api_s_problem_objects() -> None:
+    """A rejection's body is the problem object that a full request would get, with or without its own id."""
     error = Overloaded("full", retry_after=2, data={"reason": "queue", "limit": 4})
     for given in ("mine", ""):
         head = Head(f"POST {PATH} HTTP/1.1\r\nX-Request-Id: {given}\r\n\r\n".encode())

@@ -17,13 +17,13 @@ from convgrad import Cancelled, Overloaded
 
 
 def scope(**headers: str) -> Scope:
-    """Make the scope of a POST."""
+    """Return the scope of a POST."""
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     return {"type": "http", "method": "POST", "path": "/x", "headers": raw}
 
 
 def call(app: ASGIApp, *body: bytes, **headers: str) -> list[Message]:
-    """Call an app with a body in pieces; after it the client waits."""
+    """Call an app with a body in pieces, after which the client waits; return the messages sent."""
     sent: list[Message] = []
     pieces = [{"type": "http.request", "body": piece, "more_body": True} for piece in body]
     if pieces:
@@ -46,7 +46,7 @@ def call(app: ASGIApp, *body: bytes, **headers: str) -> list[Message]:
 
 
 def headers_of(message: Message) -> dict[str, str]:
-    """Read the headers of a reply's start."""
+    """Return the headers of a reply's start."""
     return {name.decode(): value.decode() for name, value in message["headers"]}
 
 
@@ -58,7 +58,7 @@ async def _echo(inner: Scope, receive: Receive, send: Send) -> None:
 
 
 def test_an_unexpected_error_is_a_500_without_details() -> None:
-    """A fault of an API becomes a problem object that says nothing of it."""
+    """An unexpected exception becomes a problem object without details."""
 
     async def broken(*_: Any) -> None:
         raise ZeroDivisionError("secret")
@@ -70,7 +70,7 @@ def test_an_unexpected_error_is_a_500_without_details() -> None:
 
 
 def test_an_error_of_ours_has_its_status_and_headers() -> None:
-    """An error of the tree that an API lets through is answered as its class says."""
+    """One of our errors that an API does not handle is answered according to its class."""
 
     async def full(*_: Any) -> None:
         raise Overloaded("full", retry_after=3)
@@ -82,7 +82,7 @@ def test_an_error_of_ours_has_its_status_and_headers() -> None:
 
 
 def test_an_error_after_the_first_byte_leaves_the_reply_unfinished() -> None:
-    """Nothing is added to half a reply: the server closes the connection."""
+    """Nothing is added to an incomplete reply: the server closes the connection."""
 
     async def half(_: Scope, __: Receive, send: Send) -> None:
         await send_head(send, "text/plain", length=10)
@@ -95,7 +95,7 @@ def test_an_error_after_the_first_byte_leaves_the_reply_unfinished() -> None:
 
 
 def test_timings_are_sent() -> None:
-    """What an API measured is in Server-Timing."""
+    """The times that an API measured are in Server-Timing."""
 
     async def timed(inner: Scope, _: Receive, send: Send) -> None:
         context_of(inner).timings.add("compute", 0.001)
@@ -107,7 +107,7 @@ def test_timings_are_sent() -> None:
 
 @pytest.mark.parametrize("headers", [{"content_length": "11"}, {"transfer_encoding": "chunked"}])
 def test_a_body_over_the_limit_is_refused(headers: dict[str, str]) -> None:
-    """By its declared length, or when it passes the limit; the rest is read before the connection closes."""
+    """It is rejected by its declared length, or when it passes the limit; the rest is read before closing."""
     app = BodyLimit(RequestContextMiddleware(_echo), limit=10)
     sent = call(app, b"123456", b"78901", b"rest", **headers)
     assert sent[0]["status"] == 413
@@ -116,13 +116,13 @@ def test_a_body_over_the_limit_is_refused(headers: dict[str, str]) -> None:
 
 
 def test_a_body_within_the_limit_passes() -> None:
-    """Ten bytes of ten are fine."""
+    """A body of exactly the limit is accepted."""
     app = BodyLimit(RequestContextMiddleware(_echo), limit=10)
     assert call(app, b"12345", b"67890", transfer_encoding="chunked")[0]["status"] == 200
 
 
 def test_a_large_unread_body_closes_the_connection() -> None:
-    """A reply before the end of a long body says that the connection will close, and is whole before it does."""
+    """A reply before the end of a long body announces that the connection will close, and is sent in full first."""
 
     async def early(_: Scope, __: Receive, send: Send) -> None:
         await send_bytes(send, b"no", "text/plain", status=422)
@@ -136,7 +136,7 @@ def test_a_large_unread_body_closes_the_connection() -> None:
 
 
 def test_the_rest_is_dropped_when_the_request_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a request holds is free before its unread body has come, of which not more than the bound is read."""
+    """A request's resources are released before its unread body has arrived, of which a bounded part is read."""
     monkeypatch.setattr("app.http.middleware._LINGER_BYTES", 20)
     held, came = False, 0
 
@@ -162,7 +162,7 @@ def test_the_rest_is_dropped_when_the_request_is_over(monkeypatch: pytest.Monkey
 
 
 def test_a_client_that_leaves_cancels_the_block() -> None:
-    """`http.disconnect` ends the block with `Cancelled`, and the task is as good as new after it."""
+    """`http.disconnect` ends the block with `Cancelled`, and the task is not left in a cancelled state."""
 
     async def scenario() -> None:
         gone = asyncio.Event()
@@ -184,7 +184,7 @@ def test_a_client_that_leaves_cancels_the_block() -> None:
 
 
 def test_a_block_that_ends_is_not_cancelled() -> None:
-    """A client that stays, or leaves after the block, changes nothing."""
+    """A client that stays until the end of the block has no effect."""
 
     async def scenario() -> str:
         async def receive() -> Message:

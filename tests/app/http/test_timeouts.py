@@ -1,4 +1,4 @@
-"""Clients that send or read too slowly, on a service of little patience."""
+"""Clients that send or read too slowly, on a service with a short timeout."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def rest(sock: socket.socket) -> bytes:
 
 @pytest.mark.parametrize("start", [b"", b"POST /v1/ops HTTP/1.1\r\nHost:", b"\r\n\r\n"])
 def test_a_missing_head_times_out(hasty: Resident, start: bytes) -> None:
-    """A connection without a whole head is closed."""
+    """A connection without a complete head is closed."""
     with connected(hasty.url) as sock:
         sock.sendall(start)
         assert rest(sock) == b""
 
 
 def test_a_missing_second_head_times_out(hasty: Resident) -> None:
-    """Half a head after an answered request closes the connection too."""
+    """An incomplete head after an answered request also closes the connection."""
     with connected(hasty.url) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /heal")
         assert rest(sock).count(b"HTTP/1.1 200") == 1
@@ -68,7 +68,7 @@ def test_a_missing_body_times_out(hasty: Resident, path: str) -> None:
 
 @pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])
 def test_an_unread_reply_times_out(hasty: Resident, accept: str) -> None:
-    """A client that does not read loses its connection; its call's place and memory are free again."""
+    """A client that does not read loses its connection; its call's queue place and memory are released."""
     with connected(hasty.url, little_room=True) as sock:
         # The body in one piece; this client is slow only in reading.
         sock.sendall(b"".join(multipart(LARGE, accept)))

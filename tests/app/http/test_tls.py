@@ -1,4 +1,4 @@
-"""TLS with client certificates, as real authorities would issue them."""
+"""TLS with client certificates issued by test authorities."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tests.live import running_service
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """The authority that the service knows."""
+    """The authority that the service trusts."""
     return trustme.CA()
 
 
 @pytest.fixture(scope="module")
 def url(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A service that takes only clients with a certificate of that authority."""
+    """A service that accepts only clients with a certificate of that authority."""
     folder: Path = tmp_path_factory.mktemp("tls")
     certificate, known = folder / "server.pem", folder / "ca.pem"
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(certificate))
@@ -33,7 +33,7 @@ def url(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def client(url: str, server_authority: trustme.CA, own_authority: trustme.CA | None) -> httpx.Client:
-    """Make a client that trusts one authority, with a certificate of the other, if any."""
+    """Return a client that trusts one authority, with a certificate of the other one if given."""
     trust = ssl.create_default_context()
     server_authority.configure_trust(trust)
     if own_authority is not None:
@@ -42,7 +42,7 @@ def client(url: str, server_authority: trustme.CA, own_authority: trustme.CA | N
 
 
 def test_a_client_with_a_certificate_is_served(url: str, authority: trustme.CA) -> None:
-    """A certificate of the known authority opens every API."""
+    """A certificate of the trusted authority gives access to every API."""
     inputs = SMALL.inputs()
     with client(url, authority, authority) as http:
         assert same_bits(read(post(http, SMALL, inputs)), SMALL.expected(inputs))
@@ -50,6 +50,6 @@ def test_a_client_with_a_certificate_is_served(url: str, authority: trustme.CA) 
 
 @pytest.mark.parametrize("stranger", [None, trustme.CA()], ids=["none", "of another authority"])
 def test_a_client_without_one_is_not(url: str, authority: trustme.CA, stranger: trustme.CA | None) -> None:
-    """Without a certificate, or with one of another authority, not even the health page is told."""
+    """Without a certificate, or with one of another authority, even the health page is refused."""
     with client(url, authority, stranger) as http, pytest.raises(httpx.TransportError):
         http.get("/healthz")

@@ -21,12 +21,12 @@ CHUNKED = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in (BODY[:9],
 
 
 def request(fields: bytes, body: bytes = b"", method: bytes = b"POST", path: bytes = b"/rpc") -> bytes:
-    """Write a request that offers h2c."""
+    """Return a request that offers h2c."""
     return b"%s %s HTTP/1.1\r\nHost: localhost\r\n%s%s\r\n%s" % (method, path, OFFER, fields, body)
 
 
 def answers(sock: socket.socket, count: int) -> list[httpx.Response]:
-    """Read so many answers with their bodies."""
+    """Read `count` answers with their bodies."""
     file, found = sock.makefile("rb"), []
     for _ in range(count):
         status = int(file.readline().split()[1])
@@ -37,7 +37,7 @@ def answers(sock: socket.socket, count: int) -> list[httpx.Response]:
 
 @pytest.mark.parametrize("step", [1, 50, 1 << 20])
 def test_upgrade_headers_are_ignored(service: LiveService, step: int) -> None:
-    """Bodies with a length and in chunks arrive whole, however the bytes are cut, and the connection goes on."""
+    """Bodies with a length and chunked ones arrive complete, however they are split; the connection stays open."""
     plain = request(b"Content-Length: %d\r\n" % len(BODY), BODY)
     sent = (
         plain
@@ -56,7 +56,7 @@ def test_upgrade_headers_are_ignored(service: LiveService, step: int) -> None:
 
 
 def test_a_large_body_after_an_upgrade_header(service: LiveService) -> None:
-    """Tensors that the operating system puts in their place arrive too, and so does the request after them."""
+    """Tensors that are received directly into their memory arrive too, and so does the request after them."""
     inputs = LARGE.inputs()
     files, headers = parts(LARGE, inputs), {"accept": NPY}
     head, body = written(httpx.Request("POST", f"http://localhost/v1/ops/{LARGE.op}", files=files, headers=headers))
@@ -69,7 +69,7 @@ def test_a_large_body_after_an_upgrade_header(service: LiveService) -> None:
 
 
 def test_a_broken_body_after_an_upgrade_header(service: LiveService) -> None:
-    """Chunks that are none end the connection with 400, as without an offer."""
+    """Invalid chunks end the connection with 400, as without an upgrade header."""
     with connected(service.url) as sock:
         sock.sendall(request(b"Transfer-Encoding: chunked\r\n", b"zz\r\n"))
         assert sock.recv(1 << 16).startswith(b"HTTP/1.1 400 ")
@@ -77,7 +77,7 @@ def test_a_broken_body_after_an_upgrade_header(service: LiveService) -> None:
 
 @pytest.mark.skipif(shutil.which("java") is None, reason="no Java here")
 def test_java_makes_a_call(service: LiveService, tmp_path: Path) -> None:
-    """The HTTP client of Java's library, which offers h2c with each request, gets the right gradient both ways."""
+    """Java's HTTP client, which always offers h2c, gets the right gradient with a declared length and with chunks."""
     inputs = SMALL.inputs()
     call = {"jsonrpc": "2.0", "method": SMALL.op, "params": document(SMALL, inputs), "id": 1}
     (tmp_path / "call.json").write_text(json.dumps(call))

@@ -1,1 +1,1 @@
-"""Claims about the intake of request bodies."""
+"""Tests of app/intake."""

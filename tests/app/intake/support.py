@@ -1,4 +1,4 @@
-"""What the tests of the intake share: bodies in the forms that clients send, and their reading."""
+"""Helpers for the intake's tests: request bodies in the forms that clients send, and functions that read them."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ Array = NDArray[Any]
 
 
 def arrays(dtype: str = "f4", *, n: int = 2) -> dict[str, Array]:
-    """Make the inputs of a small one-dimensional convolution with two channels and a kernel of three."""
+    """Return the inputs of a small one-dimensional convolution with two channels and a kernel of three."""
     src = np.arange(n * 2 * 8).reshape(n, 2, 8)
     return {"src": src.astype(dtype), "diff_dst": (src[:, :, :6] + 1).astype(dtype)}
 
 
 def npy(array: Array) -> bytes:
-    """Write what `numpy.save` writes."""
+    """Return what `numpy.save` writes."""
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
     return file.getvalue()
 
 
 def text(raw: bytes) -> str:
-    """Encode in base64."""
+    """Return the base64 text of some bytes."""
     return base64.b64encode(raw).decode()
 
 
 def multipart(parts: Sequence[tuple[str, bytes]], *, end: bytes = b"--\r\n") -> bytes:
-    """Write a multipart body as curl does."""
+    """Return a multipart body as curl writes it."""
     body = b"".join(
         f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"; filename="x"\r\n'
         f"Content-Type: application/octet-stream\r\n\r\n".encode()
@@ -70,7 +70,7 @@ def multipart(parts: Sequence[tuple[str, bytes]], *, end: bytes = b"--\r\n") -> 
 
 
 def request(inputs: dict[str, Any] | None = None, **members: Any) -> bytes:
-    """Write the `request` part."""
+    """Return the `request` part."""
     given = {"attributes": ATTRIBUTES, "inputs": {"weights_shape": [2, 2, 3]} | (inputs or {})}
     return json.dumps(given | members).encode()
 
@@ -84,7 +84,7 @@ async def pour(body: bytes, reader: BodyReader, step: int) -> None:
 def read_parts(
     body: bytes, *, step: int = 10**6, called: CalledOperation = OPERATION, declared: bool = True
 ) -> dict[str, bytes]:
-    """Read a multipart body as the service does and return the tensors that the kernels would get."""
+    """Read a multipart body as the service does; return the tensors that the kernels would get."""
 
     async def run(lease: Lease) -> dict[str, bytes]:
         length = len(body) if declared else None
@@ -96,7 +96,7 @@ def read_parts(
 
 
 def read_object(value: Any, *, called: CalledOperation = OPERATION) -> dict[str, bytes]:
-    """Read a parsed request object as the service does and return the tensors that the kernels would get."""
+    """Read a parsed request object as the service does; return the tensors that the kernels would get."""
 
     async def run(lease: Lease) -> dict[str, bytes]:
         return await collected(read_call(called, value, lease), lease)
@@ -110,7 +110,7 @@ async def checked(call: RequestedCall) -> None:
 
 
 async def collected(call: RequestedCall, lease: Lease) -> dict[str, bytes]:
-    """Check a call and copy its tensors out of their memory."""
+    """Check a call and return copies of its tensors."""
     op = resolve(call.called.called_as, call.attributes, call.metas)
     spellings = call.called.operation.input_spellings
     found = {spellings[name]: segment for name, segment in (await collect_tensors(call.inputs, lease)).items()}
@@ -120,7 +120,7 @@ async def collected(call: RequestedCall, lease: Lease) -> dict[str, bytes]:
 
 
 def in_pool(run: Callable[[Lease], Awaitable[dict[str, bytes]]]) -> dict[str, bytes]:
-    """Run with a lease of a fresh pool, and see that everything went back to the pool on every way out."""
+    """Run with a lease from a new pool, and check that all memory is released, whatever the outcome."""
     pool = SegmentPool(64 * MIB)
 
     async def held() -> dict[str, bytes] | ConvgradError:
@@ -128,7 +128,7 @@ def in_pool(run: Callable[[Lease], Awaitable[dict[str, bytes]]]) -> dict[str, by
             try:
                 return await run(lease)
             except ConvgradError as error:
-                # A traceback keeps frames, and frames keep views.
+                # A traceback holds frames, and frames hold views.
                 return error.with_traceback(None)
 
     outcome = asyncio.run(held())

@@ -1,4 +1,4 @@
-"""Content codings: what goes in comes out, in pieces, and no more of it than allowed."""
+"""Content codings: data is decoded unchanged, in pieces, and never more than allowed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from convgrad._errors import ParseError, TooLarge, UnsupportedMediaType
 
 
 def bare(data: bytes) -> bytes:
-    """Deflate without zlib's frame."""
+    """Return data compressed as raw deflate, without zlib's header and checksum."""
     deflate = zlib.compressobj(wbits=-15)
     return deflate.compress(data) + deflate.flush()
 
@@ -30,7 +30,7 @@ CODERS: list[tuple[str, Callable[[bytes], bytes]]] = [
 @pytest.mark.parametrize(("coding", "encode"), CODERS)
 @given(data=st.binary(max_size=2000), step=st.integers(1, 300))
 def test_any_body_in_any_chunks(coding: str, encode: Callable[[bytes], bytes], data: bytes, step: int) -> None:
-    """A coded body decodes to itself, whatever its chunks."""
+    """A compressed body decodes to the original, however it is split."""
     decoder = decoder_of(coding, 1 << 20)
     assert decoder is not None
     coded = encode(data)
@@ -41,7 +41,7 @@ def test_any_body_in_any_chunks(coding: str, encode: Callable[[bytes], bytes], d
 
 @pytest.mark.parametrize(("coding", "encode"), CODERS)
 def test_a_compression_bomb_costs_one_piece_more_than_the_limit(coding: str, encode: Callable[[bytes], bytes]) -> None:
-    """What inflates past the limit is stopped there, and comes in pieces of moderate size."""
+    """Decoding stops at the limit, and the output comes in pieces of moderate size."""
     decoder = decoder_of(coding, 1 << 20)
     assert decoder is not None
     pieces: list[int] = []
@@ -52,7 +52,7 @@ def test_a_compression_bomb_costs_one_piece_more_than_the_limit(coding: str, enc
 
 
 def test_only_known_codings() -> None:
-    """No coding and identity are plain; anything but gzip and deflate is refused."""
+    """No coding and identity pass data through; anything but gzip and deflate is rejected."""
     assert decoder_of("", 1) is None
     assert decoder_of(" Identity ", 1) is None
     assert decoder_of("GZIP", 1) is not None
@@ -62,7 +62,7 @@ def test_only_known_codings() -> None:
 
 @pytest.mark.parametrize(("coding", "encode"), CODERS)
 def test_a_coded_body_is_whole(coding: str, encode: Callable[[bytes], bytes]) -> None:
-    """A coded body that ends early is refused."""
+    """A compressed body that ends early is rejected."""
     decoder = decoder_of(coding, 1 << 20)
     assert decoder is not None
     list(decoder.pieces(encode(b"abc" * 100)[:-1]))

@@ -1,4 +1,4 @@
-"""The JSON scanner against the standard library, split at every border."""
+"""The JSON scanner against the standard library, with bodies split at every position."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def scan(body: bytes, sizes: list[int] | None = None, **limits: Any) -> Any:
-    """Feed `body` in chunks of the given sizes, the last one repeated; give the document in plain values."""
+    """Feed `body` in chunks of the given sizes, the last one repeated; return the document in plain values."""
     pool = SegmentPool(64 * MIB)
 
     async def run() -> Any:
@@ -46,7 +46,7 @@ def scan(body: bytes, sizes: list[int] | None = None, **limits: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Replace every diverted string by the bytes that landed, or by its fault."""
+    """Replace every diverted string by its decoded bytes, or by its fault."""
     if isinstance(value, dict):
         return {key: plain(child) for key, child in value.items()}
     if isinstance(value, list):
@@ -59,7 +59,7 @@ def plain(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Decode what is still text under `data`, so that it does not matter which strings were diverted."""
+    """Decode the remaining strings under `data`, so that it does not matter which ones were diverted."""
     if isinstance(value, list):
         return [decoded(child) for child in value]
     if not isinstance(value, dict):
@@ -99,7 +99,7 @@ documents = st.recursive(
 def test_any_split_gives_what_the_standard_library_reads(
     document: Any, indent: int | None, ascii_only: bool, slashes: bool, sizes: list[int]
 ) -> None:
-    """A document cut anywhere reads as json.loads and base64 read it whole."""
+    """A document split anywhere reads as json.loads and base64 read it whole."""
     text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)
     if slashes:
         text = re.sub(r"(?<!e)[+]", r"\\u002B", text.replace("/", "\\/"))
@@ -107,15 +107,15 @@ def test_any_split_gives_what_the_standard_library_reads(
 
 
 @given(st.binary(max_size=600) | st.text(max_size=400).map(str.encode), st.lists(st.integers(1, 99), min_size=1))
-def test_rubbish_raises_nothing_but_the_tree(body: bytes, sizes: list[int]) -> None:
-    """Bytes that nobody vouches for give a document or an error of the tree, and no memory stays taken."""
+def test_rubbish_raises_only_convgrad_errors(body: bytes, sizes: list[int]) -> None:
+    """Arbitrary bytes return a document or raise one of our errors, and no memory stays in use."""
     with contextlib.suppress(ConvgradError):
         scan(body, sizes)
 
 
 @given(st.data(), st.lists(st.integers(1, 300), min_size=1))
-def test_damaged_documents_raise_nothing_but_the_tree(data: st.DataObject, sizes: list[int]) -> None:
-    """A good document with bytes cut out, doubled or changed gives what json.loads takes too, or an error."""
+def test_damaged_documents_raise_only_convgrad_errors(data: st.DataObject, sizes: list[int]) -> None:
+    """A valid document with bytes removed, doubled or changed reads as with json.loads, or raises an error."""
     body = bytearray(json.dumps(data.draw(documents)).encode())
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(body)))
@@ -128,20 +128,20 @@ def test_damaged_documents_raise_nothing_but_the_tree(data: st.DataObject, sizes
 
 
 def has_fault(value: Any) -> bool:
-    """Say whether a diverted string of the document had a fault."""
+    """Return whether a diverted string of the document has a fault."""
     if isinstance(value, dict | list):
         return any(has_fault(child) for child in (value.values() if isinstance(value, dict) else value))
     return isinstance(value, TensorFault | ConvgradError)
 
 
 def body_with(data: str, shape: list[int] | None = None, *, key: str = "data") -> bytes:
-    """Write a document with one tensor."""
+    """Return a document with one tensor."""
     head = {} if shape is None else {"dtype": "f32", "shape": shape}
     return json.dumps({"id": 7, "t": head | {key: data}}).encode()
 
 
 def base64_of(nbytes: int) -> str:
-    """Encode that many bytes, none of them special."""
+    """Return the base64 text of this many bytes."""
     return base64.b64encode(random.Random(nbytes).randbytes(nbytes)).decode()
 
 
@@ -182,7 +182,7 @@ def base64_of(nbytes: int) -> str:
 )
 @pytest.mark.parametrize("step", [1, 7, 10**6])
 def test_what_is_not_json_is_a_parse_error(body: bytes, step: int) -> None:
-    """Malformed, ambiguous and too deep documents are parse errors, however they are cut."""
+    """Malformed, ambiguous and too deeply nested documents are parse errors, however they are split."""
     if step == 1 and len(body) > 10_000:
         step = 97
     with pytest.raises(ParseError):
@@ -191,13 +191,13 @@ def test_what_is_not_json_is_a_parse_error(body: bytes, step: int) -> None:
 
 @pytest.mark.parametrize("body", [b"[1, 2]", b'"x"', b"17", b"null", b"[" * 64 + b"]" * 64, b'\xef\xbb\xbf{"a": 1}'])
 def test_every_kind_of_document_is_read(body: bytes) -> None:
-    """A document may be any value, 64 deep, and may begin with a byte order mark."""
+    """A document may be any value, nested 64 deep, and may start with a byte order mark."""
     assert scan(body, [1]) == json.loads(body.decode("utf-8-sig"))
 
 
 @pytest.mark.parametrize("body", [b'"' + b"a" * 300_000 + b'"', b" " * 300_000, b'{"dato": "' + b"A" * 300_000 + b'"}'])
 def test_a_skeleton_over_the_cap_is_too_large(body: bytes) -> None:
-    """Anything long that is not a tensor is refused at the cap, before the rest has come."""
+    """Long content that is not a tensor is rejected at the limit, before the rest has arrived."""
     with pytest.raises(TooLarge):
         scan(body + b"!" * MIB, [4096], length=None)
 
@@ -218,14 +218,14 @@ def test_a_skeleton_over_the_cap_is_too_large(body: bytes) -> None:
 )
 @pytest.mark.parametrize("step", [1, 5, 10**6])
 def test_bad_base64_stays_in_its_place(data: str, kind: str, step: int) -> None:
-    """A fault inside a tensor's string is that tensor's alone: the document around it is read."""
+    """A fault in a tensor's string concerns only that tensor: the rest of the document is read."""
     document = scan(body_with(data), [step])
     assert document["id"] == 7
     assert document["t"]["data"].kind == kind
 
 
 def test_sizes_are_compared_before_memory_is_taken() -> None:
-    """With dtype and shape in front, a string that can't be right takes no memory at all."""
+    """If dtype and shape come first, a string of the wrong size allocates no memory."""
     pool = SegmentPool(64 * MIB)
     with Lease(pool) as lease:
         body = body_with("A" * 1000, [1000, 1000])
@@ -239,7 +239,7 @@ def test_sizes_are_compared_before_memory_is_taken() -> None:
 
 @pytest.mark.parametrize("count", [250, 252])
 def test_a_string_of_another_size_is_a_fault(count: int) -> None:
-    """Fewer and more bytes than dtype and shape ask for are both faults that name the two numbers."""
+    """Fewer or more bytes than dtype and shape need are a fault that names the needed number."""
     fault = scan(body_with(base64_of(4 * count), [251]), [100])["t"]["data"]
     assert fault.kind == "size"
     assert "1004 bytes" in fault.message
@@ -249,7 +249,7 @@ def test_a_string_of_another_size_is_a_fault(count: int) -> None:
 @pytest.mark.parametrize("shape_first", [True, False])
 @pytest.mark.parametrize("nbytes", [400, 100_000, 5_000_000])
 def test_large_strings_land_whole(declared: bool, shape_first: bool, nbytes: int) -> None:
-    """All bytes arrive with and without a declared length, with the shape before the data and without it."""
+    """All bytes arrive, with and without a declared length, and with and without the shape before the data."""
     text = base64_of(nbytes)
     body = body_with(text, [nbytes // 4] if shape_first else None)
     document = scan(body, [65536], length=len(body) if declared else None)
@@ -257,7 +257,7 @@ def test_large_strings_land_whole(declared: bool, shape_first: bool, nbytes: int
 
 
 def test_a_tensor_is_held_once() -> None:
-    """Sixteen megabytes of base64 take their decoded size from the pool and next to nothing from the heap."""
+    """Sixteen megabytes of base64 use their decoded size from the pool and less than 1 MiB of the heap."""
     nbytes = 12 * MIB
     body = body_with(base64_of(nbytes), [nbytes // 4])
     pool = SegmentPool(64 * MIB)
@@ -283,7 +283,7 @@ def test_a_tensor_is_held_once() -> None:
 
 
 def test_no_memory_is_a_fault_of_the_tensor() -> None:
-    """When the pool is full the tensor says so, and the document still gives up its id."""
+    """If the pool is full, the tensor has a fault, and the document's id can still be read."""
     pool = SegmentPool(2 * MIB)
     body = body_with(base64_of(4 * MIB), [MIB])
 
@@ -300,7 +300,7 @@ def test_no_memory_is_a_fault_of_the_tensor() -> None:
 
 
 def test_an_error_is_placed_in_the_whole_body() -> None:
-    """The position in a message counts the characters of strings that were taken out."""
+    """The position in a message includes the characters of diverted strings."""
     body = body_with("A" * 4000)[:-1] + b" oops"
     with pytest.raises(ParseError, match=f"character {len(body) - 4}"):
         scan(body, [100])
@@ -309,14 +309,14 @@ def test_an_error_is_placed_in_the_whole_body() -> None:
 @pytest.mark.parametrize("step", [1, 7, 10**6])
 @pytest.mark.parametrize("escape", ["\\u{:04x}", "\\u{:04X}"])
 def test_base64_may_be_escaped_throughout(step: int, escape: str) -> None:
-    """Every character may be written as an escape, in either case, cut anywhere."""
+    """Every character may be written as an escape, with hex digits in either case, split anywhere."""
     text = base64_of(900)
     body = body_with("@").replace(b"@", "".join(escape.format(ord(char)) for char in text).encode())
     assert scan(body, [step])["t"]["data"] == base64.b64decode(text)
 
 
 def test_many_small_tensors_take_no_segments() -> None:
-    """A body of thousands of small tensors takes no more memory than itself."""
+    """A body of thousands of small tensors allocates no segments."""
     body = json.dumps([json.loads(body_with(base64_of(900))) for _ in range(2000)]).encode()
     pool = SegmentPool(64 * MIB)
 
@@ -332,7 +332,7 @@ def test_many_small_tensors_take_no_segments() -> None:
 
 @pytest.mark.parametrize("item", [b'{"data":"' + b"A" * 600 + b'"},', b'{"data":"' + b"\\u0041" * 4000 + b'"},'])
 def test_others_get_a_turn(item: bytes) -> None:
-    """A body of many small things, or of escapes, does not hold up the event loop."""
+    """A body of many small items, or of escapes, does not block the event loop."""
     count = 1000
     turns = 0
 

@@ -1,4 +1,4 @@
-"""Any JSON document with lists of numbers, against the standard library, however it is cut."""
+"""Any JSON document with lists of numbers, against the standard library, however it is split."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ documents = st.recursive(
 def test_any_split_gives_what_the_standard_library_reads(
     document: Any, indent: int | None, ascii_only: bool, sizes: list[int]
 ) -> None:
-    """A document cut anywhere reads as json.loads reads it whole."""
+    """A document split anywhere reads as json.loads reads it whole."""
     text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)
     assert scan(text.encode(), sizes) == flattened(json.loads(text))
 
@@ -112,6 +112,6 @@ def test_any_split_gives_what_the_standard_library_reads(
 )
 @pytest.mark.parametrize("step", [1, 5, 1000])
 def test_a_fault_names_the_tensor_if_its_name_came_before(before: str, name: str, step: int) -> None:
-    """What stands beside the list is found in any order; what belongs to another object is not."""
+    """Members before the list in its object are found in any order; those of other objects are not."""
     with pytest.raises(InvalidParams, match=f"data of {name} "):
         scan(f'{{"inputs": [{{{before}"data": [1, "a"]}}]}}'.encode(), [step])

@@ -1,4 +1,4 @@
-"""Multipart bodies: parts in any cut, tensors in any order of bytes, and every way to get them wrong."""
+"""Multipart bodies: split anywhere, tensors in any byte and memory order, and every way to get them wrong."""
 
 from __future__ import annotations
 
@@ -43,33 +43,33 @@ from tests.app.intake.support import (
 
 
 def parts(**others: bytes) -> list[tuple[str, bytes]]:
-    """Write the parts of a good call, some of them replaced."""
+    """Return the parts of a valid call, some of them replaced."""
     made = {"request": request()} | {name: npy(array) for name, array in arrays().items()}
     return list((made | others).items())
 
 
 def expected(dtype: str = "f4") -> dict[str, bytes]:
-    """Give the bytes that the kernels should get."""
+    """Return the bytes that the kernels should get."""
     return {name: array.tobytes() for name, array in arrays(dtype).items()}
 
 
 @given(st.integers(1, 3000), st.booleans())
 def test_any_cut_gives_the_same_tensors(step: int, declared: bool) -> None:
-    """The tensors are the same wherever the body is cut, with and without a declared length."""
+    """The tensors are the same wherever the body is split, with and without a declared length."""
     assert read_parts(multipart(parts()), step=step, declared=declared) == expected()
 
 
 @pytest.mark.parametrize("kind", [">f4", "<f4", ">f2", "<f2"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_every_order_of_bytes_and_axes_arrives_in_one(kind: str, order: Any) -> None:
-    """Big-endian and Fortran-ordered files become little-endian bytes in C order."""
+    """Big-endian and Fortran-ordered files are converted to little-endian bytes in C order."""
     given = {name: npy(np.asarray(array, order=order)) for name, array in arrays(kind).items()}
     assert read_parts(multipart(parts(**given))) == expected("<" + kind[1:])
 
 
 @pytest.mark.parametrize("written_as", ["V2", "u2"])
 def test_bf16_is_two_bytes_with_a_declared_dtype(written_as: str) -> None:
-    """Two void bytes and a u2 are bf16 where the request says so."""
+    """Two void bytes and a u2 are bf16 if the request says so."""
     made = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays().items()}
     files = {name: npy(array.view(written_as)) for name, array in made.items()}
     head = request({"src": {"dtype": "bf16"}, "diff_dst": {"dtype": "bf16"}})
@@ -79,7 +79,7 @@ def test_bf16_is_two_bytes_with_a_declared_dtype(written_as: str) -> None:
 
 @pytest.mark.parametrize("written_as", ["V2", "u2"])
 def test_two_bytes_without_a_name_are_refused(written_as: str) -> None:
-    """Nobody guesses that two void bytes are bf16."""
+    """Two void bytes are not assumed to be bf16."""
     made = arrays()["src"].astype(ml_dtypes.bfloat16)
     with pytest.raises(InvalidParams, match="bf16") as caught:
         read_parts(multipart(parts(src=npy(made.view(written_as)))))
@@ -89,7 +89,7 @@ def test_two_bytes_without_a_name_are_refused(written_as: str) -> None:
 @pytest.mark.parametrize("kind", ["<i4", "<i8", ">i8"])
 @pytest.mark.parametrize("last", [True, False])
 def test_the_weights_shape_may_be_a_part(kind: str, last: bool) -> None:
-    """A shape tensor of 32 or 64 bits is read wherever it stands."""
+    """A shape tensor of 32 or 64 bits is accepted in any position."""
     head = json.loads(request())
     del head["inputs"]
     shape = ("weights_shape", npy(np.array([2, 2, 3], kind)))
@@ -99,7 +99,7 @@ def test_the_weights_shape_may_be_a_part(kind: str, last: bool) -> None:
 
 
 def test_old_names_are_parts_too() -> None:
-    """The older edition's input names are as good."""
+    """The old names of inputs are accepted as parts."""
     made = arrays()
     body = multipart(
         [("request", request()), ("input_forward", npy(made["src"])), ("output_delta", npy(made["diff_dst"]))]
@@ -108,7 +108,7 @@ def test_old_names_are_parts_too() -> None:
 
 
 def test_a_tensor_may_stay_in_the_request() -> None:
-    """One tensor in base64 and one in a part make a call."""
+    """One tensor in base64 and one in a part are a complete call."""
     src = arrays()["src"]
     tensor = {"dtype": "f32", "shape": list(src.shape), "data": text(src.tobytes())}
     body = multipart([("request", request({"src": tensor})), parts()[2]])
@@ -116,7 +116,7 @@ def test_a_tensor_may_stay_in_the_request() -> None:
 
 
 def test_a_described_optional_input_is_waited_for() -> None:
-    """An optional input that the request only names by its dtype may be the last part."""
+    """An optional input that the request describes only by its dtype may be the last part."""
     called = find_operation("ConvTranspose")
     given = {name: {"dtype": "f32"} for name in ("src", "weights", "bias")}
     head = {"attributes": ATTRIBUTES | {"weights_format": "IOX"}, "inputs": given}
@@ -126,7 +126,7 @@ def test_a_described_optional_input_is_waited_for() -> None:
 
 
 def test_an_empty_batch_has_no_bytes() -> None:
-    """A batch of nothing is a call like any other."""
+    """An empty batch is a call like any other."""
     files = {name: npy(array) for name, array in arrays(n=0).items()}
     assert read_parts(multipart(parts(**files))) == {"src": b"", "diff_dst": b""}
 
@@ -191,7 +191,7 @@ SRC = npy(arrays()["src"])
 )
 @pytest.mark.parametrize("step", [61, 10**6])
 def test_wrong_parts_are_refused_by_name(body: bytes, error: type[ConvgradError], says: str, step: int) -> None:
-    """Parts that are missing, doubled, unknown, short, long or no tensors get an error that says so."""
+    """Parts that are missing, duplicated, unknown, short, long or not tensors get an error that says so."""
     with pytest.raises(error, match=says):
         read_parts(body, step=step)
 
@@ -206,13 +206,13 @@ def test_wrong_parts_are_refused_by_name(body: bytes, error: type[ConvgradError]
     ],
 )
 def test_a_content_type_without_a_boundary_is_unsupported(content_type: str) -> None:
-    """Without a boundary nobody can find the parts."""
+    """Without a boundary the parts can't be found."""
     with Lease(SegmentPool(MIB)) as lease, pytest.raises(UnsupportedMediaType):
         MultipartIntake(content_type, OPERATION, lease)
 
 
 def test_a_call_is_refused_before_its_data_is_taken() -> None:
-    """Shapes that don't fit are refused at the last header: no memory is taken, no data waited for."""
+    """Shapes that don't match are rejected at the last header, before memory is allocated or data arrives."""
     wrong = npy(np.zeros((2, 2, 7), "f4"))
     head = multipart(parts(diff_dst=wrong))
     head = head[: head.rindex(b"\n", 0, head.rindex(b"\r\n--")) + 1]
@@ -225,15 +225,15 @@ def test_a_call_is_refused_before_its_data_is_taken() -> None:
 
 
 def test_a_header_that_promises_more_than_the_body_has_is_refused() -> None:
-    """A file that claims a gigabyte in a body of a kilobyte takes no memory."""
+    """A file that claims a gigabyte in a body of a kilobyte is rejected before memory is allocated."""
     huge = npy(np.zeros((1, 1, 1), "f4")).replace(b"(1, 1, 1)", b"(8, 1, 33554432)"[:16]).replace(b" " * 7, b"", 1)
     with pytest.raises(InvalidParams, match="can still arrive"):
         read_parts(multipart(parts(src=huge)))
 
 
 @given(st.data())
-def test_damaged_bodies_raise_nothing_but_the_tree(data: st.DataObject) -> None:
-    """A body with bytes cut out, doubled or changed gives a call or an error of the tree."""
+def test_damaged_bodies_raise_only_convgrad_errors(data: st.DataObject) -> None:
+    """A body with bytes removed, doubled or changed returns a call or raises one of our errors."""
     body = bytearray(multipart(parts()))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(body)))

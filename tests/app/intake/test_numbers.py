@@ -1,4 +1,4 @@
-"""Numbers of JSON lists, cut anywhere: the elements that a whole parser would give, straight into segments."""
+"""Numbers in JSON lists, split anywhere: the same elements as from a whole parser, directly in segments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POOL = SegmentPool(64 << 20)
 
 
 def read(text: bytes, cuts: list[int], *, head: int = 1 << 16) -> tuple[Any, Lease]:
-    """Read a document that arrives in pieces."""
+    """Read a document that arrives in pieces; return it and its lease."""
     lease = Lease(POOL)
 
     async def run() -> Any:
@@ -39,7 +39,7 @@ def read(text: bytes, cuts: list[int], *, head: int = 1 << 16) -> tuple[Any, Lea
 
 
 def elements(numbers: Numbers, dtype: str, shape: tuple[int, ...]) -> Any:
-    """Collect a list's elements as a tensor."""
+    """Return a list's elements as a tensor."""
     numbers.check(shape)
     segment = asyncio.run(numbers.collect(DTYPES[dtype]))
     count = int(np.prod(shape))
@@ -47,7 +47,7 @@ def elements(numbers: Numbers, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def request(array: Any, datatype: str, *, first: bool, nested: bool, **dumping: Any) -> bytes:
-    """Write a tensor as a document, its data before or after what describes it."""
+    """Return a document with one tensor, its data before or after its description."""
     values = array.astype(np.float64) if nested else array.astype(np.float64).ravel()
     about = {"name": "a", "shape": list(array.shape), "datatype": datatype}
     entry = {"data": values.tolist()} | about if first else about | {"data": values.tolist()}
@@ -65,7 +65,7 @@ def request(array: Any, datatype: str, *, first: bool, nested: bool, **dumping: 
 def test_any_tensor_cut_anywhere(
     data: st.DataObject, dtype: str, shape: list[int], first: bool, nested: bool, indent: int | None
 ) -> None:
-    """Whatever the order of the members, the nesting and the chunks, the bits are those of the numbers."""
+    """In any order of the members, nesting and chunks, the tensor's bits are those of the numbers."""
     rng = np.random.default_rng(data.draw(st.integers(0, 1 << 16)))
     array = rng.standard_normal(shape).astype(DTYPES[dtype].numpy)
     text = request(array, DTYPES[dtype].oip, first=first, nested=nested, indent=indent)
@@ -81,7 +81,7 @@ def test_any_tensor_cut_anywhere(
 @pytest.mark.parametrize("nested", [True, False])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_a_large_list(dtype: str, nested: bool, first: bool) -> None:
-    """A list of many slices lands whole; the memory that it waited in goes back."""
+    """A list of many slices arrives completely; the memory that buffered it is released."""
     array = np.random.default_rng(3).standard_normal((300, 7, 211)).astype(DTYPES[dtype].numpy)
     text = request(array, DTYPES[dtype].oip, first=first, nested=nested)
     document, lease = read(text, list(range(0, len(text), 99_991)))
@@ -91,8 +91,8 @@ def test_a_large_list(dtype: str, nested: bool, first: bool) -> None:
 
 
 @given(st.lists(st.sampled_from(["[", "]", ",", "1", "-2.5", "1e3", " ", "\n", "x", '"', "[]", "[1]"]), max_size=14))
-def test_what_is_taken_is_json(tokens: list[str]) -> None:
-    """Text that is taken as numbers is JSON, and its numbers are those of the standard parser."""
+def test_accepted_text_is_json(tokens: list[str]) -> None:
+    """Text that is accepted as numbers is JSON, and its numbers are those of the standard parser."""
     inner = "".join(tokens)
     text = f'{{"data":[{inner}]}}'.encode()
     try:
@@ -114,7 +114,7 @@ def test_what_is_taken_is_json(tokens: list[str]) -> None:
 
 @pytest.mark.parametrize("text", [b'{"data":[,,,[]]}', b'{"data":[ , ]}', b'{"data":[,1]}', b'{"data":[[],,[]]}'])
 def test_a_comma_before_any_number_is_refused(text: bytes) -> None:
-    """Wherever the text is cut, commas that part nothing are found."""
+    """Wherever the text is split, commas without a number between them are rejected."""
     for width in range(1, len(text)):
         with pytest.raises(ConvgradError):
             read(text, list(range(width, len(text), width)))
@@ -125,7 +125,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 def test_integers_are_whole() -> None:
-    """The values of a shape are integers, also where they are written as floats."""
+    """The values of a shape must be integers, but may be written as floats."""
     document, lease = read(b'{"data": [3, 2.0, 1e1]}', [])
     with lease:
         assert document["data"].integers() == [3, 2, 10]
@@ -135,7 +135,7 @@ def test_integers_are_whole() -> None:
 
 
 def test_rounding_to_bf16() -> None:
-    """Numbers between two elements are rounded to the nearest one."""
+    """Numbers between two bf16 values are rounded to the nearest one."""
     array = np.array([1.0 + 2**-9, 1.0 + 3 * 2**-9, -3.14159], np.float64)
     text = json.dumps({"inputs": [{"shape": [3], "datatype": "BF16", "data": array.tolist()}]}).encode()
     document, lease = read(text, [])
@@ -145,14 +145,14 @@ def test_rounding_to_bf16() -> None:
 
 
 def test_memory_is_bounded_by_what_can_come() -> None:
-    """A shape of more elements than the body has characters takes no memory at all."""
+    """A shape with more elements than the body has characters is rejected before memory is allocated."""
     text = b'{"shape": [1000000], "datatype": "FP32", "data": [1, 2]}'
     with pytest.raises(ConvgradError, match="more than the body can contain"):
         read(text, [])
 
 
 def test_the_rest_is_capped() -> None:
-    """What is not a list of numbers may be so long, and there may be so many lists."""
+    """The length of everything but lists of numbers is limited, and so is the number of lists."""
     with pytest.raises(TooLarge):
         read(b'{"a": "' + b"x" * 5000 + b'"}', [], head=4096)
     with pytest.raises(InvalidRequest, match="64 data lists"):
@@ -164,6 +164,6 @@ def test_the_rest_is_capped() -> None:
 
 @pytest.mark.parametrize("text", [b'{"data": [1', b'{"data": ', b'{"data', b'{"data": [1]', b'{"a": NaN}', b'{"a": I}'])
 def test_documents_that_end_too_early(text: bytes) -> None:
-    """A document that is not whole, or holds what JSON has not, is refused as such."""
+    """A document that is truncated, or not JSON, is a parse error."""
     with pytest.raises(ParseError):
         read(text, [])

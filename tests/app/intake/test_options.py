@@ -20,12 +20,12 @@ from convgrad import InvalidParams
     ],
 )
 def test_options_have_defaults(given: Any, expected: Options) -> None:
-    """What is absent or null has its default."""
+    """Absent and null options get their defaults."""
     assert parse_options(given) == expected
 
 
 def test_every_wrong_option_is_listed() -> None:
-    """All errors come at once, each with its place; a value is not repeated and a long name is cut."""
+    """All errors are reported together, each with its place; values are not repeated and a long name is cut."""
     with pytest.raises(InvalidParams) as caught:
         parse_options({"encoding": "s3cret", "x" * 500: 1, "deadline_ms": 86_400_001})
     assert [entry["loc"][1][:3] for entry in caught.value.errors] == ["xxx", "enc", "dea"]

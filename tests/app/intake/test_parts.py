@@ -1,4 +1,4 @@
-"""The reader of multipart bodies: the same parts wherever the body is cut, and nothing that is not multipart."""
+"""The reader of multipart bodies: the same parts wherever the body is split, and nothing that is not multipart."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ HEADERS = b'Content-Disposition: form-data; name="x"\r\nX-Other:  spaced \t\r\n\
 
 
 class Collected:
-    """Keep what a reader tells."""
+    """Records what a reader reports."""
 
     def __init__(self) -> None:
         self.parts: list[tuple[dict[bytes, bytes], bytes]] = []
         self.closed = 0
 
     def open(self, headers: dict[bytes, bytes]) -> None:
-        """Note a new part."""
+        """Record a new part."""
         self.parts.append((headers, b""))
 
     def data(self, data: memoryview) -> None:
-        """Keep the bytes of the last part."""
+        """Append to the last part."""
         headers, before = self.parts[-1]
         self.parts[-1] = headers, before + bytes(data)
 
     def close(self) -> None:
-        """Note the end of the last part."""
+        """Record the end of the last part."""
         self.closed += 1
 
 
 def read(body: bytes, step: int = 10**6) -> tuple[Collected, bool]:
-    """Read a body in steps."""
+    """Read a body in steps; return the parts and the reader's result."""
     sink = Collected()
     reader = PartReader(BOUNDARY, sink, max_header_bytes=200)
     for start in range(0, len(body), step):
@@ -44,7 +44,7 @@ def read(body: bytes, step: int = 10**6) -> tuple[Collected, bool]:
 
 
 def written(parts: list[bytes]) -> bytes:
-    """Write parts as a body."""
+    """Return a body with these parts."""
     return b"".join(b"--%s\r\n%s%s\r\n" % (BOUNDARY, HEADERS, part) for part in parts) + b"--%s--\r\n" % BOUNDARY
 
 
@@ -57,7 +57,7 @@ NEARLY = (
 
 @given(st.lists(NEARLY, max_size=4), st.integers(1, 40))
 def test_parts_are_the_same_wherever_the_body_is_cut(parts: list[bytes], step: int) -> None:
-    """Every part comes out as it went in, also when it is nearly full of boundaries."""
+    """Every part is read unchanged, even one full of near boundaries."""
     found, ended = read(written(parts), step)
     assert [data for _, data in found.parts] == parts
     assert found.closed == len(parts)
@@ -65,7 +65,7 @@ def test_parts_are_the_same_wherever_the_body_is_cut(parts: list[bytes], step: i
 
 
 def test_headers_are_lower_case_and_trimmed() -> None:
-    """Names of headers don't care about case, values not about the blanks around them."""
+    """Header names are case-insensitive, and blanks around values are removed."""
     found, _ = read(written([b""]))
     assert found.parts[0][0] == {b"content-disposition": b'form-data; name="x"', b"x-other": b"spaced"}
 
@@ -75,7 +75,7 @@ def test_headers_are_lower_case_and_trimmed() -> None:
 )
 @pytest.mark.parametrize("step", [1, 7, 10**6])
 def test_text_before_and_after_the_parts_is_ignored(before: bytes, step: int) -> None:
-    """Lines before the first boundary and anything after the last one belong to nobody."""
+    """Lines before the first boundary and anything after the last one are ignored."""
     found, ended = read(before + written([b"1"]) + b"more --a--boundary", step)
     assert [data for _, data in found.parts] == [b"1"]
     assert ended
@@ -97,6 +97,6 @@ def test_text_before_and_after_the_parts_is_ignored(before: bytes, step: int) ->
 )
 @pytest.mark.parametrize("step", [1, 7, 10**6])
 def test_what_is_not_multipart_is_refused(body: bytes, step: int) -> None:
-    """A wrong boundary, a header that is none and too many of them are errors of the body."""
+    """A wrong boundary, an invalid header and too many headers are errors."""
     with pytest.raises(ParseError, match="not valid multipart"):
         read(body, step)

@@ -14,7 +14,7 @@ WHOLE = {"a": [1, {"b": "}"}], 'c"\\é': None, "d": -1.5e3, "e": {"f": ",", "g":
 
 @pytest.mark.parametrize("indent", [None, 1])
 def test_members_are_found_once_they_are_complete(indent: int | None) -> None:
-    """Wherever the text is cut, what is found are the first members of the whole, each as it is there."""
+    """Wherever the text is cut, the result is the first members of the whole object, unchanged."""
     text = json.dumps(WHOLE, indent=indent)
     for end in range(len(text)):
         found = leading_members(text[:end].encode())
@@ -37,7 +37,7 @@ def test_members_are_found_once_they_are_complete(indent: int | None) -> None:
     ],
 )
 def test_a_fault_ends_the_search(text: bytes, found: dict[str, Any]) -> None:
-    """What is no JSON, or breaks a rule of ours, is left to the parser of the whole document."""
+    """Anything that is not JSON, or breaks one of our rules, is left to the parser of the whole document."""
     assert leading_members(text) == found
 
 
@@ -55,5 +55,5 @@ def test_a_fault_ends_the_search(text: bytes, found: dict[str, Any]) -> None:
     ],
 )
 def test_the_members_beside_a_value(text: bytes, found: dict[str, Any]) -> None:
-    """Those of the same object that came before it, and none of an object within or around it."""
+    """Only earlier members of the same object are returned, none of an object inside or around it."""
     assert members_before(text) == found

@@ -1,4 +1,4 @@
-"""Tensors in JSON objects: raw bytes, files, shapes, dumps, and what is wrong with each."""
+"""Tensors in JSON objects: raw bytes, files, shapes, dumps, and the errors in each."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from tests.app.intake.support import ATTRIBUTES, MIB, OPERATION, Array, arrays, 
 
 
 def raw(array: Array, dtype: str = "f32") -> dict[str, Any]:
-    """Write a tensor as its bytes."""
+    """Return a tensor as raw bytes in base64."""
     return {"dtype": dtype, "shape": list(array.shape), "data": text(array.tobytes())}
 
 
 def call(**inputs: Any) -> dict[str, Any]:
-    """Write a good request object with some inputs replaced."""
+    """Return a valid request object with some inputs replaced."""
     made = {name: raw(array) for name, array in arrays().items()}
     return {"attributes": ATTRIBUTES, "inputs": {"weights_shape": [2, 2, 3]} | made | inputs}
 
 
 def expected(dtype: str = "f4") -> dict[str, bytes]:
-    """Give the bytes that the kernels should get."""
+    """Return the bytes that the kernels should get."""
     return {name: array.tobytes() for name, array in arrays(dtype).items()}
 
 
 def test_raw_bytes_are_the_tensor() -> None:
-    """Base64 of little-endian bytes in C order arrives as it is."""
+    """Base64 of little-endian bytes in C order is decoded unchanged."""
     assert read_object(call()) == expected()
 
 
 @pytest.mark.parametrize("kind", ["<f4", ">f4"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_file_in_base64_is_a_tensor(kind: str, order: Any) -> None:
-    """A .npy file arrives in C order and little-endian, whatever it was."""
+    """A .npy file is converted to little-endian bytes in C order."""
     files = {name: {"npy": text(npy(np.asarray(array, order=order)))} for name, array in arrays(kind).items()}
     assert read_object(call(**files)) == expected()
 
 
 def test_bf16_has_two_forms() -> None:
-    """bf16 comes as raw bytes, and as a file with its dtype beside it."""
+    """bf16 may be raw bytes, or a file with its dtype beside it."""
     made = {name: array.astype(ml_dtypes.bfloat16) for name, array in arrays().items()}
     files = {name: {"npy": text(npy(array)), "dtype": "bf16"} for name, array in made.items()}
     bits = {name: raw(array, "bf16") for name, array in made.items()}
@@ -76,7 +76,7 @@ def test_the_weights_shape_may_be_a_tensor(shape: dict[str, Any]) -> None:
 
 
 def test_a_dumped_op_with_data_is_a_call() -> None:
-    """An op object as oneDNN Graph dumps it, with data added to its inputs, is a whole call."""
+    """An op object as dumped by oneDNN Graph, with data added to its inputs, is a complete call."""
     kinds: dict[str, tuple[str, Any]] = {name: ("s64[]", ATTRIBUTES[name]) for name in ATTRIBUTES}
     kinds |= {name: ("string", ATTRIBUTES[name]) for name in ("data_format", "weights_format")}
     dump = {
@@ -133,7 +133,7 @@ SRC = raw(arrays()["src"])
     ],
 )
 def test_a_bad_tensor_is_named_with_its_rule(tensor: Any, loc: list[str | int], says: str) -> None:
-    """Every fault names the place in the tensor and the rule that it breaks."""
+    """Every error names the place in the tensor and the rule that it breaks."""
     with pytest.raises(InvalidParams) as caught:
         read_object(call(src=tensor))
     error = next(error for error in caught.value.errors if error["loc"] == ["inputs", "src", *loc])
@@ -149,7 +149,7 @@ def test_a_bad_tensor_is_named_with_its_rule(tensor: Any, loc: list[str | int], 
     ],
 )
 def test_an_unknown_dtype_is_unsupported(tensor: Any, loc: list[str]) -> None:
-    """A dtype that no operation has is of its own class in either form, and named with its place."""
+    """A dtype that no operation has raises `Unsupported` in either form, with its place."""
     with pytest.raises(Unsupported, match=r"src.* must be one of") as caught:
         read_object(call(src=tensor))
     assert ["inputs", "src", *loc] in [error["loc"] for error in caught.value.data["errors"]]
@@ -173,7 +173,7 @@ def test_an_unknown_dtype_is_unsupported(tensor: Any, loc: list[str]) -> None:
     ],
 )
 def test_a_bad_weights_shape_is_named(shape: Any) -> None:
-    """What is no list of sizes is refused at its place."""
+    """Anything but a list of sizes is rejected, with its place."""
     with pytest.raises(InvalidParams) as caught:
         read_object(call(weights_shape=shape))
     assert caught.value.errors[0]["loc"][:2] == ["inputs", "weights_shape"]
@@ -205,21 +205,21 @@ def test_all_faults_are_found_in_one_pass() -> None:
     ],
 )
 def test_a_request_of_another_form_is_refused(request_object: Any) -> None:
-    """Whatever stands in the place of a request object, the answer names what is wrong."""
+    """Whatever is given as the request object, the error says what is wrong with it."""
     with pytest.raises(InvalidParams) as caught:
         read_object(request_object)
     assert caught.value.errors
 
 
 def test_a_file_of_another_dtype_is_unsupported() -> None:
-    """float64 is no dtype of the operations."""
+    """float64 is not a dtype of the operations."""
     with pytest.raises(Unsupported):
         read_object(call(src={"npy": text(npy(arrays("f8")["src"]))}))
 
 
 @pytest.mark.parametrize("form", ["C", "F", ">f4", "data first"])
 def test_large_tensors_are_put_in_order(form: str) -> None:
-    """Tensors of megabytes, in any order of axes and bytes, arrive whole; the pool gets all of it back."""
+    """Tensors of megabytes, in any memory and byte order, arrive completely, and all their memory is released."""
     array = np.random.default_rng(7).random((3, 500_000, 1), "f4")
     if form == "data first":
         tensor = {"data": text(array.tobytes()), "dtype": "f32", "shape": list(array.shape)}
@@ -241,7 +241,7 @@ def test_large_tensors_are_put_in_order(form: str) -> None:
 
 
 def test_an_inline_string_in_the_wrong_place_is_an_error_there() -> None:
-    """A long string that is no tensor's is refused like any other value of the wrong type, never echoed."""
+    """A long string that is not a tensor's is rejected like any other value of the wrong type, and never repeated."""
     body = json.dumps({"attributes": {"strides": {"data": "A" * 800}}, "inputs": {"data": {"npy": "A" * 800}}})
     with Lease(SegmentPool(MIB)) as lease:
         intake = JsonIntake(TensorStrings(lease))
@@ -253,7 +253,7 @@ def test_an_inline_string_in_the_wrong_place_is_an_error_there() -> None:
 
 
 def test_a_full_pool_is_reported_as_such() -> None:
-    """A tensor over the memory limit is too large, not a fault of its form."""
+    """A tensor over the memory limit raises `TooLarge`, not an error about its form."""
     with Lease(SegmentPool(MIB)) as lease:
         intake = JsonIntake(TensorStrings(lease))
         big = {"dtype": "f32", "shape": [1 << 20], "data": text(bytes(4 * MIB))}

@@ -13,13 +13,13 @@ from convgrad._errors import Overloaded
 
 
 def turns(most: int, count: int, *, received: int = 0) -> list[Turn]:
-    """Return the turns of `count` requests, each with so many bytes received."""
+    """Return the turns of `count` requests, each with `received` bytes received."""
     shared = Turns(most)
     return [shared.turn(lambda: None, lambda: received) for _ in range(count)]
 
 
 def test_a_request_waits_until_another_has_its_body() -> None:
-    """With one turn at a time the second begins when the first ends, and the third when the second ends."""
+    """With one turn at a time the second starts when the first ends, and the third when the second ends."""
 
     async def scenario() -> None:
         first, second, third = turns(1, 3)
@@ -52,7 +52,7 @@ def test_a_stalled_body_loses_its_turn() -> None:
 
 
 def test_no_request_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request is rejected before its client gives up, and leaves the turns of others alone."""
+    """A request is rejected before its client gives up, and other requests keep their turns."""
     monkeypatch.setattr("app.intake.turns._LONGEST_WAIT_S", 0.01)
 
     async def scenario() -> None:
@@ -71,7 +71,7 @@ def test_no_request_waits_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rejected_request_passes_its_turn_on() -> None:
-    """A request that is rejected when its turn comes allocates nothing, and the next one begins."""
+    """A request that is rejected when its turn comes allocates nothing, and the next one starts."""
 
     async def scenario() -> None:
         pool, shared = SegmentPool(4 * LARGE), Turns(1)
@@ -89,7 +89,7 @@ def test_a_rejected_request_passes_its_turn_on() -> None:
 
 
 def test_memory_is_allocated_when_the_turn_comes() -> None:
-    """The tensor of a waiting request has no memory; once the other's tensors belong to a call, it gets some."""
+    """A waiting request's tensor is allocated only once the other's tensors belong to a call."""
 
     async def scenario() -> None:
         pool, (first, second) = SegmentPool(8 * LARGE), turns(1, 2)
@@ -108,7 +108,7 @@ def test_memory_is_allocated_when_the_turn_comes() -> None:
 
 
 def test_a_cancelled_request_takes_no_turn() -> None:
-    """A client that leaves while it waits does not block the ones behind it."""
+    """A client that disconnects while it waits does not block the ones behind it."""
 
     async def scenario() -> None:
         first, second, third = turns(1, 3)

@@ -1,4 +1,4 @@
-"""A real engine with real worker processes on an event loop of its own, and ways to hurt them."""
+"""A real engine with real worker processes on its own event loop, and ways to kill and stop them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TINY = ConvProblem(
 
 
 class Fleet:
-    """An engine, its memory, and the event loop that they live on."""
+    """An engine, its memory, and the event loop that both use."""
 
     def __init__(self, workers: int, **options: float) -> None:
         self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
@@ -52,7 +52,7 @@ class Fleet:
         self.count = workers
 
     def run(self, scenario: Awaitable[T], patience_s: float = PATIENCE_S) -> T:
-        """Run a scenario to its end, which has to come."""
+        """Run a scenario to its end, failing if that takes too long; return its result."""
 
         async def bounded() -> T:
             async with asyncio.timeout(patience_s):
@@ -61,50 +61,50 @@ class Fleet:
         return self.runner.run(bounded())
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait for something that the engine shows in its snapshot."""
+        """Wait until a condition holds, such as on the engine's snapshot."""
         while not condition():  # noqa: ASYNC110 - there is no event for what only an operator looks at
             await asyncio.sleep(0.002)
 
     async def whole(self) -> None:
-        """Wait until every worker is there and ready."""
+        """Wait until every worker is running and ready."""
         await self.until(lambda: sum(worker["ready"] for worker in self.workers) == self.count)
 
     @property
     def workers(self) -> list[dict[str, Any]]:
-        """The workers as the snapshot shows them."""
+        """Return the workers as in the snapshot."""
         found: list[dict[str, Any]] = self.engine.snapshot()["workers"]
         return found
 
     @property
     def counters(self) -> dict[str, Any]:
-        """What happened so far."""
+        """Return the engine's counters."""
         found: dict[str, Any] = self.engine.snapshot()["counters"]
         return found
 
     @property
     def pids(self) -> set[int]:
-        """The processes of the workers."""
+        """Return the process ids of the workers."""
         return {worker["pid"] for worker in self.workers}
 
     def busy(self) -> list[int]:
-        """Give the processes that have a unit."""
+        """Return the process ids of the workers that have a unit."""
         return [worker["pid"] for worker in self.workers if worker["unit"]]
 
     def lay(self, array: Array) -> Segment:
-        """Put a tensor into shared memory."""
+        """Copy a tensor into shared memory; return its segment."""
         segment = self.segments.acquire(array.nbytes)
         segment.view[:] = array.tobytes()
         return segment
 
     def job(self, chosen: Plan, inputs: list[Array], **more: Any) -> Job:
-        """Make a job with memory of its own."""
+        """Return a job with its own memory."""
         output = np.prod(chosen.problem.output_shape) * storage_dtype(chosen.problem.dtype).itemsize
         scratch = self.segments.acquire(chosen.scratch_bytes) if chosen.scratch_bytes else None
         segments = tuple(self.lay(array) for array in inputs)
         return Job("job", chosen, segments, self.segments.acquire(int(output)), scratch, **more)
 
     async def finish(self, job: Job) -> tuple[Array, list[Unit]]:
-        """Run a job, give its result and its units, and release its memory however it ends."""
+        """Run a job, return its result and its units, and release its memory however it ends."""
         problem = job.plan.problem
         try:
             units = [unit async for unit in self.engine.run(job)]
@@ -114,19 +114,19 @@ class Fleet:
             self.release(job)
 
     def release(self, job: Job) -> None:
-        """Give a job's memory back."""
+        """Release a job's memory."""
         for segment in (*job.inputs, job.output, *((job.scratch,) if job.scratch else ())):
             self.segments.release(segment)
 
     async def compute(self, problem: ConvProblem, inputs: list[Array], **options: Any) -> Array:
-        """Plan and run a problem and give its result."""
+        """Plan and run a problem; return its result."""
         result, _ = await self.finish(self.job(plan(problem, workers=self.count, **options), inputs))
         return result
 
 
 @contextmanager
 def fleet(workers: int, **options: float) -> Iterator[Fleet]:
-    """Start an engine and stop it whatever happened to it."""
+    """Start an engine; stop it in any case when the block ends."""
     made = Fleet(workers, **options)
 
     async def start() -> None:
@@ -143,7 +143,7 @@ def fleet(workers: int, **options: float) -> Iterator[Fleet]:
 
 
 def random_inputs(problem: ConvProblem, seed: int = 0) -> list[Array]:
-    """Draw floats in the storage of the problem's dtype; finite whatever the dtype."""
+    """Return random floats in the storage of the problem's dtype; finite for every dtype."""
     rng = np.random.default_rng(seed)
     if problem.dtype == "f32":
         return [rng.standard_normal(shape).astype(np.float32) for shape in problem.input_shapes]
@@ -151,7 +151,7 @@ def random_inputs(problem: ConvProblem, seed: int = 0) -> list[Array]:
 
 
 class Frozen:
-    """Processes that stand still, until they are killed or let go."""
+    """Stopped processes, until they are killed or the block ends."""
 
     def __init__(self, pids: set[int]) -> None:
         self.pids = set(pids)
@@ -170,7 +170,7 @@ class Frozen:
 
 
 async def gone(pid: int) -> None:
-    """Wait until a process has ended."""
+    """Wait until a process has exited."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -183,10 +183,10 @@ async def gone(pid: int) -> None:
 
 
 def kill(pid: int) -> None:
-    """Do what `kill -9` does."""
+    """Send SIGKILL to a process."""
     os.kill(pid, signal.SIGKILL)
 
 
 def soon(seconds: float) -> float:
-    """Give a deadline."""
+    """Return a deadline this many seconds from now."""
     return time.monotonic() + seconds

@@ -1,4 +1,4 @@
-"""What `/proc` says about a process."""
+"""Descriptors of a process, read from `/proc`."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ __all__ = ["descriptors", "opened_since", "target"]
 
 
 def descriptors(pid: int | str = "self") -> dict[int, str]:
-    """Give the open descriptors of a process and what they lead to."""
+    """Return the open descriptors of a process and their targets."""
     found = {}
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
             found[int(entry.name)] = str(entry.readlink())
-        except FileNotFoundError:  # the one that lists the folder
+        except FileNotFoundError:  # the descriptor used to list the folder
             continue
     return found
 
 
 def opened_since(before: dict[int, str]) -> dict[int, str]:
-    """Give our descriptors that were not there before; what the collector closed is no matter."""
+    """Return our descriptors that are new since `before`; ones closed by the garbage collector don't matter."""
     return dict(descriptors().items() - before.items())
 
 
 def target(descriptor: int) -> str:
-    """Tell what one of our descriptors leads to."""
+    """Return the target of one of our descriptors."""
     return descriptors()[descriptor]

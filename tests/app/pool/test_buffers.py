@@ -1,4 +1,4 @@
-"""Shared memory: sizes, limits, reuse, and above all that nothing is reused while somebody can see it."""
+"""Shared memory: sizes, limits, reuse, and above all that nothing is reused while somebody can still see it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MIB = 1 << 20
 
 @pytest.fixture
 def pool() -> Iterator[SegmentPool]:
-    """Give a pool of 4 MiB."""
+    """A pool of 4 MiB."""
     pool = SegmentPool(4 * _MIB)
     yield pool
     pool.close()
@@ -38,7 +38,7 @@ def pool() -> Iterator[SegmentPool]:
 
 @given(st.integers(0, 1 << 40))
 def test_size_classes_waste_at_most_an_eighth(nbytes: int) -> None:
-    """A class holds what was asked, in whole pages, and above 64 KiB is at most an eighth larger."""
+    """A class holds what was requested, in whole pages, and above 64 KiB is at most an eighth larger."""
     size = size_class(nbytes)
     assert size >= nbytes
     assert size % mmap.PAGESIZE == 0
@@ -46,7 +46,7 @@ def test_size_classes_waste_at_most_an_eighth(nbytes: int) -> None:
     assert size_class(size) == size
 
 
-# Fails where the file has a name, or where a program that this process starts would have it open.
+# Fails if the file has a name, or would stay open in a program that this process starts.
 NAMELESS = """
 import os
 from app.pool.buffers import anonymous_file
@@ -59,14 +59,14 @@ print(os.readlink(f"/proc/self/fd/{descriptor}"))
 
 
 def test_shared_memory_has_no_name() -> None:
-    """No path leads to the file, so nothing is left when its processes die."""
+    """No path leads to the file, so nothing is left when its processes exit."""
     done = subprocess.run([sys.executable, "-c", NAMELESS], check=True, capture_output=True, text=True)
     assert done.stdout == "/memfd:convgrad (deleted)\n"
     assert not done.stderr
 
 
 def test_without_memfd_create_it_is_a_temporary_file_without_a_name(tmp_path: Path) -> None:
-    """Where the system call fails, whatever its name in Python, an unlinked temporary file takes its place."""
+    """If the system call fails, whether Python has it or not, an unlinked temporary file is used instead."""
     command = [*without("memfd_create"), sys.executable, "-c", NAMELESS]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
@@ -76,7 +76,7 @@ def test_without_memfd_create_it_is_a_temporary_file_without_a_name(tmp_path: Pa
 
 
 def test_a_released_block_serves_the_next_call(pool: SegmentPool) -> None:
-    """A block is reused under the same id, also for a request that is somewhat smaller."""
+    """A block is reused under the same id, also for a somewhat smaller request."""
     first = pool.acquire(100_000)
     pool.release(first)
     second = pool.acquire(90_000)
@@ -86,7 +86,7 @@ def test_a_released_block_serves_the_next_call(pool: SegmentPool) -> None:
 
 
 def test_a_much_larger_block_is_not_wasted_on_a_small_call(pool: SegmentPool) -> None:
-    """A small request takes fresh memory rather than a block of several times its size."""
+    """A small request gets new memory rather than a block of several times its size."""
     large = pool.acquire(2 * _MIB)
     pool.release(large)
     assert pool.acquire(64 * _KIB).id != large.id
@@ -100,7 +100,7 @@ def test_a_segment_may_be_empty(pool: SegmentPool) -> None:
 
 
 def test_a_released_segment_gives_no_view(pool: SegmentPool) -> None:
-    """Using a segment after its release is an error, releasing it twice is not."""
+    """Using a segment after its release is an error; releasing it twice is not."""
     segment = pool.acquire(10)
     pool.release(segment)
     pool.release(segment)
@@ -110,7 +110,7 @@ def test_a_released_segment_gives_no_view(pool: SegmentPool) -> None:
 
 
 def test_a_view_outlives_its_release(pool: SegmentPool) -> None:
-    """Memory that a transport still sends from is not reused, even after the segment's release."""
+    """Memory from which a transport still sends is not reused, even after the segment's release."""
     segment = pool.acquire(_MIB)
     array = np.frombuffer(segment.view, np.uint8)
     array[...] = 7
@@ -126,24 +126,24 @@ def test_a_view_outlives_its_release(pool: SegmentPool) -> None:
 
 
 def test_a_hold_keeps_the_memory(pool: SegmentPool) -> None:
-    """Memory that a worker may still write to is not reused before its hold is gone."""
+    """Memory that a worker may still write to is not reused while a hold on it exists."""
     segment = pool.acquire(100)
     hold = segment.hold()
     pool.release(segment)
     assert pool.stats().idle_blocks == 0
     assert pool.acquire(100).id != segment.id
     del hold
-    assert pool.stats().idle_blocks == 1 + 1  # the other one was never kept
+    assert pool.stats().idle_blocks == 1 + 1  # the other one was never held
 
 
 def test_a_forgotten_segment_is_no_leak(pool: SegmentPool) -> None:
-    """A segment that is dropped without release returns to the pool as well."""
+    """A segment that is dropped without a release returns to the pool too."""
     pool.acquire(100)
     assert pool.stats().used == 0
 
 
 def test_a_full_pool_refuses_and_recovers(pool: SegmentPool) -> None:
-    """What does not fit now is Overloaded with a time to retry; after a release it fits."""
+    """A request that does not fit now raises Overloaded with a time to retry; after a release it fits."""
     kept = [pool.acquire(_MIB) for _ in range(4)]
     with pytest.raises(Overloaded) as caught:
         pool.acquire(1)
@@ -155,14 +155,14 @@ def test_a_full_pool_refuses_and_recovers(pool: SegmentPool) -> None:
 
 
 def test_requests_over_the_limit_are_too_large(pool: SegmentPool) -> None:
-    """A request over the whole limit is the caller's to change; one of exactly the limit fits."""
+    """A request over the whole limit raises TooLarge; one of exactly the limit fits."""
     with pytest.raises(TooLarge):
         pool.acquire(4 * _MIB + 1)
     assert pool.acquire(4 * _MIB).size == 4 * _MIB
 
 
 def test_idle_blocks_make_room(pool: SegmentPool) -> None:
-    """Idle blocks of other sizes are freed, the longest idle first, before anyone is refused."""
+    """Before a request is rejected, idle blocks of other sizes are freed, the longest idle first."""
     retired: list[int] = []
     pool.on_retire = retired.append
     segments = [pool.acquire(_MIB) for _ in range(4)]
@@ -176,7 +176,7 @@ def test_idle_blocks_make_room(pool: SegmentPool) -> None:
 
 
 def test_trim_frees_the_pages_of_other_mappings(pool: SegmentPool) -> None:
-    """Memory of an idle block is freed at once although a worker has it mapped: its file becomes empty."""
+    """Memory of an idle block is freed at once even if a worker has it mapped: its file becomes empty."""
     segment = pool.acquire(_MIB)
     copy = os.dup(segment.fd)
     try:
@@ -190,7 +190,7 @@ def test_trim_frees_the_pages_of_other_mappings(pool: SegmentPool) -> None:
 
 
 def test_closing_frees_leased_blocks_later(pool: SegmentPool) -> None:
-    """After close, memory is freed with its last lease."""
+    """After close, memory is freed when its last lease ends."""
     segment = pool.acquire(_MIB)
     pool.close()
     assert pool.stats().total == _MIB
@@ -199,7 +199,7 @@ def test_closing_frees_leased_blocks_later(pool: SegmentPool) -> None:
 
 
 def test_no_memory_is_an_error_not_a_signal(pool: SegmentPool) -> None:
-    """When the system gives no pages the call is refused, before any write could end in SIGBUS."""
+    """If the system has no memory, the request is rejected before any write could end in SIGBUS."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = descriptors()
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MIB, hard))
@@ -214,11 +214,11 @@ def test_no_memory_is_an_error_not_a_signal(pool: SegmentPool) -> None:
 
 
 def test_idle_blocks_release_their_descriptors(pool: SegmentPool) -> None:
-    """Where no more files may be opened the call is refused, and the next one finds the descriptors of idle blocks."""
+    """If no more files may be opened, the request is rejected; the next one gets the descriptors of idle blocks."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     pool.acquire(1 << 16).release()
     most = max(descriptors()) + 1
-    taken = [os.dup(0) for _ in range(most - len(descriptors()))]  # the lowest that are free
+    taken = [os.dup(0) for _ in range(most - len(descriptors()))]  # fills the gaps among the open ones
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
         with pytest.raises(Overloaded, match="Too many open files"):
@@ -231,7 +231,7 @@ def test_idle_blocks_release_their_descriptors(pool: SegmentPool) -> None:
 
 
 def test_large_segments_are_created_off_the_event_loop(pool: SegmentPool) -> None:
-    """`acquire_async` gives the same as `acquire`, fresh or reused, and refuses the same."""
+    """`acquire_async` returns the same as `acquire`, new or reused, and rejects the same requests."""
 
     async def scenario() -> None:
         first = await pool.acquire_async(3 * _MIB)
@@ -255,14 +255,14 @@ def test_a_cancelled_acquire_leaves_a_block_to_reuse() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
 
-    asyncio.run(scenario())  # joins the thread that makes the block
+    asyncio.run(scenario())  # joins the thread that allocates the block
     assert pool.stats().used == 0
     assert pool.acquire(4 * _MIB).id == 1
     pool.close()
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Leases, views and holds in any order never see each other's bytes, and the sums add up."""
+    """In any order of leases, views and holds, none sees another's bytes, and the totals are consistent."""
 
     segments = Bundle("segments")
     watched = Bundle("watched")
@@ -276,7 +276,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(target=segments, nbytes=st.integers(0, 900 * _KIB))
     def acquire(self, nbytes: int) -> Segment | None:
-        """Fill a new lease with a mark of its own, or be refused because others have the memory."""
+        """Fill a new lease with its own mark, or be rejected because others have the memory."""
         try:
             segment = self.pool.acquire(nbytes)
         except Overloaded:
@@ -290,7 +290,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(target=watched, segment=segments)
     def look(self, segment: Segment | None) -> int | None:
-        """Keep a part of the memory in view."""
+        """Keep a view of a part of the memory."""
         if segment is None or segment.released:
             return None
         self.views[len(self.views)] = segment.view[len(segment.view) // 2 :], self.marks[id(segment)]
@@ -298,38 +298,38 @@ class PoolMachine(RuleBasedStateMachine):
 
     @rule(segment=consumes(segments))
     def release(self, segment: Segment | None) -> None:
-        """Give a lease back."""
+        """Release a lease."""
         if segment is not None:
             assert set(segment.view) <= {self.marks.pop(id(segment))}
             self.pool.release(segment)
 
     @rule(number=watched)
     def look_away(self, number: int | None) -> None:
-        """Let go of a view."""
+        """Drop a view."""
         if number is not None:
             self.views[number] = memoryview(b""), 0
 
     @rule()
     def trim(self) -> None:
-        """Free what is idle."""
+        """Free the idle blocks."""
         self.pool.trim()
         assert self.pool.stats().idle_blocks == 0
 
     @invariant()
     def views_keep_their_marks(self) -> None:
-        """Nothing that anyone can see was overwritten."""
+        """No memory with a live view was overwritten."""
         for view, mark in self.views.values():
             assert set(view) <= {mark}
 
     @invariant()
     def the_sums_add_up(self) -> None:
-        """No more than the limit exists, and no more than exists is used."""
+        """Used memory is at most what exists, and that is at most the limit."""
         stats = self.pool.stats()
         assert stats.used <= stats.total <= stats.limit
         assert stats.peak >= stats.total
 
     def teardown(self) -> None:
-        """Everything goes when the last view goes."""
+        """All memory is freed when the last view is dropped."""
         self.views.clear()
         self.pool.close()
 

@@ -1,4 +1,4 @@
-"""Causes: one line, with the reason and the remedy."""
+"""Error causes: one line, with the reason and the remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from app.pool.causes import explain, how_it_ended, is_final
     ],
 )
 def test_a_cause_ends_with_the_remedy(error: BaseException, reason: str, remedy: str) -> None:
-    """What failed, why, and what to do about it are one line."""
+    """What failed, why, and what to do about it are in one line."""
     what, _, rest = explain("it failed", error).partition(": ")
     assert what == "it failed"
     assert reason in rest.partition("; ")[0]
@@ -28,7 +28,7 @@ def test_a_cause_ends_with_the_remedy(error: BaseException, reason: str, remedy:
 
 
 def test_a_cause_is_one_line_whatever_the_error() -> None:
-    """An error without a number has no remedy; the breaks of its lines are spaces."""
+    """An error without an errno has no remedy; its line breaks become spaces."""
     assert explain("it failed", ValueError("one\ntwo")) == "it failed: ValueError: one two"
 
 
@@ -43,5 +43,5 @@ def test_only_a_missing_system_call_is_final() -> None:
     ("status", "text"), [(-9, "by SIGKILL, as when memory runs out"), (-11, "by SIGSEGV"), (1, "with status 1")]
 )
 def test_how_a_process_ended(status: int, text: str) -> None:
-    """Signals have names."""
+    """Signals are named."""
     assert how_it_ended(status) == text

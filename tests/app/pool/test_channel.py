@@ -1,4 +1,4 @@
-"""The server's end of a socket: order, back-pressure, descriptors, and the end."""
+"""The server's end of a socket: order, back-pressure, descriptors, and the end of the stream."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run(request: pytest.FixtureRequest) -> Callable[[Scenario], None]:
 
 
 def test_messages_sent_before_the_end_are_delivered(run: Callable[[Scenario], None]) -> None:
-    """All messages come first, then the end, once."""
+    """All messages are delivered first, then the end, once."""
 
     async def scenario() -> None:
         got: list[Message | str] = []
@@ -58,7 +58,7 @@ def test_messages_sent_before_the_end_are_delivered(run: Callable[[Scenario], No
 
 
 def test_a_peer_that_does_not_read_does_not_block(run: Callable[[Scenario], None]) -> None:
-    """More than the socket holds is kept with copies of its descriptors, and all of it arrives in order."""
+    """Messages that do not fit the socket are queued with copies of their descriptors, and all arrive in order."""
 
     async def scenario() -> None:
         channel = Channel(lambda *_: None, lambda: None)
@@ -66,7 +66,7 @@ def test_a_peer_that_does_not_read_does_not_block(run: Callable[[Scenario], None
         for number in range(6):
             descriptor = os.memfd_create(f"bulk-{number}")
             channel.send(bulk, [descriptor])
-            os.close(descriptor)  # at once: what was not sent yet has a copy
+            os.close(descriptor)  # at once: a queued message has a copy
         channel.send(Hello())
 
         def read() -> list[str]:
@@ -88,7 +88,7 @@ def test_a_peer_that_does_not_read_does_not_block(run: Callable[[Scenario], None
 
 
 def test_closing_closes_every_descriptor(run: Callable[[Scenario], None]) -> None:
-    """What was not sent yet is closed with the channel; sending afterwards does nothing."""
+    """Descriptors that were not sent yet are closed with the channel; sending afterwards does nothing."""
 
     async def scenario() -> None:
         await asyncio.sleep(0)

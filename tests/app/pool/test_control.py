@@ -1,4 +1,4 @@
-"""The shared page: what one side writes the other side reads."""
+"""The shared control page: what one side writes, the other side reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_stop_does_not_affect_later_units() -> None:
 
 
 def test_heartbeats_are_seen_on_the_other_side() -> None:
-    """The server reads how often the worker showed that it is alive."""
+    """The server reads the number of the worker's heartbeats."""
     descriptor = anonymous_file()
     server, worker = ControlPage.create(descriptor), ControlPage(descriptor)
     os.close(descriptor)
@@ -35,7 +35,7 @@ def test_heartbeats_are_seen_on_the_other_side() -> None:
 
 
 def test_the_answer_to_a_probe_is_seen_on_the_other_side() -> None:
-    """The server reads which probe the worker has answered last; there is none at first."""
+    """The server reads which probe the worker answered last; at first there is none."""
     descriptor = anonymous_file()
     server, worker = ControlPage.create(descriptor), ControlPage(descriptor)
     os.close(descriptor)

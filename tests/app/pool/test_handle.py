@@ -1,4 +1,4 @@
-"""The server's side of a worker: ready when the process has answered, over the socket and in shared memory."""
+"""The server's side of a worker: it is ready once the process has answered, over the socket and in shared memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.pool.messages import Decoder, Hello, Probe, receive, send
 
 @pytest.mark.parametrize("answers", [True, False])
 def test_a_worker_is_ready_when_it_has_answered_the_probe(answers: bool) -> None:
-    """A hello alone is not enough: the probe's token has to be on the page that both sides share."""
+    """A hello alone is not enough: the probe's token must be on the page that both sides share."""
 
     async def scenario(pid: int) -> None:
         ready, gone = asyncio.Event(), asyncio.Event()

@@ -1,4 +1,4 @@
-"""Turns, stages and settlement, without any process."""
+"""Turns, stages and settlement, without any processes."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ PROBLEM = ConvProblem(
 
 
 def plan_of(units_of_stages: Sequence[int]) -> Plan:
-    """Make a plan with so many units in each stage."""
+    """Return a plan with this many units in each stage."""
     stages = [stage for stage, count in enumerate(units_of_stages) for _ in range(count)]
     units = tuple(Unit(index, stage, None, None, 1) for index, stage in enumerate(stages))
     return Plan(PROBLEM, "none", units, len(units_of_stages), 0, ())
 
 
 def job_of(pool: SegmentPool, *units_of_stages: int) -> Job:
-    """Make a job with memory from `pool`."""
+    """Return a job with memory from `pool`."""
     return Job("job", plan_of(units_of_stages), (pool.acquire(4), pool.acquire(4)), pool.acquire(4))
 
 
 @pytest.fixture
 def pool() -> Iterator[SegmentPool]:
-    """Give memory."""
+    """A memory pool."""
     pool = SegmentPool(1 << 24)
     yield pool
     pool.close()
 
 
 def test_jobs_take_turns(pool: SegmentPool) -> None:
-    """A job with many units does not make a job with few wait until it is through."""
+    """A job with few units does not wait until one with many units is done."""
     queue, many, few = FairQueue(), JobRun(job_of(pool, 5)), JobRun(job_of(pool, 2))
     queue.add(many)
     queue.add(few)
@@ -69,7 +69,7 @@ def test_jobs_take_turns(pool: SegmentPool) -> None:
 
 
 def test_a_stage_waits_for_the_whole_stage_before_it(pool: SegmentPool) -> None:
-    """No unit of a stage is given out while one of the stage before is not done."""
+    """No unit of a stage is handed out while the stage before is incomplete."""
     run = JobRun(job_of(pool, 2, 1))
     first, second = run.take(), run.take()
     assert run.waiting == 0
@@ -82,7 +82,7 @@ def test_a_stage_waits_for_the_whole_stage_before_it(pool: SegmentPool) -> None:
 
 
 def test_units_wait_for_their_images(pool: SegmentPool) -> None:
-    """A unit is given out once the images that it reads are there; one that does not say which needs all."""
+    """A unit is handed out once the images that it reads have arrived; one that names none needs all."""
     job, heard = job_of(pool, 3), list[int]()
     units = [
         dataclasses.replace(unit, images=images) for unit, images in zip(job.plan.units, (1, 2, None), strict=True)
@@ -101,7 +101,7 @@ def test_units_wait_for_their_images(pool: SegmentPool) -> None:
 
 
 def test_a_lost_unit_runs_first(pool: SegmentPool) -> None:
-    """A unit that has to run again is the next to be given out, and is counted."""
+    """A unit that must run again is the next to be handed out, and is counted."""
     run = JobRun(job_of(pool, 3))
     unit = run.take()
     run.lost(unit, killed=True)
@@ -112,7 +112,7 @@ def test_a_lost_unit_runs_first(pool: SegmentPool) -> None:
 
 @pytest.mark.parametrize(("killed", "most"), [(False, 2), (True, 6)])
 def test_too_many_deaths_blame_the_unit(pool: SegmentPool, killed: bool, most: int) -> None:
-    """One crash is bad luck, two with the same unit are not, nor six kills; deaths with other units don't add up."""
+    """The second crash with the same unit, or the sixth kill, blames the unit; deaths with others don't count."""
     run = JobRun(job_of(pool, 2))
     first, second = run.take(), run.take()
     assert not any(run.lost(first, killed=killed) for _ in range(most - 1))
@@ -121,7 +121,7 @@ def test_too_many_deaths_blame_the_unit(pool: SegmentPool, killed: bool, most: i
 
 
 def test_memory_is_held_until_no_unit_is_on_a_worker(pool: SegmentPool) -> None:
-    """Although the job failed and its owner released everything, nothing is reused before it is settled."""
+    """After a job has failed and its owner has released everything, its memory is not reused before it is settled."""
     run = JobRun(job_of(pool, 2))
     unit = run.take()
     for segment in (*run.job.inputs, run.job.output):
@@ -135,7 +135,7 @@ def test_memory_is_held_until_no_unit_is_on_a_worker(pool: SegmentPool) -> None:
 
 
 def test_only_the_first_error_counts(pool: SegmentPool) -> None:
-    """A job that is over is not failed again, a complete one not at all."""
+    """A job that has failed keeps its first error, and a complete one does not fail."""
     failed, complete = JobRun(job_of(pool, 1)), JobRun(job_of(pool, 1))
     failed.fail(Cancelled("first"))
     failed.fail(DeadlineExceeded("second"))
@@ -146,7 +146,7 @@ def test_only_the_first_error_counts(pool: SegmentPool) -> None:
 
 
 def test_results_wait_for_a_slow_reader(pool: SegmentPool) -> None:
-    """Finished units are delivered in the order of completion, then the end, also long after completion."""
+    """Finished units are delivered in the order of completion, then the end, even long after completion."""
     run = JobRun(job_of(pool, 2))
     first, second = run.take(), run.take()
     run.done(second)
@@ -179,7 +179,7 @@ def test_a_reader_of_all_units_waits_once(pool: SegmentPool) -> None:
 
 
 def test_a_job_is_the_sole_one_until_another_is_added(pool: SegmentPool) -> None:
-    """`sole` gives the only job of all owners together, and none when there are two or none."""
+    """`sole` is the only job of all owners together, or None if there are none or several."""
     queue, first, second = FairQueue(), JobRun(job_of(pool, 1)), JobRun(job_of(pool, 1))
     assert queue.sole() is None
     queue.add(first)
@@ -205,7 +205,7 @@ def test_an_error_reaches_a_waiting_reader(pool: SegmentPool) -> None:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """In whatever order things happen: each unit is done once, stages in order, nothing settles early."""
+    """In any order of events each unit is done once, stages run in order, and nothing settles early."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +225,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def give_out(self) -> None:
-        """Give a unit to a worker: one of the earliest stage that is not complete."""
+        """Hand a unit to a worker: one of the earliest incomplete stage."""
         run = self.queue.next()
         if run is None:
             assert not any(each.waiting for each in self.runs)
@@ -258,7 +258,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @invariant()
     def jobs_settle_exactly_when_they_are_over_and_off_all_workers(self) -> None:
-        """The memory of a job is free when nobody computes and nobody will; never before."""
+        """A job settles once it is over and no worker has its units, and never earlier."""
         for run in self.runs:
             busy = sum(1 for other, _ in self.on_workers if other is run)
             assert run.on_workers == busy
@@ -268,7 +268,7 @@ class QueueMachine(RuleBasedStateMachine):
             assert len(set(self.finished[run])) == len(self.finished[run])
 
     def teardown(self) -> None:
-        """Without jobs nothing holds memory."""
+        """Once the jobs are gone, no memory is held."""
         self.queue = FairQueue()
         self.runs.clear()
         self.on_workers.clear()

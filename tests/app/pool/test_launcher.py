@@ -1,4 +1,4 @@
-"""What the fork server starts with: our packages, and no thread that a fork would break."""
+"""The fork server's environment: our packages, and no threads that a fork would break."""
 
 from __future__ import annotations
 

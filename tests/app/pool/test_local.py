@@ -1,4 +1,4 @@
-"""The engine's promises to the service: bits, deadlines, cancelling, and nothing left behind."""
+"""The engine's guarantees: bits, deadlines, cancellation, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ PROBLEMS = [
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Fleet]:
-    """Two workers for the tests of this file."""
+    """Two workers for the tests in this file."""
     with fleet(2, grace_s=0.2, hang_s=60.0) as made:
         yield made
 
 
 @pytest.fixture
 def two(shared: Fleet) -> Fleet:
-    """Two workers, both alive."""
+    """Two workers, both running."""
     shared.run(shared.whole())
     return shared
 
@@ -53,7 +53,7 @@ def two(shared: Fleet) -> Fleet:
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: f"{problem.op}-{problem.dtype}-{problem.n}")
 @pytest.mark.parametrize("reference", [False, True])
 def test_workers_and_one_process_give_the_same_bits(two: Fleet, problem: ConvProblem, reference: bool) -> None:
-    """Every operation and dtype gives over processes and shared memory what it gives in one process."""
+    """For every operation and dtype, workers with shared memory give the same bits as a single process."""
     inputs = random_inputs(problem)
     result = two.run(two.compute(problem, inputs, reference=reference))
     np.testing.assert_array_equal(result, compute(problem, *inputs, reference=reference))
@@ -65,7 +65,7 @@ def test_a_cancel_does_not_interrupt_the_end_of_a_failed_job(two: Fleet) -> None
     async def scenario() -> None:
         with Frozen(two.pids):
             failing = asyncio.create_task(two.finish(two.job(plan(TINY), random_inputs(TINY), deadline=soon(0.02))))
-            await asyncio.sleep(0.05)  # over now, with `grace_s` to go
+            await asyncio.sleep(0.05)  # the deadline has passed, but not yet `grace_s`
             assert two.engine.snapshot()["jobs"] == 1
             failing.cancel()
             await asyncio.gather(failing, return_exceptions=True)
@@ -105,7 +105,7 @@ def test_a_yielded_unit_is_final(two: Fleet) -> None:
 
 
 def test_a_deadline_ends_a_running_job(two: Fleet) -> None:
-    """When the time is over during the computation the call fails, and no worker has its memory any more."""
+    """If the deadline passes during the computation, the call fails, and no worker uses its memory any more."""
 
     async def scenario() -> None:
         job = two.job(plan(WIDE, reference=True), random_inputs(WIDE), deadline=soon(0.05))
@@ -120,7 +120,7 @@ def test_a_deadline_ends_a_running_job(two: Fleet) -> None:
 
 
 def test_a_deadline_ends_a_job_that_never_ran(two: Fleet) -> None:
-    """A job whose time is over in the queue fails too, and the jobs before and behind it don't."""
+    """A job whose deadline passes in the queue fails too, and the jobs before and after it succeed."""
 
     async def scenario() -> None:
         inputs = random_inputs(WIDE)
@@ -137,7 +137,7 @@ def test_a_deadline_ends_a_job_that_never_ran(two: Fleet) -> None:
 
 
 def test_closing_the_iterator_frees_workers_and_memory(two: Fleet) -> None:
-    """A caller that goes away after the first unit leaves no unit on a worker and no lease."""
+    """A caller that leaves after the first unit leaves no unit on a worker and no lease."""
 
     async def scenario() -> None:
         job = two.job(plan(WIDE, reference=True), random_inputs(WIDE))
@@ -153,14 +153,14 @@ def test_closing_the_iterator_frees_workers_and_memory(two: Fleet) -> None:
 
 
 def test_an_engine_before_its_start() -> None:
-    """An engine that was not started is not ready and has done nothing of its warm-up."""
+    """An engine that was not started is not ready and its warm-up has not progressed."""
     engine: Engine = LocalEngine(SegmentPool(1 << 20), workers=1)
     assert not engine.ready
     assert engine.progress() == 0.0
 
 
 def test_stop_lets_running_jobs_finish_and_refuses_new_ones() -> None:
-    """Within the drain time what runs is completed; a new job is refused at once, also afterwards."""
+    """Running jobs are completed within the drain time; a new job is rejected at once, also afterwards."""
     inputs = random_inputs(WIDE)
     with fleet(1) as one:
 
@@ -178,7 +178,7 @@ def test_stop_lets_running_jobs_finish_and_refuses_new_ones() -> None:
 
 
 def test_stop_leaves_no_process_and_no_descriptor_and_start_works_again() -> None:
-    """After stop, whose second call ends a long drain, everything is as before start."""
+    """After stop, called again to end a long drain, everything is as before start."""
     before = descriptors()
     with fleet(2) as both:
         snapshot = both.engine.snapshot()
@@ -229,7 +229,7 @@ asyncio.run(serve())
 
 
 def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path) -> None:
-    """After `kill -9` of a server that any script started anywhere, its processes end by themselves."""
+    """After `kill -9` of a server started by any script in any folder, its processes exit by themselves."""
     script = tmp_path / "serve.py"
     script.write_text(SCRIPT)
     root = str(Path(app.__file__).resolve().parents[1])

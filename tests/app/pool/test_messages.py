@@ -1,4 +1,4 @@
-"""Framing: every message and its descriptors arrive whole, in order, however the stream is cut."""
+"""Framing: every message and its descriptors arrive complete and in order, however the stream is split."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAMPLES: list[Message] = [
 
 @given(st.lists(st.sampled_from(_SAMPLES), max_size=8), st.lists(st.integers(0, 2000), max_size=12))
 def test_messages_survive_any_cut(sent: list[Message], cuts: list[int]) -> None:
-    """A stream that arrives in pieces of any size gives the same messages."""
+    """A stream that arrives in pieces of any size yields the same messages."""
     stream = b"".join(map(messages.encode, sent))
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
     decoder, got = Decoder(), []
@@ -44,7 +44,7 @@ def test_messages_survive_any_cut(sent: list[Message], cuts: list[int]) -> None:
 
 
 def test_descriptors_stay_with_their_message() -> None:
-    """Descriptors of several messages in one stream each arrive with the message that they were sent with."""
+    """Descriptors of several messages in one stream each arrive with their own message."""
     ours, theirs = socket.socketpair()
     files = [os.memfd_create(f"file-{number}") for number in range(3)]
     with ours, theirs:
@@ -77,7 +77,7 @@ def test_sending_to_a_dead_peer_does_not_raise() -> None:
 
 
 def test_a_peer_that_leaves_bytes_unread_is_the_end() -> None:
-    """A peer that died before it read everything ends the stream instead of raising."""
+    """If the peer died with unread data, receiving reports the end of the stream instead of raising."""
     ours, theirs = socket.socketpair()
     with ours:
         assert messages.send(ours, Hello())
@@ -86,7 +86,7 @@ def test_a_peer_that_leaves_bytes_unread_is_the_end() -> None:
 
 
 def test_nothing_to_read_yet() -> None:
-    """On a socket that does not block, an empty stream is told from an ended one."""
+    """On a non-blocking socket, a stream without data is distinguished from one that has ended."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.setblocking(False)

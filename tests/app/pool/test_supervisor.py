@@ -1,4 +1,4 @@
-"""Workers that die, hang or don't stop: the right bits or the right error arrive, and the pool goes on."""
+"""Workers that die, hang or don't stop: the caller gets the right bits or the right error, and the pool recovers."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ SLOW = dataclasses.replace(
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Fleet]:
-    """Two workers, shared by the tests of this file; patient with workers that are slow to stop."""
+    """Two workers, shared by the tests in this file, with long timeouts for workers that are slow to stop."""
     with fleet(2, grace_s=30.0, hang_s=60.0) as made:
         yield made
 
 
 @pytest.fixture
 def two(shared: Fleet) -> Fleet:
-    """Two workers, both alive, whatever an earlier test did to them."""
+    """Two workers, both running, whatever an earlier test did to them."""
     shared.run(shared.whole())
     return shared
 
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[Fleet]:
-    """Two workers under a supervisor without patience."""
+    """Two workers under a supervisor with short timeouts."""
     with fleet(2, grace_s=0.05, hang_s=0.8) as made:
         yield made
 
 
 def test_a_worker_killed_in_the_middle_of_a_unit(two: Fleet) -> None:
-    """`kill -9` while a unit is computed costs the caller nothing: the right bits arrive."""
+    """After `kill -9` during a unit, the caller still gets the right bits."""
     inputs = random_inputs(SLOW)
 
     async def scenario() -> None:
@@ -68,7 +68,7 @@ def test_a_worker_killed_in_the_middle_of_a_unit(two: Fleet) -> None:
 
 
 def test_no_call_is_refused_while_all_workers_are_replaced(two: Fleet) -> None:
-    """With every worker dead the engine is still ready: a new job waits for their replacements."""
+    """Even with every worker dead the engine is ready: a new job waits for their replacements."""
     inputs = random_inputs(TINY)
 
     async def scenario() -> None:
@@ -84,7 +84,7 @@ def test_no_call_is_refused_while_all_workers_are_replaced(two: Fleet) -> None:
 
 
 def test_a_lost_unit_runs_again_elsewhere(two: Fleet) -> None:
-    """Only the unit of the dead worker is computed again, by another process, and the job says so."""
+    """Only the unit of the dead worker is computed again, by another process, and the job reports it."""
     inputs = random_inputs(TINY)
 
     async def scenario() -> None:
@@ -103,7 +103,7 @@ def test_a_lost_unit_runs_again_elsewhere(two: Fleet) -> None:
 
 
 def test_a_unit_that_never_began_is_not_blamed(two: Fleet) -> None:
-    """Workers prefetch a small unit of the only job; if a worker dies, another one runs it."""
+    """Workers prefetch a small unit of the only job; if a worker dies, another one runs that unit."""
     inputs = random_inputs(TINY)
 
     async def scenario() -> None:
@@ -125,11 +125,11 @@ def test_a_unit_that_never_began_is_not_blamed(two: Fleet) -> None:
 
 @pytest.mark.parametrize(("number", "deaths"), [(signal.SIGSEGV, 2), (signal.SIGKILL, 6)])
 def test_a_unit_that_crashes_workers_fails_its_job(two: Fleet, number: signal.Signals, deaths: int) -> None:
-    """The second crash with the same unit, and the sixth kill, is WorkerLost; the next job finds a whole pool."""
+    """The second crash with the same unit, or the sixth kill, raises WorkerLost; the next job gets a complete pool."""
     inputs = random_inputs(TINY)
 
     async def scenario() -> None:
-        old = two.pids  # how one ends that outlived its fork server nobody hears
+        old = two.pids  # how a worker ended is unknown once its fork server has died
         for pid in old:
             kill(pid)
         await two.until(lambda: not old & two.pids)
@@ -153,7 +153,7 @@ def test_a_unit_that_crashes_workers_fails_its_job(two: Fleet, number: signal.Si
 
 
 def test_a_cancelled_unit_leaves_its_worker_alive(two: Fleet) -> None:
-    """A worker that notices the stop is not killed, and takes the next job with the same process."""
+    """A worker that notices the stop is not killed, and takes the next job in the same process."""
 
     async def scenario() -> None:
         pids = two.pids
@@ -176,7 +176,7 @@ def test_a_cancelled_unit_leaves_its_worker_alive(two: Fleet) -> None:
 
 
 def test_a_worker_that_ignores_a_stop_is_killed(strict: Fleet) -> None:
-    """Cancelling returns only when the worker can't write any more; until then its memory is not reused."""
+    """Cancelling returns only when the worker can't write any more; its memory is not reused before."""
 
     async def scenario() -> None:
         await strict.whole()
@@ -201,7 +201,7 @@ def test_a_worker_that_ignores_a_stop_is_killed(strict: Fleet) -> None:
 
 
 def test_a_worker_that_hangs_is_replaced(strict: Fleet) -> None:
-    """A worker that shows no sign of life during a unit is killed; its unit runs on another."""
+    """A worker without a heartbeat during a unit is killed; its unit runs on another one."""
     inputs = random_inputs(TINY)
 
     async def scenario() -> None:
@@ -220,7 +220,7 @@ def test_a_worker_that_hangs_is_replaced(strict: Fleet) -> None:
 
 
 def test_a_unit_that_hangs_twice(strict: Fleet) -> None:
-    """The second worker that hangs at the same unit is the end of the job, as the second crash is."""
+    """If a second worker hangs in the same unit, the job fails, as after a second crash."""
 
     async def scenario() -> None:
         await strict.whole()
@@ -239,7 +239,7 @@ def test_a_unit_that_hangs_twice(strict: Fleet) -> None:
 
 
 def test_a_dead_fork_server_is_replaced_while_workers_go_on(two: Fleet) -> None:
-    """Workers outlive the process that they were forked from, and are replaced by its successor."""
+    """Workers outlive the process that forked them, and its successor replaces them."""
     inputs = random_inputs(TINY)
 
     async def scenario() -> None:
@@ -259,12 +259,12 @@ def test_a_dead_fork_server_is_replaced_while_workers_go_on(two: Fleet) -> None:
 
 
 def test_a_fork_server_that_dies_before_reporting_a_fork(two: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that was never reported is dropped: its socket is closed, and it is replaced."""
+    """A worker whose fork was never reported is dropped: its socket is closed, and it is replaced."""
     orphans: list[int] = []
 
     def fork_unseen(self: Launcher, number: int, descriptors: Sequence[int]) -> None:
         monkeypatch.undo()
-        orphans.append(os.dup(descriptors[0]))  # what a forked worker would hold
+        orphans.append(os.dup(descriptors[0]))  # the descriptor that the forked worker would have
 
     async def scenario() -> None:
         monkeypatch.setattr(Launcher, "spawn", fork_unseen)
@@ -277,7 +277,7 @@ def test_a_fork_server_that_dies_before_reporting_a_fork(two: Fleet, monkeypatch
     with socket.socket(fileno=orphans[0]) as orphan:
         orphan.settimeout(10)
         while orphan.recv(4096):
-            pass  # the probe; then the end comes, or the time is over
+            pass  # the probe, then the end of the stream, or a timeout
 
 
 def test_a_fork_server_that_hangs_is_replaced(strict: Fleet) -> None:
@@ -296,7 +296,7 @@ def test_a_fork_server_that_hangs_is_replaced(strict: Fleet) -> None:
 
 @contextmanager
 def no_more_files(least: int = 0) -> Iterator[None]:
-    """Let this process open no more files in the block, but for descriptors below `least`; those that are open stay."""
+    """Allow no new descriptors of `least` or above in the block; those that are open stay open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (least, hard))
     try:
@@ -306,7 +306,7 @@ def no_more_files(least: int = 0) -> Iterator[None]:
 
 
 def test_no_descriptor_for_a_worker(two: Fleet) -> None:
-    """A worker whose pidfd can't be received is given up, and another one follows when there are descriptors again."""
+    """A worker whose pidfd can't be received is dropped, and replaced once there are descriptors again."""
 
     async def scenario() -> None:
         await two.whole()
@@ -324,7 +324,7 @@ def test_no_descriptor_for_a_worker(two: Fleet) -> None:
 
 
 def test_a_worker_that_cannot_be_requested(two: Fleet) -> None:
-    """Where there is a descriptor for its control page and none for its socket, the first is given back."""
+    """If there is a descriptor for a worker's control page but none for its socket, the first is closed again."""
 
     async def scenario() -> None:
         free = os.dup(0)
@@ -357,7 +357,7 @@ def test_no_descriptors_for_a_fork_server(two: Fleet) -> None:
 
 
 def test_a_kernel_that_raises_fails_its_job_alone(two: Fleet, caplog: pytest.LogCaptureFixture) -> None:
-    """An exception in a worker is InternalError, its details are in the log, and the worker lives."""
+    """An exception in a worker becomes InternalError, its details are logged, and the worker survives."""
 
     async def scenario() -> None:
         pids = two.pids
@@ -374,7 +374,7 @@ def test_a_kernel_that_raises_fails_its_job_alone(two: Fleet, caplog: pytest.Log
 
 
 def test_workers_have_only_their_own_descriptors(two: Fleet) -> None:
-    """No worker has another one's socket or pidfd open: the end of a socket is the end of its process."""
+    """No worker has another one's socket or pidfd open: when its socket closes, a process exits."""
     for pid in two.pids:
         names = descriptors(pid).values()
         assert sum(name.startswith("socket:") for name in names) == 1
@@ -382,7 +382,7 @@ def test_workers_have_only_their_own_descriptors(two: Fleet) -> None:
 
 
 def test_workers_are_killed_before_the_server_when_memory_runs_out(two: Fleet) -> None:
-    """The out-of-memory killer prefers a worker, whose unit runs again, to the server and the fork server."""
+    """The out-of-memory killer prefers a worker, whose unit can run again, to the server and the fork server."""
 
     def score(pid: int | str) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
@@ -394,7 +394,7 @@ def test_workers_are_killed_before_the_server_when_memory_runs_out(two: Fleet) -
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_to_the_process_group_are_left_to_the_server(two: Fleet, number: signal.Signals) -> None:
-    """Ctrl-C, a service manager's SIGTERM or a closed terminal end no worker: the server drains first."""
+    """Ctrl-C, a service manager's SIGTERM or a closed terminal kills no worker: the server drains first."""
     pids = two.pids
     fork_server = two.engine.snapshot()["fork_server"]["pid"]
     for pid in (*pids, fork_server):
@@ -406,7 +406,7 @@ def test_signals_to_the_process_group_are_left_to_the_server(two: Fleet, number:
 
 
 def test_workers_forget_memory_that_was_freed(two: Fleet) -> None:
-    """When the pool frees a block no worker keeps it mapped."""
+    """After the pool frees a block, no worker has it mapped."""
 
     def mapped(pid: int) -> int:
         return len(re.findall("memfd:convgrad", Path(f"/proc/{pid}/maps").read_text()))
@@ -414,7 +414,7 @@ def test_workers_forget_memory_that_was_freed(two: Fleet) -> None:
     async def scenario() -> None:
         inputs = random_inputs(TINY)
         await two.compute(TINY, inputs)
-        gc.collect()  # the traceback of an error that an earlier test looked at may still hold a lease
+        gc.collect()  # the traceback of an error in an earlier test may still hold a lease
         await two.until(
             lambda: two.segments.trim() >= 0 and {mapped(pid) for pid in two.pids} == {1}
         )  # the control page
@@ -423,7 +423,7 @@ def test_workers_forget_memory_that_was_freed(two: Fleet) -> None:
 
 
 def test_concurrent_jobs_do_not_mix_data(two: Fleet) -> None:
-    """Jobs that run side by side over reused memory, with workers dying among them, get their own results."""
+    """Concurrent jobs over reused memory, with a worker dying among them, get their own results."""
 
     async def one(seed: int) -> None:
         for turn in range(4):
@@ -443,7 +443,7 @@ def test_concurrent_jobs_do_not_mix_data(two: Fleet) -> None:
 
 
 def test_a_plan_is_sent_once(two: Fleet) -> None:
-    """The same plan again travels as a number, and more plans than a worker keeps are no trouble."""
+    """A repeated plan is sent as a number, and there may be more plans than a worker keeps."""
 
     async def scenario() -> None:
         inputs = random_inputs(TINY)

@@ -30,13 +30,13 @@ OFFERS = ["application/json", "application/x-npy", "text/event-stream"]
     ],
 )
 def test_the_best_offer_is_chosen(accept: str | None, chosen: str) -> None:
-    """Quality first, then specificity decides a range's quality, then the order of the offers."""
+    """Quality decides, then the order of the offers; an offer's quality is that of its most specific range."""
     assert choose(accept, OFFERS) == chosen
 
 
 @pytest.mark.parametrize("accept", ["image/png", "application/json;q=0", "*/*;q=0", "text", ";;;", "a/b," * 1000])
 def test_nothing_acceptable(accept: str) -> None:
-    """Without an acceptable offer the error lists what there is."""
+    """If no offer is acceptable, the error lists the offers."""
     with pytest.raises(NotAcceptable) as caught:
         choose(accept, OFFERS)
     assert caught.value.data["supported"] == OFFERS

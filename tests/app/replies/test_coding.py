@@ -1,4 +1,4 @@
-"""Which replies are coded: those that a client asked for, not those that its library could read."""
+"""Which replies are compressed: those of clients that ask for it, not of those whose library merely could read it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from app.replies.coding import choose_coding
         ("br", None),
         ("identity", None),
         ("*", None),
-        # What libraries send unasked.
+        # The defaults of common libraries.
         ("gzip, deflate", None),
         ("gzip, deflate, br, zstd", None),
         ("deflate, gzip, br", None),
-        # A wish with weights.
+        # Explicit weights.
         ("gzip, identity;q=0.5", "gzip"),
         ("gzip;q=0.5, identity", None),
         ("gzip;q=0.2, deflate;q=0.8, identity;q=0.5", "deflate"),
@@ -36,5 +36,5 @@ from app.replies.coding import choose_coding
     ],
 )
 def test_choice(header: str | None, coding: str | None) -> None:
-    """A coding that is named alone, or rated above a plain reply, is used."""
+    """A coding that is named alone, or rated above an uncompressed reply, is used."""
     assert choose_coding(header) == coding

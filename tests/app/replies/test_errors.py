@@ -17,7 +17,7 @@ CLASSES = list(errors.error_classes().values())
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_the_map_is_total(cls: type[errors.ConvgradError]) -> None:
-    """Every class of the tree has a row of its own, with a status of an error and a code of the contract."""
+    """Every error class has its own row, with an error status and a code of the contract."""
     reply = MAPPING[cls]
     assert 400 <= reply.status < 600
     assert -32768 <= reply.rpc_code <= -32000
@@ -25,7 +25,7 @@ def test_the_map_is_total(cls: type[errors.ConvgradError]) -> None:
 
 
 def test_the_map_has_nothing_else() -> None:
-    """No row is left over from a class that is gone."""
+    """No row is left over from a class that no longer exists."""
     assert set(MAPPING) == set(CLASSES)
 
 
@@ -53,13 +53,13 @@ def test_the_codes_of_the_contract(cls: type[errors.ConvgradError], code: int) -
 
 
 def test_openrpc_lists_the_codes_of_the_map() -> None:
-    """The document of the JSON-RPC API has each code that an answer can have, and no other."""
+    """The JSON-RPC document lists exactly the codes that an answer can have."""
     own = {errors.TransportError, errors.ConnectFailed, errors.TimedOut, errors.BrokenStream, errors.ProtocolError}
     assert {code for code, _, _ in RPC_ERRORS} == {MAPPING[cls].rpc_code for cls in set(CLASSES) - own}
 
 
 def test_a_problem_has_the_members_of_the_rfc() -> None:
-    """type, title, status and detail are there, data is beside them, and data can't replace them."""
+    """type, title, status and detail are present, data is added beside them and can't replace them."""
     found = problem(errors.TooLarge("too much", data={"limit": 5, "status": 200}), "id-1")
     assert found["status"] == 413
     assert found["limit"] == 5
@@ -69,7 +69,7 @@ def test_a_problem_has_the_members_of_the_rfc() -> None:
 
 
 def test_a_subclass_is_answered_like_its_parent() -> None:
-    """A class that the map does not know takes the row of the nearest one above."""
+    """A class that is not in the map uses the row of its nearest base class."""
 
     class Special(errors.ParseError):
         pass
@@ -87,7 +87,7 @@ def test_headers() -> None:
 
 
 def test_other_errors_have_no_details(caplog: pytest.LogCaptureFixture) -> None:
-    """What is not of the tree becomes an internal error without details, which go to the log."""
+    """Any other exception becomes an internal error without details, which are logged."""
     with caplog.at_level(logging.ERROR):
         found = as_convgrad_error(ValueError("secret"), log=logging.getLogger("test"))
     assert isinstance(found, errors.InternalError)

@@ -1,4 +1,4 @@
-"""Signs of life."""
+"""Heartbeats on idle connections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.replies.sse import EventStream
 
 
 def test_it_beats_while_nothing_is_written() -> None:
-    """A quiet line gets one beat after another; after `stop` no more."""
+    """An idle connection gets one heartbeat after another, and none after `stop`."""
 
     async def scenario() -> int:
         enough, beats = asyncio.Event(), 0
@@ -32,7 +32,7 @@ def test_it_beats_while_nothing_is_written() -> None:
 
 
 def test_a_beat_never_interrupts_a_write() -> None:
-    """While something is being written, however long that takes, no beat comes between its pieces."""
+    """During a write, however long it takes, no heartbeat comes between its pieces."""
 
     async def scenario() -> list[str]:
         log: list[str] = []
@@ -60,7 +60,7 @@ def test_a_beat_never_interrupts_a_write() -> None:
 
 
 def test_an_event_stream_pings() -> None:
-    """A comment line comes on a stream that waits, and not before its first message."""
+    """An idle stream gets comment lines, but not before its first message."""
 
     async def scenario() -> list[bytes]:
         sent: list[bytes] = []

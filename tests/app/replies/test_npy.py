@@ -1,4 +1,4 @@
-"""How far a tensor is final."""
+"""How many rows of a tensor are final."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.replies.npy import Frontier
 
 
 def test_rows_are_final_when_all_their_boxes_are() -> None:
-    """Boxes out of order: rows count only without a gap before them."""
+    """With boxes out of order, rows count only if all rows before them are complete."""
     frontier = Frontier((4, 6))
     assert frontier.add((2, 0), (2, 6)) == 0
     assert frontier.add((0, 0), (1, 3)) == 0
@@ -20,7 +20,7 @@ def test_rows_are_final_when_all_their_boxes_are() -> None:
 
 @given(st.permutations(range(12)))
 def test_any_order_of_boxes(order: list[int]) -> None:
-    """Whatever the order, the rows said to be final are exactly those."""
+    """For any order of the boxes, exactly the complete leading rows are reported as final."""
     frontier, done = Frontier((6, 2, 5)), np.zeros((6, 2), bool)
     for index in order:
         row, column = divmod(index, 2)
@@ -31,6 +31,6 @@ def test_any_order_of_boxes(order: list[int]) -> None:
 
 
 def test_a_tensor_without_elements_is_final() -> None:
-    """No row, or rows of nothing, leave nothing to wait for."""
+    """A tensor without rows, or with empty rows, is complete from the start."""
     assert Frontier((0, 3)).rows == 0
     assert Frontier((3, 0)).add((0, 0), (3, 0)) == 3

@@ -13,14 +13,14 @@ from app.telemetry.logs import JsonFormatter, TextFormatter
 
 
 def record(message: str, **extra: object) -> logging.LogRecord:
-    """Make a log record."""
+    """Return a log record."""
     made = logging.LogRecord("convgrad", logging.INFO, "x.py", 1, message, (), None)
     made.__dict__.update(extra)
     return made
 
 
 def test_a_text_record_is_one_line() -> None:
-    """A line break that a caller smuggled in is shown, not obeyed; the facts are at the end."""
+    """A line break in a caller's text is escaped; the extra fields are at the end."""
     line = TextFormatter().format(record("GET /a\nFAKE line", request_id="r1", status=404))
     assert "\n" not in line
     assert line.endswith("request_id=r1 status=404")
@@ -30,7 +30,7 @@ NASTY = "\0\x1b[31m\x7f\x85\x9b\u2028\u2029\t\r\n"
 
 
 def test_control_characters_are_shown() -> None:
-    """No character ends a line or reaches a terminal as a command, wherever it stands; letters stay as they are."""
+    """No character breaks the line or controls a terminal, wherever it stands; letters stay as they are."""
     line = TextFormatter().format(record(f"GET /é{NASTY}", key=NASTY))
     escaped = r"\u0000\u001b[31m\u007f\u0085\u009b\u2028\u2029\t\r\n"
     assert line.endswith(f"GET /é{escaped} key={escaped}")
@@ -39,7 +39,7 @@ def test_control_characters_are_shown() -> None:
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
 def test_tracebacks_have_no_control_characters(formatter: logging.Formatter) -> None:
-    """What an exception quotes is escaped too; the traceback keeps its lines."""
+    """Text in an exception is escaped too; the traceback keeps its lines."""
     made = record("fault")
     try:
         raise ValueError(NASTY.strip())
@@ -51,7 +51,7 @@ def test_tracebacks_have_no_control_characters(formatter: logging.Formatter) -> 
 
 
 def test_a_json_line_is_an_object() -> None:
-    """Time, level, message and the facts are members; an exception too."""
+    """Time, level, message and the extra fields are members, and so is an exception."""
     try:
         raise ValueError("x")
     except ValueError:

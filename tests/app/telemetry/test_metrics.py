@@ -1,4 +1,4 @@
-"""What the metrics say after calls on a real service."""
+"""The metrics after calls on a real service."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def scrape(tight: Resident, *, idle: bool = True) -> Samples:
-    """Read the metrics as Prometheus does, once everything before has been counted."""
+    """Return the metrics as Prometheus reads them, once all earlier requests have been counted."""
     if idle:
         tight.run(tight.service.idle())
     reply = httpx.get(f"{tight.url}/metrics")
@@ -31,14 +31,14 @@ def scrape(tight: Resident, *, idle: bool = True) -> Samples:
 
 
 def grown(before: Samples, after: Samples, name: str, **labels: str) -> float:
-    """Tell by how much a sample grew."""
+    """Return by how much a sample grew."""
     key = (name, frozenset(labels.items()))
     return after.get(key, 0.0) - before.get(key, 0.0)
 
 
 @pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])
 def test_a_call_is_counted_in_every_form(tight: Resident, tight_http: httpx.Client, accept: str) -> None:
-    """A call counts once under operation, dtype, API and outcome, and its parts are timed."""
+    """A call counts once under operation, dtype, API and outcome, and its phases are timed."""
     before = scrape(tight)
     assert post(tight_http, SMALL, SMALL.inputs(), accept).status_code == 200
     after = scrape(tight)
@@ -55,7 +55,7 @@ def test_a_call_is_counted_in_every_form(tight: Resident, tight_http: httpx.Clie
 
 @pytest.mark.parametrize("api", list(APIS))
 def test_encoding_of_a_large_reply_is_timed(tight: Resident, tight_http: httpx.Client, api: str) -> None:
-    """A reply that is streamed has one encode time, also where its pieces are made while they are sent."""
+    """A streamed reply has one encode time, even if its pieces are encoded while they are sent."""
     case = replace(LARGE, src_spatial=(512, 512), dst_spatial=(1024, 1024))
     call = prepare(api, case, case.floats(), np.empty(0))
     before = scrape(tight)
@@ -67,7 +67,7 @@ def test_encoding_of_a_large_reply_is_timed(tight: Resident, tight_http: httpx.C
 
 
 def test_every_call_of_a_batch_counts(tight: Resident, tight_http: httpx.Client) -> None:
-    """Three calls in one batch are three calls and one request; the wrong one among them is none."""
+    """Three calls in one batch are three calls and one request; the invalid item among them is not a call."""
     params = document(SMALL, SMALL.inputs())
     batch = [{"jsonrpc": "2.0", "id": number, "method": SMALL.op, "params": params} for number in range(2)]
     batch.append({"jsonrpc": "2.0", "id": 2, "method": SMALL.op, "params": {}})
@@ -81,7 +81,7 @@ def test_every_call_of_a_batch_counts(tight: Resident, tight_http: httpx.Client)
 
 @pytest.mark.parametrize("accept", [JSON, SSE, FRAMES])
 def test_a_late_deadline_is_an_outcome(tight: Resident, tight_http: httpx.Client, accept: str) -> None:
-    """A call that fails in the middle of its stream counts as what it failed of, as a request too."""
+    """A call that fails in the middle of its stream is counted under its error, and so is its request."""
     before = scrape(tight)
     post(tight_http, SLOW, SLOW.floats(), accept, deadline_ms=100, reference=True)
     after = scrape(tight)
@@ -91,7 +91,7 @@ def test_a_late_deadline_is_an_outcome(tight: Resident, tight_http: httpx.Client
 
 
 def test_refusals_have_reasons(tight: Resident, tight_http: httpx.Client) -> None:
-    """A full queue and a body over the limit are told apart; the gauges show what runs."""
+    """A full queue and a body over the limit are counted separately; the gauges show what is running."""
     before = scrape(tight)
     with connection(tight, SLOW, SSE, reference=True), connection(tight, SLOW, SSE, reference=True):
         tight.until(lambda: len(tight.service.calls) == 2 and tight.service.engine.snapshot()["jobs"] == 2)
@@ -113,14 +113,14 @@ def test_refusals_have_reasons(tight: Resident, tight_http: httpx.Client) -> Non
 
 
 def test_openmetrics_on_request(tight_http: httpx.Client) -> None:
-    """The newer text form comes when it is asked for."""
+    """The OpenMetrics format is sent on request."""
     reply = tight_http.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
     assert reply.headers["content-type"].startswith("application/openmetrics-text")
     assert reply.text.endswith("# EOF\n")
 
 
 def test_callers_cannot_create_label_values(tight: Resident, tight_http: httpx.Client) -> None:
-    """Whatever path or method somebody makes up, no label takes its name."""
+    """Whatever path or method a caller invents, no label is created for it."""
     for path in ("/made/up", "/v1/ops/made_up", "/v2/models/made_up", "/rpc/made_up"):
         tight_http.get(path)
     names = {value for _, labels in scrape(tight) for _, value in labels}
@@ -128,7 +128,7 @@ def test_callers_cannot_create_label_values(tight: Resident, tight_http: httpx.C
 
 
 def test_a_trace_is_continued_in_the_reply(tight_http: httpx.Client) -> None:
-    """A traceparent comes back with a span id of the request's own; without one nothing comes."""
+    """A traceparent is returned with the request's own span id; without one the reply has none."""
     trace = "4bf92f3577b34da6a3ce929d0e0e4736"
     reply = tight_http.get("/v1/ops", headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
     version, trace_id, span_id, flags = reply.headers["traceresponse"].split("-")

@@ -1,4 +1,4 @@
-"""Where the time of a request went."""
+"""The phases of a request's time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_parts_add_up_in_processing_order() -> None:
 
 
 def test_a_block_that_fails_is_measured_too() -> None:
-    """`measure` adds the time of its block whatever happens in it."""
+    """`measure` adds the time of its block even if the block raises."""
     timings = Timings()
     with pytest.raises(ValueError, match="x"), timings.measure("decode"):
         raise ValueError("x")

@@ -10,7 +10,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 def test_a_header_is_read_and_written_back() -> None:
-    """What was read is written with the same ids."""
+    """A header that was read is written with the same ids."""
     header = f"00-{TRACE}-{SPAN}-01"
     read = TraceParent.read(header)
     assert read == TraceParent(TRACE, SPAN, 1)
@@ -18,7 +18,7 @@ def test_a_header_is_read_and_written_back() -> None:
 
 
 def test_a_child_stays_in_the_trace() -> None:
-    """A child has the trace and the flags of its parent and a span id of its own."""
+    """A child has the trace and the flags of its parent and its own span id."""
     parent = TraceParent(TRACE, SPAN, 1)
     child = parent.child()
     assert (child.trace_id, child.flags) == (TRACE, 1)
@@ -27,7 +27,7 @@ def test_a_child_stays_in_the_trace() -> None:
 
 
 def test_a_later_version_may_have_more_fields() -> None:
-    """Fields that a later version adds at the end are passed over."""
+    """Fields that a later version adds at the end are ignored."""
     assert TraceParent.read(f"01-{TRACE}-{SPAN}-01-what-else") == TraceParent(TRACE, SPAN, 1)
 
 
@@ -45,5 +45,5 @@ def test_a_later_version_may_have_more_fields() -> None:
     ],
 )
 def test_malformed_headers_are_ignored(header: str) -> None:
-    """A header that breaks a rule of the standard counts as none."""
+    """A header that breaks a rule of the standard is ignored."""
     assert TraceParent.read(header) is None

@@ -1,4 +1,4 @@
-"""Spans as a collector gets them from a real service."""
+"""Spans as a collector receives them from a real service."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[Any]]]:
-    """Listen as an OpenTelemetry collector does; gives its address and the spans that came."""
+    """Listen like an OpenTelemetry collector; yields its address and the received spans."""
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     spans: list[Any] = []
@@ -55,12 +55,12 @@ def collector() -> Iterator[tuple[str, list[Any]]]:
 
 
 def attributes(span: Any) -> dict[str, Any]:
-    """Read a span's attributes."""
+    """Return a span's attributes."""
     return {entry.key: getattr(entry.value, entry.value.WhichOneof("value")) for entry in span.attributes}
 
 
 def test_a_call_is_a_span_below_its_caller() -> None:
-    """The request's span continues the caller's trace, the call's span is below it, and both say how it went."""
+    """The request's span continues the caller's trace, the call's span is its child, and both have the outcome."""
     with collector() as (endpoint, spans):
         with running_service("--otlp-endpoint", endpoint) as service, httpx.Client(base_url=service.url) as http:
             http.headers["traceparent"] = f"00-{TRACE}-{PARENT}-01"

@@ -1,4 +1,4 @@
-"""Heads of inference requests that are known from before."""
+"""The cache of inference request heads."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ F32, S64 = DTYPES["f32"], DTYPES["s64"]
 
 
 def head(*sources: str) -> Head:
-    """A head with an input from each of these places."""
+    """Return a head with an input from each of these places."""
     inputs = [InputTensor(f"input{at}", F32, (1,), source) for at, source in enumerate(sources)]  # type: ignore[arg-type]
     return Head(InferRequest(None, {}, {}, None, inputs, RequestedOutput("dst", True)), (), (), 0)
 
 
 def test_the_least_recently_used_head_is_dropped() -> None:
-    """However many different heads come, a bounded number is kept, and those in use are among them."""
+    """However many different heads arrive, a bounded number is kept, and those in use are among them."""
     heads, mine = Heads(), head("binary")
     heads.keep("op", b"mine", mine)
     for number in range(1000):
@@ -33,21 +33,21 @@ def test_the_least_recently_used_head_is_dropped() -> None:
 
 
 def test_a_head_belongs_to_its_model() -> None:
-    """The same text for another model is another call."""
+    """The same text for another model is a different call."""
     heads = Heads()
     heads.keep("op", b"text", head("binary"))
     assert heads.find("other", b"text") is None
 
 
 def test_heads_with_numbers_are_not_cached() -> None:
-    """A head that holds numbers is read anew every time."""
+    """A head that contains numbers is parsed every time."""
     heads = Heads()
     heads.keep("op", b"text", head("binary", "json"))
     assert heads.find("op", b"text") is None
 
 
 def test_shapes_are_read_from_the_first_bytes_if_present() -> None:
-    """The bytes of a shape are found behind the tensors before it, and only when all of them are there."""
+    """The bytes of a shape are found after the tensors before it, but only when all of them have arrived."""
     shape = InputTensor("weights_shape", S64, (2,), "binary")
     found = Head(head("binary").request, (), ((shape, 3),), 19)
     assert found.shape_bytes(memoryview(b"abc" + bytes(range(16)) + b"more")) == bytes(range(16))
@@ -55,7 +55,7 @@ def test_shapes_are_read_from_the_first_bytes_if_present() -> None:
 
 
 def test_the_same_head_with_another_shape_is_another_call(tight_http: httpx.Client) -> None:
-    """Behind one head every weights_shape gets its own answer, also the second time, and a wrong one its refusal."""
+    """With the same head every weights_shape gets its own answer, also the second time, and a wrong one its error."""
     inputs, shape = SMALL.inputs(), list(SMALL.weights_shape)
     attributes = {name: value for name, value in SMALL.attributes().items() if name != "weights_shape"}
     described = oip.head(SMALL, inputs) | {"parameters": attributes}

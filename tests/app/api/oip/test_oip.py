@@ -55,7 +55,7 @@ NAMES = {
 
 @pytest.fixture
 def client(service: LiveService) -> Iterator[Any]:
-    """Tritonclient's own client of the service."""
+    """Tritonclient's own client for the service."""
     with triton.InferenceServerClient(service.url.removeprefix("http://"), concurrency=4) as client:
         yield client
 
@@ -64,7 +64,7 @@ def client(service: LiveService) -> Iterator[Any]:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
 def test_every_operation_and_dtype(client: Any, op: str, dtype: str, binary: bool) -> None:
-    """Binary and as JSON numbers, every operation gives the oracle's bits in every dtype."""
+    """As binary data and as JSON numbers, every operation returns the oracle's bits in every dtype."""
     case = replace(CASES[op], dtype=dtype)
     inputs = case.inputs()
     assert same_bits(oip.infer(client, case, inputs, binary=binary), case.expected(inputs))
@@ -72,7 +72,7 @@ def test_every_operation_and_dtype(client: Any, op: str, dtype: str, binary: boo
 
 @pytest.mark.parametrize("op", OPS)
 def test_every_alias(client: Any, op: str) -> None:
-    """Every name of an operation is a model, also its old names with the old names of everything in it."""
+    """Every name of an operation is a model; under an old name its inputs, outputs and attributes have old names."""
     case = CASES[op]
     inputs = case.inputs()
     expected = case.expected(inputs)
@@ -85,7 +85,7 @@ def test_every_alias(client: Any, op: str) -> None:
         result = client.infer(name, oip.triton_inputs(case, old), parameters=attributes, model_version="1")
         assert result.get_response()["model_name"] == name
         assert same_bits(result.as_numpy("filter_delta"), expected)
-        # An output that is asked for by its other name comes back under that.
+        # An output requested by its other name is returned under that name.
         outputs = [triton.InferRequestedOutput("diff_weights")]
         result = client.infer(name, sent, outputs=outputs, parameters=case.attributes())
         assert same_bits(result.as_numpy("diff_weights"), expected)
@@ -110,7 +110,7 @@ def test_weights_shape_as_an_input(client: Any, datatype: str, binary: bool, fir
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 @pytest.mark.parametrize("binary", [True, False])
 def test_compression_both_ways(client: Any, coding: str, binary: bool) -> None:
-    """Requests and replies may be gzip or deflate."""
+    """Requests and replies may be compressed with gzip or deflate."""
     case = replace(SMALL, dtype="f16")
     inputs = case.inputs()
     more = {"request_compression_algorithm": coding, "response_compression_algorithm": coding}
@@ -131,13 +131,13 @@ def test_random_calls_have_the_bits_of_the_oracle_and_of_v1(client: Any, http: h
 @pytest.mark.parametrize("case", [replace(FORWARD, n=0), replace(SMALL, n=0)], ids=["output", "input"])
 @pytest.mark.parametrize("binary", [True, False])
 def test_tensors_without_elements(client: Any, case: Case, binary: bool) -> None:
-    """An empty batch goes in and comes out, binary and as JSON."""
+    """An empty batch works, as binary data and as JSON."""
     inputs = case.inputs()
     assert same_bits(oip.infer(client, case, inputs, binary=binary), case.expected(inputs))
 
 
 def test_attributes_may_be_text(client: Any) -> None:
-    """A list may be a JSON list or a string that holds one, with or without brackets; an integer may be text."""
+    """A list may be a JSON list or a string with one, with or without brackets; an integer may be a string."""
     inputs = SMALL.inputs()
     attributes = SMALL.attributes()
     for write in (str, lambda values: ",".join(map(str, values)), lambda values: f"[{','.join(map(str, values))}]"):
@@ -164,7 +164,7 @@ def test_async_requests_of_the_sync_client_do_not_mix(client: Any) -> None:
 
 
 def test_the_aio_client(service: LiveService) -> None:
-    """tritonclient's asyncio client works: every operation, compressed and not, many at a time."""
+    """tritonclient's asyncio client works: every operation, with and without compression, many at a time."""
 
     async def run() -> None:
         async with triton_aio.InferenceServerClient(service.url.removeprefix("http://")) as client:
@@ -192,7 +192,7 @@ def test_the_aio_client(service: LiveService) -> None:
 
 
 def test_server_metadata(client: Any) -> None:
-    """Live, ready, metadata with the extensions, and the index of every name."""
+    """The service reports live, ready, its extensions, and the index of every name."""
     assert client.is_server_live()
     assert client.is_server_ready()
     assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
@@ -205,7 +205,7 @@ def test_server_metadata(client: Any) -> None:
 
 
 def test_metadata_and_config_are_in_the_dialect_of_the_name(client: Any) -> None:
-    """A model is described with the names of its edition; both documents agree with one another."""
+    """A model is described with the names of its edition; both documents agree."""
     for name, inputs, output in (
         ("ConvolutionBackwardWeights", ["src", "diff_dst", "weights_shape"], "diff_weights"),
         ("ConvolutionBackpropFilters", ["input_forward", "output_delta", "filter_shape"], "filter_delta"),
@@ -223,7 +223,7 @@ def test_metadata_and_config_are_in_the_dialect_of_the_name(client: Any) -> None
 
 
 def test_statistics_are_counts(client: Any) -> None:
-    """Each success and each failure counts once, under the name called, with its time."""
+    """Each success and each failure counts once, under the name in the call, with its time."""
 
     def counts() -> dict[str, int]:
         (model,) = client.get_inference_statistics("ConvTransposeBackwardWeights-1")["model_stats"]
@@ -266,7 +266,7 @@ def test_errors_are_exceptions_with_messages(client: Any) -> None:
 
 
 def test_load_and_unload(client: Any) -> None:
-    """The operations are there from the start and stay."""
+    """The operations are loaded from the start and can't be unloaded."""
     client.load_model("ConvTranspose")
     with pytest.raises(InferenceServerException, match="no such operation"):
         client.load_model("resnet")
@@ -277,7 +277,7 @@ def test_load_and_unload(client: Any) -> None:
 
 
 def test_generated_bodies_round_trip(http: httpx.Client) -> None:
-    """A body that tritonclient generates for another HTTP client is answered with one that it reads."""
+    """A body generated by tritonclient and sent by another HTTP client gets an answer that tritonclient can parse."""
     inputs = SMALL.inputs()
     content, length = triton.InferenceServerClient.generate_request_body(
         oip.triton_inputs(SMALL, inputs), parameters=SMALL.attributes(), request_id="é"
@@ -291,7 +291,7 @@ def test_generated_bodies_round_trip(http: httpx.Client) -> None:
 
 
 def test_a_large_call(client: Any) -> None:
-    """Tens of megabytes go in and out whole, binary and as JSON numbers."""
+    """Tens of megabytes arrive intact both ways, as binary data and as JSON numbers."""
     case = Case(
         op="ConvTranspose",
         n=2,
@@ -317,7 +317,7 @@ def test_the_documents_list_the_api(http: httpx.Client) -> None:
 
 
 def test_parameters_as_headers(client: Any) -> None:
-    """A client that can't set parameters sets headers; what the body says wins over them."""
+    """A client that can't set parameters sends headers; parameters in the body override them."""
     inputs = SMALL.inputs()
     attributes = {key: str(value) for key, value in SMALL.attributes().items()}
     headers = {f"Convgrad-Parameter-{key.replace('_', '-')}": value for key, value in attributes.items()}
@@ -330,7 +330,7 @@ def test_parameters_as_headers(client: Any) -> None:
 
 
 def test_a_client_may_have_the_reply_in_frames(http: httpx.Client) -> None:
-    """With its media type in Accept the reply is the tensor stream of `/v1`, with the same bits."""
+    """If Accept names its media type, the reply is the tensor stream of `/v1`, with the same bits."""
     inputs = SMALL.inputs()
     content, headers = oip.body(oip.head(SMALL, inputs), inputs)
     response = oip.post(http, SMALL.op, content, headers | {"accept": calls.FRAMES})
@@ -339,7 +339,7 @@ def test_a_client_may_have_the_reply_in_frames(http: httpx.Client) -> None:
 
 
 def test_a_client_may_have_problem_objects(http: httpx.Client) -> None:
-    """With its media type in Accept an error is the problem object of `/v1`, which names the attribute."""
+    """If Accept names its media type, an error is the problem object of `/v1`, which names the attribute."""
     inputs = SMALL.inputs()
     described = oip.head(SMALL, inputs)
     described["parameters"]["strides"] = [0, 1]

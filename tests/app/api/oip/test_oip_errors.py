@@ -1,4 +1,4 @@
-"""What the `/v2` API says to wrong requests: always `{"error": ".."}`, never a 500, never after reading tensors."""
+"""The `/v2` API's answers to wrong requests: always `{"error": ".."}`, never a 500, and before tensors are read."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Change = Callable[[dict[str, Any]], object]
 
 
 def changed(change: Change, *, binary: bool = True) -> tuple[bytes, dict[str, str]]:
-    """Build a right request, change its JSON, and put it together."""
+    """Return the body and headers of a valid request whose JSON is changed by `change`."""
     document = oip.head(SMALL, INPUTS, binary=binary)
     change(document)
     return oip.body(document, INPUTS if binary else {})
 
 
 def src(document: dict[str, Any]) -> dict[str, Any]:
-    """Find the src of a request."""
+    """Return the src of a request."""
     found: dict[str, Any] = document["inputs"][0]
     return found
 
@@ -61,7 +61,7 @@ def src(document: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 def test_unknown_pages_are_404(http: httpx.Client, method: str, path: str, status: int) -> None:
-    """An unknown page, model or version is 404, a wrong verb 405, an extension that is off 400."""
+    """An unknown page, model or version is 404, a wrong method 405, a disabled extension 400."""
     response = http.request(method, path)
     oip.error(response, status)
     assert ("allow" in response.headers) == (status == 405)
@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_heads(http: httpx.Client, case: str) -> None:
-    """Each rule of the request object that is broken is named."""
+    """The error names the broken rule of the request object."""
     change, words = WRONG[case]
     content, headers = changed(change)
     message = oip.error(oip.post(http, OP, content, headers), 400)
@@ -156,7 +156,7 @@ NUMBERS: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("order", ["data last", "data first"])
 @pytest.mark.parametrize("case", NUMBERS)
 def test_wrong_numbers(http: httpx.Client, case: str, order: str) -> None:
-    """What stands for a tensor in JSON is numbers, as many as its shape needs, flat or nested like it."""
+    """A tensor in JSON must be numbers, as many as its shape needs, flat or nested like the shape."""
     text, words = NUMBERS[case]
     document = oip.head(SMALL, INPUTS, binary=False)
     entry = document["inputs"][0]
@@ -169,20 +169,20 @@ def test_wrong_numbers(http: httpx.Client, case: str, order: str) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"7", b'"a', b"\xff\xfe", b'{"inputs": [}', b"NaN", b"{}{}"])
 def test_invalid_request_bodies(http: httpx.Client, content: bytes) -> None:
-    """A body that is not a JSON object is refused as such."""
+    """A body that is not a JSON object is rejected with 400."""
     oip.error(oip.post(http, OP, content), 400)
 
 
 @pytest.mark.parametrize("length", ["", "-1", "0", "1.5", "x", "²", "9" * 30, "999999"])
 def test_wrong_head_lengths(http: httpx.Client, length: str) -> None:
-    """Inference-Header-Content-Length is a number of bytes, and not more than the body has."""
+    """Inference-Header-Content-Length must be a number of bytes, and at most the length of the body."""
     content, _ = changed(lambda _: None)
     headers = {oip.HEAD_LENGTH: length.encode()}
     oip.error(oip.post(http, OP, content, headers), 400)  # type: ignore[arg-type]
 
 
 def test_bodies_of_another_length(http: httpx.Client) -> None:
-    """A body with fewer or more bytes than its tensors is refused, with and without a Content-Length."""
+    """A body with fewer or more bytes than its tensors is rejected, with and without a Content-Length."""
     content, headers = changed(lambda _: None)
     for wrong in (content[:-1], content + b"x", content[: int(headers[oip.HEAD_LENGTH])]):
         assert "bytes" in oip.error(oip.post(http, OP, wrong, headers), 400)
@@ -194,7 +194,7 @@ def test_bodies_of_another_length(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("kind", ["text/plain", "multipart/form-data; boundary=x", "application/x-npy"])
 def test_unknown_content_types(http: httpx.Client, kind: str) -> None:
-    """A content type that is no inference request is 415."""
+    """A content type that is not an inference request's is 415."""
     content, headers = changed(lambda _: None)
     oip.error(oip.post(http, OP, content, headers | {"content-type": kind}), 415)
 
@@ -203,7 +203,7 @@ def test_unknown_content_types(http: httpx.Client, kind: str) -> None:
     "kind", ["application/json; charset=utf-8", "application/octet-stream", "application/vnd.a+json"]
 )
 def test_known_content_types(http: httpx.Client, kind: str) -> None:
-    """The content types that clients of the protocol send are taken."""
+    """The content types that clients of the protocol send are accepted."""
     content, headers = changed(lambda _: None)
     response = oip.post(http, OP, content, headers | {"content-type": kind})
     assert same_bits(oip.read(response, "f32"), SMALL.expected(INPUTS))
@@ -217,7 +217,7 @@ def test_unknown_codings(http: httpx.Client, coding: str) -> None:
 
 
 def test_broken_codings(http: httpx.Client) -> None:
-    """Bytes that are not what their coding says, that stop early or go on, are refused."""
+    """Bytes that do not match their coding, end early or continue after the end are rejected."""
     content, headers = changed(lambda _: None)
     for coding, coded in (("gzip", gzip.compress(content)), ("deflate", zlib.compress(content))):
         headers["content-encoding"] = coding
@@ -226,7 +226,7 @@ def test_broken_codings(http: httpx.Client) -> None:
 
 
 def test_content_encoding_spellings(http: httpx.Client) -> None:
-    """Bare deflate, several gzip members and a body cut anywhere are read."""
+    """Raw deflate, several gzip members and a body split anywhere are decoded."""
     content, headers = changed(lambda _: None)
     expected = SMALL.expected(INPUTS)
     bare = zlib.compressobj(wbits=-15)
@@ -243,7 +243,7 @@ def test_content_encoding_spellings(http: httpx.Client) -> None:
 
 
 def test_a_compression_bomb_is_rejected_early(tight_http: httpx.Client) -> None:
-    """A small body that inflates past its tensors, or past the body limit, is refused when it does."""
+    """A small body that inflates past its tensors, or past the body limit, is rejected as soon as it does."""
     content, headers = changed(lambda _: None)
     bomb = gzip.compress(content + bytes(64 << 20))
     assert "after its last" in oip.error(oip.post(tight_http, OP, bomb, headers | {"content-encoding": "gzip"}), 400)
@@ -268,7 +268,7 @@ def test_limits(tight_http: httpx.Client) -> None:
 
 
 def refusal(service: LiveService, content: bytes, headers: dict[str, str]) -> bytes:
-    """Send a head and no more, and wait for the answer."""
+    """Send a head and nothing else; return the answer."""
     address = service.url.removeprefix("http://").split(":")
     lines = [
         f"POST /v2/models/{OP}/infer HTTP/1.1",
@@ -285,7 +285,7 @@ def refusal(service: LiveService, content: bytes, headers: dict[str, str]) -> by
 
 @pytest.mark.parametrize("shape_input", [False, True], ids=["parameter", "input"])
 def test_a_gigabyte_is_refused_by_its_head(service: LiveService, shape_input: bool) -> None:
-    """A call with a wrong attribute is refused while a gigabyte of its tensors is still to come."""
+    """A call with a wrong attribute is rejected before a gigabyte of its tensors arrives."""
     shape = [128, 64, 181, 181]
     size = 128 * 64 * 181 * 181 * 2
     entry = {"shape": shape, "datatype": "FP16", "parameters": {"binary_data_size": size}}
@@ -307,7 +307,7 @@ def test_a_gigabyte_is_refused_by_its_head(service: LiveService, shape_input: bo
 
 
 def test_refusals_leave_nothing_behind(tight: Resident, tight_http: httpx.Client) -> None:
-    """Refused requests release their memory, whatever the reason."""
+    """Rejected requests release their memory, whatever the reason."""
     content, headers = changed(lambda _: None)
     late, late_headers = changed(lambda d: d["parameters"].update(timeout=1))
     for body, sent in ((content[:-1], headers), (content + b"x", headers), (late, late_headers)):
@@ -317,7 +317,7 @@ def test_refusals_leave_nothing_behind(tight: Resident, tight_http: httpx.Client
 
 
 def test_a_disconnect_counts_as_a_failure(tight: Resident) -> None:
-    """A connection that breaks in the middle of a body frees its memory and counts as a failure."""
+    """A connection that breaks in the middle of a body releases its memory and counts as a failure."""
     content, headers = changed(lambda _: None)
     made = httpx.Request("POST", f"http://localhost/v2/models/{OP}/infer", content=content, headers=headers)
     with connected(tight.url) as sock:
@@ -327,7 +327,7 @@ def test_a_disconnect_counts_as_a_failure(tight: Resident) -> None:
 
 
 def test_nan_and_infinity_need_binary_data(http: httpx.Client) -> None:
-    """An output with infinities can be had as binary data; as JSON it is refused with that advice."""
+    """An output with infinities can be returned as binary data; as JSON it is rejected with that advice."""
     inputs = {name: np.full_like(array, 3e38) for name, array in INPUTS.items()}
     document = oip.head(SMALL, inputs)
     assert "binary_data" in oip.error(oip.post(http, OP, *oip.body(document, inputs)), 400)

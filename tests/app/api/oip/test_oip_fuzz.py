@@ -1,4 +1,4 @@
-"""Right requests that were changed at random: the answer is a result or an error of the caller's, never a fault."""
+"""Valid requests with random changes: the answer is a result or a client error, never a server error."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ VALUES: list[Any] = [
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """List the ways to every value inside a document."""
+    """Return the paths to every value inside a document."""
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(found for key, inner in members for found in places(inner, (*path, key)))]
 
 
 def mutate(rng: np.random.Generator, document: Any) -> Any:
-    """Change, remove, rename or double one value."""
+    """Return a copy in which one value is changed, removed, renamed or duplicated."""
     document = copy.deepcopy(document)
     found = places(document)[1:]
     *way, last = found[rng.integers(len(found))]
@@ -48,7 +48,7 @@ def mutate(rng: np.random.Generator, document: Any) -> Any:
 
 
 def test_changed_documents(http: httpx.Client) -> None:
-    """Whatever the JSON of a request becomes, binary and not, its answer is a result or the protocol's error."""
+    """Whatever the JSON of a request becomes, binary or not, the answer is a result or the protocol's error."""
     rng = np.random.default_rng(41)
     statuses = set()
     for number in range(500):
@@ -65,7 +65,7 @@ def test_changed_documents(http: httpx.Client) -> None:
 
 
 def test_changed_bytes(http: httpx.Client) -> None:
-    """Whatever the bytes of a request become, and whatever codings and lengths it claims, it is no fault."""
+    """Whatever a request's bytes become, and whatever codings and lengths it claims, there is no server error."""
     rng = np.random.default_rng(43)
     for number in range(300):
         binary = bool(number % 2)

@@ -32,14 +32,14 @@ INPUTS = SMALL.inputs()
 
 @pytest.fixture(scope="module")
 def sharing() -> Iterator[Resident]:
-    """A service in this process that takes shared memory, and has little of its own."""
+    """A service in this process that allows shared memory, with little memory of its own."""
     with resident_service(workers=1, oip_shared_memory=True, memory_limit=40 << 20) as resident:
         yield resident
 
 
 @pytest.fixture
 def client(sharing: Resident) -> Iterator[Any]:
-    """Tritonclient's own client, and no region left from another test."""
+    """Tritonclient's own client, with no region left from another test."""
     with triton.InferenceServerClient(sharing.url.removeprefix("http://")) as client:
         client.unregister_system_shared_memory()
         client.unregister_cuda_shared_memory()
@@ -48,14 +48,14 @@ def client(sharing: Resident) -> Iterator[Any]:
 
 @pytest.fixture
 def http(sharing: Resident) -> Iterator[httpx.Client]:
-    """A plain HTTP client of that service."""
+    """A plain HTTP client for that service."""
     with httpx.Client(base_url=sharing.url, timeout=60.0) as client:
         yield client
 
 
 @contextmanager
 def region(client: Any, size: int, *, name: str = "", offset: int = 0) -> Iterator[tuple[str, Any]]:
-    """Create shared memory with tritonclient's utilities and register it from an offset; gives name and handle."""
+    """Create shared memory with tritonclient's utilities and register it from an offset; yields name and handle."""
     name = name or f"region-{uuid.uuid4().hex[:8]}"
     key = f"/convgrad-test-{uuid.uuid4().hex[:8]}"
     handle = shm.create_shared_memory_region(name, key, size + offset, create_only=True)
@@ -70,7 +70,7 @@ def region(client: Any, size: int, *, name: str = "", offset: int = 0) -> Iterat
 def shared_infer(
     client: Any, case: Case, inputs: dict[str, Any], *, name: str = "", offset: int = 0, shape_too: bool = False
 ) -> Any:
-    """Compute a case with every tensor in one region, its output behind its inputs; gives the response too."""
+    """Compute a case with every tensor in one region, its output after its inputs; return the response."""
     attributes = case.attributes()
     arrays = dict(inputs)
     if shape_too and not case.forward:
@@ -96,14 +96,14 @@ def shared_infer(
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_inputs_and_outputs_in_shared_memory(client: Any, dtype: str) -> None:
-    """A client that has its tensors in shared memory sends only names, and finds the result there."""
+    """A client with its tensors in shared memory sends only names, and finds the result there."""
     response = shared_infer(client, replace(SMALL, dtype=dtype), replace(SMALL, dtype=dtype).inputs())
     (output,) = response["outputs"]
     assert set(output) == {"name", "datatype", "shape"}
 
 
 def test_random_calls_in_shared_memory(client: Any) -> None:
-    """Every operation, also with a region that begins inside its object and with the weights' shape in it."""
+    """Every operation works, also with a region that begins inside its object and with the weights' shape in it."""
     rng = np.random.default_rng(29)
     seen = set()
     for number in range(25):
@@ -115,7 +115,7 @@ def test_random_calls_in_shared_memory(client: Any) -> None:
 
 @pytest.mark.parametrize("shape_too", [False, True])
 def test_an_equal_request_reads_the_region_again(client: Any, shape_too: bool) -> None:
-    """The same request for other memory of the same name computes that; for memory that is gone it is refused."""
+    """The same request after the region's name was reused reads the new memory; once that is gone, it is rejected."""
     for factor in (1, -3):
         inputs = {name: factor * array for name, array in INPUTS.items()}
         shared_infer(client, SMALL, inputs, name="again", shape_too=shape_too)
@@ -142,7 +142,7 @@ def test_an_equal_request_reads_the_region_again(client: Any, shape_too: bool) -
 
 
 def test_a_shape_in_shared_memory_is_read_every_time(client: Any) -> None:
-    """Between two equal requests the weights' shape may change where it lies."""
+    """The weights' shape in shared memory may change between two equal requests."""
     src, diff_dst = INPUTS["src"], INPUTS["diff_dst"]
     attributes = {name: value for name, value in SMALL.attributes().items() if name != "weights_shape"}
     shape = np.array(SMALL.weights_shape, np.int64)
@@ -160,7 +160,7 @@ def test_a_shape_in_shared_memory_is_read_every_time(client: Any) -> None:
 
 
 def test_a_large_call_in_shared_memory(client: Any) -> None:
-    """Tensors of megabytes are copied off the event loop, whole."""
+    """Tensors of megabytes are copied completely, off the event loop."""
     case = replace(SMALL, n=40, src_spatial=(60, 50), dst_spatial=(119, 100))
     shared_infer(client, case, case.inputs())
 
@@ -215,7 +215,7 @@ def test_status_and_unregister(client: Any) -> None:
     ],
 )
 def test_keys_stay_in_their_folder(http: httpx.Client, key: object) -> None:
-    """A key is one plain name of shared memory, nothing that leads elsewhere."""
+    """A key is the plain name of a shared memory object, never a path to anything else."""
     response = http.post("/v2/systemsharedmemory/region/r/register", json={"key": key, "offset": 0, "byte_size": 1})
     assert "key must be" in oip.error(response, 400)
 
@@ -228,7 +228,7 @@ def test_names_are_plain(http: httpx.Client, name: str) -> None:
 
 
 def test_memory_of_others_is_refused(http: httpx.Client) -> None:
-    """Links, folders, pipes and what is not there are refused, and so is memory of other users."""
+    """Links, folders, pipes, missing objects and other users' memory are rejected."""
     folder, made = Path("/dev/shm"), f"convgrad-test-{uuid.uuid4().hex[:8]}"
 
     def register() -> str:
@@ -269,7 +269,7 @@ def test_memory_of_others_is_refused(http: httpx.Client) -> None:
     ],
 )
 def test_bounds_of_a_region(http: httpx.Client, given: dict[str, Any]) -> None:
-    """A region lies inside its object."""
+    """A region must lie inside its object."""
     memory = shared_memory.SharedMemory(create=True, size=4096)
     try:
         response = http.post("/v2/systemsharedmemory/region/r/register", json={"key": memory.name, **given})
@@ -280,7 +280,7 @@ def test_bounds_of_a_region(http: httpx.Client, given: dict[str, Any]) -> None:
 
 
 def test_bounds_of_a_tensor(client: Any) -> None:
-    """A tensor lies inside its region, is as long as its shape says, and an output fits its place."""
+    """A tensor must lie inside its region and be as long as its shape says, and an output must fit its place."""
     src = INPUTS["src"]
     other = oip.tensor("diff_dst", INPUTS["diff_dst"], "FP32")
     with region(client, src.nbytes) as (name, handle):
@@ -309,7 +309,7 @@ def test_bounds_of_a_tensor(client: Any) -> None:
 
 
 def test_truncated_memory_is_an_error(client: Any, sharing: Resident) -> None:
-    """A client that truncates its memory after it was registered gets an error and harms nobody."""
+    """If a client truncates its memory after registering it, it gets an error, and others are not affected."""
     src = INPUTS["src"]
     inputs = oip.triton_inputs(SMALL, INPUTS)
     with region(client, 1 << 20) as (name, _):
@@ -329,7 +329,7 @@ def test_truncated_memory_is_an_error(client: Any, sharing: Resident) -> None:
 
 
 def test_regions_close_their_descriptors(client: Any) -> None:
-    """Registering and forgetting many regions leaves no descriptor open."""
+    """Registering and unregistering many regions leaves no descriptor open."""
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - counts, not paths
     for _ in range(50):
         with region(client, 64):
@@ -338,7 +338,7 @@ def test_regions_close_their_descriptors(client: Any) -> None:
 
 
 def test_a_call_holds_its_tensors_once(client: Any) -> None:
-    """Two inputs of 16 MB go through a service that has 40 MB for all tensors, from the body and from a region."""
+    """Two inputs of 16 MB fit a service that has 40 MB for all tensors, from the body and from a region."""
     case = Case(
         dtype="f16", src_channels=16, dst_channels=16, src_spatial=(512, 512), dst_spatial=(512, 512), kernel=(1, 1)
     )
@@ -348,7 +348,7 @@ def test_a_call_holds_its_tensors_once(client: Any) -> None:
 
 
 def test_a_region_belongs_to_the_key_that_registered_it() -> None:
-    """What one key registered another one neither sees, uses nor forgets; names are each key's own."""
+    """A key can't see, use or unregister another key's regions; each key has its own names."""
     memory = shared_memory.SharedMemory(create=True, size=4096)
     try:
         registry = Registry(enabled=True)

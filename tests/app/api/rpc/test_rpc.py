@@ -1,4 +1,4 @@
-"""The `/rpc` API of the real service: operations by every name and form, streams, batches, refusals."""
+"""The `/rpc` API of the real service: operations by every name and form, streams, batches, errors."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def rpc(http: httpx.Client, body: Any, accept: str = JSON) -> httpx.Response:
 
 
 def request(method: str, params: Any, request_id: Any = 1) -> dict[str, Any]:
-    """Write a request."""
+    """Return a request."""
     return {"jsonrpc": "2.0", "method": method, "params": params, "id": request_id}
 
 
 def output_of(answer: dict[str, Any]) -> Array:
-    """Read the one output of an answer."""
+    """Return the one output of an answer."""
     (tensor,) = answer["result"]["outputs"].values()
     return read_tensor(tensor)
 
@@ -76,7 +76,7 @@ def output_of(answer: dict[str, Any]) -> Array:
 @pytest.mark.parametrize("name", [name for operation in OPERATIONS for name in operation.names])
 @pytest.mark.parametrize("by_position", [False, True])
 def test_every_name_is_a_method(http: httpx.Client, name: str, by_position: bool) -> None:
-    """Every operation under every alias computes the oracle's bits, its params by name or by position."""
+    """Every operation under every alias returns the oracle's bits, with params by name or by position."""
     case = next(case for op, case in CASES.items() if name in next(row.names for row in OPERATIONS if row.name == op))
     inputs = case.inputs()
     params: Any = document(case, inputs, encoding="base64")
@@ -88,7 +88,7 @@ def test_every_name_is_a_method(http: httpx.Client, name: str, by_position: bool
 
 
 def test_random_calls_have_the_oracles_bits(http: httpx.Client) -> None:
-    """Random problems of all kinds, as JSON and as streams, raw and as files."""
+    """Random problems of all kinds give the oracle's bits, as JSON and as streams, raw and as files."""
     rng = np.random.default_rng(17)
     for _ in range(20):
         case = random_case(rng)
@@ -100,13 +100,13 @@ def test_random_calls_have_the_oracles_bits(http: httpx.Client) -> None:
 
 
 def wrapped(attributes: dict[str, Any]) -> dict[str, Any]:
-    """Wrap attribute values as oneDNN Graph dumps them."""
+    """Return the attributes wrapped as in a dump of oneDNN Graph."""
     kinds = {list: "s64[]", int: "s64", str: "string"}
     return {name: {"type": kinds[type(value)], "value": value} for name, value in attributes.items()}
 
 
 def test_a_dumped_op_is_a_call(http: httpx.Client) -> None:
-    """An op object as oneDNN Graph dumps it, data added to its inputs, is taken as params."""
+    """An op object as dumped by oneDNN Graph, with data added to its inputs, is accepted as params."""
     inputs = SMALL.inputs()
     call = document(SMALL, inputs)
     dump = {
@@ -122,7 +122,7 @@ def test_a_dumped_op_is_a_call(http: httpx.Client) -> None:
 
 
 def test_a_dumped_op_with_a_shape_input_is_a_call(http: httpx.Client) -> None:
-    """A dump has no values of its third input: the shape is the attribute's."""
+    """A dump has no values for its third input: the shape is taken from the attribute."""
     inputs = SMALL.inputs()
     tensors = document(SMALL, inputs)["inputs"]
     dump = {
@@ -158,7 +158,7 @@ def test_a_dump_must_match_the_call(http: httpx.Client, changes: dict[str, Any],
 
 
 def test_megabytes_of_base64_arrive(http: httpx.Client) -> None:
-    """Tensors over several megabytes go in and out in one JSON-RPC call, with escaped slashes too."""
+    """Tensors of several megabytes work in one JSON-RPC call, with escaped slashes too."""
     inputs = LARGE.inputs()
     body = json.dumps(request(LARGE.op, document(LARGE, inputs))).replace("/", "\\/")
     answer = http.post("/rpc", content=body.encode()).json()
@@ -166,7 +166,7 @@ def test_megabytes_of_base64_arrive(http: httpx.Client) -> None:
 
 
 def test_a_stream_is_progress_tiles_and_the_response(http: httpx.Client) -> None:
-    """An event stream is about the request's id throughout and ends in its response, with a checksum."""
+    """All messages of an event stream refer to the request's id, and the last is its response, with a checksum."""
     inputs = SMALL.inputs()
     response = rpc(http, request(SMALL.op, document(SMALL, inputs), 2.5), SSE)
     assert response.headers["content-type"] == SSE
@@ -181,7 +181,7 @@ def test_a_stream_is_progress_tiles_and_the_response(http: httpx.Client) -> None
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
 def test_a_mixed_batch_is_answered_item_by_item(http: httpx.Client, accept: str) -> None:
-    """Good calls, bad calls, notifications and rubbish in one batch don't hurt one another."""
+    """Valid calls, invalid calls, notifications and rubbish in one batch don't affect one another."""
     inputs = SMALL.inputs()
     good = document(SMALL, inputs)
     bad = json.loads(json.dumps(good))
@@ -221,7 +221,7 @@ def test_a_mixed_batch_is_answered_item_by_item(http: httpx.Client, accept: str)
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
 def test_notifications_have_no_answer(http: httpx.Client, accept: str) -> None:
-    """One notification, and a batch of nothing else, are answered with 204 and no body."""
+    """A single notification, and a batch of only notifications, get 204 and no body."""
     notification = {"jsonrpc": "2.0", "method": SMALL.op, "params": document(SMALL, SMALL.inputs())}
     for body in (notification, [notification, {"jsonrpc": "2.0", "method": "nothing"}]):
         response = rpc(http, body, accept)
@@ -229,7 +229,7 @@ def test_notifications_have_no_answer(http: httpx.Client, accept: str) -> None:
 
 
 def test_the_methods_about_operations(http: httpx.Client) -> None:
-    """ops.list, ops.describe and rpc.discover answer as the pages of the same content do."""
+    """ops.list, ops.describe and rpc.discover return the same content as the corresponding pages."""
     assert rpc(http, request("ops.list", {})).json()["result"] == http.get("/v1/ops").json()
     for params in ({"op": "ConvTranspose-1"}, ["ConvTranspose-1"]):
         answer = rpc(http, request("ops.describe", params)).json()
@@ -238,7 +238,7 @@ def test_the_methods_about_operations(http: httpx.Client) -> None:
 
 
 def test_every_method_is_in_the_document(http: httpx.Client) -> None:
-    """What rpc.discover lists is what can be called."""
+    """Every method that rpc.discover lists can be called."""
     methods = rpc(http, request("rpc.discover", [])).json()["result"]["methods"]
     for method in methods:
         error = rpc(http, request(method["name"], {"no such parameter": 1})).json()["error"]
@@ -247,7 +247,7 @@ def test_every_method_is_in_the_document(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("by_position", [False, True])
 def test_validate_computes_nothing(http: httpx.Client, by_position: bool) -> None:
-    """ops.validate needs only shapes and describes the call."""
+    """ops.validate needs only shapes, and describes the call."""
     inputs = {name: {"dtype": "f32", "shape": list(shape)} for name, shape in SMALL.input_shapes.items()}
     params: Any = {"op": SMALL.op, "attributes": SMALL.attributes(), "inputs": inputs}
     if by_position:
@@ -281,7 +281,7 @@ def test_validate_computes_nothing(http: httpx.Client, by_position: bool) -> Non
     ],
 )
 def test_bad_params_are_listed_by_place(http: httpx.Client, method: str, params: Any, loc: list[Any]) -> None:
-    """What is wrong with params is -32602, and data.errors leads to each place."""
+    """Invalid params are -32602, and data.errors has the place of each error."""
     error = rpc(http, request(method, params)).json()["error"]
     assert error["code"] == -32602
     assert loc in [entry["loc"] for entry in error["data"]["errors"]]
@@ -303,13 +303,13 @@ def test_errors_are_answers(http: httpx.Client, accept: str) -> None:
 
 @pytest.mark.parametrize("options", [{"encoding": "hex"}, {"deadline_ms": 0}, {"references": True}, 5])
 def test_bad_options_are_bad_params(http: httpx.Client, options: Any) -> None:
-    """Options are checked like everything else."""
+    """Options are checked like all params."""
     params = document(SMALL, SMALL.inputs()) | {"options": options}
     assert rpc(http, request(SMALL.op, params)).json()["error"]["code"] == -32602
 
 
 def test_a_deadline_that_is_over_is_exceeded(http: httpx.Client) -> None:
-    """A call whose millisecond is over before its megabytes have come is -32001."""
+    """A call whose deadline of one millisecond passes before its megabytes have arrived is -32001."""
     inputs = LARGE.inputs()
     answer = rpc(http, request(LARGE.op, document(LARGE, inputs, deadline_ms=1))).json()
     assert answer["error"]["code"] == -32001
@@ -331,7 +331,7 @@ def test_a_deadline_that_is_over_is_exceeded(http: httpx.Client) -> None:
     ],
 )
 def test_content_types(http: httpx.Client, content_type: str | None, status: int) -> None:
-    """JSON under its two names, or under none, is read; everything else is a 415 problem."""
+    """JSON is read under both of its media types, or without one; everything else is a 415 problem."""
     headers = {} if content_type is None else {"content-type": content_type}
     response = http.post("/rpc", content=json.dumps(request("ops.list", [])).encode(), headers=headers)
     assert response.status_code == status
@@ -350,12 +350,12 @@ def test_content_types(http: httpx.Client, content_type: str | None, status: int
     ],
 )
 def test_the_reply_is_in_the_form_asked_for(http: httpx.Client, accept: str, kind: str) -> None:
-    """Accept decides between JSON and a stream; a client that accepts both gets JSON."""
+    """Accept selects JSON or a stream; a client that accepts both gets JSON."""
     assert rpc(http, request("ops.list", []), accept).headers["content-type"] == kind
 
 
 def test_other_accept_types_and_methods_are_refused(http: httpx.Client) -> None:
-    """No form that the client takes is 406; GET is 405; a coded body is 415."""
+    """No acceptable form is 406, GET is 405, and a compressed body is 415."""
     assert rpc(http, request("ops.list", []), "image/png").status_code == 406
     got = http.get("/rpc")
     assert (got.status_code, got.headers["allow"]) == (405, "POST")
@@ -387,7 +387,7 @@ def test_other_accept_types_and_methods_are_refused(http: httpx.Client) -> None:
     ],
 )
 def test_hostile_bodies_are_answered(http: httpx.Client, body: bytes, code: int) -> None:
-    """Hostile bodies get a JSON-RPC error, and the next call works."""
+    """Malicious bodies get a JSON-RPC error, and the next call works."""
     response = http.post("/rpc", content=body, headers={"content-type": JSON})
     assert response.status_code == 200
     assert response.json()["error"]["code"] == code
@@ -395,7 +395,7 @@ def test_hostile_bodies_are_answered(http: httpx.Client, body: bytes, code: int)
 
 
 def test_data_is_never_echoed(http: httpx.Client) -> None:
-    """No error repeats what was sent as a value."""
+    """No error repeats a value that was sent."""
     secret = base64.b64encode(b"a secret that nobody may see").decode()
     for params in (
         {"attributes": {"auto_pad": secret, "strides": secret}, "inputs": {"src": secret}},
@@ -408,14 +408,14 @@ def test_data_is_never_echoed(http: httpx.Client) -> None:
 
 @pytest.fixture
 def client(service: LiveService) -> Iterator[Any]:
-    """An independent JSON-RPC client, which nobody taught about this service."""
+    """An independent JSON-RPC client that knows nothing about this service."""
     client = jsonrpclib.ServerProxy(service.url + "/rpc")
     yield client
     client("close")()
 
 
 def test_an_independent_client_calls(client: Any) -> None:
-    """jsonrpclib-pelix calls methods by name and by position and reads what comes back."""
+    """jsonrpclib-pelix calls methods by name and by position, and parses the results."""
     inputs = SMALL.inputs()
     params = document(SMALL, inputs)
     for result in (
@@ -428,7 +428,7 @@ def test_an_independent_client_calls(client: Any) -> None:
 
 
 def test_an_independent_client_batches(client: Any) -> None:
-    """jsonrpclib-pelix gets everything of a batch, and nothing for a notification in it."""
+    """jsonrpclib-pelix gets all answers of a batch, and none for a notification in it."""
     batch = MultiCall(client)
     batch.ops.describe(op="ConvTranspose")
     batch._notify.ops.list()
@@ -439,13 +439,13 @@ def test_an_independent_client_batches(client: Any) -> None:
 
 
 def test_an_independent_client_notifies(client: Any) -> None:
-    """jsonrpclib-pelix, which knows no status but 200, tells of the 204 that a notification gets."""
+    """jsonrpclib-pelix, which accepts no status but 200, reports the 204 that a notification gets."""
     with pytest.raises(TransportError, match="204"):
         client._notify.ops.list()
 
 
 def test_an_independent_client_reads_errors(client: Any) -> None:
-    """jsonrpclib-pelix raises our errors with their numbers."""
+    """jsonrpclib-pelix raises our errors with their codes."""
     calls: list[tuple[Callable[..., Any], dict[str, Any], int]] = [
         (client.nothing, {}, -32601),
         (client.ops.describe, {"op": "nothing"}, -32602),
@@ -459,7 +459,7 @@ def test_an_independent_client_reads_errors(client: Any) -> None:
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
 def test_the_documents_of_a_batch_are_bounded(http: httpx.Client, accept: str) -> None:
-    """A thousand times the same document is no answer of 80 MB: beyond a few megabytes each is refused by itself."""
+    """A thousand requests for the same document don't get 80 MB: after a few megabytes each gets its own error."""
     body = [{"jsonrpc": "2.0", "method": "rpc.discover", "id": number} for number in range(1000)]
     answer = http.post("/rpc", json=body, headers={"accept": accept})
     found = answer.json() if accept == JSON else list(messages(answer.text))

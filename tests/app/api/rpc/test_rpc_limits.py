@@ -1,4 +1,4 @@
-"""The `/rpc` API at its limits: clients that leave, a full queue, deadlines, bodies and calls that are too large."""
+"""The `/rpc` API at its limits: clients that disconnect, a full queue, deadlines, bodies and calls too large."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.app.resident import Resident
 from tests.app.samples import JSON, SMALL, SSE, Array, document, messages, read_tensor, same_bits
 from tests.problems import Case
 
-# Several seconds of work for one worker with the reference kernel, few bytes, and tiles from early on.
+# Several seconds of work for one worker with the reference kernel, with few bytes and early tiles.
 HEAVY = Case(
     op="ConvolutionBackwardWeights",
     n=4,
@@ -37,14 +37,14 @@ def nothing_is_left(tight: Resident) -> Iterator[None]:
 
 
 def request(case: Case, inputs: dict[str, Array] | None = None, request_id: Any = 1, **options: Any) -> dict[str, Any]:
-    """Write a request for a case."""
+    """Return a request for a case."""
     params = document(case, inputs or case.inputs(), **options)
     return {"jsonrpc": "2.0", "method": case.op, "params": params, "id": request_id}
 
 
 @contextmanager
 def connection(tight: Resident, body: Any, accept: str, *, share: float = 1.0) -> Iterator[socket.socket]:
-    """Send a share of a request over a bare socket."""
+    """Send the first `share` of a request over a raw socket."""
     head, text = written(httpx.Request("POST", "http://localhost/rpc", json=body, headers={"accept": accept}))
     with connected(tight.url) as sock:
         sock.sendall(head + text[: int(len(text) * share)])
@@ -54,7 +54,7 @@ def connection(tight: Resident, body: Any, accept: str, *, share: float = 1.0) -
 @pytest.mark.parametrize("accept", [JSON, SSE])
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_client_that_leaves_stops_its_calls(tight: Resident, accept: str, batch: bool) -> None:
-    """When the connection closes in the middle of the work, the work stops and everything is freed."""
+    """If the connection closes during the computation, the work stops and everything is released."""
     body = request(HEAVY, reference=True)
     listed = {"jsonrpc": "2.0", "method": "ops.list", "id": 2}
     with connection(tight, [body, listed] if batch else body, accept):
@@ -63,14 +63,14 @@ def test_a_client_that_leaves_stops_its_calls(tight: Resident, accept: str, batc
 
 
 def test_a_client_that_leaves_while_sending_holds_nothing(tight: Resident) -> None:
-    """When the connection closes in the middle of the body, the memory for its tensors is free again."""
+    """If the connection closes in the middle of the body, the memory for its tensors is released."""
     with connection(tight, request(HEAVY), JSON, share=0.5):
         tight.until(lambda: tight.service.segments.stats().used > 0)
 
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
 def test_a_full_queue_is_answered_under_the_calls_id(tight: Resident, tight_http: httpx.Client, accept: str) -> None:
-    """More calls than the queue holds are -32000 with retry_after, and are taken again later."""
+    """Calls beyond the queue's length are -32000 with retry_after, and are accepted again later."""
     heavy = request(HEAVY, reference=True)
     with connection(tight, heavy, SSE), connection(tight, heavy, SSE):
         tight.until(lambda: len(tight.service.calls) == 2)
@@ -88,7 +88,7 @@ def test_a_full_queue_is_answered_under_the_calls_id(tight: Resident, tight_http
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
 def test_a_deadline_during_the_work_is_the_response(tight_http: httpx.Client, accept: str) -> None:
-    """A call that is not done in time is -32001, in a stream after what was sent of it."""
+    """A call that misses its deadline is -32001; in a stream that comes after what was already sent."""
     body = request(HEAVY, request_id=None, deadline_ms=50, reference=True)
     response = tight_http.post("/rpc", json=body, headers={"accept": accept})
     answer = response.json() if accept == JSON else list(messages(response.text))[-1]
@@ -97,7 +97,7 @@ def test_a_deadline_during_the_work_is_the_response(tight_http: httpx.Client, ac
 
 @pytest.mark.parametrize("declared", [True, False])
 def test_a_body_over_the_limit_is_a_json_rpc_error(tight_http: httpx.Client, declared: bool) -> None:
-    """Too many bytes are -32003 with status 200, and the client can read it although it sends all of them."""
+    """Too many bytes are -32003 with status 200, and the client can read that even if it sends all of them."""
     body = b" " * (6 << 20)
     pieces = (body[start : start + 65536] for start in range(0, len(body), 65536))
     response = tight_http.post("/rpc", content=body if declared else pieces, headers={"content-type": JSON})
@@ -106,7 +106,7 @@ def test_a_body_over_the_limit_is_a_json_rpc_error(tight_http: httpx.Client, dec
 
 
 def test_a_tensor_over_the_memory_limit_costs_only_its_call(tight_http: httpx.Client) -> None:
-    """In a batch a tensor that claims too much is refused, its neighbour is computed."""
+    """In a batch a tensor that claims too much memory is rejected, and the other call is computed."""
     inputs = SMALL.inputs()
     greedy = request(SMALL, inputs, "greedy")
     greedy["params"]["inputs"]["src"]["shape"] = [1 << 28]
@@ -117,14 +117,14 @@ def test_a_tensor_over_the_memory_limit_costs_only_its_call(tight_http: httpx.Cl
 
 
 def test_a_long_skeleton_is_too_large(tight_http: httpx.Client) -> None:
-    """What is not a tensor may not be large."""
+    """Everything that is not tensor data must be small."""
     body = request(SMALL)
     body["params"]["attributes"]["strides"] = [1] * 5000
     assert tight_http.post("/rpc", json=body).json()["error"]["code"] == -32003
 
 
 def test_a_batch_may_be_longer_than_the_queue(tight_http: httpx.Client) -> None:
-    """A batch takes no more of the queue at a time than there is of it."""
+    """A batch never uses more places at a time than the queue has."""
     inputs = SMALL.inputs()
     answers = tight_http.post("/rpc", json=[request(SMALL, inputs, number) for number in range(6)]).json()
     assert [answer["id"] for answer in answers] == list(range(6))

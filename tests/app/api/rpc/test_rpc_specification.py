@@ -24,7 +24,7 @@ from schemas.rpc import bind_params
 
 
 def method(function: Callable[..., Any], *names: str) -> Method:
-    """Make a method of a function."""
+    """Return a method that calls a function."""
 
     @asynccontextmanager
     async def made(params: Params, ctx: MethodContext) -> AsyncIterator[Any]:
@@ -49,7 +49,7 @@ METHODS = {
 def post(
     body: bytes, *, methods: Mapping[str, Method] = METHODS, limit: int = 1 << 20, content_type: str = ""
 ) -> httpx.Response:
-    """Send a body to an API with these methods; no worker is started, which these methods don't need."""
+    """Send a body to an API with these methods; no worker is started, because they don't need any."""
     pool = SegmentPool(1 << 20)
     service = Service(Settings(), LocalEngine(pool, workers=1), pool)
 
@@ -143,7 +143,7 @@ EXAMPLES = {
 
 
 def without_data(answer: Any) -> Any:
-    """Leave out the optional `data` of errors, which the examples don't have."""
+    """Return the answer without the optional `data` of errors, which the examples don't have."""
     if isinstance(answer, list):
         return [without_data(item) for item in answer]
     if "error" in answer:
@@ -168,7 +168,7 @@ def test_the_examples_of_the_specification(name: str) -> None:
     ['"1"', "1", "0", "-7", "1.5", "1e2", "null", '""', '"\\u00e9\\n"', str(2**70), '"' + "x" * 600 + '"'],
 )
 def test_ids_are_echoed_unchanged(request_id: str) -> None:
-    """An id keeps its value and its type, in answers and in errors."""
+    """An id keeps its value and its type, in results and in errors."""
     for name in ("get_data", "nothing"):
         body = f'{{"jsonrpc": "2.0", "method": "{name}", "id": {request_id}}}'
         answer = json.loads(post(body.encode()).text)
@@ -178,7 +178,7 @@ def test_ids_are_echoed_unchanged(request_id: str) -> None:
 
 @pytest.mark.parametrize("request_id", ["true", "[]", "{}", "[1]", "1e999", "NaN", '"\\ud800"', '"' + "x" * 5000 + '"'])
 def test_ids_of_other_types_are_invalid(request_id: str) -> None:
-    """What can't be an id is an invalid request, or no JSON at all, and is answered with null."""
+    """A value that can't be an id makes the request invalid, or isn't JSON at all; the answer's id is null."""
     answer = post(f'{{"jsonrpc": "2.0", "method": "get_data", "id": {request_id}}}'.encode()).json()
     assert answer["id"] is None
     assert answer["error"]["code"] in (-32600, -32700)
@@ -197,7 +197,7 @@ def test_ids_of_other_types_are_invalid(request_id: str) -> None:
     ],
 )
 def test_other_envelopes_are_invalid_requests(body: str) -> None:
-    """An envelope that breaks a rule is -32600 under its own id."""
+    """An envelope that breaks a rule is -32600 with its own id."""
     answer = post(body.encode()).json()
     assert (answer["error"]["code"], answer["id"]) == (-32600, 1)
     assert answer["error"]["data"]["detail"]
@@ -213,7 +213,7 @@ def test_wrong_params_are_listed(params: str) -> None:
 
 
 def test_an_exception_in_a_method_is_an_internal_error_without_details(caplog: pytest.LogCaptureFixture) -> None:
-    """An unexpected exception is -32603 without details, which are in the log."""
+    """An unexpected exception is -32603 without details, which are logged."""
     body = '{"jsonrpc": "2.0", "method": "subtract", "params": ["secret", 2], "id": 1}'
     answer = post(body.encode())
     assert answer.json()["error"]["code"] == -32603
@@ -222,7 +222,7 @@ def test_an_exception_in_a_method_is_an_internal_error_without_details(caplog: p
 
 
 def test_a_long_batch_keeps_its_order() -> None:
-    """A batch of the largest size is answered whole and in order."""
+    """A batch of the largest size is answered completely and in order."""
     batch = [{"jsonrpc": "2.0", "method": "sum", "params": [number], "id": number} for number in range(1000)]
     answers = post(json.dumps(batch).encode()).json()
     assert [answer["result"] for answer in answers] == list(range(1000))
@@ -230,14 +230,14 @@ def test_a_long_batch_keeps_its_order() -> None:
 
 
 def test_a_body_over_the_limit_is_a_json_rpc_error() -> None:
-    """What is too large by its declared length is -32003 with status 200, and is not read."""
+    """A body that is too large by its declared length is -32003 with status 200, and is not read."""
     response = post(b" " * 2000, limit=1000)
     assert response.status_code == 200
     assert (response.json()["error"]["code"], response.json()["id"]) == (-32003, None)
 
 
 def test_a_refusal_has_the_id_of_its_call() -> None:
-    """While calls are not taken their tensors are passed over, and each call is answered under its id."""
+    """While calls are rejected their tensors are skipped, and each call is answered with its id."""
     tensor = {"dtype": "f32", "shape": [100_000], "data": "AAAA" * 133_333 + "AA=="}
     call = {"jsonrpc": "2.0", "method": "ConvTranspose", "params": {"inputs": {"src": tensor}}}
     other = {"jsonrpc": "2.0", "method": "ops.describe", "params": ["ConvTranspose"], "id": "c"}
@@ -250,7 +250,7 @@ def test_a_refusal_has_the_id_of_its_call() -> None:
 
 
 def test_a_client_that_leaves_while_it_sends_costs_nothing() -> None:
-    """A body that breaks off ends the request: no answer, and no memory stays taken."""
+    """A body that breaks off ends the request without an answer, and its memory is released."""
     pool = SegmentPool(1 << 24)
     service = Service(Settings(), LocalEngine(pool, workers=1), pool)
     body = b'{"jsonrpc": "2.0", "id": 1, "method": "ops.validate", "params": {"data": "' + b"A" * 10**6
