@@ -37,7 +37,7 @@ def make_inputs(problem: ConvProblem, seed: int = 0) -> list[Tensor]:
 
 
 def channels_last(problem: ConvProblem, inputs: list[Tensor]) -> list[Tensor]:
-    """Return copies of an NCX problem's inputs in the layout of its NXC twin: (N, X, C), weights as (X, O, I)."""
+    """Return copies of an NCX problem's inputs in the layout of its NXC twin: (N, X, C), weights with X first."""
     data = [np.ascontiguousarray(np.moveaxis(tensor, 1, -1)) for tensor in inputs]
     if problem.forward:
         weights = np.moveaxis(inputs[1], (0, 1), (-1, -2))
@@ -57,7 +57,7 @@ class Reference:
     """A random part of the exact result of one NCX problem on its inputs.
 
     A weight gradient is compared for some groups and, in them, some src and some dst channels, at every tap: each
-    compared element is a complete sum. ConvTranspose is compared for some images and some dst channels, at
+    compared element is a complete sum. A forward operation is compared for some images and some dst channels, at
     every position. The exact values come from the tests' oracle.
     """
 
@@ -78,7 +78,8 @@ class Reference:
             weights = naive.to_grouped(inputs[1], p.weights_format, p.groups_axis, p.groups)
             weights = weights[self._groups][:, :, self._dst]
             weights = naive.from_grouped(weights, p.weights_format, p.groups_axis)
-            exact = naive.conv_transpose(src, weights, dst_spatial=p.dst_spatial, **shared)
+            forward = naive.conv_transpose if p.op == "ConvTranspose" else naive.convolution
+            exact = forward(src, weights, dst_spatial=p.dst_spatial, **shared)
             self.exact = naive.channels_first(exact, "NCX", len(self._groups))
         else:
             dst = self._take(inputs[1], self._dst, each_dst)

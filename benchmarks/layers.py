@@ -12,7 +12,7 @@ from kernels import ConvProblem
 
 __all__ = ["LAYOUTS", "OPERATIONS", "Layer", "inside_macs", "read_layers"]
 
-OPERATIONS = ("ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose")
+OPERATIONS = ("ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose", "Convolution")
 LAYOUTS = ("NCX", "NXC")
 
 _WEIGHTS = {("Convolution", "NCX"): "OIX", ("Convolution", "NXC"): "XIO"} | {
@@ -55,13 +55,13 @@ def inside_macs(problem: ConvProblem) -> int:
 def read_layers(path: Path, ops: list[str], only: list[str]) -> list[Layer]:
     """Return the rows of `path` whose operation is in `ops` and whose name contains one of `only` (empty: all).
 
-    For ConvTranspose every ConvTransposeBackwardWeights row becomes a forward problem. Raises ValueError if a
-    row's shapes contradict each other, because a peer would then compute something else.
+    The rows are weight gradients; for ConvTranspose and Convolution each becomes a forward problem. Raises ValueError
+    if a row's shapes contradict each other, because a peer would then compute something else.
     """
     layers = []
     for row in json.loads(path.read_text(encoding="utf-8")):
         _check(row)
-        made = [row["op"]] + ["ConvTranspose"] * (row["op"] == "ConvTransposeBackwardWeights")
+        made = [row["op"], row["op"].removesuffix("BackwardWeights")]
         if not only or any(word in row["name"] for word in only):
             layers += [Layer(row["name"], op, row) for op in made if op in ops]
     return sorted(layers, key=lambda layer: OPERATIONS.index(layer.op))

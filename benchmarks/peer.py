@@ -53,18 +53,11 @@ class TorchPeer(Contender):
         )
         extra = self._each([a.left_over for a in self._axes], 0)
         if p.forward:
-            self._function: Any = getattr(torch.nn.functional, f"conv_transpose{2 if self._flat else p.rank}d")
+            name = "conv_transpose" if self._transposed else "conv"
+            self._function: Any = getattr(torch.nn.functional, f"{name}{2 if self._flat else p.rank}d")
             strides, pads, dilations = settings
-            self._arguments: tuple[Any, ...] = (
-                src,
-                self._weights(inputs[1]),
-                None,
-                strides,
-                pads,
-                extra,
-                p.groups,
-                dilations,
-            )
+            rest = (extra, p.groups, dilations) if self._transposed else (dilations, p.groups)
+            self._arguments: tuple[Any, ...] = (src, self._weights(inputs[1]), None, strides, pads, *rest)
             return
         kernel_shape = (p.src_channels, p.dst_channels // p.groups)
         if not self._transposed:
@@ -92,7 +85,7 @@ class TorchPeer(Contender):
             found = found.squeeze(2)
         if p.forward:
             for axis, (each, size) in enumerate(zip(self._axes, p.dst_spatial, strict=True)):
-                found = found.narrow(2 + axis, each.low, size)
+                found = found.narrow(2 + axis, each.low if self._transposed else 0, size)
         found = found.contiguous()
         bits = found if p.dtype == "f32" else found.view(torch.int16)
         formats: Any = {"data_format": "NCX", "weights_format": "IOX" if self._transposed else "OIX"}
@@ -119,11 +112,12 @@ class TorchPeer(Contender):
         return data
 
     def _weights(self, tensor: Tensor) -> torch.Tensor:
-        """Return the weights of a forward problem as (I, O, X)."""
+        """Return the weights of a forward problem as (I, O, X) for ConvTranspose, as (O, I, X) for Convolution."""
         weights = as_torch(tensor)
         if not self._last:
             return weights
-        # (X, O, I) to PyTorch's channels last, where O follows X: the memory differs, so this copies
+        # (X, O, I) or (X, I, O) to PyTorch's channels last, where the second letter follows X: the memory differs, so
+        # this copies
         weights = weights.movedim((-1, -2), (0, 1))
         if self._flat:
             weights = weights.unsqueeze(2)

@@ -10,7 +10,11 @@ from benchmarks.layers import LAYOUTS
 
 __all__ = ["better", "geometric_mean", "label", "summarise", "summary_lines"]
 
-SUFFIX = {"ConvTransposeBackwardWeights": " (transposed)", "ConvTranspose": " (forward)"}
+SUFFIX = {
+    "ConvTransposeBackwardWeights": " (transposed)",
+    "ConvTranspose": " (forward)",
+    "Convolution": " (forward)",
+}
 
 LARGE_GMAC, LARGE_CHANNELS = 0.5, 64
 """Layers whose share of the limit has a goal: more work than this, and at least this many channels per group."""

@@ -17,7 +17,7 @@ __all__ = ["BINARY", "HEAD_LENGTH", "dump", "inference"]
 BINARY = "application/octet-stream"
 HEAD_LENGTH = "Inference-Header-Content-Length"
 
-_SHAPES = frozenset({"weights_shape", "filter_shape"})
+_SHAPES = frozenset({"weights_shape", "filter_shape", "dst_shape", "output_shape"})
 _MOST_AXES = 16
 _INT64 = 2**63
 # Parameters that belong to the protocol, and the members of a dumped op in place of attributes.

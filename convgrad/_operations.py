@@ -31,7 +31,7 @@ class Attributes(TypedDict, total=False):
 
 
 class TransposeAttributes(Attributes, total=False):
-    """Attributes of the transposed operations."""
+    """Attributes of the transposed operations, and of ConvolutionBackwardData, which is one in all but name."""
 
     output_padding: Sequence[int]
 
@@ -106,3 +106,59 @@ class Operations(ABC, Generic[T]):
         if bias is not None:
             inputs["bias"] = bias
         return self.run("ConvTranspose", inputs, attributes, reference=reference, deadline=deadline)
+
+    def convolution(
+        self,
+        src: Tensor,
+        weights: Tensor,
+        bias: Tensor | None = None,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+        **attributes: Unpack[Attributes],
+    ) -> T:
+        """Compute Convolution, plus `bias` of shape (O) when given.
+
+        `src` is (N, I, X) in NCX, with the channels last in NXC; `weights_format` names the axes of
+        `weights`.
+        """
+        inputs: dict[str, Tensor] = {"src": src, "weights": weights}
+        if bias is not None:
+            inputs["bias"] = bias
+        return self.run("Convolution", inputs, attributes, reference=reference, deadline=deadline)
+
+    def convolution_backward_data(
+        self,
+        diff_dst: Tensor,
+        weights: Tensor,
+        *,
+        dst_shape: Sequence[int] | None = None,
+        reference: bool = False,
+        deadline: float | None = None,
+        **attributes: Unpack[TransposeAttributes],
+    ) -> T:
+        """Compute ConvolutionBackwardData, the gradient of a convolution for its input.
+
+        `diff_dst` is (N, O, Y) in NCX, with the channels last in NXC; `weights_format` names the axes of `weights`. The
+        result has `dst_shape`; without it, the smallest shape that gives `diff_dst`, plus `output_padding`.
+        """
+        inputs: dict[str, Tensor | Sequence[int]] = {"diff_dst": diff_dst, "weights": weights}
+        if dst_shape is not None:
+            inputs["dst_shape"] = dst_shape
+        return self.run("ConvolutionBackwardData", inputs, attributes, reference=reference, deadline=deadline)
+
+    def conv_transpose_backward_data(
+        self,
+        diff_dst: Tensor,
+        weights: Tensor,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+        **attributes: Unpack[TransposeAttributes],
+    ) -> T:
+        """Compute ConvTransposeBackwardData, the gradient of a transposed convolution for its input.
+
+        `diff_dst` is (N, O, Y) in NCX, with the channels last in NXC; `weights_format` names the axes of `weights`.
+        """
+        inputs = {"diff_dst": diff_dst, "weights": weights}
+        return self.run("ConvTransposeBackwardData", inputs, attributes, reference=reference, deadline=deadline)

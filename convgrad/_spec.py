@@ -14,8 +14,8 @@ from convgrad._tensors import NpyFile
 __all__ = ["SHAPES", "TENSORS", "CallSpec", "attribute", "integers", "named", "read_spec", "tensor"]
 
 # The names of the operations' inputs, in both dialects; each has its own flag.
-TENSORS = ("src", "diff_dst", "weights", "bias", "input_forward", "output_delta")
-SHAPES = ("weights_shape", "filter_shape")
+TENSORS = ("src", "diff_dst", "weights", "bias", "input_forward", "output_delta", "filter")
+SHAPES = ("weights_shape", "filter_shape", "dst_shape", "output_shape")
 
 # A single number for one of these is a list of one number.
 _LISTS = frozenset(

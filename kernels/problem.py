@@ -11,12 +11,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FEW_TAPS", "ConvProblem", "Dims", "storage_dtype", "wrapped"]
+__all__ = ["FEW_TAPS", "ConvProblem", "Dims", "OpName", "storage_dtype", "wrapped"]
 
 FEW_TAPS = 64
 """Taps of an axis up to which they are looked at one by one."""
 
-OpName = Literal["ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose"]
+OpName = Literal["ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose", "Convolution"]
 DTypeName = Literal["f32", "f16", "bf16"]
 Ints = tuple[int, ...]
 
@@ -63,6 +63,28 @@ class Dims:
     strides: tuple[int, int, int]
     dilations: tuple[int, int, int]
     pads: tuple[int, int, int]
+    gathers: bool = False
+    """Whether the operation is Convolution, whose dst is the narrow tensor; ConvTranspose has a wide dst."""
+
+    @property
+    def src(self) -> tuple[int, int, int]:
+        """Spatial sizes of what a forward operation reads."""
+        return self.wide if self.gathers else self.narrow
+
+    @property
+    def dst(self) -> tuple[int, int, int]:
+        """Spatial sizes of what a forward operation computes."""
+        return self.narrow if self.gathers else self.wide
+
+    @property
+    def src_channels(self) -> int:
+        """Channels of a group of what a forward operation reads."""
+        return self.wide_channels if self.gathers else self.narrow_channels
+
+    @property
+    def dst_channels(self) -> int:
+        """Channels of a group of what a forward operation computes."""
+        return self.narrow_channels if self.gathers else self.wide_channels
 
     def tap_range(self, axis: int, tap: int) -> tuple[int, int]:
         """Give the half-open range of narrow positions whose `tap` along `axis` lies inside the wide tensor."""
@@ -124,8 +146,8 @@ class ConvProblem:
 
     @property
     def forward(self) -> bool:
-        """Whether the result is dst (ConvTranspose) and not a weight gradient."""
-        return self.op == "ConvTranspose"
+        """Whether the result is dst and not a weight gradient."""
+        return self.op in ("ConvTranspose", "Convolution")
 
     @cached_property
     def src_shape(self) -> Ints:
@@ -187,6 +209,7 @@ class ConvProblem:
             strides=_three(self.strides, 1),
             dilations=_three(self.dilations, 1),
             pads=_three(self.pads_begin, 0),
+            gathers=self.op == "Convolution",
         )
 
     @cached_property

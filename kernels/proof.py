@@ -137,11 +137,11 @@ def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
             op=op, dtype=dtype, n=pick(1, 2, 3), src_channels=channels[0] * groups, dst_channels=channels[1] * groups,
             groups=groups, src_spatial=src, dst_spatial=dst, kernel=kernel, strides=strides, dilations=dilations,
             pads_begin=pads, data_format=pick("NCX", "NXC"), weights_format=pick("XIO", "OIX", "IOX", "XOI"),
-            groups_axis=pick("I", "O"), bias=op == "ConvTranspose" and pick(False, True),
+            groups_axis=pick("I", "O"), bias=op in ("ConvTranspose", "Convolution") and pick(False, True),
         )  # fmt: skip
 
     few, some, large = (1, 2, 3, 5), (7, 8, 16, 17), (32, 40, 48)
-    ops = "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose"
+    ops = "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose", "Convolution"
     for op in ops:
         for number in range(PROBLEMS):
             dtype = ("f32", "f16", "bf16")[number % 3]

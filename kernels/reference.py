@@ -113,28 +113,30 @@ def tap_gradient(
     return total
 
 
-def conv_transpose(problem: ConvProblem, inputs: Sequence[Storage], image: int) -> Array:
-    """Compute dst of ConvTranspose for one image as (groups, O/groups, D, H, W) in float64, bias added."""
+def forward(problem: ConvProblem, inputs: Sequence[Storage], image: int) -> Array:
+    """Compute dst of a forward operation for one image as (groups, O/groups, D, H, W) in float64, bias added."""
     dims = problem.dims
     src = channels_first(widen(inputs[0][image : image + 1], problem.dtype), problem, dims.groups)[0]
     weights = widen(inputs[1], problem.dtype).reshape(-1)
     group, wide_step, narrow_step, tap_step = problem.weights_strides
-    out = np.zeros((dims.groups, dims.wide_channels, *dims.wide))
-    for index, narrow_slices, wide_slices in taps(dims):
+    out = np.zeros((dims.groups, dims.dst_channels, *dims.dst))
+    channel_steps = (narrow_step, wide_step) if dims.gathers else (wide_step, narrow_step)
+    for index, at_narrow, at_wide in taps(dims):
+        at_src, at_dst = (at_wide, at_narrow) if dims.gathers else (at_narrow, at_wide)
         w = np.lib.stride_tricks.as_strided(
             weights[index * tap_step :],
-            (dims.groups, dims.wide_channels, dims.narrow_channels),
-            (group * 8, wide_step * 8, narrow_step * 8),
+            (dims.groups, dims.dst_channels, dims.src_channels),
+            (group * 8, channel_steps[0] * 8, channel_steps[1] * 8),
         )
-        part = src[(slice(None), slice(None), *narrow_slices)]
+        part = src[(slice(None), slice(None), *at_src)]
         with np.errstate(invalid="ignore", over="ignore"):
-            product_ = w @ part.reshape(dims.groups, dims.narrow_channels, -1)
-            out[(slice(None), slice(None), *wide_slices)] += product_.reshape(
-                dims.groups, dims.wide_channels, *part.shape[2:]
+            product_ = w @ part.reshape(dims.groups, dims.src_channels, -1)
+            out[(slice(None), slice(None), *at_dst)] += product_.reshape(
+                dims.groups, dims.dst_channels, *part.shape[2:]
             )
     if problem.bias:
         with np.errstate(invalid="ignore", over="ignore"):
-            out += widen(inputs[2], problem.dtype).reshape(dims.groups, dims.wide_channels, 1, 1, 1)
+            out += widen(inputs[2], problem.dtype).reshape(dims.groups, dims.dst_channels, 1, 1, 1)
     return out
 
 
@@ -148,7 +150,7 @@ class ReferenceKernel:
         return None
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
-        """Cut a weight gradient by kernel positions and a ConvTranspose by images."""
+        """Cut a weight gradient by kernel positions and a forward operation by images."""
         if problem.forward:
             shape = (1, *problem.output_shape[1:])
             offsets = [(image, *(0,) * (len(shape) - 1)) for image in range(problem.n)] or [(0,) * len(shape)]
@@ -179,7 +181,7 @@ class ReferenceKernel:
             return True
         target = box(output, unit)
         if problem.forward:
-            result = conv_transpose(problem, inputs, unit.part[0])
+            result = forward(problem, inputs, unit.part[0])
             channels = result.reshape(problem.dst_channels, *problem.dst_spatial)
             if problem.data_format == "NXC":
                 channels = np.moveaxis(channels, 0, -1)

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 
 from kernels.cache import cached, in_passing
-from kernels.forward.tiles import CONV_TRANSPOSE
+from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION
 from kernels.gradient.tiles.unit import BWD_WEIGHTS
 from kernels.plan import Kernel, Plan, Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype
@@ -17,7 +17,9 @@ from kernels.target import target
 
 __all__ = ["by_name", "candidates", "compute", "explain", "plan", "run_unit"]
 
-KERNELS: tuple[Kernel, ...] = (BWD_WEIGHTS, CONV_TRANSPOSE, REFERENCE) if target().compiles else (REFERENCE,)
+KERNELS: tuple[Kernel, ...] = (
+    (BWD_WEIGHTS, CONV_TRANSPOSE, CONVOLUTION, REFERENCE) if target().compiles else (REFERENCE,)
+)
 
 if target().dots:  # compiled only where the processor can run it
     from kernels.gradient.dots.unit import BWD_DOTS

@@ -46,6 +46,7 @@ class Given:
     data_format: str | None = None
     weights_format: str | None = None
     weights_shape: tuple[int, ...] | None = None
+    dst_shape: tuple[int, ...] | None = None
     bad: frozenset[str] = frozenset()
     spelled: Mapping[str, str] = field(default_factory=dict)
 

@@ -20,16 +20,17 @@ __all__ = ["Axis", "resolve_axis"]
 
 @dataclass(slots=True)
 class Axis:
-    """One spatial axis: sizes of `src` and `dst`, number of taps, and attributes.
+    """One spatial axis: sizes of the two data tensors, number of taps, and attributes.
 
-    `dst` is None while it is to be inferred, `output_padding` if it is not given. `at` is the index of the axis in
-    `diff_dst`.
+    `wide` is the size that the taps step over (`src` of a convolution, `dst` of a transposed one), `narrow` the other;
+    a size is None while it is to be inferred, `output_padding` if it is not given. `at` is the index of the axis in a
+    data tensor.
     """
 
     index: int
     at: int
-    src: int
-    dst: int | None
+    wide: int | None
+    narrow: int | None
     kernel: int
     stride: int
     dilation: int
@@ -51,7 +52,7 @@ class Axis:
 
 
 def resolve_axis(call: Call, axis: Axis, problems: list[Problem]) -> None:
-    """Set padding, `dst` and output padding of an axis; append the rules it breaks to `problems`."""
+    """Set padding, output padding and the inferred size of an axis; append the rules it breaks to `problems`."""
     effective = axis.effective
     if effective > INT64_MAX:
         msg = f"the weights span {axis.span} on spatial axis {axis.index}, but must span at most {INT64_MAX}"
@@ -61,78 +62,115 @@ def resolve_axis(call: Call, axis: Axis, problems: list[Problem]) -> None:
     if mode is not None and mode != "none":
         if call.transposed:
             axis.begin, axis.end = auto_pad_transposed(mode, effective, axis.stride)
+        elif axis.wide is not None or mode == "valid":
+            axis.begin, axis.end = auto_pad_convolution(mode, axis.wide or 0, effective, axis.stride)
         else:
-            axis.begin, axis.end = auto_pad_convolution(mode, axis.src, effective, axis.stride)
-    if call.transposed:
-        _resolve_transposed(call, axis, effective, problems)
+            if axis.index == 0:
+                name = call.name("dst_shape")
+                msg = f"{name} is required while auto_pad is {mode}, which needs the size of diff_src"
+                problems.append(problem(["attributes", name], msg, "missing"))
+            return
+    if call.called.operation.widens:
+        _resolve_wide(call, axis, effective, problems)
     else:
-        _resolve_convolution(call, axis, effective, problems)
+        _resolve_narrow(call, axis, effective, problems)
 
 
-def _resolve_convolution(call: Call, axis: Axis, effective: int, problems: list[Problem]) -> None:
-    """Check that D = floor((S + b + e - E) / s) + 1."""
-    padded = axis.src + axis.begin + axis.end
-    found = convolution_size(axis.src, axis.begin, axis.end, effective, axis.stride)
-    if found == axis.dst and padded <= INT64_MAX:
-        axis.output_padding = 0
+def _resolve_narrow(call: Call, axis: Axis, effective: int, problems: list[Problem]) -> None:
+    """Check that narrow = floor((wide + b + e - E) / s) + 1, or infer it."""
+    if axis.wide is None:
         return
-    sum_of = f"{axis.src} + {axis.begin} + {axis.end}"
+    padded = axis.wide + axis.begin + axis.end
+    found = convolution_size(axis.wide, axis.begin, axis.end, effective, axis.stride)
+    sum_of = f"{axis.wide} + {axis.begin} + {axis.end}"
+    tensor = call.name("diff_dst") if call.transposed else "src"
     if padded > INT64_MAX:
-        msg = f"src with its padding, {sum_of}, must be at most {INT64_MAX} on spatial axis {axis.index}"
+        msg = f"{tensor} with its padding, {sum_of}, must be at most {INT64_MAX} on spatial axis {axis.index}"
         problems.append(problem(["attributes", call.name("pads_begin"), axis.index], msg, "overflow"))
     elif not found:
         msg = (
-            f"the weights span {axis.span} on spatial axis {axis.index}, but src with its padding has only "
+            f"the weights span {axis.span} on spatial axis {axis.index}, but {tensor} with its padding has only "
             f"{sum_of} = {padded}"
         )
         problems.append(problem(call.weights_loc, msg, "kernel_too_large"))
-    elif axis.dst is not None:
+    elif axis.narrow is None and call.called.operation.computes != "diff_weights":
+        axis.narrow = found
+        _set_output_padding(call, axis, effective, problems)
+    elif axis.narrow == found:
+        axis.output_padding = 0
+    elif axis.narrow is not None:
         why = f"floor(({sum_of} - {effective}) / {axis.stride}) + 1 = {found}"
-        problems.append(_wrong_size(call, axis, f"size {found}", why))
+        problems.append(_wrong_size(call, axis, axis.narrow, f"size {found}", why))
 
 
-def _resolve_transposed(call: Call, axis: Axis, effective: int, problems: list[Problem]) -> None:
-    """Check that D = s * (S - 1) + E - b - e + p, or infer D (forward) or p (if it is not given)."""
+def _set_output_padding(call: Call, axis: Axis, effective: int, problems: list[Problem]) -> None:
+    """Set the output padding that the sizes give; a given one must be the same."""
+    assert axis.wide is not None
+    assert axis.narrow is not None
+    extra = axis.output_padding
+    axis.output_padding = 0
+    if not call.transposed:
+        return
+    least = transposed_size(axis.narrow, axis.begin, axis.end, effective, axis.stride, 0)
+    axis.output_padding = axis.wide - least
+    if extra is not None and extra != axis.output_padding:
+        name = call.name("output_padding")
+        rule = f"must be {axis.wide} - {least} = {axis.output_padding}, what {call.name('diff_dst')} has beyond"
+        sum_of = f"{axis.stride} * ({axis.narrow} - 1) + {effective} - {axis.begin} - {axis.end}"
+        msg = f"{name}[{axis.index}] {rule} {sum_of}, but is {extra}"
+        problems.append(problem(["attributes", name, axis.index], msg, "output_padding"))
+
+
+def _resolve_wide(call: Call, axis: Axis, effective: int, problems: list[Problem]) -> None:
+    """Check that wide = s * (narrow - 1) + E - b - e + p, or infer it, or p if that is not given."""
+    if axis.narrow is None:
+        return
     stride, extra = axis.stride, axis.output_padding
     if extra is not None and extra >= stride:
         name = call.name("output_padding")
         rule = f"must be less than {call.name('strides')}[{axis.index}], which is {stride}"
         msg = f"{name}[{axis.index}] {rule}, but is {extra}"
         problems.append(problem(["attributes", name, axis.index], msg, "output_padding"))
-    if transposed_size(axis.src, 0, 0, effective, stride, stride) > INT64_MAX:
-        msg = f"{stride} * {axis.src} + {effective} must be at most {INT64_MAX} on spatial axis {axis.index}"
+    if transposed_size(axis.narrow, 0, 0, effective, stride, stride) > INT64_MAX:
+        msg = f"{stride} * {axis.narrow} + {effective} must be at most {INT64_MAX} on spatial axis {axis.index}"
         problems.append(problem(["attributes", call.name("strides"), axis.index], msg, "overflow"))
         return
-    least = transposed_size(axis.src, axis.begin, axis.end, effective, stride, 0)
-    sum_of = f"{stride} * ({axis.src} - 1) + {effective} - {axis.begin} - {axis.end}"
-    if call.forward:
+    least = transposed_size(axis.narrow, axis.begin, axis.end, effective, stride, 0)
+    sum_of = f"{stride} * ({axis.narrow} - 1) + {effective} - {axis.begin} - {axis.end}"
+    computes = call.called.operation.computes
+    if axis.wide is not None:
+        _match_output_padding(call, axis, least, sum_of, problems)
+    elif computes != "diff_weights" and not call.inputs.values_unknown:
         axis.output_padding = extra or 0
-        axis.dst = least + axis.output_padding
-        if axis.dst < 1:
-            msg = f"{sum_of} + {axis.output_padding} = {axis.dst}, but dst must have at least 1 element"
+        axis.wide = least + axis.output_padding
+        if axis.wide < 1:
+            msg = f"{sum_of} + {axis.output_padding} = {axis.wide}, but {computes} must have at least 1 element"
             msg = f"{msg} on spatial axis {axis.index}"
             larger = call.name("pads_begin" if axis.begin > axis.end else "pads_end")
             problems.append(problem(["attributes", larger, axis.index], msg, "size"))
-    elif axis.dst is not None:
-        _match_output_padding(call, axis, least, sum_of, problems)
 
 
 def _match_output_padding(call: Call, axis: Axis, least: int, sum_of: str, problems: list[Problem]) -> None:
-    assert axis.dst is not None
-    stride, extra, difference = axis.stride, axis.output_padding, axis.dst - least
+    assert axis.wide is not None
+    stride, extra, difference = axis.stride, axis.output_padding, axis.wide - least
     if extra is None and 0 <= difference < stride:
         axis.output_padding = difference
     elif extra is not None and difference != extra:
         why = f"{sum_of} + {extra} = {least + extra}"
-        problems.append(_wrong_size(call, axis, f"size {least + extra}", why))
+        problems.append(_wrong_size(call, axis, axis.wide, f"size {least + extra}", why))
     elif extra is None and stride == 1:
-        problems.append(_wrong_size(call, axis, f"size {least}", f"{sum_of} = {least}"))
+        problems.append(_wrong_size(call, axis, axis.wide, f"size {least}", f"{sum_of} = {least}"))
     elif extra is None:
         why = f"{sum_of} = {least}, and output_padding is from 0 to {stride - 1}"
-        problems.append(_wrong_size(call, axis, f"a size from {least} to {least + stride - 1}", why))
+        problems.append(_wrong_size(call, axis, axis.wide, f"a size from {least} to {least + stride - 1}", why))
 
 
-def _wrong_size(call: Call, axis: Axis, wanted: str, why: str) -> Problem:
-    name = call.name("diff_dst")
-    msg = f"{name} must have {wanted} on spatial axis {axis.index}, because {why}, but has {axis.dst}"
-    return problem(["inputs", name, "shape", axis.at], msg, "size")
+def _wrong_size(call: Call, axis: Axis, size: int, wanted: str, why: str) -> Problem:
+    if call.result is not None:
+        name = call.result_loc[1]
+        loc: list[str | int] = [*call.result_loc, axis.at]
+    else:
+        name = call.name("diff_dst")
+        loc = ["inputs", name, "shape", axis.at]
+    msg = f"{name} must have {wanted} on spatial axis {axis.index}, because {why}, but has {size}"
+    return problem(loc, msg, "size")

@@ -18,8 +18,8 @@ __all__ = ["Call", "read_call"]
 class Call:
     """The valid parts of a call.
 
-    `weights` is the weights' shape and `weights_loc` where it was given. `output` is the output tensor of a dumped op,
-    or None.
+    `weights` is the weights' shape and `weights_loc` where it was given; `result` and `result_loc` are the same for the
+    shape of `diff_src` where the call gives it. `output` is the output tensor of a dumped op, or None.
     """
 
     called: CalledOperation
@@ -29,6 +29,8 @@ class Call:
     weights: tuple[int, ...] | None
     weights_loc: tuple[str, str]
     warnings: list[str]
+    result: tuple[int, ...] | None = None
+    result_loc: tuple[str, str] = ("attributes", "dst_shape")
 
     def name(self, canonical: str) -> str:
         """Return an attribute's or input's name as the caller spelled it, otherwise in the call's dialect."""
@@ -41,9 +43,9 @@ class Call:
         return self.called.operation.transposed
 
     @property
-    def forward(self) -> bool:
-        """Whether the operation is a forward one: weights are an input, and the output's shape is inferred."""
-        return self.called.operation.output.name == "dst"
+    def base(self) -> str:
+        """The input whose rank the other tensors must have: `src`, or `diff_dst` without it."""
+        return self.called.operation.inputs[0].name
 
 
 def read_call(
@@ -55,12 +57,14 @@ def read_call(
     problems.extend(more)
     known = None if output is None else read_meta(output, ["outputs", called.wire_names[_output(called)]], problems)
     call = Call(called, given, found, known, None, ("inputs", ""), [])
-    if call.forward:
+    if called.operation.computes == "diff_weights":
+        call.weights, call.weights_loc = _choose_shape(call, "weights_shape", problems)
+    else:
         weights = found.metas.get("weights")
         call.weights_loc = ("inputs", call.name("weights"))
         call.weights = None if weights is None else weights.shape
-    else:
-        _choose_weights_shape(call, problems)
+        if called.operation.shape_input is not None:
+            call.result, call.result_loc = _choose_shape(call, called.operation.shape_input, problems)
     problems.extend(_ranks(call))
     return call, problems
 
@@ -69,66 +73,75 @@ def _output(called: CalledOperation) -> str:
     return called.operation.output.name
 
 
-def _choose_weights_shape(call: Call, problems: list[Problem]) -> None:
-    """Take the weights' shape from the input, the attribute, or a dump's output, in this order."""
-    given, inputs = call.given.weights_shape, call.inputs.weights_shape
-    written = call.given.spelled.get("weights_shape") or call.called.wire_names["weights_shape"]
-    as_input = call.inputs.spelled.get("weights_shape") or call.called.wire_names["weights_shape"]
+def _choose_shape(call: Call, row: str, problems: list[Problem]) -> tuple[tuple[int, ...] | None, tuple[str, str]]:
+    """Return the shape of the result and where it was given: by the input, the attribute, or a dump's output."""
+    given, inputs = getattr(call.given, row), call.inputs.shape
+    written = call.given.spelled.get(row) or call.called.wire_names[row]
+    as_input = call.inputs.spelled.get(row) or call.called.wire_names[row]
     known = call.output.shape if call.output is not None else None
     if inputs is not None:
-        shape, call.weights_loc = inputs, ("inputs", as_input)
+        shape, loc = inputs, ("inputs", as_input)
         if given is not None and given != inputs:
             call.warnings.append(
                 f"{as_input} was given twice: the input {dims(inputs)} was used, not the attribute {dims(given)}"
             )
     elif given is not None:
-        shape, call.weights_loc = given, ("attributes", written)
+        shape, loc = given, ("attributes", written)
         if call.inputs.values_unknown:
             call.warnings.append(f"the values of the input {as_input} are not known here: the attribute was used")
     elif known is not None:
-        shape, call.weights_loc = known, ("outputs", call.called.wire_names["diff_weights"])
+        shape, loc = known, ("outputs", call.called.wire_names[_output(call.called)])
     else:
-        if "weights_shape" not in call.given.bad and "weights_shape" not in call.inputs.bad:
+        needed = row == "weights_shape" or call.inputs.values_unknown
+        if needed and row not in call.given.bad and row not in call.inputs.bad:
             msg = f"{written} is required: as an input or as an attribute"
             problems.append(problem(["attributes", written], msg, "missing"))
-        return
-    zeros = [axis for axis, size in enumerate(shape) if size == 0]
+        return None, ("attributes", written)
+    # Of a data tensor the batch may be empty.
+    zeros = [axis for axis, size in enumerate(shape) if size == 0 and (axis or row == "weights_shape")]
     for axis in zeros:
-        msg = f"{call.weights_loc[1]}[{axis}] must be at least 1, but is 0"
-        problems.append(problem([*call.weights_loc, axis], msg, "greater_than_equal"))
+        msg = f"{loc[1]}[{axis}] must be at least 1, but is 0"
+        problems.append(problem([*loc, axis], msg, "greater_than_equal"))
     if known is not None and known != shape:
-        msg = f"{call.weights_loc[1]} must be the output's shape, which is {dims(known)}, but is {dims(shape)}"
-        problems.append(problem(call.weights_loc, msg, "output_shape"))
-    call.weights = None if zeros else shape
+        msg = f"{loc[1]} must be the output's shape, which is {dims(known)}, but is {dims(shape)}"
+        problems.append(problem(loc, msg, "output_shape"))
+    return None if zeros else shape, loc
 
 
 def _ranks(call: Call) -> Iterator[Problem]:
-    """Check that shapes have the rank of `src`, and lists one value per spatial axis."""
+    """Check that shapes have the rank of the first input, and lists one value per spatial axis."""
     metas = call.inputs.metas
-    src = metas.get("src")
-    if src is None or not 3 <= len(src.shape) <= 5:
-        call.weights = None
+    base = metas.get(call.base)
+    if base is None or not 3 <= len(base.shape) <= 5:
+        call.weights = call.result = None
         return
-    rank, name = len(src.shape), call.name("src")
-    for other in ("diff_dst", "weights"):
+    rank, name = len(base.shape), call.name(call.base)
+    for other in (row.name for row in call.called.operation.inputs[1:] if row.name in ("diff_dst", "weights")):
         meta = metas.get(other)
         if meta is not None and len(meta.shape) != rank:
             msg = f"{call.name(other)} must have {rank} dimensions like {name}, but has {len(meta.shape)}"
             yield problem(["inputs", call.name(other), "shape"], msg, "rank")
             del metas[other]
     if call.weights is not None and len(call.weights) != rank:
-        if not call.forward:
-            msg = f"{call.weights_loc[1]} must have {rank} values, as {name} has {rank} dimensions, "
-            yield problem(call.weights_loc, f"{msg}but has {len(call.weights)}", "rank")
+        if call.called.operation.computes == "diff_weights":
+            yield _wrong_rank(call.weights, call.weights_loc, rank, name)
         call.weights = None
+    if call.result is not None and len(call.result) != rank:
+        yield _wrong_rank(call.result, call.result_loc, rank, name)
+        call.result = None
     yield from _lengths(call, rank - 2, name)
 
 
-def _lengths(call: Call, spatial: int, src: str) -> Iterator[Problem]:
+def _wrong_rank(shape: tuple[int, ...], loc: tuple[str, str], rank: int, base: str) -> Problem:
+    msg = f"{loc[1]} must have {rank} values, as {base} has {rank} dimensions, but has {len(shape)}"
+    return problem(loc, msg, "rank")
+
+
+def _lengths(call: Call, spatial: int, base: str) -> Iterator[Problem]:
     axes = (
-        f"one value for each of the {spatial} spatial axes of {src}"
+        f"one value for each of the {spatial} spatial axes of {base}"
         if spatial > 1
-        else f"1 value, as {src} has 1 spatial axis"
+        else f"1 value, as {base} has 1 spatial axis"
     )
     for attribute, may_be_empty in _LISTS:
         values: tuple[int, ...] | None = getattr(call.given, attribute)

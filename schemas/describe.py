@@ -122,10 +122,8 @@ def example(called: CalledOperation) -> dict[str, Any]:
     # The same layer in both directions: the transposed convolution turns 4 x 4 into 8 x 8.
     large, small, weights = [1, 8, 8, 8], [1, 16, 4, 4], [16, 8, 4, 4]
     src, dst = (small, large) if called.operation.transposed else (large, small)
-    inputs: dict[str, Any] = {names["src"]: {"dtype": "f32", "shape": src}}
-    if called.operation.output.name == "dst":
-        inputs[names["weights"]] = {"dtype": "f32", "shape": weights}
-    else:
-        inputs[names["diff_dst"]] = {"dtype": "f32", "shape": dst}
-        inputs[names["weights_shape"]] = weights
+    shapes = {"src": src, "diff_dst": dst, "weights": weights}
+    given: dict[str, Any] = {name: {"dtype": "f32", "shape": shape} for name, shape in shapes.items()}
+    given |= {"weights_shape": weights, "dst_shape": src}
+    inputs = {names[row.name]: given[row.name] for row in called.operation.inputs if row.name in given}
     return {"attributes": attributes, "inputs": inputs}

@@ -61,14 +61,14 @@ def call_of_dump(called: CalledOperation, body: Mapping[str, Any]) -> dict[str, 
         "outputs": [] if dump.output is None else [dump.output],
     }
     inputs = {name: _as_sent(tensor) for name, tensor in dump.inputs.items()}
-    spellings = called.operation.input_spellings
-    # A logical tensor has no values: then the weights' shape comes from the attribute or the output.
+    spellings, shape = called.operation.input_spellings, called.operation.shape_input
+    # A logical tensor has no values: then a shape comes from the attribute or the output.
     found: dict[str, Any] = {
         "attributes": spec,
         "inputs": {
             name: tensor
             for name, tensor in inputs.items()
-            if spellings.get(name) != "weights_shape" or not isinstance(tensor, Mapping) or _has_data(tensor)
+            if spellings.get(name) != shape or not isinstance(tensor, Mapping) or _has_data(tensor)
         },
     }
     return found | ({"options": body["options"]} if "options" in body else {})

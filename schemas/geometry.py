@@ -47,21 +47,24 @@ def infer_geometry(call: Call, data_format: str, weights_format: str) -> tuple[G
     made = Geometry()
     problems: list[Problem] = []
     metas = call.inputs.metas
-    src, diff_dst = metas.get("src"), metas.get("diff_dst")
-    if src is None or not 3 <= len(src.shape) <= 5:
+    base, src, diff_dst = metas.get(call.base), metas.get("src"), metas.get("diff_dst")
+    if base is None or not 3 <= len(base.shape) <= 5:
         return made, problems
-    made.n, made.src_channels, made.src_spatial = split_data(src.shape, data_format)
+    if src is not None:
+        made.n, made.src_channels, made.src_spatial = split_data(src.shape, data_format)
     if diff_dst is not None:
         n, made.dst_channels, made.dst_spatial = split_data(diff_dst.shape, data_format)
-        if n != made.n:
+        if src is not None and n != made.n:
             name = call.name("diff_dst")
             msg = f"{name} must have the batch of {call.name('src')}, which is {made.n}, but has {n}"
             problems.append(problem(["inputs", name, "shape", 0], msg, "batch"))
+        made.n = made.n if src is not None else n
     if call.weights is not None:
         i, o, made.kernel = split_weights(call.weights, weights_format)
         if call.given.groups is not None:
-            relate_channels = _relate_forward_channels if call.forward else _relate_channels
-            relate_channels(call, made, i, o, weights_format, problems)
+            _RELATE[call.called.operation.computes](call, made, i, o, weights_format, problems)
+        if call.result is not None:
+            _relate_result(call, made, call.result, data_format, problems)
         _relate_axes(call, made, data_format, problems)
     bias = metas.get("bias")
     if bias is not None and len(bias.shape) == 1 and made.dst_channels not in (0, bias.shape[0]):
@@ -71,7 +74,7 @@ def infer_geometry(call: Call, data_format: str, weights_format: str) -> tuple[G
     return made, problems
 
 
-def _relate_channels(call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]) -> None:
+def _relate_both(call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]) -> None:
     """Check the weights against the channels of `src` and `diff_dst`, and find the axis that groups divide."""
     groups = call.given.groups
     src, dst = made.src_channels, made.dst_channels
@@ -90,23 +93,54 @@ def _relate_channels(call: Call, made: Geometry, i: int, o: int, weights_format:
         made.groups_axis = axis
 
 
-def _relate_forward_channels(
-    call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]
-) -> None:
+def _relate_src(call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]) -> None:
     """Check the weights against the channels of `src`, and infer the channels of `dst` from them."""
     groups, src = call.given.groups, made.src_channels
     if groups is None or not _divides(call, groups, "src", src, problems):
         return
-    if i == src:
+    if call.transposed and i == src:
         made.groups_axis, made.dst_channels = "O", o * groups
     elif i == src // groups:
-        if o % groups:
-            msg = f"{call.name('groups')} must divide the channels of dst, which are {o}, but is {groups}"
-            problems.append(problem(["attributes", call.name("groups")], msg, "groups"))
+        _divides(call, groups, "dst", o, problems)
         made.groups_axis, made.dst_channels = "I", o
     else:
+        right = [(src, o), (src // groups, o)] if call.transposed else [(src // groups, o)]
         channels = f"{src} channels of {call.name('src')}"
-        problems.append(_wrong_weights(call, made, [(src, o), (src // groups, o)], weights_format, channels))
+        problems.append(_wrong_weights(call, made, right, weights_format, channels))
+
+
+def _relate_dst(call: Call, made: Geometry, i: int, o: int, weights_format: str, problems: list[Problem]) -> None:
+    """Check the weights against the channels of `diff_dst`, and infer the channels of `diff_src` from them."""
+    groups, dst = call.given.groups, made.dst_channels
+    if groups is None or not _divides(call, groups, "diff_dst", dst, problems):
+        return
+    if call.transposed and o == dst // groups:
+        _divides(call, groups, "diff_src", i, problems)
+        made.groups_axis, made.src_channels = "O", i
+    elif o == dst:
+        made.groups_axis, made.src_channels = "I", i * groups
+    else:
+        right = [(i, dst // groups), (i, dst)] if call.transposed else [(i, dst)]
+        channels = f"{dst} channels of {call.name('diff_dst')}"
+        problems.append(_wrong_weights(call, made, right, weights_format, channels))
+
+
+_RELATE = {"diff_weights": _relate_both, "dst": _relate_src, "diff_src": _relate_dst}
+
+
+def _relate_result(
+    call: Call, made: Geometry, shape: tuple[int, ...], data_format: str, problems: list[Problem]
+) -> None:
+    """Check the batch and the channels of a given shape of `diff_src`, and take its spatial sizes."""
+    n, channels, made.src_spatial = split_data(shape, data_format)
+    kind, name = call.result_loc
+    axis = 1 if data_format == "NCX" else len(shape) - 1
+    if n != made.n:
+        msg = f"{name}[0] must be the batch of {call.name('diff_dst')}, which is {made.n}, but is {n}"
+        problems.append(problem([kind, name, 0], msg, "batch"))
+    if made.src_channels not in (0, channels):
+        msg = f"{name}[{axis}] must be {made.src_channels}, the channels that the weights give, but is {channels}"
+        problems.append(problem([kind, name, axis], msg, "channels"))
 
 
 def _divides(call: Call, groups: int, tensor: str, channels: int, problems: list[Problem]) -> bool:
@@ -129,22 +163,24 @@ def _wrong_weights(
 
 def _relate_axes(call: Call, made: Geometry, data_format: str, problems: list[Problem]) -> None:
     """Resolve every spatial axis, if everything needed is known."""
-    count = len(made.src_spatial)
+    count = len(made.src_spatial) or len(made.dst_spatial)
     strides, dilations, pads = call.given.strides, call.given.dilations, _pads(call, count)
     extra = call.given.output_padding
     if strides is None or dilations is None or pads is None:
         return
     if not len(strides) == len(dilations) == len(made.kernel) == count:
         return
-    known = len(made.dst_spatial) == count
     extras = (None,) * count if extra is None or len(extra) != count else extra
     first = 2 if data_format == "NCX" else 1
+    wide, narrow = made.src_spatial, made.dst_spatial
+    if call.transposed:
+        wide, narrow = narrow, wide
     axes = [
         Axis(
             index,
             index + first,
-            made.src_spatial[index],
-            made.dst_spatial[index] if known else None,
+            wide[index] if len(wide) == count else None,
+            narrow[index] if len(narrow) == count else None,
             made.kernel[index],
             strides[index],
             dilations[index],
@@ -159,7 +195,8 @@ def _relate_axes(call: Call, made: Geometry, data_format: str, problems: list[Pr
     made.pads_begin = tuple([axis.begin for axis in axes])
     made.pads_end = tuple([axis.end for axis in axes])
     made.output_padding = tuple([axis.output_padding or 0 for axis in axes])
-    made.dst_spatial = tuple([axis.dst or 0 for axis in axes])
+    wide, narrow = tuple([axis.wide or 0 for axis in axes]), tuple([axis.narrow or 0 for axis in axes])
+    made.src_spatial, made.dst_spatial = (narrow, wide) if call.transposed else (wide, narrow)
 
 
 def _pads(call: Call, count: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

@@ -21,14 +21,14 @@ RANKS = (3, 4, 5)
 class Inputs:
     """The valid inputs of a call by canonical name.
 
-    `weights_shape` is the value of that input; None if it is absent, or a tensor whose values are unknown here. `dtype`
-    is the type T of the call. `unsupported` is the first problem with a dtype that the operation does not have.
+    `shape` is the value of the input that is a shape; None if it is absent, or a tensor whose values are unknown here.
+    `dtype` is the type T of the call. `unsupported` is the first problem with a dtype that the operation does not have.
     """
 
     metas: dict[str, TensorMeta] = field(default_factory=dict)
     spelled: dict[str, str] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
-    weights_shape: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
     values_unknown: bool = False
     dtype: str | None = None
     unsupported: Problem | None = None
@@ -48,7 +48,7 @@ def read_inputs(called: CalledOperation, given: object) -> tuple[Inputs, list[Pr
             key = found.spelled[row.name]
             before = len(problems)
             if row.dtypes == "s32":
-                found.weights_shape = _shape_values(values[row.name], key, problems)
+                found.shape = _shape_values(values[row.name], key, row.name != "weights_shape", problems)
                 found.values_unknown = not isinstance(values[row.name], list | tuple)
             else:
                 _tensor(row.name, values[row.name], key, found, problems)
@@ -119,11 +119,11 @@ def _check_sizes(name: str, key: str, shape: tuple[int, ...], problems: list[Pro
             problems.append(problem(["inputs", key, "shape", axis], msg, "empty"))
 
 
-def _shape_values(value: object, key: str, problems: list[Problem]) -> tuple[int, ...] | None:
+def _shape_values(value: object, key: str, may_be_empty: bool, problems: list[Problem]) -> tuple[int, ...] | None:
     """Return the values of a shape input, or None if they are absent, unknown or invalid."""
     loc: list[str | int] = ["inputs", key]
     if isinstance(value, list | tuple):
-        return _listed(value, key, problems)
+        return _listed(value, key, 0 if may_be_empty else 1, problems)
     meta = read_meta(value, loc, problems)
     if meta is not None and meta.dtype != "s32":
         problems.append(problem([*loc, "dtype"], f"{key} must be s32, or a JSON list of integers", "shape_dtype"))
@@ -133,7 +133,9 @@ def _shape_values(value: object, key: str, problems: list[Problem]) -> tuple[int
     return None
 
 
-def _listed(value: list[object] | tuple[object, ...], key: str, problems: list[Problem]) -> tuple[int, ...] | None:
+def _listed(
+    value: list[object] | tuple[object, ...], key: str, least: int, problems: list[Problem]
+) -> tuple[int, ...] | None:
     if len(value) > MAX_DIMS:
         msg = f"{key} must have at most {MAX_DIMS} values, but has {len(value)}"
         problems.append(problem(["inputs", key], msg, "too_long"))
@@ -143,7 +145,7 @@ def _listed(value: list[object] | tuple[object, ...], key: str, problems: list[P
         if type(size) is not int:
             problems.append(problem(["inputs", key, axis], f"{key}[{axis}] must be an integer", "int_type"))
         elif not 0 <= size <= INT32_MAX:
-            msg = f"{key}[{axis}] must be from 1 to {INT32_MAX}, but is {number(size)}"
+            msg = f"{key}[{axis}] must be from {least} to {INT32_MAX}, but is {number(size)}"
             problems.append(problem(["inputs", key, axis], msg, "range"))
         else:
             sizes.append(size)

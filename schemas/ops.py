@@ -77,9 +77,12 @@ def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str,
     dtype = call.inputs.dtype or ""
     groups = given.groups or 1
     output = call.called.operation.output.name
-    shape = call.weights or ()
-    if call.forward:
-        shape = data_shape(made.n, made.dst_channels, made.dst_spatial, data_format)
+    src_shape = data_shape(made.n, made.src_channels, made.src_spatial, data_format)
+    shape = {
+        "dst": data_shape(made.n, made.dst_channels, made.dst_spatial, data_format),
+        "diff_src": src_shape,
+        "diff_weights": call.weights or (),
+    }[call.called.operation.computes]
     _check_output(call, TensorMeta(dtype, shape), problems)
     assert given.strides is not None
     assert given.dilations is not None
@@ -106,6 +109,7 @@ def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str,
         weights_format=weights_format,
         groups_axis=made.groups_axis,
         weights_shape=call.weights or (),
+        dst_shape=src_shape,
         inputs=tuple(
             [
                 TensorSpec(row.name, dtype, metas[row.name].shape)

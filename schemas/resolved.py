@@ -17,8 +17,8 @@ class ResolvedOp:
     """Every size and attribute of a call after defaults, `auto_pad` and shape inference.
 
     Names are canonical; `wire_name` and `reply_attributes` translate them to the call's dialect. `inputs` are the
-    tensors that the computation reads, in its order: src and diff_dst, or src, weights and optionally bias. `macs`
-    counts multiply-adds, including those with padding.
+    tensors that the computation reads, in the order of the operation's table. `dst_shape` is the shape of `diff_src`,
+    like the attribute of that name. `macs` counts multiply-adds, including those with padding.
     """
 
     called: CalledOperation
@@ -40,6 +40,7 @@ class ResolvedOp:
     weights_format: str
     groups_axis: GroupsAxis
     weights_shape: tuple[int, ...]
+    dst_shape: tuple[int, ...]
     inputs: tuple[TensorSpec, ...]
     output: TensorSpec
     warnings: tuple[str, ...]

@@ -68,10 +68,10 @@ def _normalised(name: str, value: Any) -> Any:
         folded = value.lower() if len(value) <= 16 else value
         # ONNX writes NOTSET for explicit padding.
         return "none" if folded == "notset" else folded
-    if name in ("weights_shape", "output_padding") and isinstance(value, list | tuple):
+    if name in ("weights_shape", "dst_shape", "output_padding") and isinstance(value, list | tuple):
         # oneDNN's own default is twelve zeros. A shorter list of zeros is a real output padding, but no
-        # weights' shape.
-        unset = len(value) in (0, MAX_DIMS) or (name == "weights_shape" and len(value) < MAX_DIMS)
+        # shape.
+        unset = len(value) in (0, MAX_DIMS) or (name != "output_padding" and len(value) < MAX_DIMS)
         return None if unset and all(type(item) is int and item == 0 for item in value) else value
     return value
 

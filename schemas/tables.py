@@ -101,6 +101,21 @@ class Operation:
     output: TensorRow
     pages: tuple[str, ...]
 
+    @property
+    def computes(self) -> Literal["dst", "diff_src", "diff_weights"]:
+        """What the operation computes, by its new name."""
+        return self.output.name  # type: ignore[return-value] # as the tests of the tables check
+
+    @property
+    def widens(self) -> bool:
+        """Whether the shape rule is s * (size - 1) + E - b - e + p, with output padding: the output may be larger."""
+        return self.transposed != (self.computes == "diff_src")
+
+    @cached_property
+    def shape_input(self) -> str | None:
+        """The input that is a shape, which may be an attribute instead; None if there is none."""
+        return next((row.name for row in self.inputs if row.dtypes == "s32"), None)
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Every name of this operation, the canonical one first."""
@@ -235,6 +250,23 @@ _WEIGHTS_SHAPE = AttributeRow(
     old_name="filter_shape",
 )
 
+_DST_SHAPE = AttributeRow(
+    "dst_shape",
+    "s64[]",
+    "Shape of the result, `diff_src`, in the order of `data_format`. The input of the same name takes precedence. When "
+    "both are absent the spatial sizes are strides * (size of `diff_dst` - 1) + (kernel - 1) * dilations + 1 - "
+    "pads_begin - pads_end + output_padding. A list of zeros counts as absent.",
+    minimum=0,
+    old_name="output_shape",
+)
+_OUTPUT_PADDING_DATA = AttributeRow(
+    "output_padding",
+    "s64[]",
+    "Extra elements at the end of each spatial axis of `diff_src`, fewer than the stride. Inferred from `dst_shape` "
+    "when absent, or zeros without it.",
+    minimum=0,
+)
+
 _SRC = TensorRow("src", "Input of the forward operation: (N, I, X) or (N, X, I).", old_name="input_forward")
 _DIFF_DST = TensorRow(
     "diff_dst", "Gradient of the forward operation's output: (N, O, X) or (N, X, O).", old_name="output_delta"
@@ -246,6 +278,16 @@ _WEIGHTS_SHAPE_INPUT = TensorRow(
     required=False,
     dtypes="s32",
 )
+
+_WEIGHTS = TensorRow("weights", "Weights in the order of `weights_format`.", old_name="filter")
+# `input`, `filter` and `output` are the names of the first edition of the forward operations' pages.
+_FORWARD_INPUTS = (
+    TensorRow("src", "Input: (N, I, X) or (N, X, I).", old_name="input"),
+    _WEIGHTS,
+    TensorRow("bias", "Added to every channel of `dst`: (O).", required=False),
+)
+_DST = TensorRow("dst", "Output: (N, O, X) or (N, X, O).", old_name="output")
+_DIFF_SRC = TensorRow("diff_src", "Gradient of `src`: (N, I, X) or (N, X, I).", old_name="input_delta")
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
@@ -317,14 +359,91 @@ OPERATIONS: tuple[Operation, ...] = (
             _DATA_FORMAT,
             _WEIGHTS_FORMAT_TRANSPOSED,
         ),
-        # `input`, `filter` and `output` are the names of the page's first edition, ConvTranspose-1.
-        inputs=(
-            TensorRow("src", "Input: (N, I, X) or (N, X, I).", old_name="input"),
-            TensorRow("weights", "Weights in the order of `weights_format`.", old_name="filter"),
-            TensorRow("bias", "Added to every channel of `dst`: (O).", required=False),
-        ),
-        output=TensorRow("dst", "Output: (N, O, X) or (N, X, O).", old_name="output"),
+        inputs=_FORWARD_INPUTS,
+        output=_DST,
         pages=("ConvTranspose.rst",),
+    ),
+    Operation(
+        name="Convolution",
+        old_name=None,
+        summary="Convolution, with an optional bias.",
+        formula=(
+            "dst[n, o, x] = bias[o] + sum over i_l and k of src[n, (o // (O/g)) * (I/g) + i_l, "
+            "x * strides + k * dilations - pads_begin] * weights[o, i_l, k]"
+        ),
+        transposed=False,
+        attributes=(
+            _STRIDES,
+            _PADS_BEGIN,
+            _PADS_END,
+            _DILATIONS,
+            _AUTO_PAD,
+            _GROUPS,
+            _DATA_FORMAT,
+            _WEIGHTS_FORMAT,
+        ),
+        inputs=_FORWARD_INPUTS,
+        output=_DST,
+        pages=("Convolution.rst",),
+    ),
+    Operation(
+        name="ConvolutionBackwardData",
+        old_name="ConvolutionBackpropData",
+        summary="Gradient of a convolution with respect to its input.",
+        formula=(
+            "diff_src[n, i, x * strides + k * dilations - pads_begin] = sum over o, x and k of diff_dst[n, o, x] * "
+            "weights[o, i_l, k], with o in the group of i"
+        ),
+        transposed=False,
+        attributes=(
+            _STRIDES,
+            _PADS_BEGIN,
+            _PADS_END,
+            _DILATIONS,
+            _AUTO_PAD,
+            _OUTPUT_PADDING_DATA,
+            _GROUPS,
+            _DATA_FORMAT,
+            _WEIGHTS_FORMAT,
+            _DST_SHAPE,
+        ),
+        inputs=(
+            _DIFF_DST,
+            _WEIGHTS,
+            TensorRow(
+                "dst_shape",
+                "Shape of the result, `diff_src`, as a one-dimensional s32 tensor or a JSON list of integers.",
+                old_name="output_shape",
+                required=False,
+                dtypes="s32",
+            ),
+        ),
+        output=_DIFF_SRC,
+        pages=("ConvolutionBackwardData.rst",),
+    ),
+    Operation(
+        name="ConvTransposeBackwardData",
+        old_name=None,
+        summary="Gradient of a transposed convolution with respect to its input.",
+        formula=(
+            "diff_src[n, i, x] = sum over o_l and k of diff_dst[n, (i // (I/g)) * (O/g) + o_l, "
+            "x * strides + k * dilations - pads_begin] * weights[i, o_l, k]"
+        ),
+        transposed=True,
+        attributes=(
+            _STRIDES,
+            _PADS_BEGIN,
+            _PADS_END,
+            _DILATIONS,
+            _AUTO_PAD,
+            _OUTPUT_PADDING_GRADIENT,
+            _GROUPS,
+            _DATA_FORMAT,
+            _WEIGHTS_FORMAT_TRANSPOSED,
+        ),
+        inputs=(_DIFF_DST, _WEIGHTS),
+        output=_DIFF_SRC,
+        pages=("ConvTransposeBackwardData.rst",),
     ),
 )
 

@@ -118,6 +118,38 @@ def convolution(
     return _finish(out, bias, data_format)
 
 
+def bwd_data(
+    op: str,
+    diff_dst: npt.NDArray[Any],
+    weights: npt.NDArray[Any],
+    *,
+    src_spatial: Sequence[int],
+    strides: Sequence[int],
+    pads_begin: Sequence[int],
+    dilations: Sequence[int],
+    groups: int = 1,
+    data_format: str = "NXC",
+    weights_format: str = "XIO",
+    groups_axis: str = "I",
+) -> Array:
+    """Compute diff_src of Convolution or ConvTranspose (`op`, any name that begins so) in float64.
+
+    Convolution: ``dS[n, i, x * s + k * d - b] += diff_dst[n, o, x] * W[o, i, k]``, ConvTranspose: ``dS[n, i, x] = sum
+    diff_dst[n, o, x * s + k * d - b] * W[i, o, k]``, both inside one group.
+    """
+    b = channels_first(diff_dst, data_format, groups)
+    w = to_grouped(weights, weights_format, groups_axis, groups)
+    transposed = op.startswith("ConvTranspose")
+    wide, narrow = (b.shape[3:], tuple(src_spatial)) if transposed else (tuple(src_spatial), b.shape[3:])
+    out = np.zeros((b.shape[0], groups, w.shape[1], *src_spatial))
+    for tap, at_narrow, at_wide in _taps(w.shape[3:], wide, narrow, strides, pads_begin, dilations):
+        at_src, at_dst = (at_narrow, at_wide) if transposed else (at_wide, at_narrow)
+        part: Array = out[_last(at_src)]
+        with np.errstate(invalid="ignore"):
+            part += _contract("ngop,gio->ngip", _pixels(b, at_dst), w[_last(tap)]).reshape(part.shape)
+    return _finish(out, None, data_format)
+
+
 def bwd_weights_loops(
     op: str,
     src: npt.NDArray[Any],

@@ -25,7 +25,14 @@ Ints = tuple[int, ...]
 Tensor = npt.NDArray[Any]
 Pick = Callable[[Sequence[Any]], Any]
 
-OPS = ("ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose")
+OPS = (
+    "ConvolutionBackwardWeights",
+    "ConvTransposeBackwardWeights",
+    "ConvTranspose",
+    "Convolution",
+    "ConvolutionBackwardData",
+    "ConvTransposeBackwardData",
+)
 FORMATS = ("XIO", "OIX", "IOX", "XOI")
 EXACT_SUM = 1 << 22  # f32 holds every integer up to 2**24; the margin is for kernels that split a product
 WIDEST = {"f32": 2048, "f16": 32, "bf16": 128}  # f16 would overflow more often than not
@@ -87,7 +94,12 @@ class Case:
     @property
     def forward(self) -> bool:
         """Return whether the result is dst."""
-        return self.op == "ConvTranspose"
+        return self.op in ("ConvTranspose", "Convolution")
+
+    @property
+    def data_gradient(self) -> bool:
+        """Whether the result is diff_src."""
+        return self.op.endswith("BackwardData")
 
     @property
     def src_shape(self) -> Ints:
@@ -113,6 +125,8 @@ class Case:
     @property
     def input_shapes(self) -> dict[str, Ints]:
         """Return the shapes of the inputs by name, in the kernels' order."""
+        if self.data_gradient:
+            return {"diff_dst": self.dst_shape, "weights": self.weights_shape}
         if not self.forward:
             return {"src": self.src_shape, "diff_dst": self.dst_shape}
         shapes = {"src": self.src_shape, "weights": self.weights_shape}
@@ -121,7 +135,21 @@ class Case:
     @property
     def output_shape(self) -> Ints:
         """Return the shape of the result."""
+        if self.data_gradient:
+            return self.src_shape
         return self.dst_shape if self.forward else self.weights_shape
+
+    @property
+    def output_name(self) -> str:
+        """Name of the result."""
+        if self.data_gradient:
+            return "diff_src"
+        return "dst" if self.forward else "diff_weights"
+
+    @property
+    def shape_name(self) -> str | None:
+        """Name of the attribute, or input, that is the shape of the result."""
+        return next((name for name in ("weights_shape", "dst_shape") if name in self.attributes()), None)
 
     @property
     def macs(self) -> int:
@@ -135,6 +163,8 @@ class Case:
         """Return the largest number of terms summed for one element of the result, bias included."""
         if self.forward:
             return self.src_channels // self.groups * prod(self.kernel) + 1
+        if self.data_gradient:
+            return self.dst_channels // self.groups * prod(self.kernel)
         return self.n * prod(self.src_spatial if self.transposed else self.dst_spatial)
 
     def attributes(self) -> dict[str, Any]:
@@ -145,7 +175,9 @@ class Case:
         sent |= {key: getattr(self, key) for key in ("groups", "data_format", "weights_format")}
         if self.transposed:
             sent["output_padding"] = list(self.output_padding)
-        if not self.forward:
+        if self.op == "ConvolutionBackwardData":
+            sent["dst_shape"] = list(self.src_shape)
+        elif not (self.forward or self.data_gradient):
             sent["weights_shape"] = list(self.weights_shape)
         return sent
 
@@ -160,6 +192,8 @@ class Case:
         first = min(WIDEST[self.dtype], isqrt(bound))
         second = min(WIDEST[self.dtype], bound // first)
         limits = {"src": first, "weights": second, "diff_dst": second, "bias": first * second}
+        if self.data_gradient:
+            limits["diff_dst"] = first
         return {
             name: naive.round_to(self.dtype, rng.integers(-limits[name], limits[name] + 1, shape))
             for name, shape in self.input_shapes.items()
@@ -194,6 +228,25 @@ class Case:
             weights_format=self.weights_format.translate(str.maketrans("IO", "OI")),
         )
 
+    def adjoint(self) -> Case:
+        """Return the forward operation on diff_dst that is the same sum as this gradient with respect to src."""
+        assert self.data_gradient
+        extents = [(k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
+        axes = zip(
+            self.src_spatial, self.dst_spatial, self.strides, extents, self.pads_begin, self.pads_end, strict=True
+        )
+        return replace(
+            self,
+            op="Convolution" if self.transposed else "ConvTranspose",
+            src_channels=self.dst_channels,
+            dst_channels=self.src_channels,
+            src_spatial=self.dst_spatial,
+            dst_spatial=self.src_spatial,
+            output_padding=() if self.transposed else tuple(s - t * (d - 1) - e + b + a for s, d, t, e, b, a in axes),
+            groups_axis="I" if self.groups_axis == "O" else "O",
+            weights_format=self.weights_format.translate(str.maketrans("IO", "OI")),
+        )
+
     def exact(self, inputs: dict[str, Tensor]) -> naive.Array:
         """Return the oracle's result in float64."""
         shared: dict[str, Any] = {
@@ -203,7 +256,12 @@ class Case:
         shared["groups_axis"] = self.groups_axis
         if self.forward:
             tensors = (inputs["src"], inputs["weights"], inputs.get("bias"))
-            return naive.conv_transpose(*tensors, dst_spatial=self.dst_spatial, **shared)
+            forward = naive.conv_transpose if self.transposed else naive.convolution
+            return forward(*tensors, dst_spatial=self.dst_spatial, **shared)
+        if self.data_gradient:
+            return naive.bwd_data(
+                self.op, inputs["diff_dst"], inputs["weights"], src_spatial=self.src_spatial, **shared
+            )
         return naive.bwd_weights(self.op, inputs["src"], inputs["diff_dst"], kernel=self.kernel, **shared)
 
     def expected(self, inputs: dict[str, Tensor]) -> Tensor:
@@ -247,7 +305,7 @@ def build(pick: Pick, macs: int, longer: int = 1) -> Case:
         data_format=pick(["NCX", "NXC"]),
         weights_format=pick(FORMATS),
         groups_axis=pick(["O", "I"]) if transposed and groups > 1 else ("O" if transposed else "I"),
-        bias=op == "ConvTranspose" and pick([False, True]),
+        bias=op in ("ConvTranspose", "Convolution") and pick([False, True]),
         seed=pick(range(1 << 16)),
     )
     return fit(case, macs)

@@ -40,6 +40,11 @@ _REFERENCE_MACS = 1 << 30
 Place = tuple[str, str, tuple[int, ...]]
 """A tensor of a call: `inputs`, `outputs` or `attributes`, its name, and its shape."""
 
+_ADJOINT = {"ConvolutionBackwardData": "ConvTranspose", "ConvTransposeBackwardData": "Convolution"}
+"""The gradient with respect to src is the other forward operation on diff_dst, with I and O of the weights swapped."""
+
+_SWAPPED = str.maketrans("IO", "OI")
+
 _BY_IMAGE = ("src", "diff_dst")
 """Inputs whose outermost axis is the batch, in every layout."""
 
@@ -47,24 +52,29 @@ _BY_IMAGE = ("src", "diff_dst")
 def problem_of(op: ResolvedOp) -> ConvProblem:
     """Build the kernels' descriptor of `op`."""
     names: dict[str, Any] = {  # the schemas' tables allow exactly what the kernels' literals name
-        "op": op.op,
+        "op": _ADJOINT.get(op.op, op.op),
         "dtype": op.dtype,
         "data_format": op.data_format,
         "weights_format": op.weights_format,
+        "groups_axis": op.groups_axis,
     }
+    src, dst = (op.src_channels, op.src_spatial), (op.dst_channels, op.dst_spatial)
+    if op.op in _ADJOINT:
+        src, dst = dst, src
+        names["weights_format"] = op.weights_format.translate(_SWAPPED)
+        names["groups_axis"] = op.groups_axis.translate(_SWAPPED)
     return ConvProblem(
         **names,
         n=op.n,
-        src_channels=op.src_channels,
-        dst_channels=op.dst_channels,
+        src_channels=src[0],
+        dst_channels=dst[0],
         groups=op.groups,
-        src_spatial=op.src_spatial,
-        dst_spatial=op.dst_spatial,
+        src_spatial=src[1],
+        dst_spatial=dst[1],
         kernel=op.kernel,
         strides=op.strides,
         dilations=op.dilations,
         pads_begin=op.pads_begin,
-        groups_axis=op.groups_axis,
         bias=any(spec.name == "bias" for spec in op.inputs),
     )
 
@@ -181,5 +191,5 @@ def _units(op: ResolvedOp) -> Place:
     """Find the tensor that determines the number of units of the reference kernel: by images, or by filter taps."""
     if "weights" not in {spec.name for spec in op.inputs}:
         return _weights(op)
-    src = next(spec for spec in op.inputs if spec.name == "src")
-    return "inputs", op.wire_name("src"), src.shape
+    first = op.inputs[0]
+    return "inputs", op.wire_name(first.name), first.shape

@@ -174,7 +174,7 @@ class MultipartIntake:
         needed = {row for row in rows if described[row] is not None} | {
             row.name for row in self._called.operation.inputs if row.required
         }
-        return needed <= known and (_names_weights(self._request) or "weights_shape" in known)
+        return needed <= known and (_names_shape(self._request) or self._called.operation.shape_input in known)
 
     def _call(self, *, need_data: bool) -> RequestedCall:
         assert self._request is not None
@@ -190,7 +190,7 @@ class _TensorPart:
         self.closed = False
         self._called = called
         self._wire = wire
-        self._is_shape = called.operation.input_spellings[name] == "weights_shape"
+        self._is_shape = called.operation.input_spellings[name] == called.operation.shape_input
         self.sink = NpySink(lease, bound=bound, on_header=self._check)
 
     @property
@@ -277,10 +277,10 @@ def _has_meta(given: Any) -> bool:
     return isinstance(given, Mapping) and ("npy" in given or ("dtype" in given and "shape" in given))
 
 
-def _names_weights(request: RequestObject) -> bool:
-    """Whether the call does not need the `weights_shape` input, or has it among its attributes."""
+def _names_shape(request: RequestObject) -> bool:
+    """Whether the call has no input that is a shape, or has it among its attributes."""
     operation = request.called.operation
-    spellings = [name for name, row in operation.attribute_spellings.items() if row == "weights_shape"]
+    spellings = [name for name, row in operation.attribute_spellings.items() if row == operation.shape_input]
     return not spellings or is_dump(request.attributes) or any(name in request.attributes for name in spellings)
 
 

@@ -63,7 +63,7 @@ Input = Tensor | list[int]
 def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: bool = True) -> dict[str, Input]:
     """Read the `inputs` member of a call; tensors in short strings are decoded now.
 
-    The `weights_shape` input becomes a list of integers, whatever its form. With `need_data=False` a tensor may be
+    An input that is a shape becomes a list of integers, whatever its form. With `need_data=False` a tensor may be
     just dtype and shape. Raises `InvalidParams` with every fault, and the errors of allocating memory.
     """
     if inputs is None:
@@ -79,7 +79,7 @@ def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: b
             if value is not None:
                 found[name] = value if isinstance(value, Tensor) else []
             continue
-        is_shape = row == "weights_shape"
+        is_shape = row == operation.shape_input
         if is_shape and isinstance(value, list):
             found[name] = value  # its elements are checked with the attributes
             continue

@@ -1,8 +1,10 @@
-"""Which taps meet which dst positions of ConvTranspose, axis by axis.
+"""Which taps meet which dst positions of a forward operation, axis by axis.
 
-A dst position ``u`` meets tap ``k`` at src position ``x = (u + pad - k * dilation) / stride`` where that is whole and
-inside. The taps of one position are an arithmetic progression, and so are the positions, one stride apart, that share
-them: a class. Its taps are numbered so that src positions rise with them.
+ConvTranspose: a dst position ``u`` meets tap ``k`` at src position ``x = (u + pad - k * dilation) / stride`` where that
+is an integer and inside. The taps of one position are an arithmetic progression, and so are the positions, one stride
+apart, that share them: a class. Convolution: a dst position ``x`` meets tap ``k`` at src position
+``x * stride + k * dilation - pad`` where that is inside; a class is a run of adjacent positions. Taps are numbered so
+that src positions rise with them.
 """
 
 from __future__ import annotations
@@ -37,17 +39,21 @@ LINE_TILES = 4
 def tap_steps(dims: Dims, axis: int) -> tuple[int, int]:
     """Give the steps from one tap of a dst position to its next: in taps, and in src positions."""
     stride, dilation = dims.strides[axis], dims.dilations[axis]
+    if dims.gathers:
+        return 1, min(dilation, dims.wide[axis])
     step = stride // gcd(stride, dilation)
     # a single tap has no next one, and a step that no tensor holds
     return min(step, dims.kernel[axis]), min(step * dilation // stride, dims.narrow[axis])
 
 
 def tap_numbers(dims: Dims, axis: int, joined: bool) -> Ints:
-    """Number the taps of an axis: backwards, because src positions fall as taps rise.
+    """Number the taps of an axis: backwards for ConvTranspose, where src positions fall as taps rise.
 
     With `joined`, taps that meet the same dst positions follow each other.
     """
     taps = np.arange(dims.kernel[axis])
+    if dims.gathers:
+        return taps
     step = tap_steps(dims, axis)[0] if joined else 1
     numbers = np.empty(len(taps), np.int64)
     numbers[np.lexsort((-taps, taps % step))] = taps
@@ -60,6 +66,8 @@ def _classes(dims: Dims, axis: int, numbers: Ints) -> Records:
     Of the dst positions that agree modulo the stride some taps meet each, one after another as positions rise, and they
     leave in the same order. Between two such edges is a class; its taps are those that have come and not left.
     """
+    if dims.gathers:
+        return _runs(dims, axis)
     stride = min(dims.strides[axis], dims.wide[axis])
     tap, low, start, length = _reached(dims, axis)
     lane, place = start % stride, start // stride
@@ -78,9 +86,27 @@ def _classes(dims: Dims, axis: int, numbers: Ints) -> Records:
     return _table(numbers[tap[latest]], come - gone, dst, last - first, at)
 
 
+def _runs(dims: Dims, axis: int) -> Records:
+    """Return the classes of an axis of Convolution: between two positions where a tap enters or leaves."""
+    low, high = dims.tap_ranges(axis).T  # of all taps; neither rises with them
+    met = low < high
+    edges = np.unique(np.concatenate([low[met], high[met]]))
+    first, last = edges[:-1], edges[1:]
+    rising_low, rising_high = low[::-1], high[::-1]
+    taps = len(low)
+    begin = taps - rising_low.searchsorted(first, "right")  # the first tap that has entered
+    end = taps - rising_high.searchsorted(first, "right")  # the first one that has left already
+    live = begin < end
+    first, last, begin, end = first[live], last[live], begin[live], end[live]
+    stride, dilation, pad = wrapped((dims.strides[axis], dims.dilations[axis], dims.pads[axis]))
+    return _table(begin, end - begin, first, last - first, first * stride + begin * dilation - pad)
+
+
 def tap_runs(dims: Dims, axis: int, numbers: Ints) -> Records:
     """Give a class for every single tap of an axis: dst positions are in several of them, but they are long."""
     tap, low, start, length = _reached(dims, axis)
+    if dims.gathers:
+        low, start = start, low
     return _table(numbers[tap], np.ones(len(tap), np.int64), start, length, low)
 
 
@@ -92,7 +118,7 @@ def _table(first: Ints, taps: Ints, dst: Ints, count: Ints, src: Ints) -> Record
 
 
 def _reached(dims: Dims, axis: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Give the taps that join positions with the first src position, the first dst position, and their number."""
+    """Return the taps that join positions, with their first narrow and wide position and the number of positions."""
     low, high = dims.tap_ranges(axis).T
     taps = np.flatnonzero(low < high)
     stride, dilation, pad = wrapped((dims.strides[axis], dims.dilations[axis], dims.pads[axis]))

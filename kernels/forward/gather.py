@@ -1,4 +1,4 @@
-"""The compiled loops of ConvTranspose forward where every dst pixel gathers its taps.
+"""The compiled loops of the forward operations where every dst pixel gathers its taps.
 
 Pixels that share their taps (`kernels.forward.classes`) are the rows of a register tile, wherever they lie: in a line,
 in several lines, in several images. Its lanes are dst channels, or groups, and one call sums over all taps and src
@@ -59,15 +59,15 @@ def pack_weights(
             panel = call.panels + (g * blocks.shape[0] + b) * share.panel_bytes
             source = call.weights + weights.start + g * weights.group + block.first * weights.dst_channel
             tap_bytes = 4 * lanes * channels
-            if share.backwards:
-                counts[2], steps[2], to[2] = taps, weights.tap, -tap_bytes
+            if share.order != 0:
+                counts[2], steps[2], to[2] = taps, weights.tap, share.order * tap_bytes
                 counts[3], steps[3], to[3] = channels, weights.src_channel, 4 * lanes
                 if by_tap:
                     counts[2], steps[2], to[2], counts[3], steps[3], to[3] = (
                         counts[3], steps[3], to[3], counts[2], steps[2], to[2],
                     )  # fmt: skip
-                last = panel + (taps - 1) * tap_bytes
-                pack_panel(kind, lanes, valid, last, counts, to, source, steps, weights.lane, end)
+                begin = panel + ((taps - 1) * tap_bytes if share.order < 0 else 0)
+                pack_panel(kind, lanes, valid, begin, counts, to, source, steps, weights.lane, end)
             else:
                 counts[3], steps[3], to[3] = channels, weights.src_channel, 4 * lanes
                 for tap in range(taps):
@@ -138,7 +138,7 @@ def write(
 
 
 @jit
-def _clip(classes: Rows[Class], low: int, high: int, stride: int, live: Rows[Class]) -> int:
+def _clip(classes: Rows[Class], low: int, high: int, stride: int, src_stride: int, live: Rows[Class]) -> int:
     """Keep what the dst positions ``low..high`` have of each class, counted from `low`; give the number of classes."""
     count = 0
     for i in range(classes.shape[0]):
@@ -148,7 +148,11 @@ def _clip(classes: Rows[Class], low: int, high: int, stride: int, live: Rows[Cla
         if first < last:
             part = live[count]
             part.first, part.taps, part.fills = whole.first, whole.taps, whole.fills
-            part.dst, part.count, part.src = whole.dst + first * stride - low, last - first, whole.src + first
+            part.dst, part.count, part.src = (
+                whole.dst + first * stride - low,
+                last - first,
+                whole.src + first * src_stride,
+            )
             count += 1
     return count
 
@@ -163,13 +167,13 @@ def _pixels(live: Rows[Class], count: int) -> int:
 
 
 @jit
-def _reach(live: Rows[Class], first: int, last: int, src_step: int, axis: int, reach: Region) -> None:
+def _reach(live: Rows[Class], first: int, last: int, src_step: int, src_stride: int, axis: int, reach: Region) -> None:
     """Note the src positions of an axis that some classes meet."""
     low, high = live[first].src, live[first].src
     for i in range(first, last):
         one = live[i]
         low = min(low, one.src)
-        high = max(high, one.src + one.count + (one.taps - 1) * src_step)
+        high = max(high, one.src + (one.count - 1) * src_stride + 1 + (one.taps - 1) * src_step)
     reach.first[axis], reach.sizes[axis] = low, high - low
 
 
@@ -206,7 +210,7 @@ def bring_source(shape: Shape, left: int, data: Data, source: int, end: int, wor
 @jit
 def _collect(work: Work, count: int) -> None:
     """List the next `count` pixels."""
-    counts, src, sums, at = work.counts, work.src, work.sums, work.at
+    counts, src, sums, at = work.counts, work.pixel, work.sums, work.at
     offsets, places = work.offsets, work.places
     for m in range(count):
         offsets[m] = at[0] * src[0] + at[1] * src[1] + at[2] * src[2] + at[3] * src[3]
@@ -235,7 +239,7 @@ def _sum(
 ) -> None:
     """Sum the pixels of one class into their accumulator lines, with one tile's worth of them in each call."""
     walk, offsets, places = work.walk, work.offsets, work.places
-    counts, steps, sums = work.counts, work.src, work.sums
+    counts, steps, sums = work.counts, work.pixel, work.sums
     if by_line:
         pieces = (counts[3] + limit - 1) // limit
         rows, more = counts[3] // pieces, counts[3] % pieces
@@ -341,9 +345,9 @@ def gather(
             rest //= parts
             band[axis], counts[axis] = low, min(high, low + step) - low
             base += low * strides[axis]
-        nd = _clip(planes, band[1], band[1] + counts[1], shape.strides[0], live_d)
-        nh = _clip(lines, band[2], band[2] + counts[2], shape.strides[1], live_h)
-        nw = _clip(columns, band[3], band[3] + counts[3], shape.strides[2], live_w)
+        nd = _clip(planes, band[1], band[1] + counts[1], shape.strides[0], shape.src_strides[0], live_d)
+        nh = _clip(lines, band[2], band[2] + counts[2], shape.strides[1], shape.src_strides[1], live_h)
+        nw = _clip(columns, band[3], band[3] + counts[3], shape.strides[2], shape.src_strides[2], live_w)
         work.reach.first[0], work.reach.sizes[0] = band[0], counts[0]
         covered = _pixels(live_d, nd) * _pixels(live_h, nh) * _pixels(live_w, nw) == counts[1] * counts[2] * counts[3]
         for g in range(1 if together else groups):
@@ -372,15 +376,23 @@ def gather(
                         for k in range(nw):
                             d, h, w = live_d[i], live_h[j], live_w[k]
                             if share.apart or not brought:
-                                apart, reach, far = share.apart, works[0].reach, shape.src_steps
-                                _reach(live_d, i if apart else 0, i + 1 if apart else nd, far[0], 1, reach)
-                                _reach(live_h, j if apart else 0, j + 1 if apart else nh, far[1], 2, reach)
-                                _reach(live_w, k if apart else 0, k + 1 if apart else nw, far[2], 3, reach)
+                                apart, reach, far, next_ = (
+                                    share.apart,
+                                    works[0].reach,
+                                    shape.src_steps,
+                                    shape.src_strides,
+                                )
+                                _reach(live_d, i if apart else 0, i + 1 if apart else nd, far[0], next_[0], 1, reach)
+                                _reach(live_h, j if apart else 0, j + 1 if apart else nh, far[1], next_[1], 2, reach)
+                                _reach(live_w, k if apart else 0, k + 1 if apart else nw, far[2], next_[2], 3, reach)
                                 start = bring_source(
                                     shape, one.left - g * WIDTH, src, call.src + src.start + g * src.group,
                                     call.src + src.nbytes, works[0], call.source,
                                 )  # fmt: skip
                                 brought = True
+                                work.pixel[0] = work.src[0]
+                                for axis in range(3):
+                                    work.pixel[1 + axis] = work.src[1 + axis] * shape.src_strides[axis]
                             number = (d.first * shape.kernel[1] + h.first) * shape.kernel[2] + w.first
                             steps = work.src
                             source = start + band[0] * steps[0] + d.src * steps[1] + h.src * steps[2] + w.src * steps[3]

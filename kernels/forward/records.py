@@ -1,4 +1,4 @@
-"""What the compiled loops of ConvTranspose forward read: a unit's facts, its passes, and the rows of its tables.
+"""What the compiled loops of the forward operations read: a unit's facts, its passes, and the rows of its tables.
 
 Positions and steps are along (n, d, h, w), or (d, h, w) where there are three.
 """
@@ -80,9 +80,9 @@ class Pass(Record):
 class Shape(Record):
     """How values are stored, a group's src channels and taps, and how src is read.
 
-    From a class's tap to its next one it is so many `tap_steps` in tap numbers and `src_steps` in src positions;
-    `strides` lead from one of its dst positions to the next. With `lanewise` lanes are groups; src that is not `packed`
-    is read where it lies.
+    From a class's tap to the next one it is `tap_steps` in tap numbers and `src_steps` in src positions; from one of
+    its dst positions to the next it is `strides` in dst and `src_strides` in src, one of which is 1. With `lanewise`
+    lanes are groups; src that is not `packed` is read in place.
     """
 
     kind: int
@@ -91,12 +91,13 @@ class Shape(Record):
     tap_steps: Vector = numbers(3)
     src_steps: Vector = numbers(3)
     strides: Vector = numbers(3)
+    src_strides: Vector = numbers(3)
     lanewise: bool
     packed: bool
 
 
 class Class(Record):
-    """Dst positions of an axis that share their taps, one stride apart (see `kernels.forward.classes`).
+    """Dst positions of an axis that share their taps, `Shape.strides` apart (see `kernels.forward.classes`).
 
     They are so many (`count`) from `dst` on, and meet so many `taps` from the number `first` on; that tap meets `src`
     at the first of them. A line of one that `fills` register tiles has tiles of its own.
@@ -130,16 +131,17 @@ class GatherShare(Record):
     """The facts of a unit in which dst pixels gather their taps.
 
     Tiles have at most `limits` rows, lanewise and of one and two vectors. Packed weights of a group and block of lanes
-    are `panel_bytes`; `backwards` says that the numbers of taps simply fall. With `apart` src is packed class by class:
-    where taps reach far, all that they meet would be too much. With `together` groups of lanes are done together,
-    straight in dst: pixels and groups then lie as they are read and written.
+    are `panel_bytes`; `order` is 1 where taps are numbered forwards, -1 where backwards, 0 otherwise. With `apart` src
+    is packed class by class: where taps reach far, all that they meet would be too much. With `together` groups of
+    lanes are computed at once, straight into dst: pixels and groups have the same layout where they are read and
+    written.
     """
 
     shape: Shape
     grid: Grid
     limits: Vector = numbers(3)
     panel_bytes: int
-    backwards: bool
+    order: int
     apart: bool
     together: bool
 
@@ -179,13 +181,14 @@ class Region(Record):
 class Work(Record):
     """What is at hand: the src of a band, the walk over a class's taps and channels, and its pixels.
 
-    `src` are byte steps to the next position where tiles read it, and `channel` to the next channel. There are so many
-    pixels (`counts`), with byte steps in the `sums`. The next one to be listed is `at`; those of a call have byte
-    `offsets` in src and `places` in the sums.
+    `src` are byte steps to the next position where tiles read it, `pixel` to the one of the next pixel, and `channel`
+    to the next channel. `counts` is the number of pixels, which have byte steps in the `sums`. The next one to be
+    listed is `at`; those of a call have byte `offsets` in src and `places` in the sums.
     """
 
     reach: Region
     src: Vector = numbers(4)
+    pixel: Vector = numbers(4)
     channel: int
     walk: Walk
     counts: Vector = numbers(4)

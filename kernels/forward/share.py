@@ -46,7 +46,8 @@ class Share(ABC):
         self.kind = KINDS[problem.dtype]
         self.lanewise = way == "lanes"
         dims, size = self.dims, storage_dtype(problem.dtype).itemsize
-        self.strides = [min(stride, max(1, wide)) for stride, wide in zip(dims.strides, dims.wide, strict=True)]
+        strides = [min(stride, max(1, wide)) for stride, wide in zip(dims.strides, dims.wide, strict=True)]
+        self.strides, self.src_strides = ([1, 1, 1], strides) if dims.gathers else (strides, [1, 1, 1])
 
         # groups of one unit are counted from its first; where groups are lanes, WIDTH of them are one
         each = WIDTH if self.lanewise else 1
@@ -66,11 +67,12 @@ class Share(ABC):
             )
 
         group, wide, narrow, tap = problem.weights_strides
-        out = dims.wide_channels
-        self.src = data(problem.src_shape, problem.src_channels, dims.narrow_channels, dims.narrow)
-        self.dst = data(problem.output_shape, problem.dst_channels, out, dims.wide)
+        dst_step, src_step = (narrow, wide) if dims.gathers else (wide, narrow)
+        out = dims.dst_channels
+        self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src)
+        self.dst = data(problem.output_shape, problem.dst_channels, out, dims.dst)
         names = ("start", "group", "lane", "dst_channel", "src_channel", "tap")
-        some = steps(group, group if self.lanewise else wide, wide, narrow, tap)
+        some = steps(group, group if self.lanewise else dst_step, dst_step, src_step, tap)
         nbytes = size * prod(problem.weights_shape)
         self.weights = values_of(Filter, nbytes=nbytes, **dict(zip(names, some, strict=True)))
         some = steps(out, out if self.lanewise else 1, 1)
@@ -82,11 +84,12 @@ class Share(ABC):
         return values_of(
             Shape,
             kind=self.kind,
-            channels=self.dims.narrow_channels,
+            channels=self.dims.src_channels,
             kernel=self.dims.kernel,
             tap_steps=tap_steps,
             src_steps=src_steps,
             strides=self.strides,
+            src_strides=self.src_strides,
             lanewise=self.lanewise,
             packed=packed,
         )
@@ -133,7 +136,7 @@ class _Gather(Share):
 
     def __init__(self, problem: ConvProblem, way: Way, part: Sequence[int]) -> None:
         super().__init__(problem, way, part)
-        dims, channels = self.dims, self.dims.narrow_channels
+        dims, channels = self.dims, self.dims.src_channels
         steps = [tap_steps(dims, axis) for axis in range(3)]
         joined = channels < FEW_CHANNELS and steps[2][0] > 1
         numbers = [tap_numbers(dims, axis, joined and axis == 2) for axis in range(3)]
@@ -153,10 +156,10 @@ class _Gather(Share):
         spans = [self.spans[0], *self.spans[3:]]
         grid = self._grid(pixels, spans)
         # the order of sums may not depend on how they are shared out
-        every = self._grid(self._band_pixels(line, dims.groups), [(0, size) for size in (dims.n, *dims.wide)])
+        every = self._grid(self._band_pixels(line, dims.groups), [(0, size) for size in (dims.n, *dims.dst)])
         apart = packed and 4 * self._points(every, line) > SUMS.source_bytes
-        tall = LANE_ROWS if self.lanewise else target().rows[1 if dims.wide_channels <= WIDTH else 2]
-        together = self.lanewise and not packed and dims.wide_channels == 1 and len(self.numbers) <= SEGMENT
+        tall = LANE_ROWS if self.lanewise else target().rows[1 if dims.dst_channels <= WIDTH else 2]
+        together = self.lanewise and not packed and dims.dst_channels == 1 and len(self.numbers) <= SEGMENT
         only: Only | None = "taps" if apart else "classes" if together else None
         self.tables = class_tables(dims, numbers, channels, tall, only)
         points = pixels * (line // 4 + 8) if apart else self._points(grid, line)
@@ -172,21 +175,21 @@ class _Gather(Share):
             grid=(*_window(spans), grid),
             limits=[LANE_ROWS, target().rows[1], target().rows[2]],
             panel_bytes=4 * self.panel,
-            backwards=not joined,
+            order=1 if dims.gathers else 0 if joined else -1,
             apart=apart,
             together=together,
         )
         units = (self.g1 - self.g0) * prod(high - low for low, high in (self.spans[0], *self.spans[2:]))
-        whole_work = dims.groups * dims.n * dims.wide_channels * prod(dims.wide)
+        whole_work = dims.groups * dims.n * dims.dst_channels * prod(dims.dst)
         macs = problem.macs * units * (WIDTH if self.lanewise else 1) // max(1, whole_work)
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
 
     def _band_pixels(self, line: int, groups: int) -> int:
         """Give the dst pixels of a band: their src should stay in L2 while all lanes read it, their sums too."""
         dims = self.dims
-        weights = 4 * self.panel * ceil(dims.wide_channels / LANES) * groups
+        weights = 4 * self.panel * ceil(dims.dst_channels / LANES) * groups
         near = max(line, 4 * self.problem.src_channels) if self.near else line
-        pixels = SUMS.band_bytes * prod(dims.wide) // max(1, near * prod(dims.narrow))
+        pixels = SUMS.band_bytes * prod(dims.dst) // max(1, near * prod(dims.src))
         least = SUMS.band_pixels if weights > SUMS.band_bytes else SUMS.band_pixels // 8
         return min(max(least, pixels), SUMS.band_sums_bytes // (4 * LANES))
 
@@ -195,8 +198,8 @@ class _Gather(Share):
         images, *steps = grid
         reach = [images]
         for axis, (step, src_step) in enumerate(zip(steps, self.src_steps, strict=True)):
-            span = step // self.strides[axis] + 1 + src_step * (self.dims.kernel[axis] - 1)
-            reach.append(min(self.dims.narrow[axis], span))
+            pixels = step // self.strides[axis] * self.src_strides[axis] + 1
+            reach.append(min(self.dims.src[axis], pixels + src_step * (self.dims.kernel[axis] - 1)))
         return prod(reach) * (line // 4 + 8)
 
     def _grid(self, pixels: int, spans: Sequence[Span]) -> list[int]:

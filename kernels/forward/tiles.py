@@ -1,10 +1,10 @@
-"""ConvTranspose forward on register tiles, in one of three ways, chosen from the problem alone.
+"""ConvTranspose and Convolution on register tiles, in one of three ways, chosen from the problem alone.
 
 Gather: every dst pixel sums its taps; pixels that share them are the rows of register tiles, dst channels their lanes.
 Lanes: the same with groups as lanes, for depthwise and other small groups.
 
-Scatter: with few dst channels, lanes are (tap, dst channel) pairs; the products of a src pixel are added to the dst
-pixels that they belong to.
+Scatter, for ConvTranspose: with few dst channels, lanes are (tap, dst channel) pairs; the products of a src pixel are
+added to the dst pixels that they belong to.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from kernels.cache import cached
 from kernels.costs import COSTS
 from kernels.forward.share import LANES, Share, Way, share
 from kernels.plan import Stop, Storage, Unit
-from kernels.problem import ConvProblem, Dims
+from kernels.problem import ConvProblem, Dims, OpName
 from kernels.target import target
 
-__all__ = ["CONV_TRANSPOSE", "way_costs"]
+__all__ = ["CONVOLUTION", "CONV_TRANSPOSE", "ForwardTiles", "way_costs"]
 
 Shape = tuple[int, ...]
 WIDTH = target().lanes
 
 
 def way_costs(dims: Dims) -> dict[Way, float]:
-    """Estimate the cycles for one src pixel of one group."""
-    taps, out, channels = prod(dims.kernel), dims.wide_channels, dims.narrow_channels
-    pixels = prod(dims.wide) / max(1, prod(dims.narrow))  # of dst
+    """Estimate the cycles for one pixel of one group of the narrow tensor, which meets all taps."""
+    taps, out, channels = prod(dims.kernel), dims.dst_channels, dims.src_channels
+    pixels = prod(dims.dst) / max(1, prod(dims.narrow))  # of dst
     whole, rest = divmod(out, LANES)
     lines = taps if dims.dilations[2] > 1 else taps // dims.kernel[2]
     costs: dict[Way, float] = {
@@ -46,7 +46,7 @@ def way_costs(dims: Dims) -> dict[Way, float]:
         + COSTS.scattered_sum * taps * out
         + COSTS.scattered_pixel * pixels,
     }
-    if 4 * prod(dims.wide) * out > SUMS.scatter_bytes:
+    if dims.gathers or 4 * prod(dims.wide) * out > SUMS.scatter_bytes:
         del costs["scatter"]
     return costs
 
@@ -62,14 +62,16 @@ def way_cycles(problem: ConvProblem) -> float:
     return min(way_costs(dims).values()) * dims.groups * dims.n * prod(dims.narrow)
 
 
-class ConvTranspose:
-    """ConvTranspose forward on register tiles."""
+class ForwardTiles:
+    """A forward operation on register tiles."""
 
-    name = "conv_transpose_tiles"
+    def __init__(self, name: str, op: OpName) -> None:
+        self.name = name
+        self.op = op
 
     def refuse(self, problem: ConvProblem) -> str | None:
-        """Take every ConvTranspose."""
-        return None if problem.forward else "computes ConvTranspose only"
+        """Take every problem of the operation."""
+        return None if problem.op == self.op else f"computes {self.op} only"
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out images, groups, lane blocks, then dst lines; lanes first where weights are the larger tensor."""
@@ -102,8 +104,8 @@ class ConvTranspose:
     def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
         """Give the sizes of (n, groups, a group's dst channels, d, h, w), and the steps of sharing them out."""
         dims, way = problem.dims, _way(problem.dims)
-        channels = LANES if way == "gather" else max(1, dims.wide_channels)
-        sizes = problem.n, dims.groups, dims.wide_channels, *dims.wide
+        channels = LANES if way == "gather" else max(1, dims.dst_channels)
+        sizes = problem.n, dims.groups, dims.dst_channels, *dims.dst
         return sizes, (1, WIDTH if way == "lanes" else 1, channels, 1, 1, 1)
 
     def run(
@@ -117,7 +119,7 @@ class ConvTranspose:
 def _box(problem: ConvProblem, part: Sequence[int]) -> tuple[Shape, Shape]:
     """Give offset and shape of a unit's part of dst."""
     n0, n1, g0, g1, c0, c1 = part[:6]
-    each = problem.dims.wide_channels
+    each = problem.dims.dst_channels
     channel, channels = g0 * each + c0, (g1 - 1 - g0) * each + c1 - c0
     first, last = part[6::2][-problem.rank :], part[7::2][-problem.rank :]
     sizes = [high - low for low, high in zip(first, last, strict=True)]
@@ -132,4 +134,5 @@ def _share(problem: ConvProblem, unit: Unit) -> Share:
     return share(problem, _way(problem.dims), unit.part)
 
 
-CONV_TRANSPOSE = ConvTranspose()
+CONV_TRANSPOSE = ForwardTiles("conv_transpose_tiles", "ConvTranspose")
+CONVOLUTION = ForwardTiles("convolution_tiles", "Convolution")

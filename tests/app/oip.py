@@ -19,13 +19,16 @@ OLD_NAMES = {
     "weights_shape": "filter_shape",
     "diff_weights": "filter_delta",
     "weights_format": "filter_format",
+    "weights": "filter",
+    "diff_src": "input_delta",
+    "dst_shape": "output_shape",
 }
 HEAD_LENGTH = "Inference-Header-Content-Length"
 
 
 def output_name(case: Case) -> str:
     """Return the name of a case's one output."""
-    return "dst" if case.forward else "diff_weights"
+    return case.output_name
 
 
 def tensor(name: str, array: Array, datatype: str, *, binary: bool = True) -> triton.InferInput:

@@ -81,6 +81,12 @@ def test_the_methods_of_the_operations(live: Client, dtype: str) -> None:
     same_bits(live.convolution_backward_weights(**inputs, **attributes), mirrored, inputs)
     forward = replace(case, op="ConvTranspose", bias=True)
     same_bits(live.conv_transpose(**inputs_of(forward), **forward.attributes()), forward, inputs_of(forward))
+    back = replace(case, op="ConvTransposeBackwardData")
+    same_bits(live.conv_transpose_backward_data(**inputs_of(back), **back.attributes()), back, inputs_of(back))
+    forward = replace(mirrored, op="Convolution", bias=True)
+    same_bits(live.convolution(**inputs_of(forward), **forward.attributes()), forward, inputs_of(forward))
+    back = replace(mirrored, op="ConvolutionBackwardData")
+    same_bits(live.convolution_backward_data(**inputs_of(back), **back.attributes()), back, inputs_of(back))
 
 
 def test_memory_order_and_byte_order_make_no_difference(live: Client) -> None:

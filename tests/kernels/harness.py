@@ -50,7 +50,8 @@ def problem_of(case: Case) -> ConvProblem:
         "kernel",
     )
     more = ("strides", "dilations", "pads_begin", "data_format", "weights_format", "groups_axis", "bias")
-    chosen: dict[str, Any] = {name: getattr(case, name) for name in names + more}
+    same = case.adjoint() if case.data_gradient else case
+    chosen: dict[str, Any] = {name: getattr(same, name) for name in names + more}
     problem = ConvProblem(**chosen)
     assert problem.input_shapes == tuple(case.input_shapes.values())
     assert problem.output_shape == case.output_shape

@@ -64,9 +64,10 @@ def test_rounds_once_at_ties(dtype: str, data_format: str) -> None:
 def test_rounds_at_every_magnitude(op: str, dtype: str) -> None:
     """Products of arbitrary values, from subnormal to overflowing results, are rounded as the oracle rounds."""
     rng = np.random.default_rng(5)
+    src, dst, images = {"Weights": (250, 250, 1), "Data": (250, 1, 250)}.get(op.partition("Backward")[2], (1, 250, 250))
     case = Case(
-        op=op, dtype=dtype, src_channels=1 if op == "ConvTranspose" else 250, dst_channels=250, src_spatial=(1, 1),
-        dst_spatial=(1, 1), kernel=(1, 1), n=250 if op == "ConvTranspose" else 1, weights_format="OIX",
+        op=op, dtype=dtype, src_channels=src, dst_channels=dst, src_spatial=(1, 1), dst_spatial=(1, 1), kernel=(1, 1),
+        n=images, weights_format="OIX",
     )  # fmt: skip
     # f32 holds every product of two f16 exactly, and of two bf16 unless it is subnormal in f32
     exponents = {"f16": (-24, 16), "bf16": (-62, 127)}[dtype]

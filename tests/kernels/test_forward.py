@@ -1,4 +1,4 @@
-"""ConvTranspose forward: its three ways, its bands and passes, and its units when there is one image."""
+"""The forward operations: their ways, bands and passes, and their units when there is one image."""
 
 from __future__ import annotations
 
@@ -36,11 +36,27 @@ LONG = Case(
 )  # fmt: skip
 
 
-def _random(seed: int, count: int) -> Iterator[Case]:
+CONVOLUTIONS = {
+    case: Case(
+        op="Convolution", n=case.n, src_channels=case.dst_channels, dst_channels=case.src_channels, groups=case.groups,
+        src_spatial=case.dst_spatial, dst_spatial=case.src_spatial, kernel=case.kernel, strides=case.strides,
+        dilations=case.dilations, pads_begin=case.pads_begin, pads_end=case.pads_end, bias=case.bias,
+    )
+    for case in (FAR, WIDE, DEPTHWISE, LONG)
+}  # fmt: skip
+
+
+def _random(seed: int, count: int, way: Way) -> Iterator[Case]:
     rng = np.random.default_rng([20, seed])
-    for _ in range(count):
+    for number in range(count):
         case = random_case(rng, macs=40_000)
-        yield replace(case if case.transposed else case.mirrored(), op="ConvTranspose")
+        if case.data_gradient:
+            case = case.adjoint()
+        elif not case.forward:
+            case = replace(case, op=case.op.removesuffix("BackwardWeights"))
+        if way == "scatter" and not case.transposed:
+            continue
+        yield replace(case, bias=number % 2 == 0)
 
 
 def _whole(problem: ConvProblem, way: Way) -> tuple[int, ...]:
@@ -48,7 +64,7 @@ def _whole(problem: ConvProblem, way: Way) -> tuple[int, ...]:
     dims = problem.dims
     groups = ceil(dims.groups / WIDTH) if way == "lanes" else dims.groups
     part: list[int] = []
-    for size in (dims.n, groups, dims.wide_channels, *dims.wide):
+    for size in (dims.n, groups, dims.dst_channels, *dims.dst):
         part += 0, size
     return tuple(part)
 
@@ -66,7 +82,7 @@ def _check(case: Case, way: Way) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_computes_every_problem(way: Way) -> None:
     """Each way gives the oracle's bits, whichever would be chosen."""
-    for case in _random(1, 80):
+    for case in _random(1, 120, way):
         _check(case, way)
 
 
@@ -77,8 +93,10 @@ def test_small_caches(way: Way, dtype: str, data_format: str, monkeypatch: pytes
     """Many bands, several passes of weights, src packed tap by tap and many checks of `stop` change no bit."""
     limits = {"band_sums_bytes": 8192, "band_bytes": 1024, "band_pixels": 24, "source_bytes": 8192}
     resize(monkeypatch, **limits, weights_bytes=8192, band_batch_macs=100_000)
-    for case in (FAR, WIDE, DEPTHWISE, LONG):
+    for case, convolution in CONVOLUTIONS.items():
         _check(replace(case, dtype=dtype, data_format=data_format), way)
+        if way != "scatter":
+            _check(replace(convolution, dtype=dtype, data_format=data_format), way)
 
 
 def test_one_image_is_shared_out() -> None:

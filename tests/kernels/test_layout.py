@@ -81,6 +81,8 @@ def test_no_step_for_each_slab(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def classes_one_by_one(dims: Dims, axis: int, numbers: Ints) -> list[tuple[int, ...]]:
     """Return the classes of an axis, found from the taps of each dst position."""
+    if dims.gathers:
+        return _runs_one_by_one(dims, axis)
     stride = min(dims.strides[axis], dims.wide[axis])
     met: dict[int, list[tuple[int, int]]] = {}
     for tap in range(dims.kernel[axis]):
@@ -95,6 +97,20 @@ def classes_one_by_one(dims: Dims, axis: int, numbers: Ints) -> list[tuple[int, 
             rows[-1][3] += 1
         else:
             rows.append([int(numbers[first]), len(met[u]), u, 1, x])
+    return [(*row, False) for row in rows]
+
+
+def _runs_one_by_one(dims: Dims, axis: int) -> list[tuple[int, ...]]:
+    stride, dilation, pad = dims.strides[axis], dims.dilations[axis], dims.pads[axis]
+    rows: list[list[int]] = []
+    before: list[int] = []
+    for x in range(dims.narrow[axis]):
+        taps = [tap for tap in range(dims.kernel[axis]) if 0 <= x * stride + tap * dilation - pad < dims.wide[axis]]
+        if taps and taps == before:
+            rows[-1][3] += 1
+        elif taps:
+            rows.append([taps[0], len(taps), x, 1, x * stride + taps[0] * dilation - pad])
+        before = taps
     return [(*row, False) for row in rows]
 
 

@@ -75,4 +75,4 @@ def test_examples_resolve(name: str) -> None:
 def test_unknown_operations_have_no_description() -> None:
     """Describing any other operation raises `UnknownOperation`."""
     with pytest.raises(UnknownOperation):
-        describe("Convolution")
+        describe("Deconvolution")

@@ -12,7 +12,7 @@ import pytest
 from convgrad._errors import UnknownOperation
 from schemas.ops import TensorMeta, TensorSpec, resolve
 from schemas.shapes import data_shape, weights_shape
-from schemas.tables import operation_names
+from schemas.tables import find_operation, operation_names
 from tests.schemas.calls import CONVOLUTION, FORWARD, GRADIENT, attributes, gradient, tensor, tensors
 
 SHAPES = json.loads((Path(__file__).parents[2] / "benchmarks" / "shapes.json").read_text(encoding="utf-8"))
@@ -286,9 +286,9 @@ def test_a_reply_resolves_to_itself(name: str) -> None:
     given["filter_format"] = "IOX" if name.startswith("ConvT") else "OIX"
     src, dst = ((2, 4, 5, 5), (2, 6, 10, 10)) if name.startswith("ConvT") else ((2, 4, 10, 10), (2, 6, 5, 5))
     weights = (4, 6, 3, 3) if name.startswith("ConvT") else (6, 4, 3, 3)
-    inputs: dict[str, Any] = {"src": tensor(*src), "diff_dst": tensor(*dst), "weights_shape": list(weights)}
-    if name.startswith(FORWARD + "-") or name == FORWARD:
-        inputs = {"src": tensor(*src), "weights": tensor(*weights)}
+    given_tensors: dict[str, Any] = {"src": tensor(*src), "diff_dst": tensor(*dst), "weights": tensor(*weights)}
+    given_tensors |= {"weights_shape": list(weights), "dst_shape": list(src)}
+    inputs = {row.name: given_tensors[row.name] for row in find_operation(name).operation.inputs if row.name != "bias"}
     first = resolve(name, given, inputs)
     again = first.reply_attributes()
     del again["groups_axis"]
@@ -298,4 +298,4 @@ def test_a_reply_resolves_to_itself(name: str) -> None:
 def test_unknown_operations_are_reported_first() -> None:
     """An unknown operation is reported as such, whatever else is wrong with the call."""
     with pytest.raises(UnknownOperation):
-        resolve("Convolution", {}, {})
+        resolve("Deconvolution", {}, {})

@@ -61,11 +61,14 @@ def right_calls(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, Any], d
     if operation.transposed and (operation.name == FORWARD or draw(st.booleans())):
         attributes["output_padding"] = list(extra)
     shape = weights_shape(*weights, kernel, order)
-    inputs = tensors(src=data_shape(n, i, src, data_format))
-    if operation.name == FORWARD:
-        inputs |= tensors(weights=shape)
-    else:
-        inputs |= tensors(diff_dst=data_shape(n, o, dst, data_format), weights_shape=list(shape))
+    every = tensors(
+        src=data_shape(n, i, src, data_format),
+        diff_dst=data_shape(n, o, dst, data_format),
+        weights=shape,
+        weights_shape=list(shape),
+        dst_shape=list(data_shape(n, i, src, data_format)),
+    )
+    inputs = {row.name: every[row.name] for row in operation.inputs if row.name != "bias"}
     facts = {
         "n": n,
         "src_channels": i,
@@ -82,6 +85,11 @@ def right_calls(draw: st.DrawFn) -> tuple[str, dict[str, Any], dict[str, Any], d
         "weights_shape": shape,
     }
     facts["output_padding"] = extra if operation.transposed else (0,) * spatial
+    if operation.computes == "diff_src" and not operation.transposed and min(dst) > 0:
+        facts["output_padding"] = tuple(
+            size - spread(count, kernel[axis], strides[axis], dilations[axis]) + begin[axis] + end[axis]
+            for axis, (size, count) in enumerate(zip(src, dst, strict=True))
+        )
     return name, attributes, inputs, facts
 
 
@@ -108,7 +116,7 @@ def test_a_wrong_size_is_refused(
     """A gradient with one changed spatial size is valid if, and only if, the definition allows that size too."""
     name, attributes, inputs, facts = call
     operation = find_operation(name).operation
-    if operation.name == FORWARD or min(facts["dst_spatial"]) < 1:
+    if operation.computes != "diff_weights" or min(facts["dst_spatial"]) < 1:
         return
     axis = data.draw(st.integers(0, len(facts["src_spatial"]) - 1))
     size = facts["dst_spatial"][axis] + data.draw(st.integers(-4, 4))

@@ -21,6 +21,10 @@ from schemas.tables import OPERATIONS, find_operation, near_miss, operation_name
         ("ConvolutionBackpropFilters-1", "ConvolutionBackwardWeights", "old"),
         ("ConvTranspose", "ConvTranspose", "new"),
         ("ConvTranspose-1", "ConvTranspose", "new"),
+        ("Convolution-1", "Convolution", "new"),
+        ("ConvolutionBackwardData", "ConvolutionBackwardData", "new"),
+        ("ConvolutionBackpropData-1", "ConvolutionBackwardData", "old"),
+        ("ConvTransposeBackwardData", "ConvTransposeBackwardData", "new"),
     ],
 )
 def test_names(name: str, operation: str, dialect: str) -> None:
@@ -30,8 +34,8 @@ def test_names(name: str, operation: str, dialect: str) -> None:
 
 
 def test_every_name_is_listed_once() -> None:
-    """There are ten names: five, each with and without the version suffix."""
-    assert len(operation_names()) == len(set(operation_names())) == 10
+    """There are eighteen names: nine, each with and without the version suffix."""
+    assert len(operation_names()) == len(set(operation_names())) == 18
 
 
 @pytest.mark.parametrize(

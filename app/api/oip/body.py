@@ -50,9 +50,9 @@ class OipIntake:
     """Read the body of one inference request in chunks; `finish` returns it with its tensors in segments.
 
     `check` gets request and inputs before any tensor's bytes are received; it rejects the call by raising, or returns
-    it prepared. Its last argument says whether the values of the `weights_shape` input are known: if they arrive later
+    it prepared. Its last argument says whether the values of the shape input are known: if they arrive later
     it returns None and is called again at the end. Calls whose head is in `heads` have passed it before; `checked` gets
-    every call and may reject it. While tensors arrive, `on_arrival` gets the call, or, if `weights_shape` is still to
+    every call and may reject it. While tensors arrive, `on_arrival` gets the call, or, if a shape is still to
     come, the last call with the same head. `forwarded` are parameters from outside the body.
 
     Raises `ParseError` and `InvalidRequest` for a body that violates the protocol, `InvalidParams` for inputs that
@@ -94,7 +94,7 @@ class OipIntake:
         self._prepared: Prepared | None = None
         self._found: dict[str, Region] = {}
         self._segments: dict[str, Segment] = {}
-        self._shapes: list[bytearray] = []  # of weights_shape inputs: a few bytes, not from the pool
+        self._shapes: list[bytearray] = []  # of shape inputs: a few bytes, not from the pool
         self._targets: deque[memoryview] = deque()
 
     async def take(self, chunk: bytes) -> None:
@@ -249,7 +249,7 @@ class OipIntake:
             await self._found[tensor.name].read(tensor.place.offset, segment.view[: tensor.nbytes])
 
     def _is_shape(self, tensor: InputTensor) -> bool:
-        return self._called.operation.input_spellings.get(tensor.name) == "weights_shape"
+        return self._called.operation.input_spellings.get(tensor.name) == self._called.operation.shape_input
 
     def _write(self, data: memoryview) -> None:
         while data:

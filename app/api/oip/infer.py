@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -129,17 +128,21 @@ class Inference(Response):
         )
 
     async def _check(self, request: InferRequest, metas: Metas, complete: bool) -> Prepared | None:
-        """Check what is known; `complete` when that includes the values of the weights' shape."""
+        """Check what is known; `complete` when that includes the values of the shape input."""
         name, attributes = self._called.called_as, request.attributes
         if complete:
             return await self._service.prepare(name, attributes, metas, request.options)
-        spellings = self._called.operation.attribute_spellings
+        spellings, shape = self._called.operation.attribute_spellings, self._called.operation.shape_input
         # The input takes precedence over the attribute.
-        attributes = {name: value for name, value in attributes.items() if spellings.get(name) != "weights_shape"}
+        attributes = {name: value for name, value in attributes.items() if spellings.get(name) != shape}
         try:
             self._service.check(name, attributes, metas, request.options)
         except InvalidParams as error:
-            errors = [found for found in error.errors if not _is_missing_shape(found, spellings)]
+            errors = [
+                found
+                for found in error.errors
+                if not (found["type"] == "missing" and spellings.get(found["loc"][-1]) == shape)
+            ]
             if errors:
                 raise invalid_params(name, errors) from None
         return None
@@ -161,10 +164,6 @@ def _region_for(request: InferRequest, prepared: Prepared, regions: Regions) -> 
         message = f"shared_memory_byte_size of {name} is {place.byte_size}, but {name} has {needed} bytes"
         raise InvalidParams(message, errors=[problem(["outputs", name], message, "size")])
     return regions.find(place)
-
-
-def _is_missing_shape(found: Mapping[str, Any], spellings: Mapping[str, str]) -> bool:
-    return found["type"] == "missing" and spellings.get(found["loc"][-1]) == "weights_shape"
 
 
 def _forwarded(headers: Mapping[str, str]) -> dict[str, str]:

@@ -14,13 +14,13 @@ __all__ = ["Head", "Heads"]
 
 _MOST_HEADS = 256
 _LONGEST = 4 << 10
-# Calls per head, with different values of `weights_shape`.
+# Calls per head, with different values of their shape input.
 _MOST_CALLS = 16
 
 
 @dataclass(slots=True)
 class Head:
-    """A parsed head, and the prepared calls that had it, by the bytes of their `weights_shape` input.
+    """A parsed head, and the prepared calls that had it, by the bytes of their shape input.
 
     `shapes` are the binary tensors that hold a shape, each with the offset of its bytes after the head. `passed` means
     that everything else was checked.

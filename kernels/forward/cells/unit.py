@@ -17,7 +17,7 @@ from kernels.forward.cells.driver import SPARE, bring_weights, compute_cells
 from kernels.forward.cells.records import CellPass, CellShare
 from kernels.forward.cells.schedule import LANES, ROW, forward_schedule
 from kernels.forward.share import Share, share
-from kernels.forward.tiles import ConvTranspose, way_cycles
+from kernels.forward.tiles import ForwardTiles, way_cycles
 from kernels.pack.pairs import PackedBox, packer
 from kernels.pack.split import SPLIT_BYTES
 from kernels.plan import Stop, Storage, Unit
@@ -155,15 +155,13 @@ def _cells(problem: ConvProblem, unit: Unit) -> _Cells:
     return _Cells(problem, unit.part)
 
 
-class ConvTransposeDots(ConvTranspose):
+class ConvTransposeDots(ForwardTiles):
     """ConvTranspose from products of bf16."""
-
-    name = f"conv_transpose_{target().dots}"
 
     def refuse(self, problem: ConvProblem) -> str | None:
         """Take what fills tiles well enough to be faster than register tiles."""
-        if not problem.forward:
-            return "computes ConvTranspose only"
+        if problem.op != self.op:
+            return f"computes {self.op} only"
         plan = forward_schedule(problem)
         if plan is None:
             return "too many taps, phases, or zeros between pixels"
@@ -192,4 +190,4 @@ class ConvTransposeDots(ConvTranspose):
         return not stop() and _cells(problem, unit).run(inputs, output, stop)
 
 
-FWD_DOTS = ConvTransposeDots()
+FWD_DOTS = ConvTransposeDots(f"conv_transpose_{target().dots}", "ConvTranspose")

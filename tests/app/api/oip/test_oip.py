@@ -46,10 +46,16 @@ CONVOLUTION = Case(
     data_format="NXC",
     weights_format="XIO",
 )
-CASES = {case.op: case for case in (SMALL, FORWARD, CONVOLUTION)}
+MORE = (
+    replace(SMALL, op="ConvTransposeBackwardData"),
+    replace(CONVOLUTION, op="Convolution", bias=True),
+    replace(CONVOLUTION, op="ConvolutionBackwardData"),
+)
+CASES = {case.op: case for case in (SMALL, FORWARD, CONVOLUTION, *MORE)}
 NAMES = {
     "ConvTransposeBackwardWeights": ("ConvTransposeBackpropFilters", "ConvTransposeBackpropFilters-1"),
     "ConvolutionBackwardWeights": ("ConvolutionBackpropFilters", "ConvolutionBackpropFilters-1"),
+    "ConvolutionBackwardData": ("ConvolutionBackpropData", "ConvolutionBackpropData-1"),
 }
 
 
@@ -84,11 +90,11 @@ def test_every_alias(client: Any, op: str) -> None:
         attributes = {oip.OLD_NAMES.get(key, key): value for key, value in case.attributes().items()}
         result = client.infer(name, oip.triton_inputs(case, old), parameters=attributes, model_version="1")
         assert result.get_response()["model_name"] == name
-        assert same_bits(result.as_numpy("filter_delta"), expected)
+        assert same_bits(result.as_numpy(oip.OLD_NAMES[case.output_name]), expected)
         # An output requested by its other name is returned under that name.
-        outputs = [triton.InferRequestedOutput("diff_weights")]
+        outputs = [triton.InferRequestedOutput(case.output_name)]
         result = client.infer(name, sent, outputs=outputs, parameters=case.attributes())
-        assert same_bits(result.as_numpy("diff_weights"), expected)
+        assert same_bits(result.as_numpy(case.output_name), expected)
 
 
 @pytest.mark.parametrize("datatype", ["INT32", "INT64"])

@@ -73,15 +73,15 @@ def shared_infer(
     """Compute a case with every tensor in one region, its output after its inputs; return the response."""
     attributes = case.attributes()
     arrays = dict(inputs)
-    if shape_too and not case.forward:
-        arrays["weights_shape"] = np.array(attributes.pop("weights_shape"), np.int64)
+    if shape_too and case.shape_name is not None:
+        arrays[case.shape_name] = np.array(attributes.pop(case.shape_name), np.int64)
     expected = case.expected(inputs)
     total = sum(array.nbytes for array in arrays.values()) + expected.nbytes
     with region(client, max(1, total), name=name, offset=offset) as (name, handle):
         tensors, at = [], 0
         for key, array in arrays.items():
             shm.set_shared_memory_region(handle, [array], offset + at)
-            datatype = "INT64" if key == "weights_shape" else oip.OIP[case.dtype]
+            datatype = "INT64" if key == case.shape_name else oip.OIP[case.dtype]
             made = triton.InferInput(key, list(array.shape), datatype)
             made.set_shared_memory(name, array.nbytes, at)
             tensors.append(made)

@@ -54,7 +54,13 @@ LARGE = Case(
     pads_begin=(1, 1),
     pads_end=(1, 1),
 )
-CASES = OTHERS | {SMALL.op: SMALL}
+_CONVOLUTION = OTHERS["ConvolutionBackwardWeights"]
+MORE = (
+    replace(_CONVOLUTION, op="Convolution", bias=True),
+    replace(_CONVOLUTION, op="ConvolutionBackwardData"),
+    replace(SMALL, op="ConvTransposeBackwardData"),
+)
+CASES = OTHERS | {case.op: case for case in (SMALL, *MORE)}
 
 
 def rpc(http: httpx.Client, body: Any, accept: str = JSON) -> httpx.Response:
@@ -268,7 +274,7 @@ def test_validate_computes_nothing(http: httpx.Client, by_position: bool) -> Non
     [
         ("ops.describe", {}, ["op"]),
         ("ops.describe", {"op": 5}, ["op"]),
-        ("ops.describe", {"op": "Convolution"}, ["op"]),
+        ("ops.describe", {"op": "Deconvolution"}, ["op"]),
         ("ops.validate", {"op": "x"}, ["op"]),
         ("ops.validate", {"op": SMALL.op, "attributes": {"strides": [0, 1]}}, ["attributes", "strides", 0]),
         ("ops.validate", {"op": SMALL.op, "inputs": {"src": {"dtype": "f32"}}}, ["inputs", "src", "shape"]),
