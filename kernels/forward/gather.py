@@ -178,12 +178,19 @@ def _reach(live: Rows[Class], first: int, last: int, src_step: int, src_stride: 
 
 
 @jit
-def bring_source(shape: Shape, left: int, data: Data, source: int, end: int, work: Work, scratch: int) -> int:
-    """Bring the src in reach to where tiles read it, from `source` on; give the address of position 0 there.
+def bring_source(
+    shape: Shape, left: int, data: Data, source: int, end: int, apart: bool, work: Work, scratch: int
+) -> int:
+    """Bring the src in reach to where tiles read it, from `source` on; return the address of position 0 there.
 
-    `source` is that of position 0 in src, which ends at `end`; `left` groups exist where lanes are groups.
+    `source` is that of position 0 in src, which ends at `end`; `left` groups exist where lanes are groups. With `apart`
+    only the positions of one tap are packed, one stride apart, and then count as adjacent.
     """
     steps, first, sizes, channels = work.src, work.reach.first, work.reach.sizes, shape.channels
+    strides = work.pixel  # not needed yet
+    strides[0] = data.strides[0]
+    for axis in range(3):
+        strides[1 + axis] = data.strides[1 + axis] * (shape.src_strides[axis] if apart else 1)
     if not shape.packed:
         for axis in range(4):
             steps[axis] = data.strides[axis]
@@ -202,7 +209,7 @@ def bring_source(shape: Shape, left: int, data: Data, source: int, end: int, wor
         valid = min(WIDTH, left) if shape.lanewise else channels
         pack_panel(
             shape.kind, lanes, valid, scratch + 4 * lanes * c, sizes[:], steps[:], source + c * data.channel,
-            data.strides[:], data.lane, end,
+            strides[:], data.lane, end,
         )  # fmt: skip
     return start
 
@@ -333,6 +340,7 @@ def gather(
     live_d, live_h = np.empty(planes.shape[0], CLASS), np.empty(lines.shape[0], CLASS)
     live_w = np.empty(columns.shape[0], CLASS)
     band, counts, ways = np.empty(4, np.int64), np.empty(4, np.int64), np.empty(4, np.int64)
+    apart_by = np.empty(3, np.int64)  # src positions between pixels, where they are read
     few, works = np.empty(9 * 2 * WIDTH + 64, np.float32), np.empty(1, WORK)
     work = works[0]  # in the loops the table is named too: that keeps it
     work.walk.segment = SEGMENT_LOG
@@ -376,23 +384,20 @@ def gather(
                         for k in range(nw):
                             d, h, w = live_d[i], live_h[j], live_w[k]
                             if share.apart or not brought:
-                                apart, reach, far, next_ = (
-                                    share.apart,
-                                    works[0].reach,
-                                    shape.src_steps,
-                                    shape.src_strides,
-                                )
-                                _reach(live_d, i if apart else 0, i + 1 if apart else nd, far[0], next_[0], 1, reach)
-                                _reach(live_h, j if apart else 0, j + 1 if apart else nh, far[1], next_[1], 2, reach)
-                                _reach(live_w, k if apart else 0, k + 1 if apart else nw, far[2], next_[2], 3, reach)
+                                apart, reach, far = share.apart, works[0].reach, shape.src_steps
+                                for axis in range(3):  # where classes are packed apart, pixels become adjacent
+                                    apart_by[axis] = 1 if apart else shape.src_strides[axis]
+                                _reach(live_d, i if apart else 0, i + 1 if apart else nd, far[0], apart_by[0], 1, reach)
+                                _reach(live_h, j if apart else 0, j + 1 if apart else nh, far[1], apart_by[1], 2, reach)
+                                _reach(live_w, k if apart else 0, k + 1 if apart else nw, far[2], apart_by[2], 3, reach)
                                 start = bring_source(
                                     shape, one.left - g * WIDTH, src, call.src + src.start + g * src.group,
-                                    call.src + src.nbytes, works[0], call.source,
+                                    call.src + src.nbytes, apart, works[0], call.source,
                                 )  # fmt: skip
                                 brought = True
                                 work.pixel[0] = work.src[0]
                                 for axis in range(3):
-                                    work.pixel[1 + axis] = work.src[1 + axis] * shape.src_strides[axis]
+                                    work.pixel[1 + axis] = work.src[1 + axis] * apart_by[axis]
                             number = (d.first * shape.kernel[1] + h.first) * shape.kernel[2] + w.first
                             steps = work.src
                             source = start + band[0] * steps[0] + d.src * steps[1] + h.src * steps[2] + w.src * steps[3]

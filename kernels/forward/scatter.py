@@ -122,7 +122,14 @@ def scatter(
             _begin(kind, acc, counts[1] * counts[2] * counts[3], out, call.bias, one.bias, g)
         box.first[0], box.first[1], box.first[2], box.sizes[2] = n, d, begin, end - begin
         base = bring_source(
-            shape, 0, src, call.src + src.start + g * src.group, call.src + src.nbytes, works[0], call.source
+            shape,
+            0,
+            src,
+            call.src + src.start + g * src.group,
+            call.src + src.nbytes,
+            False,
+            works[0],
+            call.source,
         )
         steps, offsets = work.src, work.offsets
         base += n * steps[0] + d * steps[1]
