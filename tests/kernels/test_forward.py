@@ -99,6 +99,29 @@ def test_small_caches(way: Way, dtype: str, data_format: str, monkeypatch: pytes
             _check(replace(convolution, dtype=dtype, data_format=data_format), way)
 
 
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+def test_scratch_is_not_overrun(way: Way, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more scratch is written than was asked for, and the line behind it that every arena has."""
+    made: list[tuple[str, naive.Array, int]] = []
+
+    def guarded(name: str, floats: int) -> int:
+        buffer = np.full(floats + 1024, 7.25, np.float32)
+        start = -buffer.ctypes.data % 64 // 4
+        made.append((name, buffer, start + floats + 16))
+        return int(buffer.ctypes.data) + 4 * start
+
+    monkeypatch.setattr("kernels.forward.share.arena_address", guarded)
+    if small:
+        limits = {"band_sums_bytes": 8192, "band_bytes": 1024, "band_pixels": 24, "source_bytes": 8192}
+        resize(monkeypatch, **limits, weights_bytes=8192, band_batch_macs=100_000)
+    cases = [*_random(3, 40, way), *CONVOLUTIONS, *(CONVOLUTIONS.values() if way != "scatter" else ())]
+    for case in cases:
+        made.clear()
+        _check(case, way)
+        assert [name for name, buffer, end in made if (buffer[end:] != 7.25).any()] == [], case
+
+
 def test_one_image_is_shared_out() -> None:
     """Two workers share one image with few dst channels, and any number of workers gives the same bits."""
     for channels in (1, 3, 8):
