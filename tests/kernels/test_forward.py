@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from kernels import ConvProblem, plan, storage_dtype
@@ -103,7 +104,7 @@ def test_small_caches(way: Way, dtype: str, data_format: str, monkeypatch: pytes
 @pytest.mark.parametrize("way", WAYS)
 def test_scratch_is_not_overrun(way: Way, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """No more scratch is written than was asked for, and the line behind it that every arena has."""
-    made: list[tuple[str, naive.Array, int]] = []
+    made: list[tuple[str, npt.NDArray[np.float32], int]] = []
 
     def guarded(name: str, floats: int) -> int:
         buffer = np.full(floats + 1024, 7.25, np.float32)
