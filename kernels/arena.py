@@ -26,7 +26,7 @@ _local = _Local()
 
 
 def arena(name: str, floats: int) -> npt.NDArray[np.float32]:
-    """Give this thread's f32 scratch called `name`, at least `floats` long plus one line, aligned to a cache line.
+    """Return this thread's f32 scratch called `name`, at least `floats` long plus one line, aligned to a cache line.
 
     Its content is undefined. It stays the caller's until the next request for the same name.
     """
@@ -34,17 +34,17 @@ def arena(name: str, floats: int) -> npt.NDArray[np.float32]:
 
 
 def address(array: npt.NDArray[Any]) -> int:
-    """Give the address of an array's first value."""
+    """Return the address of an array's first value."""
     return array.__array_interface__["data"][0]  # type: ignore[no-any-return]
 
 
 def arena_address(name: str, floats: int) -> int:
-    """Give the address of `arena`."""
+    """Return the address of `arena`."""
     return _hold(name, floats)[1]
 
 
 def arena_kept(name: str, floats: int, owner: object) -> tuple[int, int | None]:
-    """Give the address of `arena`, and what `owner` said of its content if nobody had it since.
+    """Return the address of `arena`, and what `owner` said of its content if nobody had it since.
 
     Any other request for the same name, and room for more, takes that away; so does this one, until the owner says
     anew what is there (`arena_keeps`).
@@ -56,7 +56,7 @@ def arena_kept(name: str, floats: int, owner: object) -> tuple[int, int | None]:
 
 
 def arena_keeps(name: str, owner: object, mark: int) -> None:
-    """Say what the content of `arena` is, for the owner's next request."""
+    """Declare what the content of `arena` is, for the owner's next request."""
     _local.marks[name] = owner, mark
 
 
@@ -72,5 +72,5 @@ def _hold(name: str, floats: int) -> tuple[npt.NDArray[np.float32], int]:
 
 
 def arena_bytes() -> int:
-    """Give the bytes of scratch that this thread holds."""
+    """Return the bytes of scratch that this thread holds."""
     return sum(array.nbytes for array, _ in _local.held.values())

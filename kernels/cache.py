@@ -57,7 +57,7 @@ def size_of(value: object) -> Size:
 
 
 def _measure(value: object, large: dict[int, int] | None, seen: set[int]) -> int:
-    """Give the bytes of the small parts and note the large ones; without `large` all count."""
+    """Return the bytes of the small parts and note the large ones; without `large` all count."""
     if value is None or isinstance(value, (*_NOT_OURS, Cached)) or id(value) in seen:
         return 0
     seen.add(id(value))
@@ -178,7 +178,7 @@ class Cached(Generic[P, T]):
         update_wrapper(self, make)
 
     def __call__(self, *given: P.args, **named: P.kwargs) -> T:
-        """Give what is remembered, or else make it."""
+        """Return the remembered value, or compute it."""
         key = self, given, *named.items()
         found = CACHE.find(key)
         if found is not None:

@@ -58,7 +58,7 @@ class Kernel(Protocol):
     name: str
 
     def refuse(self, problem: ConvProblem) -> str | None:
-        """Say why this kernel does not take the problem; None when it does."""
+        """Return why this kernel does not take the problem; None when it does."""
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Cut the problem into units for that many workers; also give the bytes of shared scratch they need."""

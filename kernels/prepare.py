@@ -64,7 +64,7 @@ class Verdict:
 
 
 def _processor() -> str:
-    """Give a text that differs between processors on which code may differ in what it does."""
+    """Return a text that differs between processors on which the same code may behave differently."""
     text = " ".join([llvm.get_host_cpu_name(), *sorted(host_features()[0])])
     return sha256(text.encode()).hexdigest()[:16]
 
@@ -74,7 +74,7 @@ def _verdict_file() -> Path:
 
 
 def read_verdict() -> Verdict | None:
-    """Give what was found before, for the same code on the same processor; None where nothing was."""
+    """Return an earlier verdict on the same code on the same processor, or None."""
     try:
         verdict = Verdict(**json.loads(_verdict_file().read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -160,7 +160,7 @@ def compile_all(report: Report, jobs: int) -> tuple[int, str | None]:
 
 
 def _heights(waits: Sequence[set[int]]) -> list[int]:
-    """Give the length of the longest chain of entries that wait for each one."""
+    """Return the length of the longest chain of entries that wait for each one."""
 
     @cache
     def height(place: int) -> int:

@@ -22,12 +22,12 @@ Ints = tuple[int, ...]
 
 
 def storage_dtype(dtype: str) -> np.dtype[np.float32] | np.dtype[np.uint16]:
-    """Give the NumPy dtype that stores `dtype`: f32 as itself, f16 and bf16 as their 16 bits."""
+    """Return the NumPy dtype that stores `dtype`: f32 as itself, f16 and bf16 as their 16 bits."""
     return np.dtype(np.float32) if dtype == "f32" else np.dtype(np.uint16)
 
 
 def wrapped(values: Iterable[int]) -> npt.NDArray[np.int64]:
-    """Give integers modulo 2**64, in which compiled code computes addresses.
+    """Return integers modulo 2**64, in which compiled code computes addresses.
 
     Strides, dilations and pads may be anything up to 2**63, and their products with byte steps more. What meets
     data comes to an address inside a tensor all the same, because sums and products keep the modulus.
@@ -87,7 +87,7 @@ class Dims:
         return self.narrow_channels if self.gathers else self.wide_channels
 
     def tap_range(self, axis: int, tap: int) -> tuple[int, int]:
-        """Give the half-open range of narrow positions whose `tap` along `axis` lies inside the wide tensor."""
+        """Return the half-open range of narrow positions whose `tap` along `axis` lies inside the wide tensor."""
         shift = tap * self.dilations[axis] - self.pads[axis]
         stride = self.strides[axis]
         low = min(self.narrow[axis], max(0, -(shift // stride)))  # ceil(-shift / stride)
@@ -95,7 +95,7 @@ class Dims:
         return low, max(low, high)
 
     def tap_ranges(self, axis: int) -> npt.NDArray[np.int64]:
-        """Give `tap_range` of every tap of an axis, as rows; they fall as taps rise."""
+        """Return `tap_range` of every tap of an axis, as rows; they fall as taps rise."""
         taps, stride, dilation, pad = self.kernel[axis], self.strides[axis], self.dilations[axis], self.pads[axis]
         # one by one where they are few, or 64 bits too small
         if taps <= FEW_TAPS or max(taps * dilation, pad, stride) + self.wide[axis] >= 1 << 62:

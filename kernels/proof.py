@@ -158,7 +158,7 @@ def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
 
 
 def _for_dots(ops: tuple[str, ...], problem: Any) -> Iterator[ConvProblem]:
-    """Give problems of many channels and pixels, which products of bf16 compute where there are any."""
+    """Return problems of many channels and pixels, which products of bf16 compute where there are any."""
     if target().dots:
         for op in ops:
             for dtype in ("bf16", "f16", "f32"):

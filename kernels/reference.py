@@ -19,7 +19,7 @@ Storage = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
 
 
 def widen(stored: Storage, dtype: str) -> Array:
-    """Give the values of a stored tensor (f16 and bf16 as their bits) in float64, exactly."""
+    """Return the values of a stored tensor (f16 and bf16 as their bits) in float64, exactly."""
     if dtype == "f32":
         return stored.astype(np.float64)
     if dtype == "f16":
@@ -76,7 +76,7 @@ def taps(dims: Dims) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]
 
 
 def tap_slices(dims: Dims, position: Sequence[int]) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """Give the slices of narrow and wide pixels that meet in one kernel position."""
+    """Return the slices of narrow and wide pixels that meet in one kernel position."""
     narrow_slices, wide_slices = [], []
     for axis, tap in enumerate(position):
         low, high = dims.tap_range(axis, tap)

@@ -33,7 +33,7 @@ if target().dots == "amx":
 
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:
-    """Give the kernels to ask, in order."""
+    """Return the kernels to ask, in order."""
     return (REFERENCE,) if reference else KERNELS
 
 
@@ -44,7 +44,7 @@ def by_name(name: str) -> Kernel:
 
 
 def explain(problem: ConvProblem) -> str:
-    """Say which kernel takes `problem` and why the ones before it refused."""
+    """Return which kernel takes `problem` and why the ones before it refused."""
     chosen = plan(problem)
     return "\n".join([*chosen.refusals, f"{chosen.kernel}: taken, {len(chosen.units)} units"])
 

@@ -24,7 +24,7 @@ def _declare(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
 
 
 def _halves(builder: Any, pairs: Any) -> tuple[Any, Any]:
-    """Give the first and the second bf16 of each pair as f32."""
+    """Return the first and the second bf16 of each pair as f32."""
     first = builder.shl(pairs, ir.Constant(_INTS, [16] * 16))
     second = builder.and_(pairs, ir.Constant(_INTS, [0xFFFF0000] * 16))
     return builder.bitcast(first, _FLOATS), builder.bitcast(second, _FLOATS)
@@ -154,5 +154,5 @@ def _imitate_dot(builder: Any, c: Any, a: Any, b: Any) -> None:
 
 
 def machine(builder: Any) -> Any:
-    """Give the instructions of this processor, or those that imitate them."""
+    """Return the instructions of this processor, or those that imitate them."""
     return _Imitation(builder) if "amx-bf16" in target().imitated else _Amx(builder)

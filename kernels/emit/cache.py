@@ -51,7 +51,7 @@ def folder_name() -> str:
 
 @cache
 def cache_folder() -> str:
-    """Give this process's folder (see `choose_folder`)."""
+    """Return this process's folder (see `choose_folder`)."""
     return str(choose_folder(os.environ))
 
 
@@ -123,7 +123,7 @@ def _fill(folder: Path, source: Path) -> None:
 
 
 def is_unpacked() -> bool:
-    """Tell whether this process's folder was filled from an archive, so that nothing has to be compiled.
+    """Return whether this process's folder was filled from an archive, so that nothing has to be compiled.
 
     Only the first process is told: if it can't even load the code, the next one compiles it.
     """

@@ -102,7 +102,7 @@ class Rows(Protocol[R]):
 
     @property
     def ctypes(self) -> Any:
-        """Give the address of the first."""
+        """Return the address of the first."""
 
     @overload
     def __getitem__(self, at: int, /) -> R: ...
@@ -133,17 +133,17 @@ class Record:
 
 
 def numbers(count: int) -> Any:
-    """Say that a field of a `Record` is a vector of `count` integers."""
+    """Declare that a field of a `Record` is a vector of `count` integers."""
     return count
 
 
 def row_of(kind: type[Record], /, **values: Any) -> Records:
-    """Give a table of one record: each field by its name, a record by its `values_of`."""
+    """Return a table of one record: each field by its name, a record by its `values_of`."""
     return np.array([values_of(kind, **values)], kind.dtype)
 
 
 def values_of(kind: type[Record], /, **values: Any) -> tuple[Any, ...]:
-    """Give the values of a record inside another one: each field by its name."""
+    """Return the values of a record inside another one: each field by its name."""
     assert values.keys() == set(kind.__annotations__), kind
     return tuple(values[name] for name in kind.__annotations__)
 
@@ -181,7 +181,7 @@ def needs(entries: list[Entry]) -> list[set[int]]:
 
 
 def _named(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
-    """Give the compiled functions that a function's source names."""
+    """Return the compiled functions that a function's source names."""
 
     def names(code: CodeType) -> Iterator[str]:
         yield from code.co_names

@@ -386,7 +386,7 @@ def _entry(entry: int) -> Any:
 
 @cache
 def dot_table() -> npt.NDArray[np.int64]:
-    """Give the addresses of the compiled entries.
+    """Return the addresses of the compiled entries.
 
     - Blocks of AMX take (a, bytes between its steps, b, bytes between its blocks across, steps of a walk, acc, bytes
       between its blocks across, the address of `Walks`).

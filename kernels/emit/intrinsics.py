@@ -168,7 +168,7 @@ def load_value(kind: str) -> Any:
 
 @_typed_intrinsic
 def all_finite(typingctx: Any, address: Any, count: Any) -> Any:
-    """Say whether `count` (at least 1) vectors of 8 f32 hold neither Inf nor NaN."""
+    """Return whether `count` (at least 1) vectors of 8 f32 hold neither Inf nor NaN."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         lane = ir.VectorType(simd.F32, 8)
@@ -260,7 +260,7 @@ def call_tile(typingctx: Any, tile: Any, walk: Any, v: Any, s: Any, offsets: Any
 
 @_typed_intrinsic
 def address_of(typingctx: Any, part: Any) -> Any:
-    """Give the address of a record, or of a record or vector inside one."""
+    """Return the address of a record, or of a record or vector inside one."""
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         vector = isinstance(part, types.Array)

@@ -103,7 +103,7 @@ def splat(builder: Any, value: Any, width: int) -> Any:
 
 
 def join(builder: Any, before: list[Any], here: Any, after: list[Any], inside: Any) -> list[Any]:
-    """Give the values behind an optional block: those from `inside` it, or those from `before` it."""
+    """Return the values behind an optional block: those from `inside` it, or those from `before` it."""
     joined = []
     for old, new in zip(before, after, strict=True):
         phi = builder.phi(old.type)
@@ -124,7 +124,7 @@ def opaque(builder: Any, value: Any) -> Any:
 
 
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    """Give a * b + c of vectors of f32: rounded once where there is an instruction for it, else twice.
+    """Return a * b + c of vectors of f32: rounded once where there is an instruction for it, else twice.
 
     LLVM would call a function for each lane there, twenty times as slow as the products.
     """
@@ -175,7 +175,7 @@ def widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
 
 
 def storage(kind: str) -> Any:
-    """Give the type in which values of `kind` are stored: f32 as itself, f16 and bf16 as their 16 bits."""
+    """Return the type in which values of `kind` are stored: f32 as itself, f16 and bf16 as their 16 bits."""
     return F32 if kind == "f32" else ir.IntType(16)
 
 

@@ -72,7 +72,7 @@ def tile_entries() -> list[tuple[int, int]]:
 
 @cache
 def tile_table() -> npt.NDArray[np.int64]:
-    """Give the tiles' addresses as [kind][rows], compiling what is missing.
+    """Return the tiles' addresses as [kind][rows], compiling what is missing.
 
     Kinds are LANEWISE, one vector, two vectors, the latter two FROM_MEMORY, and those of DIRECT.
     """

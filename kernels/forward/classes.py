@@ -37,7 +37,7 @@ LINE_TILES = 4
 
 
 def tap_steps(dims: Dims, axis: int) -> tuple[int, int]:
-    """Give the steps from one tap of a dst position to its next: in taps, and in src positions."""
+    """Return the steps from one tap of a dst position to its next: in taps, and in src positions."""
     stride, dilation = dims.strides[axis], dims.dilations[axis]
     if dims.gathers:
         return 1, min(dilation, dims.wide[axis])
@@ -61,7 +61,7 @@ def tap_numbers(dims: Dims, axis: int, joined: bool) -> Ints:
 
 
 def _classes(dims: Dims, axis: int, numbers: Ints) -> Records:
-    """Give the classes of an axis with all their taps: no dst position is in two of them.
+    """Return the classes of an axis with all their taps: no dst position is in two of them.
 
     Of the dst positions that agree modulo the stride some taps meet each, one after another as positions rise, and they
     leave in the same order. Between two such edges is a class; its taps are those that have come and not left.
@@ -103,7 +103,7 @@ def _runs(dims: Dims, axis: int) -> Records:
 
 
 def tap_runs(dims: Dims, axis: int, numbers: Ints) -> Records:
-    """Give a class for every single tap of an axis: dst positions are in several of them, but they are long."""
+    """Return a class for every single tap of an axis: dst positions are in several of them, but they are long."""
     tap, low, start, length = _reached(dims, axis)
     if dims.gathers:
         low, start = start, low
@@ -111,7 +111,7 @@ def tap_runs(dims: Dims, axis: int, numbers: Ints) -> Records:
 
 
 def _table(first: Ints, taps: Ints, dst: Ints, count: Ints, src: Ints) -> Records:
-    """Give classes, none of which fills register tiles."""
+    """Return a table of classes; which of them fill register tiles is set later."""
     table = np.zeros(len(first), Class.dtype)
     table["first"], table["taps"], table["dst"], table["count"], table["src"] = first, taps, dst, count, src
     return table

@@ -139,7 +139,7 @@ def write(
 
 @jit
 def _clip(classes: Rows[Class], low: int, high: int, stride: int, src_stride: int, live: Rows[Class]) -> int:
-    """Keep what the dst positions ``low..high`` have of each class, counted from `low`; give the number of classes."""
+    """Clip each class to the dst positions ``low..high``, counted from `low`; return the number of classes left."""
     count = 0
     for i in range(classes.shape[0]):
         whole = classes[i]
@@ -232,7 +232,7 @@ def _collect(work: Work, count: int) -> None:
 
 @jit
 def _begin(work: Work) -> int:
-    """Let the first pixel be the next one to be listed; give the number of them."""
+    """Start listing with the first pixel; return the number of pixels."""
     total, counts, at = 1, work.counts, work.at
     for axis in range(4):
         at[axis] = 0
@@ -319,7 +319,7 @@ def _walk(shape: Shape, planes: int, lines: int, columns: int, work: Work) -> in
 
 @jit
 def _plane(shape: Shape) -> int:
-    """Give the lines of weights from a class's tap to that of the next plane."""
+    """Return the lines of weights between a tap of a class and the one in the next plane."""
     plane: int = shape.tap_steps[0] * shape.kernel[1] * shape.kernel[2] * shape.channels
     return plane
 

@@ -54,7 +54,7 @@ class Share(ABC):
         self.groups_left = dims.groups - self.g0 * each
 
         def steps(group: int, *others: int) -> list[int]:
-            """Give bytes: to the first group, to the next one, and others."""
+            """Return bytes: to the first group, to the next one, and others."""
             some: list[int] = wrapped(size * step for step in (self.g0 * each * group, each * group, *others)).tolist()
             return some
 
@@ -80,7 +80,7 @@ class Share(ABC):
         self.near = bool(self.src[-1] == size)  # a pixel's channels follow each other
 
     def shape(self, tap_steps: Sequence[int], src_steps: Sequence[int], packed: bool) -> Row:
-        """Give the `Shape` of the share."""
+        """Return the `Shape` of the share."""
         return values_of(
             Shape,
             kind=self.kind,
@@ -95,7 +95,7 @@ class Share(ABC):
         )
 
     def passes(self, kind: type[Record], groups: Ints, /, **values: Any) -> Records:
-        """Give passes that begin at some groups; `values` are their other fields."""
+        """Return passes that begin at some groups; `values` are their other fields."""
         operands = {"src": self.src, "weights": self.weights, "bias": self.bias, "dst": self.dst}
         passes = np.empty(len(groups), kind.dtype)
         for name, value in (operands | values).items():
@@ -105,7 +105,7 @@ class Share(ABC):
         return passes
 
     def tile_passes(self, cuts: Sequence[Span]) -> list[Records]:
-        """Give the passes of some ranges of groups on register tiles, each a table by itself."""
+        """Return the passes of some ranges of groups on register tiles, each as a table of its own."""
         firsts, ends = np.array(cuts, np.int64).T
         passes = self.passes(Pass, firsts, groups=ends - firsts, left=self.groups_left - WIDTH * firsts)
         return np.split(passes, len(passes))
@@ -113,7 +113,7 @@ class Share(ABC):
     def call(
         self, inputs: Sequence[Storage], output: Storage, panels: int, source: int, sums: int, products: int = 0
     ) -> Records:
-        """Give the addresses of a call: its tensors and scratch memory."""
+        """Return the addresses of a call: its tensors and scratch memory."""
         return row_of(
             Call,
             src=address(inputs[0]),
@@ -185,7 +185,7 @@ class _Gather(Share):
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
 
     def _band_pixels(self, line: int, groups: int) -> int:
-        """Give the dst pixels of a band: their src should stay in L2 while all lanes read it, their sums too."""
+        """Return the dst pixels of a band: their src should stay in L2 while all lanes read it, their sums too."""
         dims = self.dims
         weights = 4 * self.panel * ceil(dims.dst_channels / LANES) * groups
         near = max(line, 4 * self.problem.src_channels) if self.near else line
@@ -307,13 +307,13 @@ class _Scatter(Share):
 
 
 def _window(spans: Sequence[Span]) -> Row:
-    """Give the low and the high ends of spans."""
+    """Return the low and the high ends of spans."""
     lows, highs = zip(*spans, strict=True)
     return values_of(Window, low=lows, high=highs)
 
 
 def _reach(table: Records, span: Span, stride: int) -> Span:
-    """Give the src positions of an axis that meet some of the dst positions of a span."""
+    """Return the src positions of an axis that meet some of the dst positions of a span."""
     first = np.maximum(0, -((table["dst"] - span[0]) // stride))
     last = np.minimum(table["count"], -((table["dst"] - span[1]) // stride))
     met = first < last
@@ -323,7 +323,7 @@ def _reach(table: Records, span: Span, stride: int) -> Span:
 
 
 def _steps(data_format: str, channels: int, spatial: tuple[int, int, int]) -> tuple[int, int, int, int, int]:
-    """Give the element steps of (n, d, h, w, channel) of a data tensor."""
+    """Return the element steps of (n, d, h, w, channel) of a data tensor."""
     d, h, w = spatial
     if data_format == "NCX":
         return channels * d * h * w, h * w, w, 1, d * h * w

@@ -102,7 +102,7 @@ class ForwardTiles:
         return units, 0
 
     def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
-        """Give the sizes of (n, groups, a group's dst channels, d, h, w), and the steps of sharing them out."""
+        """Return the sizes of (n, groups, a group's dst channels, d, h, w), and the steps in which units are cut."""
         dims, way = problem.dims, _way(problem.dims)
         channels = LANES if way == "gather" else max(1, dims.dst_channels)
         sizes = problem.n, dims.groups, dims.dst_channels, *dims.dst
@@ -117,7 +117,7 @@ class ForwardTiles:
 
 
 def _box(problem: ConvProblem, part: Sequence[int]) -> tuple[Shape, Shape]:
-    """Give offset and shape of a unit's part of dst."""
+    """Return offset and shape of a unit's part of dst."""
     n0, n1, g0, g1, c0, c1 = part[:6]
     each = problem.dims.dst_channels
     channel, channels = g0 * each + c0, (g1 - 1 - g0) * each + c1 - c0

@@ -64,7 +64,7 @@ class Axis:
         return int(self.spans[:, 0].max()), int(self.spans[:, 1].min())
 
     def window(self, low: int, high: int) -> tuple[int, int]:
-        """Give the span of wide positions that narrow positions ``low..high`` really meet."""
+        """Return the span of wide positions that narrow positions ``low..high`` really meet."""
         if len(self.shifts) > FEW_TAPS:
             begin, end = self.windows(np.array([low]), np.array([high]))
             return int(begin[0]), int(end[0])
@@ -76,11 +76,10 @@ class Axis:
         return (min(ends), max(ends) + 1) if ends else (0, 0)
 
     def windows(self, low: Ints, high: Ints) -> tuple[Ints, Ints]:
-        """Give `window` of many spans, which should follow each other: then it takes no more steps than there are spans
-        and taps.
+        """Return `window` for many spans; if they are adjacent, this takes as many steps as there are spans and taps.
 
-        Of the taps that are inside at `low` the first one reaches the least position, and of those that begin later
-        each its own first one; the ends are found alike. What is no position of the wide tensor may wrap around.
+        Of the taps that are inside at `low`, the first reaches the lowest position; each tap that enters later reaches
+        its own first position. Ends are found in the same way. What is not a position of the wide tensor may wrap.
         """
         taps, (stride,), shifts = len(self.shifts), wrapped([self.stride]), wrapped(self.shifts)
         first, last = self.spans.T
@@ -151,7 +150,7 @@ def _plain(axis: Axis) -> bool:
 
 
 def _trivial(size: int) -> Axis:
-    """Give an axis with one tap that meets each position."""
+    """Return an axis with one tap that meets each position."""
     return Axis(size, size, 1, (0,), np.array([[0, size]], np.int64))
 
 

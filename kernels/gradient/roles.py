@@ -26,7 +26,7 @@ def _tile_cost(rows: int, vectors: int) -> float:
 
 
 def tile_rows(count: int, vectors: int) -> int:
-    """Give the rows of the tallest tile: no more than 8, which fill lines of scalars, unless `count` asks for it."""
+    """Return the rows of the tallest tile: no more than 8, which fill lines of scalars, unless `count` asks for it."""
     most = target().rows[vectors]
     return most if count % most == 0 else min(8, most)
 
@@ -53,7 +53,7 @@ def role_costs(problem: ConvProblem, geo: Geometry) -> dict[str, float]:
 
 
 def _lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: bool) -> float:
-    """Give the cycles for one pixel and all taps of one (d, h)."""
+    """Return the cycles for one pixel and all taps of one (d, h)."""
     total = 0.0
     whole, rest = divmod(vector_channels, 2 * target().lanes)
     twos = whole + (rest > target().lanes)
@@ -73,6 +73,6 @@ def _lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, m
 
 
 def _groups_cost(problem: ConvProblem, wide: Tensor, narrow: Tensor, kernel_width: int) -> float:
-    """Give the cycles for one pixel of one group where lanes are groups."""
+    """Return the cycles for one pixel of one group where lanes are groups."""
     filled = problem.groups / (ceil(problem.groups / target().lanes) * target().lanes)
     return COSTS.grouped * kernel_width * wide.channels * narrow.channels / target().lanes / filled

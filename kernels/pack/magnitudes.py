@@ -25,7 +25,7 @@ _typed_intrinsic: Any = intrinsic
 
 @_typed_intrinsic
 def lane_peaks(typingctx: Any, address: Any, count: Any, peaks: Any) -> Any:
-    """Give the largest of `count` (at least 1) times 32 bf16, as bits without their signs: NaN is above Inf.
+    """Return the largest of `count` (at least 1) times 32 bf16, as bits without their signs: NaN is above Inf.
 
     The largest of every two lanes are stored at `peaks`, 16 values of 16 bits.
     """
@@ -54,7 +54,7 @@ def lane_peaks(typingctx: Any, address: Any, count: Any, peaks: Any) -> Any:
 
 @_typed_intrinsic
 def magnitudes(typingctx: Any, address: Any, count: Any) -> Any:
-    """Give the smallest and the largest of `count` (at least 1) times 32 bf16, as bits without their signs.
+    """Return the smallest and the largest of `count` (at least 1) times 32 bf16, as bits without their signs.
 
     The smallest one is that of those which are not zero, less 1; without any it is 0xFFFF.
     """

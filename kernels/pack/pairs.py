@@ -81,7 +81,7 @@ class Packing(Record):
 
 @jit
 def _holds(box: PackedBox, steps: Vector, place: int, run: int) -> bool:
-    """Say whether a box has a line of at least `run` positions at a place."""
+    """Return whether a box has a line of at least `run` positions at a place."""
     offset, sizes = place - box.place, box.sizes
     if offset < 0 or sizes[3] < run:
         return False
@@ -170,7 +170,7 @@ def _turn(
 
 @jit
 def _turns(packing: Packing, box: PackedBox) -> int:
-    """Say how many lines of a box are turned together, so that at least 8 values are adjacent; 0 if it should not be.
+    """Return how many lines of a box are transposed together, so that at least 8 values are adjacent; 0 for none.
 
     It should where neither images nor channels are adjacent in memory, but the values between two wanted ones are few.
     """
@@ -227,7 +227,7 @@ def _pack_turned(packing: Packing, box: PackedBox, lines: int) -> None:
 
 @jit
 def _all_turn(packing: Packing, boxes: Rows[PackedBox]) -> bool:
-    """Say whether boxes whose last axis is the images should all be turned."""
+    """Return whether all boxes whose last axis is the images should be transposed."""
     for b in range(boxes.shape[0]):
         sizes = boxes[b].sizes
         if sizes[0] * sizes[1] * sizes[2] * sizes[3] > 0 and _turns(packing, boxes[b]) == 0:
@@ -274,7 +274,7 @@ def compiled_packer() -> Any:
 
 
 def packer() -> int:
-    """Give the address of what packs boxes of positions: arguments are addresses, and numbers of boxes."""
+    """Return the address of what packs boxes of positions: arguments are addresses, and numbers of boxes."""
     return int(compiled_packer().address)
 
 

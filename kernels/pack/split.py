@@ -74,7 +74,7 @@ def _write(builder: Any, value: Any, address: Any, mask: Any) -> None:
 
 
 def _parts(builder: Any, value: Any) -> list[Any]:
-    """Give 16 f32 as three vectors whose upper halves are bf16; Inf has no rest, that of NaN is NaN."""
+    """Return 16 f32 as three vectors whose upper halves are bf16; Inf has no rest, that of NaN is NaN."""
     whole = builder.bitcast(value, _INTS)
     first = builder.and_(whole, _upper(0xFFFF0000))
     known = builder.bitcast(first, _FLOATS)

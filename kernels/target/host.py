@@ -56,7 +56,7 @@ def _listed(names: Iterable[str]) -> str:
 
 @cache
 def host_features() -> tuple[frozenset[str], frozenset[str]]:
-    """Give the features that this processor has and the kernel grants, and all that LLVM knows of."""
+    """Return the features that this processor has and the kernel grants, and all that LLVM knows of."""
     flags = llvm.get_host_cpu_features()
     present = frozenset(name for name, there in flags.items() if there)
     if host_arch() == "aarch64":
@@ -67,7 +67,7 @@ def host_features() -> tuple[frozenset[str], frozenset[str]]:
 
 
 def host_target() -> Target:
-    """Give the widest target for this processor.
+    """Return the widest target for this processor.
 
     Raises ValueError where there is none.
     """

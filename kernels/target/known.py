@@ -105,7 +105,7 @@ class Target:
         return self.name != "reference"
 
     def llvm_features(self, known: frozenset[str]) -> str:
-        """Give the compiler's feature string: everything in `known` that is not ours is off, whatever `cpu` implies."""
+        """Return the compiler's feature string, in which all of `known` but ours is off, whatever `cpu` implies."""
         if self.flags is not None:
             return self.flags
         return ",".join(("+" if name in self.features else "-") + name for name in sorted(known | self.features))
@@ -117,7 +117,7 @@ class Target:
         return sha256(text.encode()).hexdigest()[:12]
 
     def __str__(self) -> str:
-        """Give the name, and what is imitated."""
+        """Return the name, and what is imitated."""
         return "+".join((self.name, *(f"imitated-{name}" for name in sorted(self.imitated))))
 
 
@@ -165,7 +165,7 @@ def best(arch: str, name: str, features: frozenset[str]) -> Target:
 
 
 def narrower(target: Target) -> Target:
-    """Give the next narrower path that the same processor can run, at last the reference."""
+    """Return the next narrower path that the same processor can run, at last the reference."""
     plain = replace(target, imitated=frozenset())
     fitting = [
         other

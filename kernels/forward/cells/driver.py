@@ -68,7 +68,7 @@ def _range(parts: int, panel: int, part: int, size: int, found: Magnitudes) -> N
 
 @jit
 def _small_bias(line: int) -> bool:
-    """Say whether a line of bias holds values that sums of bf16 would not keep."""
+    """Return whether a line of bias holds values that sums of bf16 would not keep."""
     for lane in range(LANES):
         value = abs(_load_f32(line + 4 * lane))
         if 0 < value < LEAST_BIAS:
@@ -78,7 +78,7 @@ def _small_bias(line: int) -> bool:
 
 @jit
 def _plain(parts: int, a: Magnitudes, b: Magnitudes) -> bool:
-    """Say whether two tensors may be multiplied as sums of bf16, zeros among them."""
+    """Return whether two tensors may be multiplied as sums of bf16, zeros among them."""
     finite: bool = a.finite and b.finite
     if parts == 2:
         return finite
@@ -228,7 +228,7 @@ def _sum_phase(
 
 @jit
 def _dense(share: CellShare, call: Call) -> int:
-    """Give the address of the sums of a cell, behind those of a phase."""
+    """Return the address of the sums of a cell, which follow those of a phase."""
     address: int = call.sums + 4 * LANES * (share.rows + 2 * TILE)
     return address
 

@@ -35,7 +35,7 @@ MOST_CYCLES = 0.9
 
 @cached
 def _taps(problem: ConvProblem) -> Records:
-    """Give the boxes of the weights: a tap each, or where taps are adjacent, one step of src channels of each."""
+    """Return the boxes of the weights: a tap each, or where taps are adjacent, one step of src channels of each."""
     plan = forward_schedule(problem)
     assert plan is not None
     _, _, narrow, tap_step = problem.weights_strides
@@ -99,7 +99,7 @@ class _Cells(Share):
         self.parts = self._parts()
 
     def _parts(self) -> list[Records]:
-        """Give the passes, each a table by itself."""
+        """Return the passes, each as a table of its own."""
         groups, firsts, ends = np.array(self.cuts, np.int64).T
         channels = ends - firsts
         passes = self.passes(CellPass, groups, channels=channels, blocks=-(-channels // TILE))
@@ -139,7 +139,7 @@ class _Cells(Share):
         return all(share(self.problem, "gather", part).run(inputs, output, stop) for part in others)
 
     def _box(self, item: int, group: int, first: int, last: int) -> list[int]:
-        """Give a cell's part of dst, as `kernels.forward.share` takes it."""
+        """Return a cell's part of dst, as `kernels.forward.share` takes it."""
         n, *at = np.add(np.unravel_index(item, self.counts), self.firsts).tolist()
         images, size = self.plan.steps[0], self.problem.n
         part = [n * images, min(size, (n + 1) * images), group, group + 1, first, last]
@@ -173,7 +173,7 @@ class ConvTransposeDots(ForwardTiles):
         return None
 
     def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
-        """Give the sizes of what is shared out, and the steps in which it is."""
+        """Return the sizes of the grid that units are cut from, and its steps."""
         plan = forward_schedule(problem)
         assert plan is not None
         n, *steps = plan.steps

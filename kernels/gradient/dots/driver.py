@@ -62,7 +62,7 @@ PACKING, PEAKS, SIDES, WALKS = Packing.dtype, Peaks.dtype, Sides.dtype, Walks.dt
 
 @jit
 def _empty(packing: Packing, boxes: Rows[PackedBox], channel: int) -> bool:
-    """Say whether all f32 of one channel are zero."""
+    """Return whether all f32 of one channel are zero."""
     strides = packing.strides
     for b in range(boxes.shape[0]):
         sizes = boxes[b].sizes
@@ -111,7 +111,7 @@ def _peaks(packing: Packing, boxes: Rows[PackedBox], peaks: Rows[Peaks], odd: Ve
 
 @jit
 def _plain(parts: int, a: Rows[Peaks], b: Rows[Peaks], small: Vector, plain: Table) -> None:
-    """Say which pairs of blocks may be summed with zeros between their values, from what `_peaks` found.
+    """Return which pairs of blocks may be summed with zeros between their values, from what `_peaks` found.
 
     Of bf16 the sums on the way are read as well: a `small` pair, which was too small once, stays with plain f32 until
     its sums are complete.
@@ -135,7 +135,7 @@ if target().dots == "amx":
 
     @jit
     def _together(tiles: int, b_blocks: int) -> int:
-        """Give how many tiles of rows to sum at once: two, with a single block of b three or four."""
+        """Return how many tiles of rows to sum at once: two, with a single block of b three or four."""
         if b_blocks > 1 or tiles < 3:
             return min(tiles, 2)
         return 3 if tiles % 3 == 0 or tiles == 5 else 4

@@ -95,7 +95,7 @@ class _Line:
         return list(pairwise(self.axis.size * i // parts for i in range(parts + 1)))
 
     def data(self, phase: int) -> Iterator[tuple[int, int, int]]:
-        """Give for each cut the first wide position of a phase that it meets, its index there, and their number."""
+        """Return for each cut the first wide position of a phase that it meets, its index there, and their number."""
         stride = self.axis.stride
         for low, high in self.cuts:
             start, stop = (-((low * stride + phase - end) // stride) for end in self.axis.window(low, high))
@@ -166,17 +166,17 @@ class DotSchedule:
         return self.taps
 
     def end(self, slab: int, axis: int) -> int:
-        """Give the position behind the last one of a slab."""
+        """Return the position after the last one of a slab."""
         return int(self.slabs["high"][slab, axis])
 
 
 def _odd_lines(positions: int) -> int:
-    """Give the bytes of a plane: an odd number of cache lines, so that 16 channels fall into different sets."""
+    """Return the bytes of a plane: an odd number of cache lines, so that 16 channels fall into different sets."""
     return 64 * (ceil(2 * positions / 64) | 1)
 
 
 def _steps(lines: tuple[_Line, ...]) -> list[int]:
-    """Give the positions between (n, d, h, w)."""
+    """Return the positions between (n, d, h, w)."""
     return [prod(line.pitch for line in lines[a + 1 :]) for a in range(4)]
 
 
@@ -186,7 +186,7 @@ def _pixels(lines: tuple[_Line, ...], first: int) -> int:
 
 
 def _bytes(geo: Geometry, lines: tuple[_Line, ...], channels: int) -> tuple[int, int]:
-    """Give the bytes of a slab's planes of some channels, and of its panels, one part of each value."""
+    """Return the bytes of a slab's planes of some channels, and of its panels, one part of each value."""
     phases, pixels = prod(len(line.phases) for line in lines), _pixels(lines, 0)
     reach = sum((line.reach[1] - line.reach[0]) * step for line, step in zip(lines, _steps(lines), strict=True))
     return 2 * (pixels + reach) * phases * _up(channels), 2 * pixels * _up(geo.narrow.channels)

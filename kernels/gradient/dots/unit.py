@@ -56,7 +56,7 @@ class DotPart(Part):
         self.starts = {len(plan.slabs) * chunk // plan.chunks for chunk in range(plan.chunks)}
 
     def _share(self, channels: int) -> Records:
-        """Say what is packed and summed, of b so many `channels`."""
+        """Return what is packed and summed, of b so many `channels`."""
         plan, parts, size = self.plan, PARTS[self.problem.dtype], storage_dtype(self.problem.dtype).itemsize
         a_bytes, b_bytes = parts * plan.a_planes * plan.a_plane, parts * 2 * self.width * plan.positions
         a_source, a_group, b_source, b_group = wrapped(
@@ -94,7 +94,7 @@ class DotPart(Part):
         )
 
     def _small(self, first: int) -> Table:
-        """Give the marks of pairs of blocks, which are new where sums begin."""
+        """Return the marks of pairs of blocks, which are new where sums begin."""
         shape = self.g1 - self.g0, -(-self.plan.channels // TILE) * len(self.blocks)
         marks = arena("small", 2 * shape[0] * shape[1])[: 2 * shape[0] * shape[1]].view(np.int64).reshape(shape)
         if first in self.starts:
@@ -142,7 +142,7 @@ class BwdDots(BwdWeights):
         return None
 
     def speed(self, problem: ConvProblem) -> int:
-        """Say how many times as fast as on f32 tiles it is, about."""
+        """Return the estimated speed, as a multiple of that on f32 tiles."""
         return BATCH // PARTS[problem.dtype] or 1
 
     def schedule(self, problem: ConvProblem) -> Any:

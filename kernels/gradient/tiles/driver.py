@@ -110,7 +110,7 @@ def _pack_scalar(
     share: Share, count: int, left: int, source: int, end: int, box: Box, lines: Rows[Line], scratch: int,
     parts: Rows[Panel], to: PanelSteps,
 ) -> int:  # fmt: skip
-    """Bring `count` groups of the scalar tensor to where the tiles read them; give the address of position 0.
+    """Bring `count` groups of the scalar tensor to where the tiles read them; return the address of position 0.
 
     `source` and `end` are as in `_pack_vector`; `parts` and `to` are scratch.
     """
@@ -158,7 +158,7 @@ def _pack_scalar(
 
 @jit
 def _clip(at: Vector, share: Share, slab: Slab, ranges: Rows[Range], zero: int, visits: Rows[Visit]) -> int:
-    """Clip every tap's range to the block at (n, d, h, w), once for all lane blocks; give the number of ranges left.
+    """Clip every tap's range to the block at (n, d, h, w), once for all lane blocks; return the number of ranges left.
 
     `zero` is the line of the slab's panel at which position 0 would be.
     """
@@ -342,7 +342,7 @@ def add_lanes(
 
 @jit
 def _finite_border(share: Share, box: Box, panel: int) -> bool:
-    """Say whether all positions of a lanewise panel for which not every tap is inside are finite."""
+    """Return whether all positions of a lanewise panel for which not every tap is inside are finite."""
     first, sizes, steps, inner_low, inner_high = (
         box.first,
         box.sizes,
@@ -386,7 +386,7 @@ def _store_lines(kind: int, acc: int, rows: int, lanes: int, whole: int, out: in
 
 @jit
 def _store_runs(weights: Weights, acc: int, lanes: int, valid: int, out: int) -> int:
-    """Write accumulators in runs, where rows or lanes are adjacent in the output; give the number of lanes written."""
+    """Write accumulators in runs if rows or lanes are adjacent in the output; return the number of lanes written."""
     kind, taps, channels, whole = weights.kind, weights.taps, weights.channels, valid // 8 * 8
     size = 4 if kind == F32 else 2
     lane_bytes = size * weights.lane_step

@@ -127,7 +127,7 @@ class Schedule:
         return slabs
 
     def end(self, slab: int, axis: int) -> int:
-        """Give the position behind the last one of a slab."""
+        """Return the position after the last one of a slab."""
         return int(self.slabs["high"][slab, axis])
 
     def _boxes(self, operand: Operand) -> Ints:
@@ -192,7 +192,7 @@ def _slab_shape(problem: ConvProblem, axes: tuple[Axis, ...], packed: int, by_gr
 
 
 def _block_shape(shape: Four, target: int) -> Four:
-    """Give the pixels of one register-tile call: whole lines, then several images or planes of them."""
+    """Return the pixels of one register-tile call: whole lines, then several images or planes of them."""
     n, d, h, w = shape
     width = w if w <= target * 3 // 2 else ceil(w / ceil(w / target))
     lines = max(1, min(h, target // max(1, width)))
@@ -318,7 +318,7 @@ def _ready(tables: Tables) -> Tables:
 
 
 def _block_positions(geo: Geometry, scalar: Tensor, pack: int, is_wide: bool, acc: int) -> int:
-    """Give the pixels of a block.
+    """Return the pixels of a block.
 
     Fewer where strided scalars draw whole cache lines into L1 for one value each; more where the `acc` accumulators of
     a group lie outside L2, so that they are fetched less often.
@@ -342,7 +342,7 @@ def _whole_lines(problem: ConvProblem, vector: Tensor) -> bool:
 
 
 def _lines_in_place(vector: Tensor) -> Operand:
-    """Give the operand of a narrow vector tensor that is its own panel."""
+    """Return the operand of a narrow vector tensor that is its own panel."""
     line = target().lanes * min(2, vector.channels // target().lanes)
     none = np.zeros(4, np.int64)
     return Operand(vector, False, 1, vector.group, none, wrapped(step // line for step in vector.steps), 0)
@@ -355,7 +355,7 @@ def _adjacent_groups(problem: ConvProblem, geo: Geometry) -> bool:
 
 
 def _in_place(geo: Geometry, tensor: Tensor, size: int) -> Operand:
-    """Give a tensor's operand, all steps in bytes, where it is read as vectors of groups where it lies."""
+    """Return the operand of a tensor that is read in place as vectors of groups, all steps in bytes."""
     is_wide = tensor is geo.wide
     steps = [size * step for step in tensor.steps]
     moves = [step * axis.stride if is_wide else step for step, axis in zip(steps, geo.axes, strict=True)]
@@ -363,7 +363,7 @@ def _in_place(geo: Geometry, tensor: Tensor, size: int) -> Operand:
 
 
 def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bool = False) -> Four:
-    """Give the largest box of one tensor that a slab of `shape` needs, with the zeros around it if `padded`."""
+    """Return the largest box of one tensor that a slab of `shape` needs, with the zeros around it if `padded`."""
     if not is_wide:
         return shape
     spans = [
@@ -376,7 +376,7 @@ def _window_shape(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bo
 
 
 def _panel_steps(axes: tuple[Axis, ...], shape: Four, is_wide: bool, padded: bool = False) -> Four:
-    """Give the steps of (n, d, h, w), in lines, of a panel that holds one slab's window."""
+    """Return the steps of (n, d, h, w), in lines, of a panel that holds one slab's window."""
     _, d, h, w = _window_shape(axes, shape, is_wide, padded)
     return d * h * w, h * w, w, 1
 
@@ -394,7 +394,7 @@ def _operand(
 
 
 def _together(problem: ConvProblem, geo: Geometry, by_group: bool, pack: int) -> int:
-    """Give the groups that are packed at a time, so that what is read of a position is no fraction of a cache line."""
+    """Return how many groups are packed at a time, so that whole cache lines of a position are read."""
     if problem.data_format == "NCX" or pack == PLANES:
         return 1
     channels = target().lanes if by_group else max(geo.wide.channels, geo.narrow.channels)
@@ -413,7 +413,7 @@ def _segment(positions: int) -> int:
 def _scalar_lines(
     problem: ConvProblem, scalar: Tensor, runs: tuple[Run, ...], cuts: list[list[int]], by_group: bool
 ) -> Records:
-    """Give the lines of the scalar panel."""
+    """Return the lines of the scalar panel."""
     size = storage_dtype(problem.dtype).itemsize
     lines = []
     for run, parts in zip(runs, cuts, strict=True):
@@ -435,7 +435,7 @@ def _scalar_operand(
     by_group: bool,
     padded: bool,
 ) -> tuple[Operand, Ints]:
-    """Give the scalar tensor's operand and the byte offset of each of its channels."""
+    """Return the scalar tensor's operand and the byte offset of each of its channels."""
     channels = scalar.channels
     points = prod(_window_shape(geo.axes, shape, is_wide, padded))
     if pack == NATIVE:

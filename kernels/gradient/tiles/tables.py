@@ -57,7 +57,7 @@ def split(count: int, limit: int) -> list[int]:
 
 
 def _tiles(tiles: Sequence[tuple[int, Sequence[int]]]) -> Records:
-    """Give tiles of a first accumulator row and the offsets of their rows."""
+    """Return tiles of a first accumulator row and the offsets of their rows."""
     table = np.zeros(len(tiles), Tile.dtype)
     table["row"], table["rows"] = [row for row, _ in tiles], [len(offsets) for _, offsets in tiles]
     table["offsets"] = _filled([offsets for _, offsets in tiles], LANE_ROWS)
@@ -65,7 +65,7 @@ def _tiles(tiles: Sequence[tuple[int, Sequence[int]]]) -> Records:
 
 
 def _filled(lists: Sequence[Sequence[int]], width: int) -> Ints:
-    """Give lists of integers as rows of a table, filled up with zeros."""
+    """Return lists of integers as rows of a table, filled up with zeros."""
     return wrapped(chain.from_iterable((*each, *[0] * (width - len(each))) for each in lists)).reshape(-1, width)
 
 

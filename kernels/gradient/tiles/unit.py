@@ -46,7 +46,7 @@ class BwdWeights:
         return "computes weight gradients only" if problem.forward else None
 
     def speed(self, problem: ConvProblem) -> int:
-        """Say how many times as fast as on f32 tiles it is, about."""
+        """Return the estimated speed, as a multiple of that on f32 tiles."""
         return 1
 
     def schedule(self, problem: ConvProblem) -> Schedule:
@@ -169,7 +169,7 @@ class Part:
         self.layout = self._layout(lane_groups)
 
     def _source(self, operand: Operand) -> tuple[Any, ...]:
-        """Give a tensor as the driver reads it, the first group counted from the tensor's own address."""
+        """Return a tensor as the driver reads it, the first group counted from the tensor's own address."""
         problem, tensor = self.problem, operand.tensor
         size = storage_dtype(problem.dtype).itemsize
         is_dst = operand.is_wide == problem.op.startswith("ConvT")
@@ -239,7 +239,7 @@ class Part:
         return np.ascontiguousarray(pieces[0]).reshape(-1)
 
     def _layout(self, lane_groups: int) -> Records:
-        """Say where in the output the accumulators belong."""
+        """Return where in the output the accumulators belong."""
         plan = self.plan
         group, wide, narrow, tap = self.problem.weights_strides
         block, row = (wide, narrow) if plan.vector_is_wide else (narrow, wide)
@@ -301,7 +301,7 @@ def _tiles(problem: ConvProblem, plan: Schedule, wanted: int) -> list[tuple[tupl
 
 
 def _box(problem: ConvProblem, plan: Schedule, g: Pair, b: Pair) -> tuple[Shape, Shape]:
-    """Give offset and shape, in the weights' axes, of some groups and lane blocks."""
+    """Return offset and shape, in the weights' axes, of some groups and lane blocks."""
     transposed = problem.op.startswith("ConvT")
     vector_letter = "O" if transposed == plan.vector_is_wide else "I"
     last = plan.blocks[b[1] - 1]
