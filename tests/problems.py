@@ -207,9 +207,9 @@ class Case:
         }
 
     def mirrored(self) -> Case:
-        """Return the weight gradient of the other operation that is the same sum: src and diff_dst swapped."""
-        assert not self.forward
-        op = "ConvolutionBackwardWeights" if self.transposed else "ConvTransposeBackwardWeights"
+        """Return the call of the other operation with src and dst swapped; a weight gradient is then the same sum."""
+        family, other = ("ConvTranspose", "Convolution") if self.transposed else ("Convolution", "ConvTranspose")
+        op = other + self.op.removeprefix(family)
         padding = []
         for axis in range(len(self.kernel)):
             extent = (self.kernel[axis] - 1) * self.dilations[axis] + 1
