@@ -162,3 +162,34 @@ class Operations(ABC, Generic[T]):
         """
         inputs = {"diff_dst": diff_dst, "weights": weights}
         return self.run("ConvTransposeBackwardData", inputs, attributes, reference=reference, deadline=deadline)
+
+    def bias_add(
+        self,
+        src: Tensor,
+        bias: Tensor,
+        *,
+        data_format: Literal["NXC", "NCX"] = "NXC",
+        reference: bool = False,
+        deadline: float | None = None,
+    ) -> T:
+        """Compute BiasAdd: `bias` of shape (O) added to every channel of `src`.
+
+        `src` is (N, O, X) in NCX, with the channels last in NXC, and has from 0 to 3 spatial axes.
+        """
+        inputs = {"src": src, "bias": bias}
+        return self.run("BiasAdd", inputs, {"data_format": data_format}, reference=reference, deadline=deadline)
+
+    def bias_add_backward(
+        self,
+        diff_dst: Tensor,
+        *,
+        data_format: Literal["NXC", "NCX"] = "NXC",
+        reference: bool = False,
+        deadline: float | None = None,
+    ) -> T:
+        """Compute BiasAddBackward, the gradient of a bias: the sum of each channel of `diff_dst`, of shape (O).
+
+        `diff_dst` is (N, O, X) in NCX, with the channels last in NXC, and has two or three spatial axes.
+        """
+        inputs, attributes = {"diff_dst": diff_dst}, {"data_format": data_format}
+        return self.run("BiasAddBackward", inputs, attributes, reference=reference, deadline=deadline)

@@ -150,6 +150,17 @@ class Sums:
     scatter_bytes: int = 32 << 20
     """Sums of one image at the most where products are scattered, half of a worker's room."""
 
+    # sums of a bias (`kernels.bias`)
+
+    bias_chunk: int = 1 << 18
+    """Values of a chunk at the least; up to `chunks` of them are summed by themselves."""
+
+    bias_piece: int = 1 << 21
+    """Values of a channel that are summed at once, and values between two looks at whether to stop."""
+
+    bias_row: int = 256
+    """Values of the lines that short rows of channels are joined to."""
+
     # ConvTranspose on AMX (`kernels.forward.cells`)
 
     cell_pixels: int = 2048
@@ -182,6 +193,9 @@ class Steps:
 
     unit_sums_bytes: int = 16 << 20
     """Accumulators of one unit at the most, within a worker's room of 64 MiB: larger gradients have more units."""
+
+    bias_unit: int = 1 << 19
+    """Values that make a unit of a bias worth its message to a worker."""
 
     shared_sums_bytes: int = 1 << 20
     """Gradients up to this size are shared out by pixels, larger ones by channels: each chunk adds a pass over them."""

@@ -16,7 +16,14 @@ __all__ = ["FEW_TAPS", "ConvProblem", "Dims", "OpName", "storage_dtype", "wrappe
 FEW_TAPS = 64
 """Taps of an axis up to which they are looked at one by one."""
 
-OpName = Literal["ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose", "Convolution"]
+OpName = Literal[
+    "ConvolutionBackwardWeights",
+    "ConvTransposeBackwardWeights",
+    "ConvTranspose",
+    "Convolution",
+    "BiasAdd",
+    "BiasAddBackward",
+]
 DTypeName = Literal["f32", "f16", "bf16"]
 Ints = tuple[int, ...]
 
@@ -112,7 +119,8 @@ class ConvProblem:
 
     `src_channels` and `dst_channels` are I and O of the pages, for ConvTranspose too; `pads_begin` counts elements,
     `dilations` of 1 means dense. `weights_format` is the axis order of the weights (any of XIO, OIX, IOX, XOI) and
-    `groups_axis` the letter of the axis that groups divide.
+    `groups_axis` the letter of the axis that groups divide. BiasAdd and BiasAddBackward have no weights: src and dst
+    have one shape, with any number of spatial axes, and the other fields are those of a kernel of ones.
     """
 
     op: OpName
@@ -144,10 +152,29 @@ class ConvProblem:
         """Return the fields alone: hashes of strings differ from process to process."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
+    @classmethod
+    def of_bias(
+        cls, op: OpName, dtype: DTypeName, n: int, channels: int, spatial: Ints, data_format: Literal["NCX", "NXC"]
+    ) -> ConvProblem:
+        """Return the problem of BiasAdd or BiasAddBackward on tensors of one shape."""
+        ones, zeros = (1,) * len(spatial), (0,) * len(spatial)
+        return cls(
+            op=op, dtype=dtype, n=n, src_channels=channels, dst_channels=channels, groups=channels, src_spatial=spatial,
+            dst_spatial=spatial, kernel=ones, strides=ones, dilations=ones, pads_begin=zeros, data_format=data_format,
+            weights_format="OIX", bias=op == "BiasAdd",
+        )  # fmt: skip
+
+    @property
+    def computes(self) -> Literal["dst", "diff_weights", "diff_bias"]:
+        """What the result is."""
+        if self.op == "BiasAddBackward":
+            return "diff_bias"
+        return "diff_weights" if self.op.endswith("BackwardWeights") else "dst"
+
     @property
     def forward(self) -> bool:
-        """Whether the result is dst and not a weight gradient."""
-        return self.op in ("ConvTranspose", "Convolution")
+        """Whether the result is dst."""
+        return self.computes == "dst"
 
     @cached_property
     def src_shape(self) -> Ints:
@@ -169,15 +196,18 @@ class ConvProblem:
     @cached_property
     def input_shapes(self) -> tuple[Ints, ...]:
         """Shapes of the inputs in the order that `run_unit` and `compute` take them."""
-        if not self.forward:
+        if self.computes == "diff_weights":
             return self.src_shape, self.dst_shape
-        bias = ((self.dst_channels,),) if self.bias else ()
-        return self.src_shape, self.weights_shape, *bias
+        if self.computes == "diff_bias":
+            return (self.dst_shape,)
+        weights = () if self.op == "BiasAdd" else (self.weights_shape,)
+        return self.src_shape, *weights, *(((self.dst_channels,),) if self.bias else ())
 
     @cached_property
     def output_shape(self) -> Ints:
         """Shape of the result."""
-        return self.dst_shape if self.forward else self.weights_shape
+        shapes = {"dst": self.dst_shape, "diff_weights": self.weights_shape, "diff_bias": (self.dst_channels,)}
+        return shapes[self.computes]
 
     @property
     def rank(self) -> int:

@@ -141,6 +141,12 @@ def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
         )  # fmt: skip
 
     few, some, large = (1, 2, 3, 5), (7, 8, 16, 17), (32, 40, 48)
+    for op in ("BiasAdd", "BiasAddBackward"):
+        for number in range(PROBLEMS):
+            named: dict[str, Any] = {"op": op, "dtype": ("f32", "f16", "bf16")[number % 3]}
+            spatial = tuple(pick(1, 3, 8, 40) for _ in range(int(rng.integers(4))))
+            n, channels, layout = pick(1, 2, 5), pick(1, 3, 17, 64), pick("NCX", "NXC")
+            yield ConvProblem.of_bias(**named, n=n, channels=channels, spatial=spatial, data_format=layout)
     ops = "ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose", "Convolution"
     for op in ops:
         for number in range(PROBLEMS):

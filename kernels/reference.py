@@ -117,7 +117,17 @@ def forward(problem: ConvProblem, inputs: Sequence[Storage], image: int) -> Arra
     """Compute dst of a forward operation for one image as (groups, O/groups, D, H, W) in float64, bias added."""
     dims = problem.dims
     src = channels_first(widen(inputs[0][image : image + 1], problem.dtype), problem, dims.groups)[0]
-    weights = widen(inputs[1], problem.dtype).reshape(-1)
+    out = src if problem.op == "BiasAdd" else _convolved(problem, src, widen(inputs[1], problem.dtype))
+    if problem.bias:
+        bias = widen(inputs[-1], problem.dtype)
+        with np.errstate(invalid="ignore", over="ignore"):
+            out = out + bias.reshape(dims.groups, -1, 1, 1, 1)
+    return out
+
+
+def _convolved(problem: ConvProblem, src: Array, weights: Array) -> Array:
+    """Compute ConvTranspose or Convolution of one image, without a bias."""
+    dims, weights = problem.dims, weights.reshape(-1)
     group, wide_step, narrow_step, tap_step = problem.weights_strides
     out = np.zeros((dims.groups, dims.dst_channels, *dims.dst))
     channel_steps = (narrow_step, wide_step) if dims.gathers else (wide_step, narrow_step)
@@ -134,10 +144,19 @@ def forward(problem: ConvProblem, inputs: Sequence[Storage], image: int) -> Arra
             out[(slice(None), slice(None), *at_dst)] += product_.reshape(
                 dims.groups, dims.dst_channels, *part.shape[2:]
             )
-    if problem.bias:
-        with np.errstate(invalid="ignore", over="ignore"):
-            out += widen(inputs[2], problem.dtype).reshape(dims.groups, dims.dst_channels, 1, 1, 1)
     return out
+
+
+def bias_gradient(problem: ConvProblem, diff_dst: Storage, stop: Stop) -> Array | None:
+    """Compute diff_bias in float64, image by image; None when `stop` said so."""
+    total = np.zeros(problem.dst_channels)
+    for image in range(problem.n):
+        if stop():
+            return None
+        with np.errstate(invalid="ignore", over="ignore"):
+            values = channels_first(widen(diff_dst[image : image + 1], problem.dtype), problem, 1)
+            total += values.sum((0, 1, 3, 4, 5))
+    return total
 
 
 class ReferenceKernel:
@@ -151,6 +170,8 @@ class ReferenceKernel:
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Cut a weight gradient by kernel positions and a forward operation by images."""
+        if problem.computes == "diff_bias":
+            return [Unit(0, 0, (0,), problem.output_shape, problem.macs, ())], 0
         if problem.forward:
             shape = (1, *problem.output_shape[1:])
             offsets = [(image, *(0,) * (len(shape) - 1)) for image in range(problem.n)] or [(0,) * len(shape)]
@@ -174,12 +195,17 @@ class ReferenceKernel:
         scratch: Storage | None,
         stop: Stop,
     ) -> bool:
-        """Compute one kernel position or one image."""
+        """Compute one kernel position, one image, or the gradient of a bias."""
         if stop():
             return False
         if output.size == 0:
             return True
         target = box(output, unit)
+        if problem.computes == "diff_bias":
+            total = bias_gradient(problem, inputs[0], stop)
+            if total is not None:
+                target[...] = narrow(total, problem.dtype)
+            return total is not None
         if problem.forward:
             result = forward(problem, inputs, unit.part[0])
             channels = result.reshape(problem.dst_channels, *problem.dst_spatial)

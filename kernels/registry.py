@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 
+from kernels.bias.unit import BIAS_ADD, BIAS_SUMS
 from kernels.cache import cached, in_passing
 from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION
 from kernels.gradient.tiles.unit import BWD_WEIGHTS
@@ -18,7 +19,7 @@ from kernels.target import target
 __all__ = ["by_name", "candidates", "compute", "explain", "plan", "run_unit"]
 
 KERNELS: tuple[Kernel, ...] = (
-    (BWD_WEIGHTS, CONV_TRANSPOSE, CONVOLUTION, REFERENCE) if target().compiles else (REFERENCE,)
+    (BWD_WEIGHTS, CONV_TRANSPOSE, CONVOLUTION, BIAS_SUMS, BIAS_ADD, REFERENCE) if target().compiles else (REFERENCE,)
 )
 
 if target().dots:  # compiled only where the processor can run it

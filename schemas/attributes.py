@@ -25,9 +25,10 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from schemas.problems import Problem, members_problem, number, problem
+from schemas.rows import MAX_DIMS, AttributeRow, Dialect
 from schemas.shapes import INT64_MAX
 from schemas.spelling import canonical
-from schemas.tables import MAX_DIMS, AttributeRow, CalledOperation, Dialect, find_operation, near_miss
+from schemas.tables import CalledOperation, find_operation, near_miss
 
 __all__ = ["Attributes", "Given", "attributes_model", "read_attributes"]
 

@@ -59,7 +59,7 @@ def read_call(
     call = Call(called, given, found, known, None, ("inputs", ""), [])
     if called.operation.computes == "diff_weights":
         call.weights, call.weights_loc = _choose_shape(call, "weights_shape", problems)
-    else:
+    elif called.operation.convolves:
         weights = found.metas.get("weights")
         call.weights_loc = ("inputs", call.name("weights"))
         call.weights = None if weights is None else weights.shape
@@ -112,7 +112,7 @@ def _ranks(call: Call) -> Iterator[Problem]:
     """Check that shapes have the rank of the first input, and lists one value per spatial axis."""
     metas = call.inputs.metas
     base = metas.get(call.base)
-    if base is None or not 3 <= len(base.shape) <= 5:
+    if base is None or len(base.shape) not in call.called.operation.ranks:
         call.weights = call.result = None
         return
     rank, name = len(base.shape), call.name(call.base)

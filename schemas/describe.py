@@ -5,20 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from schemas.tables import (
-    DTYPE_NAMES,
-    OPERATIONS,
-    WEIGHTS_FORMATS,
-    AttributeRow,
-    CalledOperation,
-    TensorRow,
-    find_operation,
-)
+from schemas.rows import DTYPE_NAMES, WEIGHTS_FORMATS, AttributeRow, TensorRow
+from schemas.tables import OPERATIONS, CalledOperation, find_operation
 
 __all__ = ["describe", "example", "list_operations", "weights_layouts"]
 
 _NAME = re.compile(r"`(\w+)`")
-_RANKS = [3, 4, 5]
 _DATA_LAYOUTS = {"NXC": "(N, X, channels)", "NCX": "(N, channels, X)"}
 
 
@@ -55,7 +47,7 @@ def describe(op: str) -> dict[str, Any]:
         "inputs": [_tensor(called, row, index) for index, row in enumerate(operation.inputs)],
         "outputs": [_tensor(called, operation.output, 0)],
         "dtypes": list(DTYPE_NAMES),
-        "ranks": _RANKS,
+        "ranks": list(operation.ranks),
         "layouts": {
             "data": dict(_DATA_LAYOUTS),
             "weights": weights_layouts(called),
@@ -97,7 +89,12 @@ def _respelled(called: CalledOperation, text: str) -> str:
 
 
 def weights_layouts(called: CalledOperation) -> dict[str, dict[str, str]]:
-    """Return the shapes of each weights format, by the axis that groups divide, oneDNN's own reading first."""
+    """Return the shapes of each weights format, by the axis that groups divide, oneDNN's own reading first.
+
+    An operation without weights has none.
+    """
+    if not called.operation.convolves:
+        return {}
     divided = ("O", "I") if called.operation.transposed else ("I",)
     return {
         name: {
@@ -111,18 +108,22 @@ def weights_layouts(called: CalledOperation) -> dict[str, dict[str, str]]:
 def example(called: CalledOperation) -> dict[str, Any]:
     """Return a small valid call: attributes, and inputs as dtype and shape, as for `ops.validate`."""
     names = called.wire_names
-    attributes: dict[str, Any] = {
-        "strides": [2, 2],
-        "pads_begin": [1, 1],
-        "pads_end": [1, 1],
-        "dilations": [1, 1],
-        "data_format": "NCX",
-        names["weights_format"]: "IOX" if called.operation.transposed else "OIX",
-    }
+    attributes: dict[str, Any] = {"data_format": "NCX"}
+    if called.operation.convolves:
+        attributes = {
+            "strides": [2, 2],
+            "pads_begin": [1, 1],
+            "pads_end": [1, 1],
+            "dilations": [1, 1],
+            **attributes,
+            names["weights_format"]: "IOX" if called.operation.transposed else "OIX",
+        }
     # The same layer in both directions: the transposed convolution turns 4 x 4 into 8 x 8.
     large, small, weights = [1, 8, 8, 8], [1, 16, 4, 4], [16, 8, 4, 4]
     src, dst = (small, large) if called.operation.transposed else (large, small)
     shapes = {"src": src, "diff_dst": dst, "weights": weights}
+    if called.operation.name == "BiasAdd":
+        shapes["bias"] = src[1:2]
     given: dict[str, Any] = {name: {"dtype": "f32", "shape": shape} for name, shape in shapes.items()}
     given |= {"weights_shape": weights, "dst_shape": src}
     inputs = {names[row.name]: given[row.name] for row in called.operation.inputs if row.name in given}

@@ -13,19 +13,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from schemas.describe import example, weights_layouts
-from schemas.tables import (
-    DTYPE_NAMES,
-    OPERATIONS,
-    AttributeRow,
-    CalledOperation,
-    Operation,
-    TensorRow,
-    find_operation,
-)
+from schemas.rows import DTYPE_NAMES, AttributeRow, Operation, TensorRow
+from schemas.tables import OPERATIONS, CalledOperation, find_operation
 
 __all__ = ["main", "pages", "stale"]
 
 _FOLDER = Path(__file__).resolve().parent.parent / "docs" / "operations"
+_AXES = {(3, 4, 5): "one, two or three", (2, 3, 4, 5): "up to three", (4, 5): "two or three"}
 _NOTICE = "<!-- Made from schemas/tables.py by scripts/docs. Change the table, not this page. -->"
 
 
@@ -97,7 +91,7 @@ def _page(operation: Operation) -> str:
         "```",
         "",
         f"Called as {names}.",
-        f"Tensors are {', '.join(DTYPE_NAMES)}, all of a call the same, with one, two or three spatial axes.",
+        f"Tensors are {', '.join(DTYPE_NAMES)}, all of a call the same, with {_AXES[operation.ranks]} spatial axes.",
         "Specified in " + " and ".join(f"`{page}`" for page in operation.pages) + ".",
         "",
         "## Attributes",
@@ -117,10 +111,7 @@ def _page(operation: Operation) -> str:
         "",
         *_table(("index", "name", "required", "meaning"), _tensors((operation.output,))),
         "",
-        "## Layouts of the weights",
-        "",
-        *_layouts(called),
-        "",
+        *(["## Layouts of the weights", "", *_layouts(called), ""] if operation.convolves else []),
         "## Example",
         "",
         f"For `ops.validate` or `POST /v1/ops/{operation.name}/validate`; a call adds data to the tensors.",

@@ -19,7 +19,8 @@ from typing import Any
 
 from convgrad._errors import UnknownOperation
 from schemas.problems import Problem, invalid_params, problem
-from schemas.tables import CalledOperation, Operation, find_operation
+from schemas.rows import Operation
+from schemas.tables import CalledOperation, find_operation
 
 __all__ = ["Dump", "call_of_dump", "from_dump", "is_dump", "read_dump"]
 

@@ -48,7 +48,7 @@ def infer_geometry(call: Call, data_format: str, weights_format: str) -> tuple[G
     problems: list[Problem] = []
     metas = call.inputs.metas
     base, src, diff_dst = metas.get(call.base), metas.get("src"), metas.get("diff_dst")
-    if base is None or not 3 <= len(base.shape) <= 5:
+    if base is None or len(base.shape) not in call.called.operation.ranks:
         return made, problems
     if src is not None:
         made.n, made.src_channels, made.src_spatial = split_data(src.shape, data_format)
@@ -59,7 +59,10 @@ def infer_geometry(call: Call, data_format: str, weights_format: str) -> tuple[G
             msg = f"{name} must have the batch of {call.name('src')}, which is {made.n}, but has {n}"
             problems.append(problem(["inputs", name, "shape", 0], msg, "batch"))
         made.n = made.n if src is not None else n
-    if call.weights is not None:
+    if not call.called.operation.convolves:
+        made.src_channels = made.dst_channels = made.src_channels or made.dst_channels
+        made.src_spatial = made.dst_spatial = made.src_spatial or made.dst_spatial
+    elif call.weights is not None:
         i, o, made.kernel = split_weights(call.weights, weights_format)
         if call.given.groups is not None:
             _RELATE[call.called.operation.computes](call, made, i, o, weights_format, problems)

@@ -6,15 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.problems import Problem, members_problem, number, problem, safe_key
+from schemas.rows import DTYPE_NAMES, MAX_DIMS
 from schemas.shapes import INT32_MAX
 from schemas.spelling import same_value
-from schemas.tables import DTYPE_NAMES, MAX_DIMS, CalledOperation, near_miss
+from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta, read_meta
 
 __all__ = ["Inputs", "read_inputs"]
-
-# N, channels and one to three spatial axes.
-RANKS = (3, 4, 5)
 
 
 @dataclass(slots=True)
@@ -51,7 +49,8 @@ def read_inputs(called: CalledOperation, given: object) -> tuple[Inputs, list[Pr
                 found.shape = _shape_values(values[row.name], key, row.name != "weights_shape", problems)
                 found.values_unknown = not isinstance(values[row.name], list | tuple)
             else:
-                _tensor(row.name, values[row.name], key, found, problems)
+                ranks = (1,) if row.name == "bias" else called.operation.ranks
+                _tensor(row.name, values[row.name], key, ranks, found, problems)
             if len(problems) > before:
                 found.bad.add(row.name)
         elif row.required and row.name not in found.bad:
@@ -85,7 +84,7 @@ def _by_name(called: CalledOperation, given: Any, found: Inputs, problems: list[
     return values
 
 
-def _tensor(name: str, value: object, key: str, found: Inputs, problems: list[Problem]) -> None:
+def _tensor(name: str, value: object, key: str, ranks: tuple[int, ...], found: Inputs, problems: list[Problem]) -> None:
     meta = read_meta(value, ["inputs", key], problems)
     if meta is None:
         return
@@ -101,14 +100,14 @@ def _tensor(name: str, value: object, key: str, found: Inputs, problems: list[Pr
         first = next(iter(found.metas))
         msg = f"{key} must be {found.dtype} like {found.spelled[first]}, but is {meta.dtype}"
         problems.append(problem(["inputs", key, "dtype"], msg, "mixed_dtypes"))
-    _check_sizes(name, key, meta.shape, problems)
+    _check_sizes(name, key, meta.shape, ranks, problems)
     found.metas[name] = meta
 
 
-def _check_sizes(name: str, key: str, shape: tuple[int, ...], problems: list[Problem]) -> None:
-    ranks = (1,) if name == "bias" else RANKS
+def _check_sizes(name: str, key: str, shape: tuple[int, ...], ranks: tuple[int, ...], problems: list[Problem]) -> None:
     if len(shape) not in ranks:
-        rule = "1 dimension" if name == "bias" else "3, 4 or 5 dimensions"
+        *others, last = map(str, ranks)
+        rule = f"{', '.join(others)} or {last} dimensions" if others else f"{last} dimension"
         problems.append(problem(["inputs", key, "shape"], f"{key} must have {rule}, but has {len(shape)}", "rank"))
         return
     # The batch alone may be empty: it is the leading axis in either data format.

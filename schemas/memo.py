@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from schemas.resolved import ResolvedOp
-from schemas.tables import MAX_DIMS
+from schemas.rows import MAX_DIMS
 from schemas.tensors import TensorMeta
 
 __all__ = ["Memo", "key_of"]

@@ -14,8 +14,9 @@ from schemas.geometry import Geometry, infer_geometry
 from schemas.memo import Memo, key_of
 from schemas.problems import Problem, dims, invalid_params, problem
 from schemas.resolved import ResolvedOp
+from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS
 from schemas.shapes import INT64_MAX, data_shape, elements
-from schemas.tables import DATA_FORMATS, WEIGHTS_FORMATS, find_operation
+from schemas.tables import find_operation
 from schemas.tensors import TensorMeta, TensorSpec
 
 __all__ = ["ResolvedOp", "TensorMeta", "TensorSpec", "from_dump", "resolve"]
@@ -55,6 +56,8 @@ def _resolve(name: str, attributes: Any, inputs: Any, output: Any) -> ResolvedOp
         given, inputs, output = dump.attributes, inputs or dump.inputs, output or dump.output
     call, problems = read_call(called, given, inputs, output)
     data_format, weights_format = call.given.data_format, call.given.weights_format
+    if not called.operation.convolves:
+        weights_format = ""
     made = Geometry()
     if data_format is not None and weights_format is not None:
         made, broken = infer_geometry(call, data_format, weights_format)
@@ -82,13 +85,14 @@ def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str,
         "dst": data_shape(made.n, made.dst_channels, made.dst_spatial, data_format),
         "diff_src": src_shape,
         "diff_weights": call.weights or (),
+        "diff_bias": (made.dst_channels,),
     }[call.called.operation.computes]
     _check_output(call, TensorMeta(dtype, shape), problems)
-    assert given.strides is not None
-    assert given.dilations is not None
     # One multiply-add per tap, pair of channels and pixel of the tensor that the taps step over.
     pixels = prod(made.src_spatial if call.transposed else made.dst_spatial)
-    macs = made.n * pixels * prod(made.kernel) * made.src_channels * made.dst_channels // groups
+    macs = made.n * pixels * made.dst_channels  # of a bias
+    if call.called.operation.convolves:
+        macs = macs * prod(made.kernel) * made.src_channels // groups
     return ResolvedOp(
         called=call.called,
         dtype=dtype,
@@ -99,8 +103,8 @@ def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str,
         src_spatial=made.src_spatial,
         dst_spatial=made.dst_spatial,
         kernel=made.kernel,
-        strides=given.strides,
-        dilations=given.dilations,
+        strides=given.strides or (),
+        dilations=given.dilations or (),
         pads_begin=made.pads_begin,
         pads_end=made.pads_end,
         output_padding=made.output_padding,
@@ -157,15 +161,13 @@ def _ignored_pads(call: Call, made: Geometry) -> list[str]:
 
 def _add_hint(call: Call, data_format: str, weights_format: str, broken: list[Problem]) -> None:
     """Add a hint to the first problem if the shapes are valid in other formats."""
-    weights, data_name, weights_name = (
-        call.weights_loc[1],
-        call.name("data_format"),
-        call.name("weights_format"),
-    )
+    convolves = call.called.operation.convolves
+    weights, data_name = call.weights_loc[1], call.name("data_format")
+    weights_name = call.name("weights_format") if convolves else ""
     fitting = [
         (data, order)
         for data in (data_format, *(other for other in DATA_FORMATS if other != data_format))
-        for order in WEIGHTS_FORMATS
+        for order in (WEIGHTS_FORMATS if convolves else ("",))
         if (data, order) != (data_format, weights_format) and not infer_geometry(call, data, order)[1]
     ]
     if not fitting:

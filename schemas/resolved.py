@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.rows import Dialect
 from schemas.shapes import GroupsAxis
-from schemas.tables import CalledOperation, Dialect
+from schemas.tables import CalledOperation
 from schemas.tensors import TensorSpec
 
 __all__ = ["ResolvedOp"]
@@ -66,7 +67,7 @@ class ResolvedOp:
         return self.called.wire_names[name]
 
     def reply_attributes(self) -> dict[str, Any]:
-        """Return the reply's `resolved` object: every attribute of the operation, and `groups_axis`.
+        """Return the reply's `resolved` object: every attribute of the operation, and `groups_axis` if it has groups.
 
         Used as attributes again, all but `groups_axis` resolve to the same call.
         """
@@ -74,5 +75,4 @@ class ResolvedOp:
         for row in self.called.operation.attributes:
             value = getattr(self, row.name)
             found[self.called.wire_names[row.name]] = list(value) if isinstance(value, tuple) else value
-        found["groups_axis"] = self.groups_axis
-        return found
+        return found | ({"groups_axis": self.groups_axis} if self.called.operation.convolves else {})

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from schemas.problems import Problem, problem, safe_key
-from schemas.tables import MAX_DIMS, AttributeRow, CalledOperation, near_miss
+from schemas.rows import MAX_DIMS, AttributeRow
+from schemas.tables import CalledOperation, near_miss
 
 __all__ = ["canonical", "same_value"]
 

@@ -14,128 +14,17 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
 
 from convgrad._errors import UnknownOperation
+from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS, AttributeRow, Dialect, Operation, TensorRow
 
 __all__ = [
-    "DATA_FORMATS",
-    "DTYPE_NAMES",
-    "MAX_DIMS",
     "OPERATIONS",
-    "WEIGHTS_FORMATS",
-    "AttributeRow",
     "CalledOperation",
-    "Dialect",
-    "Operation",
-    "TensorRow",
     "find_operation",
     "near_miss",
     "operation_names",
 ]
-
-Dialect = Literal["new", "old"]
-Kind = Literal["s64[]", "s64", "string"]
-
-DTYPE_NAMES = ("f32", "f16", "bf16")
-DATA_FORMATS = ("NXC", "NCX")
-WEIGHTS_FORMATS = ("XIO", "OIX", "XOI", "IOX")
-
-# oneDNN's DNNL_MAX_NDIMS. Graph dumps write a list attribute that was never set as this many zeros.
-MAX_DIMS = 12
-
-
-@dataclass(frozen=True)
-class AttributeRow:
-    """One attribute: its two spellings, type, range, default, and whether a call must have it.
-
-    `required` is `unless auto_pad` for pads, which are needed only while `auto_pad` is `none`. `default` is None when
-    the meaning of an absent value depends on the call; `old_default` applies under an old operation name.
-    """
-
-    name: str
-    kind: Kind
-    doc: str
-    required: Literal["yes", "no", "unless auto_pad"] = "no"
-    minimum: int | None = None
-    choices: tuple[str, ...] = ()
-    default: str | int | None = None
-    old_default: str | int | None = None
-    old_name: str | None = None
-
-    def spelled(self, dialect: Dialect) -> str:
-        """Return the name of the attribute in a dialect."""
-        return self.old_name if dialect == "old" and self.old_name else self.name
-
-    def default_in(self, dialect: Dialect) -> str | int | None:
-        """Return the default under an operation name of this dialect."""
-        return self.old_default if dialect == "old" and self.old_default is not None else self.default
-
-
-@dataclass(frozen=True)
-class TensorRow:
-    """One input or output; `dtypes` is `T` (the type of the call's tensors) or `s32` for a shape."""
-
-    name: str
-    doc: str
-    old_name: str | None = None
-    required: bool = True
-    dtypes: Literal["T", "s32"] = "T"
-
-    def spelled(self, dialect: Dialect) -> str:
-        """Return the name of the tensor in a dialect."""
-        return self.old_name if dialect == "old" and self.old_name else self.name
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """One operation: its names, attributes, inputs, output, and the pages that specify it."""
-
-    name: str
-    old_name: str | None
-    summary: str
-    formula: str
-    transposed: bool
-    attributes: tuple[AttributeRow, ...]
-    inputs: tuple[TensorRow, ...]
-    output: TensorRow
-    pages: tuple[str, ...]
-
-    @property
-    def computes(self) -> Literal["dst", "diff_src", "diff_weights"]:
-        """What the operation computes, by its new name."""
-        return self.output.name  # type: ignore[return-value] # as the tests of the tables check
-
-    @property
-    def widens(self) -> bool:
-        """Whether the shape rule is s * (size - 1) + E - b - e + p, with output padding: the output may be larger."""
-        return self.transposed != (self.computes == "diff_src")
-
-    @cached_property
-    def shape_input(self) -> str | None:
-        """The input that is a shape, which may be an attribute instead; None if there is none."""
-        return next((row.name for row in self.inputs if row.dtypes == "s32"), None)
-
-    @cached_property
-    def names(self) -> tuple[str, ...]:
-        """Every name of this operation, the canonical one first."""
-        plain = (self.name,) if self.old_name is None else (self.name, self.old_name)
-        return tuple(name + suffix for name in plain for suffix in ("", "-1"))
-
-    @cached_property
-    def attribute(self) -> Mapping[str, AttributeRow]:
-        """The attribute rows by canonical name."""
-        return {row.name: row for row in self.attributes}
-
-    @cached_property
-    def attribute_spellings(self) -> Mapping[str, str]:
-        """Canonical attribute name by every accepted spelling."""
-        return _spellings(self.attributes)
-
-    @cached_property
-    def input_spellings(self) -> Mapping[str, str]:
-        """Canonical input name by every accepted spelling."""
-        return _spellings(self.inputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,15 +51,6 @@ class CalledOperation:
         tensors = (*self.operation.inputs, self.operation.output)
         names = {row.name: row.spelled(self.dialect) for row in self.operation.attributes}
         return names | {row.name: row.spelled(self.dialect) for row in tensors}
-
-
-def _spellings(rows: tuple[AttributeRow, ...] | tuple[TensorRow, ...]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for row in rows:
-        found[row.name] = row.name
-        if row.old_name is not None:
-            found[row.old_name] = row.name
-    return found
 
 
 _STRIDES = AttributeRow("strides", "s64[]", "Step of the weights along each spatial axis.", required="yes", minimum=1)
@@ -287,6 +167,7 @@ _FORWARD_INPUTS = (
     TensorRow("bias", "Added to every channel of `dst`: (O).", required=False),
 )
 _DST = TensorRow("dst", "Output: (N, O, X) or (N, X, O).", old_name="output")
+_DIFF_BIAS = TensorRow("diff_bias", "Gradient of the bias: (O).", old_name="bias_delta")
 _DIFF_SRC = TensorRow("diff_src", "Gradient of `src`: (N, I, X) or (N, X, I).", old_name="input_delta")
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -444,6 +325,33 @@ OPERATIONS: tuple[Operation, ...] = (
         inputs=(_DIFF_DST, _WEIGHTS),
         output=_DIFF_SRC,
         pages=("ConvTransposeBackwardData.rst",),
+    ),
+    Operation(
+        name="BiasAdd",
+        old_name=None,
+        summary="A bias added to every channel.",
+        formula="dst[n, o, x] = src[n, o, x] + bias[o]",
+        transposed=False,
+        attributes=(_DATA_FORMAT,),
+        inputs=(
+            TensorRow("src", "Input: (N, O, X) or (N, X, O), with any number of spatial axes from 0 to 3.", "input"),
+            TensorRow("bias", "Added to every channel: (O)."),
+        ),
+        output=_DST,
+        pages=("BiasAdd.rst",),
+        ranks=(2, 3, 4, 5),
+    ),
+    Operation(
+        name="BiasAddBackward",
+        old_name="BiasAddBackprop",
+        summary="Gradient of a bias: the sum over images and pixels of each channel.",
+        formula="diff_bias[o] = sum over n and x of diff_dst[n, o, x]",
+        transposed=False,
+        attributes=(_DATA_FORMAT,),
+        inputs=(_DIFF_DST,),
+        output=_DIFF_BIAS,
+        pages=("BiasAddBackward.rst",),
+        ranks=(4, 5),  # as oneDNN's own shape inference has it
     ),
 )
 

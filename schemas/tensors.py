@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from convgrad._dtypes import DTYPES
 from schemas.problems import Problem, members_problem, number, problem, safe_key
+from schemas.rows import MAX_DIMS
 from schemas.shapes import INT64_MAX, elements
-from schemas.tables import MAX_DIMS, near_miss
+from schemas.tables import near_miss
 
 __all__ = [
     "DataTensor",

@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from schemas.attributes import attributes_model
 from schemas.describe import example
-from schemas.tables import CalledOperation, TensorRow, find_operation
+from schemas.rows import TensorRow
+from schemas.tables import CalledOperation, find_operation
 from schemas.tensors import DataTensor, NpyTensor, TensorDescription, TensorReply
 
 __all__ = [

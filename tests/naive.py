@@ -234,6 +234,23 @@ def round_to(dtype: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return rounded
 
 
+def bias_add(src: npt.NDArray[Any], bias: npt.NDArray[Any], *, data_format: str) -> Array:
+    """Compute dst of BiasAdd in float64: ``dst[n, o, x] = src[n, o, x] + bias[o]``."""
+    values = np.asarray(src, np.float64)
+    axis = 1 if data_format == "NCX" else values.ndim - 1
+    with np.errstate(invalid="ignore"):
+        return values + np.expand_dims(np.asarray(bias, np.float64), [a for a in range(values.ndim) if a != axis])
+
+
+def bias_gradient(diff_dst: npt.NDArray[Any], *, data_format: str) -> Array:
+    """Compute diff_bias in float64: the sum of each channel over images and pixels."""
+    values = np.asarray(diff_dst, np.float64)
+    axis = 1 if data_format == "NCX" else values.ndim - 1
+    with np.errstate(invalid="ignore"):
+        total: Array = values.sum(tuple(a for a in range(values.ndim) if a != axis))
+    return total
+
+
 def channels_first(tensor: npt.NDArray[Any], data_format: str, groups: int) -> Array:
     """Return a data tensor as ``(N, groups, channels/groups, *spatial)`` in float64."""
     values = tensor.astype(np.float64)

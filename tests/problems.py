@@ -32,7 +32,10 @@ OPS = (
     "Convolution",
     "ConvolutionBackwardData",
     "ConvTransposeBackwardData",
+    "BiasAdd",
+    "BiasAddBackward",
 )
+WITH_WEIGHTS = OPS[:6]
 FORMATS = ("XIO", "OIX", "IOX", "XOI")
 EXACT_SUM = 1 << 22  # f32 holds every integer up to 2**24; the margin is for kernels that split a product
 WIDEST = {"f32": 2048, "f16": 32, "bf16": 128}  # f16 would overflow more often than not
@@ -94,7 +97,12 @@ class Case:
     @property
     def forward(self) -> bool:
         """Return whether the result is dst."""
-        return self.op in ("ConvTranspose", "Convolution")
+        return self.op in ("ConvTranspose", "Convolution", "BiasAdd")
+
+    @property
+    def of_bias(self) -> bool:
+        """Whether the operation has no weights; src and dst have one shape, and each channel is a group."""
+        return self.op.startswith("BiasAdd")
 
     @property
     def data_gradient(self) -> bool:
@@ -127,9 +135,11 @@ class Case:
         """Return the shapes of the inputs by name, in the kernels' order."""
         if self.data_gradient:
             return {"diff_dst": self.dst_shape, "weights": self.weights_shape}
+        if self.op == "BiasAddBackward":
+            return {"diff_dst": self.dst_shape}
         if not self.forward:
             return {"src": self.src_shape, "diff_dst": self.dst_shape}
-        shapes = {"src": self.src_shape, "weights": self.weights_shape}
+        shapes = {"src": self.src_shape} | ({} if self.of_bias else {"weights": self.weights_shape})
         return shapes | ({"bias": (self.dst_channels,)} if self.bias else {})
 
     @property
@@ -137,6 +147,8 @@ class Case:
         """Return the shape of the result."""
         if self.data_gradient:
             return self.src_shape
+        if self.op == "BiasAddBackward":
+            return (self.dst_channels,)
         return self.dst_shape if self.forward else self.weights_shape
 
     @property
@@ -144,6 +156,8 @@ class Case:
         """Name of the result."""
         if self.data_gradient:
             return "diff_src"
+        if self.op == "BiasAddBackward":
+            return "diff_bias"
         return "dst" if self.forward else "diff_weights"
 
     @property
@@ -162,13 +176,15 @@ class Case:
     def sum_length(self) -> int:
         """Return the largest number of terms summed for one element of the result, bias included."""
         if self.forward:
-            return self.src_channels // self.groups * prod(self.kernel) + 1
+            return 1 + (not self.of_bias) * self.src_channels // self.groups * prod(self.kernel)
         if self.data_gradient:
             return self.dst_channels // self.groups * prod(self.kernel)
         return self.n * prod(self.src_spatial if self.transposed else self.dst_spatial)
 
     def attributes(self) -> dict[str, Any]:
         """Return the attributes as a caller sends them, under their new names."""
+        if self.of_bias:
+            return {"data_format": self.data_format}
         sent: dict[str, Any] = {
             key: list(getattr(self, key)) for key in ("strides", "pads_begin", "pads_end", "dilations")
         }
@@ -192,8 +208,8 @@ class Case:
         first = min(WIDEST[self.dtype], isqrt(bound))
         second = min(WIDEST[self.dtype], bound // first)
         limits = {"src": first, "weights": second, "diff_dst": second, "bias": first * second}
-        if self.data_gradient:
-            limits["diff_dst"] = first
+        if self.data_gradient or self.of_bias:
+            limits |= {"diff_dst": first, "bias": first}
         return {
             name: naive.round_to(self.dtype, rng.integers(-limits[name], limits[name] + 1, shape))
             for name, shape in self.input_shapes.items()
@@ -254,6 +270,10 @@ class Case:
             for key in ("strides", "pads_begin", "dilations", "groups", "data_format", "weights_format")
         }
         shared["groups_axis"] = self.groups_axis
+        if self.op == "BiasAddBackward":
+            return naive.bias_gradient(inputs["diff_dst"], data_format=self.data_format)
+        if self.op == "BiasAdd":
+            return naive.bias_add(inputs["src"], inputs["bias"], data_format=self.data_format)
         if self.forward:
             tensors = (inputs["src"], inputs["weights"], inputs.get("bias"))
             forward = naive.conv_transpose if self.transposed else naive.convolution
@@ -282,6 +302,8 @@ def build(pick: Pick, macs: int, longer: int = 1) -> Case:
     `pick` chooses from a sequence whose simplest element comes first.
     """
     op = pick(OPS)
+    if op.startswith("BiasAdd"):
+        return _of_bias(pick, op, macs)
     transposed = op.startswith("ConvTranspose")
     rank = pick([1, 2, 2, 2, 3])
     axes = [_axis(pick, transposed, rank, longer) for _ in range(rank)]
@@ -309,6 +331,30 @@ def build(pick: Pick, macs: int, longer: int = 1) -> Case:
         seed=pick(range(1 << 16)),
     )
     return fit(case, macs)
+
+
+def _of_bias(pick: Pick, op: str, macs: int) -> Case:
+    """Draw a case of BiasAdd or BiasAddBackward, whose images have at least two axes."""
+    rank = pick([2, 2, 3] if op == "BiasAddBackward" else [1, 2, 2, 3])
+    spatial = tuple(pick([5, 1, 2, 3, 4, 7, 8, 9, 16, 33]) for _ in range(rank))
+    channels = pick([1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33, 65])
+    return fit(
+        Case(
+            op=op,
+            dtype=pick(["f32", "f32", "bf16", "f16"]),
+            n=pick([1, 1, 1, 2, 2, 3, 5, 9, 0]),
+            src_channels=channels,
+            dst_channels=channels,
+            groups=channels,
+            src_spatial=spatial,
+            dst_spatial=spatial,
+            kernel=(1,) * rank,
+            data_format=pick(["NCX", "NXC"]),
+            bias=op == "BiasAdd",
+            seed=pick(range(1 << 16)),
+        ),
+        macs,
+    )
 
 
 def cases(macs: int = 20_000) -> st.SearchStrategy[Case]:

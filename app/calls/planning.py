@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from app.settings import Settings
 from convgrad._dtypes import dtype
@@ -51,6 +51,8 @@ _BY_IMAGE = ("src", "diff_dst")
 
 def problem_of(op: ResolvedOp) -> ConvProblem:
     """Build the kernels' descriptor of `op`."""
+    if not op.called.operation.convolves:
+        return _of_bias(op, "BiasAdd" if op.output.name == "dst" else "BiasAddBackward")
     names: dict[str, Any] = {  # the schemas' tables allow exactly what the kernels' literals name
         "op": _ADJOINT.get(op.op, op.op),
         "dtype": op.dtype,
@@ -77,6 +79,11 @@ def problem_of(op: ResolvedOp) -> ConvProblem:
         pads_begin=op.pads_begin,
         bias=any(spec.name == "bias" for spec in op.inputs),
     )
+
+
+def _of_bias(op: ResolvedOp, name: Literal["BiasAdd", "BiasAddBackward"]) -> ConvProblem:
+    names: dict[str, Any] = {"op": name, "dtype": op.dtype, "data_format": op.data_format}
+    return ConvProblem.of_bias(**names, n=op.n, channels=op.dst_channels, spatial=op.dst_spatial)
 
 
 def tensor_bytes(spec: TensorSpec) -> int:

@@ -13,7 +13,7 @@ from app.intake.strict_json import members_before
 from convgrad._dtypes import DType, dtype_of_oip
 from convgrad._errors import InvalidParams, InvalidRequest, Unsupported
 from schemas.problems import problem, safe_key
-from schemas.tables import MAX_DIMS
+from schemas.rows import MAX_DIMS
 
 __all__ = ["NumberLists"]
 

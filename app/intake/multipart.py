@@ -23,7 +23,8 @@ from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge
 from convgrad._npy import NpyHeader
 from schemas.dumps import is_dump
 from schemas.problems import Problem, dims, invalid_params, problem, safe_key, too_large
-from schemas.tables import MAX_DIMS, CalledOperation
+from schemas.rows import MAX_DIMS
+from schemas.tables import CalledOperation
 from schemas.tensors import WireTensor, read_tensor
 
 __all__ = ["MAX_REQUEST", "MultipartIntake", "OnArrival"]

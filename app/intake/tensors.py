@@ -19,7 +19,7 @@ from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import InvalidParams, TooLarge, Unsupported
 from schemas.problems import Problem, invalid_params, problem, too_large
-from schemas.tables import MAX_DIMS, Operation
+from schemas.rows import MAX_DIMS, Operation
 from schemas.tensors import TensorMeta, WireTensor, read_meta, read_tensor
 
 __all__ = ["Tensor", "collect_tensors", "metas", "npy_tensor", "read_inputs", "shape_list"]

@@ -26,6 +26,7 @@ from kernels.target import host_arch, host_features, target
 
 __all__ = [
     "ENTRIES",
+    "Doubles",
     "Entry",
     "Floats",
     "Halves",
@@ -75,6 +76,7 @@ if target().compiles and target().arch == host_arch():
 Records = npt.NDArray[np.void]
 Vector = npt.NDArray[np.int64]
 Table = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
 Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.uint16]
 
@@ -84,6 +86,7 @@ _NUMBA: dict[str, Any] = {
     "float": types.float32,
     "Vector": types.int64[::1],
     "Table": types.int64[:, ::1],
+    "Doubles": types.float64[::1],
     "Floats": types.float32[::1],
     "Halves": types.uint16[::1],
 }

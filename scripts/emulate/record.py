@@ -141,8 +141,8 @@ def record(path: Path, count: int, seed: int) -> None:
         rng = np.random.default_rng(seed + 1)
         for case in _cases(count, seed):
             problem, inputs = problem_of(case), case.floats() if rng.random() < 0.5 else case.inputs()
-            if rng.random() < 0.2 and inputs["src"].size:
-                tensor = inputs["src"].reshape(-1)
+            tensor = next(iter(inputs.values())).reshape(-1)
+            if rng.random() < 0.2 and tensor.size:
                 tensor[rng.integers(tensor.size)] = rng.choice([np.inf, -np.inf, np.nan])
             arena._local.held.clear()
             arena._local.marks.clear()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 from convgrad import Client
 from kernels import compute
@@ -20,23 +21,26 @@ START_S = 1800.0
 
 
 def cases() -> list[Case]:
-    """Yield one strided call for each operation and dtype."""
-    gradient = Case(
+    """Return one call for each operation and dtype, of strided layers."""
+    plain = Case(
         n=2, src_channels=24, dst_channels=20, src_spatial=(13, 12), dst_spatial=(7, 6), kernel=(3, 3), strides=(2, 2),
         pads_begin=(1, 1), pads_end=(1, 1),
     )  # fmt: skip
-    mirrored = gradient.mirrored()
-    each = {case.op: case for case in (gradient, mirrored)}
-    each["ConvTranspose"] = Case(**{**vars(mirrored), "op": "ConvTranspose"})
-    return [Case(**{**vars(each[op]), "dtype": dtype}) for op in OPS for dtype in ("f32", "f16", "bf16")]
+    transposed = plain.mirrored()
+    bias = Case(
+        n=2, src_channels=24, dst_channels=24, groups=24, src_spatial=(13, 12), dst_spatial=(13, 12), kernel=(1, 1)
+    )
+    found = []
+    for op in OPS:
+        layer = bias if op.startswith("BiasAdd") else transposed if op.startswith("ConvTranspose") else plain
+        found += [replace(layer, op=op, bias=op == "BiasAdd", dtype=dtype) for dtype in ("f32", "f16", "bf16")]
+    return found
 
 
 def differs(client: Client, case: Case) -> bool:
     """Compute one call on both; return whether any bit differs."""
     inputs = case.inputs()
-    shape = {} if case.forward else {"weights_shape": list(case.weights_shape)}
-    attributes = {key: value for key, value in case.attributes().items() if key != "weights_shape"}
-    there = client.run(case.op, {**inputs, **shape}, attributes)
+    there = client.run(case.op, inputs, case.attributes())
     here = compute(problem_of(case), *map(stored, inputs.values())).view(naive.DTYPES[case.dtype])
     same = stored(there).tobytes() == here.tobytes()
     sys.stdout.write(f"{case.op} {case.dtype}: {'the same bits' if same else 'OTHER BITS'}\n")

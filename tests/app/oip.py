@@ -22,6 +22,7 @@ OLD_NAMES = {
     "weights": "filter",
     "diff_src": "input_delta",
     "dst_shape": "output_shape",
+    "diff_bias": "bias_delta",
 }
 HEAD_LENGTH = "Inference-Header-Content-Length"
 

@@ -53,6 +53,9 @@ def problem_of(case: Case) -> ConvProblem:
     same = case.adjoint() if case.data_gradient else case
     chosen: dict[str, Any] = {name: getattr(same, name) for name in names + more}
     problem = ConvProblem(**chosen)
+    if case.of_bias:
+        of: dict[str, Any] = {name: getattr(case, name) for name in ("op", "dtype", "n", "data_format")}
+        problem = ConvProblem.of_bias(**of, channels=case.dst_channels, spatial=case.dst_spatial)
     assert problem.input_shapes == tuple(case.input_shapes.values())
     assert problem.output_shape == case.output_shape
     return problem

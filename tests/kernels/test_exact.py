@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 from tests.kernels.harness import assert_same_bits, check, compute
-from tests.problems import OPS, Case, cases, random_case
+from tests.problems import WITH_WEIGHTS, Case, cases, random_case
 
 BLOCKS, PER_BLOCK = 24, 100
 
@@ -59,7 +59,7 @@ def test_rounds_once_at_ties(dtype: str, data_format: str) -> None:
     assert_same_bits(compute(case, typed), case.expected(typed), case)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", WITH_WEIGHTS)
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_rounds_at_every_magnitude(op: str, dtype: str) -> None:
     """Products of arbitrary values, from subnormal to overflowing results, are rounded as the oracle rounds."""

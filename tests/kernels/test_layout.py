@@ -17,7 +17,7 @@ from kernels.gradient.tiles.schedule import Schedule, schedule
 from kernels.gradient.tiles.unit import _part
 from kernels.problem import Dims
 from tests.kernels.harness import problem_of
-from tests.problems import OPS, Case, random_case
+from tests.problems import WITH_WEIGHTS, Case, random_case
 
 
 def axes() -> Iterator[Axis]:
@@ -126,7 +126,7 @@ def test_classes_are_those_of_each_position() -> None:
             assert tap_runs(dims, axis, numbers)["count"].sum() == reached
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", WITH_WEIGHTS)
 def test_nothing_is_laid_out_for_a_call_that_is_over(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A unit checks for a stop before its schedule, before its own tables, and before it computes."""
     case = Case(src_spatial=(4096,), dst_spatial=(1,), kernel=(4096,))

@@ -12,7 +12,7 @@ import pytest
 
 from kernels import ConvProblem, explain, plan
 from tests.kernels.harness import Run, assert_same_bits, problem_of
-from tests.problems import OPS, Case, random_case, real_layers
+from tests.problems import WITH_WEIGHTS, Case, random_case, real_layers
 from tests.traps import TRAPS
 
 SMALL = 3_000_000
@@ -131,7 +131,7 @@ def _heavy(op: str, *, reference: bool) -> Case:
     return replace(case.mirrored() if op.startswith("ConvTranspose") else case, op=op)
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", WITH_WEIGHTS)
 @pytest.mark.parametrize("reference", REFERENCE)
 def test_stop_ends_a_unit(op: str, reference: bool) -> None:
     """A large unit checks for a stop, obeys it, and can then be run again from the start."""

@@ -17,7 +17,7 @@ from schemas.tables import find_operation, operation_names
 from tests.schemas.calls import CONVOLUTION, FORWARD, refused, tensors
 from tests.schemas.test_shapes import spread, windows
 
-NAMES = st.sampled_from(operation_names())
+NAMES = st.sampled_from([name for name in operation_names() if not name.startswith("BiasAdd")])
 
 
 @st.composite

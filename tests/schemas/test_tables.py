@@ -25,6 +25,9 @@ from schemas.tables import OPERATIONS, find_operation, near_miss, operation_name
         ("ConvolutionBackwardData", "ConvolutionBackwardData", "new"),
         ("ConvolutionBackpropData-1", "ConvolutionBackwardData", "old"),
         ("ConvTransposeBackwardData", "ConvTransposeBackwardData", "new"),
+        ("BiasAdd-1", "BiasAdd", "new"),
+        ("BiasAddBackward", "BiasAddBackward", "new"),
+        ("BiasAddBackprop-1", "BiasAddBackward", "old"),
     ],
 )
 def test_names(name: str, operation: str, dialect: str) -> None:
@@ -34,8 +37,8 @@ def test_names(name: str, operation: str, dialect: str) -> None:
 
 
 def test_every_name_is_listed_once() -> None:
-    """There are eighteen names: nine, each with and without the version suffix."""
-    assert len(operation_names()) == len(set(operation_names())) == 18
+    """There are twenty-four names: twelve, each with and without the version suffix."""
+    assert len(operation_names()) == len(set(operation_names())) == 24
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ def test_requests_mirror_the_table(name: str) -> None:
         {"unknown": 1},
         {"inputs": {"unknown": DATA}},
         {"options": {"unknown": 1}},
-        {"attributes": {}},
+        {"attributes": {"data_format": "XNC"}},
+        *([{"attributes": {}}] if called.operation.convolves else []),
     ]
     for wrong in wrongs:
         with pytest.raises(ValidationError):

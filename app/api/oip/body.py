@@ -28,7 +28,8 @@ from app.pool.buffers import Segment
 from app.telemetry.timings import Timings
 from convgrad._errors import Cancelled, InvalidParams, InvalidRequest, ParseError
 from schemas.problems import problem
-from schemas.tables import MAX_DIMS, CalledOperation
+from schemas.rows import MAX_DIMS
+from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta
 
 __all__ = ["HEAD_LENGTH", "Metas", "OipIntake", "read_inference"]

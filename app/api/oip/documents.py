@@ -7,7 +7,8 @@ from typing import Any
 from app.api.oip.reply import VERSION
 from convgrad import __version__
 from convgrad._dtypes import dtype
-from schemas.tables import DTYPE_NAMES, CalledOperation, TensorRow, operation_names
+from schemas.rows import DTYPE_NAMES, TensorRow
+from schemas.tables import CalledOperation, operation_names
 
 __all__ = ["model_config", "model_metadata", "repository_index", "server_metadata"]
 

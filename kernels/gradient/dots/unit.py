@@ -127,7 +127,7 @@ class BwdDots(BwdWeights):
 
     def refuse(self, problem: ConvProblem) -> str | None:
         """Take weight gradients whose channels and pixels fill the registers well."""
-        if problem.forward:
+        if problem.computes != "diff_weights":
             return "computes weight gradients only"
         least = LEAST_USE.get((target().dots, problem.dtype))
         if least is None:

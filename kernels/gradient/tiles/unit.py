@@ -43,7 +43,7 @@ class BwdWeights:
 
     def refuse(self, problem: ConvProblem) -> str | None:
         """Take every weight gradient."""
-        return "computes weight gradients only" if problem.forward else None
+        return None if problem.computes == "diff_weights" else "computes weight gradients only"
 
     def speed(self, problem: ConvProblem) -> int:
         """Return the estimated speed, as a multiple of that on f32 tiles."""

@@ -50,12 +50,15 @@ MORE = (
     replace(SMALL, op="ConvTransposeBackwardData"),
     replace(CONVOLUTION, op="Convolution", bias=True),
     replace(CONVOLUTION, op="ConvolutionBackwardData"),
+    Case(op="BiasAdd", n=2, src_channels=3, dst_channels=3, src_spatial=(4,), dst_spatial=(4,), kernel=(1,), bias=True),
+    Case(op="BiasAddBackward", src_channels=3, dst_channels=3, src_spatial=(4, 5), dst_spatial=(4, 5), kernel=(1, 1)),
 )
 CASES = {case.op: case for case in (SMALL, FORWARD, CONVOLUTION, *MORE)}
 NAMES = {
     "ConvTransposeBackwardWeights": ("ConvTransposeBackpropFilters", "ConvTransposeBackpropFilters-1"),
     "ConvolutionBackwardWeights": ("ConvolutionBackpropFilters", "ConvolutionBackpropFilters-1"),
     "ConvolutionBackwardData": ("ConvolutionBackpropData", "ConvolutionBackpropData-1"),
+    "BiasAddBackward": ("BiasAddBackprop", "BiasAddBackprop-1"),
 }
 
 

@@ -58,6 +58,8 @@ _CONVOLUTION = OTHERS["ConvolutionBackwardWeights"]
 MORE = (
     replace(_CONVOLUTION, op="Convolution", bias=True),
     replace(_CONVOLUTION, op="ConvolutionBackwardData"),
+    Case(op="BiasAdd", n=2, src_channels=3, dst_channels=3, src_spatial=(4,), dst_spatial=(4,), kernel=(1,), bias=True),
+    Case(op="BiasAddBackward", src_channels=3, dst_channels=3, src_spatial=(4, 5), dst_spatial=(4, 5), kernel=(1, 1)),
     replace(SMALL, op="ConvTransposeBackwardData"),
 )
 CASES = OTHERS | {case.op: case for case in (SMALL, *MORE)}

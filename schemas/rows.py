@@ -1,0 +1,138 @@
+"""What a row of the operations' tables is: an attribute, a tensor, an operation; two spellings of each name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+__all__ = [
+    "DATA_FORMATS",
+    "DTYPE_NAMES",
+    "MAX_DIMS",
+    "WEIGHTS_FORMATS",
+    "AttributeRow",
+    "Dialect",
+    "Operation",
+    "TensorRow",
+]
+
+Dialect = Literal["new", "old"]
+Kind = Literal["s64[]", "s64", "string"]
+
+DTYPE_NAMES = ("f32", "f16", "bf16")
+DATA_FORMATS = ("NXC", "NCX")
+WEIGHTS_FORMATS = ("XIO", "OIX", "XOI", "IOX")
+
+# oneDNN's DNNL_MAX_NDIMS. Graph dumps write a list attribute that was never set as this many zeros.
+MAX_DIMS = 12
+
+
+@dataclass(frozen=True)
+class AttributeRow:
+    """One attribute: its two spellings, type, range, default, and whether a call must have it.
+
+    `required` is `unless auto_pad` for pads, which are needed only while `auto_pad` is `none`. `default` is None when
+    the meaning of an absent value depends on the call; `old_default` applies under an old operation name.
+    """
+
+    name: str
+    kind: Kind
+    doc: str
+    required: Literal["yes", "no", "unless auto_pad"] = "no"
+    minimum: int | None = None
+    choices: tuple[str, ...] = ()
+    default: str | int | None = None
+    old_default: str | int | None = None
+    old_name: str | None = None
+
+    def spelled(self, dialect: Dialect) -> str:
+        """Return the name of the attribute in a dialect."""
+        return self.old_name if dialect == "old" and self.old_name else self.name
+
+    def default_in(self, dialect: Dialect) -> str | int | None:
+        """Return the default under an operation name of this dialect."""
+        return self.old_default if dialect == "old" and self.old_default is not None else self.default
+
+
+@dataclass(frozen=True)
+class TensorRow:
+    """One input or output; `dtypes` is `T` (the type of the call's tensors) or `s32` for a shape."""
+
+    name: str
+    doc: str
+    old_name: str | None = None
+    required: bool = True
+    dtypes: Literal["T", "s32"] = "T"
+
+    def spelled(self, dialect: Dialect) -> str:
+        """Return the name of the tensor in a dialect."""
+        return self.old_name if dialect == "old" and self.old_name else self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation: its names, attributes, inputs, output, and the pages that specify it."""
+
+    name: str
+    old_name: str | None
+    summary: str
+    formula: str
+    transposed: bool
+    attributes: tuple[AttributeRow, ...]
+    inputs: tuple[TensorRow, ...]
+    output: TensorRow
+    pages: tuple[str, ...]
+    ranks: tuple[int, ...] = (3, 4, 5)
+    """Numbers of dimensions that the data tensors may have."""
+
+    @property
+    def computes(self) -> Literal["dst", "diff_src", "diff_weights", "diff_bias"]:
+        """What the operation computes, by its new name."""
+        return self.output.name  # type: ignore[return-value] # as the tests of the tables check
+
+    @cached_property
+    def convolves(self) -> bool:
+        """Whether the operation has weights and strides; BiasAdd and BiasAddBackward have neither."""
+        return "strides" in self.attribute
+
+    @property
+    def widens(self) -> bool:
+        """Whether the shape rule is s * (size - 1) + E - b - e + p, with output padding: the output may be larger."""
+        return self.transposed != (self.computes == "diff_src")
+
+    @cached_property
+    def shape_input(self) -> str | None:
+        """The input that is a shape, which may be an attribute instead; None if there is none."""
+        return next((row.name for row in self.inputs if row.dtypes == "s32"), None)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Every name of this operation, the canonical one first."""
+        plain = (self.name,) if self.old_name is None else (self.name, self.old_name)
+        return tuple(name + suffix for name in plain for suffix in ("", "-1"))
+
+    @cached_property
+    def attribute(self) -> Mapping[str, AttributeRow]:
+        """The attribute rows by canonical name."""
+        return {row.name: row for row in self.attributes}
+
+    @cached_property
+    def attribute_spellings(self) -> Mapping[str, str]:
+        """Canonical attribute name by every accepted spelling."""
+        return _spellings(self.attributes)
+
+    @cached_property
+    def input_spellings(self) -> Mapping[str, str]:
+        """Canonical input name by every accepted spelling."""
+        return _spellings(self.inputs)
+
+
+def _spellings(rows: tuple[AttributeRow, ...] | tuple[TensorRow, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for row in rows:
+        found[row.name] = row.name
+        if row.old_name is not None:
+            found[row.old_name] = row.name
+    return found
