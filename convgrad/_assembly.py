@@ -20,7 +20,7 @@ _MAX_RANK = 64
 
 
 class Assembly:
-    """Decode one reply from its bytes, in pieces of any size.
+    """Decode one reply from its bytes, in pieces of any size: a stream for each output, one after another.
 
     A tile that is contiguous in the output is received straight into it; any other is copied there once.
     """
@@ -31,6 +31,8 @@ class Assembly:
         self._begin: dict[str, Any] = {}
         self._output = ""
         self._tiles = 0
+        self._expected: list[str] = []
+        self._outputs: dict[str, Array] = {}
         self._result: Result | None = None
 
     def feed(self, data: Bytes) -> Iterator[Event]:
@@ -55,7 +57,7 @@ class Assembly:
         if kind == "error":
             raise _error_in(header)
         if self._result is not None or (kind == "begin") == (self._array is not None):
-            raise ProtocolError("a tensor stream must be one `begin`, then tiles, then one `end`")
+            raise ProtocolError("a tensor stream must be one `begin`, then tiles, then one `end`, for each output")
         match kind:
             case "begin":
                 self._start(header)
@@ -76,7 +78,11 @@ class Assembly:
             self._array = np.empty(shape, dtype.numpy)
         except (ValueError, MemoryError) as error:
             raise ProtocolError(f"no memory for a tensor of shape {list(shape)}") from error
-        self._begin, self._output = header, _text(header, "output")
+        self._output, self._tiles = _text(header, "output"), 0
+        if not self._outputs:
+            self._begin, self._expected = header, _names(header) or [self._output]
+        if self._output != self._expected[len(self._outputs)]:
+            raise ProtocolError("the outputs of a tensor stream must come in the order of its first `begin`")
 
     def _place(self, header: dict[str, Any], length: int) -> memoryview | None:
         if header.get("type") != "tile":
@@ -121,9 +127,12 @@ class Assembly:
         # The checksum of the whole also proves that the tiles left no gap.
         if hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest() != _text(header, "sha256"):
             raise ProtocolError("the sha256 of the received tensor does not match the one in `end`")
+        self._outputs[self._output], self._array = array, None
+        if len(self._outputs) < len(self._expected):
+            return
         resolved, stats = _object(self._begin, "resolved"), _object(header, "stats")
         warnings = tuple(map(str, self._begin.get("warnings") or ()))
-        self._result = Result(_text(self._begin, "op"), {self._output: array}, resolved, stats, warnings)
+        self._result = Result(_text(self._begin, "op"), self._outputs, resolved, stats, warnings)
 
 
 def _error_in(header: dict[str, Any]) -> Exception:
@@ -131,6 +140,16 @@ def _error_in(header: dict[str, Any]) -> Exception:
     return error_from_code(
         _text(header, "code"), _text(header, "message"), data=data if isinstance(data, dict) else None
     )
+
+
+def _names(header: dict[str, Any]) -> list[str]:
+    """Return the names of all outputs, if the header has them."""
+    value = header.get("outputs", [])
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise _wrong("outputs", "a list of strings")
+    if len(set(value)) != len(value):
+        raise _wrong("outputs", "names, each once")
+    return value
 
 
 def _text(header: dict[str, Any], key: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -63,11 +63,12 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         inputs: Inputs,
         attributes: Mapping[str, Any] | None = None,
         *,
+        outputs: Sequence[str] | None = None,
         reference: bool = False,
         deadline: float | None = None,
     ) -> Result:
         """Compute `op` and return the whole reply; see `Client.run_detailed`."""
-        request = core.call(op, inputs, attributes, options=options(reference, deadline))
+        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs))
         return await self._result(request, deadline)
 
     @asynccontextmanager
@@ -77,17 +78,25 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         inputs: Inputs,
         attributes: Mapping[str, Any] | None = None,
         *,
+        outputs: Sequence[str] | None = None,
         reference: bool = False,
         deadline: float | None = None,
     ) -> AsyncIterator[AsyncStream]:
         """Compute `op` and stream its tiles as they become final, for `async with`; see `Client.stream`."""
-        request = core.call(op, inputs, attributes, options=options(reference, deadline))
+        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs))
         async with self._opened(request, Budget(self._retry, deadline)) as stream:
             yield stream
 
-    async def validate(self, op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def validate(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        outputs: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
         """Check a call without sending its tensors; see `Client.validate`."""
-        return core.object_of(await self._fetch(core.validation(op, inputs, attributes)))
+        return core.object_of(await self._fetch(core.validation(op, inputs, attributes, outputs=outputs)))
 
     async def operations(self) -> list[dict[str, Any]]:
         """List the operations of the service."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Sequence
 from typing import Any
 
 import httpx
@@ -69,12 +69,14 @@ class Base:
         )
 
 
-def options(reference: bool, deadline: float | None) -> dict[str, Any]:
+def options(reference: bool, deadline: float | None, outputs: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the options of a call that differ from their defaults; an infinite deadline means none.
 
     Raises `InvalidParams` when `deadline` is not a number.
     """
     options: dict[str, Any] = {"reference": True} if reference else {}
+    if outputs is not None:
+        options["outputs"] = list(outputs)
     milliseconds = math.inf if deadline is None else deadline * 1000
     if math.isnan(milliseconds):
         rule = "deadline must be a number of seconds or infinity, but is NaN"

@@ -73,24 +73,41 @@ def _run(options: argparse.Namespace) -> int:
     spec = _spec_of(options)
     if any(isinstance(value, dict) for value in spec.inputs.values()):
         raise ValueError("run needs .npy files: a tensor given as dtype and shape is for validate and bench")
+    several = len(_outputs_of(spec, options) or ()) > 1
+    if several and options.output and not options.output.endswith(".npz"):
+        raise ValueError("several outputs need a .npz file: give -o a name that ends so")
     with _client(options) as client:
         result = _compute(client, spec, options)
     for warning in result.warnings:
         _say(f"warning: {warning}")
-    name, array = next(iter(result.outputs.items()))
-    path = options.output or f"{name}.npy"
-    _write(path, array)
+    first = next(iter(result.outputs))
+    path = options.output or ("outputs.npz" if several else f"{first}.npy")
+    if path.endswith(".npz"):
+        np.savez(path, **result.outputs)  # type: ignore[arg-type] # no output is called allow_pickle
+    else:
+        _write(path, result.outputs[first])
     if options.json and path != "-":
-        _print({"output": name, "file": path, "resolved": result.resolved, "stats": result.stats}, options)
+        outputs = {"outputs": list(result.outputs)} if several else {"output": first}
+        _print({**outputs, "file": path, "resolved": result.resolved, "stats": result.stats}, options)
     elif not options.quiet:
+        what = ", ".join(
+            f"{name} {dtype_of_array(array).name} {list(array.shape)}" for name, array in result.outputs.items()
+        )
         took = f"{result.stats.get('compute_ms', '?')} ms in {result.stats.get('kernel', '?')}"
-        _say(f"{name} {dtype_of_array(array).name} {list(array.shape)} -> {path} ({took})")
+        _say(f"{what} -> {path} ({took})")
     return 0
+
+
+def _outputs_of(spec: CallSpec, options: argparse.Namespace) -> list[str] | None:
+    """Return the outputs that the command line, or else the spec, asks for."""
+    asked = options.outputs or spec.options.get("outputs")
+    return asked if isinstance(asked, list) else None
 
 
 def _compute(client: Client, spec: CallSpec, options: argparse.Namespace) -> Result:
     op = _op_of(spec)
     settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
+    settings["outputs"] = _outputs_of(spec, options)
     # Without a progress bar the call can be retried when its reply breaks off.
     if options.quiet or not sys.stderr.isatty():
         return client.run_detailed(op, spec.inputs, spec.attributes, **settings)
@@ -103,7 +120,8 @@ def _compute(client: Client, spec: CallSpec, options: argparse.Namespace) -> Res
 def _validate(options: argparse.Namespace) -> int:
     spec = _spec_of(options)
     with _client(options) as client:
-        _print(client.validate(_op_of(spec), spec.inputs, spec.attributes), options)
+        asked = _outputs_of(spec, options)
+        _print(client.validate(_op_of(spec), spec.inputs, spec.attributes, outputs=asked), options)
     return 0
 
 

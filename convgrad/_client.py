@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -74,11 +74,16 @@ class Client(Base, Operations[Array]):
         inputs: Inputs,
         attributes: Mapping[str, Any] | None = None,
         *,
+        outputs: Sequence[str] | None = None,
         reference: bool = False,
         deadline: float | None = None,
     ) -> Result:
-        """Compute `op` like `run`, and return its outputs, resolved attributes and statistics."""
-        request = core.call(op, inputs, attributes, options=options(reference, deadline))
+        """Compute `op` like `run`, and return its outputs, resolved attributes and statistics.
+
+        `outputs` are the names of those to compute in the one call, such as `diff_weights`, `diff_bias` and `diff_src`
+        of a weight gradient; by default the operation's own one.
+        """
+        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs))
         return self._result(request, deadline)
 
     @contextmanager
@@ -88,23 +93,31 @@ class Client(Base, Operations[Array]):
         inputs: Inputs,
         attributes: Mapping[str, Any] | None = None,
         *,
+        outputs: Sequence[str] | None = None,
         reference: bool = False,
         deadline: float | None = None,
     ) -> Iterator[Stream]:
         """Compute `op` and stream its tiles as they become final; for `with`.
 
-        Nothing is retried once the reply has begun.
+        Of several `outputs` the tiles come one output after another. Nothing is retried once the reply has begun.
         """
-        request = core.call(op, inputs, attributes, options=options(reference, deadline))
+        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs))
         with self._opened(request, Budget(self._retry, deadline)) as stream:
             yield stream
 
-    def validate(self, op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def validate(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        outputs: Sequence[str] | None = None,
+    ) -> dict[str, Any]:
         """Check a call without sending its tensors; return its resolved attributes, output shapes, plan and cost.
 
         `inputs` are as for `run`, or `{"dtype": .., "shape": ..}`. Raises what the call would raise.
         """
-        return core.object_of(self._fetch(core.validation(op, inputs, attributes)))
+        return core.object_of(self._fetch(core.validation(op, inputs, attributes, outputs=outputs)))
 
     def operations(self) -> list[dict[str, Any]]:
         """List the operations of the service."""

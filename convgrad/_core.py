@@ -129,13 +129,20 @@ def multipart_call(
     return Request("POST", _op_path(op), _frames.MEDIA_TYPE, multipart(dump(document), tensors))
 
 
-def validation(op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None) -> Request:
+def validation(
+    op: str,
+    inputs: Inputs,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    outputs: Sequence[str] | None = None,
+) -> Request:
     """Build the request that checks `op` by the dtypes and shapes of its tensors."""
     stated = {
         name: value if _is_list(value) or isinstance(value, Mapping) else part(value).describe()
         for name, value in inputs.items()
     }
-    text = dump({"attributes": attributes or {}, "inputs": stated})
+    asked = {} if outputs is None else {"options": {"outputs": list(outputs)}}
+    text = dump({"attributes": attributes or {}, "inputs": stated, **asked})
     body = Body("application/json", len(text), lambda: [text])
     return Request("POST", _op_path(op) + "/validate", body=body)
 

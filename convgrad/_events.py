@@ -57,7 +57,7 @@ class Result:
 
     @property
     def array(self) -> Array:
-        """The first output; all current operations have exactly one."""
+        """The first output; there is one unless the call asked for several."""
         return next(iter(self.outputs.values()))
 
 

@@ -53,7 +53,8 @@ def inference(
         parameters["reference"] = options["reference"]
     if whole:
         parameters["binary_data_output"] = True
-    head = dump({"inputs": described, "parameters": parameters})
+    asked = {"outputs": [{"name": name} for name in options["outputs"]]} if "outputs" in options else {}
+    head = dump({"inputs": described, "parameters": parameters, **asked})
     shapes = b"".join(np.array(value, "<i8").tobytes() for value in lists.values())
 
     def pieces() -> Iterator[Bytes]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from convgrad import __version__
 from convgrad._base import DEFAULT_URL
-from convgrad._spec import SHAPES, TENSORS, attribute, integers, named
+from convgrad._spec import SHAPES, TENSORS, attribute, integers, named, names
 
 __all__ = ["Command", "parser"]
 
@@ -40,10 +40,22 @@ def parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
 def _add_run(command: argparse.ArgumentParser) -> None:
     _add_call(command)
     add = command.add_argument
-    add("-o", "--output", metavar="FILE", help="output file; - is standard output")
+    add("-o", "--output", metavar="FILE", help=".npy file of the output, or .npz of all; - is standard output")
+    _add_outputs(command)
     add("--reference", action="store_true", help="use the slow kernel that accumulates in float64")
     add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")
     add("-q", "--quiet", action="store_true", help="print errors only")
+
+
+def _add_validate(command: argparse.ArgumentParser) -> None:
+    _add_call(command)
+    _add_outputs(command)
+
+
+def _add_outputs(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--outputs", type=names, metavar="NAME,..", help="what to compute, such as diff_weights,diff_bias,diff_src"
+    )
 
 
 def _add_describe(command: argparse.ArgumentParser) -> None:
@@ -106,7 +118,7 @@ def _add_nothing(command: argparse.ArgumentParser) -> None:
 
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], Any]]] = {
     "run": ("compute an operation on .npy files", _add_run),
-    "validate": ("check a call without computing it", _add_call),
+    "validate": ("check a call without computing it", _add_validate),
     "ops": ("list the operations", _add_nothing),
     "describe": ("show an operation's attributes, inputs and outputs", _add_describe),
     "health": ("ask whether the service accepts calls", _add_health),

@@ -11,7 +11,7 @@ from typing import Any
 
 from convgrad._tensors import NpyFile
 
-__all__ = ["SHAPES", "TENSORS", "CallSpec", "attribute", "integers", "named", "read_spec", "tensor"]
+__all__ = ["SHAPES", "TENSORS", "CallSpec", "attribute", "integers", "named", "names", "read_spec", "tensor"]
 
 # The names of the operations' inputs, in both dialects; each has its own flag.
 TENSORS = ("src", "diff_dst", "weights", "bias", "input_forward", "output_delta", "filter")
@@ -95,6 +95,14 @@ def named(text: str) -> tuple[str, str]:
 def integers(text: str) -> list[int]:
     """Parse a list of integers such as `64,32,3,3`; raises `ValueError`."""
     return [int(part) for part in text.strip("[]").split(",") if part.strip()]
+
+
+def names(text: str) -> list[str]:
+    """Parse a list of names such as `diff_weights,diff_bias`; raises `ValueError` for an empty one."""
+    found = [part.strip() for part in text.split(",")]
+    if not all(found):
+        raise ValueError("must be names, such as diff_weights,diff_bias")
+    return found
 
 
 def tensor(text: str, dtype: str | None = None) -> NpyFile | dict[str, Any]:

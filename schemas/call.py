@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from schemas.attributes import Given, read_attributes
 from schemas.inputs import Inputs, read_inputs
-from schemas.problems import Problem, dims, problem
+from schemas.problems import Problem, dims, problem, safe_key
 from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta, read_meta
 
@@ -18,8 +18,9 @@ __all__ = ["Call", "read_call"]
 class Call:
     """The valid parts of a call.
 
-    `weights` is the weights' shape and `weights_loc` where it was given; `result` and `result_loc` are the same for the
-    shape of `diff_src` where the call gives it. `output` is the output tensor of a dumped op, or None.
+    `outputs` are the canonical names of the outputs asked for. `weights` is the weights' shape and `weights_loc` where
+    it was given; `result` and `result_loc` are the same for the shape of `diff_src` where the call gives it. `output`
+    is the output tensor of a dumped op, or None.
     """
 
     called: CalledOperation
@@ -31,6 +32,7 @@ class Call:
     warnings: list[str]
     result: tuple[int, ...] | None = None
     result_loc: tuple[str, str] = ("attributes", "dst_shape")
+    outputs: tuple[str, ...] = ()
 
     def name(self, canonical: str) -> str:
         """Return an attribute's or input's name as the caller spelled it, otherwise in the call's dialect."""
@@ -49,7 +51,7 @@ class Call:
 
 
 def read_call(
-    called: CalledOperation, attributes: object, inputs: object, output: object
+    called: CalledOperation, attributes: object, inputs: object, output: object, outputs: tuple[str, ...] = ()
 ) -> tuple[Call, list[Problem]]:
     """Return a call, and the rules that its parts break by themselves or by their number of values."""
     given, problems = read_attributes(called, attributes)
@@ -57,6 +59,8 @@ def read_call(
     problems.extend(more)
     known = None if output is None else read_meta(output, ["outputs", called.wire_names[_output(called)]], problems)
     call = Call(called, given, found, known, None, ("inputs", ""), [])
+    call.outputs = _read_outputs(called, outputs, problems)
+    _check_needed(call, problems)
     if called.operation.computes == "diff_weights":
         call.weights, call.weights_loc = _choose_shape(call, "weights_shape", problems)
     elif called.operation.convolves:
@@ -69,6 +73,37 @@ def read_call(
     return call, problems
 
 
+def _read_outputs(called: CalledOperation, asked: tuple[str, ...], problems: list[Problem]) -> tuple[str, ...]:
+    """Return the canonical names of the outputs asked for; by default the operation's own one."""
+    spellings, found = called.operation.output_spellings, []
+    for index, name in enumerate(asked):
+        output = spellings.get(name)
+        loc: list[str | int] = ["options", "outputs", index]
+        if output is None:
+            known = ", ".join(called.wire_names[row.name] for row in called.operation.outputs)
+            msg = f"{safe_key(name)} is not an output of {called.called_as}: it has {known}"
+            problems.append(problem(loc, msg, "unknown_output"))
+        elif output in found:
+            msg = f"outputs must name each output once, but {safe_key(name)} is asked for again"
+            problems.append(problem(loc, msg, "conflict"))
+        else:
+            found.append(output)
+    return tuple(found) or (_output(called),)
+
+
+def _check_needed(call: Call, problems: list[Problem]) -> None:
+    """Check that what only some outputs need is there for them; warn where it is not needed."""
+    for row in call.called.operation.inputs:
+        if row.only_for is None:
+            continue
+        output, given = call.called.wire_names[row.only_for], row.name in call.inputs.metas
+        if given and row.only_for not in call.outputs:
+            call.warnings.append(f"{call.name(row.name)} is not read: {output} is not among the outputs asked for")
+        elif not given and row.only_for in call.outputs and row.name not in call.inputs.bad:
+            name = call.called.wire_names[row.name]
+            problems.append(problem(["inputs", name], f"{name} is required for {output}", "missing"))
+
+
 def _output(called: CalledOperation) -> str:
     return called.operation.output.name
 
@@ -76,6 +111,7 @@ def _output(called: CalledOperation) -> str:
 def _choose_shape(call: Call, row: str, problems: list[Problem]) -> tuple[tuple[int, ...] | None, tuple[str, str]]:
     """Return the shape of the result and where it was given: by the input, the attribute, or a dump's output."""
     given, inputs = getattr(call.given, row), call.inputs.shape
+    weights = call.inputs.metas.get("weights") if row == "weights_shape" else None
     written = call.given.spelled.get(row) or call.called.wire_names[row]
     as_input = call.inputs.spelled.get(row) or call.called.wire_names[row]
     known = call.output.shape if call.output is not None else None
@@ -91,6 +127,8 @@ def _choose_shape(call: Call, row: str, problems: list[Problem]) -> tuple[tuple[
             call.warnings.append(f"the values of the input {as_input} are not known here: the attribute was used")
     elif known is not None:
         shape, loc = known, ("outputs", call.called.wire_names[_output(call.called)])
+    elif weights is not None:
+        shape, loc = weights.shape, ("inputs", call.name("weights"))
     else:
         needed = row == "weights_shape" or call.inputs.values_unknown
         if needed and row not in call.given.bad and row not in call.inputs.bad:
@@ -102,6 +140,9 @@ def _choose_shape(call: Call, row: str, problems: list[Problem]) -> tuple[tuple[
     for axis in zeros:
         msg = f"{loc[1]}[{axis}] must be at least 1, but is 0"
         problems.append(problem([*loc, axis], msg, "greater_than_equal"))
+    if weights is not None and weights.shape != shape:
+        msg = f"{call.name('weights')} must have the shape {dims(shape)} of {loc[1]}, but has {dims(weights.shape)}"
+        problems.append(problem(["inputs", call.name("weights"), "shape"], msg, "weights_shape"))
     if known is not None and known != shape:
         msg = f"{loc[1]} must be the output's shape, which is {dims(known)}, but is {dims(shape)}"
         problems.append(problem(loc, msg, "output_shape"))

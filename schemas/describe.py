@@ -22,7 +22,7 @@ def list_operations() -> list[dict[str, Any]]:
             "aliases": list(operation.names[1:]),
             "summary": operation.summary,
             "inputs": [row.name for row in operation.inputs],
-            "outputs": [operation.output.name],
+            "outputs": [row.name for row in operation.outputs],
             "dtypes": list(DTYPE_NAMES),
         }
         for operation in OPERATIONS
@@ -45,7 +45,7 @@ def describe(op: str) -> dict[str, Any]:
         "formula": operation.formula,
         "attributes": [_attribute(called, row) for row in operation.attributes],
         "inputs": [_tensor(called, row, index) for index, row in enumerate(operation.inputs)],
-        "outputs": [_tensor(called, operation.output, 0)],
+        "outputs": [_tensor(called, row, index) for index, row in enumerate(operation.outputs)],
         "dtypes": list(DTYPE_NAMES),
         "ranks": list(operation.ranks),
         "layouts": {
@@ -78,6 +78,7 @@ def _tensor(called: CalledOperation, row: TensorRow, index: int) -> dict[str, An
         "name": name,
         "aliases": sorted({row.name, row.old_name or row.name} - {name}),
         "required": row.required,
+        **({} if row.only_for is None else {"only_for": called.wire_names[row.only_for]}),
         "dtypes": list(DTYPE_NAMES) if row.dtypes == "T" else ["s32"],
         "description": _respelled(called, row.doc),
     }
@@ -126,5 +127,6 @@ def example(called: CalledOperation) -> dict[str, Any]:
         shapes["bias"] = src[1:2]
     given: dict[str, Any] = {name: {"dtype": "f32", "shape": shape} for name, shape in shapes.items()}
     given |= {"weights_shape": weights, "dst_shape": src}
-    inputs = {names[row.name]: given[row.name] for row in called.operation.inputs if row.name in given}
+    rows = [row for row in called.operation.inputs if row.only_for is None]
+    inputs = {names[row.name]: given[row.name] for row in rows if row.name in given}
     return {"attributes": attributes, "inputs": inputs}

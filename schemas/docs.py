@@ -20,6 +20,10 @@ __all__ = ["main", "pages", "stale"]
 
 _FOLDER = Path(__file__).resolve().parent.parent / "docs" / "operations"
 _AXES = {(3, 4, 5): "one, two or three", (2, 3, 4, 5): "up to three", (4, 5): "two or three"}
+_EXTRAS = (
+    "",
+    'A call computes the first one unless `options.outputs` names others, such as `["diff_weights", "diff_bias"]`.',
+)
 _NOTICE = "<!-- Made from schemas/tables.py by scripts/docs. Change the table, not this page. -->"
 
 
@@ -107,9 +111,10 @@ def _page(operation: Operation) -> str:
         "",
         *_table(("index", "name", "required", "meaning"), _tensors(operation.inputs)),
         "",
-        "## Output",
+        "## Outputs" if operation.extras else "## Output",
         "",
-        *_table(("index", "name", "required", "meaning"), _tensors((operation.output,))),
+        *_table(("index", "name", "meaning"), (_output(index, row) for index, row in enumerate(operation.outputs))),
+        *(_EXTRAS if operation.extras else ()),
         "",
         *(["## Layouts of the weights", "", *_layouts(called), ""] if operation.convolves else []),
         "## Example",
@@ -157,7 +162,12 @@ def _attribute(row: AttributeRow) -> tuple[str, ...]:
 
 def _tensors(rows: Sequence[TensorRow]) -> Iterator[tuple[str, ...]]:
     for index, row in enumerate(rows):
-        yield str(index), _spellings(row), "yes" if row.required else "no", row.doc
+        required = "yes" if row.required else "no" if row.only_for is None else f"for `{row.only_for}`"
+        yield str(index), _spellings(row), required, row.doc
+
+
+def _output(index: int, row: TensorRow) -> tuple[str, ...]:
+    return str(index), _spellings(row), row.doc
 
 
 def _layouts(called: CalledOperation) -> Iterator[str]:

@@ -18,13 +18,15 @@ _MAX_MEMBERS = 16
 _MAX_TEXT = 64
 
 
-def key_of(name: object, attributes: object, inputs: object) -> Hashable | None:
+def key_of(name: object, attributes: object, inputs: object, outputs: tuple[str, ...] = ()) -> Hashable | None:
     """Return a key that is equal for two calls exactly when they are the same, or None if it can't be cached."""
     if type(name) is not str or type(attributes) is not dict or type(inputs) is not dict:
         return None
     if len(attributes) > _MAX_MEMBERS or len(inputs) > _MAX_MEMBERS:
         return None
-    parts: list[Hashable] = [name, len(attributes)]
+    if any(len(output) > _MAX_TEXT for output in outputs):
+        return None
+    parts: list[Hashable] = [name, outputs, len(attributes)]
     for members in (attributes, inputs):
         for key, value in members.items():
             kind = type(value)

@@ -28,24 +28,26 @@ def resolve(
     inputs: Mapping[str, TensorMeta | Mapping[str, Any] | list[int]],
     *,
     output: TensorMeta | Mapping[str, Any] | None = None,
+    outputs: tuple[str, ...] = (),
 ) -> ResolvedOp:
     """Return the call with defaults, `auto_pad` and shape inference applied.
 
     `attributes` may be a whole dumped op, whose inputs replace absent `inputs`. An input is a `TensorMeta`, a mapping
-    with `dtype` and `shape`, or, for `weights_shape`, a list. `output` is what the caller expects.
+    with `dtype` and `shape`, or, for `weights_shape`, a list. `output` is what the caller expects, and
+    `outputs` are the names of the outputs asked for, in either spelling; by default the operation's own one.
 
     Raises `UnknownOperation`; `InvalidParams` with all broken rules; `Unsupported` for a dtype other than
     f32, f16 and bf16.
     """
-    key = key_of(name, attributes, inputs) if output is None else None
+    key = key_of(name, attributes, inputs, outputs) if output is None else None
     known = _MEMO.get(key)
-    return known or _MEMO.put(key, _resolve(name, attributes, inputs, output))
+    return known or _MEMO.put(key, _resolve(name, attributes, inputs, output, outputs))
 
 
 _MEMO = Memo()
 
 
-def _resolve(name: str, attributes: Any, inputs: Any, output: Any) -> ResolvedOp:
+def _resolve(name: str, attributes: Any, inputs: Any, output: Any, outputs: tuple[str, ...]) -> ResolvedOp:
     called = find_operation(name)
     given, expected = attributes, output
     if is_dump(attributes):
@@ -54,7 +56,7 @@ def _resolve(name: str, attributes: Any, inputs: Any, output: Any) -> ResolvedOp
         # shape.
         expected = output if inputs and dump.inputs else dump.output
         given, inputs, output = dump.attributes, inputs or dump.inputs, output or dump.output
-    call, problems = read_call(called, given, inputs, output)
+    call, problems = read_call(called, given, inputs, output, outputs)
     data_format, weights_format = call.given.data_format, call.given.weights_format
     if not called.operation.convolves:
         weights_format = ""
@@ -79,20 +81,24 @@ def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str,
     given, metas = call.given, call.inputs.metas
     dtype = call.inputs.dtype or ""
     groups = given.groups or 1
-    output = call.called.operation.output.name
     src_shape = data_shape(made.n, made.src_channels, made.src_spatial, data_format)
-    shape = {
+    shapes = {
         "dst": data_shape(made.n, made.dst_channels, made.dst_spatial, data_format),
         "diff_src": src_shape,
         "diff_weights": call.weights or (),
         "diff_bias": (made.dst_channels,),
-    }[call.called.operation.computes]
-    _check_output(call, TensorMeta(dtype, shape), problems)
+    }
+    for output in call.outputs:
+        _check_output(call, output, TensorMeta(dtype, shapes[output]), problems)
     # One multiply-add per tap, pair of channels and pixel of the tensor that the taps step over.
     pixels = prod(made.src_spatial if call.transposed else made.dst_spatial)
-    macs = made.n * pixels * made.dst_channels  # of a bias
+    products = made.n * pixels * made.dst_channels
     if call.called.operation.convolves:
-        macs = macs * prod(made.kernel) * made.src_channels // groups
+        products = products * prod(made.kernel) * made.src_channels // groups
+    # A bias is added or summed for each value of dst.
+    sums = made.n * prod(made.dst_spatial) * made.dst_channels
+    no_products = {"diff_bias"} if call.called.operation.convolves else {*shapes}
+    macs = sum(sums if output in no_products else products for output in call.outputs)
     return ResolvedOp(
         called=call.called,
         dtype=dtype,
@@ -118,23 +124,23 @@ def _resolved(call: Call, made: Geometry, data_format: str, weights_format: str,
             [
                 TensorSpec(row.name, dtype, metas[row.name].shape)
                 for row in call.called.operation.inputs
-                if row.name in metas
+                if row.name in metas and row.only_for in (None, *call.outputs)
             ]
         ),
-        output=TensorSpec(output, dtype, shape),
+        outputs=tuple([TensorSpec(output, dtype, shapes[output]) for output in call.outputs]),
         warnings=(*call.warnings, *_ignored_pads(call, made)),
         macs=macs,
     )
 
 
-def _check_output(call: Call, found: TensorMeta, problems: list[Problem]) -> None:
-    """Check that the output has fewer than 2^63 bytes, and what the caller expects."""
-    name = call.called.wire_names[call.called.operation.output.name]
+def _check_output(call: Call, output: str, found: TensorMeta, problems: list[Problem]) -> None:
+    """Check that an output has fewer than 2^63 bytes, and what the caller expects."""
+    name = call.called.wire_names[output]
     if elements(found.shape) * DTYPES[found.dtype].itemsize > INT64_MAX:
         msg = f"{name} would have shape {dims(found.shape)}, but must have fewer than 2^63 bytes"
         problems.append(problem(["outputs", name, "shape"], msg, "overflow"))
     expected = call.output
-    if expected is None:
+    if expected is None or output != call.called.operation.output.name:
         return
     if expected.dtype != found.dtype:
         msg = f"{name} must be {found.dtype} like the inputs, but the spec has another dtype"

@@ -18,7 +18,8 @@ class ResolvedOp:
     """Every size and attribute of a call after defaults, `auto_pad` and shape inference.
 
     Names are canonical; `wire_name` and `reply_attributes` translate them to the call's dialect. `inputs` are the
-    tensors that the computation reads, in the order of the operation's table. `dst_shape` is the shape of `diff_src`,
+    tensors that the computation reads, in the order of the operation's table, and `outputs` what it computes, in the
+    order asked for. `dst_shape` is the shape of `diff_src`,
     like the attribute of that name. `macs` counts multiply-adds, including those with padding.
     """
 
@@ -43,9 +44,14 @@ class ResolvedOp:
     weights_shape: tuple[int, ...]
     dst_shape: tuple[int, ...]
     inputs: tuple[TensorSpec, ...]
-    output: TensorSpec
+    outputs: tuple[TensorSpec, ...]
     warnings: tuple[str, ...]
     macs: int
+
+    @property
+    def output(self) -> TensorSpec:
+        """The first output."""
+        return self.outputs[0]
 
     @property
     def op(self) -> str:

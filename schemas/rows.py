@@ -58,13 +58,17 @@ class AttributeRow:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One input or output; `dtypes` is `T` (the type of the call's tensors) or `s32` for a shape."""
+    """One input or output; `dtypes` is `T` (the type of the call's tensors) or `s32` for a shape.
+
+    An input that is `only_for` an output is read when a call asks for that one; then it is required.
+    """
 
     name: str
     doc: str
     old_name: str | None = None
     required: bool = True
     dtypes: Literal["T", "s32"] = "T"
+    only_for: str | None = None
 
     def spelled(self, dialect: Dialect) -> str:
         """Return the name of the tensor in a dialect."""
@@ -73,7 +77,10 @@ class TensorRow:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation: its names, attributes, inputs, output, and the pages that specify it."""
+    """One operation: its names, attributes, inputs, outputs, and the pages that specify it.
+
+    `extras` are outputs that a call may ask for beside `output` or in its place (`options.outputs`).
+    """
 
     name: str
     old_name: str | None
@@ -86,10 +93,21 @@ class Operation:
     pages: tuple[str, ...]
     ranks: tuple[int, ...] = (3, 4, 5)
     """Numbers of dimensions that the data tensors may have."""
+    extras: tuple[TensorRow, ...] = ()
+
+    @property
+    def outputs(self) -> tuple[TensorRow, ...]:
+        """Everything that a call may ask for."""
+        return self.output, *self.extras
+
+    @cached_property
+    def output_spellings(self) -> Mapping[str, str]:
+        """Canonical output name by every accepted spelling."""
+        return _spellings(self.outputs)
 
     @property
     def computes(self) -> Literal["dst", "diff_src", "diff_weights", "diff_bias"]:
-        """What the operation computes, by its new name."""
+        """What the operation computes unless a call asks for something else, by its new name."""
         return self.output.name  # type: ignore[return-value] # as the tests of the tables check
 
     @cached_property

@@ -48,7 +48,7 @@ class CalledOperation:
     @cached_property
     def wire_names(self) -> Mapping[str, str]:
         """Name of every attribute, input and output in this dialect, by canonical name."""
-        tensors = (*self.operation.inputs, self.operation.output)
+        tensors = (*self.operation.inputs, *self.operation.outputs)
         names = {row.name: row.spelled(self.dialect) for row in self.operation.attributes}
         return names | {row.name: row.spelled(self.dialect) for row in tensors}
 
@@ -168,6 +168,13 @@ _FORWARD_INPUTS = (
 )
 _DST = TensorRow("dst", "Output: (N, O, X) or (N, X, O).", old_name="output")
 _DIFF_BIAS = TensorRow("diff_bias", "Gradient of the bias: (O).", old_name="bias_delta")
+_WEIGHTS_FOR_SRC = TensorRow(
+    "weights",
+    "Weights in the order of `weights_format`, read only for `diff_src`. They also give `weights_shape`.",
+    old_name="filter",
+    required=False,
+    only_for="diff_src",
+)
 _DIFF_SRC = TensorRow("diff_src", "Gradient of `src`: (N, I, X) or (N, X, I).", old_name="input_delta")
 
 OPERATIONS: tuple[Operation, ...] = (
@@ -192,9 +199,10 @@ OPERATIONS: tuple[Operation, ...] = (
             _WEIGHTS_FORMAT_TRANSPOSED,
             _WEIGHTS_SHAPE,
         ),
-        inputs=(_SRC, _DIFF_DST, _WEIGHTS_SHAPE_INPUT),
+        inputs=(_SRC, _DIFF_DST, _WEIGHTS_SHAPE_INPUT, _WEIGHTS_FOR_SRC),
         output=TensorRow("diff_weights", "Gradient of the weights.", old_name="filter_delta"),
         pages=("ConvTransposeBackwardWeights.rst", "ConvTransposeBackpropFilters-1.md"),
+        extras=(_DIFF_BIAS, _DIFF_SRC),
     ),
     Operation(
         name="ConvolutionBackwardWeights",
@@ -216,9 +224,10 @@ OPERATIONS: tuple[Operation, ...] = (
             _WEIGHTS_FORMAT,
             _WEIGHTS_SHAPE,
         ),
-        inputs=(_SRC, _DIFF_DST, _WEIGHTS_SHAPE_INPUT),
+        inputs=(_SRC, _DIFF_DST, _WEIGHTS_SHAPE_INPUT, _WEIGHTS_FOR_SRC),
         output=TensorRow("diff_weights", "Gradient of the weights.", old_name="filter_delta"),
         pages=("ConvolutionBackpropFilters-1.md",),
+        extras=(_DIFF_BIAS, _DIFF_SRC),
     ),
     Operation(
         name="ConvTranspose",

@@ -47,6 +47,9 @@ class CallOptions(BaseModel):
     reference: bool | None = Field(
         default=False, description="Use the slow reference kernel, which accumulates in float64."
     )
+    outputs: Annotated[list[str], Field(min_length=1, max_length=16)] | None = Field(
+        default=None, description="Names of the outputs to compute; by default the operation's first."
+    )
 
 
 class Stats(_Reply):

@@ -103,7 +103,7 @@ def test_the_shell_command(shell: Shell) -> None:
 
 def test_the_python_client(service: LiveService, tmp_path: Path) -> None:
     """The Python block runs to the end, and both ways of calling return the same bits."""
-    (block,) = (block for language, block in BLOCKS if language == "python")
+    block = "\n".join(block for language, block in BLOCKS if language == "python")
     block = block.replace("http://127.0.0.1:8000", service.url)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", block],

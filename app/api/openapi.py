@@ -106,11 +106,12 @@ _CALL_REPLY = {
     },
     "content": {
         "application/json": {"schema": _ref(CallReply)},
-        "application/x-npy": _binary("The output as a .npy file, sent while it is computed."),
+        "application/x-npy": _binary("The one output as a .npy file, sent while it is computed."),
         "text/event-stream": {
             "schema": {"type": "string", "description": "JSON-RPC messages: progress, tiles, the response."}
         },
-        "application/x-tensor-stream": _binary("Frames: begin, progress, tile, end or error."),
+        "application/x-tensor-stream": _binary("Frames: begin, progress, tile, end or error; these for each output."),
+        "multipart/form-data": _binary("A JSON part `reply`, then each output as a .npy file under its name."),
     },
 }
 

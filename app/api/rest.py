@@ -1,4 +1,4 @@
-"""The `/v1` API: JSON or multipart in; JSON, `.npy`, events or tensor frames out."""
+"""The `/v1` API: JSON or multipart in; JSON, multipart, `.npy`, events or tensor frames out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from app.intake.sinks import Lease
 from app.intake.strings import TensorStrings
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import Segment
-from app.replies import frames, npy, sse
+from app.replies import frames, multipart, npy, sse
 from app.replies.accept import choose
 from app.replies.body import send_json
 from app.replies.result import send_result
@@ -49,6 +49,7 @@ _SENDERS: dict[str, Callable[[Call, Send, str], Awaitable[None]]] = {
     npy.MEDIA_TYPE: lambda call, send, _: npy.send_npy(call, send),
     sse.MEDIA_TYPE: sse.send_sse,
     frames.MEDIA_TYPE: lambda call, send, _: frames.send_frames(call, send),
+    multipart.MEDIA_TYPE: lambda call, send, _: multipart.send_multipart(call, send),
 }
 REPLY_TYPES = tuple(_SENDERS)
 
@@ -144,7 +145,7 @@ class _Validation(_Deferred):
 class _Computation(_Deferred):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, context = self._service, context_of(scope)
-        send_reply = _SENDERS[choose(headers_of(scope).get("accept"), REPLY_TYPES)]
+        reply_type = choose(headers_of(scope).get("accept"), REPLY_TYPES)
 
         checked: tuple[Metas, Prepared] | None = None
 
@@ -154,6 +155,8 @@ class _Computation(_Deferred):
             if checked is None or checked[0] != metas:  # an optional input may arrive after the first check
                 name, started = self._called.called_as, context.started
                 prepared = await service.prepare(name, call.attributes, metas, call.options, started=started)
+                if reply_type == npy.MEDIA_TYPE:
+                    npy.check_outputs(prepared)
                 checked = metas, prepared
             return checked[1]
 
@@ -170,7 +173,7 @@ class _Computation(_Deferred):
                     tensors = await collect_tensors(call.inputs, lease)
                 running = await early.complete(prepared, tensors)
                 async with cancel_on_disconnect(receive), running:
-                    await send_reply(running, send, context.request_id)
+                    await _SENDERS[reply_type](running, send, context.request_id)
 
 
 def _request_type(headers: Mapping[str, str]) -> str:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-import numpy as np
-import numpy.typing as npt
-
 from app.calls.errors import as_convgrad_error
 from app.calls.events import Begin, End, Event, Progress, TileReady
-from app.calls.planning import tensor_bytes
+from app.calls.outputs import CallOutput
+from app.calls.planning import Computation
 from app.intake.options import Options
-from app.pool.engine import Arrival, Demand, Job, JobTimes
+from app.pool.engine import Arrival, Job
 from app.telemetry.context import current_context
 from app.telemetry.timings import Timings
 from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
-from kernels import Plan, Unit, box, storage_dtype
+from kernels import Plan, Unit, box
 from schemas.ops import ResolvedOp
 from schemas.tables import find_operation
 
@@ -34,8 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Call", "Checked", "Prepared", "Resources"]
 
-# Below this size hashing takes less time than handing the work to a thread.
-_HASH_INLINE = 1 << 20
 # A call of thousands of units reports its progress about this many times.
 _PROGRESS_STEPS = 100
 _CANCELLED = "the caller cancelled the call"
@@ -53,17 +48,17 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked call with its plan."""
+    """A checked call with the plan of each output."""
 
     op: ResolvedOp
-    plan: Plan
+    computations: tuple[Computation, ...]
     options: Options
     deadline: float
 
     @property
-    def output_name(self) -> str:
-        """Name of the output, in the dialect of the operation's name."""
-        return self.op.wire_name(self.op.output.name)
+    def plan(self) -> Plan:
+        """The plan of the first output."""
+        return self.computations[0].plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +89,15 @@ class Call:
         self.timings = timings
         self.id = call_id
         self.stats: dict[str, Any] = {}
-        self.nbytes = tensor_bytes(prepared.op.output)
-        """Size of the output in bytes."""
-        self._times = JobTimes()
-        self._demand = Demand()
+        self.outputs = tuple(
+            [CallOutput(prepared.op.wire_name(each.output.name), each) for each in prepared.computations]
+        )
+        """The results, in the order asked for."""
         self._resources = resources
-        self._inputs = _in_kernel_order(prepared.op, tensors)
+        self._inputs = _segments_of(prepared.op, tensors)
         self._lease = lease
         self._cleanup = ExitStack()
-        self._units: AsyncGenerator[Unit, None] | None = None
-        self._first: asyncio.Task[Unit | None] | None = None
-        self._arrival: Arrival | None = None
-        self._output: Segment
-        self._scratch: Segment | None = None
+        self._began = False
         self._context = current_context()
         self._entered = 0.0
         self._outcome: str | None = None
@@ -130,19 +121,20 @@ class Call:
             undo.enter_context(self._resources.admission.call(self._context))
             self._resources.running.add(self)
             undo.callback(self._resources.running.discard, self)
-            for segment in self._inputs:
+            for segment in self._inputs.values():
                 undo.callback(self._lease.hand_over(segment).release)
-            if self._arrival is None:
-                await self._take_memory(undo)
-            else:
+            if self._began:
                 undo.push(self._cleanup.pop_all())
-                self._arrival.advance(self.prepared.op.n)
+                self.advance(self.prepared.op.n)
+            else:
+                await self._take_memory(undo)
             self._cleanup = undo.pop_all()
 
     async def _take_memory(self, undo: ExitStack) -> None:
-        self._output = await self._acquire(self.nbytes, undo)
-        if scratch_bytes := self.prepared.plan.scratch_bytes:
-            self._scratch = await self._acquire(scratch_bytes, undo)
+        for output in self.outputs:
+            output.segment = await self._acquire(output.nbytes, undo)
+            if scratch_bytes := output.computation.plan.scratch_bytes:
+                output.scratch = await self._acquire(scratch_bytes, undo)
 
     async def begin(self, images: int) -> None:
         """Start computing from the first `images` of the inputs, while the others are still arriving.
@@ -154,26 +146,32 @@ class Call:
         with ExitStack() as undo:
             await self._take_memory(undo)
             self._cleanup = undo.pop_all()
-        self._arrival = Arrival(images)
-        self._units = self._resources.engine.run(self._job())
-        self._first = asyncio.ensure_future(anext(self._units, None))
+        self._began = True
+        for output in self.outputs:
+            output.arrival = Arrival(images)
+            output.start(self._resources.engine.run(self._job(output)))
 
     def advance(self, images: int) -> None:
         """Set how many images have arrived, after `begin`."""
-        assert self._arrival is not None
-        self._arrival.advance(images)
+        for output in self.outputs:
+            assert output.arrival is not None
+            output.arrival.advance(images)
 
     async def abandon(self) -> None:
         """Stop a call that was begun but never entered."""
-        if self._units is not None:
+        if self._running:
             await self._release()
 
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         self._count(error)
-        if self._units is None:
-            self._cleanup.close()
-        else:
+        if self._running:
             await self._release()
+        else:
+            self._cleanup.close()
+
+    @property
+    def _running(self) -> bool:
+        return any(output.units is not None for output in self.outputs)
 
     async def _release(self) -> None:
         # Segments are released only when no worker can write to them: a second cancellation must not interrupt this.
@@ -182,71 +180,74 @@ class Call:
         closing.add_done_callback(self._resources.closing.discard)
         await asyncio.shield(closing)
 
-    @property
-    def output(self) -> memoryview:
-        """The output's bytes. A view may outlive the call, in a socket: the memory is not reused while it exists."""
-        return self._output.view[: self.nbytes]
-
-    @property
-    def array(self) -> npt.NDArray[Any]:
-        """The output in storage dtype: f16 and bf16 as the uint16 with the same bits."""
-        spec = self.prepared.op.output
-        return np.frombuffer(self.output, storage_dtype(spec.dtype)).reshape(spec.shape)
-
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Run the call: `Begin`, then `Progress` and `TileReady` as units finish, then `End`.
+        """Run the call: for each output `Begin`, then `Progress` and `TileReady` as units finish, then `End`.
+
+        All outputs are computed at the same time; the events of the second follow those of the first.
 
         Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown` or, after `cancel`, `Cancelled`; closing the
         iterator stops the work.
         """
-        plan, op = self.prepared.plan, self.prepared.op
-        spec, total = op.output, len(plan.units)
-        tiles = sum(unit.offset is not None for unit in plan.units)
-        yield Begin(
-            op.called_as,
-            self.prepared.output_name,
-            spec.dtype,
-            spec.shape,
-            tiles,
-            op.reply_attributes(),
-            op.warnings,
-        )
-        yield Progress(0, total)
-        output, seq, done, step = self.array, 0, 0, max(1, total // _PROGRESS_STEPS)
-        with self._working() as units:
-            while (unit := await self._next(units)) is not None:
-                done += 1
-                if done % step == 0 or done == total:
-                    yield Progress(done, total)
-                if unit.offset is not None and unit.shape is not None:
-                    yield TileReady(seq, unit.offset, unit.shape, box(output, unit))
-                    seq += 1
-        yield End(tiles, self.stats)
+        total = sum(len(output.computation.plan.units) for output in self.outputs)
+        done, step, start = 0, max(1, total // _PROGRESS_STEPS), self._start()
+        for output in self.outputs:
+            yield Begin(output)
+            if not done:
+                yield Progress(0, total)
+            array, seq = output.array, 0
+            with self._taking(output) as units:
+                while (unit := await self._next(output, units)) is not None:
+                    done += 1
+                    if done % step == 0 or done == total:
+                        yield Progress(done, total)
+                    if unit.offset is not None and unit.shape is not None:
+                        yield TileReady(output, seq, unit.offset, unit.shape, box(array, unit))
+                        seq += 1
+            last = output is self.outputs[-1]
+            if last:
+                self._ended(start)
+            yield End(output, self.stats if last else output.stats(), last)
+
+    def _start(self) -> float:
+        """Run the jobs that do not run yet; return the time."""
+        for output in self.outputs:
+            if not self._began:
+                units = self._resources.engine.run(self._job(output))
+                if len(self.outputs) > 1:
+                    output.start(units)
+                else:
+                    output.units = units
+        return time.perf_counter()
 
     @contextmanager
-    def _working(self) -> Iterator[AsyncGenerator[Unit, None]]:
-        """Run the job while the block takes all of its units; `stats` is set afterwards."""
-        plan, start = self.prepared.plan, time.perf_counter()
-        if self._units is None:
-            self._units = self._resources.engine.run(self._job())
+    def _taking(self, output: CallOutput) -> Iterator[AsyncGenerator[Unit, None]]:
+        """Give the units of an output to a block that takes all of them; the engine has then released the job."""
+        assert output.units is not None
         try:
-            yield self._units
+            yield output.units
         except BaseException as error:
             self._outcome = _code(error)
             raise
-        self._outcome, self._units = "ok", None  # the engine has released the job
+        output.units = None
+
+    def _ended(self, start: float) -> None:
+        """Set `stats` when all outputs are complete."""
+        self._outcome = "ok"
         # The compute time of a streamed call includes waiting for a slow reader. A call that began early waited for
         # its inputs, not for a worker.
-        queued = self._times.queue_s or 0.0 if self._arrival is None else 0.0
+        queued = 0.0 if self._began else min(output.times.queue_s or 0.0 for output in self.outputs)
         computing = max(0.0, time.perf_counter() - start - queued)
         self.timings.add("queue", queued)
         self.timings.add("compute", computing)
+        each = {output.name: output.stats() for output in self.outputs}
         self.stats = {
-            "kernel": plan.kernel,
-            "gmac": plan.macs / 1e9,
+            "kernel": self.prepared.plan.kernel,
+            "gmac": sum(one["gmac"] for one in each.values()),
             "compute_ms": round(computing * 1000, 3),
-            "tiles": sum(unit.offset is not None for unit in plan.units),
+            "tiles": sum(one["tiles"] for one in each.values()),
         }
+        if len(each) > 1:
+            self.stats["outputs"] = each
 
     def cancel(self) -> None:
         """Stop the work at the caller's request: `events` raises `Cancelled` when it next waits for a unit."""
@@ -256,19 +257,16 @@ class Call:
             self._waiting = None
 
     async def finish(self) -> None:
-        """Run the call to its end for an API that sends the whole output at once."""
-        self._demand.each = False
-        with self._working() as units:
-            while await self._next(units) is not None:
-                pass
+        """Run the call to its end for an API that sends whole outputs at once."""
+        start = self._start()
+        for output in self.outputs:
+            output.demand.each = False
+            with self._taking(output) as units:
+                while await self._next(output, units) is not None:
+                    pass
+        self._ended(start)
 
-    async def sha256(self) -> str:
-        """Hash the complete output, in a thread if it is large."""
-        if self.nbytes <= _HASH_INLINE:
-            return hashlib.sha256(self.output).hexdigest()
-        return (await asyncio.to_thread(hashlib.sha256, self.output)).hexdigest()
-
-    async def _next(self, units: AsyncGenerator[Unit, None]) -> Unit | None:
+    async def _next(self, output: CallOutput, units: AsyncGenerator[Unit, None]) -> Unit | None:
         """Wait for the next unit. `cancel` interrupts only here, never in the middle of sending."""
         if self.cancelled:
             raise Cancelled(_CANCELLED)
@@ -276,8 +274,8 @@ class Call:
         assert task is not None
         before = task.cancelling()
         try:
-            if self._first is not None:
-                first, self._first = self._first, None
+            if output.first is not None:
+                first, output.first = output.first, None
                 return await first
             return await anext(units, None)
         except asyncio.CancelledError:
@@ -305,28 +303,25 @@ class Call:
         undo.callback(segment.release)
         return segment
 
-    def _job(self) -> Job:
+    def _job(self, output: CallOutput) -> Job:
+        assert output.segment is not None
         return Job(
             id=self.id,
-            plan=self.prepared.plan,
-            inputs=self._inputs,
-            output=self._output,
-            scratch=self._scratch,
+            plan=output.computation.plan,
+            inputs=tuple([self._inputs[name] for name in output.computation.inputs]),
+            output=output.segment,
+            scratch=output.scratch,
             deadline=self.prepared.deadline,
             owner=self._context.tenant,
-            arrival=self._arrival,
-            times=self._times,
-            demand=self._demand,
+            arrival=output.arrival,
+            times=output.times,
+            demand=output.demand,
         )
 
     async def _close(self) -> None:
-        assert self._units is not None
-        units, self._units = self._units, None
         try:
-            if self._first is not None:
-                self._first.cancel()
-                await asyncio.gather(self._first, return_exceptions=True)
-            await units.aclose()
+            for output in self.outputs:
+                await output.close()
         finally:
             self._cleanup.close()
 
@@ -337,7 +332,8 @@ def _code(error: BaseException | None) -> str:
     return as_convgrad_error(error).code
 
 
-def _in_kernel_order(op: ResolvedOp, tensors: Mapping[str, Segment]) -> tuple[Segment, ...]:
+def _segments_of(op: ResolvedOp, tensors: Mapping[str, Segment]) -> dict[str, Segment]:
+    """Return the segments of the inputs that are read, by canonical name; raises `InvalidParams` if one is missing."""
     spellings = find_operation(op.called_as).operation.input_spellings
     found = {spellings.get(name, name): segment for name, segment in tensors.items()}
     missing = [op.wire_name(spec.name) for spec in op.inputs if spec.name not in found]
@@ -349,4 +345,4 @@ def _in_kernel_order(op: ResolvedOp, tensors: Mapping[str, Segment]) -> tuple[Se
                 for name in missing
             ],
         )
-    return tuple(found[spec.name] for spec in op.inputs)
+    return {spec.name: found[spec.name] for spec in op.inputs}

@@ -1,4 +1,4 @@
-"""Events of a running call: `Begin`, then any number of `Progress` and `TileReady`, then `End`."""
+"""Events of a running call: for each output `Begin`, then any number of `Progress` and `TileReady`, then `End`."""
 
 from __future__ import annotations
 
@@ -8,20 +8,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from app.calls.outputs import CallOutput
+
 __all__ = ["Begin", "End", "Event", "Progress", "TileReady"]
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The call is admitted and its work begins; names are in the dialect of the operation's name."""
+    """An output's tiles follow; names are in the dialect of the operation's name."""
 
-    op: str
-    output: str
-    dtype: str
-    shape: tuple[int, ...]
-    tiles: int
-    resolved: dict[str, Any]
-    warnings: tuple[str, ...]
+    output: CallOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +30,9 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileReady:
-    """A box of the output is final; `array` views it, in storage dtype."""
+    """A box of an output is final; `array` views it, in storage dtype. `seq` counts the boxes of the output."""
 
+    output: CallOutput
     seq: int
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -48,10 +45,11 @@ class TileReady:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The whole output is final."""
+    """The whole output is final; `stats` are the call's after the last one, or what is known of this output."""
 
-    tiles: int
+    output: CallOutput
     stats: dict[str, Any]
+    last: bool
 
 
 Event = Begin | Progress | TileReady | End

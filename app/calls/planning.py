@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
 from app.settings import Settings
 from convgrad._dtypes import dtype
@@ -15,10 +16,11 @@ from schemas.ops import ResolvedOp, TensorSpec
 from schemas.problems import dims as written
 
 __all__ = [
+    "Computation",
     "call_bytes",
     "check_limits",
     "complete_images",
-    "describe_plan",
+    "describe_plans",
     "is_planned_at_once",
     "plan_call",
     "problem_of",
@@ -40,8 +42,8 @@ _REFERENCE_MACS = 1 << 30
 Place = tuple[str, str, tuple[int, ...]]
 """A tensor of a call: `inputs`, `outputs` or `attributes`, its name, and its shape."""
 
-_ADJOINT = {"ConvolutionBackwardData": "ConvTranspose", "ConvTransposeBackwardData": "Convolution"}
-"""The gradient with respect to src is the other forward operation on diff_dst, with I and O of the weights swapped."""
+_READ = {"diff_weights": ("src", "diff_dst"), "diff_src": ("diff_dst", "weights"), "diff_bias": ("diff_dst",)}
+"""The inputs that each gradient is computed from, in the kernels' order; a forward operation reads all it has."""
 
 _SWAPPED = str.maketrans("IO", "OI")
 
@@ -49,20 +51,32 @@ _BY_IMAGE = ("src", "diff_dst")
 """Inputs whose outermost axis is the batch, in every layout."""
 
 
-def problem_of(op: ResolvedOp) -> ConvProblem:
-    """Build the kernels' descriptor of `op`."""
-    if not op.called.operation.convolves:
-        return _of_bias(op, "BiasAdd" if op.output.name == "dst" else "BiasAddBackward")
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """One output of a call: its plan, and the names of the inputs that it reads, in the kernels' order."""
+
+    output: TensorSpec
+    plan: Plan
+    inputs: tuple[str, ...]
+
+
+def problem_of(op: ResolvedOp, output: str | None = None) -> ConvProblem:
+    """Build the kernels' descriptor of one output of `op`, by default the first."""
+    output = output or op.output.name
     names: dict[str, Any] = {  # the schemas' tables allow exactly what the kernels' literals name
-        "op": _ADJOINT.get(op.op, op.op),
+        "op": op.op,
         "dtype": op.dtype,
         "data_format": op.data_format,
-        "weights_format": op.weights_format,
-        "groups_axis": op.groups_axis,
     }
+    if output == "diff_bias" or not op.called.operation.convolves:
+        names["op"] = "BiasAdd" if output == "dst" else "BiasAddBackward"
+        return ConvProblem.of_bias(**names, n=op.n, channels=op.dst_channels, spatial=op.dst_spatial)
+    names |= {"weights_format": op.weights_format, "groups_axis": op.groups_axis}
     src, dst = (op.src_channels, op.src_spatial), (op.dst_channels, op.dst_spatial)
-    if op.op in _ADJOINT:
+    if output == "diff_src":
+        # The other forward operation on diff_dst, with I and O of the weights swapped.
         src, dst = dst, src
+        names["op"] = "Convolution" if op.called.operation.transposed else "ConvTranspose"
         names["weights_format"] = op.weights_format.translate(_SWAPPED)
         names["groups_axis"] = op.groups_axis.translate(_SWAPPED)
     return ConvProblem(
@@ -77,13 +91,8 @@ def problem_of(op: ResolvedOp) -> ConvProblem:
         strides=op.strides,
         dilations=op.dilations,
         pads_begin=op.pads_begin,
-        bias=any(spec.name == "bias" for spec in op.inputs),
+        bias=output == "dst" and any(spec.name == "bias" for spec in op.inputs),
     )
-
-
-def _of_bias(op: ResolvedOp, name: Literal["BiasAdd", "BiasAddBackward"]) -> ConvProblem:
-    names: dict[str, Any] = {"op": name, "dtype": op.dtype, "data_format": op.data_format}
-    return ConvProblem.of_bias(**names, n=op.n, channels=op.dst_channels, spatial=op.dst_spatial)
 
 
 def tensor_bytes(spec: TensorSpec) -> int:
@@ -100,7 +109,7 @@ def check_limits(op: ResolvedOp, settings: Settings) -> None:
             f" the reason), and the reference kernel, used instead, is limited to {_REFERENCE_MACS}",
             data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs},
         )
-    _check("output", tensor_bytes(op.output), settings.output_limit, "bytes of output", op, _output)
+    _check("output", sum(map(tensor_bytes, op.outputs)), settings.output_limit, "bytes of output", op, _output)
     _check("memory", call_bytes(op), settings.memory_budget, "bytes of tensors", op, _largest)
     problem = problem_of(op)
     counts = prod(problem.kernel), max(problem.dims.wide_channels, problem.dims.narrow_channels)
@@ -120,27 +129,33 @@ def is_planned_at_once(op: ResolvedOp, reference: bool = False) -> bool:
     )
 
 
-def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> Plan:
-    """Plan `op` for the workers of this service; raises `TooLarge` when its scratch memory or units exceed a limit."""
-    problem = problem_of(op)
-    if reference:
-        units = problem.n if problem.forward else prod(problem.kernel)
-        _check("plan", units, _REFERENCE_UNITS, "units of the reference kernel", op, _units)
-    chosen = plan(problem, workers=settings.worker_count, reference=reference)
+def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> tuple[Computation, ...]:
+    """Plan each output of `op` for the workers of this service.
+
+    Raises `TooLarge` when the scratch memory or the units exceed a limit.
+    """
+    found = []
+    for spec in op.outputs:
+        problem = problem_of(op, spec.name)
+        if reference:
+            units = problem.n if problem.forward else prod(problem.kernel)
+            _check("plan", units, _REFERENCE_UNITS, "units of the reference kernel", op, _units)
+        names = _READ.get(spec.name) or tuple(given.name for given in op.inputs)
+        found.append(Computation(spec, plan(problem, workers=settings.worker_count, reference=reference), names))
     _check(
         "scratch",
-        call_bytes(op) + chosen.scratch_bytes,
+        call_bytes(op) + sum(each.plan.scratch_bytes for each in found),
         settings.memory_budget,
         "bytes of tensors and scratch",
         op,
         _largest,
     )
-    return chosen
+    return tuple(found)
 
 
 def call_bytes(op: ResolvedOp) -> int:
-    """Return the size in bytes of all tensors of a call, output included."""
-    return sum(map(tensor_bytes, (*op.inputs, op.output)))
+    """Return the size in bytes of all tensors of a call, outputs included."""
+    return sum(map(tensor_bytes, (*op.inputs, *op.outputs)))
 
 
 def complete_images(op: ResolvedOp, received: Mapping[str, int]) -> int:
@@ -153,8 +168,16 @@ def complete_images(op: ResolvedOp, received: Mapping[str, int]) -> int:
     return images
 
 
-def describe_plan(chosen: Plan) -> dict[str, Any]:
-    """Describe how a call would be computed and what it costs, as JSON."""
+def describe_plans(op: ResolvedOp, found: Sequence[Computation]) -> dict[str, Any]:
+    """Describe how a call would be computed and what it costs, as JSON; several outputs also one by one."""
+    if len(found) == 1:
+        return _describe(found[0].plan)
+    each = {op.wire_name(one.output.name): _describe(one.plan) for one in found}
+    summed = {key: sum(one[key] for one in each.values()) for key in ("gmac", "units", "tiles", "scratch_bytes")}
+    return {**_describe(found[0].plan), **summed, "outputs": each}
+
+
+def _describe(chosen: Plan) -> dict[str, Any]:
     return {
         "kernel": chosen.kernel,
         "gmac": chosen.macs / 1e9,
@@ -179,7 +202,8 @@ def _check(reason: str, value: int, limit: int, what: str, op: ResolvedOp, find:
 
 
 def _output(op: ResolvedOp) -> Place:
-    return "outputs", op.wire_name(op.output.name), op.output.shape
+    largest = max(op.outputs, key=tensor_bytes)
+    return "outputs", op.wire_name(largest.name), largest.shape
 
 
 def _largest(op: ResolvedOp) -> Place:
@@ -188,6 +212,8 @@ def _largest(op: ResolvedOp) -> Place:
 
 
 def _weights(op: ResolvedOp) -> Place:
+    if not op.called.operation.convolves:
+        return _largest(op)
     tensor = next((spec for spec in op.inputs if spec.name == "weights"), None)
     if tensor is not None:
         return "inputs", op.wire_name("weights"), tensor.shape
@@ -196,7 +222,7 @@ def _weights(op: ResolvedOp) -> Place:
 
 def _units(op: ResolvedOp) -> Place:
     """Find the tensor that determines the number of units of the reference kernel: by images, or by filter taps."""
-    if "weights" not in {spec.name for spec in op.inputs}:
+    if op.output.name == "diff_weights":
         return _weights(op)
     first = op.inputs[0]
     return "inputs", op.wire_name(first.name), first.shape

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from app.calls.admission import Admission
 from app.calls.call import Call, Checked, Prepared, Resources
 from app.calls.cancel import Cancellations
-from app.calls.planning import check_limits, describe_plan, is_planned_at_once, plan_call
+from app.calls.planning import Computation, check_limits, describe_plans, is_planned_at_once, plan_call
 from app.intake.options import parse_options
 from app.intake.sinks import Lease
 from app.intake.turns import Turns
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from app.pool.buffers import Segment, SegmentPool
     from app.pool.engine import Engine
     from app.pool.messages import Unfit
-    from kernels import Plan
 
 __all__ = ["Checked", "Prepared", "Service"]
 
@@ -190,12 +189,13 @@ class Service:
         with self.admission.call(context):
             prepared = await self.plan(checked)
         op = prepared.op
-        output = {"dtype": op.output.dtype, "shape": list(op.output.shape)}
         reply: dict[str, Any] = {
             "op": op.called_as,
-            "outputs": {op.wire_name(op.output.name): output},
+            "outputs": {
+                op.wire_name(spec.name): {"dtype": spec.dtype, "shape": list(spec.shape)} for spec in op.outputs
+            },
             "resolved": op.reply_attributes(),
-            "plan": describe_plan(prepared.plan),
+            "plan": describe_plans(op, prepared.computations),
         }
         return reply | ({"warnings": list(op.warnings)} if op.warnings else {})
 
@@ -215,7 +215,7 @@ class Service:
         Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
         """
         chosen = parse_options(options)
-        op = resolve(name, attributes, inputs)
+        op = resolve(name, attributes, inputs, outputs=chosen.outputs)
         check_limits(op, self.settings)
         allowed = self.settings.deadline_s
         if chosen.deadline_ms is not None:
@@ -231,7 +231,7 @@ class Service:
             chosen = await self._plan_apart(checked)
         return Prepared(checked.op, chosen, checked.options, checked.deadline)
 
-    async def _plan_apart(self, checked: Checked) -> Plan:
+    async def _plan_apart(self, checked: Checked) -> tuple[Computation, ...]:
         """Plan in the planner's thread, in order of arrival, without blocking the event loop."""
         arguments = checked.op, self.settings, checked.options.reference
         planning = asyncio.get_running_loop().run_in_executor(self._planner, plan_call, *arguments)

@@ -1,4 +1,4 @@
-"""The `options` of a call: encoding of the reply, kernel, deadline."""
+"""The `options` of a call: outputs, encoding of the reply, kernel, deadline."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ __all__ = ["Options", "parse_options"]
 Encoding = Literal["base64", "npy"]
 
 _LONGEST_MS = 86_400_000
+_MOST_OUTPUTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of one call, with defaults applied."""
+    """The options of one call, with defaults applied; without `outputs` the operation's own one is computed."""
 
     encoding: Encoding = "base64"
     deadline_ms: int | None = None
     reference: bool = False
+    outputs: tuple[str, ...] = ()
 
 
 def parse_options(given: object) -> Options:
@@ -45,6 +47,8 @@ def parse_options(given: object) -> Options:
     ]
     if errors:
         raise _invalid(errors)
+    if "outputs" in values:
+        values["outputs"] = tuple(values["outputs"])
     return Options(**values)
 
 
@@ -63,7 +67,19 @@ def _check_reference(value: object) -> str | None:
     return None if isinstance(value, bool) else "reference must be true or false"
 
 
-_CHECKS = {"encoding": _check_encoding, "deadline_ms": _check_deadline, "reference": _check_reference}
+def _check_outputs(value: object) -> str | None:
+    names = isinstance(value, list) and all(isinstance(name, str) for name in value)
+    if names and 1 <= len(value) <= _MOST_OUTPUTS:  # type: ignore[arg-type] # a list
+        return None
+    return f"outputs must be a list of 1 to {_MOST_OUTPUTS} names of outputs"
+
+
+_CHECKS = {
+    "encoding": _check_encoding,
+    "deadline_ms": _check_deadline,
+    "reference": _check_reference,
+    "outputs": _check_outputs,
+}
 
 
 def _error(loc: list[str], message: str, kind: str) -> dict[str, Any]:

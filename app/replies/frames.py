@@ -1,4 +1,7 @@
-"""The `application/x-tensor-stream` reply: `begin`, then `progress` and `tile`, then `end` or `error`."""
+"""The `application/x-tensor-stream` reply: `begin`, then `progress` and `tile`, then `end` or `error`.
+
+Several outputs are as many such streams in one, in the order asked for; each `begin` has the names of all `outputs`.
+"""
 
 from __future__ import annotations
 
@@ -141,25 +144,21 @@ class _FrameStream:
 
 async def _header(call: Call, event: Event) -> dict[str, Any]:
     match event:
-        case Begin():
-            header = {
-                "type": "begin",
-                "op": event.op,
-                "output": event.output,
-                "dtype": event.dtype,
-                "shape": list(event.shape),
-                "tiles": event.tiles,
-                "resolved": event.resolved,
-            }
-            return header | ({"warnings": list(event.warnings)} if event.warnings else {})
+        case Begin(output):
+            op = call.prepared.op
+            header = {"type": "begin", "op": op.called_as, "output": output.name, **output.describe()}
+            header |= {"tiles": output.tiles, "resolved": op.reply_attributes()}
+            if len(call.outputs) > 1:
+                header["outputs"] = [each.name for each in call.outputs]
+            return header | ({"warnings": list(op.warnings)} if op.warnings else {})
         case Progress(done, total):
             return {"type": "progress", "done": done, "total": total}
-        case TileReady(seq, offset, shape):
+        case TileReady(_, seq, offset, shape):
             return {"type": "tile", "seq": seq, "offset": list(offset), "shape": list(shape)}
-        case End(tiles, stats):
+        case End(output, stats):
             with call.timings.measure("encode"):
-                checksum = await call.sha256()
-            return {"type": "end", "tiles": tiles, "sha256": checksum, "stats": stats}
+                checksum = await output.sha256()
+            return {"type": "end", "tiles": output.tiles, "sha256": checksum, "stats": stats}
 
 
 def _error(caught: Exception) -> dict[str, Any]:

@@ -8,13 +8,14 @@ from math import prod
 import numpy as np
 from starlette.types import Send
 
-from app.calls.call import Call
+from app.calls.call import Call, Prepared
 from app.calls.events import TileReady
 from app.replies.body import send_bytes, send_head, send_piece
 from convgrad._dtypes import dtype
+from convgrad._errors import NotAcceptable
 from convgrad._npy import write_header
 
-__all__ = ["MEDIA_TYPE", "Frontier", "send_npy"]
+__all__ = ["MEDIA_TYPE", "Frontier", "check_outputs", "send_npy"]
 
 MEDIA_TYPE = "application/x-npy"
 
@@ -41,26 +42,36 @@ class Frontier:
         return self.rows
 
 
+def check_outputs(prepared: Prepared) -> None:
+    """Raise `NotAcceptable` for a call of several outputs, of which a `.npy` file has one."""
+    if len(prepared.computations) > 1:
+        raise NotAcceptable(
+            f"{MEDIA_TYPE} has one output, but the call asks for {len(prepared.computations)}",
+            data={"supported": ["application/json", "multipart/form-data", "application/x-tensor-stream"]},
+        )
+
+
 async def send_npy(call: Call, send: Send) -> None:
-    """Run the call and send its output as a `.npy` file, row by row as it becomes final.
+    """Run the call and send its one output as a `.npy` file, row by row as it becomes final.
 
     Errors are raised; after the first row the body then stays shorter than its Content-Length.
     """
-    spec = call.prepared.op.output
+    (output,) = call.outputs
+    spec = output.spec
     kind = dtype(spec.dtype)
     header = write_header(kind, spec.shape)
     row_bytes = prod(spec.shape[1:]) * kind.itemsize
-    if call.nbytes <= _WHOLE:
+    if output.nbytes <= _WHOLE:
         await call.finish()
         with call.timings.measure("encode"):
-            body = b"".join((header, call.output))
+            body = b"".join((header, output.data))
         await send_bytes(send, body, MEDIA_TYPE, headers={"x-tensor-dtype": spec.dtype})
         return
     frontier, sent = Frontier(spec.shape), 0
 
     async def head() -> None:
         headers = {"x-tensor-dtype": spec.dtype}
-        await send_head(send, MEDIA_TYPE, length=len(header) + call.nbytes, headers=headers)
+        await send_head(send, MEDIA_TYPE, length=len(header) + output.nbytes, headers=headers)
         await send_piece(send, header)
 
     async with aclosing(call.events()) as events:
@@ -73,7 +84,7 @@ async def send_npy(call: Call, send: Send) -> None:
                 await head()
             while sent < final:
                 stop = min(final, sent + _SLICE)
-                await send_piece(send, call.output[sent:stop])
+                await send_piece(send, output.data[sent:stop])
                 sent = stop
     if not sent:  # an output without elements
         await head()

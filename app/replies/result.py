@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pybase64
@@ -31,41 +31,39 @@ def base64_pieces(data: memoryview, *, header: bytes = b"") -> Iterator[bytes]:
         yield pybase64.b64encode(data[position : position + _SLICE])
 
 
-def result_members(call: Call, output: dict[str, Any]) -> dict[str, Any]:
-    """Build the reply of a finished call around the object of its output tensor."""
-    prepared = call.prepared
-    reply = {
-        "op": prepared.op.called_as,
-        "outputs": {prepared.output_name: output},
-        "resolved": prepared.op.reply_attributes(),
-        "stats": call.stats,
-    }
-    return reply | ({"warnings": list(prepared.op.warnings)} if prepared.op.warnings else {})
+def result_members(call: Call, outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Build the reply of a finished call around the objects of its output tensors."""
+    op = call.prepared.op
+    reply = {"op": op.called_as, "outputs": outputs, "resolved": op.reply_attributes(), "stats": call.stats}
+    return reply | ({"warnings": list(op.warnings)} if op.warnings else {})
 
 
 class JsonResult:
     """The reply of a finished call as JSON text, in pieces; valid while the call is open."""
 
     def __init__(self, call: Call) -> None:
-        spec = call.prepared.op.output
-        kind = dtype(spec.dtype)
-        output: dict[str, Any] = {"dtype": spec.dtype, "shape": list(spec.shape)}
-        self._header = b""
-        key = "data"
-        if call.prepared.options.encoding == "npy":
-            key, self._header = "npy", write_header(kind, spec.shape)
-        # The tensor goes where its key has an empty string; nothing else in the object has that key.
-        text = dump(result_members(call, output | {key: ""}))
-        cut = text.index(b'"%s":""' % key.encode()) + len(key) + 4
-        self._before, self._after = text[:cut], text[cut:]
-        self._data = call.output
-        self.length = len(text) + 4 * -(-(len(self._header) + len(self._data)) // 3)
+        npy = call.prepared.options.encoding == "npy"
+        key = "npy" if npy else "data"
+        outputs = {output.name: output.describe() | {key: ""} for output in call.outputs}
+        # The tensors go where their key has an empty string; nothing else in the object has that key.
+        *texts, last = dump(result_members(call, outputs)).split(b'"%s":""' % key.encode())
+        self._texts = [text + b'"%s":"' % key.encode() for text in texts]
+        self._end = b'"' + last
+        self._tensors = [
+            (write_header(dtype(output.spec.dtype), output.spec.shape) if npy else b"", output.data)
+            for output in call.outputs
+        ]
+        encoded = sum(4 * -(-(len(header) + len(data)) // 3) for header, data in self._tensors)
+        self.length = sum(map(len, self._texts)) + len(texts) - 1 + len(self._end) + encoded
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the text in pieces."""
-        yield self._before
-        yield from base64_pieces(self._data, header=self._header)
-        yield self._after
+        before = b""
+        for text, (header, data) in zip(self._texts, self._tensors, strict=True):
+            yield before + text
+            yield from base64_pieces(data, header=header)
+            before = b'"'
+        yield self._end
 
 
 async def send_result(call: Call, send: Send) -> None:

@@ -113,10 +113,10 @@ async def _message(call: Call, event: Event, request_id: Any) -> Iterable[bytes]
         case Progress(done, total):
             return [_notification("progress", {"progressToken": request_id, "progress": done, "total": total})]
         case TileReady():
-            return _tile(call, event, request_id)
-        case End():
+            return _tile(event, request_id)
+        case End(last=True):
             return [dump({"jsonrpc": "2.0", "id": request_id, "result": await _result(call)})]
-        case Begin():
+        case Begin() | End():
             return None  # the last message has all of it
 
 
@@ -124,12 +124,12 @@ def _notification(name: str, params: dict[str, Any]) -> bytes:
     return dump({"jsonrpc": "2.0", "method": f"notifications/{name}", "params": params})
 
 
-def _tile(call: Call, tile: TileReady, request_id: Any) -> Iterator[bytes]:
+def _tile(tile: TileReady, request_id: Any) -> Iterator[bytes]:
     text = _notification(
         "tile",
         {
             "requestId": request_id,
-            "output": call.prepared.output_name,
+            "output": tile.output.name,
             "seq": tile.seq,
             "offset": list(tile.offset),
             "shape": list(tile.shape),
@@ -142,7 +142,6 @@ def _tile(call: Call, tile: TileReady, request_id: Any) -> Iterator[bytes]:
 
 
 async def _result(call: Call) -> dict[str, Any]:
-    spec = call.prepared.op.output
     with call.timings.measure("encode"):
-        checksum = await call.sha256()
-    return result_members(call, {"dtype": spec.dtype, "shape": list(spec.shape), "sha256": checksum})
+        outputs = {output.name: output.describe() | {"sha256": await output.sha256()} for output in call.outputs}
+    return result_members(call, outputs)

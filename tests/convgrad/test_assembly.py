@@ -137,6 +137,14 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     "end first": (frame(END), "one `begin`"),
     "no type": (frame({}), "one `begin`"),
     "body of another frame": (frame(BEGIN, b"x"), "only tiles"),
+    "outputs no list": (reply(begin={"outputs": "dw"}), "outputs"),
+    "outputs no names": (reply(begin={"outputs": [1]}), "outputs"),
+    "outputs twice": (reply(begin={"outputs": ["diff_weights"] * 2}), "outputs"),
+    "another output": (reply(begin={"outputs": ["diff_bias"]}), "in the order"),
+    "the second output again": (
+        reply(begin={"outputs": ["diff_weights", "diff_bias"]}) + reply(),
+        "in the order",
+    ),
     "error without code": (frame({"type": "error"}), "code"),
 }
 
@@ -154,9 +162,20 @@ def test_the_unbroken_reply_is_right() -> None:
     assert assemble(reply()).array.tobytes() == DATA
 
 
+def test_several_outputs() -> None:
+    """A stream for each output makes one result, with the statistics of the last end."""
+    names: dict[str, Any] = {"outputs": ["diff_weights", "diff_bias"]}
+    second = list(stream_of(ARRAY + 1, output="diff_bias", **names))
+    result = assemble(*stream_of(ARRAY, **names), *second)
+    assert list(result.outputs) == names["outputs"]
+    assert (result.outputs["diff_bias"] == ARRAY + 1).all()
+    assert (result.array == ARRAY).all()
+
+
 def test_every_truncation_is_found() -> None:
-    """A reply truncated anywhere is an error."""
-    stream = b"".join(stream_of(ARRAY))
+    """A reply truncated anywhere is an error, also between its outputs."""
+    names: dict[str, Any] = {"outputs": ["diff_weights", "diff_bias"]}
+    stream = b"".join([*stream_of(ARRAY, **names), *stream_of(ARRAY, output="diff_bias", **names)])
     for end in range(len(stream)):
         with pytest.raises(BrokenStream):
             assemble(stream[:end])

@@ -102,6 +102,29 @@ def test_run_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert reply == expected
 
 
+def several(handler: Handler, received: Received) -> None:
+    """Reply with the outputs asked for, each the double of the one before."""
+    names = [output["name"] for output in received.document["outputs"]]
+    streams = [stream_of(SRC * 2**i, output=name, outputs=names) for i, name in enumerate(names)]
+    handler.frames([frame for frames in streams for frame in frames])
+
+
+def test_run_several_outputs(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """--outputs asks for several outputs; they are written to one .npz file."""
+    server.script += [several, several]
+    call = ["run", "Op", "--src", "src.npy", "--outputs", "diff_weights,diff_bias"]
+    assert main([*call, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outputs"] == ["diff_weights", "diff_bias"]
+    assert main([*call, "-o", "all.npz"]) == 0
+    assert "diff_weights f32 [2, 3, 4], diff_bias f32 [2, 3, 4] -> all.npz" in capsys.readouterr().err
+    for name in ("outputs.npz", "all.npz"):
+        with np.load(name) as found:
+            assert list(found) == ["diff_weights", "diff_bias"]
+            np.testing.assert_array_equal(found["diff_bias"], 2 * SRC)
+    assert main([*call, "-o", "all.npy"]) == 2
+    assert "need a .npz file" in capsys.readouterr().err
+
+
 def test_run_to_standard_output(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     """`-o -` writes the .npy file to standard output."""
     assert main(["run", "Op", "--src", "src.npy", "-q", "-o", "-"]) == 0

@@ -36,7 +36,7 @@ def test_a_description_is_the_whole_table(name: str) -> None:
     inputs = {entry["name"]: entry["aliases"] for entry in told["inputs"]}
     assert list(inputs) == [called.wire_names[row.name] for row in operation.inputs]
     assert {*inputs, *(name for aliases in inputs.values() for name in aliases)} == set(operation.input_spellings)
-    assert [entry["name"] for entry in told["outputs"]] == [called.wire_names[operation.output.name]]
+    assert [entry["name"] for entry in told["outputs"]] == [called.wire_names[row.name] for row in operation.outputs]
 
 
 def test_defaults_depend_on_the_name_called() -> None:

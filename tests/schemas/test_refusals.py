@@ -143,9 +143,9 @@ W = "inputs.weights_shape"
         ({}, {"difdst": tensor(1)}, "inputs.difdst", "did you mean diff_dst?"),
         (
             {},
-            {"weights": tensor(1)},
-            "inputs.weights",
-            "weights is not an input of ConvTransposeBackwardWeights",
+            {"kernel": tensor(1)},
+            "inputs.kernel",
+            "kernel is not an input of ConvTransposeBackwardWeights",
         ),
         (
             {},

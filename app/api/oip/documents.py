@@ -31,7 +31,7 @@ def model_metadata(called: CalledOperation) -> dict[str, Any]:
         "versions": [VERSION],
         "platform": _PLATFORM,
         "inputs": [_metadata(called, row) for row in called.operation.inputs],
-        "outputs": [_metadata(called, called.operation.output)],
+        "outputs": [_metadata(called, row) for row in called.operation.outputs],
     }
 
 
@@ -52,7 +52,7 @@ def model_config(called: CalledOperation, workers: int) -> dict[str, Any]:
     told = {row.spelled(called.dialect): f"{row.kind}: {row.doc}" for row in operation.attributes}
     told |= {
         "datatypes": ", ".join(dtype(name).oip for name in DTYPE_NAMES),
-        "dims": "data tensors and weights have 3, 4 or 5 dimensions; dims shows 4",
+        "dims": f"data tensors have {', '.join(map(str, operation.ranks))} dimensions; dims shows {_RANK}",
         "formula": operation.formula,
     }
     return {
@@ -62,7 +62,9 @@ def model_config(called: CalledOperation, workers: int) -> dict[str, Any]:
         "version_policy": {"specific": {"versions": [int(VERSION)]}},
         "max_batch_size": 0,
         "input": inputs,
-        "output": [{**_config(called, operation.output), "label_filename": "", "is_shape_tensor": False}],
+        "output": [
+            {**_config(called, row), "label_filename": "", "is_shape_tensor": False} for row in operation.outputs
+        ],
         "instance_group": [{"name": called.called_as, "kind": "KIND_CPU", "count": workers}],
         "parameters": {name: {"string_value": text} for name, text in told.items()},
         "model_transaction_policy": {"decoupled": False},
@@ -82,7 +84,7 @@ def _datatype(row: TensorRow) -> str:
 
 
 def _dims(row: TensorRow) -> list[int]:
-    return [-1] if row.dtypes != "T" or row.name == "bias" else [-1] * _RANK
+    return [-1] if row.dtypes != "T" or row.name in ("bias", "diff_bias") else [-1] * _RANK
 
 
 def _metadata(called: CalledOperation, row: TensorRow) -> dict[str, Any]:

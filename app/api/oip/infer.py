@@ -13,7 +13,7 @@ from app.api.oip.body import HEAD_LENGTH, Metas, OipIntake, read_inference
 from app.api.oip.known_heads import Heads
 from app.api.oip.regions import Region, Regions, Registry
 from app.api.oip.reply import send_inference
-from app.api.oip.request import InferRequest
+from app.api.oip.request import InferRequest, Place
 from app.api.oip.statistics import Statistics
 from app.calls.call import Prepared
 from app.calls.overlap import OverlappedCall
@@ -58,7 +58,7 @@ class Inference(Response):
         self._called = called
         self._service = service
         self._state = state
-        self._region: Region | None = None
+        self._regions: dict[str, Region] = {}
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,12 +89,12 @@ class Inference(Response):
                     raise DeadlineExceeded("the deadline passed before the whole request arrived") from None
                 running = await early.complete(self._timed(prepared, request, context), tensors)
                 async with cancel_on_disconnect(receive), running:
-                    if frames.MEDIA_TYPE in headers.get("accept", "") and self._region is None:
+                    if frames.MEDIA_TYPE in headers.get("accept", "") and not self._regions:
                         await frames.send_frames(running, send)
                     else:
                         await running.finish()
                         coding = choose_coding(headers.get("accept-encoding"))
-                        await send_inference(running, request, send, coding=coding, region=self._region)
+                        await send_inference(running, request, send, coding=coding, regions=self._regions)
                     ended = time.monotonic()
         return ended
 
@@ -104,8 +104,9 @@ class Inference(Response):
         regions = self._state.regions.of(context.key)
 
         def checked(request: InferRequest, prepared: Prepared) -> None:
-            if request.output.place is not None:
-                self._region = _region_for(request, prepared, regions)
+            for output, spec in zip(request.outputs, prepared.op.outputs, strict=True):
+                if output.place is not None:
+                    self._regions[output.name] = _region_for(output.name, output.place, tensor_bytes(spec), regions)
 
         async def on_arrival(
             request: InferRequest, prepared: Prepared, tensors: Mapping[str, Segment], received: Mapping[str, int]
@@ -152,15 +153,12 @@ class Inference(Response):
         allowed = self._service.settings.deadline_s
         if request.timeout_us is not None:
             allowed = min(allowed, request.timeout_us / 1e6)
-        return Prepared(prepared.op, prepared.plan, prepared.options, context.started + allowed)
+        return Prepared(prepared.op, prepared.computations, prepared.options, context.started + allowed)
 
 
-def _region_for(request: InferRequest, prepared: Prepared, regions: Regions) -> Region:
-    """Return the region for the output; raises `InvalidParams` when the output does not fit its place there."""
-    place, needed = request.output.place, tensor_bytes(prepared.op.output)
-    assert place is not None
+def _region_for(name: str, place: Place, needed: int, regions: Regions) -> Region:
+    """Return the region for an output; raises `InvalidParams` when the output does not fit its place there."""
     if place.byte_size < needed:
-        name = request.output.name
         message = f"shared_memory_byte_size of {name} is {place.byte_size}, but {name} has {needed} bytes"
         raise InvalidParams(message, errors=[problem(["outputs", name], message, "size")])
     return regions.find(place)

@@ -1,12 +1,13 @@
-"""The inference response: JSON with numbers, or JSON followed by the output's bytes."""
+"""The inference response: JSON with numbers, or JSON followed by the bytes of the outputs."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from starlette.types import Send
 
 from app.api.oip.body import HEAD_LENGTH
 from app.api.oip.regions import Region
-from app.api.oip.request import InferRequest
+from app.api.oip.request import InferRequest, RequestedOutput
 from app.calls.call import Call
+from app.calls.outputs import CallOutput
 from app.replies.body import dump, send_head, send_piece
 from app.replies.coding import coded
 from convgrad._dtypes import dtype
@@ -39,40 +41,60 @@ _INLINE = 1 << 20
 
 
 async def send_inference(
-    call: Call, request: InferRequest, send: Send, *, coding: str | None, region: Region | None
+    call: Call, request: InferRequest, send: Send, *, coding: str | None, regions: Mapping[str, Region]
 ) -> None:
-    """Reply with the output of a finished call, in the form that the request asked for.
+    """Reply with the outputs of a finished call, each in the form that the request asked for.
 
-    Raises, before the reply begins, `Unsupported` when the output has values that JSON can't represent, and what
+    Raises, before the reply begins, `Unsupported` when an output has values that JSON can't represent, and what
     `Region.write` raises.
     """
-    if region is not None and request.output.place is not None:
-        with call.timings.measure("encode"):
-            await region.write(request.output.place.offset, call.output)
-        await _send(send, [_head(call, request)], coding=coding)
-    elif request.output.binary:
-        with call.timings.measure("encode"):
-            head = _head(call, request)
-        await _send(send, [head, call.output], coding=coding, head_length=len(head))
+    pairs = list(zip(request.outputs, call.outputs, strict=True))
+    numbers = [pair for pair in pairs if not pair[0].binary and pair[0].place is None]
+    for wanted, output in numbers:
+        await _check_finite(wanted, output)
+    with call.timings.measure("encode"):
+        for wanted, output in pairs:
+            if wanted.place is not None:
+                await regions[wanted.name].write(wanted.place.offset, output.data)
+    binary = [output.data for wanted, output in pairs if wanted.binary and wanted.place is None]
+    start, described = _head(
+        call.prepared.op.called_as,
+        request.id,
+        # None for an output in shared memory: Triton's clients would take any parameters for those of binary data.
+        tuple(
+            [
+                (wanted.name, output.spec, output.nbytes if wanted.binary and wanted.place is None else None)
+                for wanted, output in pairs
+            ]
+        ),
+    )
+    if not numbers:
+        head = start + b",".join(described) + b"]}"
+        await _send(send, [head, *binary], coding=coding, head_length=len(head) if binary else None)
+        return
+    pieces = _with_numbers(call, start, described, pairs)
+    if binary:  # the length of the head is sent before it
+        text = b"".join([piece async for piece in pieces])
+        await _send(send, [text, *binary], coding=coding, head_length=len(text))
     else:
-        await _send_numbers(call, request, send, coding)
+        elements = sum(prod(output.spec.shape) for _, output in numbers)
+        await _send_numbers(pieces, elements, send, coding)
 
 
-def _head(call: Call, request: InferRequest) -> bytes:
-    wanted, spec = request.output, call.prepared.op.output
-    # None for an output in shared memory: Triton's clients would take any parameters for those of binary data.
-    size = call.nbytes if wanted.binary and wanted.place is None else None
-    return _text(call.prepared.op.called_as, request.id, wanted.name, spec, size)
+Described = tuple[str, TensorSpec, int | None]
+"""An output in the head of a reply: its name, what it is, and its bytes after the head if it is there."""
 
 
 # The same call has the same head.
 @lru_cache(256)
-def _text(model: str, request_id: str | None, name: str, spec: TensorSpec, size: int | None) -> bytes:
-    output: dict[str, Any] = {"name": name, "datatype": dtype(spec.dtype).oip, "shape": list(spec.shape)}
-    if size is not None:
-        output["parameters"] = {"binary_data_size": size}
+def _head(model: str, request_id: str | None, outputs: tuple[Described, ...]) -> tuple[bytes, list[bytes]]:
+    """Return the head as text: what is before its outputs, and each of them."""
     called = {"model_name": model, "model_version": VERSION} | ({} if request_id is None else {"id": request_id})
-    return dump(called | {"outputs": [output]})
+    found = []
+    for name, spec, size in outputs:
+        made: dict[str, Any] = {"name": name, "datatype": dtype(spec.dtype).oip, "shape": list(spec.shape)}
+        found.append(dump(made | ({} if size is None else {"parameters": {"binary_data_size": size}})))
+    return dump(called | {"outputs": []}).removesuffix(b"]}"), found
 
 
 async def _send(
@@ -113,21 +135,12 @@ async def _send_coded(
     await send_piece(send, b"", last=True)
 
 
-async def _send_numbers(call: Call, request: InferRequest, send: Send, coding: str | None) -> None:
-    kind = dtype(call.prepared.op.output.dtype).numpy
-    values = np.frombuffer(call.output, kind)
-    finite = _finite(values) if len(values) <= _INLINE else await asyncio.to_thread(_finite, values)
-    if not finite:
-        raise Unsupported(
-            f"{request.output.name} has NaN or infinity, which JSON can't represent: request it with binary_data"
-        )
-    head = _head(call, request).removesuffix(b"}]}")
-    pieces = _numbers(call, head, values)
+async def _send_numbers(pieces: AsyncGenerator[bytes, None], elements: int, send: Send, coding: str | None) -> None:
     if coding is not None:
         await _send_coded(send, pieces, coding, "application/json", {})
         return
     async with aclosing(pieces):
-        if len(values) <= _NUMBERS:
+        if elements <= _NUMBERS:
             body = b"".join([piece async for piece in pieces])
             await send_head(send, "application/json", length=len(body))
             await send_piece(send, body, last=True)
@@ -138,15 +151,33 @@ async def _send_numbers(call: Call, request: InferRequest, send: Send, coding: s
         await send_piece(send, b"", last=True)
 
 
-async def _numbers(call: Call, head: bytes, values: npt.NDArray[Any]) -> AsyncGenerator[bytes, None]:
-    yield head + b',"data":['
-    for start in range(0, len(values), _NUMBERS):
-        # float64 represents every element exactly, and its text parses to the same bits.
-        with call.timings.measure("encode"):
-            text = json.dumps(values[start : start + _NUMBERS].astype(np.float64).tolist(), separators=(",", ":"))
-        yield (b"," if start else b"") + text[1:-1].encode()
-        await asyncio.sleep(0)  # sending or compressing a piece may not yield to the event loop
-    yield b"]}]}"
+async def _with_numbers(
+    call: Call, start: bytes, described: Sequence[bytes], pairs: Sequence[tuple[RequestedOutput, CallOutput]]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the head, with the elements of those outputs that are neither binary nor in shared memory."""
+    before = start
+    for text, (wanted, output) in zip(described, pairs, strict=True):
+        if wanted.binary or wanted.place is not None:
+            yield before + text
+            before = b","
+            continue
+        yield before + text.removesuffix(b"}") + b',"data":['
+        values = np.frombuffer(output.data, dtype(output.spec.dtype).numpy)
+        for first in range(0, len(values), _NUMBERS):
+            # float64 represents every element exactly, and its text parses to the same bits.
+            with call.timings.measure("encode"):
+                part = json.dumps(values[first : first + _NUMBERS].astype(np.float64).tolist(), separators=(",", ":"))
+            yield (b"," if first else b"") + part[1:-1].encode()
+            await asyncio.sleep(0)  # sending or compressing a piece may not yield to the event loop
+        before = b"]},"
+    yield before.removesuffix(b",") + b"]}"
+
+
+async def _check_finite(wanted: RequestedOutput, output: CallOutput) -> None:
+    values = np.frombuffer(output.data, dtype(output.spec.dtype).numpy)
+    finite = _finite(values) if len(values) <= _INLINE else await asyncio.to_thread(_finite, values)
+    if not finite:
+        raise Unsupported(f"{wanted.name} has NaN or infinity, which JSON can't represent: request it with binary_data")
 
 
 def _finite(values: npt.NDArray[Any]) -> bool:

@@ -78,14 +78,17 @@ class RequestedOutput:
 
 @dataclass(slots=True)
 class InferRequest:
-    """A well-formed request; `timeout_us` is None if the caller set none."""
+    """A well-formed request; `timeout_us` is None if the caller set none.
+
+    Without any `outputs` in the request they are the operation's own one.
+    """
 
     id: str | None
     attributes: dict[str, Any]
     options: dict[str, Any]
     timeout_us: int | None
     inputs: list[InputTensor]
-    output: RequestedOutput
+    outputs: tuple[RequestedOutput, ...]
 
 
 def read_request(called: CalledOperation, document: Any, forwarded: Mapping[str, str] | None = None) -> InferRequest:
@@ -113,7 +116,8 @@ def read_request(called: CalledOperation, document: Any, forwarded: Mapping[str,
         if names.count(name) > 1
     ]
     binary = parameters.get("binary_data_output")
-    output = _output(called, _list(document, "outputs"), binary is True, problems)
+    asked = _list(document, "outputs")
+    outputs = _outputs(called, asked, binary is True, problems)
     if binary is not None and not isinstance(binary, bool):
         problems.append(problem(["parameters", "binary_data_output"], "binary_data_output must be a bool", "bool_type"))
     timeout = _timeout(parameters.get("timeout"), problems)
@@ -122,7 +126,9 @@ def read_request(called: CalledOperation, document: Any, forwarded: Mapping[str,
             raise Unsupported(problems[0]["msg"], data={"errors": problems})
         raise invalid_params(called.called_as, problems)
     options = {name: parameters[name] for name in _OPTIONS if name in parameters}
-    return InferRequest(request_id, _attributes(called, parameters), options, timeout, inputs, output)
+    if asked:
+        options["outputs"] = [output.name for output in outputs]
+    return InferRequest(request_id, _attributes(called, parameters), options, timeout, inputs, outputs)
 
 
 def _list(document: Mapping[str, Any], name: str, *, required: bool = False) -> list[Any]:
@@ -259,22 +265,29 @@ def _place(parameters: Mapping[str, Any], name: str, problems: list[Problem]) ->
     return None
 
 
-def _output(called: CalledOperation, given: list[Any], binary: bool, problems: list[Problem]) -> RequestedOutput:
-    """Read the requested outputs: every operation has one, in either spelling of its name."""
-    row = called.operation.output
-    default = RequestedOutput(called.wire_names[row.name], binary)
+def _outputs(
+    called: CalledOperation, given: list[Any], binary: bool, problems: list[Problem]
+) -> tuple[RequestedOutput, ...]:
+    """Read the requested outputs, in either spelling of their names; by default the operation's own one."""
+    operation = called.operation
     if not given:
-        return default
-    known = [name for name in (row.name, row.old_name) if name]
-    unknown = [safe_key(entry["name"]) for entry in given if entry["name"] not in known]
-    if unknown:
-        msg = f"{unknown[0]} is not an output of {called.called_as}: its output is {default.name}"
-        problems.append(problem(["outputs", unknown[0]], msg, "unknown_output"))
-        return default
-    if len(given) > 1:
-        problems.append(problem(["outputs"], f"{default.name} is requested more than once", "conflict"))
-        return default
-    name, parameters = given[0]["name"], _parameters(given[0], given[0]["name"])
+        return (RequestedOutput(called.wire_names[operation.output.name], binary),)
+    found: dict[str, RequestedOutput] = {}
+    for entry in given:
+        name, output = safe_key(entry["name"]), operation.output_spellings.get(entry["name"])
+        if output is None:
+            known = ", ".join(called.wire_names[row.name] for row in operation.outputs)
+            msg = f"{name} is not an output of {called.called_as}: it has {known}"
+            problems.append(problem(["outputs", name], msg, "unknown_output"))
+        elif output in found:
+            problems.append(problem(["outputs"], f"{name} is requested more than once", "conflict"))
+        else:
+            found[output] = _output(entry, binary, problems)
+    return tuple(found.values())
+
+
+def _output(given: Mapping[str, Any], binary: bool, problems: list[Problem]) -> RequestedOutput:
+    name, parameters = given["name"], _parameters(given, given["name"])
     if parameters.get("classification"):
         problems.append(problem(["outputs", name], "classification is not supported", "unsupported"))
     own = parameters.get("binary_data")

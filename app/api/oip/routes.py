@@ -129,7 +129,7 @@ _REQUEST = {
         "id": {"type": "string"},
         "parameters": {"type": "object", "description": "The operation's attributes, timeout and others."},
         "inputs": {"type": "array", "items": _TENSOR},
-        "outputs": {"type": "array", "items": _OUTPUT, "maxItems": 1},
+        "outputs": {"type": "array", "items": _OUTPUT},
     },
 }
 _REPLY = {
@@ -139,7 +139,7 @@ _REPLY = {
         "id": {"type": "string"},
         "model_name": {"type": "string"},
         "model_version": {"const": VERSION},
-        "outputs": {"type": "array", "items": _TENSOR, "minItems": 1, "maxItems": 1},
+        "outputs": {"type": "array", "items": _TENSOR, "minItems": 1},
     },
     "additionalProperties": False,
 }
@@ -157,7 +157,7 @@ def _forms(document: dict[str, Any]) -> dict[str, Any]:
 _INFER: dict[str, Any] = {
     "openapi_extra": {"requestBody": {"required": True, "content": _forms(_REQUEST)}},
     "responses": {
-        200: {"description": "The output, in the form that the request asked for.", "content": _forms(_REPLY)},
+        200: {"description": "The outputs, in the form that the request asked for.", "content": _forms(_REPLY)},
         413: {"model": OipError, "description": "The body, or the memory or work of the call, exceeds a limit."},
         415: {"model": OipError, "description": "The content type or coding is not supported."},
         429: {"model": OipError, "description": "The key has reached its limit of calls; see Retry-After."},

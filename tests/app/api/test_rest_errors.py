@@ -86,7 +86,7 @@ def test_no_acceptable_form_is_406(http: httpx.Client, accept: str) -> None:
     found = problem(
         http.post(URL, content=b"?", headers={"accept": accept, "content-type": JSON}), 406, "not_acceptable"
     )
-    assert found["supported"] == [JSON, NPY, SSE, FRAMES]
+    assert found["supported"] == [JSON, NPY, SSE, FRAMES, "multipart/form-data"]
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,18 @@ import numpy as np
 import pytest
 
 from app.calls import service
-from app.calls.planning import call_bytes, check_limits, describe_plan, is_planned_at_once, plan_call, problem_of
+from app.calls.planning import (
+    Computation,
+    call_bytes,
+    check_limits,
+    describe_plans,
+    is_planned_at_once,
+    plan_call,
+    problem_of,
+)
 from app.settings import Settings
 from app.telemetry.context import RequestContext
 from convgrad import TooLarge
-from kernels import Plan
 from schemas.ops import ResolvedOp, TensorMeta, resolve
 from tests.app.resident import Resident
 from tests.app.samples import SMALL
@@ -73,7 +80,7 @@ def test_a_filter_whose_plan_would_be_huge_is_refused(kernel: tuple[int, ...], c
 def test_the_reference_kernel_has_a_limit_of_units() -> None:
     """A filter that other kernels plan at once would need a unit per tap there."""
     op = resolved(Case(src_spatial=(1 << 15,), dst_spatial=(1,), kernel=(1 << 15,)))
-    assert len(plan_call(op, Settings()).units) < 64
+    assert len(plan_call(op, Settings())[0].plan.units) < 64
     with pytest.raises(TooLarge) as caught:
         plan_call(op, Settings(), reference=True)
     loc = ["attributes", "weights_shape"]
@@ -83,8 +90,9 @@ def test_the_reference_kernel_has_a_limit_of_units() -> None:
 
 def test_a_plan_is_described() -> None:
     """A plan's description has its kernel, work, units and tiles."""
-    plan = plan_call(resolved(SMALL), Settings(workers=2))
-    said = describe_plan(plan)
+    op = resolved(SMALL)
+    found = plan_call(op, Settings(workers=2))
+    said, plan = describe_plans(op, found), found[0].plan
     assert said["kernel"] == plan.kernel
     assert said["units"] == len(plan.units) >= said["tiles"] > 0
 
@@ -140,7 +148,7 @@ class Slow:
         self.most = 0
         self._now = 0
 
-    def plan_call(self, *arguments: Any) -> Plan:
+    def plan_call(self, *arguments: Any) -> tuple[Computation, ...]:
         """Replace `plan_call`."""
         self.threads.append(threading.current_thread().name)
         self._now += 1

@@ -19,7 +19,7 @@ F32, S64 = DTYPES["f32"], DTYPES["s64"]
 def head(*sources: str) -> Head:
     """Return a head with an input from each of these places."""
     inputs = [InputTensor(f"input{at}", F32, (1,), source) for at, source in enumerate(sources)]  # type: ignore[arg-type]
-    return Head(InferRequest(None, {}, {}, None, inputs, RequestedOutput("dst", True)), (), (), 0)
+    return Head(InferRequest(None, {}, {}, None, inputs, (RequestedOutput("dst", True),)), (), (), 0)
 
 
 def test_the_least_recently_used_head_is_dropped() -> None:

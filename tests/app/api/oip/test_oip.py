@@ -215,16 +215,24 @@ def test_server_metadata(client: Any) -> None:
 
 def test_metadata_and_config_are_in_the_dialect_of_the_name(client: Any) -> None:
     """A model is described with the names of its edition; both documents agree."""
-    for name, inputs, output in (
-        ("ConvolutionBackwardWeights", ["src", "diff_dst", "weights_shape"], "diff_weights"),
-        ("ConvolutionBackpropFilters", ["input_forward", "output_delta", "filter_shape"], "filter_delta"),
-        ("ConvTranspose", ["src", "weights", "bias"], "dst"),
+    for name, inputs, outputs in (
+        (
+            "ConvolutionBackwardWeights",
+            ["src", "diff_dst", "weights_shape", "weights"],
+            ["diff_weights", "diff_bias", "diff_src"],
+        ),
+        (
+            "ConvolutionBackpropFilters",
+            ["input_forward", "output_delta", "filter_shape", "filter"],
+            ["filter_delta", "bias_delta", "input_delta"],
+        ),
+        ("ConvTranspose", ["src", "weights", "bias"], ["dst"]),
     ):
         metadata = client.get_model_metadata(name, "1")
         config = client.get_model_config(name)
         assert (metadata["name"], metadata["versions"]) == (name, ["1"])
         assert [entry["name"] for entry in metadata["inputs"]] == inputs
-        assert [entry["name"] for entry in metadata["outputs"]] == [output]
+        assert [entry["name"] for entry in metadata["outputs"]] == outputs
         for side in ("input", "output"):
             described = [(entry["name"], f"TYPE_{entry['datatype']}", entry["shape"]) for entry in metadata[side + "s"]]
             assert [(entry["name"], entry["data_type"], entry["dims"]) for entry in config[side]] == described

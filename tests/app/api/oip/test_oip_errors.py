@@ -105,7 +105,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "reference": (lambda d: d["parameters"].update(reference="yes"), "reference must be true or false"),
     "binary output": (lambda d: d["parameters"].update(binary_data_output="yes"), "must be a bool"),
     "id no string": (lambda d: d.update(id=7), "id must be a string"),
-    "output unknown": (lambda d: d.update(outputs=[{"name": "dw"}]), "its output is diff_weights"),
+    "output unknown": (lambda d: d.update(outputs=[{"name": "dw"}]), "it has diff_weights, diff_bias, diff_src"),
     "output twice": (lambda d: d.update(outputs=[{"name": "diff_weights"}] * 2), "more than once"),
     "classification": (
         lambda d: d.update(outputs=[{"name": "diff_weights", "parameters": {"classification": 3}}]),

@@ -1,0 +1,98 @@
+"""One output of a running call: its memory, its job, and the finished tensor."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.calls.planning import Computation, tensor_bytes
+from app.pool.engine import Arrival, Demand, JobTimes
+from kernels import Unit, storage_dtype
+
+if TYPE_CHECKING:
+    from app.pool.buffers import Segment
+    from schemas.ops import TensorSpec
+
+__all__ = ["CallOutput"]
+
+# Below this size hashing takes less time than handing the work to a thread.
+_HASH_INLINE = 1 << 20
+
+Units = AsyncGenerator[Unit, None]
+
+
+@dataclass(eq=False, slots=True)
+class CallOutput:
+    """An output while its call is open; `name` is in the dialect of the operation's name."""
+
+    name: str
+    computation: Computation
+    times: JobTimes = field(default_factory=JobTimes)
+    demand: Demand = field(default_factory=Demand)
+    arrival: Arrival | None = None
+    segment: Segment | None = None
+    scratch: Segment | None = None
+    units: Units | None = None
+    first: asyncio.Task[Unit | None] | None = None
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Canonical name, dtype and shape."""
+        return self.computation.output
+
+    @property
+    def tiles(self) -> int:
+        """Number of boxes that become final one by one."""
+        return sum(unit.offset is not None for unit in self.computation.plan.units)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return tensor_bytes(self.spec)
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes. A view may outlive the call, in a socket: the memory is not reused while it exists."""
+        assert self.segment is not None
+        return self.segment.view[: self.nbytes]
+
+    @property
+    def array(self) -> npt.NDArray[Any]:
+        """The elements in storage dtype: f16 and bf16 as the uint16 with the same bits."""
+        return np.frombuffer(self.data, storage_dtype(self.spec.dtype)).reshape(self.spec.shape)
+
+    def describe(self) -> dict[str, Any]:
+        """Return dtype and shape as JSON."""
+        return {"dtype": self.spec.dtype, "shape": list(self.spec.shape)}
+
+    def stats(self) -> dict[str, Any]:
+        """Return how the output is computed and what it costs, as JSON."""
+        plan = self.computation.plan
+        return {"kernel": plan.kernel, "gmac": plan.macs / 1e9, "tiles": self.tiles}
+
+    async def sha256(self) -> str:
+        """Hash the complete output, in a thread if it is large."""
+        if self.nbytes <= _HASH_INLINE:
+            return hashlib.sha256(self.data).hexdigest()
+        return (await asyncio.to_thread(hashlib.sha256, self.data)).hexdigest()
+
+    def start(self, units: Units) -> None:
+        """Run the job of `units` from the next turn of the event loop on."""
+        self.units = units
+        self.first = asyncio.ensure_future(anext(units, None))
+
+    async def close(self) -> None:
+        """Stop the job, if it runs, and wait until no worker can write to its memory."""
+        first, self.first = self.first, None
+        units, self.units = self.units, None
+        if first is not None:
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+        if units is not None:
+            await units.aclose()
