@@ -42,6 +42,7 @@ from convgrad._errors import (
     WorkerLost,
 )
 from convgrad._events import Health, Progress, Result, Tile
+from convgrad._report import Report
 from convgrad._retry import Retry
 from convgrad._stream import Stream
 from convgrad._tensors import NpyFile
@@ -70,6 +71,7 @@ __all__ = [
     "Progress",
     "ProtocolError",
     "RateLimited",
+    "Report",
     "Result",
     "Retry",
     "ServiceError",

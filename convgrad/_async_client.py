@@ -18,8 +18,9 @@ from convgrad._core import Inputs, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TimedOut
 from convgrad._events import Array, Event, Health, Result
 from convgrad._operations import Operations
+from convgrad._report import Report
 from convgrad._retry import Budget, Retry
-from convgrad._tensors import Bytes
+from convgrad._tensors import Bytes, Tensor
 from convgrad._transport import translated
 from convgrad._whole import Whole
 
@@ -97,6 +98,21 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
     ) -> dict[str, Any]:
         """Check a call without sending its tensors; see `Client.validate`."""
         return core.object_of(await self._fetch(core.validation(op, inputs, attributes, outputs=outputs)))
+
+    async def verify(
+        self,
+        op: str,
+        inputs: Inputs,
+        result: Tensor,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        output: str | None = None,
+        deadline: float | None = None,
+    ) -> Report:
+        """Compare `result` with the float64 reference; see `Client.verify`."""
+        name = output or core.output_of(op, await self.operations())
+        request = core.verification(op, {**inputs, name: result}, attributes, options=options(False, deadline))
+        return Report(core.object_of(await self._fetch(request)))
 
     async def operations(self) -> list[dict[str, Any]]:
         """List the operations of the service."""

@@ -1,4 +1,4 @@
-"""The command: `convgrad run|validate|ops|describe|health|serve|bench`."""
+"""The command: `convgrad run|validate|verify|ops|describe|health|serve|bench`."""
 
 from __future__ import annotations
 
@@ -123,6 +123,27 @@ def _validate(options: argparse.Namespace) -> int:
         asked = _outputs_of(spec, options)
         _print(client.validate(_op_of(spec), spec.inputs, spec.attributes, outputs=asked), options)
     return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    spec = _spec_of(options)
+    if options.png and find_spec("matplotlib") is None:
+        raise ValueError("--png needs matplotlib: pip install 'convgrad[plot]'")
+    result = tensor(options.result, options.dtype)
+    if isinstance(result, dict):
+        raise ValueError("--result must be a .npy file")
+    with _client(options) as client:
+        op, settings = _op_of(spec), {"output": options.output, "deadline": options.deadline}
+        report = client.verify(op, spec.inputs, result, spec.attributes, **settings)
+    if options.png:
+        report.save_png(options.png)
+    if options.junit:
+        Path(options.junit).write_text(report.junit(), encoding="utf-8")
+    if options.json:
+        _print(report.data, options)
+    elif not options.quiet:
+        print(report.text())
+    return 0 if report.passed else 1
 
 
 def _ops(options: argparse.Namespace) -> int:
@@ -275,6 +296,7 @@ def _say(message: str) -> None:
 _COMMANDS: dict[str, Command] = {
     "run": _run,
     "validate": _validate,
+    "verify": _verify,
     "ops": _ops,
     "describe": _describe,
     "health": _health,

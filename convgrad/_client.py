@@ -16,8 +16,10 @@ from convgrad._core import Inputs, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown
 from convgrad._events import Array, Health, Result
 from convgrad._operations import Operations
+from convgrad._report import Report
 from convgrad._retry import Budget, Retry
 from convgrad._stream import Stream
+from convgrad._tensors import Tensor
 from convgrad._transport import translated
 
 __all__ = ["Client"]
@@ -118,6 +120,25 @@ class Client(Base, Operations[Array]):
         `inputs` are as for `run`, or `{"dtype": .., "shape": ..}`. Raises what the call would raise.
         """
         return core.object_of(self._fetch(core.validation(op, inputs, attributes, outputs=outputs)))
+
+    def verify(
+        self,
+        op: str,
+        inputs: Inputs,
+        result: Tensor,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        output: str | None = None,
+        deadline: float | None = None,
+    ) -> Report:
+        """Compare `result`, of your own kernel, with the float64 reference of `op`; see `Report`.
+
+        `output` names what it is where the operation has several outputs, such as `diff_bias`. Raises what the call
+        would raise; a result that fails is not an error.
+        """
+        name = output or core.output_of(op, self.operations())
+        request = core.verification(op, {**inputs, name: result}, attributes, options=options(False, deadline))
+        return Report(core.object_of(self._fetch(request)))
 
     def operations(self) -> list[dict[str, Any]]:
         """List the operations of the service."""

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,8 +54,10 @@ __all__ = [
     "object_of",
     "operations",
     "operations_of",
+    "output_of",
     "readiness",
     "validation",
+    "verification",
 ]
 
 Inputs = Mapping[str, "Tensor | Sequence[int] | Mapping[str, Any]"]
@@ -129,6 +131,14 @@ def multipart_call(
     return Request("POST", _op_path(op), _frames.MEDIA_TYPE, multipart(dump(document), tensors))
 
 
+def verification(
+    op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, options: Mapping[str, Any]
+) -> Request:
+    """Build the multipart request that verifies a result, which is among the inputs."""
+    computed = multipart_call(op, inputs, attributes, options=options)
+    return replace(computed, path=_op_path(op) + "/verify", accept="application/json")
+
+
 def validation(
     op: str,
     inputs: Inputs,
@@ -182,6 +192,14 @@ def operations_of(value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list):
         raise ProtocolError("the reply must be a JSON list")
     return [object_of(entry) for entry in value]
+
+
+def output_of(op: str, listed: Sequence[Mapping[str, Any]]) -> str:
+    """Return the name of the output of `op`, given the list of operations; raises `UnknownOperation`."""
+    for entry in listed:
+        if op in (entry.get("op"), *entry.get("aliases", ())):
+            return str(entry["outputs"][0])
+    raise UnknownOperation("the service has no such operation")
 
 
 def health_of(reply: Any) -> Health:

@@ -58,6 +58,17 @@ def _add_outputs(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_verify(command: argparse.ArgumentParser) -> None:
+    _add_call(command)
+    add = command.add_argument
+    add("--result", metavar="FILE", required=True, help=".npy file of the result to verify")
+    add("--outputs", metavar="NAME", dest="output", help="what the result is, such as diff_bias")
+    add("--png", metavar="FILE", help="draw the errors by tap, channel and ULP")
+    add("--junit", metavar="FILE", help="write the verdict as JUnit XML")
+    add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")
+    add("-q", "--quiet", action="store_true", help="print nothing but errors")
+
+
 def _add_describe(command: argparse.ArgumentParser) -> None:
     command.add_argument("op", metavar="OP", help="name or alias of the operation")
 
@@ -119,6 +130,7 @@ def _add_nothing(command: argparse.ArgumentParser) -> None:
 _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], Any]]] = {
     "run": ("compute an operation on .npy files", _add_run),
     "validate": ("check a call without computing it", _add_validate),
+    "verify": ("compare a result of your own with the float64 reference", _add_verify),
     "ops": ("list the operations", _add_nothing),
     "describe": ("show an operation's attributes, inputs and outputs", _add_describe),
     "health": ("ask whether the service accepts calls", _add_health),

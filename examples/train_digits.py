@@ -1,12 +1,12 @@
-"""Train a small convolutional network on handwritten digits, with filter gradients from the service.
+"""Train a small convolutional network on handwritten digits, with convolutions and gradients from the service.
 
     python examples/train_digits.py [--url URL] [--epochs 15] [--picture FILE]
 
 The network is plain NumPy: two 3x3 convolutions (the second with stride 2), ReLU, one dense layer, softmax,
-Adam. Its backward pass asks a running convgrad service for the gradients of the filters
-(`ConvolutionBackwardWeights`), and for the gradient of the layer's input, which is a
-`ConvTranspose` with the same filters. The data are the 1,797 digits of 8x8 pixels that come with scikit-learn.
-Writes the loss curve as a PNG file; exits with 1 unless the test accuracy exceeds 95 %.
+Adam. A running convgrad service computes the convolutions (`Convolution`) and, in one call for each layer, the
+gradients of its filters, bias and input (`ConvolutionBackwardWeights` with several outputs). The data are the 1,797
+digits of 8x8 pixels that come with scikit-learn. Writes the loss curve as a PNG file; exits with 1 unless the test
+accuracy exceeds 95 %.
 """
 
 from __future__ import annotations
@@ -34,25 +34,23 @@ PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "train_di
 
 
 class Convolution:
-    """A 3x3 convolution with padding 1 and ReLU, channels last; its backward pass calls the service."""
+    """A 3x3 convolution with padding 1 and ReLU, channels last; the service computes it, forward and backward."""
 
     def __init__(self, client: convgrad.Client, name: str, stride: int) -> None:
-        self.client, self.name, self.stride = client, name, stride
+        self.client, self.name = client, name
         self.attributes: dict[str, Any] = {
             "strides": (stride, stride),
             "dilations": (1, 1),
             "pads_begin": (1, 1),
             "pads_end": (1, 1),
             "data_format": "NXC",
+            "weights_format": "XIO",
         }
 
     def forward(self, parameters: Parameters, src: Array) -> Array:
         """Compute dst = relu(conv(src, weights) + bias); stores what the backward pass needs."""
         self.src, self.weights = src, parameters[self.name]
-        windows = np.lib.stride_tricks.sliding_window_view(
-            np.pad(src, ((0, 0), (1, 1), (1, 1), (0, 0))), (3, 3), axis=(1, 2)
-        )[:, :: self.stride, :: self.stride]  # (N, H, W, I, KH, KW)
-        dst = np.tensordot(windows, self.weights, axes=((4, 5, 3), (0, 1, 2))) + parameters[self.name + ".bias"]
+        dst = self.client.convolution(src, self.weights, parameters[self.name + ".bias"], **self.attributes)
         relu: Array = np.maximum(dst, 0)
         self.dst = relu
         return relu
@@ -60,20 +58,14 @@ class Convolution:
     def backward(self, gradients: Parameters, diff_dst: Array, *, first: bool = False) -> Array | None:
         """Add the gradients of filters and bias to `gradients`; return that of src unless `first`."""
         diff_dst = np.where(self.dst > 0, diff_dst, 0)
-        gradients[self.name + ".bias"] = diff_dst.sum((0, 1, 2))
-        gradients[self.name] = self.client.convolution_backward_weights(
-            self.src, diff_dst, weights_shape=self.weights.shape, weights_format="XIO", **self.attributes
-        )
+        wanted = ["diff_weights", "diff_bias", *([] if first else ["diff_src"])]
+        inputs = {"src": self.src, "diff_dst": diff_dst, "weights": self.weights}
         if first:
-            return None
-        # the convolution's I is the transposed convolution's O, so its XIO is XOI here
-        return self.client.conv_transpose(
-            diff_dst,
-            self.weights,
-            weights_format="XOI",
-            output_padding=(self.stride - 1, self.stride - 1),
-            **self.attributes,
-        )
+            del inputs["weights"]
+        shaped = {**self.attributes, "weights_shape": self.weights.shape}
+        found = self.client.run_detailed("ConvolutionBackwardWeights", inputs, shaped, outputs=wanted).outputs
+        gradients[self.name], gradients[self.name + ".bias"] = found["diff_weights"], found["diff_bias"]
+        return found.get("diff_src")
 
 
 class Network:
@@ -136,7 +128,7 @@ class Adam:
 
 def main() -> int:
     """Train, print the accuracy, plot the loss."""
-    parser = argparse.ArgumentParser(description="Train on handwritten digits with filter gradients from the service.")
+    parser = argparse.ArgumentParser(description="Train on handwritten digits, with convolutions from the service.")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service (%(default)s)")
     parser.add_argument("--wait", type=float, default=60, help="seconds to wait for the service (%(default)s)")
     parser.add_argument("--epochs", type=int, default=15, help="passes over the digits (%(default)s)")
@@ -221,7 +213,7 @@ def draw(losses: list[float], accuracies: list[float], picture: Path) -> None:
     window = min(20, len(losses))
     smooth = np.convolve(losses, np.ones(window) / window, "valid")
     axes.semilogy(np.arange(window - 1, len(losses)), smooth, color="tab:blue", label="training loss")
-    axes.set(xlabel="step", ylabel="cross-entropy", title="Digits: filter gradients from the service")
+    axes.set(xlabel="step", ylabel="cross-entropy", title="Digits: convolutions and gradients from the service")
     right = axes.twinx()
     ends = np.arange(1, len(accuracies) + 1) * len(losses) / len(accuracies)
     right.plot(ends, [100 * value for value in accuracies], color="tab:orange", marker=".", label="test accuracy")

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from kernels.problem import ConvProblem
 
-__all__ = ["Kernel", "Plan", "Stop", "Storage", "Unit", "box"]
+__all__ = ["Kernel", "Plan", "Runs", "Stop", "Storage", "Task", "Unit", "box"]
 
 Storage = npt.NDArray[Any]
 Stop = Callable[[], bool]
@@ -35,11 +36,39 @@ class Unit:
     images: int | None = None
 
 
+class Task(Protocol):
+    """What a plan computes, as the workers see it: the tensors that it reads, and what it writes."""
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of all inputs."""
+
+    @property
+    def n(self) -> int:
+        """Number of images."""
+
+    @property
+    def macs(self) -> int:
+        """Nominal multiply-adds."""
+
+    @property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the inputs."""
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the output."""
+
+    @property
+    def output_dtype(self) -> np.dtype[Any]:
+        """NumPy dtype in which the output is stored."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a problem is computed: the kernel, its units, the scratch they share, and why other kernels refused."""
 
-    problem: ConvProblem
+    problem: Task
     kernel: str
     units: tuple[Unit, ...]
     stages: int
@@ -50,6 +79,17 @@ class Plan:
     def macs(self) -> int:
         """Nominal multiply-adds of the whole problem."""
         return self.problem.macs
+
+
+class Runs(Protocol):
+    """What can do the units of its own plans."""
+
+    name: str
+
+    def run(
+        self, problem: Any, unit: Unit, inputs: Sequence[Storage], output: Storage, scratch: Storage | None, stop: Stop
+    ) -> bool:
+        """Do one unit; False when `stop` said so."""
 
 
 class Kernel(Protocol):

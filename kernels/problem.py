@@ -210,6 +210,11 @@ class ConvProblem:
         return shapes[self.computes]
 
     @property
+    def output_dtype(self) -> np.dtype[np.float32] | np.dtype[np.uint16]:
+        """NumPy dtype in which the result is stored."""
+        return storage_dtype(self.dtype)
+
+    @property
     def rank(self) -> int:
         """Number of spatial axes."""
         return len(self.kernel)

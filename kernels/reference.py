@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kernels.plan import Stop, Unit, box
 from kernels.problem import ConvProblem, Dims
 
-__all__ = ["REFERENCE"]
+__all__ = ["REFERENCE", "narrow", "widen"]
 
 Array = npt.NDArray[np.float64]
 Storage = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
@@ -25,6 +25,12 @@ def widen(stored: Storage, dtype: str) -> Array:
     if dtype == "f16":
         return stored.view(np.float16).astype(np.float64)
     return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+
+
+def read(stored: Storage, dtype: str, absolute: bool) -> Array:
+    """Return the values of a stored tensor in float64, or their magnitudes."""
+    values = widen(stored, dtype)
+    return np.abs(values, out=values) if absolute else values
 
 
 def narrow(values: Array, dtype: str) -> Storage:
@@ -92,6 +98,7 @@ def tap_gradient(
     inputs: Sequence[Storage],
     position: tuple[tuple[slice, ...], tuple[slice, ...]],
     stop: Stop,
+    absolute: bool,
 ) -> Array | None:
     """Compute diff_weights of one kernel position as (groups, wide channels, narrow channels) in float64.
 
@@ -104,8 +111,8 @@ def tap_gradient(
     for image in range(dims.n):
         if stop():
             return None
-        a = channels_first(widen(wide[image : image + 1], problem.dtype), problem, dims.groups)
-        b = channels_first(widen(thin[image : image + 1], problem.dtype), problem, dims.groups)
+        a = channels_first(read(wide[image : image + 1], problem.dtype, absolute), problem, dims.groups)
+        b = channels_first(read(thin[image : image + 1], problem.dtype, absolute), problem, dims.groups)
         a_part = a[0][(slice(None), slice(None), *position[1])].reshape(dims.groups, dims.wide_channels, -1)
         b_part = b[0][(slice(None), slice(None), *position[0])].reshape(dims.groups, dims.narrow_channels, -1)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -113,13 +120,13 @@ def tap_gradient(
     return total
 
 
-def forward(problem: ConvProblem, inputs: Sequence[Storage], image: int) -> Array:
+def forward(problem: ConvProblem, inputs: Sequence[Storage], image: int, absolute: bool) -> Array:
     """Compute dst of a forward operation for one image as (groups, O/groups, D, H, W) in float64, bias added."""
     dims = problem.dims
-    src = channels_first(widen(inputs[0][image : image + 1], problem.dtype), problem, dims.groups)[0]
-    out = src if problem.op == "BiasAdd" else _convolved(problem, src, widen(inputs[1], problem.dtype))
+    src = channels_first(read(inputs[0][image : image + 1], problem.dtype, absolute), problem, dims.groups)[0]
+    out = src if problem.op == "BiasAdd" else _convolved(problem, src, read(inputs[1], problem.dtype, absolute))
     if problem.bias:
-        bias = widen(inputs[-1], problem.dtype)
+        bias = read(inputs[-1], problem.dtype, absolute)
         with np.errstate(invalid="ignore", over="ignore"):
             out = out + bias.reshape(dims.groups, -1, 1, 1, 1)
     return out
@@ -147,14 +154,14 @@ def _convolved(problem: ConvProblem, src: Array, weights: Array) -> Array:
     return out
 
 
-def bias_gradient(problem: ConvProblem, diff_dst: Storage, stop: Stop) -> Array | None:
+def bias_gradient(problem: ConvProblem, diff_dst: Storage, stop: Stop, absolute: bool) -> Array | None:
     """Compute diff_bias in float64, image by image; None when `stop` said so."""
     total = np.zeros(problem.dst_channels)
     for image in range(problem.n):
         if stop():
             return None
         with np.errstate(invalid="ignore", over="ignore"):
-            values = channels_first(widen(diff_dst[image : image + 1], problem.dtype), problem, 1)
+            values = channels_first(read(diff_dst[image : image + 1], problem.dtype, absolute), problem, 1)
             total += values.sum((0, 1, 3, 4, 5))
     return total
 
@@ -200,25 +207,57 @@ class ReferenceKernel:
             return False
         if output.size == 0:
             return True
-        target = box(output, unit)
+        values = self.values(problem, unit, inputs, stop)
+        if values is not None:
+            box(output, unit)[...] = narrow(values, problem.dtype)
+        return values is not None
+
+    def values(
+        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop, *, absolute: bool = False
+    ) -> Array | None:
+        """Compute a unit's box in float64, or with `absolute` the sums of the magnitudes of its products.
+
+        None when `stop` said so.
+        """
         if problem.computes == "diff_bias":
-            total = bias_gradient(problem, inputs[0], stop)
-            if total is not None:
-                target[...] = narrow(total, problem.dtype)
-            return total is not None
+            return bias_gradient(problem, inputs[0], stop, absolute)
+        assert unit.shape is not None
         if problem.forward:
-            result = forward(problem, inputs, unit.part[0])
+            result = forward(problem, inputs, unit.part[0], absolute)
             channels = result.reshape(problem.dst_channels, *problem.dst_spatial)
-            if problem.data_format == "NXC":
-                channels = np.moveaxis(channels, 0, -1)
-            target[0] = narrow(channels, problem.dtype)
-            return True
+            return (np.moveaxis(channels, 0, -1) if problem.data_format == "NXC" else channels)[None]
         position = [int(at) for at in np.unravel_index(unit.part[0], problem.dims.kernel)]
-        gradient = tap_gradient(problem, inputs, tap_slices(problem.dims, position), stop)
-        if gradient is None:
-            return False
-        target[...] = narrow(_arrange(gradient, problem), problem.dtype).reshape(target.shape)
-        return True
+        gradient = tap_gradient(problem, inputs, tap_slices(problem.dims, position), stop, absolute)
+        return None if gradient is None else _arrange(gradient, problem).reshape(unit.shape)
+
+    def terms(self, problem: ConvProblem, unit: Unit) -> Array:
+        """Return how many products each element of a unit's box sums, in a shape that broadcasts to it."""
+        dims = problem.dims
+        if problem.op == "BiasAdd":
+            return np.array(2.0)
+        if problem.computes == "diff_bias":
+            return np.array(float(problem.n * prod(problem.dst_spatial)))
+        if not problem.forward:
+            position = np.unravel_index(unit.part[0], dims.kernel)
+            ranges = [dims.tap_range(axis, int(tap)) for axis, tap in enumerate(position)]
+            return np.array(float(problem.n * prod(high - low for low, high in ranges)))
+        pixels = np.ones(())
+        for axis in range(3 - problem.rank, 3):
+            pixels = np.multiply.outer(pixels, _meeting_taps(dims, axis))
+        counts = dims.src_channels * pixels + problem.bias
+        return counts[None, None] if problem.data_format == "NCX" else counts[None, ..., None]
+
+
+def _meeting_taps(dims: Dims, axis: int) -> Array:
+    """Count the taps that meet each dst position of an axis."""
+    counts = np.zeros(dims.dst[axis])
+    for tap, (low, high) in enumerate(dims.tap_ranges(axis).tolist()):
+        if dims.gathers:
+            counts[low:high] += 1
+        else:
+            start = low * dims.strides[axis] + tap * dims.dilations[axis] - dims.pads[axis]
+            counts[start : start + max(0, high - low - 1) * dims.strides[axis] + 1 : dims.strides[axis]] += high > low
+    return counts
 
 
 def _arrange(gradient: Array, problem: ConvProblem) -> Array:

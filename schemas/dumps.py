@@ -97,7 +97,7 @@ def read_dump(value: object, *, called: CalledOperation | None = None) -> Dump:
         # The operation called exists: the error is in the dump.
         wrong = problem([*loc, "kind"], f"kind: {error.message}", "kind")
         raise invalid_params(called.called_as, [wrong]) from None
-    if called is not None and found.operation is not called.operation:
+    if called is not None and found.operation.name != called.operation.name:
         msg = f"kind must be {called.operation.name}, the operation called, but is {kind}"
         raise invalid_params(called.called_as, [problem([*loc, "kind"], msg, "kind")])
     attributes = op.get("attrs", {})

@@ -11,7 +11,16 @@ from pydantic.json_schema import models_json_schema
 
 from schemas.describe import example
 from schemas.tables import CalledOperation, find_operation, operation_names
-from schemas.wire import CallOptions, CallReply, ProblemError, ValidateReply, request_model, validate_model
+from schemas.wire import (
+    CallOptions,
+    CallReply,
+    ProblemError,
+    ValidateReply,
+    VerifyReply,
+    request_model,
+    validate_model,
+    verify_model,
+)
 
 __all__ = ["RPC_ERRORS", "openrpc_document"]
 
@@ -100,6 +109,7 @@ def _member(request: type[BaseModel], name: str) -> dict[str, str]:
 def _service_methods() -> list[dict[str, Any]]:
     op = _param("op", {"type": "string", "enum": list(operation_names())}, "Name or alias of an operation.")
     bodies = [validate_model(called) for called in _spelled()]
+    verifications = [verify_model(called) for called in _spelled()]
     anything: dict[str, Any] = {"type": "object"}
     validated = example(find_operation("ConvTransposeBackwardWeights"))
     return [
@@ -128,6 +138,20 @@ def _service_methods() -> list[dict[str, Any]]:
                 }
             ],
         },
+        {
+            **_method(
+                "ops.verify",
+                "Compare a result, one more input named like the output, with the float64 reference.",
+                [
+                    op,
+                    _param("attributes", _any_of(verifications, "attributes"), "Attributes of the operation."),
+                    _param("inputs", _any_of(verifications, "inputs"), "The inputs of the call, and its result."),
+                    _param("options", _ref(CallOptions), "deadline_ms; the others have no effect.", required=False),
+                ],
+                _ref(VerifyReply),
+            ),
+            "errors": _errors(),
+        },
         _method("rpc.discover", "Return this document.", [], anything),
     ]
 
@@ -154,9 +178,9 @@ def _spelled() -> list[CalledOperation]:
 
 
 def _schemas() -> dict[str, Any]:
-    models: list[type[BaseModel]] = [CallReply, ValidateReply, ProblemError, CallOptions]
+    models: list[type[BaseModel]] = [CallReply, ValidateReply, VerifyReply, ProblemError, CallOptions]
     for called in _spelled():
-        models += [request_model(called), validate_model(called)]
+        models += [request_model(called), validate_model(called), verify_model(called)]
     _, made = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
     found: dict[str, Any] = made["$defs"]
     return found

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 
 from convgrad._errors import UnknownOperation
 from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS, AttributeRow, Dialect, Operation, TensorRow
@@ -24,6 +24,7 @@ __all__ = [
     "find_operation",
     "near_miss",
     "operation_names",
+    "verified",
 ]
 
 
@@ -363,6 +364,14 @@ OPERATIONS: tuple[Operation, ...] = (
         ranks=(4, 5),  # as oneDNN's own shape inference has it
     ),
 )
+
+
+@cache
+def verified(called: CalledOperation) -> CalledOperation:
+    """Return the operation with each output as one more input: the result that `ops.verify` is about."""
+    operation = called.operation
+    results = tuple([replace(row, required=False) for row in operation.outputs])
+    return CalledOperation(replace(operation, inputs=(*operation.inputs, *results)), called.called_as, called.dialect)
 
 
 def _called() -> dict[str, CalledOperation]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from schemas.attributes import attributes_model
 from schemas.describe import example
 from schemas.rows import TensorRow
-from schemas.tables import CalledOperation, find_operation
+from schemas.tables import CalledOperation, find_operation, verified
 from schemas.tensors import DataTensor, NpyTensor, TensorDescription, TensorReply
 
 __all__ = [
@@ -24,8 +24,10 @@ __all__ = [
     "ProblemError",
     "Stats",
     "ValidateReply",
+    "VerifyReply",
     "request_model",
     "validate_model",
+    "verify_model",
 ]
 
 
@@ -81,6 +83,36 @@ class ValidateReply(_Reply):
     warnings: list[str] | None = None
 
 
+class Verdict(_Reply):
+    """Whether a result passes, by which rule."""
+
+    passed: bool
+    failed: int
+    rule: str
+
+
+class VerifyReply(_Reply):
+    """The report of `ops.verify`: a result compared with the float64 reference."""
+
+    op: str
+    output: str
+    passed: bool
+    dtype: str
+    shape: list[int]
+    elements: int
+    equal: bool
+    unequal: int
+    max_error: float | str
+    ulp: list[dict[str, int | None]]
+    verdicts: dict[str, Verdict]
+    maps: dict[str, Any]
+    worst: dict[str, Any] | None
+    hints: list[str]
+    resolved: dict[str, Any]
+    stats: Stats
+    warnings: list[str] | None = None
+
+
 class ProblemError(_Reply):
     """One broken rule; `loc` is the path to the value, for example `["attributes", "strides", 0]`."""
 
@@ -103,20 +135,24 @@ class Problem(_Reply):
 
 def request_model(called: CalledOperation) -> type[BaseModel]:
     """Return the model of a call's body: attributes, inputs with their data, options."""
-    return _request(called.operation.name, called.dialect, described=False)
+    return _request(called.operation.name, called.dialect, "Request")
 
 
 def validate_model(called: CalledOperation) -> type[BaseModel]:
     """Return the model of the body of `validate`, in which a tensor may be just dtype and shape."""
-    return _request(called.operation.name, called.dialect, described=True)
+    return _request(called.operation.name, called.dialect, "Validate")
+
+
+def verify_model(called: CalledOperation) -> type[BaseModel]:
+    """Return the model of the body of `verify`, whose inputs have the result too."""
+    return _request(called.operation.name, called.dialect, "Verify")
 
 
 @cache
-def _request(operation: str, dialect: str, *, described: bool) -> type[BaseModel]:
+def _request(operation: str, dialect: str, kind: Literal["Request", "Validate", "Verify"]) -> type[BaseModel]:
     row = find_operation(operation).operation
     name = row.old_name if dialect == "old" and row.old_name else row.name
-    called = find_operation(name)
-    kind = "Validate" if described else "Request"
+    called, described = find_operation(name), kind == "Validate"
     tensor: Any = DataTensor | NpyTensor | TensorDescription if described else DataTensor | NpyTensor
     examples = [example(called)] if described else None
     return create_model(
@@ -129,7 +165,7 @@ def _request(operation: str, dialect: str, *, described: bool) -> type[BaseModel
                 f"{name}{kind}Inputs",
                 __config__=ConfigDict(extra="forbid"),
                 __doc__=f"Inputs of {name}.",
-                **_inputs(called, tensor),
+                **_inputs(verified(called) if kind == "Verify" else called, tensor),
             ),
             Field(examples=[entry["inputs"] for entry in examples] if examples else None),
         ),

@@ -29,6 +29,15 @@ def test_real_layers(service: LiveService, dtype: str) -> None:
     assert "largest error" in done.stdout
 
 
+def test_verify_a_kernel(service: LiveService, tmp_path: Path) -> None:
+    """The planted mistake is found in its tap and channels, and drawn."""
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "verify.png"
+    done = _run("examples/verify_a_kernel.py", "--url", service.url, "--png", str(picture))
+    assert "worst element [11, 5, 2, 2]" in done.stdout, done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.heavy
 def test_train_digits(service: LiveService, tmp_path: Path) -> None:
     """A network trained with filter gradients from the service learns the digits, and the loss curve is drawn."""

@@ -11,10 +11,10 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from app.api.oip.reply import VERSION
-from schemas.tables import OPERATIONS, CalledOperation, find_operation, operation_names
-from schemas.wire import CallReply, Problem, ValidateReply, request_model, validate_model
+from schemas.tables import OPERATIONS, CalledOperation, find_operation, operation_names, verified
+from schemas.wire import CallReply, Problem, ValidateReply, VerifyReply, request_model, validate_model, verify_model
 
-__all__ = ["COMPUTE_DOCS", "DESCRIBE_DOCS", "LIST_DOCS", "VALIDATE_DOCS", "install_openapi", "problems"]
+__all__ = ["COMPUTE_DOCS", "DESCRIBE_DOCS", "LIST_DOCS", "VALIDATE_DOCS", "VERIFY_DOCS", "install_openapi", "problems"]
 
 _REF = "#/components/schemas/{model}"
 
@@ -69,12 +69,13 @@ _PLACES = {
 
 _REQUESTS = [request_model(called) for called in _called()]
 _VALIDATIONS = [validate_model(called) for called in _called()]
+_VERIFICATIONS = [verify_model(called) for called in _called()]
 _FILE = {"type": "string", "format": "binary"}
 
 
 def _parts() -> dict[str, Any]:
     """Describe the multipart form: the request object first, then a `.npy` file for each tensor."""
-    names = {name: None for called in _called() for name in called.operation.input_spellings}
+    names = {name: None for called in _called() for name in verified(called).operation.input_spellings}
     return {
         "schema": {
             "type": "object",
@@ -179,6 +180,16 @@ VALIDATE_DOCS: dict[str, Any] = {
     },
     "openapi_extra": {"requestBody": _body(_VALIDATIONS)},
 }
+VERIFY_DOCS: dict[str, Any] = {
+    "responses": {
+        200: {
+            "description": "The report: the verdict is its member `passed`.",
+            "content": {"application/json": {"schema": _ref(VerifyReply)}},
+        },
+        **problems(*_CALL_STATUSES),
+    },
+    "openapi_extra": {"requestBody": _body(_VERIFICATIONS)},
+}
 COMPUTE_DOCS: dict[str, Any] = {
     "responses": {200: _CALL_REPLY, **problems(*_CALL_STATUSES)},
     "openapi_extra": {"requestBody": _body(_REQUESTS)},
@@ -205,7 +216,8 @@ def install_openapi(app: FastAPI) -> None:
                 routes=app.routes,
                 separate_input_output_schemas=False,
             )
-            models: list[type[BaseModel]] = [CallReply, Problem, ValidateReply, *_REQUESTS, *_VALIDATIONS]
+            models: list[type[BaseModel]] = [CallReply, Problem, ValidateReply, VerifyReply]
+            models += [*_REQUESTS, *_VALIDATIONS, *_VERIFICATIONS]
             _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
             schemas = made.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(definitions["$defs"])

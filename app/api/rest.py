@@ -12,10 +12,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from app.api.openapi import COMPUTE_DOCS, DESCRIBE_DOCS, LIST_DOCS, VALIDATE_DOCS
+from app.api.openapi import COMPUTE_DOCS, DESCRIBE_DOCS, LIST_DOCS, VALIDATE_DOCS, VERIFY_DOCS
 from app.calls.call import Call, Prepared
 from app.calls.overlap import OverlappedCall
 from app.calls.service import Service
+from app.calls.verifying import report_of
 from app.http.context import context_of, exchange_of, headers_of
 from app.http.disconnect import cancel_on_disconnect
 from app.intake.body import declared_length, media_type, read_body
@@ -32,7 +33,7 @@ from app.replies.body import send_json
 from app.replies.result import send_result
 from convgrad._errors import DeadlineExceeded, UnsupportedMediaType
 from schemas.describe import describe, list_operations
-from schemas.tables import find_operation
+from schemas.tables import find_operation, verified
 from schemas.tensors import TensorMeta
 
 __all__ = ["REPLY_TYPES", "REQUEST_TYPES", "router", "shortcuts"]
@@ -73,6 +74,15 @@ async def validate(op: str, request: Request) -> Response:
     A tensor may be just its dtype and shape.
     """
     return _Validation(op, request.app.state.service)
+
+
+@router.post("/{op}/verify", **VERIFY_DOCS)
+async def verify(op: str, request: Request) -> Response:
+    """Compare a result with the float64 reference: the result is one more input, named like the output.
+
+    The reply is a report, with status 200 also for a result that fails.
+    """
+    return _Verifying(op, request.app.state.service)
 
 
 @router.post("/{op}", **COMPUTE_DOCS)
@@ -140,6 +150,35 @@ class _Validation(_Deferred):
             async with cancel_on_disconnect(receive):
                 reply = await service.validate(name, call.attributes, call.metas, call.options)
         await send_json(send, reply)
+
+
+class _Verifying(_Deferred):
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        choose(headers_of(scope).get("accept"), ["application/json"])
+        service, context, name = self._service, context_of(scope), self._called.called_as
+        self._called = verified(self._called)
+
+        async def prepare(call: RequestedCall) -> Prepared:
+            return await service.prepare_verification(
+                name, call.attributes, call.metas, call.options, started=context.started
+            )
+
+        async def check(call: RequestedCall) -> None:
+            if self._called.operation.output_spellings.keys() & call.metas.keys():
+                await prepare(call)
+            else:  # the result may still come
+                service.check(name, call.attributes, call.metas, call.options, started=context.started)
+
+        with service.admit(), service.lease(exchange_of(scope).direct_body) as lease:
+            call = await self._read(scope, receive, lease, check=check)
+            prepared = await prepare(call)
+            with context.timings.measure("decode"):
+                tensors = await collect_tensors(call.inputs, lease)
+            running = service.call(prepared, tensors, lease, timings=context.timings)
+            async with cancel_on_disconnect(receive), running:
+                await running.finish()
+                report = report_of(running)
+            await send_json(send, report)
 
 
 class _Computation(_Deferred):

@@ -334,7 +334,8 @@ def _code(error: BaseException | None) -> str:
 
 def _segments_of(op: ResolvedOp, tensors: Mapping[str, Segment]) -> dict[str, Segment]:
     """Return the segments of the inputs that are read, by canonical name; raises `InvalidParams` if one is missing."""
-    spellings = find_operation(op.called_as).operation.input_spellings
+    operation = find_operation(op.called_as).operation
+    spellings = {**operation.output_spellings, **operation.input_spellings}  # a result to verify is an input too
     found = {spellings.get(name, name): segment for name, segment in tensors.items()}
     missing = [op.wire_name(spec.name) for spec in op.inputs if spec.name not in found]
     if missing:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from app.calls.planning import Computation, tensor_bytes
+from app.calls.planning import Computation
 from app.pool.engine import Arrival, Demand, JobTimes
 from kernels import Unit, storage_dtype
 
@@ -54,7 +54,7 @@ class CallOutput:
     @property
     def nbytes(self) -> int:
         """Size in bytes."""
-        return tensor_bytes(self.spec)
+        return self.computation.nbytes
 
     @property
     def data(self) -> memoryview:

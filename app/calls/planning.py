@@ -12,6 +12,7 @@ from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
 from kernels.target import target
+from kernels.verify.unit import plan_verification, verification_scratch
 from schemas.ops import ResolvedOp, TensorSpec
 from schemas.problems import dims as written
 
@@ -23,8 +24,10 @@ __all__ = [
     "describe_plans",
     "is_planned_at_once",
     "plan_call",
+    "plan_verification_call",
     "problem_of",
     "tensor_bytes",
+    "verification_cost",
 ]
 
 _PLAN_LIMITS = {"taps of a filter": 1 << 17, "channels of a group": 1 << 21}
@@ -58,6 +61,12 @@ class Computation:
     output: TensorSpec
     plan: Plan
     inputs: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of what is computed."""
+        problem = self.plan.problem
+        return prod(problem.output_shape) * problem.output_dtype.itemsize
 
 
 def problem_of(op: ResolvedOp, output: str | None = None) -> ConvProblem:
@@ -138,10 +147,9 @@ def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> tu
     for spec in op.outputs:
         problem = problem_of(op, spec.name)
         if reference:
-            units = problem.n if problem.forward else prod(problem.kernel)
-            _check("plan", units, _REFERENCE_UNITS, "units of the reference kernel", op, _units)
-        names = _READ.get(spec.name) or tuple(given.name for given in op.inputs)
-        found.append(Computation(spec, plan(problem, workers=settings.worker_count, reference=reference), names))
+            _check("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
+        chosen = plan(problem, workers=settings.worker_count, reference=reference)
+        found.append(Computation(spec, chosen, _inputs_of(op, spec)))
     _check(
         "scratch",
         call_bytes(op) + sum(each.plan.scratch_bytes for each in found),
@@ -151,6 +159,35 @@ def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> tu
         _largest,
     )
     return tuple(found)
+
+
+def plan_verification_call(op: ResolvedOp, settings: Settings) -> Computation:
+    """Plan the verification of a result, the last input of `op`; raises what `plan_call` raises."""
+    problem = problem_of(op)
+    _check("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
+    chosen = plan_verification(problem, workers=settings.worker_count)
+    needed = call_bytes(op) + chosen.scratch_bytes
+    _check("scratch", needed, settings.memory_budget, "bytes of tensors and scratch", op, _largest)
+    return Computation(op.output, chosen, (*_inputs_of(op, op.output), op.inputs[-1].name))
+
+
+def _inputs_of(op: ResolvedOp, output: TensorSpec) -> tuple[str, ...]:
+    """Return the names of the inputs that an output is computed from, in the kernels' order."""
+    return _READ.get(output.name) or tuple([given.name for given in op.inputs if given.name != output.name])
+
+
+def verification_cost(op: ResolvedOp, settings: Settings) -> dict[str, Any]:
+    """Return what verifying the result of `op` costs, as JSON, and whether this service allows it."""
+    problem = problem_of(op)
+    units = max(1, _reference_units(problem))
+    scratch = verification_scratch(problem, units)
+    needed = call_bytes(op) + tensor_bytes(op.output) + scratch
+    allowed = units <= _REFERENCE_UNITS and needed <= settings.memory_budget and 2 * op.macs <= settings.work_limit
+    return {"gmac": 2 * op.macs / 1e9, "units": units + 1, "scratch_bytes": scratch, "allowed": allowed}
+
+
+def _reference_units(problem: ConvProblem) -> int:
+    return problem.n if problem.forward else prod(problem.kernel)
 
 
 def call_bytes(op: ResolvedOp) -> int:

@@ -26,8 +26,16 @@ from typing import TYPE_CHECKING, Any
 from app.calls.admission import Admission
 from app.calls.call import Call, Checked, Prepared, Resources
 from app.calls.cancel import Cancellations
-from app.calls.planning import Computation, check_limits, describe_plans, is_planned_at_once, plan_call
-from app.intake.options import parse_options
+from app.calls.planning import (
+    Computation,
+    check_limits,
+    describe_plans,
+    is_planned_at_once,
+    plan_call,
+    verification_cost,
+)
+from app.calls.verifying import check_verification, verify_plan
+from app.intake.options import Options, parse_options
 from app.intake.sinks import Lease
 from app.intake.turns import Turns
 from app.settings import Settings
@@ -35,7 +43,7 @@ from app.telemetry.context import current_context
 from app.telemetry.metrics import Telemetry
 from app.telemetry.timings import Timings
 from convgrad._errors import DeadlineExceeded, Overloaded, ShuttingDown
-from schemas.ops import TensorMeta, resolve
+from schemas.ops import ResolvedOp, TensorMeta, resolve
 
 if TYPE_CHECKING:
     from app.intake.sinks import DirectBody
@@ -195,9 +203,36 @@ class Service:
                 op.wire_name(spec.name): {"dtype": spec.dtype, "shape": list(spec.shape)} for spec in op.outputs
             },
             "resolved": op.reply_attributes(),
-            "plan": describe_plans(op, prepared.computations),
+            "plan": describe_plans(op, prepared.computations) | self._verify_cost(op),
         }
         return reply | ({"warnings": list(op.warnings)} if op.warnings else {})
+
+    def _verify_cost(self, op: ResolvedOp) -> dict[str, Any]:
+        """Return what verifying the call's result would cost; a call of several outputs can't be verified at once."""
+        return {"verify": verification_cost(op, self.settings)} if len(op.outputs) == 1 else {}
+
+    async def prepare_verification(
+        self,
+        name: str,
+        attributes: Mapping[str, Any],
+        inputs: Mapping[str, TensorMeta | list[int]],
+        options: object = None,
+        *,
+        started: float | None = None,
+    ) -> Prepared:
+        """Check and plan the verification of a result, which is among the inputs under the name of an output.
+
+        Raises what `check` and `plan` raise.
+        """
+        chosen = parse_options(options)
+        op = check_verification(name, attributes, inputs, self.settings)
+        return verify_plan(Checked(op, chosen, self._deadline(chosen, started)), self.settings)
+
+    def _deadline(self, options: Options, started: float | None) -> float:
+        allowed = self.settings.deadline_s
+        if options.deadline_ms is not None:
+            allowed = min(allowed, options.deadline_ms / 1000)
+        return (time.monotonic() if started is None else started) + allowed
 
     def check(
         self,
@@ -217,10 +252,7 @@ class Service:
         chosen = parse_options(options)
         op = resolve(name, attributes, inputs, outputs=chosen.outputs)
         check_limits(op, self.settings)
-        allowed = self.settings.deadline_s
-        if chosen.deadline_ms is not None:
-            allowed = min(allowed, chosen.deadline_ms / 1000)
-        return Checked(op, chosen, (time.monotonic() if started is None else started) + allowed)
+        return Checked(op, chosen, self._deadline(chosen, started))
 
     async def plan(self, checked: Checked) -> Prepared:
         """Plan a checked call; raises `TooLarge` for its scratch memory or units, and `DeadlineExceeded`."""

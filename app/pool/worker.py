@@ -98,7 +98,7 @@ class _Worker:
         dtype = storage_dtype(problem.dtype)
         shapes = zip(message.inputs, problem.input_shapes, strict=True)
         inputs = [self._array(number, shape, dtype) for number, shape in shapes]
-        output = self._array(message.output, problem.output_shape, dtype)
+        output = self._array(message.output, problem.output_shape, problem.output_dtype)
         scratch = None
         if message.scratch is not None:
             scratch = self._array(message.scratch, (plan.scratch_bytes,), np.dtype(np.uint8))

@@ -10,6 +10,7 @@ from typing import Any
 
 from app.calls.call import Call
 from app.calls.service import Service
+from app.calls.verifying import report_of
 from app.intake.requests import read_call
 from app.intake.sinks import Lease
 from app.intake.tensors import collect_tensors
@@ -21,7 +22,7 @@ from schemas.dumps import is_dump
 from schemas.openrpc import openrpc_document
 from schemas.problems import invalid_params, problem
 from schemas.rpc import CALL_PARAMS, bind_params
-from schemas.tables import CalledOperation, find_operation, operation_names
+from schemas.tables import CalledOperation, find_operation, operation_names, verified
 
 __all__ = ["METHODS", "Method", "MethodContext", "Params"]
 
@@ -101,6 +102,24 @@ async def _validate(params: Params, ctx: MethodContext) -> AsyncIterator[dict[st
     yield await ctx.service.validate(called.called_as, request.attributes, request.metas, request.options)
 
 
+@asynccontextmanager
+async def _verify(params: Params, ctx: MethodContext) -> AsyncIterator[Any]:
+    if ctx.refusal is not None:
+        raise ctx.refusal.with_traceback(None)
+    given = bind_params(params, ("op", *CALL_PARAMS), required=("op",))
+    called = _called(given.pop("op"))
+    request = read_call(verified(called), given, ctx.lease)
+    name, started = called.called_as, ctx.context.started
+    prepared = await ctx.service.prepare_verification(
+        name, request.attributes, request.metas, request.options, started=started
+    )
+    with ctx.context.timings.measure("decode"):
+        tensors = await collect_tensors(request.inputs, ctx.lease)
+    async with ctx.service.call(prepared, tensors, ctx.lease, timings=ctx.context.timings) as call:
+        await call.finish()
+        yield report_of(call)
+
+
 def _operation(called: CalledOperation) -> Method:
     @asynccontextmanager
     async def method(params: Params, ctx: MethodContext) -> AsyncIterator[Call]:
@@ -137,6 +156,7 @@ METHODS: dict[str, Method] = {
     "ops.list": _plain(list_operations),
     "ops.describe": _plain(_describe, "op"),
     "ops.validate": _validate,
+    "ops.verify": _verify,
     "rpc.discover": _plain(_discover),
 }
 """Every method by its name."""

@@ -52,10 +52,10 @@ def test_every_page_is_described(openapi: dict[str, Any]) -> None:
 
 
 def test_a_call_has_its_forms(openapi: dict[str, Any]) -> None:
-    """The page of a call lists both request forms, all four reply forms and every name of an operation."""
+    """The page of a call lists both request forms, all five reply forms and every name of an operation."""
     verb = openapi["paths"]["/v1/ops/{op}"]["post"]
     assert set(verb["requestBody"]["content"]) == {JSON, "multipart/form-data"}
-    assert set(verb["responses"]["200"]["content"]) == {JSON, NPY, SSE, FRAMES}
+    assert set(verb["responses"]["200"]["content"]) == {JSON, NPY, SSE, FRAMES, "multipart/form-data"}
     (name,) = verb["parameters"]
     assert set(name["schema"]["enum"]) == set(operation_names())
     for status, answer in verb["responses"].items():

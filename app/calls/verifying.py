@@ -1,0 +1,70 @@
+"""Verify a caller's own result: it comes beside the inputs, under the name of the output that it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from app.calls.call import Call, Checked, Prepared
+from app.calls.planning import Computation, check_limits, plan_verification_call
+from app.settings import Settings
+from kernels.verify.unit import read_report
+from schemas.ops import ResolvedOp, TensorMeta, resolve
+from schemas.problems import dims, invalid_params, problem
+from schemas.tables import find_operation
+from schemas.tensors import TensorSpec
+
+__all__ = ["check_verification", "report_of", "verify_plan"]
+
+Metas = Mapping[str, TensorMeta | list[int]]
+
+
+def check_verification(name: str, attributes: Mapping[str, Any], inputs: Metas, settings: Settings) -> ResolvedOp:
+    """Return the resolved operation whose last input is the result; raises what `Service.check` raises."""
+    called = find_operation(name)
+    spellings = called.operation.output_spellings
+    given = {key: meta for key, meta in inputs.items() if key in spellings}
+    if len(given) != 1:
+        names = " or ".join(called.wire_names[row.name] for row in called.operation.outputs)
+        msg = f"give the one result to verify, as the input {names}"
+        raise invalid_params(name, [problem(["inputs"], msg, "missing" if not given else "conflict")])
+    ((key, meta),) = given.items()
+    rest = {name: value for name, value in inputs.items() if name not in given}
+    op = resolve(name, attributes, rest, outputs=(spellings[key],))
+    _check_result(op, key, meta)
+    # Its magnitudes are summed like the products themselves.
+    doubled = replace(op, inputs=(*op.inputs, TensorSpec(op.output.name, op.dtype, op.output.shape)), macs=2 * op.macs)
+    check_limits(doubled, settings)
+    return doubled
+
+
+def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> None:
+    loc, problems = ["inputs", key], []
+    if not isinstance(meta, TensorMeta):
+        problems.append(problem(loc, f"{key} must be a tensor", "type"))
+    else:
+        if meta.dtype != op.dtype:
+            msg = f"{key} must be {op.dtype} like the inputs, but is {meta.dtype}"
+            problems.append(problem([*loc, "dtype"], msg, "mixed_dtypes"))
+        if meta.shape != op.output.shape:
+            msg = f"{key} must have shape {dims(op.output.shape)}, but has {dims(meta.shape)}"
+            problems.append(problem([*loc, "shape"], msg, "output_shape"))
+    if problems:
+        raise invalid_params(op.called_as, problems)
+
+
+def verify_plan(checked: Checked, settings: Settings) -> Prepared:
+    """Plan the verification of a checked call; raises `TooLarge` for its scratch memory or units."""
+    computation: Computation = plan_verification_call(checked.op, settings)
+    return Prepared(checked.op, (computation,), checked.options, checked.deadline)
+
+
+def report_of(call: Call) -> dict[str, Any]:
+    """Return the report of a finished verification."""
+    op, (output,) = call.prepared.op, call.outputs
+    found = read_report(output.data)
+    factors = [op.wire_name(name) for name in output.computation.inputs[:-1]]
+    report = {"op": op.called_as, "output": output.name, "passed": found.pop("passed"), **found, "factors": factors[:2]}
+    report |= {"resolved": op.reply_attributes(), "stats": call.stats}
+    return report | ({"warnings": list(op.warnings)} if op.warnings else {})

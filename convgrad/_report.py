@@ -1,0 +1,149 @@
+"""The report of a verification: a verdict with its reasons, as text, as a picture, and for CI systems."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Report"]
+
+_SHOWN = 5
+_CIRCLED = 20
+
+
+class Report:
+    """What `verify` found out about a result; `data` is the whole report as the service sent it.
+
+    `maps` of `data` have the largest error of each tap, channel or pixel as a share of what is allowed: above 1 it
+    fails.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = dict(data)
+
+    def __repr__(self) -> str:
+        return f"<Report of {self.data.get('op')}: {'passed' if self.passed else 'failed'}>"
+
+    @property
+    def passed(self) -> bool:
+        """Whether every error is within its bound."""
+        return self.data.get("passed") is True
+
+    @property
+    def equal(self) -> bool:
+        """Whether the result has the very bits of the reference, rounded once."""
+        return self.data.get("equal") is True
+
+    def text(self) -> str:
+        """Return the report in some lines."""
+        data = self.data
+        shape = list(data["shape"])
+        lines = [
+            f"{data['output']} of {data['op']}, {data['dtype']} {shape}: {'passed' if self.passed else 'FAILED'}",
+            f"  {data['unequal']} of {data['elements']} elements differ from the rounded float64 reference"
+            + (f", {data['not_finite']} of them in being Inf or NaN" if data["not_finite"] else ""),
+            (
+                f"  error: max {_short(data['max_error'])}, mean {_short(data['mean_error'])}, "
+                f"RMS {_short(data['rms_error'])}, max relative {_short(data['max_relative_error'])}"
+            ),
+            "  in ULP: " + ", ".join(f"{_range(row)}: {row['count']}" for row in data["ulp"]),
+        ]
+        for name, verdict in data["verdicts"].items():
+            word = "passed" if verdict["passed"] else f"failed by {verdict['failed']} elements"
+            test = f" ({verdict['test']})" if "test" in verdict else ""
+            lines.append(f"  {name}{test}: {word}; {verdict['rule']}")
+        lines += self._worst_lines()
+        lines += [f"  hint: {hint}" for hint in data["hints"]]
+        return "\n".join(lines)
+
+    def _worst_lines(self) -> list[str]:
+        worst = self.data["worst"]
+        if worst is None:
+            return []
+        lines = [
+            (
+                f"  worst element {worst['index']}: got {_short(worst['got'])}, expected {_short(worst['expected'])} "
+                f"(exactly {worst['exact']!r}), {worst['ulp']} ULP off, {_short(worst['share'])} of what is allowed"
+            ),
+            f"  it sums {worst['terms']} products, the largest:",
+        ]
+        factors = self.data["factors"]
+        for term in worst["largest"][:_SHOWN]:
+            places = " * ".join(f"{name}{place}" for name, place in zip(factors, term["at"], strict=False))
+            lines.append(f"    {places} = {_short(term['value'])}")
+        return lines
+
+    def junit(self, name: str | None = None) -> str:
+        """Return the report as one test case in JUnit's XML, which CI systems read."""
+        title = name or f"{self.data['op']}.{self.data['output']}"
+        failures = 0 if self.passed else 1
+        suite = ET.Element("testsuite", name="convgrad verify", tests="1", failures=str(failures), errors="0")
+        case = ET.SubElement(suite, "testcase", classname="convgrad.verify", name=title)
+        case.set("time", f"{self.data['stats'].get('compute_ms', 0) / 1000:.3f}")
+        if not self.passed:
+            share = _short(self.data["verdicts"]["convgrad"]["max_share"])
+            failure = ET.SubElement(case, "failure", message=f"error {share} of what is allowed")
+            failure.text = self.text()
+        else:
+            ET.SubElement(case, "system-out").text = self.text()
+        text: str = ET.tostring(suite, encoding="unicode", xml_declaration=True)
+        return text
+
+    def figure(self) -> Figure:
+        """Draw the maps of the errors and their histogram in ULP; needs matplotlib (the extra `plot`)."""
+        from matplotlib.colors import LogNorm
+        from matplotlib.figure import Figure
+
+        maps = {name: _plane(entry) for name, entry in self.data["maps"].items() if np.prod(entry["shape"]) > 1}
+        figure = Figure(figsize=(4.6 * (len(maps) + 1), 4.4), layout="constrained")
+        axes = figure.subplots(1, len(maps) + 1, squeeze=False)[0]
+        figure.suptitle(self.text().splitlines()[0])
+        for place, (name, values) in zip(axes, maps.items(), strict=False):
+            shown = np.clip(values, 1e-3, 1e3)
+            # red fails: the middle of the scale is 1
+            image = place.imshow(shown, cmap="RdBu_r", norm=LogNorm(1e-3, 1e3), aspect="auto", interpolation="nearest")
+            failed = np.argwhere(values > 1)
+            for y, x in failed if len(failed) <= _CIRCLED else ():
+                place.plot(x, y, "ko", markersize=14, fillstyle="none")
+            place.set_title(f"largest error by {name}")
+            place.set_ylabel(_AXES.get(name, ("", ""))[0])
+            place.set_xlabel(_AXES.get(name, ("", ""))[1])
+            place.xaxis.get_major_locator().set_params(integer=True)
+            place.yaxis.get_major_locator().set_params(integer=True)
+            figure.colorbar(image, ax=place, label="share of what is allowed")
+        rows: Sequence[Mapping[str, Any]] = self.data["ulp"]
+        axes[-1].bar([_range(row) for row in rows], [row["count"] for row in rows])
+        axes[-1].set_yscale("log")
+        axes[-1].set_title("elements by error in ULP")
+        axes[-1].tick_params(axis="x", rotation=60)
+        return figure
+
+    def save_png(self, path: str | os.PathLike[str]) -> None:
+        """Write `figure` as a PNG."""
+        self.figure().savefig(path, dpi=120)
+
+
+_AXES = {"channels": ("channel of dst", "channel of src"), "tap": ("tap", "tap"), "pixel": ("pixel", "pixel")}
+
+
+def _plane(entry: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    values = np.array(entry["values"], np.float64)  # "inf" and "nan" are numbers to NumPy, too
+    values = np.where(np.isnan(values), np.inf, values)
+    return values.reshape(-1, values.shape[-1] if values.ndim > 1 else values.size)
+
+
+def _range(row: Mapping[str, Any]) -> str:
+    if row["to"] is None:
+        return f"{row['from']} or more"
+    return str(row["from"]) if row["from"] == row["to"] else f"{row['from']}-{row['to']}"
+
+
+def _short(value: float | str) -> str:
+    return f"{float(value):.4g}"

@@ -1,0 +1,150 @@
+"""The products that one element of a result sums, with the positions of their factors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.plan import Storage
+from kernels.problem import ConvProblem, Dims
+from kernels.reference import channels_first, tap_slices, widen
+
+__all__ = ["worst_terms"]
+
+Array = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+_SHOWN = 24
+"""Products that are listed: the largest."""
+
+
+def worst_terms(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> dict[str, Any]:
+    """Describe the sum of one element: how many products it has, and the largest of them.
+
+    Each has the index of its two factors in their own tensors, and its value.
+    """
+    if problem.op == "BiasAdd":
+        channel = index[1] if problem.data_format == "NCX" else index[-1]
+        summed = [
+            {"at": [list(at)], "value": float(widen(tensor[at].reshape(1), problem.dtype)[0])}
+            for tensor, at in zip(inputs, (index, (channel,)), strict=True)
+        ]
+        return {"terms": 2, "largest": summed}
+    if problem.computes == "diff_bias":
+        axis = 1 if problem.data_format == "NCX" else problem.rank + 1
+        values = widen(np.take(inputs[0], index[0], axis), problem.dtype)
+        places = [[*at[:axis], index[0], *at[axis:]] for at in _largest(values)]
+        return _described(values, [[at] for at in places], [values[tuple(at[:axis] + at[axis + 1 :])] for at in places])
+    return (_of_dst if problem.forward else _of_weights)(problem, inputs, index)
+
+
+def _of_weights(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> dict[str, Any]:
+    """Describe the sum of one element of diff_weights, over images and pixels."""
+    dims, (i, o, group, tap) = problem.dims, _weights_position(problem, index)
+    slices = tap_slices(dims, tap)
+    src_first = problem.op.startswith("ConvT")  # src is the narrow tensor
+    at_src, at_dst = slices if src_first else slices[::-1]
+    src_channel = i + group * (problem.src_channels // problem.groups)
+    dst_channel = o + group * (problem.dst_channels // problem.groups)
+    a = _channel(problem, inputs[0], src_channel)[(slice(None), *at_src)]
+    b = _channel(problem, inputs[1], dst_channel)[(slice(None), *at_dst)]
+    with np.errstate(invalid="ignore", over="ignore"):
+        products = a * b
+    found = []
+    for n, *pixel in _largest(products):
+        places = []
+        for channel, at in ((src_channel, at_src), (dst_channel, at_dst)):
+            spatial = [part.start + (part.step or 1) * x for part, x in zip(at, pixel, strict=True)]
+            places.append(_data_index(problem, n, channel, spatial))
+        found.append((places, products[(n, *pixel)]))
+    return _described(products, *_unzipped(found))
+
+
+def _of_dst(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> dict[str, Any]:
+    """Describe the sum of one element of dst, over channels and taps."""
+    dims = problem.dims
+    channel = index[1] if problem.data_format == "NCX" else index[-1]
+    pixel = index[2:] if problem.data_format == "NCX" else index[1:-1]
+    raised = (0,) * (3 - problem.rank) + tuple(pixel)
+    group, out = divmod(channel, dims.dst_channels)
+    taps, pixels = zip(*(_met(dims, axis, raised[axis]) for axis in range(3)), strict=True)
+    image = channels_first(widen(inputs[0][index[0] : index[0] + 1], problem.dtype), problem, dims.groups)[0, group]
+    src = image[(slice(None), *np.ix_(*pixels))]
+    step_group, step_wide, step_narrow, step_tap = problem.weights_strides
+    step_out, step_in = (step_narrow, step_wide) if dims.gathers else (step_wide, step_narrow)
+    first, second, third = np.ix_(*taps)
+    flat = (first * dims.kernel[1] + second) * dims.kernel[2] + third
+    at = group * step_group + out * step_out + np.arange(dims.src_channels)[:, None, None, None] * step_in
+    places = at + flat[None] * step_tap
+    weights = widen(inputs[1].reshape(-1)[places.reshape(-1)], problem.dtype).reshape(places.shape)
+    with np.errstate(invalid="ignore", over="ignore"):
+        products = weights * src.reshape(places.shape)
+    found = []
+    for c, *position in _largest(products):
+        spatial = [int(pixels[axis][x]) for axis, x in enumerate(position)]
+        src_index = _data_index(problem, index[0], group * dims.src_channels + c, spatial)
+        place = int(places[(c, *position)])
+        weights_index = [int(x) for x in np.unravel_index(place, problem.weights_shape)]
+        found.append(([src_index, weights_index], products[(c, *position)]))
+    return _described(products, *_unzipped(found), more=int(problem.bias))
+
+
+def _met(dims: Dims, axis: int, x: int) -> tuple[Ints, Ints]:
+    """Return the taps of an axis that meet a dst position, and the src positions where they do."""
+    taps = np.arange(dims.kernel[axis])
+    shift = taps * dims.dilations[axis] - dims.pads[axis]
+    if dims.gathers:
+        src = x * dims.strides[axis] + shift
+        met = (src >= 0) & (src < dims.src[axis])
+    else:
+        src, rest = np.divmod(x - shift, dims.strides[axis])
+        met = (rest == 0) & (src >= 0) & (src < dims.src[axis])
+    return taps[met], src[met]
+
+
+def _weights_position(problem: ConvProblem, index: tuple[int, ...]) -> tuple[int, int, int, tuple[int, ...]]:
+    """Return the channels of an element of the weights inside their group, the group, and the tap of three axes."""
+    x, letters = problem.weights_format.index("X"), problem.weights_format
+    tap = (0,) * (3 - problem.rank) + tuple(index[x : x + problem.rank])
+    at = {letter: index[place if place < x else place + problem.rank - 1] for place, letter in enumerate(letters)}
+    whole = "I" if problem.groups_axis == "O" else "O"  # the axis with the channels of all groups
+    many = (problem.src_channels if whole == "I" else problem.dst_channels) // problem.groups
+    group, at[whole] = divmod(at[whole], many)
+    return at["I"], at["O"], group, tap
+
+
+def _channel(problem: ConvProblem, tensor: Storage, channel: int) -> Array:
+    """Return one channel of all images in float64, with three spatial axes."""
+    taken = np.take(tensor, channel, 1 if problem.data_format == "NCX" else problem.rank + 1)
+    values = widen(taken, problem.dtype)
+    return values.reshape(problem.n, *(1,) * (3 - problem.rank), *values.shape[1:])
+
+
+def _data_index(problem: ConvProblem, n: int, channel: int, spatial: Sequence[int]) -> list[int]:
+    pixel = [int(x) for x in spatial[3 - problem.rank :]]
+    return [int(n), int(channel), *pixel] if problem.data_format == "NCX" else [int(n), *pixel, int(channel)]
+
+
+def _largest(values: Array) -> list[list[int]]:
+    """Return the indexes of the largest magnitudes, the largest first; NaN counts as largest."""
+    flat = np.nan_to_num(np.abs(values.reshape(-1)), nan=np.inf, posinf=np.inf)
+    count = min(_SHOWN, flat.size)
+    if count == 0:
+        return []
+    first = np.argpartition(-flat, count - 1)[:count]
+    ordered = first[np.argsort(-flat[first], kind="stable")]
+    return [[int(x) for x in np.unravel_index(at, values.shape)] for at in ordered]
+
+
+def _unzipped(found: list[tuple[list[list[int]], float]]) -> tuple[list[list[list[int]]], list[float]]:
+    return [places for places, _ in found], [value for _, value in found]
+
+
+def _described(
+    products: Array, places: list[list[list[int]]], values: Sequence[float], more: int = 0
+) -> dict[str, Any]:
+    listed = [{"at": at, "value": float(value)} for at, value in zip(places, values, strict=True)]
+    return {"terms": int(products.size) + more, "largest": listed}

@@ -1,0 +1,191 @@
+"""Verification on every API, by the client and by the command, of results computed elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+
+import convgrad
+from convgrad._cli import main
+from tests.app.resident import Resident
+from tests.app.samples import SMALL, document
+from tests.live import LiveService
+from tests.problems import Case, random_case
+
+LAYER = Case(
+    name="layer", op="ConvolutionBackwardWeights", n=3, src_channels=6, dst_channels=8, src_spatial=(12, 10),
+    dst_spatial=(12, 10), kernel=(3, 3), pads_begin=(1, 1), pads_end=(1, 1),
+)  # fmt: skip
+
+
+@pytest.fixture
+def client(service: LiveService) -> Iterator[convgrad.Client]:
+    """Give the Python client of the service."""
+    with convgrad.Client(service.url) as client:
+        yield client
+
+
+def test_right_results_of_every_operation(client: convgrad.Client) -> None:
+    """The oracle's result of any call passes, equal in every bit."""
+    rng = np.random.default_rng(5)
+    seen = set()
+    for _ in range(40):
+        case = random_case(rng)
+        inputs = case.inputs()
+        report = client.verify(case.op, inputs, case.expected(inputs), case.attributes())
+        assert report.passed, case
+        assert report.equal, case
+        assert report.data["output"] == case.output_name
+        seen.add(case.op)
+    assert len(seen) == 8
+
+
+def test_json_and_rpc_agree(http: httpx.Client) -> None:
+    """REST and JSON-RPC give the same report, under either spelling of the result's name."""
+    inputs = SMALL.inputs()
+    wrong = SMALL.expected(inputs)
+    wrong[0, 0, 0, 0] += 1
+    reports = []
+    for name in ("diff_weights", "filter_delta"):
+        body = document(SMALL, {**inputs, name: wrong})
+        rest = http.post(f"/v1/ops/{SMALL.op}/verify", json=body)
+        params = {"op": SMALL.op, **body}
+        answer = http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "ops.verify", "params": params}).json()
+        assert rest.status_code == 200
+        reports += [rest.json(), answer["result"]]
+    for report in reports:
+        del report["stats"]
+        assert report == reports[0]
+        assert report["worst"]["index"] == [0, 0, 0, 0]
+        assert report["factors"] == ["src", "diff_dst"]
+
+
+def test_other_outputs(client: convgrad.Client) -> None:
+    """diff_bias and diff_src of a weight gradient are verified under their own names."""
+    inputs = LAYER.inputs()
+    bias = inputs["diff_dst"].sum((0, 2, 3))
+    assert client.verify(LAYER.op, inputs, bias, LAYER.attributes(), output="diff_bias").equal
+    weights = np.random.default_rng(1).integers(-2, 3, LAYER.weights_shape).astype(np.float32)
+    data = replace(LAYER, op="ConvolutionBackwardData")
+    expected = data.expected({"diff_dst": inputs["diff_dst"], "weights": weights})
+    with_weights = {**inputs, "weights": weights}
+    assert client.verify(LAYER.op, with_weights, expected, LAYER.attributes(), output="diff_src").equal
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_results_of_pytorch(client: convgrad.Client, dtype: str) -> None:
+    """A gradient and a forward result of PyTorch pass; one of a single image, since it may round after each image."""
+    torch = pytest.importorskip("torch")
+    kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
+    torch.manual_seed(0)
+    src = torch.randn(1, 16, 20, 20).to(kind)
+    weights = torch.randn(24, 16, 3, 3).to(kind).requires_grad_()
+    dst = torch.nn.functional.conv2d(src, weights, padding=1)
+    diff_dst = torch.randn(dst.shape).to(kind)
+    dst.backward(diff_dst)
+
+    def array(tensor: Any) -> Any:
+        tensor = tensor.detach()
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16) if dtype == "bf16" else tensor.numpy()
+
+    attributes = {"strides": [1, 1], "dilations": [1, 1], "pads_begin": [1, 1], "pads_end": [1, 1]}
+    attributes |= {"data_format": "NCX", "weights_format": "OIX"}  # type: ignore[dict-item]
+    gradient = {"src": array(src), "diff_dst": array(diff_dst), "weights_shape": [24, 16, 3, 3]}
+    assert client.verify("ConvolutionBackwardWeights", gradient, array(weights.grad), attributes).passed
+    forward = {"src": array(src), "weights": array(weights)}
+    assert client.verify("Convolution", forward, array(dst), attributes).passed
+
+
+def test_the_report_of_a_wrong_pad(client: convgrad.Client, tmp_path: Path) -> None:
+    """Text, picture and JUnit say that the result fails, and that its padding is on the wrong side."""
+    inputs = LAYER.floats()
+    wrong = replace(LAYER, pads_begin=(0, 1), pads_end=(2, 1)).expected(inputs)
+    report = client.verify(LAYER.op, inputs, wrong, LAYER.attributes())
+    text = report.text()
+    assert not report.passed
+    assert "FAILED" in text
+    assert "as if pads_begin were [0, 1]" in text
+    assert len(text.splitlines()) <= 25
+    case = ET.fromstring(report.junit("my kernel")).find("testcase")
+    assert case is not None
+    assert case.get("name") == "my kernel"
+    failure = case.find("failure")
+    assert failure is not None
+    assert failure.text == text
+    report.save_png(tmp_path / "report.png")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "loc", "rule"),
+    [
+        ({}, ["inputs"], "give the one result to verify, as the input diff_weights or diff_bias or diff_src"),
+        ({"diff_weights": (8, 6, 3, 3), "diff_bias": (8,)}, ["inputs"], "give the one result"),
+        ({"diff_weights": (8, 6, 3, 2)}, ["inputs", "diff_weights", "shape"], "must have shape (8, 6, 3, 3), but has"),
+        ({"diff_bias": (7,)}, ["inputs", "diff_bias", "shape"], "must have shape (8), but has (7)"),
+        ({"diff_src": (3, 6, 12, 10)}, ["inputs", "weights"], "weights is required for diff_src"),
+    ],
+)
+def test_wrong_results(http: httpx.Client, inputs: dict[str, tuple[int, ...]], loc: list[str], rule: str) -> None:
+    """A missing result, several of them, and one of another shape are refused with the rule and both shapes."""
+    results = {name: np.zeros(shape, np.float32) for name, shape in inputs.items()}
+    body = document(LAYER, {**LAYER.inputs(), **results})
+    reply = http.post(f"/v1/ops/{LAYER.op}/verify", json=body)
+    assert reply.status_code == 422
+    assert (reply.json()["errors"][0]["loc"], rule in reply.json()["errors"][0]["msg"]) == (loc, True)
+
+
+def test_another_dtype_is_refused(client: convgrad.Client) -> None:
+    """The result has the dtype of the call."""
+    inputs = LAYER.inputs()
+    with pytest.raises(convgrad.InvalidParams, match="diff_weights must be f32 like the inputs, but is f16"):
+        client.verify(LAYER.op, inputs, np.zeros(LAYER.output_shape, np.float16), LAYER.attributes())
+
+
+def test_the_cost_is_told_before(client: convgrad.Client) -> None:
+    """Validating a call says what its verification would cost."""
+    told = client.validate(LAYER.op, LAYER.inputs(), LAYER.attributes())["plan"]
+    assert told["verify"]["gmac"] == 2 * told["gmac"]
+    assert told["verify"]["allowed"] is True
+    assert told["verify"]["units"] == 10
+
+
+def test_limits_and_memory(tight: Resident) -> None:
+    """A verification of too many taps is refused; one that ends frees its memory."""
+    case = Case(op="ConvolutionBackwardWeights", src_spatial=(1 << 15,), dst_spatial=(1,), kernel=(1 << 15,))
+    inputs = case.inputs()
+    with convgrad.Client(tight.url) as client:
+        assert client.validate(case.op, inputs, case.attributes())["plan"]["verify"]["allowed"] is False
+        with pytest.raises(convgrad.TooLarge, match="32768 units of the reference kernel"):
+            client.verify(case.op, inputs, case.expected(inputs), case.attributes())
+        assert client.verify(SMALL.op, SMALL.inputs(), SMALL.expected(SMALL.inputs()), SMALL.attributes()).equal
+    tight.until(lambda: not tight.service.calls and tight.service.segments.stats().used == 0)
+
+
+def test_the_command(service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """`convgrad verify` prints the report, draws it, writes JUnit, and exits with 1 if it fails."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CONVGRAD_URL", service.url)
+    inputs = LAYER.inputs()
+    result = LAYER.expected(inputs)
+    for name, array in (*inputs.items(), ("right", result)):
+        np.save(f"{name}.npy", array)
+    result[7, 5, 2, 2] *= 1.001
+    np.save("wrong.npy", result)
+    call = ["verify", LAYER.op, "--src", "src.npy", "--diff-dst", "diff_dst.npy"]
+    for name, value in LAYER.attributes().items():
+        call += ["--attr", f"{name}={','.join(map(str, value)) if isinstance(value, list) else value}"]
+    assert main([*call, "--result", "right.npy"]) == 0
+    assert "passed" in capsys.readouterr().out
+    assert main([*call, "--result", "wrong.npy", "--png", "out.png", "--junit", "out.xml"]) == 1
+    assert "worst element [7, 5, 2, 2]" in capsys.readouterr().out
+    assert Path("out.png").stat().st_size > 10_000
+    assert ET.parse("out.xml").getroot().get("failures") == "1"

@@ -1,0 +1,176 @@
+"""Verification: right results pass, planted errors are found and explained, however the work is cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels import run_unit
+from kernels.verify.unit import plan_verification, read_report
+from tests.kernels.harness import compute, problem_of, stored
+from tests.problems import Case, Tensor, random_case
+
+LAYER = Case(
+    n=2, src_channels=5, dst_channels=7, src_spatial=(9, 8), dst_spatial=(9, 8), kernel=(3, 3), pads_begin=(1, 1),
+    pads_end=(1, 1),
+)  # fmt: skip
+
+
+def verify(case: Case, inputs: dict[str, Tensor], result: Tensor) -> dict[str, Any]:
+    """Return the report on a result."""
+    plan = plan_verification(problem_of(case))
+    output, scratch = np.zeros(plan.problem.output_shape, np.uint8), np.zeros(plan.scratch_bytes, np.uint8)
+    tensors = [*map(stored, inputs.values()), stored(result)]
+    for unit in plan.units:
+        assert run_unit(plan, unit, tensors, output, scratch)
+    return read_report(output.tobytes())
+
+
+def test_right_results_pass() -> None:
+    """What the kernels compute passes, from integers bit for bit by both verdicts, and from real numbers."""
+    rng = np.random.default_rng(1)
+    for number in range(150):
+        case = random_case(rng, macs=20_000)
+        inputs = case.inputs() if number % 2 else case.floats()
+        report = verify(case, inputs, compute(case, inputs))
+        assert report["passed"], case
+        if number % 2:
+            assert report["equal"], case
+            assert report["verdicts"]["onednn"] == report["verdicts"]["onednn"] | {"passed": True, "test": "benchdnn"}
+        assert sum(row["count"] for row in report["ulp"]) == report["elements"] - report["not_finite"] or not number % 2
+
+
+def test_a_planted_error_is_found_and_its_sum_explained() -> None:
+    """One element beyond its bound fails; its index is named, and the products of its sum are those of the inputs."""
+    rng = np.random.default_rng(2)
+    found = 0
+    for _ in range(150):
+        case = random_case(rng, macs=20_000)
+        inputs = case.inputs()
+        result, exact = case.expected(inputs), case.exact(inputs)
+        if not result.size:
+            continue
+        index = tuple(int(rng.integers(size)) for size in result.shape)
+        result[index] = case.rounded(np.array(1.5 * float(exact[index]) + 2000))
+        report = verify(case, inputs, result)
+        worst = report["worst"]
+        assert not report["passed"], case
+        assert (tuple(worst["index"]), worst["exact"]) == (index, exact[index])
+        tensors = list(inputs.values())
+        for term in worst["largest"] if len(worst["largest"]) > 1 and not case.of_bias else []:
+            factors = [float(tensor[tuple(at)]) for tensor, at in zip(tensors, term["at"], strict=False)]
+            assert np.prod(factors) == term["value"], (case, term)
+            found += 1
+        if worst["terms"] <= len(worst["largest"]):
+            assert sum(term["value"] for term in worst["largest"]) == exact[index], case
+        assert all(np.nanmax(np.array(each["values"], float)) > 1 for each in report["maps"].values())
+    assert found > 300
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_one_step_beyond_the_bound(dtype: str) -> None:
+    """In the last tap, the last number within the bound passes and the next one fails, alone in the map of taps."""
+    case = replace(LAYER, dtype=dtype, weights_format="OIX")
+    inputs = case.floats()
+    right, exact = case.expected(inputs), case.exact(inputs)
+    index = (6, 4, 2, 2)
+    sums = case.exact({name: np.abs(tensor.astype(np.float64)) for name, tensor in inputs.items()})
+    bound = 8 * 2.0**-23 * np.sqrt(2 * 8 * 7) * sums[index]
+
+    def stepped(steps: int) -> Tensor:
+        """Return the result with this element so many numbers of its dtype farther from zero."""
+        changed = right.copy()
+        bits = changed.view(np.uint32 if dtype == "f32" else np.uint16)
+        bits[index] += steps
+        return changed
+
+    passes, fails = 0, 1 << 12
+    while fails - passes > 1:
+        middle = (passes + fails) // 2
+        if verify(case, inputs, stepped(middle))["passed"]:
+            passes = middle
+        else:
+            fails = middle
+    last, result = (float(stepped(steps)[index]) for steps in (passes, fails)), stepped(fails)
+    inside, outside = (abs(value - float(exact[index])) for value in last)
+    allowed = bound + (outside - inside) * (0.5 if dtype == "f32" else 1.0)
+    assert inside <= allowed < outside
+    report = verify(case, inputs, result)
+    taps = np.array(report["maps"]["tap"]["values"], float)
+    assert np.argwhere(taps > 1).tolist() == [[2, 2]]
+    assert report["verdicts"]["convgrad"]["failed"] == 1
+    assert report["worst"]["index"] == list(index)
+
+
+@pytest.mark.parametrize("shift", [(1, 0), (0, -1), (1, 1), (-2, 1)])
+def test_wrong_padding_is_named(shift: tuple[int, int]) -> None:
+    """A gradient computed with other pads is told apart: the hint has the pads that it was computed with."""
+    begin = tuple(2 + far for far in shift)
+    case = replace(LAYER, pads_begin=(2, 2), pads_end=(2, 2), kernel=(5, 5), src_channels=9)
+    wrong = replace(case, pads_begin=begin, pads_end=tuple(4 - pad for pad in begin))
+    inputs = case.floats()
+    report = verify(case, inputs, wrong.expected(inputs))
+    assert not report["passed"]
+    (hint,) = report["hints"]
+    assert f"as if pads_begin were {list(begin)}" in hint
+
+
+def test_other_mistakes_are_named() -> None:
+    """Taps in reverse, and a gradient averaged over the batch, are told apart too; noise has no explanation."""
+    inputs = LAYER.floats()
+    right = LAYER.expected(inputs)
+    assert "reverse order" in verify(LAYER, inputs, right[..., ::-1, ::-1].copy())["hints"][0]
+    assert "averaged over the batch" in verify(LAYER, inputs, right / 2)["hints"][0]
+    noise = np.random.default_rng(1).standard_normal(right.shape).astype(np.float32)
+    assert verify(LAYER, inputs, noise)["hints"] == []
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_inf_and_nan(dtype: str) -> None:
+    """Inf and NaN pass where the reference has them, and fail anywhere else."""
+    case = replace(LAYER, dtype=dtype)
+    inputs = case.inputs()
+    inputs["src"][0, 1, 4, 4] = np.nan
+    inputs["src"][1, 2, 4, 4] = np.inf
+    right = case.expected(inputs)
+    assert np.isnan(right.astype(np.float32)).any()
+    assert verify(case, inputs, right)["passed"]
+    for value in (np.nan, np.inf, -np.inf):
+        wrong = right.copy()
+        wrong[0, 0, 0, 0] = value
+        report = verify(case, inputs, wrong)
+        assert not report["passed"]
+        assert report["worst"]["index"] == [0, 0, 0, 0]
+    lost = np.where(np.isnan(right.astype(np.float32)), np.zeros_like(right), right)
+    assert verify(case, inputs, lost)["not_finite"] > 0
+    assert not verify(case, inputs, lost)["passed"]
+
+
+def test_an_overflow_that_rounding_explains_passes() -> None:
+    """Where the sum is just below the largest f16, Inf is within its bound; far below it is not."""
+    case = replace(LAYER, dtype="f16", n=1, src_channels=1, dst_channels=1, src_spatial=(1, 1), dst_spatial=(1, 1),
+                   kernel=(1, 1), pads_begin=(0, 0), pads_end=(0, 0))  # fmt: skip
+    infinite = np.full((1, 1, 1, 1), np.inf, np.float16)
+    for value, passes in ((65504.0, True), (60000.0, False)):
+        inputs = {"src": np.full((1, 1, 1, 1), value, np.float16), "diff_dst": np.ones((1, 1, 1, 1), np.float16)}
+        assert verify(case, inputs, infinite)["passed"] is passes
+
+
+def test_the_report_is_bounded_and_stops() -> None:
+    """A large result has maps of at most 64 entries an axis; every unit obeys a stop."""
+    case = Case(
+        n=1, src_channels=300, dst_channels=200, src_spatial=(5, 5), dst_spatial=(5, 5), kernel=(3, 3),
+        pads_begin=(1, 1), pads_end=(1, 1),
+    )  # fmt: skip
+    inputs = case.floats()
+    report = verify(case, inputs, np.zeros(case.output_shape, np.float32))
+    assert np.shape(report["maps"]["channels"]["values"]) == (64, 64)
+    assert report["maps"]["channels"]["shape"] == [200, 300]
+    plan = plan_verification(problem_of(case))
+    output, scratch = np.zeros(plan.problem.output_shape, np.uint8), np.zeros(plan.scratch_bytes, np.uint8)
+    tensors = [*map(stored, inputs.values()), np.zeros(case.output_shape, np.float32)]
+    for unit in (plan.units[0], plan.units[-1]):
+        assert not run_unit(plan, unit, tensors, output, scratch, lambda: True)
