@@ -17,6 +17,7 @@ from convgrad._base import DEFAULT_TIMEOUT, DEFAULT_URL, ONCE, READY_POLL, Base,
 from convgrad._core import Inputs, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TimedOut
 from convgrad._events import Array, Event, Health, Result
+from convgrad._graphs import Dump, GraphInputs, attributes_of, nodes_of, outputs_of
 from convgrad._operations import Operations
 from convgrad._report import Report
 from convgrad._retry import Budget, Retry
@@ -113,6 +114,43 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         name = output or core.output_of(op, await self.operations())
         request = core.verification(op, {**inputs, name: result}, attributes, options=options(False, deadline))
         return Report(core.object_of(await self._fetch(request)))
+
+    async def run_graph(
+        self,
+        graph: Dump,
+        inputs: GraphInputs,
+        outputs: Sequence[int] | None = None,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+    ) -> dict[int, Array]:
+        """Compute a dumped graph; see `Client.run_graph`."""
+        request = core.graph_run(graph, inputs, outputs, options(reference, deadline))
+        response = await self._send(request, Budget(self._retry, deadline))
+        with translated():
+            try:
+                return outputs_of(response.headers.get("content-type", ""), await response.aread())[1]
+            finally:
+                await response.aclose()
+
+    async def verify_graph(
+        self, graph: Dump, inputs: GraphInputs, results: GraphInputs, *, deadline: float | None = None
+    ) -> dict[int, Report]:
+        """Verify results for tensors of a dumped graph; see `Client.verify_graph`."""
+        nodes = nodes_of(await self.validate_graph(graph), results)
+        between = sorted(set().union(*(node["inputs"].values() for node in nodes.values())) - set(inputs))
+        given = {**inputs, **(await self.run_graph(graph, inputs, between, reference=True) if between else {})}
+        reports = {}
+        for number, node in nodes.items():
+            read = {name: given[tensor] for name, tensor in node["inputs"].items() if tensor in given}
+            reports[number] = await self.verify(
+                node["op"], read, results[number], attributes_of(node), deadline=deadline
+            )
+        return reports
+
+    async def validate_graph(self, graph: Dump) -> dict[str, Any]:
+        """Check a dumped graph; return its inputs, outputs and nodes with resolved attributes and cost."""
+        return core.object_of(await self._fetch(core.graph_validation(graph)))
 
     async def operations(self) -> list[dict[str, Any]]:
         """List the operations of the service."""

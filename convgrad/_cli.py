@@ -22,8 +22,9 @@ from convgrad._events import Array, Result
 from convgrad._npy import write_header
 from convgrad._options import Command, parser
 from convgrad._progress import ProgressBar
+from convgrad._report import Report, junit
 from convgrad._spec import SHAPES, TENSORS, CallSpec, read_spec, tensor
-from convgrad._tensors import part
+from convgrad._tensors import NpyFile, part
 
 __all__ = ["main"]
 
@@ -70,6 +71,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.graph is not None:
+        return _run_graph(options)
+    options.output = options.output[-1] if options.output else None
     spec = _spec_of(options)
     if any(isinstance(value, dict) for value in spec.inputs.values()):
         raise ValueError("run needs .npy files: a tensor given as dtype and shape is for validate and bench")
@@ -117,7 +121,37 @@ def _compute(client: Client, spec: CallSpec, options: argparse.Namespace) -> Res
         return stream.details()
 
 
+def _run_graph(options: argparse.Namespace) -> int:
+    files = dict(_numbered(text) for text in options.output or [])
+    inputs = {number: NpyFile(path, options.dtype) for number, path in map(_numbered_pair, options.inputs or [])}
+    with _client(options) as client:
+        settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
+        found = client.run_graph(options.graph, inputs, list(files) or None, **settings)
+    for number, array in found.items():
+        path = files.get(number, f"{number}.npy")
+        _write(path, array)
+        if not options.quiet:
+            _say(f"tensor {number} {dtype_of_array(array).name} {list(array.shape)} -> {path}")
+    return 0
+
+
+def _numbered(text: str) -> tuple[int, str]:
+    """Parse ID=FILE."""
+    number, equals, path = text.partition("=")
+    if not (number.isascii() and number.isdecimal() and equals and path):
+        raise ValueError("with --graph, inputs and outputs must be ID=FILE, such as --output 7=dw.npy")
+    return int(number), path
+
+
+def _numbered_pair(pair: tuple[str, str]) -> tuple[int, str]:
+    return _numbered("=".join(pair))
+
+
 def _validate(options: argparse.Namespace) -> int:
+    if options.graph is not None:
+        with _client(options) as client:
+            _print(client.validate_graph(options.graph), options)
+        return 0
     spec = _spec_of(options)
     with _client(options) as client:
         asked = _outputs_of(spec, options)
@@ -126,24 +160,43 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _verify(options: argparse.Namespace) -> int:
-    spec = _spec_of(options)
     if options.png and find_spec("matplotlib") is None:
         raise ValueError("--png needs matplotlib: pip install 'convgrad[plot]'")
-    result = tensor(options.result, options.dtype)
-    if isinstance(result, dict):
-        raise ValueError("--result must be a .npy file")
     with _client(options) as client:
-        op, settings = _op_of(spec), {"output": options.output, "deadline": options.deadline}
-        report = client.verify(op, spec.inputs, result, spec.attributes, **settings)
+        if options.graph is not None:
+            reports = _verified_graph(client, options)
+        else:
+            spec = _spec_of(options)
+            result = tensor(options.result[-1], options.dtype)
+            if isinstance(result, dict):
+                raise ValueError("--result must be a .npy file")
+            settings = {"output": options.output, "deadline": options.deadline}
+            op = _op_of(spec)
+            reports = {op: client.verify(op, spec.inputs, result, spec.attributes, **settings)}
     if options.png:
-        report.save_png(options.png)
+        for name, report in reports.items():
+            report.save_png(_beside(options.png, name, len(reports)))
     if options.junit:
-        Path(options.junit).write_text(report.junit(), encoding="utf-8")
+        Path(options.junit).write_text(junit(reports), encoding="utf-8")
     if options.json:
-        _print(report.data, options)
+        data = {name: report.data for name, report in reports.items()}
+        _print(data if options.graph is not None else next(iter(data.values())), options)
     elif not options.quiet:
-        print(report.text())
-    return 0 if report.passed else 1
+        print("\n".join(report.text() for report in reports.values()))
+    return 0 if all(report.passed for report in reports.values()) else 1
+
+
+def _verified_graph(client: Client, options: argparse.Namespace) -> dict[str, Report]:
+    inputs = {number: NpyFile(path, options.dtype) for number, path in map(_numbered_pair, options.inputs or [])}
+    results = {number: NpyFile(path, options.dtype) for number, path in map(_numbered, options.result)}
+    reports = client.verify_graph(options.graph, inputs, results, deadline=options.deadline)
+    return {f"tensor {number}": report for number, report in reports.items()}
+
+
+def _beside(path: str, name: str, count: int) -> Path:
+    """Return the path of one picture: with several, the name of each is part of its file's."""
+    whole = Path(path)
+    return whole if count == 1 else whole.with_stem(f"{whole.stem}-{name.replace(' ', '-')}")
 
 
 def _ops(options: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from convgrad._base import DEFAULT_TIMEOUT, DEFAULT_URL, ONCE, READY_POLL, Base,
 from convgrad._core import Inputs, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown
 from convgrad._events import Array, Health, Result
+from convgrad._graphs import Dump, GraphInputs, attributes_of, nodes_of, outputs_of
 from convgrad._operations import Operations
 from convgrad._report import Report
 from convgrad._retry import Budget, Retry
@@ -139,6 +140,50 @@ class Client(Base, Operations[Array]):
         name = output or core.output_of(op, self.operations())
         request = core.verification(op, {**inputs, name: result}, attributes, options=options(False, deadline))
         return Report(core.object_of(self._fetch(request)))
+
+    def run_graph(
+        self,
+        graph: Dump,
+        inputs: GraphInputs,
+        outputs: Sequence[int] | None = None,
+        *,
+        reference: bool = False,
+        deadline: float | None = None,
+    ) -> dict[int, Array]:
+        """Compute a graph dumped by oneDNN Graph, node after node; return tensors by id.
+
+        `graph` is the dump or the path of its file, `inputs` are the tensors that no node computes, and `outputs` the
+        ids of those to return: by default those that no node reads. Raises what a call raises; an invalid graph, with
+        everything that is wrong with it, is `InvalidParams`.
+        """
+        request = core.graph_run(graph, inputs, outputs, options(reference, deadline))
+        response = self._send(request, Budget(self._retry, deadline))
+        with translated():
+            try:
+                return outputs_of(response.headers.get("content-type", ""), response.read())[1]
+            finally:
+                response.close()
+
+    def verify_graph(
+        self, graph: Dump, inputs: GraphInputs, results: GraphInputs, *, deadline: float | None = None
+    ) -> dict[int, Report]:
+        """Verify results of your own for tensors of a dumped graph, each by the node that computes it.
+
+        What a node reads from another one is the float64 reference's, so that errors do not add up. Returns a report
+        for each tensor id. Raises `ValueError` for an id that no node computes.
+        """
+        nodes = nodes_of(self.validate_graph(graph), results)
+        between = sorted(set().union(*(node["inputs"].values() for node in nodes.values())) - set(inputs))
+        given = {**inputs, **(self.run_graph(graph, inputs, between, reference=True) if between else {})}
+        reports = {}
+        for number, node in nodes.items():
+            read = {name: given[tensor] for name, tensor in node["inputs"].items() if tensor in given}
+            reports[number] = self.verify(node["op"], read, results[number], attributes_of(node), deadline=deadline)
+        return reports
+
+    def validate_graph(self, graph: Dump) -> dict[str, Any]:
+        """Check a dumped graph; return its inputs, outputs and nodes with resolved attributes and cost."""
+        return core.object_of(self._fetch(core.graph_validation(graph)))
 
     def operations(self) -> list[dict[str, Any]]:
         """List the operations of the service."""

@@ -35,6 +35,7 @@ from convgrad._errors import (
     error_from_code,
 )
 from convgrad._events import Health
+from convgrad._graphs import Dump, GraphInputs, dump_of, graph_body
 from convgrad._inference import BINARY, HEAD_LENGTH, dump, inference
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Tensor, part
@@ -47,6 +48,8 @@ __all__ = [
     "call",
     "description",
     "error_of",
+    "graph_run",
+    "graph_validation",
     "health_of",
     "json_of",
     "multipart_call",
@@ -155,6 +158,18 @@ def validation(
     text = dump({"attributes": attributes or {}, "inputs": stated, **asked})
     body = Body("application/json", len(text), lambda: [text])
     return Request("POST", _op_path(op) + "/validate", body=body)
+
+
+def graph_run(graph: Dump, inputs: GraphInputs, outputs: Sequence[int] | None, options: Mapping[str, Any]) -> Request:
+    """Build the request that computes a dumped graph."""
+    body = graph_body(graph, inputs, outputs, options)
+    return Request("POST", "/v1/graphs", f"multipart/form-data, {_PROBLEM}", body)
+
+
+def graph_validation(graph: Dump) -> Request:
+    """Build the request that checks a dumped graph."""
+    text = dump({"graph": dump_of(graph)})
+    return Request("POST", "/v1/graphs/validate", body=Body("application/json", len(text), lambda: [text]))
 
 
 def operations() -> Request:

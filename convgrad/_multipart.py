@@ -12,7 +12,7 @@ from convgrad._tensors import PIECE, Bytes, Part
 
 __all__ = ["Body", "checked", "joined", "multipart"]
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
 # Pieces of this size are sent as they are; smaller ones are cheaper to copy than to send separately.
 _LARGE = 64 * 1024
 

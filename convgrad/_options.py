@@ -40,15 +40,29 @@ def parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
 def _add_run(command: argparse.ArgumentParser) -> None:
     _add_call(command)
     add = command.add_argument
-    add("-o", "--output", metavar="FILE", help=".npy file of the output, or .npz of all; - is standard output")
+    add(
+        "-o",
+        "--output",
+        action="append",
+        metavar="FILE",
+        help=".npy file of the output, or .npz of all; - is standard output; of a graph ID=FILE",
+    )
+    _add_graph(command)
     _add_outputs(command)
     add("--reference", action="store_true", help="use the slow kernel that accumulates in float64")
     add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")
     add("-q", "--quiet", action="store_true", help="print errors only")
 
 
+def _add_graph(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--graph", type=Path, metavar="FILE", help="a graph dumped by oneDNN Graph; inputs are --input ID=FILE"
+    )
+
+
 def _add_validate(command: argparse.ArgumentParser) -> None:
     _add_call(command)
+    _add_graph(command)
     _add_outputs(command)
 
 
@@ -61,7 +75,14 @@ def _add_outputs(command: argparse.ArgumentParser) -> None:
 def _add_verify(command: argparse.ArgumentParser) -> None:
     _add_call(command)
     add = command.add_argument
-    add("--result", metavar="FILE", required=True, help=".npy file of the result to verify")
+    add(
+        "--result",
+        action="append",
+        required=True,
+        metavar="FILE",
+        help=".npy file of the result to verify; of a graph ID=FILE",
+    )
+    _add_graph(command)
     add("--outputs", metavar="NAME", dest="output", help="what the result is, such as diff_bias")
     add("--png", metavar="FILE", help="draw the errors by tap, channel and ULP")
     add("--junit", metavar="FILE", help="write the verdict as JUnit XML")

@@ -12,7 +12,7 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Report"]
+__all__ = ["Report", "junit"]
 
 _SHOWN = 5
 _CIRCLED = 20
@@ -82,19 +82,7 @@ class Report:
 
     def junit(self, name: str | None = None) -> str:
         """Return the report as one test case in JUnit's XML, which CI systems read."""
-        title = name or f"{self.data['op']}.{self.data['output']}"
-        failures = 0 if self.passed else 1
-        suite = ET.Element("testsuite", name="convgrad verify", tests="1", failures=str(failures), errors="0")
-        case = ET.SubElement(suite, "testcase", classname="convgrad.verify", name=title)
-        case.set("time", f"{self.data['stats'].get('compute_ms', 0) / 1000:.3f}")
-        if not self.passed:
-            share = _short(self.data["verdicts"]["convgrad"]["max_share"])
-            failure = ET.SubElement(case, "failure", message=f"error {share} of what is allowed")
-            failure.text = self.text()
-        else:
-            ET.SubElement(case, "system-out").text = self.text()
-        text: str = ET.tostring(suite, encoding="unicode", xml_declaration=True)
-        return text
+        return junit({name or f"{self.data['op']}.{self.data['output']}": self})
 
     def figure(self) -> Figure:
         """Draw the maps of the errors and their histogram in ULP; needs matplotlib (the extra `plot`)."""
@@ -128,6 +116,23 @@ class Report:
     def save_png(self, path: str | os.PathLike[str]) -> None:
         """Write `figure` as a PNG."""
         self.figure().savefig(path, dpi=120)
+
+
+def junit(reports: Mapping[str, Report]) -> str:
+    """Return reports by name as test cases in JUnit's XML."""
+    failed = sum(not report.passed for report in reports.values())
+    suite = ET.Element("testsuite", name="convgrad verify", tests=str(len(reports)), failures=str(failed), errors="0")
+    for name, report in reports.items():
+        case = ET.SubElement(suite, "testcase", classname="convgrad.verify", name=name)
+        case.set("time", f"{report.data['stats'].get('compute_ms', 0) / 1000:.3f}")
+        if report.passed:
+            ET.SubElement(case, "system-out").text = report.text()
+        else:
+            share = _short(report.data["verdicts"]["convgrad"]["max_share"])
+            failure = ET.SubElement(case, "failure", message=f"error {share} of what is allowed")
+            failure.text = report.text()
+    text: str = ET.tostring(suite, encoding="unicode", xml_declaration=True)
+    return text
 
 
 _AXES = {"channels": ("channel of dst", "channel of src"), "tap": ("tap", "tap"), "pixel": ("pixel", "pixel")}

@@ -152,7 +152,34 @@ def _service_methods() -> list[dict[str, Any]]:
             ),
             "errors": _errors(),
         },
+        {
+            **_method(
+                "graph.run",
+                "Compute a graph dumped by oneDNN Graph: its nodes in order, with inputs by tensor id.",
+                _graph_params(anything),
+                anything,
+            ),
+            "errors": _errors(),
+        },
+        _method(
+            "graph.validate",
+            "Check a dumped graph: everything that is wrong with it at once.",
+            _graph_params(anything),
+            anything,
+        ),
         _method("rpc.discover", "Return this document.", [], anything),
+    ]
+
+
+def _graph_params(anything: dict[str, Any]) -> list[dict[str, Any]]:
+    ids: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+    layout: dict[str, Any] = {"enum": ["logical", "memory"]}
+    return [
+        _param("graph", anything, "The dump: an object with a list `graph` of ops."),
+        _param("inputs", anything, "Tensors by the id of their logical tensor.", required=False),
+        _param("outputs", ids, "Ids of what to return; by default what no node reads.", required=False),
+        _param("options", _ref(CallOptions), "As in a call.", required=False),
+        _param("layout", layout, "C order, or the strides of the logical tensors.", required=False),
     ]
 
 

@@ -14,7 +14,17 @@ from app.api.oip.reply import VERSION
 from schemas.tables import OPERATIONS, CalledOperation, find_operation, operation_names, verified
 from schemas.wire import CallReply, Problem, ValidateReply, VerifyReply, request_model, validate_model, verify_model
 
-__all__ = ["COMPUTE_DOCS", "DESCRIBE_DOCS", "LIST_DOCS", "VALIDATE_DOCS", "VERIFY_DOCS", "install_openapi", "problems"]
+__all__ = [
+    "COMPUTE_DOCS",
+    "DESCRIBE_DOCS",
+    "GRAPH_DOCS",
+    "GRAPH_VALIDATE_DOCS",
+    "LIST_DOCS",
+    "VALIDATE_DOCS",
+    "VERIFY_DOCS",
+    "install_openapi",
+    "problems",
+]
 
 _REF = "#/components/schemas/{model}"
 
@@ -193,6 +203,55 @@ VERIFY_DOCS: dict[str, Any] = {
 COMPUTE_DOCS: dict[str, Any] = {
     "responses": {200: _CALL_REPLY, **problems(*_CALL_STATUSES)},
     "openapi_extra": {"requestBody": _body(_REQUESTS)},
+}
+
+
+_GRAPH_REQUEST = {
+    "type": "object",
+    "required": ["graph"],
+    "properties": {
+        "graph": {"type": "object", "description": "A graph dumped by oneDNN Graph: an object with a list `graph`."},
+        "inputs": {"type": "object", "description": "Tensors by the id of their logical tensor."},
+        "outputs": {"type": "array", "items": {"type": "integer"}, "description": "Ids of what to return."},
+        "layout": {"enum": ["logical", "memory"], "description": "C order, or the strides of the logical tensors."},
+        "options": {"type": "object"},
+    },
+    "additionalProperties": False,
+}
+_GRAPH_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {"schema": _GRAPH_REQUEST},
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "required": ["request"],
+                "properties": {"request": {"type": "object"}},
+                "additionalProperties": _FILE,
+            }
+        },
+    },
+}
+_ANY = {"schema": {"type": "object"}}
+GRAPH_DOCS: dict[str, Any] = {
+    "responses": {
+        200: {
+            "description": "The tensors asked for by id, and each node's attributes and cost.",
+            "content": {
+                "application/json": _ANY,
+                "multipart/form-data": _binary("A JSON part `reply`, then each output as a .npy file under its id."),
+            },
+        },
+        **problems(*_CALL_STATUSES),
+    },
+    "openapi_extra": {"requestBody": _GRAPH_BODY},
+}
+GRAPH_VALIDATE_DOCS: dict[str, Any] = {
+    "responses": {
+        200: {"description": "The resolved graph.", "content": {"application/json": _ANY}},
+        **problems(*_CALL_STATUSES),
+    },
+    "openapi_extra": {"requestBody": _GRAPH_BODY},
 }
 
 

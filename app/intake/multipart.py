@@ -44,9 +44,10 @@ class MultipartIntake:
     """Read a multipart body from chunks of any size; `finish` returns the call with its tensors.
 
     `check` gets the call, without its data, once the header of every tensor it needs is known; it rejects the call by
-    raising. After that `on_arrival` gets the number of bytes of each tensor in its segment. Raises
-    `UnsupportedMediaType` for a content type without a usable boundary, `ParseError` for a body that is not multipart,
-    `InvalidRequest` when the request does not come first, and `InvalidParams` for unknown parts and invalid tensors.
+    raising. `take_apart` splits the request object. After the check `on_arrival` gets the number of bytes of each
+    tensor in its segment. Raises `UnsupportedMediaType` for a content type without a usable boundary, `ParseError` for
+    a body that is not multipart, `InvalidRequest` when the request does not come first, and `InvalidParams` for
+    unknown parts and invalid tensors.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class MultipartIntake:
         length: int | None = None,
         check: Check | None = None,
         on_arrival: OnArrival | None = None,
+        take_apart: Callable[[CalledOperation, Any], RequestObject] = take_apart,
     ) -> None:
         self._called = called
+        self._take_apart = take_apart
         self._lease = lease
         self._check = check
         self._on_arrival = on_arrival
@@ -143,7 +146,8 @@ class MultipartIntake:
         if self._body is not None:
             self._body.close()
         elif self._head is not None:
-            self._request = take_apart(self._called, self._head.finish())
+            self._request = self._take_apart(self._called, self._head.finish())
+            self._called = self._request.called
 
     def _tensor_part(self, name: str) -> _TensorPart:
         assert self._request is not None

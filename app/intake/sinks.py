@@ -76,6 +76,12 @@ class Lease:
         self._held[id(segment)] = segment
         return segment
 
+    def share(self, segment: Segment) -> Segment:
+        """Own another lease of a segment's memory; return it."""
+        shared = segment.share()
+        self._held[id(shared)] = shared
+        return shared
+
     def release(self, segment: Segment) -> None:
         """Return one segment early."""
         if self._held.pop(id(segment), None) is not None:

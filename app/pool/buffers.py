@@ -136,6 +136,14 @@ class Segment:
         """Return an opaque object; the memory is not reused while it exists."""
         return self.view
 
+    def share(self) -> Segment:
+        """Return another lease of the same memory, which is reused when both have ended."""
+        assert self._lease is not None
+        other = object.__new__(Segment)
+        other.id, other.fd, other.block_size, other.size = self.id, self.fd, self.block_size, self.size
+        other._lease = self._lease
+        return other
+
     def release(self) -> None:
         """End this lease; calling it again does nothing."""
         self._lease = None

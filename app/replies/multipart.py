@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from starlette.types import Send
 
 from app.calls.call import Call
 from app.replies.body import dump, send_head, send_piece
-from app.replies.result import result_members
+from app.replies.result import ReplyTensor, result_members
+from app.telemetry.timings import Timings
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
 
-__all__ = ["MEDIA_TYPE", "send_multipart"]
+__all__ = ["MEDIA_TYPE", "send_multipart", "send_parts"]
 
 MEDIA_TYPE = "multipart/form-data"
 
@@ -23,24 +26,30 @@ _SLICE = 1 << 20
 async def send_multipart(call: Call, send: Send) -> None:
     """Run the call to its end and reply with its JSON object, in which outputs have no data, and their files."""
     await call.finish()
+    await send_parts(result_members(call, {}), call.outputs, send, call.timings)
+
+
+async def send_parts(document: Mapping[str, Any], outputs: Sequence[ReplyTensor], send: Send, timings: Timings) -> None:
+    """Send a JSON object, with dtype and shape of each output, and a file for each."""
     boundary = f"convgrad-{secrets.token_hex(16)}"
-    with call.timings.measure("encode"):
-        document = dump(result_members(call, {output.name: output.describe() for output in call.outputs}))
-        heads = [_head(boundary, "reply", "application/json") + document]
+    with timings.measure("encode"):
+        text = dump({**document, "outputs": {output.name: output.describe() for output in outputs}})
+        heads = [_head(boundary, "reply", "application/json") + text]
         heads += [
             b"\r\n"
             + _head(boundary, output.name, "application/x-npy")
             + write_header(dtype(output.spec.dtype), output.spec.shape)
-            for output in call.outputs
+            for output in outputs
         ]
         tail = f"\r\n--{boundary}--\r\n".encode()
-    length = sum(map(len, heads)) + sum(output.nbytes for output in call.outputs) + len(tail)
+    length = sum(map(len, heads)) + sum(len(output.data) for output in outputs) + len(tail)
     await send_head(send, f"{MEDIA_TYPE}; boundary={boundary}", length=length)
     await send_piece(send, heads[0])
-    for head, output in zip(heads[1:], call.outputs, strict=True):
+    for head, output in zip(heads[1:], outputs, strict=True):
         await send_piece(send, head)
-        for start in range(0, output.nbytes, _SLICE):
-            await send_piece(send, output.data[start : start + _SLICE])
+        data = output.data
+        for start in range(0, len(data), _SLICE):
+            await send_piece(send, data[start : start + _SLICE])
     await send_piece(send, tail, last=True)
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import pybase64
 from starlette.types import Send
 
 from app.calls.call import Call
 from app.replies.body import dump, send_head, send_piece
+from app.telemetry.timings import Timings
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
+from schemas.ops import TensorSpec
 
-__all__ = ["JsonResult", "base64_pieces", "result_members", "send_result"]
+__all__ = ["JsonResult", "ReplyTensor", "base64_pieces", "result_members", "send_json_result", "send_result"]
 
 # Bytes encoded at a time, a multiple of 3; about a third of a millisecond.
 _SLICE = 3 << 18
@@ -38,23 +40,49 @@ def result_members(call: Call, outputs: Mapping[str, Any]) -> dict[str, Any]:
     return reply | ({"warnings": list(op.warnings)} if op.warnings else {})
 
 
-class JsonResult:
-    """The reply of a finished call as JSON text, in pieces; valid while the call is open."""
+class ReplyTensor(Protocol):
+    """An output tensor in a reply."""
 
-    def __init__(self, call: Call) -> None:
-        npy = call.prepared.options.encoding == "npy"
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Its dtype and shape."""
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return dtype and shape as JSON."""
+
+
+class JsonResult:
+    """A reply with tensors as JSON text, in pieces; valid while the memory of the tensors is.
+
+    `document` gets a member `outputs`, whose tensors have their bytes or, with `npy`, a whole file as base64.
+    """
+
+    def __init__(self, document: Mapping[str, Any], outputs: Sequence[ReplyTensor], *, npy: bool) -> None:
         key = "npy" if npy else "data"
-        outputs = {output.name: output.describe() | {key: ""} for output in call.outputs}
+        described = {output.name: output.describe() | {key: ""} for output in outputs}
         # The tensors go where their key has an empty string; nothing else in the object has that key.
-        *texts, last = dump(result_members(call, outputs)).split(b'"%s":""' % key.encode())
+        *texts, last = dump({**document, "outputs": described}).split(b'"%s":""' % key.encode())
         self._texts = [text + b'"%s":"' % key.encode() for text in texts]
         self._end = b'"' + last
         self._tensors = [
             (write_header(dtype(output.spec.dtype), output.spec.shape) if npy else b"", output.data)
-            for output in call.outputs
+            for output in outputs
         ]
         encoded = sum(4 * -(-(len(header) + len(data)) // 3) for header, data in self._tensors)
         self.length = sum(map(len, self._texts)) + len(texts) - 1 + len(self._end) + encoded
+
+    @classmethod
+    def of(cls, call: Call) -> JsonResult:
+        """Return the reply of a finished call."""
+        return cls(result_members(call, {}), call.outputs, npy=call.prepared.options.encoding == "npy")
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the text in pieces."""
@@ -69,14 +97,18 @@ class JsonResult:
 async def send_result(call: Call, send: Send) -> None:
     """Run the call to its end and reply with its JSON object."""
     await call.finish()
-    result = JsonResult(call)
+    await send_json_result(JsonResult.of(call), send, call.timings)
+
+
+async def send_json_result(result: JsonResult, send: Send, timings: Timings) -> None:
+    """Send a JSON reply with tensors."""
     if result.length <= _EAGER:
-        with call.timings.measure("encode"):
+        with timings.measure("encode"):
             body = b"".join(result.pieces())
         await send_head(send, "application/json", length=len(body))
         await send_piece(send, body, last=True)
         return
     await send_head(send, "application/json", length=result.length)
-    for piece in call.timings.each("encode", result.pieces()):
+    for piece in timings.each("encode", result.pieces()):
         await send_piece(send, piece)
     await send_piece(send, b"", last=True)

@@ -85,9 +85,18 @@ def test_the_document_has_the_specifications_form() -> None:
 
 
 def test_every_name_is_a_method() -> None:
-    """Every operation name and alias is a method, as are the five of the service, each once."""
+    """Every operation name and alias is a method, as are the seven of the service, each once."""
     names = [method["name"] for method in DOCUMENT["methods"]]
-    assert names == [*operation_names(), "ops.list", "ops.describe", "ops.validate", "ops.verify", "rpc.discover"]
+    assert names == [
+        *operation_names(),
+        "ops.list",
+        "ops.describe",
+        "ops.validate",
+        "ops.verify",
+        "graph.run",
+        "graph.validate",
+        "rpc.discover",
+    ]
 
 
 def test_params_have_the_order_of_positions() -> None:

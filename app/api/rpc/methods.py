@@ -8,13 +8,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from app.api.graphs import run_request, validate_request
 from app.calls.call import Call
 from app.calls.service import Service
 from app.calls.verifying import report_of
+from app.intake.graphs import GRAPH, MEMBERS, GraphRequest, read_graph_request
 from app.intake.requests import read_call
 from app.intake.sinks import Lease
 from app.intake.tensors import collect_tensors
 from app.replies.body import dump
+from app.replies.result import JsonResult
 from app.telemetry.context import RequestContext
 from convgrad._errors import ConvgradError, TooLarge, UnknownOperation
 from schemas.describe import describe, list_operations
@@ -120,6 +123,28 @@ async def _verify(params: Params, ctx: MethodContext) -> AsyncIterator[Any]:
         yield report_of(call)
 
 
+def _graph_request(params: Params, ctx: MethodContext) -> GraphRequest:
+    if ctx.refusal is not None:
+        raise ctx.refusal.with_traceback(None)
+    return read_graph_request(GRAPH, bind_params(params, MEMBERS, required=("graph",)))
+
+
+@asynccontextmanager
+async def _run_graph(params: Params, ctx: MethodContext) -> AsyncIterator[bytes]:
+    request = _graph_request(params, ctx)
+    call = request.read(ctx.lease)
+    outputs, document, npy = await run_request(ctx.service, request, call, ctx.lease, ctx.context)
+    with ctx.context.timings.measure("encode"):
+        text = b"".join(JsonResult(document, outputs, npy=npy).pieces())
+    yield text
+
+
+@asynccontextmanager
+async def _validate_graph(params: Params, ctx: MethodContext) -> AsyncIterator[dict[str, Any]]:
+    request = _graph_request(params, ctx)
+    yield await validate_request(ctx.service, request, ctx.lease, started=ctx.context.started)
+
+
 def _operation(called: CalledOperation) -> Method:
     @asynccontextmanager
     async def method(params: Params, ctx: MethodContext) -> AsyncIterator[Call]:
@@ -157,6 +182,8 @@ METHODS: dict[str, Method] = {
     "ops.describe": _plain(_describe, "op"),
     "ops.validate": _validate,
     "ops.verify": _verify,
+    "graph.run": _run_graph,
+    "graph.validate": _validate_graph,
     "rpc.discover": _plain(_discover),
 }
 """Every method by its name."""

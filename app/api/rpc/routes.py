@@ -233,7 +233,7 @@ class RpcResponse(Response):
                 return _plain_text(item.id, outcome, ctx)
             with self._cancellable(item, ctx, outcome):
                 await outcome.finish()
-            result = JsonResult(outcome)
+            result = JsonResult.of(outcome)
             return _text(item.id, outcome.timings.each("encode", result.pieces()), result.length)
         except Cancelled as caught:
             if not _cancelled_by_caller(outcome):

@@ -1,0 +1,202 @@
+"""Run a graph: every node is checked and planned first, then one call follows the other.
+
+Results stay in shared memory: the next node reads the segment that the one before has written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from app.calls.call import Call, Checked, Prepared
+from app.calls.planning import call_bytes, check_limits, tensor_bytes
+from app.intake.options import Options
+from convgrad._dtypes import dtype
+from convgrad._errors import TooLarge
+from kernels import storage_dtype
+from schemas.graphs import LogicalTensor, ResolvedGraph
+from schemas.tensors import TensorSpec
+
+if TYPE_CHECKING:
+    from app.calls.service import Service
+    from app.intake.sinks import Lease
+    from app.pool.buffers import Segment
+    from app.telemetry.timings import Timings
+    from schemas.graphs import Node
+
+__all__ = ["GraphOutput", "PreparedGraph", "dense", "describe_graph", "prepare_graph", "run_graph"]
+
+# Copying this much takes well under a millisecond.
+_INLINE = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedGraph:
+    """A graph whose nodes are all planned."""
+
+    graph: ResolvedGraph
+    nodes: tuple[tuple[Node, Prepared], ...]
+    wanted: tuple[int, ...]
+    layout: str
+    options: Options
+
+
+@dataclass(frozen=True, slots=True)
+class GraphOutput:
+    """A tensor in the reply, named by its id; `strides` where its elements are in another order than C's."""
+
+    name: str
+    spec: TensorSpec
+    segment: Segment
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes."""
+        return self.segment.view[: tensor_bytes(self.spec)]
+
+    def describe(self) -> dict[str, Any]:
+        """Return dtype, shape and strides as JSON."""
+        found: dict[str, Any] = {"dtype": self.spec.dtype, "shape": list(self.spec.shape)}
+        return found | ({} if self.strides is None else {"strides": list(self.strides)})
+
+
+async def prepare_graph(
+    service: Service, graph: ResolvedGraph, wanted: tuple[int, ...], layout: str, options: Options, deadline: float
+) -> PreparedGraph:
+    """Check the limits of all nodes together and plan each; raises what preparing a call raises."""
+    settings = service.settings
+    _check("work", graph.macs, settings.work_limit, "multiply-adds")
+    tensors = sum(_bytes(tensor) for tensor in graph.tensors.values() if tensor.shape is not None)
+    largest = max(call_bytes(op) for _, op in graph.nodes)
+    _check("memory", tensors + largest, settings.memory_budget, "bytes of tensors")
+    planned = []
+    for node, op in graph.nodes:
+        check_limits(op, settings)
+        planned.append((node, await service.plan(Checked(op, options, deadline))))
+    return PreparedGraph(graph, tuple(planned), wanted, layout, options)
+
+
+def describe_graph(prepared: PreparedGraph, inputs: list[LogicalTensor]) -> dict[str, Any]:
+    """Describe a valid graph as JSON: what it needs, what it computes, and each node's attributes and cost."""
+    return {
+        "valid": True,
+        "inputs": [_described(prepared.graph.tensors[tensor.id]) for tensor in inputs],
+        "outputs": [_described(prepared.graph.tensors[number]) for number in prepared.wanted],
+        "nodes": [
+            {
+                "id": node.id,
+                "name": node.name,
+                "op": each.op.called_as,
+                "inputs": {each.op.wire_name(row): number for row, number in node.inputs.items()},
+                "output": node.output,
+                "resolved": each.op.reply_attributes(),
+                "kernel": each.plan.kernel,
+                "gmac": each.plan.macs / 1e9,
+                **({"warnings": list(each.op.warnings)} if each.op.warnings else {}),
+            }
+            for node, each in prepared.nodes
+        ],
+        "gmac": prepared.graph.macs / 1e9,
+    }
+
+
+async def run_graph(
+    service: Service, prepared: PreparedGraph, tensors: Mapping[str, Segment], lease: Lease, timings: Timings
+) -> tuple[list[GraphOutput], dict[str, Any]]:
+    """Compute all nodes; return the tensors asked for and the rest of the reply. `lease` owns all memory.
+
+    `tensors` are the segments of the graph's inputs by id, in C order. Raises what running a call raises.
+    """
+    values = {int(name): segment for name, segment in tensors.items()}
+    uses = Counter(prepared.wanted)
+    for node, _ in prepared.nodes:
+        uses.update(node.inputs.values())
+    started, described = time.perf_counter(), []
+    for node, each in prepared.nodes:
+        inputs = {row: lease.share(values[node.inputs[row]]) for row in _rows(each) if row in node.inputs}
+        async with service.call(each, inputs, lease, timings=timings) as call:
+            await call.finish()
+            values[node.output] = lease.share(_segment(call))
+            described.append(
+                {"id": node.id, "name": node.name, "op": each.op.called_as, "stats": call.stats}
+                | {"resolved": each.op.reply_attributes()}
+            )
+        uses.subtract(node.inputs.values())
+        for number in {*node.inputs.values(), node.output} & values.keys():
+            if not uses[number]:
+                lease.release(values.pop(number))
+    outputs = [await _output(prepared, number, values[number], lease) for number in prepared.wanted]
+    milliseconds = round((time.perf_counter() - started) * 1000, 3)
+    return outputs, {"nodes": described, "stats": {"gmac": prepared.graph.macs / 1e9, "compute_ms": milliseconds}}
+
+
+def _rows(prepared: Prepared) -> list[str]:
+    return [spec.name for spec in prepared.op.inputs]
+
+
+def _segment(call: Call) -> Segment:
+    (output,) = call.outputs
+    assert output.segment is not None
+    return output.segment
+
+
+async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease: Lease) -> GraphOutput:
+    """Return a result, in the memory layout of its logical tensor if the request asks for that."""
+    tensor = prepared.graph.tensors[number]
+    assert tensor.shape is not None
+    if prepared.layout == "logical" or tensor.strides is None:
+        return GraphOutput(str(number), TensorSpec(str(number), tensor.dtype, tensor.shape), segment)
+    laid_out = await lease.acquire_async(tensor.span * dtype(tensor.dtype).itemsize)
+    await _copy(tensor, segment, laid_out, scatter=True)
+    return GraphOutput(str(number), TensorSpec(str(number), tensor.dtype, (tensor.span,)), laid_out, tensor.strides)
+
+
+async def dense(tensor: LogicalTensor, segment: Segment, lease: Lease) -> Segment:
+    """Return the elements of a tensor's memory in C order; the given segment is released."""
+    assert tensor.shape is not None
+    found = await lease.acquire_async(_bytes(tensor))
+    await _copy(tensor, found, segment, scatter=False)
+    lease.release(segment)
+    return found
+
+
+async def _copy(tensor: LogicalTensor, packed: Segment, memory: Segment, *, scatter: bool) -> None:
+    """Copy between C order (`packed`) and the tensor's own strides (`memory`), in a thread if it is large."""
+    assert tensor.shape is not None
+    assert tensor.strides is not None
+    kind = storage_dtype(tensor.dtype)
+    dense_view = np.frombuffer(packed.view, kind, int(np.prod(tensor.shape))).reshape(tensor.shape)
+    flat = np.frombuffer(memory.view, kind, tensor.span)
+    if scatter:
+        flat[:] = 0  # also between the elements
+    steps = [step * kind.itemsize for step in tensor.strides]
+    strided = np.lib.stride_tricks.as_strided(flat, tensor.shape, steps)
+    target, source = (strided, dense_view) if scatter else (dense_view, strided)
+    if dense_view.nbytes <= _INLINE:
+        np.copyto(target, source)
+    else:
+        await asyncio.to_thread(np.copyto, target, source)
+
+
+def _bytes(tensor: LogicalTensor) -> int:
+    return tensor_bytes(TensorSpec("", tensor.dtype, tensor.shape or ()))
+
+
+def _described(tensor: LogicalTensor) -> dict[str, Any]:
+    found: dict[str, Any] = {"id": tensor.id, "dtype": tensor.dtype, "shape": list(tensor.shape or ())}
+    return found | ({} if tensor.strides is None else {"strides": list(tensor.strides)})
+
+
+def _check(reason: str, value: int, limit: int, what: str) -> None:
+    if value > limit:
+        raise TooLarge(
+            f"the graph needs {value} {what}, but this service allows {limit}",
+            data={"reason": reason, "limit": limit, "value": value},
+        )

@@ -1,0 +1,152 @@
+"""The request for a graph: `{"graph", "inputs", "outputs", "layout", "options"}`, read like that of a call.
+
+The inputs of the graph take the place of an operation's: each is named by the id of its logical tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.intake.options import parse_options
+from app.intake.requests import RequestedCall, RequestObject
+from app.intake.tensors import Tensor
+from schemas.graphs import Graph, LogicalTensor, ResolvedGraph, read_graph, resolve_graph
+from schemas.problems import Problem, dims, invalid_params, problem, safe_key
+from schemas.rows import Operation, TensorRow
+from schemas.tables import CalledOperation, near_miss
+from schemas.tensors import TensorMeta
+
+__all__ = ["GRAPH", "MEMBERS", "GraphRequest", "read_graph_request", "resolved_of"]
+
+MEMBERS = ("graph", "inputs", "outputs", "options", "layout")
+"""The members of a request, in the order of positional params."""
+
+_LAYOUTS = ("logical", "memory")
+
+
+def _operation(inputs: tuple[TensorRow, ...]) -> CalledOperation:
+    """Return what stands for an operation while a graph's tensors are read."""
+    row = Operation("graph", None, "", "", False, (), inputs, TensorRow("graph", ""), (), ranks=tuple(range(17)))
+    return CalledOperation(row, "graph", "new")
+
+
+GRAPH = _operation(())
+"""What stands for an operation before the graph is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphRequest(RequestObject):
+    """A request for a graph, whose structure is valid; its `attributes` hold the request itself."""
+
+    graph: Graph
+    wanted: tuple[int, ...]
+    layout: str
+
+
+def read_graph_request(_: CalledOperation, request: Any) -> GraphRequest:
+    """Read a request object.
+
+    Raises `InvalidParams` with every fault of the graph, also of its attributes and shapes if the dump has all shapes.
+    """
+    given = request if isinstance(request, Mapping) else {}
+    problems: list[Problem] = []
+    if not isinstance(request, Mapping):
+        problems.append(problem([], "the request must be an object", "object_type"))
+    for name in given:
+        if name not in MEMBERS:
+            hint = near_miss(name, MEMBERS)
+            rule = f"a request for a graph has only the members {', '.join(MEMBERS)}"
+            rule += f"; did you mean {hint}?" if hint else ""
+            problems.append(problem([safe_key(name)], rule, "unknown_member"))
+    inputs = {} if given.get("inputs") is None else given["inputs"]
+    if not isinstance(inputs, Mapping):
+        problems.append(problem(["inputs"], "inputs must be an object", "object_type"))
+    layout = given.get("layout") or "logical"
+    if layout not in _LAYOUTS:
+        problems.append(problem(["layout"], f"layout must be {' or '.join(_LAYOUTS)}", "choice"))
+    if problems:
+        raise invalid_params("graph", problems)
+    parse_options(given.get("options"))
+    graph = read_graph(given.get("graph"))
+    wanted = _wanted(graph, given.get("outputs"))
+    if graph.known:
+        resolve_graph(graph)
+    shapes = _shape_inputs(graph)
+    rows = tuple([TensorRow(str(tensor.id), "", required=tensor.id not in shapes) for tensor in graph.inputs])
+    found = {"graph": given.get("graph")}
+    return GraphRequest(_operation(rows), found, inputs, given.get("options"), graph, wanted, layout)
+
+
+def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
+    """Return the ids of the tensors asked for: any that a node computes, by default those that no node reads."""
+    if asked is None:
+        return tuple(graph.outputs)
+    made = {node.output for node in graph.nodes}
+    known = ", ".join(map(str, sorted(made)))
+    if not isinstance(asked, list) or not asked:
+        raise invalid_params("graph", [problem(["outputs"], "outputs must be a list of tensor ids", "list_type")])
+    found: list[int] = []
+    problems: list[Problem] = []
+    for index, entry in enumerate(asked):
+        number = int(entry) if isinstance(entry, str) and entry.isascii() and entry.isdecimal() else entry
+        if type(number) is not int or number not in made:
+            msg = f"outputs[{index}] must be the id of a tensor that a node computes: {known}"
+            problems.append(problem(["outputs", index], msg, "unknown_output"))
+        elif number in found:
+            problems.append(problem(["outputs", index], f"tensor {number} is asked for twice", "conflict"))
+        else:
+            found.append(number)
+    if problems:
+        raise invalid_params("graph", problems)
+    return tuple(found)
+
+
+def resolved_of(request: GraphRequest, call: RequestedCall, *, need_all: bool = True) -> ResolvedGraph:
+    """Return the graph with its tensors checked: dtype, and shape or, for a tensor's memory, number of elements.
+
+    Raises `InvalidParams` with every wrong, missing or unknown tensor, and what `resolve_graph` raises.
+    """
+    needed = {str(tensor.id): tensor for tensor in request.graph.inputs}
+    shapes = _shape_inputs(request.graph)
+    problems: list[Problem] = []
+    metas: dict[int, TensorMeta] = {}
+    for name, value in call.inputs.items():
+        if name not in needed:
+            msg = f"{safe_key(name)} is not an input of the graph: its inputs are {', '.join(needed)}"
+            problems.append(problem(["inputs", safe_key(name)], msg, "unknown_input"))
+        elif isinstance(value, Tensor):
+            metas[int(name)] = value.meta
+            problems += _wrong(needed[name], value.meta)
+    if need_all:
+        problems += [
+            problem(["inputs", name], f"tensor {name} is required", "missing")
+            for name in needed
+            if name not in call.inputs and int(name) not in shapes
+        ]
+    if problems:
+        raise invalid_params("graph", problems)
+    return resolve_graph(request.graph, metas)
+
+
+def _shape_inputs(graph: Graph) -> set[int]:
+    """Return the tensors that are shapes: the attribute, or the output's shape, is read instead."""
+    return {
+        number
+        for node in graph.nodes
+        for row, number in node.inputs.items()
+        if row == node.called.operation.shape_input
+    }
+
+
+def _wrong(tensor: LogicalTensor, meta: TensorMeta) -> list[Problem]:
+    loc, found = ["inputs", str(tensor.id)], []
+    if meta.dtype != tensor.dtype:
+        msg = f"tensor {tensor.id} must be {tensor.dtype}, but is {meta.dtype}"
+        found.append(problem([*loc, "dtype"], msg, "mixed_dtypes"))
+    if tensor.shape is not None and meta.shape not in (tensor.shape, (tensor.span,)):
+        memory = f", or ({tensor.span}) as it lies in memory" if tensor.strides is not None else ""
+        msg = f"tensor {tensor.id} must have shape {dims(tensor.shape)}{memory}, but has {dims(meta.shape)}"
+        found.append(problem([*loc, "shape"], msg, "shape"))
+    return found

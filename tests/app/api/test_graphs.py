@@ -1,0 +1,211 @@
+"""Graphs dumped by oneDNN Graph, run by REST, JSON-RPC, the client and the command, against the oracle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import ml_dtypes
+import numpy as np
+import pytest
+
+import convgrad
+from convgrad._cli import main
+from tests import naive
+from tests.app.resident import Resident
+from tests.app.samples import Array, read_tensor
+from tests.live import LiveService
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "graph.json"
+SHAPES = {0: (2, 3, 8, 8), 1: (4, 3, 3, 3), 3: (4, 5, 4, 4), 5: (2, 5, 16, 16)}
+
+
+def dump() -> Any:
+    """Return the example: Convolution 0, 1 -> 2; ConvTranspose 2, 3 -> 4; its weight gradient 2, 5 -> 6."""
+    return json.loads(EXAMPLE.read_text(encoding="utf-8"))
+
+
+def tensors(seed: int = 0) -> dict[int, Array]:
+    """Return small integers for the example's inputs."""
+    rng = np.random.default_rng(seed)
+    return {number: rng.integers(-3, 4, shape).astype(np.float32) for number, shape in SHAPES.items()}
+
+
+def expected(given: dict[int, Array]) -> dict[int, Array]:
+    """Return the oracle's results for the example."""
+    shared: dict[str, Any] = {"dilations": (1, 1), "pads_begin": (1, 1), "groups": 1, "data_format": "NCX"}
+    inner = naive.convolution(
+        given[0], given[1], None, dst_spatial=(8, 8), strides=(1, 1), weights_format="OIX", groups_axis="I", **shared
+    )
+    shared |= {"strides": (2, 2), "weights_format": "IOX", "groups_axis": "O"}
+    dst = naive.conv_transpose(inner, given[3], None, dst_spatial=(16, 16), **shared)
+    gradient = naive.bwd_weights("ConvTransposeBackwardWeights", inner, given[5], kernel=(4, 4), **shared)
+    return {number: array.astype(np.float32) for number, array in ((2, inner), (4, dst), (6, gradient))}
+
+
+def sent(array: Array) -> dict[str, Any]:
+    """Return a tensor as JSON."""
+    import base64
+
+    return {"dtype": "f32", "shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
+
+
+def body(given: dict[int, Array], **members: Any) -> dict[str, Any]:
+    """Return a request."""
+    return {"graph": dump(), "inputs": {str(number): sent(array) for number, array in given.items()}, **members}
+
+
+@pytest.fixture
+def client(service: LiveService) -> Iterator[convgrad.Client]:
+    """Give the Python client of the service."""
+    with convgrad.Client(service.url) as client:
+        yield client
+
+
+def test_the_client(client: convgrad.Client) -> None:
+    """All tensors of the graph, intermediate ones too, have the oracle's bits; by default those that nobody reads."""
+    given = tensors()
+    right = expected(given)
+    found = client.run_graph(EXAMPLE, given, [6, 2, 4])
+    assert list(found) == [6, 2, 4]
+    for number, array in found.items():
+        np.testing.assert_array_equal(array, right[number])
+    assert list(client.run_graph(dump(), given)) == [4, 6]
+
+
+def test_json_and_rpc(http: httpx.Client) -> None:
+    """REST and JSON-RPC compute the same, and describe every node."""
+    given = tensors(1)
+    right = expected(given)
+    rest = http.post("/v1/graphs", json=body(given, outputs=[2, 6])).json()
+    params = body(given, outputs=["2", "6"], options={"encoding": "npy"})
+    answer = http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "graph.run", "params": params}).json()
+    for reply in (rest, answer["result"]):
+        assert list(reply["outputs"]) == ["2", "6"]
+        for name, tensor in reply["outputs"].items():
+            np.testing.assert_array_equal(read_tensor(tensor), right[int(name)])
+        assert [(node["id"], node["op"]) for node in reply["nodes"]] == [
+            (0, "Convolution"), (1, "ConvTranspose"), (2, "ConvTransposeBackwardWeights"),
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_other_dtypes(client: convgrad.Client, dtype: str) -> None:
+    """Every tensor between nodes is rounded to the dtype of the graph, as separate calls round it."""
+    kind = np.float16 if dtype == "f16" else ml_dtypes.bfloat16
+    given = {number: array.astype(kind) for number, array in tensors(2).items()}
+    graph = dump()
+    for node in graph["graph"]:
+        for tensor in (*node["inputs"], *node["outputs"]):
+            tensor["dtype"] = dtype
+    found = client.run_graph(graph, given, [2, 4])
+    attributes = {"strides": [1, 1], "dilations": [1, 1], "pads_begin": [1, 1], "pads_end": [1, 1]}
+    layout = {"data_format": "NCX", "weights_format": "OIX"}
+    inner = client.run("Convolution", {"src": given[0], "weights": given[1]}, {**attributes, **layout})
+    assert found[2].tobytes() == inner.tobytes()
+    layout["weights_format"] = "IOX"
+    dst = client.run("ConvTranspose", {"src": inner, "weights": given[3]}, {**attributes, **layout, "strides": [2, 2]})
+    assert found[4].tobytes() == dst.tobytes()
+
+
+def test_strides(http: httpx.Client) -> None:
+    """A tensor is taken by index or as it lies in memory, and returned as its strides say if the request asks so."""
+    given = tensors(3)
+    right = expected(given)
+    request = body(given, outputs=[4, 6], layout="memory")
+    request["graph"]["graph"][0]["inputs"][0]["stride"] = [192 + 7, 1, 24, 3]  # channels last, a gap between images
+    request["graph"]["graph"][2]["outputs"][0]["stride"] = [1, 4, 100, 20]
+    memory = np.full(192 + 7 + 192, 99, np.float32)
+    for image in range(2):
+        memory[image * 199 : image * 199 + 192] = given[0][image].transpose(1, 2, 0).reshape(-1)
+    for first in (given[0], memory):
+        request["inputs"]["0"] = sent(first)
+        reply = http.post("/v1/graphs", json=request).json()
+        np.testing.assert_array_equal(read_tensor(reply["outputs"]["4"]), right[4])
+        flat, strides = read_tensor(reply["outputs"]["6"]), reply["outputs"]["6"]["strides"]
+        assert (strides, flat.shape) == ([1, 4, 100, 20], (380,))
+        view = np.lib.stride_tricks.as_strided(flat, right[6].shape, [4 * step for step in strides])
+        np.testing.assert_array_equal(view, right[6])
+
+
+def test_validate(client: convgrad.Client) -> None:
+    """A valid graph is described without its tensors: inputs, outputs, attributes and cost of each node."""
+    told = client.validate_graph(EXAMPLE)
+    assert told["valid"] is True
+    assert [tensor["id"] for tensor in told["inputs"]] == [0, 1, 3, 5]
+    assert told["nodes"][2]["inputs"] == {"src": 2, "diff_dst": 5}
+    assert told["gmac"] == pytest.approx(sum(node["gmac"] for node in told["nodes"]))
+
+
+@pytest.mark.parametrize(
+    ("members", "loc"),
+    [
+        ({"outputs": [3]}, ["outputs", 0]),
+        ({"outputs": [4, 4]}, ["outputs", 1]),
+        ({"outputs": []}, ["outputs"]),
+        ({"layout": "nhwc"}, ["layout"]),
+        ({"inputs": []}, ["inputs"]),
+        ({"grap": {}}, ["grap"]),
+        ({"options": {"x": 1}}, ["options", "x"]),
+        ({"graph": {"graph": [{"id": 0, "kind": "ReLU"}]}}, ["graph", 0, "kind"]),
+    ],
+)
+def test_wrong_requests(http: httpx.Client, members: dict[str, Any], loc: list[Any]) -> None:
+    """Wrong members are refused with their place."""
+    reply = http.post("/v1/graphs", json={**body(tensors()), **members})
+    assert reply.status_code == 422
+    assert reply.json()["errors"][0]["loc"] == loc
+
+
+def test_wrong_tensors(http: httpx.Client) -> None:
+    """Missing and unknown tensors, and those of another shape or dtype, are all reported."""
+    given = tensors()
+    request = body({0: given[0], 1: given[3], 9: given[0]})
+    request["inputs"]["3"] = {"dtype": "f16", "shape": [4, 5, 4, 4], "data": sent(given[3][:2])["data"]}
+    errors = {tuple(error["loc"]): error["msg"] for error in http.post("/v1/graphs", json=request).json()["errors"]}
+    assert errors["inputs", "1", "shape"] == "tensor 1 must have shape (4, 3, 3, 3), but has (4, 5, 4, 4)"
+    assert errors["inputs", "3", "dtype"] == "tensor 3 must be f32, but is f16"
+    assert errors["inputs", "5"] == "tensor 5 is required"
+    assert errors["inputs", "9"] == "9 is not an input of the graph: its inputs are 0, 1, 3, 5"
+
+
+def test_limits_and_memory(tight: Resident) -> None:
+    """The work of all nodes together is limited; a graph that ends, and one that is refused, frees its memory."""
+    with convgrad.Client(tight.url) as client:
+        client.run_graph(EXAMPLE, tensors())
+        large = dump()
+        for node in large["graph"]:
+            for tensor in (*node["inputs"], *node["outputs"]):
+                if tensor["id"] not in (1, 3, 6):
+                    tensor["shape"][0], tensor["layout_type"] = 30_000, "any"
+        with pytest.raises(convgrad.TooLarge, match="bytes of tensors, but this service allows"):
+            client.validate_graph(large)
+        with pytest.raises(convgrad.DeadlineExceeded):
+            client.run_graph(EXAMPLE, tensors(), deadline=1e-9)
+    tight.until(lambda: not tight.service.calls and tight.service.segments.stats().used == 0)
+
+
+def test_the_command(service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """`convgrad run --graph`, `validate --graph` and `verify --graph` read and write files by tensor id."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CONVGRAD_URL", service.url)
+    given = tensors(4)
+    right = expected(given)
+    call = ["--graph", str(EXAMPLE)]
+    assert main(["validate", *call]) == 0
+    for number, array in given.items():
+        np.save(f"{number}.npy", array)
+        call += ["--input", f"{number}={number}.npy"]
+    assert main(["run", *call, "--output", "6=dw.npy"]) == 0
+    assert "tensor 6 f32 [4, 5, 4, 4] -> dw.npy" in capsys.readouterr().err
+    np.testing.assert_array_equal(np.load("dw.npy"), right[6])
+    np.save("dst.npy", right[4])
+    assert main(["verify", *call, "--result", "6=dw.npy", "--result", "4=dst.npy"]) == 0
+    np.save("dw.npy", right[6] + 1)
+    assert main(["verify", *call, "--result", "6=dw.npy", "--result", "4=dst.npy", "--junit", "out.xml"]) == 1
+    assert 'tests="2" failures="1"' in Path("out.xml").read_text(encoding="utf-8")
+    assert main(["verify", *call, "--result", "3=dw.npy"]) == 2
+    assert "no node of the graph computes tensor 3" in capsys.readouterr().err
