@@ -12,7 +12,14 @@ from kernels import ConvProblem
 
 __all__ = ["LAYOUTS", "OPERATIONS", "Layer", "inside_macs", "read_layers"]
 
-OPERATIONS = ("ConvolutionBackwardWeights", "ConvTransposeBackwardWeights", "ConvTranspose", "Convolution")
+OPERATIONS = (
+    "ConvolutionBackwardWeights",
+    "ConvTransposeBackwardWeights",
+    "ConvTranspose",
+    "Convolution",
+    "ConvolutionBackwardData",
+    "ConvTransposeBackwardData",
+)
 LAYOUTS = ("NCX", "NXC")
 
 _WEIGHTS = {("Convolution", "NCX"): "OIX", ("Convolution", "NXC"): "XIO"} | {
@@ -31,7 +38,10 @@ class Layer:
     row: dict[str, Any]
 
     def problem(self, dtype: str, layout: str) -> ConvProblem:
-        """Return the kernels' problem in `layout` (NCX or NXC), weights in the format that belongs to it."""
+        """Return the kernels' problem in `layout` (NCX or NXC), weights in the format that belongs to it.
+
+        A gradient with respect to src is the other forward operation on diff_dst, for the peer too.
+        """
         transposed = self.op.startswith("ConvTranspose")
         family = "ConvTranspose" if transposed else "Convolution"
         per_axis = ("src_spatial", "dst_spatial", "kernel", "strides", "dilations", "pads_begin")
@@ -39,7 +49,15 @@ class Layer:
         described |= {key: self.row[key] for key in ("src_channels", "dst_channels", "groups")}
         described |= {"op": self.op, "dtype": dtype, "n": self.row.get("bench_n", self.row["n"])}
         described |= {"data_format": layout, "weights_format": _WEIGHTS[family, layout]}
-        return ConvProblem(**described, groups_axis="O" if transposed else "I")
+        described["groups_axis"] = "O" if transposed else "I"
+        if self.op.endswith("BackwardData"):
+            described |= {"op": "Convolution" if transposed else "ConvTranspose"}
+            for part in ("channels", "spatial"):
+                src, dst = described[f"src_{part}"], described[f"dst_{part}"]
+                described |= {f"src_{part}": dst, f"dst_{part}": src}
+            for name in ("weights_format", "groups_axis"):
+                described[name] = described[name].translate(str.maketrans("IO", "OI"))
+        return ConvProblem(**described)
 
 
 def inside_macs(problem: ConvProblem) -> int:
@@ -55,13 +73,14 @@ def inside_macs(problem: ConvProblem) -> int:
 def read_layers(path: Path, ops: list[str], only: list[str]) -> list[Layer]:
     """Return the rows of `path` whose operation is in `ops` and whose name contains one of `only` (empty: all).
 
-    The rows are weight gradients; for ConvTranspose and Convolution each becomes a forward problem. Raises ValueError
+    The rows are weight gradients; for the other operations each becomes a problem of that one. Raises ValueError
     if a row's shapes contradict each other, because a peer would then compute something else.
     """
     layers = []
     for row in json.loads(path.read_text(encoding="utf-8")):
         _check(row)
-        made = [row["op"], row["op"].removesuffix("BackwardWeights")]
+        family = row["op"].removesuffix("BackwardWeights")
+        made = [row["op"], family, f"{family}BackwardData"]
         if not only or any(word in row["name"] for word in only):
             layers += [Layer(row["name"], op, row) for op in made if op in ops]
     return sorted(layers, key=lambda layer: OPERATIONS.index(layer.op))

@@ -49,10 +49,10 @@ def layers() -> list[Layer]:
 
 
 def test_every_row_of_the_shapes_file_is_a_layer() -> None:
-    """All rows obey the shape rules, and each also makes a forward problem."""
+    """All rows obey the shape rules, and each also makes a forward problem and a gradient with respect to src."""
     rows = json.loads(SHAPES.read_text())
     found = read_layers(SHAPES, list(OPERATIONS), [])
-    assert len(found) == 2 * len(rows)
+    assert len(found) == 3 * len(rows)
     for layer in found:
         problem = layer.problem("f32", "NCX")
         assert problem.n == layer.row["bench_n"]
