@@ -128,6 +128,7 @@ class _Deferred(Response):
 
         try:
             async with asyncio.timeout(self._service.settings.deadline_s):
+                limit = int(self._service.settings.head_limit)
                 if form == "multipart/form-data":
                     parts = MultipartIntake(
                         headers["content-type"],
@@ -136,11 +137,11 @@ class _Deferred(Response):
                         length=length,
                         check=None if check is None else early,
                         take_apart=take_apart,
+                        max_request=limit,
                     )
                     await read_body(receive, parts, timings, parts)
                     call = parts.finish(need_data=check is not None)
                     return requests[0], call
-                limit = int(self._service.settings.head_limit)
                 intake = JsonIntake(TensorStrings(lease), length=length, max_skeleton=limit)
                 await read_body(receive, intake, timings)
                 request = take_apart(GRAPH, await intake.finish_async())

@@ -74,6 +74,8 @@ async def prepare_graph(
     settings = service.settings
     _check("work", graph.macs, settings.work_limit, "multiply-adds")
     tensors = sum(_bytes(tensor) for tensor in graph.tensors.values() if tensor.shape is not None)
+    if layout == "memory":
+        tensors += sum(graph.tensors[number].span * dtype(graph.tensors[number].dtype).itemsize for number in wanted)
     largest = max(call_bytes(op) for _, op in graph.nodes)
     _check("memory", tensors + largest, settings.memory_budget, "bytes of tensors")
     planned = []

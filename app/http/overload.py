@@ -37,7 +37,7 @@ _LINE = re.compile(rb"([A-Z]+) ([^ ?]*)[^ ]* HTTP/1\.[01]\r?\n")
 _GIVEN_ID = re.compile(rb"\nx-request-id: *([^\r\n]*)\r?\n", re.IGNORECASE)
 _PROXIED = re.compile(rb"\n(?:x-forwarded-for|forwarded) *:", re.IGNORECASE)
 _WATCHED = frozenset({"/healthz", "/readyz", "/metrics"})
-_CALL = re.compile(r"/v1/ops/[^/]+|/v1/graphs|/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
+_CALL = re.compile(r"/v1/ops/[^/]+(?:/verify)?|/v1/graphs|/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
 _PROBLEM = "application/problem+json"
 _PLACE = "<request id>"
 

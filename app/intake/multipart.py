@@ -44,10 +44,10 @@ class MultipartIntake:
     """Read a multipart body from chunks of any size; `finish` returns the call with its tensors.
 
     `check` gets the call, without its data, once the header of every tensor it needs is known; it rejects the call by
-    raising. `take_apart` splits the request object. After the check `on_arrival` gets the number of bytes of each
-    tensor in its segment. Raises `UnsupportedMediaType` for a content type without a usable boundary, `ParseError` for
-    a body that is not multipart, `InvalidRequest` when the request does not come first, and `InvalidParams` for
-    unknown parts and invalid tensors.
+    raising. `take_apart` splits the request object, of at most `max_request` bytes. After the check `on_arrival` gets
+    the number of bytes of each tensor in its segment. Raises `UnsupportedMediaType` for a content type without a usable
+    boundary, `ParseError` for a body that is not multipart, `InvalidRequest` when the request does not come first, and
+    `InvalidParams` for unknown parts and invalid tensors.
     """
 
     def __init__(
@@ -60,9 +60,11 @@ class MultipartIntake:
         check: Check | None = None,
         on_arrival: OnArrival | None = None,
         take_apart: Callable[[CalledOperation, Any], RequestObject] = take_apart,
+        max_request: int = MAX_REQUEST,
     ) -> None:
         self._called = called
         self._take_apart = take_apart
+        self._max_request = max_request
         self._lease = lease
         self._check = check
         self._on_arrival = on_arrival
@@ -130,7 +132,7 @@ class MultipartIntake:
         if self._head is None:
             if name != "request":
                 raise _no_request()
-            self._head = JsonIntake(TensorStrings(self._lease), length=self._bound, max_skeleton=MAX_REQUEST)
+            self._head = JsonIntake(TensorStrings(self._lease), length=self._bound, max_skeleton=self._max_request)
             return
         self._body = self._tensor_part(name)
 

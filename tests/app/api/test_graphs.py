@@ -111,6 +111,24 @@ def test_other_dtypes(client: convgrad.Client, dtype: str) -> None:
     assert found[4].tobytes() == dst.tobytes()
 
 
+def test_a_long_chain(client: convgrad.Client) -> None:
+    """A hundred nodes, whose dump is larger than the request of a call may be, hand their results on."""
+    tensor = {"dtype": "f32", "shape": [1, 2, 4, 4], "layout_type": "strided", "stride": [32, 16, 4, 1]}
+    bias = {"id": 1000, "dtype": "f32", "shape": [2]}
+    nodes = [
+        {
+            "id": number, "name": f"BIAS_{number}" * 20, "kind": "BiasAdd",
+            "attrs": {"data_format": {"type": "string", "value": "NCX"}},
+            "inputs": [{"id": number, **tensor}, bias], "outputs": [{"id": number + 1, **tensor}],
+        }
+        for number in range(150)
+    ]  # fmt: skip
+    given = {0: np.zeros((1, 2, 4, 4), np.float32), 1000: np.array([1, 2], np.float32)}
+    assert len(json.dumps({"graph": nodes})) > 64 * 1024
+    found = client.run_graph({"graph": nodes}, given)
+    assert (found[150] == np.array([150, 300], np.float32).reshape(1, 2, 1, 1)).all()
+
+
 def test_strides(http: httpx.Client) -> None:
     """A tensor is taken by index or as it lies in memory, and returned as its strides say if the request asks so."""
     given = tensors(3)
