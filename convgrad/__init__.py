@@ -41,15 +41,17 @@ from convgrad._errors import (
     UnsupportedMediaType,
     WorkerLost,
 )
-from convgrad._events import Health, Progress, Result, Tile
+from convgrad._events import Event, Health, Progress, Result, Tile
+from convgrad._operations import Attributes, TransposeAttributes
 from convgrad._report import Report
 from convgrad._retry import Retry
 from convgrad._stream import Stream
-from convgrad._tensors import NpyFile
+from convgrad._tensors import NpyFile, Tensor
 
 __all__ = [
     "AsyncClient",
     "AsyncStream",
+    "Attributes",
     "BrokenStream",
     "CallerError",
     "Cancelled",
@@ -57,6 +59,7 @@ __all__ = [
     "ConnectFailed",
     "ConvgradError",
     "DeadlineExceeded",
+    "Event",
     "Forbidden",
     "Health",
     "InternalError",
@@ -77,10 +80,12 @@ __all__ = [
     "ServiceError",
     "ShuttingDown",
     "Stream",
+    "Tensor",
     "Tile",
     "TimedOut",
     "TooLarge",
     "TransportError",
+    "TransposeAttributes",
     "Unauthorised",
     "UnknownOperation",
     "Unsupported",

@@ -13,7 +13,7 @@ import httpx
 
 from convgrad import _core as core
 from convgrad._assembly import Assembly
-from convgrad._base import DEFAULT_TIMEOUT, DEFAULT_URL, ONCE, READY_POLL, Base, Timeout, options
+from convgrad._base import DEFAULT_TIMEOUT, ONCE, READY_POLL, Base, Timeout, options
 from convgrad._core import Inputs, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TimedOut
 from convgrad._events import Array, Event, Health, Result
@@ -33,7 +33,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         timeout: Timeout = DEFAULT_TIMEOUT,
@@ -228,7 +228,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
 
     async def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
         content = None if request.body is None else _as_async(request.body.pieces())
-        with translated():
+        with translated(self._url):
             response = await self._http.send(self._build(request, budget, content), stream=True)
             if response.is_success:
                 return response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import AsyncIterable, Iterable, Sequence
 from typing import Any
 
@@ -30,9 +31,13 @@ class Base:
 
     _http: httpx.Client | httpx.AsyncClient
 
-    def __init__(self, url: str, api_key: str | None, timeout: Timeout, retry: Retry | None) -> None:
+    def __init__(self, url: str | None, api_key: str | None, timeout: Timeout, retry: Retry | None) -> None:
         from convgrad import __version__
 
+        if url is None:
+            url = os.environ.get("CONVGRAD_URL") or DEFAULT_URL
+        if api_key is None:
+            api_key = os.environ.get("CONVGRAD_API_KEY") or None
         self._url = httpx.URL(url)
         if self._url.scheme not in ("http", "https"):
             raise ValueError("url must begin with http:// or https://")
@@ -72,14 +77,14 @@ class Base:
 def options(reference: bool, deadline: float | None, outputs: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the options of a call that differ from their defaults; an infinite deadline means none.
 
-    Raises `InvalidParams` when `deadline` is not a number.
+    Raises `InvalidParams` when `deadline` is not a positive number.
     """
     options: dict[str, Any] = {"reference": True} if reference else {}
     if outputs is not None:
         options["outputs"] = list(outputs)
     milliseconds = math.inf if deadline is None else deadline * 1000
-    if math.isnan(milliseconds):
-        rule = "deadline must be a number of seconds or infinity, but is NaN"
+    if math.isnan(milliseconds) or milliseconds <= 0:
+        rule = f"deadline must be a number of seconds above 0, or infinity, but is {deadline}"
         raise InvalidParams(rule, errors=[{"loc": ["options", "deadline_ms"], "msg": rule, "type": "value"}])
     if milliseconds < math.inf:
         options["deadline_ms"] = math.ceil(max(1, milliseconds))

@@ -11,7 +11,7 @@ from typing import Any, Self
 import httpx
 
 from convgrad import _core as core
-from convgrad._base import DEFAULT_TIMEOUT, DEFAULT_URL, ONCE, READY_POLL, Base, Timeout, options
+from convgrad._base import DEFAULT_TIMEOUT, ONCE, READY_POLL, Base, Timeout, options
 from convgrad._core import Inputs, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown
 from convgrad._events import Array, Health, Result
@@ -29,10 +29,11 @@ __all__ = ["Client"]
 class Client(Base, Operations[Array]):
     """Compute convolution gradients on a convgrad service.
 
-    `url` is the service's address; with the Unix socket `uds` its host may be any name. `api_key` is sent as a Bearer
-    token. `timeout` is httpx's, in seconds. `retry` says how often to retry; None for a single attempt. `transport`
-    replaces the network, for tests. Arrays may have any strides and byte order; results are writeable. A client is
-    thread-safe; use it in `with`, or close it.
+    `url` is the service's address, by default that in the variable CONVGRAD_URL, or this machine; with the Unix socket
+    `uds` its host may be any name. `api_key`, by default CONVGRAD_API_KEY, is sent as a Bearer token. `timeout` is
+    httpx's, in seconds. `retry` says how often to retry; None for a single attempt. `transport` replaces the network,
+    for tests. Tensors may be arrays of any strides and byte order, and what NumPy or DLPack can read, as PyTorch's;
+    results are writeable arrays. A client is thread-safe; use it in `with`, or close it.
 
     Raises `ValueError` for a URL that is not HTTP and for a key that a header can't contain, without showing the key.
     Calls raise `ConvgradError`, and `OSError` for files that can't be read.
@@ -40,7 +41,7 @@ class Client(Base, Operations[Array]):
 
     def __init__(
         self,
-        url: str = DEFAULT_URL,
+        url: str | None = None,
         *,
         api_key: str | None = None,
         timeout: Timeout = DEFAULT_TIMEOUT,
@@ -262,7 +263,7 @@ class Client(Base, Operations[Array]):
 
     def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
         content = None if request.body is None else iter(request.body.pieces())
-        with translated():
+        with translated(self._url):
             response = self._http.send(self._build(request, budget, content), stream=True)
             if response.is_success:
                 return response

@@ -31,6 +31,7 @@ from convgrad._errors import (
     TooLarge,
     Unauthorised,
     UnknownOperation,
+    Unsupported,
     UnsupportedMediaType,
     error_from_code,
 )
@@ -38,7 +39,7 @@ from convgrad._events import Health
 from convgrad._graphs import Dump, GraphInputs, dump_of, graph_body
 from convgrad._inference import BINARY, HEAD_LENGTH, dump, inference
 from convgrad._multipart import Body, multipart
-from convgrad._tensors import Tensor, part
+from convgrad._tensors import Part, Tensor, part
 from convgrad._whole import Whole
 
 __all__ = [
@@ -112,7 +113,7 @@ def call(
     The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests the
     output alone, which is faster.
     """
-    tensors = {name: part(value) for name, value in inputs.items() if not _is_list(value)}
+    tensors = _parts(inputs)
     lists = {name: value for name, value in inputs.items() if _is_list(value)}
     whole = whole and sum(part.nbytes for part in tensors.values()) <= _SMALL
     body = inference(tensors, lists, attributes or {}, options, whole=whole)
@@ -122,11 +123,24 @@ def call(
     return Request("POST", f"/v2/models/{_name(op)}/infer", f"{accept}, {_PROBLEM}", body)
 
 
+def _parts(inputs: Inputs) -> dict[str, Part]:
+    """Return the tensors among the inputs; an error names its input, and says what to do."""
+    found = {}
+    for name, value in inputs.items():
+        if _is_list(value):
+            continue
+        try:
+            found[name] = part(value)
+        except Unsupported as error:
+            raise Unsupported(f"{name}: {error.message}", data=error.data) from error
+    return found
+
+
 def multipart_call(
     op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, options: Mapping[str, Any]
 ) -> Request:
     """Build the multipart request that computes `op`, with lists in its JSON and a part for each tensor."""
-    tensors = {name: part(value) for name, value in inputs.items() if not _is_list(value)}
+    tensors = _parts(inputs)
     stated: dict[str, Any] = {name: value for name, value in inputs.items() if _is_list(value)}
     # A .npy file can't name bfloat16, so the request does.
     stated |= {name: {"dtype": "bf16"} for name, sent in tensors.items() if sent.dtype.name == "bf16"}

@@ -54,7 +54,14 @@ def dtype_of_oip(name: str) -> DType:
 
 def dtype_of_array(array: np.ndarray[Any, Any]) -> DType:
     """Return the element type of a NumPy array of either byte order; raises `Unsupported`."""
-    return _found(_BY_NUMPY.get(array.dtype.newbyteorder("<")), _NUMPY_NAMES)
+    found = _BY_NUMPY.get(array.dtype.newbyteorder("<"))
+    if found is None and array.dtype.kind == "f":
+        raise Unsupported(
+            f"the dtype must be one of {', '.join(_NUMPY_NAMES)}, but is {array.dtype}: convert it, for example with"
+            " .astype(numpy.float32)",
+            data={"supported": _NUMPY_NAMES},
+        )
+    return _found(found, _NUMPY_NAMES)
 
 
 def _found(entry: DType | None, known: list[str]) -> DType:

@@ -32,13 +32,15 @@ class Retry:
     Only failed and broken connections and the statuses 429 and 503 are retried, not timeouts, which would load the
     service twice. The wait doubles from `first_wait` to `longest_wait`, is shortened at random by up to a half, and is
     at least the service's Retry-After. No wait begins that would end more than `budget` seconds after the first
-    attempt.
+    attempt. While the service is starting, which takes up to a minute where it compiles its kernels, the client waits
+    up to `startup` seconds; these attempts don't count.
     """
 
     attempts: int = 5
     first_wait: float = 0.1
     longest_wait: float = 5.0
     budget: float = 30.0
+    startup: float = 120.0
 
 
 class Budget:
@@ -50,11 +52,18 @@ class Budget:
         self._retry = retry
         self._clock = clock
         self._made = 0
+        self._begun = clock()
         self._over = math.inf if deadline is None else clock() + deadline
         self._last_start = min(self._over, clock() + retry.budget)
 
     def wait_after(self, error: ConvgradError) -> float:
         """Return the seconds to wait before the next attempt; raises `error` when no attempt is left."""
+        if self._retry.attempts > 1 and error.data.get("reason") == "starting":
+            wait = max(self._retry.first_wait, getattr(error, "retry_after", None) or 0.0)
+            if self._clock() + wait > min(self._over, self._begun + self._retry.startup):
+                raise error
+            self._last_start = min(self._over, self._clock() + wait + self._retry.budget)
+            return wait
         self._made += 1
         wait = max(self._backoff(), getattr(error, "retry_after", None) or 0.0)
         hopeless = not isinstance(error, _WORTH_IT) or self._made >= self._retry.attempts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from convgrad._dtypes import DType, dtype_of_array
-from convgrad._errors import ParseError
+from convgrad._errors import ParseError, Unsupported
 from convgrad._events import Array
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header, write_header
 
@@ -67,8 +68,9 @@ class Part:
 def part(tensor: Tensor | Any) -> Part:
     """Prepare one tensor for sending.
 
-    Arrays may have any strides and byte order. Raises `Unsupported` for a dtype that no operation has, `ParseError`
-    for a file that is not a complete `.npy` file, and `OSError` when it can't be read.
+    Arrays may have any strides and byte order; what NumPy or DLPack can read is taken too. Raises `Unsupported` for a
+    dtype that no operation has, `ParseError` for a file that is not a complete `.npy` file, and `OSError` when it
+    can't be read.
     """
     match tensor:
         case NpyFile(path, declared):
@@ -76,7 +78,26 @@ def part(tensor: Tensor | Any) -> Part:
         case str() | os.PathLike():
             return _file_part(Path(tensor), None)
         case _:
-            return _array_part(np.asarray(tensor))
+            return _array_part(_array_of(tensor))
+
+
+def _array_of(value: Any) -> Array:
+    """Return what NumPy can read as an array: arrays, lists, tensors of PyTorch, and others by DLPack.
+
+    A tensor of PyTorch is detached, brought to the CPU, and read as bfloat16 where it is that. Raises `Unsupported`.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    if (torch := sys.modules.get("torch")) is not None and isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        if value.dtype == torch.bfloat16:
+            found: Array = value.view(torch.uint16).numpy().view(_BFLOAT16)
+            return found
+        return np.asarray(value)
+    try:
+        return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise Unsupported(f"a tensor must be an array, not {type(value).__name__}: {error}") from error
 
 
 def _array_part(array: Array) -> Part:

@@ -28,12 +28,14 @@ MAPPING: dict[type[httpx.HTTPError], tuple[type[TransportError], str]] = {
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Raise httpx's errors as `TransportError`."""
+def translated(url: httpx.URL | None = None) -> Iterator[None]:
+    """Raise httpx's errors as `TransportError`; one of connecting names the `url`."""
     try:
         yield
     except httpx.HTTPError as error:
         cls, message = next(MAPPING[kind] for kind in type(error).__mro__ if kind in MAPPING)
+        if cls is ConnectFailed and url is not None:
+            message = message.replace("the service", f"the service at {url.copy_with(userinfo=b'')}", 1)
         raise cls(f"{message}: {error}" if str(error) else message) from error
     except httpx.StreamError as error:
         raise TransportError(f"the reply was closed before it was read: {error}") from error

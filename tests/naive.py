@@ -114,7 +114,8 @@ def convolution(
     out = np.zeros((a.shape[0], groups, w.shape[2], *dst_spatial))
     for tap, at_dst, at_src in _taps(w.shape[3:], a.shape[3:], dst_spatial, strides, pads_begin, dilations):
         part: Array = out[_last(at_dst)]
-        part += _contract("ngip,gio->ngop", _pixels(a, at_src), w[_last(tap)]).reshape(part.shape)
+        with np.errstate(invalid="ignore"):
+            part += _contract("ngip,gio->ngop", _pixels(a, at_src), w[_last(tap)]).reshape(part.shape)
     return _finish(out, bias, data_format)
 
 

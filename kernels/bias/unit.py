@@ -101,7 +101,8 @@ class BiasSums:
             assert scratch is not None
             parts = scratch.view(np.float64).reshape(chunks, channels)
             while len(parts) > 1:
-                parts = parts[::2] + parts[1::2]
+                with np.errstate(invalid="ignore"):  # Inf of both signs
+                    parts = parts[::2] + parts[1::2]
             sums = parts[0]
         else:
             ends = view.parts * chunk // chunks, view.parts * (chunk + 1) // chunks
@@ -146,7 +147,8 @@ def _sum_rows(view: _View, source: int, rows: tuple[int, int], sums: Doubles, st
         place = source + row * view.line
         sum_rows(view.kind, place, step, whole, len(lines), at)
         sum_rows(view.kind, place + whole * step, 0, min(1, rest), rest * view.count, at)
-    sums += lines.reshape(view.joined, view.count).sum(0)
+    with np.errstate(invalid="ignore"):
+        sums += lines.reshape(view.joined, view.count).sum(0)
     return True
 
 

@@ -94,3 +94,22 @@ def test_without_a_deadline_reading_is_as_usual() -> None:
     assert budget.read_timeout(3.0) == 3.0
     assert budget.read_timeout(None) is None
     budget.check()
+
+
+def test_a_starting_service_is_waited_out() -> None:
+    """While the service starts, attempts don't count, for as long as `startup` says; then they do."""
+    now = [0.0]
+    budget = Budget(Retry(attempts=2, startup=60.0, budget=5.0), clock=lambda: now[0])
+    starting = Overloaded("starting", data={"reason": "starting", "retry_after": 2.0})
+    for _ in range(25):
+        now[0] += budget.wait_after(starting)
+    assert now[0] == 50.0
+    budget.wait_after(Overloaded("full", data={"reason": "queue"}))
+    with pytest.raises(Overloaded, match="full"):
+        budget.wait_after(Overloaded("full", data={"reason": "queue"}))
+    late = Budget(Retry(startup=60.0), clock=lambda: now[0])
+    now[0] += 59.0
+    with pytest.raises(Overloaded, match="starting"):
+        late.wait_after(starting)
+    with pytest.raises(Overloaded, match="starting"):
+        Budget(Retry(attempts=1)).wait_after(starting)

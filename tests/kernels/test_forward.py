@@ -51,6 +51,8 @@ def _random(seed: int, count: int, way: Way) -> Iterator[Case]:
     rng = np.random.default_rng([20, seed])
     for number in range(count):
         case = random_case(rng, macs=40_000)
+        if case.of_bias:
+            continue
         if case.data_gradient:
             case = case.adjoint()
         elif not case.forward:
