@@ -106,7 +106,11 @@ def test_results_of_pytorch(client: convgrad.Client, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_transposed_results_of_pytorch(client: convgrad.Client, dtype: str) -> None:
-    """So do those of a transposed convolution with stride 2; PyTorch's weights are IOX."""
+    """So do those of a transposed convolution with stride 2; PyTorch's weights are IOX.
+
+    Its forward result is computed in f32 and rounded once: in f16 and bf16 PyTorch may round each tap's sum and add the
+    taps in that dtype, which is hundreds of ULP off where they nearly cancel.
+    """
     torch = pytest.importorskip("torch")
     kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
     torch.manual_seed(1)
@@ -125,7 +129,8 @@ def test_transposed_results_of_pytorch(client: convgrad.Client, dtype: str) -> N
     gradient = {"src": array(src), "diff_dst": array(diff_dst), "weights_shape": [12, 10, 3, 3]}
     assert client.verify("ConvTransposeBackwardWeights", gradient, array(weights.grad), attributes).passed
     forward = {"src": array(src), "weights": array(weights)}
-    assert client.verify("ConvTranspose", forward, array(dst), attributes).passed
+    once = torch.nn.functional.conv_transpose2d(src.float(), weights.float(), stride=2, padding=1).to(kind)
+    assert client.verify("ConvTranspose", forward, array(once), attributes).passed
 
 
 def test_the_report_of_a_wrong_pad(client: convgrad.Client, tmp_path: Path) -> None:
