@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kernels import run_unit
+from kernels import ConvProblem, run_unit
 from kernels.verify.hints import hints
 from kernels.verify.report import Compared, write_report
+from kernels.verify.terms import worst_terms
 from kernels.verify.unit import plan_verification, read_report
 from tests.kernels.harness import compute, problem_of, stored
 from tests.problems import Case, Tensor, random_case
@@ -226,6 +227,38 @@ def test_memory_is_bounded(kernel: tuple[int, int]) -> None:
         assert tracemalloc.get_traced_memory()[1] < exact.nbytes * 3 // 4
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("computes", ["diff_weights", "diff_bias"])
+def test_a_long_sum_is_described_in_little_memory(data_format: str, computes: str) -> None:
+    """The largest of a million products are found wherever they are, in less memory than the products would take."""
+    case = Case(
+        n=3, src_channels=2, dst_channels=2, src_spatial=(700, 500), dst_spatial=(700, 500), kernel=(1, 1),
+        pads_begin=(0, 0), pads_end=(0, 0), data_format=data_format, weights_format="OIX",
+    )  # fmt: skip
+    rng = np.random.default_rng(4)
+    problem = problem_of(case)
+    inputs = [rng.standard_normal(shape, dtype=np.float32) for shape in problem.input_shapes]
+    if computes == "diff_bias":
+        problem = ConvProblem.of_bias(
+            op="BiasAddBackward", dtype="f32", n=3, data_format=problem.data_format, channels=2, spatial=(700, 500)
+        )
+    given = inputs if computes == "diff_weights" else inputs[1:]
+    factors = [np.take(tensor, 1, 1 if data_format == "NCX" else 3).astype(np.float64) for tensor in given]
+    products = np.prod(factors, axis=0)
+    tracemalloc.start()
+    try:
+        found = worst_terms(problem, given, (1, 1, 0, 0)[: len(problem.output_shape)])
+        assert tracemalloc.get_traced_memory()[1] < products.nbytes
+    finally:
+        tracemalloc.stop()
+    largest = products.reshape(-1)[np.argsort(-np.abs(products.reshape(-1)))][: len(found["largest"])]
+    assert found["terms"] == products.size
+    assert [term["value"] for term in found["largest"]] == largest.tolist()
+    for term in found["largest"]:
+        at = [float(tensor[tuple(place)]) for tensor, place in zip(given, term["at"], strict=True)]
+        assert np.prod(at) == term["value"]
 
 
 def test_hints_stop() -> None:
