@@ -7,7 +7,9 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
+from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
+from kernels.reference import widen
 
 __all__ = ["hints"]
 
@@ -20,13 +22,20 @@ _FAR = 2
 """Taps, or pixels, that a result may be shifted by."""
 
 
-def hints(problem: ConvProblem, got: Array, exact: Array) -> list[str]:
-    """Return what the wrong result `got` equals instead of `exact`, in sentences; mostly none."""
-    if got.size > _MOST or got.size < _LEAST or not (np.isfinite(got).all() and np.isfinite(exact).all()):
+def hints(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) -> list[str] | None:
+    """Return what the wrong `result` equals instead of `exact`, in sentences; mostly none. None when `stop` said so."""
+    if not _LEAST <= result.size <= _MOST:
+        return []
+    got = widen(result, problem.dtype)
+    if not (np.isfinite(got).all() and np.isfinite(exact).all()):
+        return []
+    if _same(got, exact):  # a few wrong elements in data that look alike everywhere
         return []
     found = []
     x = problem.weights_format.index("X") if problem.computes == "diff_weights" else _first_pixel(problem)
-    shift = _shift(got, exact, range(x, x + problem.rank * (problem.computes != "diff_bias")))
+    shift = _shift(got, exact, range(x, x + problem.rank * (problem.computes != "diff_bias")), stop)
+    if stop():
+        return None
     if shift is not None and problem.computes == "diff_weights":
         begin = [
             pad - far * dilation
@@ -39,6 +48,10 @@ def hints(problem: ConvProblem, got: Array, exact: Array) -> list[str]:
         flipped = np.flip(exact, tuple(range(x, x + problem.rank)))
         if max(problem.kernel, default=1) > 1 and _same(got, flipped):
             found.append("the result is the reference with its taps in reverse order: a kernel flip too many")
+        i, o = (0, 1) if x else (-2, -1)
+        swapped = np.swapaxes(exact, i, o)
+        if swapped.shape == exact.shape and exact.shape[i] > 1 and _same(got, swapped):
+            found.append("the result is the reference with its two channel axes swapped: check weights_format")
     scale = _factor(got, exact)
     if scale is not None:
         found.append(f"the result is {scale:.6g} times the reference everywhere")
@@ -51,11 +64,16 @@ def _first_pixel(problem: ConvProblem) -> int:
     return 2 if problem.data_format == "NCX" else 1
 
 
-def _shift(got: Array, exact: Array, axes: range) -> list[int] | None:
-    """Return how far along each axis the elements of `got` are found in `exact`; None where they are not."""
+def _shift(got: Array, exact: Array, axes: range, stop: Stop) -> list[int] | None:
+    """Return how far along each axis the elements of `got` are found in `exact`; None where they are not.
+
+    None also when `stop` said so.
+    """
     offsets = product(range(-_FAR, _FAR + 1), repeat=len(axes))
     nearest = sorted(offsets, key=lambda far: sum(map(abs, far)))[1:]
     for far in nearest:
+        if stop():
+            return None
         if any(2 * abs(step) > exact.shape[axis] for step, axis in zip(far, axes, strict=True)):
             continue
         some: list[slice] = [slice(None)] * exact.ndim

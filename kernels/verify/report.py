@@ -30,7 +30,7 @@ __all__ = ["Compared", "sum_bound", "write_report"]
 
 Array = npt.NDArray[np.float64]
 
-_SLICE = 1 << 20
+_SLICE = 1 << 18
 """Elements that are compared at a time, some tens of megabytes of float64."""
 
 _BINS = 64
@@ -90,9 +90,10 @@ def write_report(compared: Compared, stop: Stop) -> bytes | None:
         return None
     report |= {"maps": _maps(problem, shares), "worst": _worst(compared, shares), "hints": []}
     if not report["passed"]:
-        if stop():
+        found = hints(problem, compared.result, compared.exact, stop)
+        if found is None:
             return None
-        report["hints"] = hints(problem, widen(compared.result, problem.dtype), compared.exact)
+        report["hints"] = found
     return json.dumps(_plain(report), allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -115,7 +116,8 @@ class _Totals:
         huge = 2.0 ** _LARGEST[dtype]
         finite = np.isfinite(exact) & ~np.isnan(got)
         with np.errstate(invalid="ignore", divide="ignore"):
-            error = np.where(finite, np.abs(np.clip(got, -huge, huge) - exact), np.where(equal, 0.0, np.inf))
+            error = np.where(finite, np.abs(np.clip(got, -huge, huge) - exact), np.inf)
+            error[equal & ~np.isfinite(got)] = 0.0  # an Inf is as far off as the exact value is large, but right
             allowed = bound + _ulp(exact, dtype) * (0.5 if dtype == "f32" else 1.0)
             share = np.where(error == 0, 0.0, error / allowed)
             share = np.where(np.isnan(share), np.inf, share)
@@ -190,14 +192,28 @@ def _maps(problem: ConvProblem, share: Array) -> dict[str, Any]:
     """Return the largest shares by the axes of the result: by tap and pairs of channels, or by channel and pixel."""
     found: dict[str, Any] = {}
     for name, axes in _axes_of(problem).items():
-        rest = tuple(axis for axis in range(share.ndim) if axis not in axes)
-        values = share.max(axis=rest, initial=0.0)
-        order = np.argsort(np.argsort(axes))
-        values = np.transpose(values, order) if values.ndim > 1 else values
+        values = _largest_by(share, axes)
         for axis in range(values.ndim):
             values = _joined(values, axis)
         found[name] = {"shape": [share.shape[axis] for axis in axes], "values": values.tolist()}
     return found
+
+
+def _largest_by(share: Array, axes: tuple[int, ...]) -> Array:
+    """Return the largest share at each place of these axes, the longest of them joined already.
+
+    Joining it part by part needs little memory where the places are nearly all elements, as the channels of a 1x1 are.
+    """
+    longest = max(axes, key=lambda axis: share.shape[axis])
+    size, kept = share.shape[longest], sorted(axes)
+    count = min(_BINS, size)
+    values = np.zeros([count if axis == longest else share.shape[axis] for axis in kept])
+    dropped = tuple(axis for axis in range(share.ndim) if axis == longest or axis not in axes)
+    for part in range(count):
+        some = slice(size * part // count, size * (part + 1) // count)
+        largest = share[(slice(None),) * longest + (some,)].max(axis=dropped, initial=0.0)
+        values[(slice(None),) * kept.index(longest) + (part,)] = largest
+    return np.transpose(values, [kept.index(axis) for axis in axes])
 
 
 def _axes_of(problem: ConvProblem) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from math import inf, isnan, prod
 from typing import Any
 
 import numpy as np
@@ -16,9 +18,13 @@ __all__ = ["worst_terms"]
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Block = tuple[slice, ...]
 
 _SHOWN = 24
 """Products that are listed: the largest."""
+
+_BLOCK = 1 << 18
+"""Products that are computed at a time, some megabytes of float64."""
 
 
 def worst_terms(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> dict[str, Any]:
@@ -34,10 +40,11 @@ def worst_terms(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[in
         ]
         return {"terms": 2, "largest": summed}
     if problem.computes == "diff_bias":
-        axis = 1 if problem.data_format == "NCX" else problem.rank + 1
-        values = widen(np.take(inputs[0], index[0], axis), problem.dtype)
-        places = [[*at[:axis], index[0], *at[axis:]] for at in _largest(values)]
-        return _described(values, [[at] for at in places], [values[tuple(at[:axis] + at[axis + 1 :])] for at in places])
+        values = _channel(problem, inputs[0], index[0])
+        ranked = _ranked(values.shape, lambda block: widen(values[block], problem.dtype))
+        return _described(
+            values.size, [([_data_index(problem, n, index[0], pixel)], value) for (n, *pixel), value in ranked]
+        )
     return (_of_dst if problem.forward else _of_weights)(problem, inputs, index)
 
 
@@ -51,16 +58,19 @@ def _of_weights(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[in
     dst_channel = o + group * (problem.dst_channels // problem.groups)
     a = _channel(problem, inputs[0], src_channel)[(slice(None), *at_src)]
     b = _channel(problem, inputs[1], dst_channel)[(slice(None), *at_dst)]
-    with np.errstate(invalid="ignore", over="ignore"):
-        products = a * b
+
+    def products(block: Block) -> Array:
+        with np.errstate(invalid="ignore", over="ignore"):
+            return widen(a[block], problem.dtype) * widen(b[block], problem.dtype)
+
     found = []
-    for n, *pixel in _largest(products):
+    for (n, *pixel), value in _ranked(a.shape, products):
         places = []
         for channel, at in ((src_channel, at_src), (dst_channel, at_dst)):
             spatial = [part.start + (part.step or 1) * x for part, x in zip(at, pixel, strict=True)]
             places.append(_data_index(problem, n, channel, spatial))
-        found.append((places, products[(n, *pixel)]))
-    return _described(products, *_unzipped(found))
+        found.append((places, value))
+    return _described(a.size, found)
 
 
 def _of_dst(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> dict[str, Any]:
@@ -89,7 +99,7 @@ def _of_dst(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, .
         place = int(places[(c, *position)])
         weights_index = [int(x) for x in np.unravel_index(place, problem.weights_shape)]
         found.append(([src_index, weights_index], products[(c, *position)]))
-    return _described(products, *_unzipped(found), more=int(problem.bias))
+    return _described(products.size + int(problem.bias), found)
 
 
 def _met(dims: Dims, axis: int, x: int) -> tuple[Ints, Ints]:
@@ -116,11 +126,10 @@ def _weights_position(problem: ConvProblem, index: tuple[int, ...]) -> tuple[int
     return at["I"], at["O"], group, tap
 
 
-def _channel(problem: ConvProblem, tensor: Storage, channel: int) -> Array:
-    """Return one channel of all images in float64, with three spatial axes."""
-    taken = np.take(tensor, channel, 1 if problem.data_format == "NCX" else problem.rank + 1)
-    values = widen(taken, problem.dtype)
-    return values.reshape(problem.n, *(1,) * (3 - problem.rank), *values.shape[1:])
+def _channel(problem: ConvProblem, tensor: Storage, channel: int) -> Storage:
+    """Return one channel of all images, with three spatial axes."""
+    taken = tensor[:, channel] if problem.data_format == "NCX" else tensor[..., channel]
+    return taken.reshape(problem.n, *(1,) * (3 - problem.rank), *taken.shape[1:])
 
 
 def _data_index(problem: ConvProblem, n: int, channel: int, spatial: Sequence[int]) -> list[int]:
@@ -139,12 +148,32 @@ def _largest(values: Array) -> list[list[int]]:
     return [[int(x) for x in np.unravel_index(at, values.shape)] for at in ordered]
 
 
-def _unzipped(found: list[tuple[list[list[int]], float]]) -> tuple[list[list[list[int]]], list[float]]:
-    return [places for places, _ in found], [value for _, value in found]
+def _ranked(shape: tuple[int, ...], values_of: Callable[[Block], Array]) -> list[tuple[list[int], float]]:
+    """Return the largest magnitudes as `_largest` does, and their values, of an array that is computed in blocks."""
+    found: list[tuple[list[int], float]] = []
+    for block in _blocks(shape):
+        values = values_of(block)
+        found += [
+            ([part.start + x for part, x in zip(block, at, strict=True)], float(values[tuple(at)]))
+            for at in _largest(values)
+        ]
+        found.sort(key=lambda each: -inf if isnan(each[1]) else -abs(each[1]))
+        del found[_SHOWN:]
+    return found
 
 
-def _described(
-    products: Array, places: list[list[list[int]]], values: Sequence[float], more: int = 0
-) -> dict[str, Any]:
-    listed = [{"at": at, "value": float(value)} for at, value in zip(places, values, strict=True)]
-    return {"terms": int(products.size) + more, "largest": listed}
+def _blocks(shape: tuple[int, ...]) -> Iterator[Block]:
+    """Cut an array into blocks of about `_BLOCK` elements along its two longest axes."""
+    longest = sorted(range(len(shape)), key=lambda axis: -shape[axis])[:2]
+    steps, size = list(shape), prod(shape)
+    for axis in longest:
+        if size > _BLOCK:
+            steps[axis] = max(1, steps[axis] * _BLOCK // size)
+            size = prod(steps)
+    ranges = [range(0, extent, max(1, step)) for extent, step in zip(shape, steps, strict=True)]
+    for starts in product(*ranges):
+        yield tuple([slice(at, at + step) for at, step in zip(starts, steps, strict=True)])
+
+
+def _described(terms: int, found: Sequence[tuple[list[list[int]], float]]) -> dict[str, Any]:
+    return {"terms": terms, "largest": [{"at": at, "value": float(value)} for at, value in found]}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from kernels import run_unit
+from kernels import ConvProblem, run_unit
+from kernels.verify.hints import hints
+from kernels.verify.report import Compared, write_report
+from kernels.verify.terms import worst_terms
 from kernels.verify.unit import plan_verification, read_report
 from tests.kernels.harness import compute, problem_of, stored
 from tests.problems import Case, Tensor, random_case
@@ -157,6 +161,112 @@ def test_an_overflow_that_rounding_explains_passes() -> None:
     for value, passes in ((65504.0, True), (60000.0, False)):
         inputs = {"src": np.full((1, 1, 1, 1), value, np.float16), "diff_dst": np.ones((1, 1, 1, 1), np.float16)}
         assert verify(case, inputs, infinite)["passed"] is passes
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("f16", 300.0), ("f16", 60000.0), ("f32", 1e30), ("bf16", 1e30)])
+def test_an_overflow_of_the_reference_passes(dtype: str, value: float) -> None:
+    """Where the exact sum is beyond the largest number, Inf is right: neither a finite number nor -Inf is."""
+    case = replace(LAYER, dtype=dtype, n=1, src_channels=1, dst_channels=1, src_spatial=(1, 1), dst_spatial=(1, 1),
+                   kernel=(1, 1), pads_begin=(0, 0), pads_end=(0, 0))  # fmt: skip
+    inputs = {name: case.rounded(np.full((1, 1, 1, 1), value)) for name in ("src", "diff_dst")}
+    report = verify(case, inputs, case.rounded(np.full((1, 1, 1, 1), np.inf)))
+    assert (report["equal"], report["passed"], report["worst"], report["max_error"]) == (True, True, None, 0.0)
+    for wrong in (-np.inf, 1.0):
+        assert not verify(case, inputs, case.rounded(np.full((1, 1, 1, 1), wrong)))["passed"]
+
+
+def test_swapped_channels_are_named() -> None:
+    """A gradient whose channel axes are in the other order is told apart, in every format."""
+    for weights_format in ("OIX", "XIO", "XOI", "IOX"):
+        case = replace(LAYER, src_channels=7, weights_format=weights_format)
+        inputs = case.floats()
+        axes = (-2, -1) if weights_format.startswith("X") else (0, 1)
+        (hint,) = verify(case, inputs, np.swapaxes(case.expected(inputs), *axes).copy())["hints"]
+        assert "channel axes swapped" in hint
+
+
+def test_data_that_look_alike_give_no_hints() -> None:
+    """One wrong element of a constant gradient is no shift and no flip, though it equals both nearly everywhere."""
+    case = replace(LAYER, pads_begin=(0, 0), pads_end=(0, 0), dst_spatial=(7, 6))
+    inputs = {name: np.ones_like(tensor) for name, tensor in case.inputs().items()}
+    result = case.expected(inputs)
+    result[0, 0, 0, 0] *= 2
+    report = verify(case, inputs, result)
+    assert (report["passed"], report["worst"]["index"], report["hints"]) == (False, [0, 0, 0, 0], [])
+
+
+def test_the_order_of_the_units_does_not_change_the_report() -> None:
+    """The report is the same whatever unit of the reference is computed first, and for any number of workers."""
+    inputs = LAYER.floats()
+    result = LAYER.expected(inputs)
+    reports = []
+    for workers, order in ((1, 1), (8, -1)):
+        plan = plan_verification(problem_of(LAYER), workers=workers)
+        output, scratch = np.zeros(plan.problem.output_shape, np.uint8), np.zeros(plan.scratch_bytes, np.uint8)
+        for unit in (*plan.units[:-1][::order], plan.units[-1]):
+            assert run_unit(plan, unit, [*map(stored, inputs.values()), stored(result)], output, scratch)
+        reports.append(output.tobytes())
+    assert reports[0] == reports[1]
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3)])
+def test_memory_is_bounded(kernel: tuple[int, int]) -> None:
+    """A failed result of many elements is described in less memory than its float64 values would take."""
+    channels = 3000 // kernel[0]
+    case = Case(
+        n=1, src_channels=channels, dst_channels=channels, src_spatial=kernel, dst_spatial=(1, 1), kernel=kernel,
+        pads_begin=(0, 0), pads_end=(0, 0),
+    )  # fmt: skip
+    problem = problem_of(case)
+    exact, bound = np.ones(problem.output_shape), np.full(problem.output_shape, 1e-6)
+    inputs = [np.ones(shape, np.float32) for shape in problem.input_shapes]
+    compared = Compared(problem, inputs, np.zeros(problem.output_shape, np.float32), exact, bound, 1.0)
+    tracemalloc.start()
+    try:
+        assert write_report(compared, lambda: False) is not None
+        assert tracemalloc.get_traced_memory()[1] < exact.nbytes * 3 // 4
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("computes", ["diff_weights", "diff_bias"])
+def test_a_long_sum_is_described_in_little_memory(data_format: str, computes: str) -> None:
+    """The largest of a million products are found wherever they are, in less memory than the products would take."""
+    case = Case(
+        n=3, src_channels=2, dst_channels=2, src_spatial=(700, 500), dst_spatial=(700, 500), kernel=(1, 1),
+        pads_begin=(0, 0), pads_end=(0, 0), data_format=data_format, weights_format="OIX",
+    )  # fmt: skip
+    rng = np.random.default_rng(4)
+    problem = problem_of(case)
+    inputs = [rng.standard_normal(shape, dtype=np.float32) for shape in problem.input_shapes]
+    if computes == "diff_bias":
+        problem = ConvProblem.of_bias(
+            op="BiasAddBackward", dtype="f32", n=3, data_format=problem.data_format, channels=2, spatial=(700, 500)
+        )
+    given = inputs if computes == "diff_weights" else inputs[1:]
+    factors = [np.take(tensor, 1, 1 if data_format == "NCX" else 3).astype(np.float64) for tensor in given]
+    products = np.prod(factors, axis=0)
+    tracemalloc.start()
+    try:
+        found = worst_terms(problem, given, (1, 1, 0, 0)[: len(problem.output_shape)])
+        assert tracemalloc.get_traced_memory()[1] < products.nbytes
+    finally:
+        tracemalloc.stop()
+    largest = products.reshape(-1)[np.argsort(-np.abs(products.reshape(-1)))][: len(found["largest"])]
+    assert found["terms"] == products.size
+    assert [term["value"] for term in found["largest"]] == largest.tolist()
+    for term in found["largest"]:
+        at = [float(tensor[tuple(place)]) for tensor, place in zip(given, term["at"], strict=True)]
+        assert np.prod(at) == term["value"]
+
+
+def test_hints_stop() -> None:
+    """The search for an explanation obeys a stop too."""
+    exact = np.random.default_rng(1).standard_normal(LAYER.output_shape)
+    result = exact.astype(np.float32)[::-1].copy()
+    answers = iter([False, False, True])
+    assert hints(problem_of(LAYER), result, exact, lambda: next(answers, True)) is None
 
 
 def test_the_report_is_bounded_and_stops() -> None:

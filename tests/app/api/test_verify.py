@@ -17,7 +17,7 @@ import convgrad
 from convgrad._cli import main
 from tests.app.resident import Resident
 from tests.app.samples import SMALL, document
-from tests.live import LiveService
+from tests.live import LiveService, running_service
 from tests.problems import Case, random_case
 
 LAYER = Case(
@@ -104,6 +104,35 @@ def test_results_of_pytorch(client: convgrad.Client, dtype: str) -> None:
     assert client.verify("Convolution", forward, array(dst), attributes).passed
 
 
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_transposed_results_of_pytorch(client: convgrad.Client, dtype: str) -> None:
+    """So do those of a transposed convolution with stride 2; PyTorch's weights are IOX.
+
+    Its forward result is computed in f32 and rounded once: in f16 and bf16 PyTorch may round each tap's sum and add the
+    taps in that dtype, which is hundreds of ULP off where they nearly cancel.
+    """
+    torch = pytest.importorskip("torch")
+    kind = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[dtype]
+    torch.manual_seed(1)
+    src = torch.randn(1, 12, 9, 9).to(kind)
+    weights = torch.randn(12, 10, 3, 3).to(kind).requires_grad_()
+    dst = torch.nn.functional.conv_transpose2d(src, weights, stride=2, padding=1)
+    diff_dst = torch.randn(dst.shape).to(kind)
+    dst.backward(diff_dst)
+
+    def array(tensor: Any) -> Any:
+        tensor = tensor.detach()
+        return tensor.view(torch.uint16).numpy().view(ml_dtypes.bfloat16) if dtype == "bf16" else tensor.numpy()
+
+    attributes: dict[str, Any] = {"strides": [2, 2], "dilations": [1, 1], "pads_begin": [1, 1], "pads_end": [1, 1]}
+    attributes |= {"data_format": "NCX", "weights_format": "IOX"}
+    gradient = {"src": array(src), "diff_dst": array(diff_dst), "weights_shape": [12, 10, 3, 3]}
+    assert client.verify("ConvTransposeBackwardWeights", gradient, array(weights.grad), attributes).passed
+    forward = {"src": array(src), "weights": array(weights)}
+    once = torch.nn.functional.conv_transpose2d(src.float(), weights.float(), stride=2, padding=1).to(kind)
+    assert client.verify("ConvTranspose", forward, array(once), attributes).passed
+
+
 def test_the_report_of_a_wrong_pad(client: convgrad.Client, tmp_path: Path) -> None:
     """Text, picture and JUnit say that the result fails, and that its padding is on the wrong side."""
     inputs = LAYER.floats()
@@ -168,6 +197,30 @@ def test_limits_and_memory(tight: Resident) -> None:
             client.verify(case.op, inputs, case.expected(inputs), case.attributes())
         assert client.verify(SMALL.op, SMALL.inputs(), SMALL.expected(SMALL.inputs()), SMALL.attributes()).equal
     tight.until(lambda: not tight.service.calls and tight.service.segments.stats().used == 0)
+
+
+def test_the_deadline_and_its_memory(tight: Resident) -> None:
+    """A verification stops at its deadline, and frees its memory."""
+    inputs = LAYER.inputs()
+    with convgrad.Client(tight.url) as client, pytest.raises(convgrad.DeadlineExceeded):
+        client.verify(LAYER.op, inputs, LAYER.expected(inputs), LAYER.attributes(), deadline=1e-9)
+    tight.until(lambda: not tight.service.calls and tight.service.segments.stats().used == 0)
+
+
+def test_the_number_of_workers_does_not_change_the_report(tight: Resident) -> None:
+    """One worker and three give the same report, of real numbers with an error."""
+    inputs = LAYER.floats()
+    wrong = LAYER.expected(inputs)
+    wrong[1, 2, 0, 1] += 1
+    reports = []
+    with running_service("--workers", "3") as several:
+        for url in (tight.url, several.url):
+            with convgrad.Client(url) as client:
+                reports.append(client.verify(LAYER.op, inputs, wrong, LAYER.attributes()).data)
+    for report in reports:
+        del report["stats"]
+    assert reports[0] == reports[1]
+    assert reports[0]["worst"]["index"] == [1, 2, 0, 1]
 
 
 def test_the_command(service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
