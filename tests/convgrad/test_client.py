@@ -471,57 +471,6 @@ def test_a_deadline_is_whole_milliseconds(client: Client, server: Server, deadli
     assert sent == (None if expected is None else expected * 1000)
 
 
-@pytest.mark.parametrize("deadline", [0, -1, -math.inf])
-def test_a_deadline_is_positive(client: Client, server: Server, deadline: float) -> None:
-    """A deadline that is over before the call begins is an error, and nothing is sent."""
-    with pytest.raises(convgrad.InvalidParams, match=f"above 0, or infinity, but is {deadline}"):
-        client.run("Op", {"src": SRC}, deadline=deadline)
-    assert not server.received
-
-
-def test_the_environment_has_address_and_key(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without arguments the client reads the variables that the command reads."""
-    monkeypatch.setenv("CONVGRAD_URL", server.url)
-    monkeypatch.setenv("CONVGRAD_API_KEY", "from-the-environment")
-    with convgrad.Client() as client:
-        client.run("Op", {"src": SRC})
-    assert server.received[0].headers["authorization"] == "Bearer from-the-environment"
-
-
-def test_no_connection_names_the_address() -> None:
-    """The error says where nobody answered, without a password in the address."""
-    port = free_port()
-    with (
-        convgrad.Client(f"http://user:secret@127.0.0.1:{port}", retry=None) as client,
-        pytest.raises(
-            convgrad.ConnectFailed, match=f"can't connect to the service at http://127.0.0.1:{port}"
-        ) as caught,
-    ):
-        client.run("Op", {"src": SRC})
-    assert "secret" not in str(caught.value)
-
-
-def test_a_wrong_dtype_names_the_input_and_the_remedy(client: Client) -> None:
-    """The error for float64 names the input, its dtype and what to do."""
-    with pytest.raises(convgrad.Unsupported, match=r"^src: .* but is float64: convert it") as caught:
-        client.run("Op", {"src": SRC.astype(np.float64)})
-    assert "astype" in caught.value.message
-
-
-def test_tensors_of_pytorch(client: Client, server: Server) -> None:
-    """A tensor of PyTorch is sent as it is: with gradients, as bfloat16, and with other strides."""
-    torch = pytest.importorskip("torch")
-    plain = torch.from_numpy(SRC.copy())
-    for tensor, datatype in (
-        (plain.clone().requires_grad_(), "FP32"), (plain.bfloat16(), "BF16"), (plain.half(), "FP16"),
-        (plain.transpose(0, 1), "FP32"),
-    ):  # fmt: skip
-        client.run_detailed("Op", {"src": tensor})
-        received = server.received[-1]
-        assert received.document["inputs"][0]["datatype"] == datatype
-        np.testing.assert_array_equal(received.tensors["src"].astype(np.float32), tensor.detach().float().numpy())
-
-
 def free_port() -> int:
     """Return a port that is not in use."""
     with socket.socket() as probe:
