@@ -11,6 +11,7 @@ from app.settings import Settings
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
+from kernels.problem import Dims
 from kernels.target import target
 from kernels.verify.unit import plan_verification, verification_scratch
 from schemas.ops import ResolvedOp, TensorSpec
@@ -120,15 +121,20 @@ def check_limits(op: ResolvedOp, settings: Settings) -> None:
         )
     _check("output", sum(map(tensor_bytes, op.outputs)), settings.output_limit, "bytes of output", op, _output)
     _check("memory", call_bytes(op), settings.memory_budget, "bytes of tensors", op, _largest)
-    problem = problem_of(op)
-    counts = prod(problem.kernel), max(problem.dims.wide_channels, problem.dims.narrow_channels)
-    for count, (what, limit) in zip(counts, _PLAN_LIMITS.items(), strict=True):
-        _check("plan", count, limit, what, op, _weights)
+    for output in op.outputs:
+        problem = problem_of(op, output.name)
+        counts = prod(problem.kernel), max(problem.dims.wide_channels, problem.dims.narrow_channels)
+        for count, (what, limit) in zip(counts, _PLAN_LIMITS.items(), strict=True):
+            _check("plan", count, limit, what, op, _weights)
 
 
 def is_planned_at_once(op: ResolvedOp, reference: bool = False) -> bool:
     """Whether `plan_call` is fast enough for the event loop: for all but very unusual shapes."""
-    dims, limit = problem_of(op).dims, _AT_ONCE
+    return all(_is_quick(problem_of(op, output.name).dims, reference) for output in op.outputs)
+
+
+def _is_quick(dims: Dims, reference: bool) -> bool:
+    limit = _AT_ONCE
     return (
         prod(dims.kernel) <= limit["taps"]
         and prod(dims.strides) <= limit["phases"]

@@ -33,10 +33,10 @@ from tests.problems import Case, random_case, real_layers
 LONG = Case(src_spatial=(1 << 17,), dst_spatial=(1,), kernel=(1 << 17,))
 
 
-def resolved(case: Case) -> ResolvedOp:
+def resolved(case: Case, outputs: tuple[str, ...] = ()) -> ResolvedOp:
     """Return a case resolved as by an API."""
     inputs = {name: TensorMeta(case.dtype, shape) for name, shape in case.input_shapes.items()}
-    return resolve(case.op, case.attributes(), inputs)
+    return resolve(case.op, case.attributes(), inputs, outputs=outputs)
 
 
 def test_shapes_and_work_agree_on_both_sides() -> None:
@@ -75,6 +75,16 @@ def test_a_filter_whose_plan_would_be_huge_is_refused(kernel: tuple[int, ...], c
         check_limits(op, Settings())
     assert caught.value.data["reason"] == "plan"
     assert caught.value.data["value"] > caught.value.data["limit"]
+
+
+def test_every_output_is_checked() -> None:
+    """A plan is limited, and made apart from the event loop, whichever output is named first."""
+    many = Case(op="ConvolutionBackwardWeights", src_spatial=(1 << 18,), dst_spatial=(1,), kernel=(1 << 18,))
+    for outputs in (("diff_bias", "diff_weights"), ("diff_weights", "diff_bias")):
+        op = resolved(many, outputs=outputs)
+        with pytest.raises(TooLarge, match="taps of a filter"):
+            check_limits(op, Settings())
+        assert not is_planned_at_once(op)
 
 
 def test_the_reference_kernel_has_a_limit_of_units() -> None:
