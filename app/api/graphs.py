@@ -16,7 +16,7 @@ from app.calls.service import Service
 from app.http.context import context_of, exchange_of, headers_of
 from app.http.disconnect import cancel_on_disconnect
 from app.intake.body import declared_length, media_type, read_body
-from app.intake.graphs import GRAPH, GraphRequest, read_graph_request, resolved_of
+from app.intake.graphs import GRAPH, GraphRequest, check_graph, read_graph_request, resolved_of
 from app.intake.json import JsonIntake
 from app.intake.multipart import MultipartIntake
 from app.intake.options import parse_options
@@ -142,7 +142,7 @@ class _Deferred(Response):
                     await read_body(receive, parts, timings, parts)
                     call = parts.finish(need_data=check is not None)
                     return requests[0], call
-                intake = JsonIntake(TensorStrings(lease), length=length, max_skeleton=limit)
+                intake = JsonIntake(TensorStrings(lease), length=length, max_skeleton=limit, begun=check_graph)
                 await read_body(receive, intake, timings)
                 request = take_apart(GRAPH, await intake.finish_async())
                 return request, None if check is None else request.read(lease)

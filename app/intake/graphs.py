@@ -18,7 +18,7 @@ from schemas.rows import Operation, TensorRow
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
 
-__all__ = ["GRAPH", "MEMBERS", "GraphRequest", "read_graph_request", "resolved_of"]
+__all__ = ["GRAPH", "MEMBERS", "GraphRequest", "check_graph", "read_graph_request", "resolved_of"]
 
 MEMBERS = ("graph", "inputs", "outputs", "options", "layout")
 """The members of a request, in the order of positional params."""
@@ -77,6 +77,14 @@ def read_graph_request(_: CalledOperation, request: Any) -> GraphRequest:
     rows = tuple([TensorRow(str(tensor.id), "", required=tensor.id not in shapes) for tensor in graph.inputs])
     found = {"graph": given.get("graph")}
     return GraphRequest(_operation(rows), found, inputs, given.get("options"), graph, wanted, layout)
+
+
+def check_graph(request: Mapping[str, Any]) -> None:
+    """Check the graph of a request, if it has arrived, before its tensors have; raises what `read_graph` raises."""
+    if "graph" in request:
+        graph = read_graph(request["graph"])
+        if graph.known:
+            resolve_graph(graph)
 
 
 def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
