@@ -206,11 +206,29 @@ COMPUTE_DOCS: dict[str, Any] = {
 }
 
 
+_GRAPH_TENSORS = {"type": "array", "items": {"type": "object", "required": ["id"]}}
+_GRAPH_NODE = {
+    "type": "object",
+    "required": ["id", "kind", "inputs", "outputs"],
+    "properties": {
+        "id": {"type": "integer"},
+        "name": {"type": "string"},
+        "kind": {"type": "string", "description": "The name of an operation."},
+        "attrs": {"type": "object", "description": "Attributes, each as an object with `type` and `value`."},
+        "inputs": _GRAPH_TENSORS,
+        "outputs": _GRAPH_TENSORS,
+    },
+}
 _GRAPH_REQUEST = {
     "type": "object",
     "required": ["graph"],
     "properties": {
-        "graph": {"type": "object", "description": "A graph dumped by oneDNN Graph: an object with a list `graph`."},
+        "graph": {
+            "type": "object",
+            "description": "A graph as oneDNN Graph dumps it.",
+            "required": ["graph"],
+            "properties": {"graph": {"type": "array", "items": _GRAPH_NODE, "minItems": 1}},
+        },
         "inputs": {"type": "object", "description": "Tensors by the id of their logical tensor."},
         "outputs": {"type": "array", "items": {"type": "integer"}, "description": "Ids of what to return."},
         "layout": {"enum": ["logical", "memory"], "description": "C order, or the strides of the logical tensors."},
@@ -226,7 +244,7 @@ _GRAPH_BODY = {
             "schema": {
                 "type": "object",
                 "required": ["request"],
-                "properties": {"request": {"type": "object"}},
+                "properties": {"request": _GRAPH_REQUEST},
                 "additionalProperties": _FILE,
             }
         },
