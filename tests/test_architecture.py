@@ -30,7 +30,7 @@ LAYERS = ("api", "http", "replies", "calls", "intake", "pool", "telemetry")
 OUTSIDE = {
     "schemas": {"pydantic", "pydantic_core"},
     "kernels": {"numpy", "numba", "llvmlite"},
-    "convgrad": {"numpy", "httpx", "ml_dtypes", "matplotlib"},  # the last only where a report is drawn
+    "convgrad": {"numpy", "httpx", "ml_dtypes", "matplotlib", "pytest"},  # the last two only where they are used
 }
 # The import names of distributions where they differ, and what those are guaranteed to install.
 IMPORT_NAMES = {
@@ -244,9 +244,10 @@ def test_compiled_functions_do_not_validate() -> None:
     assert not raising
 
 
-def test_async_lives_in_the_service_and_the_async_client() -> None:
-    """Schemas and kernels are plain functions; in convgrad only the client has coroutines."""
-    quiet = [*of("schemas"), *of("kernels"), *(m for m in of("convgrad") if m != "convgrad._async_client")]
+def test_async_lives_in_the_service_and_the_async_clients() -> None:
+    """Schemas and kernels are plain functions; in convgrad only the clients have coroutines."""
+    clients = {"convgrad._async_client", "convgrad._local"}
+    quiet = [*of("schemas"), *of("kernels"), *(m for m in of("convgrad") if m not in clients)]
     assert not {m for m in quiet if any(isinstance(n, ast.AsyncFunctionDef) for n in ast.walk(modules()[m]))}
 
 
