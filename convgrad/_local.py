@@ -159,8 +159,8 @@ def _wait(service: OwnService, bar: ProgressBar | None, end: float, abandoned: t
     with Client(_URL, uds=service.http, retry=ONCE, timeout=5.0) as client:
         while True:
             try:
-                health: Health | None = client.health()
-            except ConvgradError:  # it does not listen yet, or has too much to do
+                health = client.health() if service.http.exists() else None
+            except ConvgradError:  # it has too much to do, or has just ended
                 health = None
             if abandoned.is_set():
                 raise Gone
@@ -191,8 +191,8 @@ class _Lending:
         except Gone:
             raise TransportError(self.service.ended()) from None
 
-    def check(self, error: TransportError) -> None:
-        """Raise a better error when the service has ended."""
+    def check(self, error: TransportError | None = None) -> None:
+        """Raise `TransportError` when the service has ended."""
         if self.service.connection.ended:
             raise TransportError(self.service.ended()) from error
 
@@ -226,6 +226,11 @@ class LocalClient(Client):
         self._local = _Lending(service, health)
         self._lend = self._local.lend
 
+    @property
+    def service_pid(self) -> int:
+        """The service's process id."""
+        return self._local.service.pid
+
     def __repr__(self) -> str:
         return self._local.text("LocalClient")
 
@@ -238,6 +243,7 @@ class LocalClient(Client):
         self._local.service.close()
 
     def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
+        self._local.check()
         try:
             return super()._send_once(request, budget)
         except TransportError as error:
@@ -253,6 +259,11 @@ class AsyncLocalClient(AsyncClient):
         self._local = _Lending(service, health)
         self._lend = self._local.lend
 
+    @property
+    def service_pid(self) -> int:
+        """The service's process id."""
+        return self._local.service.pid
+
     def __repr__(self) -> str:
         return self._local.text("AsyncLocalClient")
 
@@ -265,6 +276,7 @@ class AsyncLocalClient(AsyncClient):
         self._local.service.close()
 
     async def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
+        self._local.check()
         try:
             return await super()._send_once(request, budget)
         except TransportError as error:
