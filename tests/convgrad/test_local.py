@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import select
 import shutil
 import signal
@@ -245,6 +246,17 @@ def test_progress_is_shown(runtime: Path, capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().err
     assert "starting the local service" in shown
     assert shown.endswith("\r\x1b[K")
+
+
+def test_the_page(runtime: Path) -> None:
+    """The examples of docs/local.md run as printed."""
+    page = (ROOT / "docs" / "local.md").read_text(encoding="utf-8")
+    first, opened, closed, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    command = [sys.executable, "-c", f"{first}\n{opened}\nprint(client)\n{closed}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    shape, client = done.stdout.splitlines()
+    assert shape == "(32, 64, 3, 3)"
+    assert client.startswith("<convgrad.LocalClient: service process ")
 
 
 def test_the_command(runtime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
