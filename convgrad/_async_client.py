@@ -199,8 +199,8 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         whole: bool = False,
     ) -> Request:
         """Build the request of a call; copying tensors to shared memory takes a while."""
-        build = partial(core.call, op, inputs, attributes, options=options, whole=whole, lend=self._lend)
-        return build() if self._lend is None else await asyncio.to_thread(build)
+        build = partial(core.call, op, inputs, attributes, options=options, whole=whole, sharing=self._sharing)
+        return build() if self._sharing is None else await asyncio.to_thread(build)
 
     async def _health_or_none(self) -> Health | None:
         try:
@@ -221,7 +221,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
     async def _opened(self, request: Request, budget: Budget) -> AsyncIterator[AsyncStream]:
         response = await self._send(request, budget)
         try:
-            yield AsyncStream(response, core.assembly_of(response.headers), budget)
+            yield AsyncStream(response, core.assembly_of(response.headers, request.body), budget)
         finally:
             await response.aclose()
 

@@ -69,7 +69,9 @@ class Client(Base, Operations[Array]):
         `reference` selects the slow kernel that accumulates in float64. After `deadline` seconds the service
         stops and the call raises `DeadlineExceeded`. If the reply breaks off, the call is retried.
         """
-        request = core.call(op, inputs, attributes, options=options(reference, deadline), whole=True, lend=self._lend)
+        request = core.call(
+            op, inputs, attributes, options=options(reference, deadline), whole=True, sharing=self._sharing
+        )
         return self._result(request, deadline).array
 
     def run_detailed(
@@ -87,7 +89,9 @@ class Client(Base, Operations[Array]):
         `outputs` are the names of those to compute in the one call, such as `diff_weights`, `diff_bias` and `diff_src`
         of a weight gradient; by default the operation's own one.
         """
-        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs), lend=self._lend)
+        request = core.call(
+            op, inputs, attributes, options=options(reference, deadline, outputs), sharing=self._sharing
+        )
         return self._result(request, deadline)
 
     @contextmanager
@@ -105,7 +109,9 @@ class Client(Base, Operations[Array]):
 
         Of several `outputs` the tiles come one output after another. Nothing is retried once the reply has begun.
         """
-        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs), lend=self._lend)
+        request = core.call(
+            op, inputs, attributes, options=options(reference, deadline, outputs), sharing=self._sharing
+        )
         with self._opened(request, Budget(self._retry, deadline)) as stream:
             yield stream
 
@@ -241,7 +247,7 @@ class Client(Base, Operations[Array]):
     def _opened(self, request: Request, budget: Budget) -> Iterator[Stream]:
         response = self._send(request, budget)
         try:
-            yield Stream(response, core.assembly_of(response.headers), budget)
+            yield Stream(response, core.assembly_of(response.headers, request.body), budget)
         finally:
             response.close()
 

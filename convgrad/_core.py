@@ -37,7 +37,7 @@ from convgrad._errors import (
 )
 from convgrad._events import Health
 from convgrad._graphs import Dump, GraphInputs, dump_of, graph_body
-from convgrad._inference import BINARY, HEAD_LENGTH, Lend, dump, inference
+from convgrad._inference import BINARY, HEAD_LENGTH, Sharing, dump, inference
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Part, Tensor, part
 from convgrad._whole import Whole
@@ -107,17 +107,17 @@ def call(
     *,
     options: Mapping[str, Any],
     whole: bool = False,
-    lend: Lend | None = None,
+    sharing: Sharing | None = None,
 ) -> Request:
     """Build the request that computes `op`: for the binary API, or as multipart if that can't represent the call.
 
     The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests the
-    output alone, which is faster. `lend` puts tensors in memory that the service shares.
+    output alone, which is faster. `sharing` is memory that the service shares.
     """
     tensors = _parts(inputs)
     lists = {name: value for name, value in inputs.items() if _is_list(value)}
-    whole = whole and (lend is not None or sum(part.nbytes for part in tensors.values()) <= _SMALL)
-    body = inference(tensors, lists, attributes or {}, options, whole=whole, lend=lend)
+    whole = whole and (sharing is not None or sum(part.nbytes for part in tensors.values()) <= _SMALL)
+    body = inference(op, tensors, lists, attributes or {}, options, whole=whole, sharing=sharing)
     if body is None:
         return multipart_call(op, inputs, attributes, options=options)
     accept = BINARY if whole else _frames.MEDIA_TYPE
@@ -246,14 +246,15 @@ def not_ready(waited: float, seen: Health | None) -> TimedOut:
     return TimedOut(f"the service was not ready within {waited:g} s{last and f'; its last state was {last}'}")
 
 
-def assembly_of(headers: Mapping[str, str]) -> Assembly | Whole:
-    """Return the decoder for a reply to `call`; raises `ProtocolError` for any other content type."""
+def assembly_of(headers: Mapping[str, str], body: Body | None = None) -> Assembly | Whole:
+    """Return the decoder for a reply to `call` with this body; raises `ProtocolError` for any other content type."""
     kind = headers.get("content-type", "").partition(";")[0].strip()
     if kind == _frames.MEDIA_TYPE:
         return Assembly()
-    length = headers.get(HEAD_LENGTH, "")
-    if kind == BINARY and length.isascii() and length.isdecimal() and len(length) < 10:
-        return Whole(int(length))
+    room = None if body is None or kind == BINARY else body.room
+    length = headers.get(HEAD_LENGTH if room is None else "content-length", "")
+    if kind == (BINARY if room is None else "application/json") and _is_length(length):
+        return Whole(int(length), room=room, learn=None if body is None else body.learn)
     raise ProtocolError(f"the reply must be {_frames.MEDIA_TYPE} or {BINARY}: is this a convgrad service?")
 
 
@@ -270,6 +271,10 @@ def error_of(status: int, headers: Mapping[str, str], content: bytes) -> Convgra
     if isinstance(code, str):
         return error_from_code(code, message, data=data)
     return _class_of(status)(message, data=data)
+
+
+def _is_length(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
 
 
 def _is_list(value: object) -> bool:

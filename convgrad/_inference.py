@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,9 +14,21 @@ from convgrad._multipart import Body, checked, joined
 from convgrad._shared import Loan
 from convgrad._tensors import Bytes, Part
 
-__all__ = ["BINARY", "HEAD_LENGTH", "Lend", "dump", "inference"]
+__all__ = ["BINARY", "HEAD_LENGTH", "Sharing", "dump", "inference"]
 
-Lend = Callable[[Part], Loan | None]
+
+class Sharing(Protocol):
+    """Memory that is shared with the service: see `SharedMemory`."""
+
+    def lend(self, part: Part) -> Loan | None:
+        """Put a tensor there."""
+
+    def room(self, call: bytes) -> tuple[str, Loan] | None:
+        """Return an output's name and room for it."""
+
+    def learn(self, call: bytes, name: str, size: int) -> None:
+        """Remember an output's name and size."""
+
 
 BINARY = "application/octet-stream"
 HEAD_LENGTH = "Inference-Header-Content-Length"
@@ -29,19 +42,20 @@ _PREFIXES = ("sequence_", "triton_")
 
 
 def inference(
+    op: str,
     tensors: Mapping[str, Part],
     lists: Mapping[str, Any],
     attributes: Mapping[str, Any],
     options: Mapping[str, Any],
     *,
     whole: bool,
-    lend: Lend | None = None,
+    sharing: Sharing | None = None,
 ) -> Body | None:
-    """Build the body of a call; None when the protocol can't represent it.
+    """Build the body of a call of `op`; None when the protocol can't represent it.
 
     `whole` requests the output's bytes in one piece, when the reply has no frames. Shapes come first, so that the
-    service can check the whole call before it receives a tensor. What `lend` puts in shared memory stays there for as
-    long as the body exists.
+    service can check the whole call before it receives a tensor. With `sharing`, large tensors are in shared memory for
+    as long as the body exists, and so is an output that is asked for alone and whose size is known.
     """
     if any(name in _NOT_ATTRIBUTES or name.startswith(_PREFIXES) for name in attributes):
         return None
@@ -50,7 +64,7 @@ def inference(
     if any(part.elements is None for part in tensors.values()):
         return None
     described = [_input(name, "INT64", [len(value)], 8 * len(value)) for name, value in lists.items()]
-    loans = {} if lend is None else {name: loan for name, part in tensors.items() if (loan := lend(part)) is not None}
+    loans = {name: loan for name, part in tensors.items() if sharing is not None and (loan := sharing.lend(part))}
     inline = {name: part for name, part in tensors.items() if name not in loans}
     described += [_lent(checked(name), tensors[name], loan) for name, loan in loans.items()]
     described += [_input(checked(name), part.dtype.oip, part.shape, part.size) for name, part in inline.items()]
@@ -61,7 +75,15 @@ def inference(
         parameters["reference"] = options["reference"]
     if whole:
         parameters["binary_data_output"] = True
-    asked = {"outputs": [{"name": name} for name in options["outputs"]]} if "outputs" in options else {}
+    asked: dict[str, Any] = {"outputs": [{"name": name} for name in options["outputs"]]} if "outputs" in options else {}
+    room, learn = None, None
+    if sharing is not None and whole:
+        kinds = [[name, part.dtype.oip, part.shape] for name, part in tensors.items()]
+        call = dump({"op": op, "tensors": kinds, "lists": lists, "attributes": attributes})
+        learn = partial(sharing.learn, call)
+        if (found := sharing.room(call)) is not None:
+            name, room = found
+            asked = {"outputs": [{"name": name, "parameters": _place(room)}]}
     head = dump({"inputs": described, "parameters": parameters, **asked})
     shapes = b"".join(np.array(value, "<i8").tobytes() for value in lists.values())
 
@@ -72,7 +94,9 @@ def inference(
             yield from part.elements()
 
     length = len(head) + len(shapes) + sum(part.size for part in inline.values())
-    return Body(BINARY, length, lambda: joined(pieces()), {HEAD_LENGTH: str(len(head))}, tuple(loans.values()))
+    return Body(
+        BINARY, length, lambda: joined(pieces()), {HEAD_LENGTH: str(len(head))}, tuple(loans.values()), room, learn
+    )
 
 
 def dump(document: Mapping[str, Any]) -> bytes:
@@ -100,8 +124,11 @@ def _is_shape(value: Sequence[Any]) -> bool:
 
 
 def _lent(name: str, part: Part, loan: Loan) -> dict[str, Any]:
-    place = {"shared_memory_region": loan.name, "shared_memory_byte_size": part.size}
-    return {"name": name, "datatype": part.dtype.oip, "shape": part.shape, "parameters": place}
+    return {"name": name, "datatype": part.dtype.oip, "shape": part.shape, "parameters": _place(loan)}
+
+
+def _place(loan: Loan) -> dict[str, Any]:
+    return {"shared_memory_region": loan.name, "shared_memory_byte_size": loan.size}
 
 
 def _input(name: str, datatype: str, shape: Sequence[int], nbytes: int) -> dict[str, Any]:

@@ -191,6 +191,17 @@ class _Lending:
         except Gone:
             raise TransportError(self.service.ended()) from None
 
+    def room(self, call: bytes) -> tuple[str, Loan] | None:
+        """Return room for the output of a call; raises `TransportError` when the service has ended."""
+        try:
+            return self._memory.room(call)
+        except Gone:
+            raise TransportError(self.service.ended()) from None
+
+    def learn(self, call: bytes, name: str, size: int) -> None:
+        """Remember the output of a call."""
+        self._memory.learn(call, name, size)
+
     def check(self, error: TransportError | None = None) -> None:
         """Raise `TransportError` when the service has ended."""
         if self.service.connection.ended:
@@ -224,7 +235,7 @@ class LocalClient(Client):
     def __init__(self, service: OwnService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
         super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
         self._local = _Lending(service, health)
-        self._lend = self._local.lend
+        self._sharing = self._local
 
     @property
     def service_pid(self) -> int:
@@ -257,7 +268,7 @@ class AsyncLocalClient(AsyncClient):
     def __init__(self, service: OwnService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
         super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
         self._local = _Lending(service, health)
-        self._lend = self._local.lend
+        self._sharing = self._local
 
     @property
     def service_pid(self) -> int:

@@ -1,5 +1,7 @@
 """Tensors in memory that is shared with a local service: written once by the client, read in place by the service.
 
+A call that was made before, by operation, shapes and attributes, also has its result written there: its size is known.
+
 The memory is anonymous: its descriptor travels over the connection that a user holds to the service, so nothing is left
 in /dev/shm, however either of them ends. Blocks are reused, because fresh pages cost more than the copy.
 """
@@ -17,13 +19,17 @@ import weakref
 from collections import deque
 from typing import Any
 
-from convgrad._tensors import PIECE, Bytes, Part
+import numpy as np
+
+from convgrad._events import Array
+from convgrad._tensors import PIECE, Part
 
 __all__ = ["Connection", "Gone", "Loan", "SharedMemory"]
 
 _LARGEST_PACKET = 4096
 # Idle blocks that are kept: for some layers of a network in turn.
 _MOST_IDLE, _MOST_IDLE_BYTES = 32, 1 << 30
+_MOST_CALLS = 1024
 
 
 class Gone(Exception):  # noqa: N818 - becomes an error of the tree where the service is known
@@ -117,45 +123,97 @@ class _Block:
 
 
 class Loan:
-    """A tensor in shared memory: the first bytes of the region `name`, until the last reference to this is gone."""
+    """A block while it is in use: until the last reference to this, and to its array, is gone."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, block: _Block, size: int, returned: deque[tuple[_Block, bool]]) -> None:
+        self.name = block.name
+        self.size = size
+        self._safe = [True]
+        self._lease = np.frombuffer(block.memory, np.uint8)[:size]
+        weakref.finalize(self._lease, _give_back, block, self._safe, returned)
+
+    def put(self, part: Part) -> None:
+        """Copy the elements of a tensor to the block."""
+        room, at = self._view(), 0
+        for piece in part.elements() if part.elements is not None else ():
+            room[at : at + len(piece)] = piece
+            at += len(piece)
+
+    def expect(self) -> None:
+        """The service will write to the block: it can't be used again until that has ended."""
+        self._safe[0] = False
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+        """Return what the service has written, without a copy; the block is in use for as long as the array is."""
+        self._safe[0] = True
+        found: Array = np.frombuffer(self._view(), dtype)
+        return found.reshape(shape)
+
+    def _view(self) -> memoryview:
+        # Not an array made of the lease: NumPy would base it on the whole mapping, and the lease would end too early.
+        return memoryview(self._lease)  # type: ignore[arg-type] # not a Buffer before 3.12
+
+
+def _give_back(block: _Block, safe: list[bool], returned: deque[tuple[_Block, bool]]) -> None:
+    returned.append((block, safe[0]))
 
 
 class SharedMemory:
-    """Put tensors in blocks that the service reads in place; thread-safe."""
+    """Put tensors in blocks that the service reads in place, and have results written to blocks; thread-safe."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.Lock()
         self._idle: list[_Block] = []  # longest idle first
         # A loan ends wherever its last reference goes, perhaps in the garbage collector while the lock is held.
-        self._returned: deque[_Block] = deque()
+        self._returned: deque[tuple[_Block, bool]] = deque()
+        self._results: dict[bytes, tuple[str, int]] = {}
 
     def lend(self, part: Part) -> Loan | None:
         """Copy a tensor's elements to shared memory; None for one that is small, or when there is no memory for it.
 
         Raises `Gone` when the service has ended, and what reading the tensor raises.
         """
-        if part.size < PIECE or part.elements is None:
+        loan = None if part.elements is None else self._borrow(part.size)
+        if loan is not None:
+            loan.put(part)
+        return loan
+
+    def room(self, call: bytes) -> tuple[str, Loan] | None:
+        """Return the name of the output of a call that was made before, and a block for it.
+
+        None for a new or a small one, or when there is no memory for it. Raises `Gone` when the service has ended.
+        """
+        name, size = self._results.get(call, ("", 0))
+        if (loan := self._borrow(size)) is None:
             return None
-        if (block := self._take_idle(part.size)) is None:
+        loan.expect()
+        return name, loan
+
+    def learn(self, call: bytes, name: str, size: int) -> None:
+        """Remember name and size of the output of a call, for `room`."""
+        if len(self._results) >= _MOST_CALLS:
+            self._results.clear()
+        self._results[call] = name, size
+
+    def _borrow(self, size: int) -> Loan | None:
+        if size < PIECE:
+            return None
+        if (block := self._take_idle(size)) is None:
             try:
-                block = _Block(_rounded(part.size), self._connection)
+                block = _Block(_rounded(size), self._connection)
             except OSError:
                 return None
-        loan = Loan(block.name)
-        weakref.finalize(loan, self._returned.append, block)
-        at = 0
-        for piece in part.elements():
-            at = _put(block.memory, at, piece)
-        return loan
+        return Loan(block, size, self._returned)
 
     def _take_idle(self, size: int) -> _Block | None:
         with self._lock:
             while self._returned:
-                self._idle.append(self._returned.popleft())
+                block, safe = self._returned.popleft()
+                if safe:
+                    self._idle.append(block)
+                else:  # the call failed, and the service may be writing still
+                    self._connection.forget(block.name)
             fitting = [block for block in self._idle if size <= block.size <= 2 * size]
             best = min(fitting, key=lambda block: block.size, default=None)
             if best is not None:
@@ -163,12 +221,6 @@ class SharedMemory:
             while len(self._idle) > _MOST_IDLE or sum(block.size for block in self._idle) > _MOST_IDLE_BYTES:
                 self._connection.forget(self._idle.pop(0).name)
             return best
-
-
-def _put(memory: mmap.mmap, at: int, piece: Bytes) -> int:
-    end = at + len(piece)
-    memory[at:end] = piece
-    return end
 
 
 def _rounded(size: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from convgrad._dtypes import dtype_of_oip
 from convgrad._errors import BrokenStream, ProtocolError, Unsupported
 from convgrad._events import Event, Result
 from convgrad._frames import Bytes
+from convgrad._shared import Loan
 
 __all__ = ["Whole"]
 
@@ -23,13 +24,18 @@ _MAX_RANK = 64
 class Whole:
     """Decode one reply from its bytes, in pieces of any size; the first `head_length` bytes are its head.
 
-    The result has only the output, without resolved attributes and statistics.
+    The result has only the output, without resolved attributes and statistics. With `room` the service has written the
+    output there, and the reply is only its head. `learn` is called with name and size of the output.
     """
 
-    def __init__(self, head_length: int) -> None:
+    def __init__(
+        self, head_length: int, *, room: Loan | None = None, learn: Callable[[str, int], None] | None = None
+    ) -> None:
         if head_length > _LONGEST_HEAD:
             raise ProtocolError(f"the head of a reply must have at most {_LONGEST_HEAD} bytes, but has {head_length}")
         self._head_left = head_length
+        self._shared = room
+        self._learn = learn
         self._head = bytearray()
         self._result: Result | None = None
         self._room = memoryview(b"")
@@ -45,7 +51,8 @@ class Whole:
             self._begin()
         if len(data) > len(self._room):
             raise ProtocolError("the reply has data after its output")
-        self._room[: len(data)] = data
+        if data:
+            self._room[: len(data)] = data
         self._room = self._room[len(data) :]
         return iter(())
 
@@ -61,7 +68,8 @@ class Whole:
             head = json.loads(self._head)
             (output,) = head["outputs"]
             op, name, kind = head["model_name"], output["name"], dtype_of_oip(output["datatype"])
-            shape, size = tuple(output["shape"]), output["parameters"]["binary_data_size"]
+            shape = tuple(output["shape"])
+            size = output["parameters"]["binary_data_size"] if self._shared is None else self._shared.size
         except (ValueError, KeyError, TypeError, RecursionError, Unsupported) as error:
             raise ProtocolError("the head of the reply must describe one binary output") from error
         if not all(type(dim) is int and dim >= 0 for dim in shape) or len(shape) > _MAX_RANK:
@@ -70,6 +78,11 @@ class Whole:
             )
         if math.prod(shape) * kind.itemsize != size:
             raise ProtocolError(f"the output needs {math.prod(shape) * kind.itemsize} bytes, but its head says {size}")
+        if self._learn is not None:
+            self._learn(name, size)
+        if self._shared is not None:
+            self._result = Result(op, {name: self._shared.array(kind.numpy, shape)})
+            return
         try:
             array: np.ndarray[Any, Any] = np.empty(shape, kind.numpy)
         except (ValueError, MemoryError) as error:

@@ -97,6 +97,20 @@ def test_a_block_has_a_service(runtime: Path) -> None:
         assert ends(service, 10)
 
 
+def test_large_results_are_in_shared_memory(runtime: Path) -> None:
+    """From the second time on, a result is written to memory of its own, which stays what it is while it is in use."""
+    bias = np.arange(3, dtype=np.float32)
+    with convgrad.local(workers=1) as client:
+        results = [client.run("BiasAdd", {"src": LARGE + n, "bias": bias}, SUMS) for n in range(4)]
+        with pytest.raises(convgrad.DeadlineExceeded):
+            client.run("BiasAdd", {"src": LARGE, "bias": bias}, SUMS, deadline=1e-9)
+        results.append(client.run("BiasAdd", {"src": LARGE + 4, "bias": bias}, SUMS))
+    assert [result.base is None for result in results] == [True, False, False, False, False]
+    assert all(result.flags.writeable for result in results)
+    for n, result in enumerate(results):
+        assert same_bits(result, LARGE + n + bias.reshape(1, 3, 1, 1))
+
+
 def test_async(runtime: Path) -> None:
     """`async with` gives an asynchronous client, which shares the service with a blocking one."""
 
