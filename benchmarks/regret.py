@@ -52,7 +52,7 @@ def forced(problem: ConvProblem, choice: str) -> Iterator[None]:
         elif choice in WAYS:
             patch("kernels.forward.tiles.way_costs", lambda _: {choice: 0.0})
             if target().dots == "amx":
-                patch("kernels.forward.cells.unit.ConvTransposeDots.refuse", lambda *_: "not wanted")
+                patch("kernels.forward.cells.unit.ForwardDots.refuse", lambda *_: "not wanted")
         elif choice == "dots" and problem.forward:
             patch("kernels.forward.cells.unit.MOST_CYCLES", np.inf)
         elif choice == "dots":

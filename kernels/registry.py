@@ -31,7 +31,7 @@ if target().dots:  # compiled only where the processor can run it
 if target().dots == "amx":
     from kernels.forward.cells.unit import FWD_DOTS
 
-    KERNELS = (FWD_DOTS, *KERNELS)
+    KERNELS = (*FWD_DOTS, *KERNELS)
 
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:

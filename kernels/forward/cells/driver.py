@@ -1,4 +1,4 @@
-"""ConvTranspose on AMX: products of bf16, tile by tile, of src pixels with the weights of each tap.
+"""Forward operations on AMX: products of bf16, tile by tile, of src pixels with the weights of each tap.
 
 A tile of src is 16 pixels of a panel by 32 channels, one of weights 32 src channels by 16 dst channels, so nothing is
 moved between packing and multiplying: pixels are rows of memory, and a tap is another first row. Values go as sums of
@@ -95,23 +95,27 @@ def _set_axis(cell: Cell, axis: int, line: CellLine) -> None:
 
 @jit
 def _bring(
-    share: CellShare, one: CellPass, call: Call, cells: Rows[Cell], boxes: Rows[PackedBox], packings: Rows[Packing]
-) -> None:
-    """Pack the src of the first of two cells; the other was packed there before, all zero for none.
+    share: CellShare, one: CellPass, call: Call, segment: int, cells: Rows[Cell], boxes: Rows[PackedBox],
+    packings: Rows[Packing],
+) -> None:  # fmt: skip
+    """Pack a segment of the src of the first of two cells; the other was packed there before, all zero for none.
 
     A step of channels is a line of a box, a pixel of a line a plane of its own.
     """
     cell, last, src, pitches, packing = cells[0], cells[1], one.src, share.pitches, packings[0]
     met, planes, to, strides = cell.met, share.depth * share.positions, packing.steps, packing.strides
+    panel = call.source + segment * share.parts * planes * ROW
     to[3] = 0
     to[2] = ROW * pitches[2]
     to[1] = to[2] * pitches[1]
     to[0] = to[1] * pitches[0]
-    strides[3], packing.channel = src.channel, src.strides[3]
+    strides[3], packing.channel = src.channel, src.strides[3] * share.src_strides[2]
+    strides[0] = src.strides[0]
     first = call.src + src.start + cell.n * src.strides[0]
     start, same = 0, cell.images == last.images
     for axis in range(3):
-        strides[axis] = src.strides[axis]
+        if axis < 2:
+            strides[1 + axis] = src.strides[1 + axis] * share.src_strides[axis]
         first += cell.src[axis] * src.strides[1 + axis]
         start = start * pitches[axis] + cell.places[axis]
         same &= met[axis] == last.met[axis] and cell.places[axis] == last.places[axis]
@@ -121,12 +125,15 @@ def _bring(
         sizes[0], sizes[1], sizes[2] = cell.images, met[0], met[1]
         sizes[3] = min(STEP, share.channels - j * STEP)
     if met[0] * met[1] * met[2] == 0:
-        fill_zero(call.source, share.parts * planes * ROW)
+        fill_zero(panel, share.parts * planes * ROW)
         return
     packing.pairs, packing.images, packing.parts, packing.channels = False, False, share.parts, met[2]
-    packing.source, packing.target, packing.planes, packing.plane = 0, call.source, planes, ROW
+    packing.source, packing.target, packing.planes, packing.plane = 0, panel, planes, ROW
     packing.scratch = call.products
     call_packer(share.packer, packing, boxes, boxes if same else boxes[:0])
+    packings[0].parts = share.parts  # the table is named once more: that keeps it
+    if share.parts == 2:
+        split_f16(panel, panel + planes * ROW, planes)
 
 
 @jit
@@ -276,7 +283,9 @@ def compute_cells(
     share, one, call = shares[0], passes[0], calls[0]
     kind, parts, dst, strides = share.kind, share.parts, one.dst, share.strides
     sizes, at = np.empty(4, np.int64), np.empty(4, np.int64)
-    cells, cuts, boxes = np.zeros(2, CELL), np.empty(1, CUT), np.empty(share.depth, PACKED_BOX)
+    segments, cuts, boxes = share.segments, np.empty(1, CUT), np.empty(share.depth, PACKED_BOX)
+    count = segments[0] * segments[1] * segments[2]
+    cells = np.zeros(2 * count, CELL)
     packings = np.empty(1, PACKING)
     pairs, block_bytes, scratch = (one.blocks + 1) // 2, share.block_bytes, call.products
     mine, theirs = np.empty(1, MAGNITUDES), np.empty(pairs, MAGNITUDES)
@@ -295,16 +304,17 @@ def compute_cells(
         for axis in range(3, -1, -1):
             at[axis] = share.first[axis] + rest % share.counts[axis]
             rest //= share.counts[axis]
-        cell.n = at[0] * share.images
-        cell.images = min(share.images, share.n - cell.n)
-        _set_axis(cells[0], 0, planes[at[1]])
-        _set_axis(cells[0], 1, lines[at[2]])
-        _set_axis(cells[0], 2, columns[at[3]])
-        _bring(share, one, call, cells, boxes, packings)
-        cells[1] = cells[0]
-        if parts == 2:
-            split_f16(call.source, call.source + part, part // ROW)
-        _range(parts, call.source, part, part, mine[0])
+        for segment in range(count):
+            some = cells[2 * segment : 2 * segment + 2]
+            some[0].n = at[0] * share.images
+            some[0].images = min(share.images, share.n - some[0].n)
+            i, j, k = segment // segments[2] // segments[1], segment // segments[2] % segments[1], segment % segments[2]
+            _set_axis(some[0], 0, planes[i * (planes.shape[0] // segments[0]) + at[1]])
+            _set_axis(some[0], 1, lines[j * (lines.shape[0] // segments[1]) + at[2]])
+            _set_axis(some[0], 2, columns[k * (columns.shape[0] // segments[2]) + at[3]])
+            _bring(share, one, call, segment, some, boxes, packings)
+            some[1] = some[0]
+        _range(count * parts, call.source, part, part, mine[0])
         sizes[0], pixels, to = cell.images, cell.images, call.dst + dst.start + cell.n * dst.strides[0]
         for axis in range(3):
             sizes[1 + axis] = cell.counts[axis]
