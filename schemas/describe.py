@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from schemas.rows import DTYPE_NAMES, WEIGHTS_FORMATS, AttributeRow, TensorRow
+from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES, WEIGHTS_FORMATS, AttributeRow, TensorRow
 from schemas.tables import OPERATIONS, CalledOperation, find_operation
 
 __all__ = ["describe", "example", "list_operations", "weights_layouts"]
@@ -47,6 +47,7 @@ def describe(op: str) -> dict[str, Any]:
         "inputs": [_tensor(called, row, index) for index, row in enumerate(operation.inputs)],
         "outputs": [_tensor(called, row, index) for index, row in enumerate(operation.outputs)],
         "dtypes": list(DTYPE_NAMES),
+        "reference_dtypes": list(REFERENCE_DTYPES),
         "ranks": list(operation.ranks),
         "layouts": {
             "data": dict(_DATA_LAYOUTS),
