@@ -78,7 +78,7 @@ class Sums:
     """Those that make up for laying a slab out."""
 
     line_positions: int = 64
-    """Positions of a line that are not cut apart, so that vectors and walks are long (forward operations on AMX as well)."""
+    """Positions of a line that are not cut apart, so that vectors and walks are long (forward operations as well)."""
 
     # chunks of both kinds of weight gradients: what is added up by itself, and may be shared out
 
