@@ -161,7 +161,7 @@ class Sums:
     bias_row: int = 256
     """Values of the lines that short rows of channels are joined to."""
 
-    # forward operations on AMX (`kernels.forward.cells`)
+    # forward operations on products of bf16 (`kernels.forward.cells`)
 
     cell_pixels: int = 2048
     """Dst pixels of a cell at the most: their sums, 256 KiB, are a part of the second cache."""

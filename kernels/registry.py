@@ -24,14 +24,10 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 if target().dots:  # compiled only where the processor can run it
+    from kernels.forward.cells.unit import FWD_DOTS
     from kernels.gradient.dots.unit import BWD_DOTS
 
-    KERNELS = (BWD_DOTS, *KERNELS)
-
-if target().dots == "amx":
-    from kernels.forward.cells.unit import FWD_DOTS
-
-    KERNELS = (*FWD_DOTS, *KERNELS)
+    KERNELS = (*FWD_DOTS, BWD_DOTS, *KERNELS)
 
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:

@@ -19,7 +19,7 @@ from tests.kernels.sizes import resize
 from tests.kernels.test_accuracy import assert_accurate, assert_nothing_is_lost
 from tests.problems import Case, random_case
 
-pytestmark = pytest.mark.skipif(target().dots != "amx", reason="on AMX alone, or its imitation")
+pytestmark = pytest.mark.skipif(not target().dots, reason="where bf16 products are, or imitated")
 
 LAYER = Case(
     op="ConvTranspose", n=3, src_channels=40, dst_channels=72, src_spatial=(9, 20), dst_spatial=(18, 40),
@@ -45,8 +45,8 @@ def _random(seed: int, count: int, **limits: int) -> Iterator[Case]:
             continue
         op = ("ConvTranspose", "Convolution")[count % 2]
         case = replace(case if case.transposed == (op == "ConvTranspose") else case.mirrored(), op=op)
-        case = replace(case, dtype=str(rng.choice(DTYPES["amx"])))
-        if plan(problem_of(case)).kernel.endswith("amx"):
+        case = replace(case, dtype=str(rng.choice(DTYPES[target().dots])))
+        if plan(problem_of(case)).kernel.endswith(target().dots):
             count -= 1
             yield case
 
@@ -87,7 +87,7 @@ def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     assert cells > 300
 
 
-@pytest.mark.parametrize("dtype", DTYPES["amx"])
+@pytest.mark.parametrize("dtype", DTYPES[target().dots])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("op", LAYERS)
 def test_special_values_and_workers(op: str, dtype: str, data_format: str) -> None:
@@ -102,7 +102,7 @@ def test_special_values_and_workers(op: str, dtype: str, data_format: str) -> No
                 assert_same_bits(compute(case, inputs, workers=workers), expected, case)
 
 
-@pytest.mark.parametrize("dtype", DTYPES["amx"])
+@pytest.mark.parametrize("dtype", DTYPES[target().dots])
 @pytest.mark.parametrize("op", LAYERS)
 def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: str, dtype: str) -> None:
     """Cells that fall back to register tiles do not affect the weights, pixels and sums of those after them."""
@@ -124,7 +124,7 @@ def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: 
 @pytest.mark.parametrize("op", LAYERS)
 def test_workers_get_the_same_bits(op: str) -> None:
     """This also holds for values that are rounded, with some cells whose values are too small."""
-    for dtype in DTYPES["amx"]:
+    for dtype in DTYPES[target().dots]:
         case = replace(LAYERS[op], dtype=dtype, n=8)
         floats = case.floats()
         floats["src"][5] *= floats["src"].dtype.type(2.0**-14 if dtype == "f16" else 2.0**-120)

@@ -32,7 +32,7 @@ def test_forward(dtype: str) -> None:
     assert not wrong, wrong
     assert counted["cut"] >= 0.8 * count, counted
     assert min(counted[how] for how in ("channels", "pixels")) >= 0.25 * count, counted
-    if target().dots == "amx":
-        ways = [counted[name] for name in ("conv_transpose_amx", "convolution_amx")]
+    if dtype in DTYPES[target().dots]:
+        ways = [counted[f"{name}_{target().dots}"] for name in ("conv_transpose", "convolution")]
         assert sum(ways) >= 0.8 * count, counted
         assert min(ways) >= 0.3 * count, counted

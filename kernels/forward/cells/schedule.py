@@ -20,9 +20,10 @@ import numpy.typing as npt
 from kernels.blocks import SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
-from kernels.emit.dots import PARTS, PRODUCTS, STEP, TILE
+from kernels.emit.dots import PARTS, PRODUCTS, ROWS, STEP, TILE
 from kernels.forward.cells.records import CellLine, Phase
 from kernels.problem import ConvProblem, Dims
+from kernels.target import target
 
 __all__ = ["LANES", "ForwardSchedule", "forward_schedule"]
 
@@ -32,11 +33,12 @@ Four = tuple[int, int, int, int]
 LANES = 2 * TILE
 """Dst channels that are computed together: what four tile registers hold of 32 pixels."""
 
-ROW = 2 * STEP
-"""Bytes of a pixel's row in a panel: one step of src channels."""
-
 PRODUCT_CYCLES, VALUE_CYCLES = 26.0, 1.5
 """What a product of two tiles takes with its loads, and packing a value."""
+
+ROWS_CYCLES, CALL_CYCLES = 8.0, 60.0
+"""What dot products of `ROWS` pixels with 16 dst channels take for `STEP` src channels, two begun in a cycle, and what
+a block of them takes besides."""
 
 MOST_TAPS, MOST_PHASES, MOST_CELLS = 1 << 12, 1 << 10, 1 << 20
 """Beyond these laying them out takes too long."""
@@ -135,8 +137,9 @@ class ForwardSchedule:
 
     `steps` are the images and dst positions of a cell, `cells` the tables of (d, h, w); `taps` and `offsets` are the
     numbers of the taps and their bytes in the panel, in the order of the `phases`. There are `segments` of the panel
-    along (d, h, w); `pitches` are the positions of one along these axes and `positions` all of them. `cycles` is an
-    estimate for all of dst.
+    along (d, h, w); `pitches` are the positions of one along these axes and `positions` all of them. A position has a
+    row of one `step` of src channels, so many times (`depth`): tile registers hold 32 channels, dot products read all.
+    `cycles` is an estimate for all of dst.
     """
 
     steps: Four
@@ -148,14 +151,20 @@ class ForwardSchedule:
     taps: tuple[int, ...]
     offsets: Ints
     rows: int
+    step: int
     depth: int
     parts: int
     cycles: float
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a position's row in a panel."""
+        return 2 * self.step
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one part of 16 dst channels' weights."""
-        return 2 * TILE * STEP * self.depth * len(self.taps)
+        return 2 * TILE * self.step * self.depth * len(self.taps)
 
 
 def _round(size: int, stride: int, whole: int) -> int:
@@ -167,17 +176,25 @@ def _tiles(images: int, counts: list[int], pitches: list[int]) -> int:
     planes = images * counts[0]
     lines, plane = counts[2], (counts[1] - 1) * pitches[2] + counts[2]
     row = ((images - 1) * pitches[0] + counts[0] - 1) * pitches[1] * pitches[2] + plane
-    return min(planes * counts[1] * ceil(lines / TILE), planes * ceil(plane / TILE), ceil(row / TILE))
+    return min(planes * counts[1] * ceil(lines / ROWS), planes * ceil(plane / ROWS), ceil(row / ROWS))
 
 
 @cached
 def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
-    """Lay out a forward operation; None where it has too many taps, phases or zeros, or nothing to sum."""
+    """Lay out a forward operation; None where it has too many taps, phases or zeros, or nothing to sum.
+
+    Without tile registers there is none for f32 and f16, which would take too many products.
+    """
     dims, parts = problem.dims, PARTS[problem.dtype]
+    tiles_of_amx = target().dots == "amx"
+    if parts > 1 and not tiles_of_amx:
+        return None
     strides = (1, 1, 1) if dims.gathers else dims.strides
     if prod(dims.kernel) > MOST_TAPS or prod(strides) > MOST_PHASES or 0 in (*dims.wide, *dims.narrow, dims.n):
         return None
-    depth, blocks = ceil(dims.src_channels / STEP), ceil(dims.dst_channels / TILE)
+    steps, blocks = ceil(dims.src_channels / STEP), ceil(dims.dst_channels / TILE)
+    depth, step = (steps, STEP) if tiles_of_amx else (1, steps * STEP)
+    row = 2 * step
     shape = [1, *dims.dst]
 
     def lay() -> list[_Line] | None:
@@ -188,7 +205,7 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         return lines if len(lines) == 3 and prod(line.segments for line in lines) <= MOST_PHASES else None
 
     def panel(lines: list[_Line]) -> int:
-        return parts * depth * ROW * shape[0] * prod(line.segments * line.pitch for line in lines)
+        return parts * depth * row * shape[0] * prod(line.segments * line.pitch for line in lines)
 
     def fits(lines: list[_Line]) -> bool:
         return panel(lines) <= SUMS.panel_bytes and prod(shape) <= SUMS.cell_pixels
@@ -211,7 +228,7 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         return None
     pitches, segments = [line.pitch for line in lines], [line.segments for line in lines]
     positions = shape[0] * prod(pitches)
-    segment_bytes = parts * depth * positions * ROW
+    segment_bytes = parts * depth * positions * row
     taps: list[int] = []
     phases, offsets, tiles, work = [], [], 0, 0
     for each in product(*(line.phases for line in lines)):
@@ -221,11 +238,14 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         taps += [(d * dims.kernel[1] + h) * dims.kernel[2] + w for d, h, w in mine]
         for (i, d), (j, h), (k, w) in product(*(places for *_, places in each)):
             segment = (i * segments[1] + j) * segments[2] + k
-            offsets.append(segment * segment_bytes + ROW * ((d * pitches[1] + h) * pitches[2] + w))
+            offsets.append(segment * segment_bytes + row * ((d * pitches[1] + h) * pitches[2] + w))
         some = _tiles(shape[0], counts, pitches)
         tiles, work = max(tiles, some), work + some * len(mine)
     packed = prod(segments) * positions
-    products = len(PRODUCTS[parts]) * depth * blocks * work
+    if tiles_of_amx:
+        products = PRODUCT_CYCLES * len(PRODUCTS[parts]) * depth * blocks * work
+    else:
+        products = (ROWS_CYCLES * steps * blocks + CALL_CYCLES * ceil(blocks / 2)) * work
     return ForwardSchedule(
         steps=(shape[0], shape[1], shape[2], shape[3]),
         cells=(lines[0].cells, lines[1].cells, lines[2].cells),
@@ -235,8 +255,9 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         phases=np.array(phases, Phase.dtype),
         taps=tuple(taps),
         offsets=np.array(offsets, np.int64),
-        rows=TILE * tiles,
+        rows=ROWS * tiles,
+        step=step,
         depth=depth,
         parts=parts,
-        cycles=dims.groups * cells * (PRODUCT_CYCLES * products + VALUE_CYCLES * STEP * depth * packed),
+        cycles=dims.groups * cells * (products + VALUE_CYCLES * step * depth * packed),
     )

@@ -1,4 +1,4 @@
-"""Units of forward operations on AMX: which cells of dst pixels, and when products of bf16 are worth it."""
+"""Units of forward operations on products of bf16: which cells of dst pixels, and when they are worth it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.emit.compiler import Records, row_of
 from kernels.emit.dots import STEP, TILE, dot_table
 from kernels.forward.cells.driver import SPARE, bring_weights, compute_cells
 from kernels.forward.cells.records import CellPass, CellShare
-from kernels.forward.cells.schedule import LANES, ROW, forward_schedule
+from kernels.forward.cells.schedule import LANES, forward_schedule
 from kernels.forward.share import Share, share
 from kernels.forward.tiles import ForwardTiles, way_cycles
 from kernels.pack.pairs import PackedBox, packer
@@ -45,7 +45,7 @@ def _taps(problem: ConvProblem) -> Records:
     firsts, numbers = np.arange(0, channels, step), np.arange(len(plan.taps))
     boxes = np.empty((len(firsts), len(numbers)), PackedBox.dtype)
     boxes["source"] = size * (np.array(plan.taps, np.int64) * tap_step + channel_step * firsts[:, None])
-    boxes["place"] = 2 * (numbers * STEP * plan.depth + firsts[:, None])
+    boxes["place"] = 2 * (numbers * plan.step * plan.depth + firsts[:, None])
     boxes["sizes"][..., :3] = 1
     boxes["sizes"][..., 3] = np.minimum(step, channels - firsts)[:, None]
     return boxes.reshape(-1)
@@ -77,7 +77,7 @@ class _Cells(Share):
         widest = max(ceil((last - first) / TILE) for _, first, last in self.cuts)
         self.weights_floats = plan.parts * widest * plan.block_bytes // 4
         rows = prod(plan.segments) * plan.parts * plan.depth * plan.positions
-        self.panel_floats = (rows + SPARE) * ROW // 4
+        self.panel_floats = (rows + SPARE) * plan.row_bytes // 4 + SPARE
         self.sums_floats = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
         self.taps = _taps(problem)
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
@@ -87,6 +87,7 @@ class _Cells(Share):
             kind=self.kind,
             parts=plan.parts,
             channels=dims.src_channels,
+            step=plan.step,
             depth=plan.depth,
             positions=plan.positions,
             rows=plan.rows,
@@ -168,7 +169,7 @@ class ForwardDots(ForwardTiles):
             return f"computes {self.op} only"
         plan = forward_schedule(problem)
         if plan is None:
-            return "too many taps, phases, or zeros between pixels"
+            return "too many taps, phases, or zeros between pixels, or values of too many parts"
         if 2 * plan.parts * plan.block_bytes > SUMS.weights_bytes:
             return "the weights of a few channels take too much room"
         ratio = plan.cycles / max(1.0, way_cycles(problem))
