@@ -8,7 +8,8 @@ RUN python -m venv --without-pip /opt/convgrad && pip install --quiet --require-
  && pip --python /opt/convgrad/bin/python install --quiet --require-hashes -r requirements/server.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY convgrad convgrad
-RUN pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
+# Only the client: the service itself is in /srv/convgrad.
+RUN HATCH_BUILD_NO_HOOKS=true pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
  && pip --python /opt/convgrad/bin/python install --quiet --no-deps dist/*.whl
 
 # Code for every known processor of this architecture, an archive for each: a container uses the one for its processor

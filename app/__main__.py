@@ -64,7 +64,7 @@ _BACKLOG = 65535
 class _Flags(Settings):
     """Serve convolution gradients over HTTP. Every flag is also an environment variable, CONVGRAD_<NAME>."""
 
-    model_config = SettingsConfigDict(cli_prog_name="python -m app", cli_kebab_case=True, env_ignore_empty=False)
+    model_config = SettingsConfigDict(cli_prog_name="convgrad serve", cli_kebab_case=True, env_ignore_empty=False)
 
     check: CliImplicitFlag[bool] = Field(
         default=False,

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from convgrad import _launch as launch
 from convgrad._base import DEFAULT_TIMEOUT
 from convgrad._bench import measure, random_tensor
 from convgrad._client import Client
@@ -38,7 +39,6 @@ EXIT_CODES: dict[type[BaseException], int] = {
     ValueError: 2,
     KeyboardInterrupt: 130,
 }
-_SERVER_NEEDS = ("fastapi", "numba", "pydantic_settings", "uvicorn")
 # A medium 3x3 layer.
 _BENCH = CallSpec(
     "ConvolutionBackwardWeights",
@@ -244,30 +244,13 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _serve(arguments: Sequence[str]) -> int:
-    root = _service_root()
-    if root is None:
-        _say(
-            "the service is not installed here: run it from a checkout or its image; "
-            "the `convgrad` package is the client only"
-        )
+    try:
+        root = launch.service_root()
+    except launch.NotInstalled as error:
+        _say(str(error))
         return 2
-    if missing := [name for name in _SERVER_NEEDS if find_spec(name) is None]:
-        _say(f"the service needs {', '.join(missing)}: pip install '{root}[server]'")
-        return 2
-    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # -P: don't import another package named `app` from the working folder.
-    command = [sys.executable, "-P", "-m", "app", *arguments]
     # The service replaces this process, so that it receives the signals of a supervisor.
-    return os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": path})  # noqa: S606
-
-
-def _service_root() -> Path | None:
-    """Return the folder with the service's packages: beside this one, the working folder, or on the path."""
-    beside = Path(__file__).resolve().parent.parent
-    for folder in (beside, Path.cwd(), *map(Path, sys.path)):
-        if all((folder / file).is_file() for file in ("app/__main__.py", "schemas/__init__.py")):
-            return folder.resolve()
-    return None
+    return os.execve(sys.executable, launch.command(arguments), launch.environment(root, os.environ))  # noqa: S606
 
 
 def _spec_of(options: argparse.Namespace) -> CallSpec:

@@ -7,12 +7,12 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["LiveService", "running_service"]
+__all__ = ["LiveService", "listening", "running_service"]
 
 _ROOT = Path(__file__).parents[1]
 # A first start compiles every kernel.
@@ -56,13 +56,17 @@ def running_service(
     `under` is a command that becomes the one that follows it, such as ``prlimit --nofile=64``; `module` is run in place
     of `app` and starts the service in its own way.
     """
-    process = subprocess.Popen(
-        [*under, sys.executable, "-m", module, "--port", "0", *flags],
-        cwd=_ROOT,
-        env={**os.environ, **environment},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    command = [*under, sys.executable, "-m", module, "--port", "0", *flags]
+    with listening(command, cwd=_ROOT, environment={**os.environ, **environment}, wait=wait) as service:
+        yield service
+
+
+@contextmanager
+def listening(
+    command: Sequence[str], *, cwd: Path, environment: Mapping[str, str], wait: bool = True
+) -> Iterator[LiveService]:
+    """Run a command that serves until the block ends; ready, unless told not to `wait`."""
+    process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=subprocess.PIPE, text=True)
     service = LiveService(process)
     reader = threading.Thread(target=service.read_log, daemon=True)
     reader.start()

@@ -1,28 +1,75 @@
-"""The wheel that people install: only the client, typed, with the project's one version."""
+"""The wheel that people install: the client, typed, and the service as its data; and the source distribution."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import convgrad
+from kernels.target import NAME, REFERENCE
+from tests.live import listening
 
 ROOT = Path(__file__).resolve().parent.parent
+SERVICE = ("app", "kernels", "schemas")
+# The packages of the service that a client does without.
+HEAVY = ("fastapi", "llvmlite", "numba", "pydantic", "starlette", "uvicorn")
+
+
+def build(folder: Path, *kinds: str) -> dict[str, Path]:
+    """Build wheel and source distribution with scripts/build's command; return them by their suffix."""
+    targets = [word for kind in kinds for word in ("-t", kind)]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": "1700000000"}
+    command = [sys.executable, "-m", "hatchling", "build", *targets, "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
+    return {path.suffix: path for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def wheel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel as built by `pip wheel .`."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (path,) = folder.glob("*.whl")
-    return zipfile.ZipFile(path)
+    return build(tmp_path_factory.mktemp("wheel"), "wheel")[".whl"]
+
+
+@pytest.fixture
+def wheel(wheel_file: Path) -> zipfile.ZipFile:
+    """The contents of the wheel."""
+    return zipfile.ZipFile(wheel_file)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with the wheel; the packages that it needs are those of the environment of the tests."""
+    folder = tmp_path_factory.mktemp("installed") / "venv"
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(wheel_file)], check=True, capture_output=True, env=plain_environment())
+    (packages,) = folder.glob("lib/python*/site-packages")
+    # A .pth of the tests' environment, such as that of this checkout, has no effect from here.
+    paths = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    (packages / "others.pth").write_text("\n".join(paths), encoding="utf-8")
+    return python
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment without what points to this checkout."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+
+
+def run_python(python: Path, code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line of Python in an environment, in a folder."""
+    command = [str(python), "-c", code]
+    return subprocess.run(command, cwd=folder, env=plain_environment(), capture_output=True, text=True, check=False)
 
 
 def test_the_wheel_installs_one_package(wheel: zipfile.ZipFile) -> None:
@@ -30,6 +77,13 @@ def test_the_wheel_installs_one_package(wheel: zipfile.ZipFile) -> None:
     top = {name.split("/")[0] for name in wheel.namelist()}
     assert {name for name in top if not name.endswith(".dist-info")} == {"convgrad"}
     assert "convgrad/py.typed" in wheel.namelist()
+
+
+def test_the_wheel_carries_the_service(wheel: zipfile.ZipFile) -> None:
+    """Every file of the service is in the wheel, and nothing else is beside it."""
+    own = [path for name in SERVICE for path in (ROOT / name).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    carried = {name for name in wheel.namelist() if name.startswith("convgrad/_service/")}
+    assert carried == {f"convgrad/_service/{path.relative_to(ROOT).as_posix()}" for path in own}
 
 
 def test_the_wheel_says_what_it_needs(wheel: zipfile.ZipFile) -> None:
@@ -46,3 +100,48 @@ def test_the_wheel_has_the_command(wheel: zipfile.ZipFile) -> None:
     """Installing it puts `convgrad` on the path."""
     (name,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
     assert "convgrad = convgrad._cli:main" in wheel.read(name).decode()
+
+
+def test_builds_are_reproducible(tmp_path: Path) -> None:
+    """Built twice, wheel and source distribution have the same bytes."""
+    first, second = (build(tmp_path / name, "sdist", "wheel") for name in ("first", "second"))
+    assert set(first) == {".gz", ".whl"}
+    for kind, path in first.items():
+        assert hashlib.sha256(path.read_bytes()).digest() == hashlib.sha256(second[kind].read_bytes()).digest(), kind
+
+
+@pytest.mark.parametrize("name", SERVICE)
+def test_the_service_is_not_importable(installed: Path, tmp_path: Path, name: str) -> None:
+    """Where the wheel is installed, the packages of the service have no names of their own."""
+    done = run_python(installed, f"import {name}", tmp_path)
+    assert f"No module named '{name}'" in done.stderr
+
+
+def test_the_client_is_light(installed: Path, tmp_path: Path) -> None:
+    """Without the packages of the service, the client and the command can be imported."""
+    without = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}))"
+    done = run_python(installed, f"{without}; from convgrad import Client; import convgrad._cli", tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_serves(installed: Path, tmp_path: Path) -> None:
+    """`convgrad serve` of the wheel computes a call, from a folder that has nothing in it, and leaves nothing there."""
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    # NumPy's own arithmetic: compiling all kernels for another path of the sources takes most of a minute.
+    environment = {**plain_environment(), NAME: REFERENCE.name, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [str(installed.with_name("convgrad")), "serve", "--port", "0"]
+    src, diff_dst = np.array([[[1, 2, 3]]], np.float32), np.ones((1, 1, 2), np.float32)
+    attributes = {
+        "strides": [1],
+        "pads_begin": [0],
+        "pads_end": [0],
+        "dilations": [1],
+        "data_format": "NCX",
+        "weights_format": "OIX",
+        "weights_shape": [1, 1, 2],
+    }
+    with listening(command, cwd=folder, environment=environment) as service, convgrad.Client(service.url) as client:
+        found = client.run("ConvolutionBackwardWeights", {"src": src, "diff_dst": diff_dst}, attributes)
+    assert found.tolist() == [[[3, 5]]]
+    assert not list(folder.iterdir())
