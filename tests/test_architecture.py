@@ -42,7 +42,7 @@ IMPORT_NAMES = {
     "httpx": {"httpx", "httpcore", "anyio"},
     "uvicorn": {"uvicorn", "h11", "click"},
 }
-FRAMEWORKS = ("torch",)
+FRAMEWORKS = ("torch", "jax")
 JIT = {"jit", "njit", "vectorize", "guvectorize", "cfunc", "stencil"}
 
 
