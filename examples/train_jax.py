@@ -2,10 +2,10 @@
 
     python examples/train_jax.py [--url URL] [--epochs 4] [--picture FILE]
 
-The network, two convolutions with strides 1 and 2 and a transposed one, channels-last, removes noise from the 1,797 digits
-of 8x8 pixels that come with scikit-learn. Each step is compiled by `jax.jit`. Both runs begin with the same weights and see
-the same batches, so their losses differ by rounding alone. Draws both curves and their difference; exits with 1 if any loss
-differs by more than 0.1 %.
+The network, two convolutions with strides 1 and 2 and a transposed one, channels-last, removes noise from the 1,797
+digits of 8x8 pixels that come with scikit-learn. Each step is compiled by `jax.jit`. Both runs begin with the same
+weights and see the same batches, so their losses differ by rounding alone. Draws both curves and their difference;
+exits with 1 if any loss differs by more than 0.1 %.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def train(library: Any, epochs: int) -> tuple[list[float], float]:
     def loss_of(parameters: Parameters, noisy: Any, clean: Any) -> Any:
         return jnp.square(apply(library, parameters, noisy) - clean).mean()
 
-    @jax.jit
+    @jax.jit  # type: ignore[untyped-decorator] # JAX need not be installed
     def step(parameters: Parameters, moments: Any, count: Any, noisy: Any, clean: Any) -> Any:
         loss, gradients = jax.value_and_grad(loss_of)(parameters, noisy, clean)
         first, second = (
@@ -127,9 +127,7 @@ def main(arguments: list[str] | None = None) -> int:
     differences = [abs(one - other) / other for one, other in zip(ours, theirs, strict=True)]
     for step in range(0, len(ours), max(1, len(ours) // 10)):
         print(f"{step:5}  {theirs[step]:.10f}     {ours[step]:.10f}     {differences[step]:.1e}")
-    print(
-        f"{len(ours)} steps: {seconds:.1f} s by JAX alone, {served_seconds:.1f} s with the service, compiling included"
-    )
+    print(f"{len(ours)} steps: {seconds:.1f} s by JAX alone, {served_seconds:.1f} s with the service")
     draw_curves({"JAX alone": theirs, "with convgrad": ours}, differences, given.picture)
     print(f"largest difference {max(differences):.1e}; curves in {given.picture}")
     return int(max(differences) > TOLERANCE)

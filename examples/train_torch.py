@@ -2,9 +2,9 @@
 
     python examples/train_torch.py [--url URL] [--epochs 4] [--forward service|torch] [--picture FILE]
 
-The network, two convolutions with strides 1 and 2 and a transposed one, removes noise from the 1,797 digits of 8x8 pixels
-that come with scikit-learn. Both copies begin with the same weights and see the same batches, so their losses differ by
-rounding alone. Draws both curves and their difference; exits with 1 if any loss differs by more than 0.1 %.
+The network, two convolutions with strides 1 and 2 and a transposed one, removes noise from the 1,797 digits of 8x8
+pixels that come with scikit-learn. Both copies begin with the same weights and see the same batches, so their losses
+differ by rounding alone. Draws both curves and their difference; exits with 1 if any loss differs by more than 0.1 %.
 """
 
 from __future__ import annotations
