@@ -310,6 +310,7 @@ def _each(name: str, value: Ints, rank: int) -> tuple[int, ...]:
     if len(values) == 1:
         return values * rank
     if len(values) != rank:
-        rule = f"{name} must have 1 or {rank} integers, but has {len(values)}"
+        allowed = "1 integer" if rank == 1 else f"1 or {rank} integers"
+        rule = f"{name} must have {allowed}, but has {len(values)}"
         raise InvalidParams(rule, errors=[{"loc": [name], "msg": rule, "type": "length"}])
     return values

@@ -319,7 +319,7 @@ def test_errors_name_what_is_wrong() -> None:
         ct.conv(src.to(torch.complex64), weights.to(torch.complex64))
     with pytest.raises(convgrad.InvalidParams, match=r'"same" with stride 1, but is "same" with stride \(2,\)'):
         ct.conv(src, weights, stride=2, padding="same")
-    with pytest.raises(convgrad.InvalidParams, match="stride must have 1 or 1 integers, but has 2"):
+    with pytest.raises(convgrad.InvalidParams, match="stride must have 1 integer, but has 2"):
         ct.conv(src, weights, stride=(2, 2))
     with pytest.raises(convgrad.Unsupported, match="output_padding must be less than stride, or than stride plus"):
         ct.conv_transpose(src, torch.zeros(2, 3, 3), dilation=4, output_padding=3)
