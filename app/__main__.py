@@ -46,6 +46,7 @@ from app.main import create_app
 from app.pool.messages import Unfit
 from app.settings import Settings, unknown_variables
 from app.telemetry.logs import configure
+from app.users import Users
 from kernels.target import IMITATE, NAME, REFERENCE, SETTING
 
 __all__ = ["Server", "main", "parse_settings"]
@@ -89,10 +90,14 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, bool]:
 class Server(uvicorn.Server):
     """Let running calls finish after the first SIGTERM or SIGINT; exit at once after the second."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, ops: OpsPort | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, ops: OpsPort | None = None) -> None:
         super().__init__(config)
+        service: Service = app.state.service
         self._service = service
         self._ops = ops
+        self._users: Users | None = None
+        if (listener := service.settings.users_fd) is not None:
+            self._users = Users(listener, service.segments, app.state.oip.regions, self._on_last_user)
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.unfit: Unfit | None = None
@@ -113,9 +118,17 @@ class Server(uvicorn.Server):
         self.failed = True
         self.should_exit = True
 
+    def _on_last_user(self) -> None:
+        """Exit without waiting for calls: nobody is left to read a reply."""
+        _log.info("the last user has left: exiting")
+        self._service.draining = True
+        self.should_exit = True
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - none is given
         """Start listening and log the addresses."""
         self._loop = asyncio.get_running_loop()
+        if self._users is not None:
+            self._users.start()
         # Objects alive now stay alive: scanning them in every full collection would block the event loop for tens of
         # milliseconds.
         gc.collect()
@@ -188,6 +201,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(where + entry["msg"].removeprefix("Value error, "), file=sys.stderr)  # noqa: T201
         return 2
     configure(settings.log_format)
+    if settings.users_fd is not None:  # nobody rotates the log of a local service
+        logging.getLogger("convgrad.request").setLevel(logging.WARNING)
     for line in unknown_variables(os.environ):
         _log.warning("%s", line)
     try:
@@ -208,7 +223,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     service: Service = app.state.service
     service.unfit = tuple(os.environ.get(UNFIT, "").splitlines())
-    server = Server(config, service, None if listener is None else OpsPort(service, listener))
+    try:
+        server = Server(config, app, None if listener is None else OpsPort(service, listener))
+    except OSError as error:
+        print(f"users_fd: {error}", file=sys.stderr)  # noqa: T201
+        return 2
     try:
         server.run()
     except RuntimeError as error:

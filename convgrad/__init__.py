@@ -42,6 +42,7 @@ from convgrad._errors import (
     WorkerLost,
 )
 from convgrad._events import Event, Health, Progress, Result, Tile
+from convgrad._local import AsyncLocalClient, Local, LocalClient, local
 from convgrad._operations import Attributes, TransposeAttributes
 from convgrad._report import Report
 from convgrad._retry import Retry
@@ -50,6 +51,7 @@ from convgrad._tensors import NpyFile, Tensor
 
 __all__ = [
     "AsyncClient",
+    "AsyncLocalClient",
     "AsyncStream",
     "Attributes",
     "BrokenStream",
@@ -65,6 +67,8 @@ __all__ = [
     "InternalError",
     "InvalidParams",
     "InvalidRequest",
+    "Local",
+    "LocalClient",
     "MethodNotAllowed",
     "NotAcceptable",
     "NotFound",
@@ -92,6 +96,7 @@ __all__ = [
     "UnsupportedMediaType",
     "WorkerLost",
     "__version__",
+    "local",
 ]
 
 # Make tracebacks and documentation show the public names.

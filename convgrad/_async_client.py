@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, Self
 
 import httpx
@@ -56,7 +57,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         deadline: float | None = None,
     ) -> Array:
         """Compute `op` and return its output; see `Client.run`."""
-        request = core.call(op, inputs, attributes, options=options(reference, deadline), whole=True)
+        request = await self._call(op, inputs, attributes, options(reference, deadline), whole=True)
         return (await self._result(request, deadline)).array
 
     async def run_detailed(
@@ -70,7 +71,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         deadline: float | None = None,
     ) -> Result:
         """Compute `op` and return the whole reply; see `Client.run_detailed`."""
-        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs))
+        request = await self._call(op, inputs, attributes, options(reference, deadline, outputs))
         return await self._result(request, deadline)
 
     @asynccontextmanager
@@ -85,7 +86,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         deadline: float | None = None,
     ) -> AsyncIterator[AsyncStream]:
         """Compute `op` and stream its tiles as they become final, for `async with`; see `Client.stream`."""
-        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs))
+        request = await self._call(op, inputs, attributes, options(reference, deadline, outputs))
         async with self._opened(request, Budget(self._retry, deadline)) as stream:
             yield stream
 
@@ -190,6 +191,19 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+    async def _call(
+        self,
+        op: str,
+        inputs: Inputs,
+        attributes: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+        *,
+        whole: bool = False,
+    ) -> Request:
+        """Build the request of a call; copying tensors to shared memory takes a while."""
+        build = partial(core.call, op, inputs, attributes, options=options, whole=whole, lend=self._lend)
+        return build() if self._lend is None else await asyncio.to_thread(build)
 
     async def _health_or_none(self) -> Health | None:
         try:

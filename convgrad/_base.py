@@ -11,6 +11,7 @@ import httpx
 
 from convgrad._core import Request
 from convgrad._errors import InvalidParams
+from convgrad._inference import Lend
 from convgrad._keys import checked_key
 from convgrad._retry import Budget, Retry
 from convgrad._tensors import Bytes
@@ -30,6 +31,8 @@ class Base:
     """The configuration of a client."""
 
     _http: httpx.Client | httpx.AsyncClient
+    _lend: Lend | None = None
+    """Puts tensors in memory that the service shares."""
 
     def __init__(self, url: str | None, api_key: str | None, timeout: Timeout, retry: Retry | None) -> None:
         from convgrad import __version__

@@ -70,7 +70,7 @@ class Client(Base, Operations[Array]):
         `deadline` seconds the service stops and the call raises `DeadlineExceeded`. If the reply breaks off, the call
         is retried.
         """
-        request = core.call(op, inputs, attributes, options=options(reference, deadline), whole=True)
+        request = core.call(op, inputs, attributes, options=options(reference, deadline), whole=True, lend=self._lend)
         return self._result(request, deadline).array
 
     def run_detailed(
@@ -88,7 +88,7 @@ class Client(Base, Operations[Array]):
         `outputs` are the names of those to compute in the one call, such as `diff_weights`, `diff_bias` and `diff_src`
         of a weight gradient; by default the operation's own one.
         """
-        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs))
+        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs), lend=self._lend)
         return self._result(request, deadline)
 
     @contextmanager
@@ -106,7 +106,7 @@ class Client(Base, Operations[Array]):
 
         Of several `outputs` the tiles come one output after another. Nothing is retried once the reply has begun.
         """
-        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs))
+        request = core.call(op, inputs, attributes, options=options(reference, deadline, outputs), lend=self._lend)
         with self._opened(request, Budget(self._retry, deadline)) as stream:
             yield stream
 

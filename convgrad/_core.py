@@ -37,7 +37,7 @@ from convgrad._errors import (
 )
 from convgrad._events import Health
 from convgrad._graphs import Dump, GraphInputs, dump_of, graph_body
-from convgrad._inference import BINARY, HEAD_LENGTH, dump, inference
+from convgrad._inference import BINARY, HEAD_LENGTH, Lend, dump, inference
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Part, Tensor, part
 from convgrad._whole import Whole
@@ -107,16 +107,17 @@ def call(
     *,
     options: Mapping[str, Any],
     whole: bool = False,
+    lend: Lend | None = None,
 ) -> Request:
     """Build the request that computes `op`: for the binary API, or as multipart if that can't represent the call.
 
     The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests the
-    output alone, which is faster.
+    output alone, which is faster. `lend` puts tensors in memory that the service shares.
     """
     tensors = _parts(inputs, f64=options.get("reference") is True)
     lists = {name: value for name, value in inputs.items() if _is_list(value)}
-    whole = whole and sum(part.nbytes for part in tensors.values()) <= _SMALL
-    body = inference(tensors, lists, attributes or {}, options, whole=whole)
+    whole = whole and (lend is not None or sum(part.nbytes for part in tensors.values()) <= _SMALL)
+    body = inference(tensors, lists, attributes or {}, options, whole=whole, lend=lend)
     if body is None:
         return multipart_call(op, inputs, attributes, options=options)
     accept = BINARY if whole else _frames.MEDIA_TYPE

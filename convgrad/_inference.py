@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from convgrad._errors import InvalidParams
 from convgrad._multipart import Body, checked, joined
+from convgrad._shared import Loan
 from convgrad._tensors import Bytes, Part
 
-__all__ = ["BINARY", "HEAD_LENGTH", "dump", "inference"]
+__all__ = ["BINARY", "HEAD_LENGTH", "Lend", "dump", "inference"]
+
+Lend = Callable[[Part], Loan | None]
 
 BINARY = "application/octet-stream"
 HEAD_LENGTH = "Inference-Header-Content-Length"
@@ -32,11 +35,13 @@ def inference(
     options: Mapping[str, Any],
     *,
     whole: bool,
+    lend: Lend | None = None,
 ) -> Body | None:
     """Build the body of a call; None when the protocol can't represent it.
 
     `whole` requests the output's bytes in one piece, when the reply has no frames. Shapes come first, so that the
-    service can check the whole call before it receives a tensor.
+    service can check the whole call before it receives a tensor. What `lend` puts in shared memory stays there for as
+    long as the body exists.
     """
     if any(name in _NOT_ATTRIBUTES or name.startswith(_PREFIXES) for name in attributes):
         return None
@@ -45,7 +50,10 @@ def inference(
     if any(part.elements is None for part in tensors.values()):
         return None
     described = [_input(name, "INT64", [len(value)], 8 * len(value)) for name, value in lists.items()]
-    described += [_input(checked(name), part.dtype.oip, part.shape, part.size) for name, part in tensors.items()]
+    loans = {} if lend is None else {name: loan for name, part in tensors.items() if (loan := lend(part)) is not None}
+    inline = {name: part for name, part in tensors.items() if name not in loans}
+    described += [_lent(checked(name), tensors[name], loan) for name, loan in loans.items()]
+    described += [_input(checked(name), part.dtype.oip, part.shape, part.size) for name, part in inline.items()]
     parameters = dict(attributes)
     if "deadline_ms" in options:
         parameters["timeout"] = options["deadline_ms"] * 1000
@@ -59,12 +67,12 @@ def inference(
 
     def pieces() -> Iterator[Bytes]:
         yield head + shapes
-        for part in tensors.values():
+        for part in inline.values():
             assert part.elements is not None
             yield from part.elements()
 
-    length = len(head) + len(shapes) + sum(part.size for part in tensors.values())
-    return Body(BINARY, length, lambda: joined(pieces()), {HEAD_LENGTH: str(len(head))})
+    length = len(head) + len(shapes) + sum(part.size for part in inline.values())
+    return Body(BINARY, length, lambda: joined(pieces()), {HEAD_LENGTH: str(len(head))}, tuple(loans.values()))
 
 
 def dump(document: Mapping[str, Any]) -> bytes:
@@ -89,6 +97,11 @@ def _is_shape(value: Sequence[Any]) -> bool:
         isinstance(number, int | np.integer) and not isinstance(number, bool) and -_INT64 <= int(number) < _INT64
         for number in value
     )
+
+
+def _lent(name: str, part: Part, loan: Loan) -> dict[str, Any]:
+    place = {"shared_memory_region": loan.name, "shared_memory_byte_size": part.size}
+    return {"name": name, "datatype": part.dtype.oip, "shape": part.shape, "parameters": place}
 
 
 def _input(name: str, datatype: str, shape: Sequence[int], nbytes: int) -> dict[str, Any]:

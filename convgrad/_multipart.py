@@ -25,6 +25,8 @@ class Body:
     length: int
     pieces: Callable[[], Iterable[Bytes]]
     headers: Mapping[str, str] = field(default_factory=dict)
+    holds: tuple[object, ...] = ()
+    """What must exist until the service has read the request."""
 
 
 def multipart(request: bytes, parts: Mapping[str, Part]) -> Body:

@@ -18,13 +18,14 @@ _CLEAR = "\r\x1b[K"
 class ProgressBar:
     """Draw the progress of a call on one line, which is cleared at the end."""
 
-    def __init__(self, stream: TextIO, label: str) -> None:
+    def __init__(self, stream: TextIO, label: str, begins: str = "sending") -> None:
         self._stream = stream
         self._label = label
+        self._begins = begins
         self._drawn = ""
 
     def __enter__(self) -> Self:
-        self._draw(f"{self._label}: sending")
+        self._draw(f"{self._label}: {self._begins}")
         return self
 
     def __exit__(

@@ -30,8 +30,8 @@ LAYERS = ("api", "http", "replies", "calls", "intake", "pool", "telemetry")
 OUTSIDE = {
     "schemas": {"pydantic", "pydantic_core"},
     "kernels": {"numpy", "numba", "llvmlite"},
-    # matplotlib only where a report is drawn, frameworks only in the module of their name
-    "convgrad": {"numpy", "httpx", "ml_dtypes", "matplotlib", "torch", "jax"},
+    # matplotlib only where a report is drawn, pytest in the fixture, frameworks in the module of their name
+    "convgrad": {"numpy", "httpx", "ml_dtypes", "matplotlib", "pytest", "torch", "jax"},
 }
 # The import names of distributions where they differ, and what those are guaranteed to install.
 IMPORT_NAMES = {
@@ -258,9 +258,10 @@ def test_compiled_functions_do_not_validate() -> None:
     assert not raising
 
 
-def test_async_lives_in_the_service_and_the_async_client() -> None:
-    """Schemas and kernels are plain functions; in convgrad only the client has coroutines."""
-    quiet = [*of("schemas"), *of("kernels"), *(m for m in of("convgrad") if m != "convgrad._async_client")]
+def test_async_lives_in_the_service_and_the_async_clients() -> None:
+    """Schemas and kernels are plain functions; in convgrad only the clients have coroutines."""
+    clients = {"convgrad._async_client", "convgrad._local"}
+    quiet = [*of("schemas"), *of("kernels"), *(m for m in of("convgrad") if m not in clients)]
     assert not {m for m in quiet if any(isinstance(n, ast.AsyncFunctionDef) for n in ast.walk(modules()[m]))}
 
 

@@ -76,6 +76,11 @@ class Lease:
         self._held[id(segment)] = segment
         return segment
 
+    def adopt(self, segment: Segment) -> Segment:
+        """Own a segment that is not from the pool; return it."""
+        self._held[id(segment)] = segment
+        return segment
+
     def share(self, segment: Segment) -> Segment:
         """Own another lease of a segment's memory; return it."""
         shared = segment.share()

@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from convgrad._errors import Overloaded, RateLimited, TooLarge
 
-__all__ = ["Segment", "SegmentPool", "SegmentStats", "anonymous_file", "size_class"]
+__all__ = ["LentBlock", "Segment", "SegmentPool", "SegmentStats", "anonymous_file", "size_class"]
 
 _log = logging.getLogger(__name__)
 
@@ -107,12 +107,39 @@ class _Block:
         os.close(self.fd)
 
 
+class LentBlock:
+    """Memory that belongs to a client: an anonymous file of `size` bytes that is sealed against shrinking.
+
+    It does not count as memory of the pool. It owns `fd`, and ends when the last reference to it and to its segments is
+    gone. Raises `OSError` when it can't be mapped; the descriptor is then closed.
+    """
+
+    def __init__(self, pool: SegmentPool, fd: int, size: int) -> None:
+        self.id = pool.number()
+        self.fd = fd
+        self.size = size
+        weakref.finalize(self, _retire_lent, pool, fd, self.id)
+        self.memory = mmap.mmap(fd, size)
+
+    def segment(self, nbytes: int) -> Segment:
+        """Return the first `nbytes` as a segment."""
+        lease = np.frombuffer(self.memory, np.uint8)[:nbytes]
+        weakref.finalize(lease, id, self)  # a reference to this block for as long as the lease exists
+        return Segment(self, nbytes, lease)
+
+
+def _retire_lent(pool: SegmentPool, fd: int, number: int) -> None:
+    os.close(fd)
+    if pool.on_retire is not None:
+        pool.on_retire(number)
+
+
 class Segment:
     """A lease of `size` bytes of shared memory; workers map it by `id`, `fd` and `block_size`."""
 
     __slots__ = ("_lease", "block_size", "fd", "id", "size")
 
-    def __init__(self, block: _Block, size: int, lease: Lease) -> None:
+    def __init__(self, block: _Block | LentBlock, size: int, lease: Lease) -> None:
         self.id = block.id
         self.fd = block.fd
         self.block_size = block.size
@@ -210,6 +237,12 @@ class SegmentPool:
             # Into the idle list first: if the caller is cancelled meanwhile, the block is reused, not leaked.
             await asyncio.to_thread(self._grow, size)
         return self.acquire(nbytes, owner)
+
+    def number(self) -> int:
+        """Return a number that no other block has."""
+        with self._lock:
+            number, self._next_id = self._next_id, self._next_id + 1
+        return number
 
     def release(self, segment: Segment) -> None:
         """Return a segment; calling it again does nothing."""

@@ -16,7 +16,7 @@ import numpy as np
 from starlette.types import Receive
 
 from app.api.oip.known_heads import Head, Heads
-from app.api.oip.regions import Region, Regions
+from app.api.oip.regions import LentRegion, Region, Regions
 from app.api.oip.request import InferRequest, InputTensor, read_request
 from app.calls.call import Prepared
 from app.intake.coding import Decoder, decoder_of
@@ -240,6 +240,10 @@ class OipIntake:
 
     async def _place(self, tensor: InputTensor) -> None:
         """Allocate the memory of a tensor, and fill in data that is not binary."""
+        region = self._found.get(tensor.name)
+        if isinstance(region, LentRegion) and tensor.place is not None and tensor.place.offset == 0:
+            self._segments[tensor.name] = self._lease.adopt(region.segment(tensor.nbytes))
+            return
         if tensor.numbers is not None:
             with _named(tensor.name):
                 segment = await tensor.numbers.collect(tensor.dtype)

@@ -4,6 +4,9 @@ A client may truncate its memory at any time, which would kill a process that ha
 `pwritev` only return less. So bytes are copied between the region and the service's own segments, outside the event
 loop and without the GIL. Workers never see a client's memory, which may change during the call: a unit that runs twice
 has to read the same data.
+
+The exception is memory that a user of `convgrad.local()` lends: it can't shrink, and the client that lends it does not
+write to it during a call. Workers read it in place.
 """
 
 from __future__ import annotations
@@ -13,15 +16,16 @@ import os
 import re
 import stat
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from app.api.oip.request import Place
+from app.pool.buffers import LentBlock, Segment
 from convgrad._errors import CallerError, InvalidParams, InvalidRequest, NotFound, Unsupported
 from schemas.problems import safe_key
 
-__all__ = ["Region", "Regions", "Registry"]
+__all__ = ["LentRegion", "Region", "Regions", "Registry"]
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - where Linux has POSIX shared memory
 _NAME = re.compile(r"[A-Za-z0-9_.:@+=-]{1,128}")
@@ -77,16 +81,29 @@ class Region:
             raise InvalidRequest(f"the region {self.name} can't be written: {error.strerror}") from None
 
 
+class LentRegion(Region):
+    """Memory that the client of a local service lends for as long as it is connected; used in place."""
+
+    def __init__(self, name: str, block: LentBlock) -> None:
+        super().__init__(name, name, 0, block.size, os.dup(block.fd))
+        self._block = block
+
+    def segment(self, nbytes: int) -> Segment:
+        """Return the first `nbytes` of the region as a segment."""
+        return self._block.segment(nbytes)
+
+
 class Registry:
-    """The regions of every owner: a key can't see or use those of another."""
+    """The regions of every owner: a key can't see or use those of another. Regions that are lent have no owner."""
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
+        self.lent: dict[str, LentRegion] = {}
         self._owners: dict[str, Regions] = {}
 
     def of(self, owner: str) -> Regions:
         """Return the regions of a key."""
-        return self._owners.setdefault(owner, Regions(enabled=self.enabled))
+        return self._owners.setdefault(owner, Regions(enabled=self.enabled, lent=self.lent))
 
 
 class Regions:
@@ -96,8 +113,9 @@ class Regions:
     the extension is disabled.
     """
 
-    def __init__(self, *, enabled: bool) -> None:
+    def __init__(self, *, enabled: bool, lent: Mapping[str, LentRegion] | None = None) -> None:
         self._enabled = enabled
+        self._lent: Mapping[str, LentRegion] = {} if lent is None else lent
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: object, offset: object, byte_size: object) -> None:
@@ -148,8 +166,10 @@ class Regions:
 
     def find(self, place: Place) -> Region:
         """Return the region of a place; raises `InvalidParams` if it does not exist or does not contain the place."""
-        self._check_enabled()
-        region = self._regions.get(place.region)
+        region: Region | None = self._lent.get(place.region)
+        if region is None:
+            self._check_enabled()
+            region = self._regions.get(place.region)
         if region is None:
             raise InvalidParams(f"there is no shared memory region {safe_key(place.region)}", errors=[])
         if place.offset + place.byte_size > region.byte_size:

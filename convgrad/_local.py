@@ -1,0 +1,284 @@
+"""`convgrad.local()`: a client of a service of the user's own, started where none is running yet."""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+
+import httpx
+
+from convgrad._async_client import AsyncClient
+from convgrad._base import DEFAULT_TIMEOUT, ONCE, Timeout
+from convgrad._client import Client
+from convgrad._core import Request
+from convgrad._errors import ConvgradError, TimedOut, TransportError
+from convgrad._events import Health, Progress
+from convgrad._own_service import OwnService, open_service
+from convgrad._progress import ProgressBar
+from convgrad._retry import Budget, Retry
+from convgrad._shared import Gone, Loan, SharedMemory
+from convgrad._tensors import Part
+
+__all__ = ["AsyncLocalClient", "Local", "LocalClient", "local"]
+
+_URL = "http://localhost"  # over the Unix socket
+_POLL_S = 0.1
+# A service that restarts itself, for a processor that some of its code does not work on, closes the connection once.
+_STARTS = 2
+
+
+def local(
+    *,
+    workers: int = 0,
+    share: bool = True,
+    settings: Mapping[str, object] = MappingProxyType({}),
+    start_timeout: float = 300.0,
+    progress: bool | None = None,
+    timeout: Timeout = DEFAULT_TIMEOUT,
+    retry: Retry | None = Retry(),  # noqa: B008 - frozen
+) -> Local:
+    """Start a service on this machine, for ``with`` and ``async with``, which give a `Client` and an `AsyncClient`.
+
+    >>> with convgrad.local() as client:  # doctest: +SKIP
+    ...     dw = client.convolution_backward_weights(src, diff_dst, **attributes)
+
+    The service listens on Unix sockets in a folder that only this user can enter, and reads large tensors in memory
+    that it shares with the client. It has `workers` processes, 0 for one per processor; `settings` are others, such as
+    ``{"memory_limit": "2GB"}``, by their names on the page of the configuration. Other blocks and processes of the same
+    user that ask for the same service, unless they ask not to `share`, use the running one. It ends with its last user,
+    however that ends.
+
+    The block begins when the service is ready: usually after some seconds, and about a minute where the kernels have to
+    be compiled. `progress` shows a bar meanwhile, by default in terminals and notebooks. `timeout` and `retry` are
+    those of `Client`.
+
+    Entering raises `ConnectFailed` when the service is not installed (``pip install "convgrad[server]"``) or does not
+    start, `TimedOut` when it is not ready after `start_timeout` seconds, `OSError` without a folder for it. A call
+    raises `TransportError` when the service has ended.
+    """
+    chosen = {"workers": workers, **settings}
+    return Local(chosen, share=share, start_timeout=start_timeout, progress=progress, timeout=timeout, retry=retry)
+
+
+class Local:
+    """A service to be started, or shared; made by `local`. Each block that is entered is one user of it.
+
+    `open` returns a client without a block, for notebooks; its `close` leaves the service.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, object],
+        *,
+        share: bool,
+        start_timeout: float,
+        progress: bool | None,
+        timeout: Timeout,
+        retry: Retry | None,
+    ) -> None:
+        self._settings = settings
+        self._share = share
+        self._start_timeout = start_timeout
+        self._progress = progress
+        self._timeout = timeout
+        self._retry = retry
+        self._open: list[LocalClient | AsyncLocalClient] = []
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
+        return f"<convgrad.local, {given}, {len(self._open)} open>"
+
+    def open(self) -> LocalClient:
+        """Start the service, or share the running one; wait until it is ready and return a client of it."""
+        service, health = self._enter(threading.Event())
+        return LocalClient(service, health, self._timeout, self._retry)
+
+    def __enter__(self) -> LocalClient:
+        client = self.open()
+        self._open.append(client)
+        return client
+
+    def __exit__(self, *_: object) -> None:
+        client = self._open.pop()
+        assert isinstance(client, LocalClient)
+        client.close()
+
+    async def __aenter__(self) -> AsyncLocalClient:
+        abandoned = threading.Event()
+        try:
+            service, health = await asyncio.to_thread(self._enter, abandoned)
+        except asyncio.CancelledError:
+            abandoned.set()
+            raise
+        client = AsyncLocalClient(service, health, self._timeout, self._retry)
+        self._open.append(client)
+        return client
+
+    async def __aexit__(self, *_: object) -> None:
+        client = self._open.pop()
+        assert isinstance(client, AsyncLocalClient)
+        await client.aclose()
+
+    def _enter(self, abandoned: threading.Event) -> tuple[OwnService, Health]:
+        """Become a user of the service, and wait until it is ready, unless the caller has abandoned this."""
+        end = time.monotonic() + self._start_timeout
+        with self._bar() as bar:
+            for start in range(_STARTS):
+                service = open_service(self._settings, share=self._share, timeout=max(0.0, end - time.monotonic()))
+                try:
+                    return service, _wait(service, bar, end, abandoned)
+                except Gone:
+                    service.close()
+                    if start + 1 == _STARTS:
+                        raise TransportError(service.ended()) from None
+                except BaseException:
+                    service.close()
+                    raise
+        raise AssertionError
+
+    @contextmanager
+    def _bar(self) -> Iterator[ProgressBar | None]:
+        shown = self._progress
+        if shown is None:
+            shown = sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules)
+        if not shown:
+            yield None
+            return
+        with ProgressBar(sys.stderr, "starting the local service", "") as bar:
+            yield bar
+
+
+def _wait(service: OwnService, bar: ProgressBar | None, end: float, abandoned: threading.Event) -> Health:
+    """Wait until the service is ready. Raises `Gone` when it ends, `TimedOut`, and `ServiceError` when it gave up."""
+    with Client(_URL, uds=service.http, retry=ONCE, timeout=5.0) as client:
+        while True:
+            try:
+                health = client.health() if service.http.exists() else None
+            except ConvgradError:  # it has too much to do, or has just ended
+                health = None
+            if abandoned.is_set():
+                raise Gone
+            if health is not None and health.ready:
+                return health
+            if service.connection.ended:
+                raise Gone
+            if time.monotonic() > end:
+                cause = health.detail.get("cause") if health is not None else None
+                raise TimedOut(f"the local service was not ready in time{f': {cause}' if cause else ''}")
+            if health is not None and bar is not None:
+                bar.show(Progress(round(100 * float(health.detail.get("progress") or 0.0)), 100))
+            time.sleep(_POLL_S)
+
+
+class _Lending:
+    """What the clients of a local service have in common: shared memory, and how they look in a notebook."""
+
+    def __init__(self, service: OwnService, health: Health) -> None:
+        self.service = service
+        self._health = health
+        self._memory = SharedMemory(service.connection)
+
+    def lend(self, part: Part) -> Loan | None:
+        """Put a tensor in shared memory; raises `TransportError` when the service has ended."""
+        try:
+            return self._memory.lend(part)
+        except Gone:
+            raise TransportError(self.service.ended()) from None
+
+    def check(self, error: TransportError | None = None) -> None:
+        """Raise `TransportError` when the service has ended."""
+        if self.service.connection.ended:
+            raise TransportError(self.service.ended()) from error
+
+    def facts(self) -> dict[str, str]:
+        workers = self._health.detail.get("workers")
+        ended = self.service.connection.ended
+        return {
+            "service": f"process {self.service.pid}, {'ended' if ended else 'running'}",
+            "workers": str(workers.get("wanted") if isinstance(workers, dict) else "?"),
+            "target": str(self._health.detail.get("target", "?")),
+            "socket": str(self.service.http),
+        }
+
+    def text(self, name: str) -> str:
+        return f"<convgrad.{name}: {', '.join(f'{key} {value}' for key, value in self.facts().items())}>"
+
+    def html(self, name: str) -> str:
+        left = "style='text-align:left'"
+        rows = "".join(
+            f"<tr><th {left}>{html.escape(key)}</th><td {left}>{html.escape(value)}</td></tr>"
+            for key, value in self.facts().items()
+        )
+        return f"<table><caption>convgrad.{name}</caption>{rows}</table>"
+
+
+class LocalClient(Client):
+    """A `Client` of a local service, which ends when its last client is closed."""
+
+    def __init__(self, service: OwnService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
+        super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
+        self._local = _Lending(service, health)
+        self._lend = self._local.lend
+
+    @property
+    def service_pid(self) -> int:
+        """The service's process id."""
+        return self._local.service.pid
+
+    def __repr__(self) -> str:
+        return self._local.text("LocalClient")
+
+    def _repr_html_(self) -> str:
+        return self._local.html("LocalClient")
+
+    def close(self) -> None:
+        """Close the connections, and leave the service."""
+        super().close()
+        self._local.service.close()
+
+    def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
+        self._local.check()
+        try:
+            return super()._send_once(request, budget)
+        except TransportError as error:
+            self._local.check(error)
+            raise
+
+
+class AsyncLocalClient(AsyncClient):
+    """An `AsyncClient` of a local service, which ends when its last client is closed."""
+
+    def __init__(self, service: OwnService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
+        super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
+        self._local = _Lending(service, health)
+        self._lend = self._local.lend
+
+    @property
+    def service_pid(self) -> int:
+        """The service's process id."""
+        return self._local.service.pid
+
+    def __repr__(self) -> str:
+        return self._local.text("AsyncLocalClient")
+
+    def _repr_html_(self) -> str:
+        return self._local.html("AsyncLocalClient")
+
+    async def aclose(self) -> None:
+        """Close the connections, and leave the service."""
+        await super().aclose()
+        self._local.service.close()
+
+    async def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
+        self._local.check()
+        try:
+            return await super()._send_once(request, budget)
+        except TransportError as error:
+            self._local.check(error)
+            raise

@@ -1,0 +1,252 @@
+"""`convgrad.local()` with real processes: shared, killed, crashed, and cleaned up."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import convgrad
+from kernels.target import NAME, REFERENCE
+from tests.app.samples import SMALL, same_bits
+
+ROOT = Path(__file__).parents[2]
+SHM = Path("/dev/shm")
+INPUTS = SMALL.inputs()
+# Larger than what is sent over the socket.
+LARGE = np.arange(2 * 3 * 256 * 256, dtype=np.float32).reshape(2, 3, 256, 256) % 7
+SUMS = {"data_format": "NCX"}
+
+USER = """
+import sys, convgrad
+with convgrad.local(workers=1) as client:
+    print(client.service_pid, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A runtime folder of the test's own; no kernels are compiled."""
+    folder = Path(tempfile.mkdtemp(prefix="cg"))  # with a short name, because it will hold sockets
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv(NAME, REFERENCE.name)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def user() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Run a process that uses the local service until it is told to end; yields it and the service's process id."""
+    command = [sys.executable, "-c", USER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        try:
+            yield process, pid
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+@contextmanager
+def watched(pid: int) -> Iterator[int]:
+    """Open a descriptor that becomes readable when the process has ended."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def ends(descriptor: int, seconds: float) -> bool:
+    """Wait for the end of a watched process."""
+    return bool(select.select([descriptor], [], [], seconds)[0])
+
+
+def computes(client: convgrad.LocalClient) -> bool:
+    """Compute a small call, and one in shared memory, and compare both with the oracle."""
+    small = client.run(SMALL.op, INPUTS, SMALL.attributes())
+    large = client.run("BiasAddBackward", {"diff_dst": LARGE}, SUMS)
+    return same_bits(small, SMALL.expected(INPUTS)) and same_bits(large, LARGE.sum(axis=(0, 2, 3)))
+
+
+def test_a_block_has_a_service(runtime: Path) -> None:
+    """The block computes; after it the service ends by itself, and nobody else could enter its folder."""
+    with convgrad.local(workers=1) as client, watched(client.service_pid) as service:
+        assert computes(client)
+        assert (runtime / "convgrad").stat().st_mode & 0o777 == 0o700
+        assert not ends(service, 0)
+        client.close()
+        assert ends(service, 10)
+
+
+def test_async(runtime: Path) -> None:
+    """`async with` gives an asynchronous client, which shares the service with a blocking one."""
+
+    async def main() -> None:
+        local = convgrad.local(workers=1)
+        async with local as client, local as other:
+            assert client.service_pid == other.service_pid
+            results = await asyncio.gather(*(client.run("BiasAddBackward", {"diff_dst": LARGE}, SUMS) for _ in "abc"))
+            assert all(same_bits(result, LARGE.sum(axis=(0, 2, 3))) for result in results)
+
+    with convgrad.local(workers=1) as client:
+        asyncio.run(main())
+        assert computes(client)
+
+
+def test_shared_between_processes(runtime: Path) -> None:
+    """A second process uses the running service; it ends when both have left, whichever started it."""
+    with user() as (first, pid), watched(pid) as service:
+        with convgrad.local(workers=1) as client:
+            assert client.service_pid == pid
+            first.communicate("\n")
+            assert computes(client)
+            assert not ends(service, 0)
+        assert ends(service, 10)
+
+
+def test_other_parameters_are_another_service(runtime: Path) -> None:
+    """Services with other settings, and those that are not shared, have processes of their own."""
+    with (
+        convgrad.local(workers=1) as one,
+        convgrad.local(workers=1, settings={"queue_length": 3}) as two,
+        convgrad.local(workers=1, share=False) as three,
+    ):
+        assert len({one.service_pid, two.service_pid, three.service_pid}) == 3
+        assert computes(three)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_user_takes_the_service_along(runtime: Path, number: signal.Signals) -> None:
+    """When its only user is killed, the service ends, its workers too, and nothing is left in /dev/shm."""
+    before = set(SHM.iterdir())
+    with user() as (process, pid), watched(pid) as service:
+        children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+        assert children
+        process.send_signal(number)
+        assert ends(service, 5)
+        assert not [child for child in children if alive(child)]
+    assert set(SHM.iterdir()) <= before
+
+
+def test_a_child_of_a_killed_user_does_not_keep_the_service(runtime: Path) -> None:
+    """A forked child that still has the connection open does not count as a user."""
+    code = """
+import os, sys, convgrad
+with convgrad.local(workers=1) as client:
+    print(client.service_pid, flush=True)
+    if os.fork() == 0:
+        sys.stdin.readline()
+        os._exit(0)
+    os.kill(os.getpid(), 9)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as it:
+        assert it.stdout is not None
+        with watched(int(it.stdout.readline())) as service:
+            assert ends(service, 5)
+
+
+def test_a_crashed_service_is_noticed_and_replaced(runtime: Path) -> None:
+    """After the service is killed, a call says so at once; the next block starts another, in spite of what is left."""
+    with convgrad.local(workers=1) as client:
+        with watched(client.service_pid) as service:
+            os.kill(client.service_pid, signal.SIGKILL)
+            assert ends(service, 10)
+        message = rf"the local service \(process {client.service_pid}\) has ended"
+        for inputs in ({"diff_dst": LARGE}, {"diff_dst": LARGE[:, :, :4, :4]}):
+            with pytest.raises(convgrad.TransportError, match=message):
+                client.run("BiasAddBackward", inputs, SUMS)
+        assert "ended" in repr(client)
+        (folder,) = (runtime / "convgrad").iterdir()
+        assert (folder / "users").is_socket()  # left behind
+        with convgrad.local(workers=1) as other:
+            assert other.service_pid != client.service_pid
+            assert computes(other)
+
+
+def test_what_ended_services_left_is_removed(runtime: Path) -> None:
+    """Starting a service removes the folders of others that have ended, but not those of running ones."""
+    old = runtime / "convgrad" / "0123456789abcdef"
+    running = runtime / "convgrad" / "fedcba9876543210"
+    for folder in (old, running):
+        folder.mkdir(parents=True)
+        folder.parent.chmod(0o700)
+        (folder / "lock").touch()
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(folder / "http"))
+    with (running / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with convgrad.local(workers=1):
+            assert not old.exists()
+            assert running.exists()
+
+
+def test_a_service_that_can_not_start_says_why(runtime: Path) -> None:
+    """The error has the last line of the service's log."""
+    with pytest.raises(convgrad.ConnectFailed, match=r"ended while it started.*queue_length"):
+        convgrad.local(workers=1, settings={"queue_length": 0}).open()
+
+
+def test_a_folder_that_others_can_enter_is_not_used(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sockets are made only where nobody else can connect."""
+    (runtime / "convgrad").mkdir(mode=0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(runtime))
+    with convgrad.local(workers=1) as client:
+        assert f"{runtime}/convgrad-local-{os.getuid()}/" in repr(client)
+    (runtime / f"convgrad-local-{os.getuid()}").chmod(0o777)
+    with pytest.raises(OSError, match="only yours"):
+        convgrad.local(workers=1).open()
+
+
+def test_without_the_service_it_says_what_to_install(runtime: Path, tmp_path: Path) -> None:
+    """Where only the client is installed, the error names the extra."""
+    shutil.copytree(Path(convgrad.__file__).parent, tmp_path / "convgrad")
+    code = (
+        "import sys; from pathlib import Path; sys.path = [p for p in sys.path if not Path(p, 'app').is_dir()];"
+        "import convgrad; convgrad.local().open()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "ConnectFailed: the service is not installed here: pip install 'convgrad[server]'" in done.stderr
+
+
+def test_it_describes_itself(runtime: Path) -> None:
+    """Text and HTML say which service a client has."""
+    with convgrad.local(workers=1) as client:
+        for text in (repr(client), client._repr_html_()):
+            assert str(client.service_pid) in text
+            assert "running" in text
+            assert REFERENCE.name in text
+
+
+def test_progress_is_shown(runtime: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """While the service starts, a bar is drawn and then cleared."""
+    convgrad.local(workers=1, progress=True).open().close()
+    shown = capsys.readouterr().err
+    assert "starting the local service" in shown
+    assert shown.endswith("\r\x1b[K")
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process is running; a zombie is not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
