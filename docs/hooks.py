@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: the site has the pages outside `docs/` too, and every link leads where it leads in the repository."""
+"""Hooks of MkDocs: the site has the pages outside `docs/` too, and links lead where they lead in the repository."""
 
 from __future__ import annotations
 
