@@ -17,8 +17,8 @@ CONV: dict[str, dict[str, Any]] = {
     "defaults": {},
     "all": {"strides": [2, 1], "dilations": [1, 2], "group": 2, "pads": [1, 0, 2, 1], "kernel_shape": [3, 2]},
     "valid": {"auto_pad": "VALID", "strides": [2, 2]},
-    "same upper": {"auto_pad": "SAME_UPPER", "strides": [2, 3]},
-    "same lower": {"auto_pad": "SAME_LOWER", "strides": [2, 3]},
+    "same upper": {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+    "same lower": {"auto_pad": "SAME_LOWER", "strides": [2, 2]},
     "not set": {"auto_pad": "NOTSET", "pads": [1, 1, 1, 1]},
 }
 TRANSPOSED: dict[str, dict[str, Any]] = {

@@ -19,7 +19,10 @@ from tests.live import LiveService
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/test-frameworks installs it")
 ct = pytest.importorskip("convgrad.torch")
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+
 SIZES = {1: (7,), 2: (6, 5), 3: (4, 5, 3)}
+TINY = {1: (5,), 2: (4, 3), 3: (3, 4, 3)}
 LAYERS: dict[str, tuple[bool, dict[str, Any]]] = {
     "plain": (False, {"kernel_size": 3, "bias": False}),
     "all": (False, {"kernel_size": 2, "stride": 2, "padding": 1, "dilation": 2, "groups": 2}),
@@ -65,17 +68,19 @@ def client(service: LiveService) -> Iterator[Recording]:
         ct.use(None)
 
 
-def made(name: str, rank: int, dtype: Any = None, **backend: Any) -> tuple[Any, Any, Any]:
+def made(name: str, rank: int, dtype: Any = None, *, tiny: bool = False, **backend: Any) -> tuple[Any, Any, Any]:
     """Return a layer of PyTorch with small integer parameters, ours that took it over, and an input."""
+    n, shape, channels = (1, TINY[rank], (2, 2)) if tiny else (2, SIZES[rank], (4, 6))
+    channels = (4, 8) if name == "depthwise" else channels
     generator = torch.Generator().manual_seed(7)
     transposed, settings = LAYERS[name]
     kind = f"ConvTranspose{rank}d" if transposed else f"Conv{rank}d"
-    layer = getattr(torch.nn, kind)(4, 8 if name == "depthwise" else 6, **settings).to(dtype or torch.float32)
+    layer = getattr(torch.nn, kind)(*channels, **settings).to(dtype or torch.float32)
     with torch.no_grad():
         for values in layer.parameters():
             values.copy_(torch.randint(-4, 5, values.shape, generator=generator))
     ours = getattr(ct, kind).of(layer, ct.Backend(**backend))
-    src = torch.randint(-4, 5, (2, 4, *SIZES[rank]), generator=generator).to(dtype or torch.float32)
+    src = torch.randint(-4, 5, (n, channels[0], *shape), generator=generator).to(dtype or torch.float32)
     return layer, ours, src.requires_grad_()
 
 
@@ -87,7 +92,16 @@ def results(layer: Any, src: Any) -> list[Any]:
     return [dst.detach(), *torch.autograd.grad(dst, [src, *layer.parameters()], diff_dst)]
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+def taking_parameters(layer: Any) -> Any:
+    """Return a layer as a function of its input and parameters."""
+    names = [name for name, _ in layer.named_parameters()]
+
+    def run(src: Any, *parameters: Any) -> Any:
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (src,))
+
+    return run
+
+
 @pytest.mark.parametrize("forward", ["service", "torch"])
 @EVERY
 def test_layers_agree_with_pytorch(name: str, rank: int, forward: str) -> None:
@@ -113,24 +127,35 @@ def test_short_floats_are_rounded_once(name: str, dtype: Any) -> None:
 def test_gradcheck_and_gradgradcheck(name: str, rank: int) -> None:
     """The gradients, and those of the gradients, are those of finite differences, in float64."""
     _, ours, src = made(name, rank, torch.float64)
-    inputs = (src, *ours.parameters())
+    function, inputs = taking_parameters(ours), (src, *ours.parameters())
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
 
-    def run(src: Any, *parameters: Any) -> Any:
-        named = dict(zip([name for name, _ in ours.named_parameters()], parameters, strict=True))
-        return torch.func.functional_call(ours, named, (src,))
 
-    assert torch.autograd.gradcheck(run, inputs, fast_mode=True)
-    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+@EVERY
+def test_gradients_of_all_gradients_at_once(name: str, rank: int) -> None:
+    """A loss that has every gradient in it has PyTorch's derivatives: `gradgradcheck` looks at one after the other."""
+    theirs, ours, src = made(name, rank, torch.float64)
+    results = []
+    for layer in (ours, theirs):
+        dst = layer(src)
+        diff_dst = (torch.arange(dst.numel(), dtype=torch.float64) % 5 - 2).reshape(dst.shape).requires_grad_()
+        gradients = torch.autograd.grad(dst, [src, *layer.parameters()], diff_dst, create_graph=True)
+        loss = sum(gradient.pow(3).sum() for gradient in gradients)
+        results.append(torch.autograd.grad(loss, [src, layer.weight, diff_dst]))
+    for found, right in zip(*results, strict=True):
+        assert torch.equal(found, right)
 
 
 @pytest.mark.heavy
 @EVERY
 def test_gradcheck_of_every_element(name: str, rank: int) -> None:
     """The same for every element instead of random directions."""
-    _, ours, src = made(name, rank, torch.float64)
-    small = src.detach()[:1, ..., : 3 if rank == 2 else 7].clone().requires_grad_()
-    assert torch.autograd.gradcheck(ours, (small,))
-    assert torch.autograd.gradgradcheck(ours, (small,), fast_mode=rank == 3)
+    _, ours, src = made(name, rank, torch.float64, tiny=True)
+    function, inputs = taking_parameters(ours), (src, *ours.parameters())
+    assert torch.autograd.gradcheck(function, inputs)
+    if rank == 1:
+        assert torch.autograd.gradgradcheck(function, inputs)
 
 
 def test_the_functions_of_the_other_operations() -> None:
