@@ -74,7 +74,7 @@ class Users:
         asyncio.get_running_loop().call_soon(self._accept)  # one more may be waiting to be accepted
 
     def lend(self, descriptor: int, size: object) -> str:
-        """Register lent memory, whose descriptor is closed in any case; return its name.
+        """Register lent memory, which has this descriptor of the caller's; return its name.
 
         Raises `ValueError` for a file that could shrink under the service.
         """
@@ -84,10 +84,9 @@ class Users:
             seals = 0
         fits = type(size) is int and 0 < size <= os.fstat(descriptor).st_size
         if not (seals & fcntl.F_SEAL_SHRINK and fits):
-            os.close(descriptor)
             raise ValueError("lent memory must be an anonymous file of that size, sealed against shrinking")
         assert isinstance(size, int)
-        block = LentBlock(self._segments, descriptor, size)
+        block = LentBlock(self._segments, os.dup(descriptor), size)
         self._names += 1
         name = f"lent-{self._names}"
         self._regions.lent[name] = LentRegion(name, block)
@@ -140,6 +139,9 @@ class _User:
             self._answer(json.loads(data), descriptors)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self._send({"error": str(error)})
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def _answer(self, packet: dict[str, Any], descriptors: list[int]) -> None:
         if "forget" in packet:

@@ -26,11 +26,12 @@ from benchmarks.service_cases import APIS, ATTRIBUTES, CASES, OP, Api, Array, Ca
 from benchmarks.service_load import Call, Connection, latencies, throughput
 from benchmarks.service_report import markdown
 from benchmarks.service_servers import NotHad, PeakMemory, Server
-from benchmarks.service_shared import open_bare, open_shared
+from benchmarks.service_shared import open_bare, open_local, open_shared
 
 CLIENT = "Python client"
 SHARED = "/v2 shared memory"
 BARE = "bare kernels"
+LOCAL = "convgrad.local()"
 CALLERS = 4
 CALLS = {"tiny": 200, "medium": 40, "large": 8}
 """Calls per turn."""
@@ -52,6 +53,7 @@ class Contender:
 def contenders(servers: dict[str, Server]) -> Iterator[Contender]:
     """Return the client and every API whose server is available."""
     yield Contender(BARE, "none", open_bare, lambda found, _: found)
+    yield Contender(LOCAL, "own", open_local, lambda found, _: found)
     if "convgrad" in servers:
         yield Contender(CLIENT, "convgrad", _client(servers["convgrad"]), lambda found, _: found)
         yield Contender(SHARED, "convgrad", open_shared(servers["convgrad"].port), lambda found, _: found)

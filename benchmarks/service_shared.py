@@ -1,4 +1,4 @@
-"""Two more ways to compute a case: tensors in shared memory, so that only names are sent, and only the kernels."""
+"""More ways to compute a case: a local service, tensors in shared memory by hand, and only the kernels."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+import convgrad
 from benchmarks.contenders import Ours
 from benchmarks.service_cases import ATTRIBUTES, OP, Array, Case, post
 from benchmarks.service_load import Call, Connection
 
-__all__ = ["open_bare", "open_shared"]
+__all__ = ["open_bare", "open_local", "open_shared"]
 
 
 def open_bare(case: Case, stack: ExitStack) -> Call:
@@ -24,6 +25,13 @@ def open_bare(case: Case, stack: ExitStack) -> Call:
     stack.callback(ours.close)
     ours.call()  # may have to compile, and servers close idle connections meanwhile
     return ours.call
+
+
+def open_local(case: Case, stack: ExitStack) -> Call:
+    """Return a function that has a case computed by `convgrad.local()`; those of all callers share the service."""
+    client = stack.enter_context(convgrad.local(progress=False))
+    inputs: dict[str, Any] = {**case.inputs(), "weights_shape": case.weights_shape}
+    return lambda: client.run(OP, inputs, ATTRIBUTES)
 
 
 def open_shared(port: int) -> Callable[[Case, ExitStack], Call]:

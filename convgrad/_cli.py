@@ -20,6 +20,7 @@ from convgrad._client import Client
 from convgrad._dtypes import dtype_of_array
 from convgrad._errors import CallerError, ConvgradError, InvalidParams, ServiceError, TransportError
 from convgrad._events import Array, Result
+from convgrad._local import local
 from convgrad._npy import write_header
 from convgrad._options import Command, parser
 from convgrad._progress import ProgressBar
@@ -274,6 +275,8 @@ def _loaded(value: Any) -> Any:
 
 def _client(options: argparse.Namespace) -> Client:
     timeout = DEFAULT_TIMEOUT if options.timeout is None else options.timeout
+    if getattr(options, "local", False):
+        return local(timeout=timeout, progress=False if options.quiet else None).open()
     return Client(options.url, api_key=options.api_key, uds=options.uds, timeout=timeout)
 
 

@@ -49,6 +49,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     )
     _add_graph(command)
     _add_outputs(command)
+    _add_local(command)
     add("--reference", action="store_true", help="use the slow kernel that accumulates in float64")
     add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")
     add("-q", "--quiet", action="store_true", help="print errors only")
@@ -64,6 +65,12 @@ def _add_validate(command: argparse.ArgumentParser) -> None:
     _add_call(command)
     _add_graph(command)
     _add_outputs(command)
+
+
+def _add_local(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--local", action="store_true", help="use a service of your own on this machine, started if it does not run"
+    )
 
 
 def _add_outputs(command: argparse.ArgumentParser) -> None:
@@ -84,6 +91,7 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
     )
     _add_graph(command)
     add("--outputs", metavar="NAME", dest="output", help="what the result is, such as diff_bias")
+    _add_local(command)
     add("--png", metavar="FILE", help="draw the errors by tap, channel and ULP")
     add("--junit", metavar="FILE", help="write the verdict as JUnit XML")
     add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 import convgrad
+from convgrad._cli import main
 from kernels.target import NAME, REFERENCE
 from tests.app.samples import SMALL, same_bits
 
@@ -98,7 +99,7 @@ def test_a_block_has_a_service(runtime: Path) -> None:
 def test_async(runtime: Path) -> None:
     """`async with` gives an asynchronous client, which shares the service with a blocking one."""
 
-    async def main() -> None:
+    async def run() -> None:
         local = convgrad.local(workers=1)
         async with local as client, local as other:
             assert client.service_pid == other.service_pid
@@ -106,7 +107,7 @@ def test_async(runtime: Path) -> None:
             assert all(same_bits(result, LARGE.sum(axis=(0, 2, 3))) for result in results)
 
     with convgrad.local(workers=1) as client:
-        asyncio.run(main())
+        asyncio.run(run())
         assert computes(client)
 
 
@@ -242,6 +243,36 @@ def test_progress_is_shown(runtime: Path, capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().err
     assert "starting the local service" in shown
     assert shown.endswith("\r\x1b[K")
+
+
+def test_the_command(runtime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--local` computes and verifies without a service that somebody has started."""
+    np.save(tmp_path / "diff_dst.npy", LARGE)
+    given = ["BiasAddBackward", "--input", f"diff_dst={tmp_path / 'diff_dst.npy'}", "--attr", "data_format=NCX"]
+    result = str(tmp_path / "diff_bias.npy")
+    assert main(["run", *given, "--local", "-o", result]) == 0
+    assert same_bits(np.load(result), LARGE.sum(axis=(0, 2, 3)))
+    assert main(["verify", *given, "--local", "--result", result]) == 0
+    assert "PASS" in capsys.readouterr().out.upper()
+
+
+def test_the_fixture(runtime: Path, tmp_path: Path) -> None:
+    """Tests elsewhere get a client from the fixture, and the service ends with the session."""
+    (tmp_path / "conftest.py").write_text("from convgrad.testing import convgrad_client\n", encoding="utf-8")
+    (tmp_path / "test_it.py").write_text(
+        "import numpy\n"
+        "def test_it(convgrad_client):\n"
+        "    ones = numpy.ones((1, 2, 3, 1), numpy.float32)\n"
+        "    found = convgrad_client.run('BiasAddBackward', {'diff_dst': ones}, {'data_format': 'NCX'})\n"
+        "    assert found.tolist() == [3, 3]\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "1 passed" in done.stdout, done.stdout
+    (folder,) = (runtime / "convgrad").iterdir()
+    with (folder / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # waits until the service has ended
 
 
 def alive(pid: int) -> bool:
