@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -46,7 +46,6 @@ from app.main import create_app
 from app.pool.messages import Unfit
 from app.settings import Settings, unknown_variables
 from app.telemetry.logs import configure
-from app.users import Users
 from kernels.target import IMITATE, NAME, REFERENCE, SETTING
 
 __all__ = ["Server", "main", "parse_settings"]
@@ -90,14 +89,10 @@ def parse_settings(arguments: Sequence[str]) -> tuple[Settings, bool]:
 class Server(uvicorn.Server):
     """Let running calls finish after the first SIGTERM or SIGINT; exit at once after the second."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, ops: OpsPort | None = None) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, ops: OpsPort | None = None) -> None:
         super().__init__(config)
-        service: Service = app.state.service
         self._service = service
         self._ops = ops
-        self._users: Users | None = None
-        if (listener := service.settings.users_fd) is not None:
-            self._users = Users(listener, service.segments, app.state.oip.regions, self._on_last_user)
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.unfit: Unfit | None = None
@@ -118,17 +113,9 @@ class Server(uvicorn.Server):
         self.failed = True
         self.should_exit = True
 
-    def _on_last_user(self) -> None:
-        """Exit without waiting for calls: nobody is left to read a reply."""
-        _log.info("the last user has left: exiting")
-        self._service.draining = True
-        self.should_exit = True
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - none is given
         """Start listening and log the addresses."""
         self._loop = asyncio.get_running_loop()
-        if self._users is not None:
-            self._users.start()
         # Objects alive now stay alive: scanning them in every full collection would block the event loop for tens of
         # milliseconds.
         gc.collect()
@@ -191,8 +178,8 @@ def _address(listener: Any, *, secure: bool) -> str:
     return f"unix:{name}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until a signal; returns the exit status."""
+def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI], None] | None = None) -> int:
+    """Serve until a signal; returns the exit status. `prepare` is called with the application before it serves."""
     try:
         settings, check = parse_settings(sys.argv[1:] if arguments is None else arguments)
     except ValidationError as error:
@@ -201,12 +188,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(where + entry["msg"].removeprefix("Value error, "), file=sys.stderr)  # noqa: T201
         return 2
     configure(settings.log_format)
-    if settings.users_fd is not None:  # nobody rotates the log of a local service
-        logging.getLogger("convgrad.request").setLevel(logging.WARNING)
     for line in unknown_variables(os.environ):
         _log.warning("%s", line)
     try:
         app = create_app(settings)
+        if prepare is not None:
+            prepare(app)
         config = _server_config(settings, app)
         check_tls_files(settings)
         config.load()
@@ -223,11 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     service: Service = app.state.service
     service.unfit = tuple(os.environ.get(UNFIT, "").splitlines())
-    try:
-        server = Server(config, app, None if listener is None else OpsPort(service, listener))
-    except OSError as error:
-        print(f"users_fd: {error}", file=sys.stderr)  # noqa: T201
-        return 2
+    server = Server(config, service, None if listener is None else OpsPort(service, listener))
     try:
         server.run()
     except RuntimeError as error:

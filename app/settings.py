@@ -108,12 +108,6 @@ class Settings(BaseSettings):
     tls_client_ca: Path | None = Field(
         default=None, description="PEM file of CAs: only clients with a certificate signed by one are accepted."
     )
-    users_fd: int | None = Field(
-        default=None,
-        ge=3,
-        description="Inherited descriptor of a listening Unix socket; the service ends when the last connection to it "
-        "does. Used by convgrad.local().",
-    )
     workers: int = Field(
         default=0,
         ge=0,

@@ -38,10 +38,10 @@ def service_root() -> Path:
     )
 
 
-def command(arguments: Sequence[str]) -> list[str]:
+def command(arguments: Sequence[str], module: str = "app") -> list[str]:
     """Return the command that runs the service with these flags."""
     # -P: don't import another package named `app` from the working folder.
-    return [sys.executable, "-P", "-m", "app", *arguments]
+    return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def environment(root: Path, base: Mapping[str, str]) -> dict[str, str]:

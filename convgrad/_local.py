@@ -17,7 +17,7 @@ from convgrad._async_client import AsyncClient
 from convgrad._base import DEFAULT_TIMEOUT, ONCE, Timeout
 from convgrad._client import Client
 from convgrad._core import Request
-from convgrad._errors import ConvgradError, TimedOut, TransportError
+from convgrad._errors import ConnectFailed, ConvgradError, TimedOut, TransportError
 from convgrad._events import Health, Progress
 from convgrad._own_service import OwnService, open_service
 from convgrad._progress import ProgressBar
@@ -135,8 +135,8 @@ class Local:
                     return service, _wait(service, bar, end, abandoned)
                 except Gone:
                     service.close()
-                    if start + 1 == _STARTS:
-                        raise TransportError(service.ended()) from None
+                    if start + 1 == _STARTS or not service.is_locked():
+                        raise ConnectFailed(service.ended()) from None
                 except BaseException:
                     service.close()
                     raise
@@ -155,7 +155,7 @@ class Local:
 
 
 def _wait(service: OwnService, bar: ProgressBar | None, end: float, abandoned: threading.Event) -> Health:
-    """Wait until the service is ready. Raises `Gone` when it ends, `TimedOut`, and `ServiceError` when it gave up."""
+    """Wait until the service is ready. Raises `Gone` when it ends, and `TimedOut`."""
     with Client(_URL, uds=service.http, retry=ONCE, timeout=5.0) as client:
         while True:
             try:

@@ -57,6 +57,11 @@ class OwnService:
         """Leave it; it ends with its last user."""
         self.connection.close()
 
+    def is_locked(self) -> bool:
+        """Whether it, or another that runs in its folder, still lives."""
+        with _lock(self.folder) as lock:
+            return lock is None
+
     def ended(self) -> str:
         """Say that it has ended, with the last line of its log."""
         return f"the local service (process {self.pid}) has ended{_last_line(self.folder)}"
@@ -130,11 +135,11 @@ def _start(folder: Path, root: Path, settings: Mapping[str, Any], lock: int) -> 
         # Before the service exists: if this process dies meanwhile, the service finds a connection that is closed.
         connection = Connection(path)
         inherited = {name: value for name, value in os.environ.items() if not _is_setting(name)}
-        given = {**settings, "uds": folder / _HTTP, "users_fd": listener.fileno()}
+        given = {**settings, "uds": folder / _HTTP}
         variables = {f"CONVGRAD_{name.upper()}": str(value) for name, value in given.items()}
         try:
             process = subprocess.Popen(  # noqa: S603 - our own command
-                launch.command(()),
+                launch.command([str(listener.fileno())], "app.local"),
                 env=launch.environment(root, {**inherited, **variables}),
                 cwd=folder,
                 stdin=subprocess.DEVNULL,

@@ -51,7 +51,7 @@ class Connection:
             raise
 
     def hello(self, timeout: float) -> dict[str, Any]:
-        """Wait for the service's first packet: its `pid` and `version`. Raises `TimeoutError`."""
+        """Wait for the service's first packet: its `pid`. Raises `TimeoutError`."""
         self._socket.settimeout(timeout)
         found = self._receive()
         self._socket.settimeout(None)

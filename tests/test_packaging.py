@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
 import zipfile
 from email.parser import Parser
@@ -122,6 +123,22 @@ def test_the_client_is_light(installed: Path, tmp_path: Path) -> None:
     without = f"import sys; sys.modules.update(dict.fromkeys({HEAVY}))"
     done = run_python(installed, f"{without}; from convgrad import Client; import convgrad._cli", tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_has_a_local_service(installed: Path, tmp_path: Path) -> None:
+    """A script needs only the wheel, in a folder that has nothing else in it."""
+    code = (
+        "import convgrad, numpy\n"
+        "ones = numpy.ones((1, 2, 3, 4), 'f4')\n"
+        "with convgrad.local(workers=1) as client:\n"
+        "    found = client.run('BiasAddBackward', {'diff_dst': ones}, {'data_format': 'NCX'})\n"
+        "print(found)"
+    )
+    with tempfile.TemporaryDirectory(prefix="cg") as runtime:  # with a short name, because it will hold sockets
+        environment = {**plain_environment(), NAME: REFERENCE.name, "XDG_RUNTIME_DIR": runtime}
+        command = [str(installed), "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "[12. 12.]\n", done.stderr
 
 
 def test_the_wheel_serves(installed: Path, tmp_path: Path) -> None:

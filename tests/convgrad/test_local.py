@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import re
 import select
 import shutil
 import signal
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -140,9 +141,11 @@ def test_a_killed_user_takes_the_service_along(runtime: Path, number: signal.Sig
     with user() as (process, pid), watched(pid) as service:
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
         assert children
-        process.send_signal(number)
-        assert ends(service, 5)
-        assert not [child for child in children if alive(child)]
+        with ExitStack() as stack:
+            below = [stack.enter_context(watched(child)) for child in children]
+            process.send_signal(number)
+            assert ends(service, 5)
+            assert all(ends(child, 5) for child in below)
     assert set(SHM.iterdir()) <= before
 
 
@@ -200,7 +203,7 @@ def test_what_ended_services_left_is_removed(runtime: Path) -> None:
 
 def test_a_service_that_can_not_start_says_why(runtime: Path) -> None:
     """The error has the last line of the service's log."""
-    with pytest.raises(convgrad.ConnectFailed, match=r"ended while it started.*queue_length"):
+    with pytest.raises(convgrad.ConnectFailed, match=r"has ended.*queue_length"):
         convgrad.local(workers=1, settings={"queue_length": 0}).open()
 
 
@@ -245,6 +248,17 @@ def test_progress_is_shown(runtime: Path, capsys: pytest.CaptureFixture[str]) ->
     assert shown.endswith("\r\x1b[K")
 
 
+def test_the_page(runtime: Path) -> None:
+    """The examples of docs/local.md run as printed."""
+    page = (ROOT / "docs" / "local.md").read_text(encoding="utf-8")
+    first, opened, closed, *_ = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    command = [sys.executable, "-c", f"{first}\n{opened}\nprint(client)\n{closed}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    shape, client = done.stdout.splitlines()
+    assert shape == "(32, 64, 3, 3)"
+    assert client.startswith("<convgrad.LocalClient: service process ")
+
+
 def test_the_command(runtime: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--local` computes and verifies without a service that somebody has started."""
     np.save(tmp_path / "diff_dst.npy", LARGE)
@@ -273,11 +287,3 @@ def test_the_fixture(runtime: Path, tmp_path: Path) -> None:
     (folder,) = (runtime / "convgrad").iterdir()
     with (folder / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # waits until the service has ended
-
-
-def alive(pid: int) -> bool:
-    """Return whether a process is running; a zombie is not."""
-    try:
-        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except FileNotFoundError:
-        return False

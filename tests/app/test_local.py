@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import json
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from app.api.oip.regions import Registry
+from app.local import Users
 from app.pool.buffers import SegmentPool
-from app.users import Users
 
 SIZE = 1 << 16
 
@@ -46,55 +46,55 @@ class Scene:
         listener.bind(str(path))
         listener.listen()
         self.path = path
-        self.left = asyncio.Event()
+        self.left = threading.Event()
         self.retired: list[int] = []
         self.segments = SegmentPool(1 << 24, on_retire=self.retired.append)
         self.regions = Registry(enabled=False)
         self.first = self.connect()
-        self.users = Users(listener.detach(), self.segments, self.regions, self.left.set)
+        self.users = Users(listener, self.left.set)
+        self.users.attach(self.segments, self.regions)
         self.users.start()
 
     def connect(self) -> socket.socket:
         """Connect as a user."""
         user = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         user.connect(str(self.path))
-        user.setblocking(False)
+        user.settimeout(10)
         return user
 
-    async def answer(self, user: socket.socket) -> dict[str, Any]:
+    def answer(self, user: socket.socket) -> dict[str, Any]:
         """Return the next packet from the service."""
-        found: dict[str, Any] = json.loads(await asyncio.get_running_loop().sock_recv(user, 4096))
+        found: dict[str, Any] = json.loads(user.recv(4096))
         return found
 
-    async def lend(self, user: socket.socket, packet: bytes, *descriptors: int) -> dict[str, Any]:
+    def lend(self, user: socket.socket, packet: bytes, *descriptors: int) -> dict[str, Any]:
         """Send a packet with descriptors; return the answer."""
         socket.send_fds(user, [packet], descriptors) if descriptors else user.send(packet)
-        return await self.answer(user)
+        return self.answer(user)
 
 
-def play(path: Path, act: Callable[[Scene], Coroutine[Any, Any, None]]) -> None:
+def play(path: Path, act: Callable[[Scene], None]) -> None:
     """Run a scene, which ends with its last user."""
 
-    async def run() -> None:
-        scene = Scene(path / "users")
-        assert (await scene.answer(scene.first))["pid"] == os.getpid()
-        await act(scene)
+    scene = Scene(path / "users")
+    try:
+        assert scene.answer(scene.first)["pid"] == os.getpid()
+        act(scene)
+    finally:
         scene.first.close()
-        await asyncio.wait_for(scene.left.wait(), 10)
-        assert not scene.path.exists()
-
-    asyncio.run(run())
+        assert scene.left.wait(10)
+    assert not scene.path.exists()
 
 
 def test_it_ends_with_the_last_user(tmp_path: Path) -> None:
     """A service with two users does not end with the first that leaves."""
 
-    async def act(scene: Scene) -> None:
+    def act(scene: Scene) -> None:
         second = scene.connect()
-        await scene.answer(second)
+        scene.answer(second)
         second.close()
         with memory() as descriptor:  # an answer shows that the end of the other connection has been seen, too
-            await scene.lend(scene.first, json.dumps({"lend": SIZE}).encode(), descriptor)
+            scene.lend(scene.first, json.dumps({"lend": SIZE}).encode(), descriptor)
         assert not scene.left.is_set()
 
     play(tmp_path, act)
@@ -103,16 +103,16 @@ def test_it_ends_with_the_last_user(tmp_path: Path) -> None:
 def test_lent_memory_is_one_segment(tmp_path: Path) -> None:
     """What the user writes is read without a copy, until nothing refers to it; then workers are told to unmap it."""
 
-    async def act(scene: Scene) -> None:
+    def act(scene: Scene) -> None:
         with memory() as descriptor:
-            name = (await scene.lend(scene.first, json.dumps({"lend": SIZE}).encode(), descriptor))["region"]
+            name = (scene.lend(scene.first, json.dumps({"lend": SIZE}).encode(), descriptor))["region"]
             segment = scene.regions.lent[name].segment(8)
             os.pwrite(descriptor, b"gradient", 0)
         assert bytes(segment.view) == b"gradient"
         os.fstat(segment.fd)
         scene.first.send(json.dumps({"forget": name}).encode())
         with memory() as descriptor:
-            await scene.lend(scene.first, json.dumps({"lend": SIZE}).encode(), descriptor)
+            scene.lend(scene.first, json.dumps({"lend": SIZE}).encode(), descriptor)
         assert name not in scene.regions.lent
         assert bytes(segment.view) == b"gradient"  # a running call keeps it
         assert not scene.retired
@@ -141,11 +141,11 @@ def test_lent_memory_is_one_segment(tmp_path: Path) -> None:
 def test_what_is_not_lent(tmp_path: Path, packet: bytes, seals: int) -> None:
     """Memory that could shrink under the service, and packets that say nothing, are refused; no descriptor is kept."""
 
-    async def act(scene: Scene) -> None:
-        await scene.lend(scene.first, packet)  # without a descriptor
+    def act(scene: Scene) -> None:
+        scene.lend(scene.first, packet)  # without a descriptor
         before = open_files()
         with memory(seals) as descriptor:
-            assert "error" in await scene.lend(scene.first, packet, descriptor)
+            assert "error" in scene.lend(scene.first, packet, descriptor)
         assert open_files() == before
         assert not scene.regions.lent
 
