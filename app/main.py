@@ -15,8 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.api import console, graphs, rest
 from app.api import docs as docs_pages
-from app.api import graphs, rest
 from app.api import pages as ops_pages
 from app.api.oip import routes as oip
 from app.api.oip.errors import OipErrors
@@ -46,7 +46,16 @@ from convgrad._errors import (
 
 __all__ = ["create_app"]
 
-_ROUTERS = (graphs.router, rest.router, rpc.router, oip.router, ops_pages.health, ops_pages.router, docs_pages.router)
+_ROUTERS = (
+    graphs.router,
+    rest.router,
+    rpc.router,
+    oip.router,
+    ops_pages.health,
+    ops_pages.router,
+    console.router,
+    docs_pages.router,
+)
 
 # Limits of the route cache: the APIs have some dozens of paths, and other requests must not fill the memory.
 _MOST_PATHS = 256

@@ -15,6 +15,7 @@ from numba.extending import intrinsic
 
 from kernels.emit.compiler import jit
 from kernels.emit.intrinsics import call_tile
+from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import tile_table
 from kernels.target import target
 
@@ -103,8 +104,11 @@ class _Tile:
         self.flops = 2 * rows * 2 * width
 
     def __call__(self, count: int) -> None:
-        # the panel is read repeatedly: steps of 0 for all but the column, then the counts, the row, one segment
-        walk = np.array([0, 0, 1, 0, 0, 4, 1, max(1, count // self.PIXELS), self.PIXELS, 1, 30], np.int64)
+        # the panel is read repeatedly: steps of 0 for all but the column, in one segment
+        walk = np.zeros(1, Walk.dtype)
+        walk["panel"], walk["scalars"] = (0, 0, 1), (0, 0, 4)
+        walk["counts"] = (1, max(1, count // self.PIXELS), self.PIXELS)
+        walk["acc_step"], walk["segment"] = 1, 30
         places = (self._panel, self._scalars, self._offsets, self._sums)
         _tile(self._tile, walk.ctypes.data, *(each.ctypes.data for each in places))
 

@@ -51,8 +51,8 @@ def forced(problem: ConvProblem, choice: str) -> Iterator[None]:
                 patch(refuse, lambda *_: "not wanted")
         elif choice in WAYS:
             patch("kernels.forward.tiles.way_costs", lambda _: {choice: 0.0})
-            if target().dots == "amx":
-                patch("kernels.forward.cells.unit.ConvTransposeDots.refuse", lambda *_: "not wanted")
+            if target().dots:
+                patch("kernels.forward.cells.unit.ForwardDots.refuse", lambda *_: "not wanted")
         elif choice == "dots" and problem.forward:
             patch("kernels.forward.cells.unit.MOST_CYCLES", np.inf)
         elif choice == "dots":

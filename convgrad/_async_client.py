@@ -97,9 +97,12 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         attributes: Mapping[str, Any] | None = None,
         *,
         outputs: Sequence[str] | None = None,
+        reference: bool = False,
     ) -> dict[str, Any]:
         """Check a call without sending its tensors; see `Client.validate`."""
-        return core.object_of(await self._fetch(core.validation(op, inputs, attributes, outputs=outputs)))
+        return core.object_of(
+            await self._fetch(core.validation(op, inputs, attributes, options=options(reference, None, outputs)))
+        )
 
     async def verify(
         self,

@@ -66,8 +66,9 @@ class Client(Base, Operations[Array]):
         """Compute `op`, under any of its names, and return its output.
 
         `inputs` are arrays or paths of `.npy` files by name; `attributes` are those on the operation's page.
-        `reference` selects the slow kernel that accumulates in float64. After `deadline` seconds the service
-        stops and the call raises `DeadlineExceeded`. If the reply breaks off, the call is retried.
+        `reference` selects the slow kernel that accumulates in float64, and alone takes tensors of that dtype. After
+        `deadline` seconds the service stops and the call raises `DeadlineExceeded`. If the reply breaks off, the call
+        is retried.
         """
         request = core.call(
             op, inputs, attributes, options=options(reference, deadline), whole=True, sharing=self._sharing
@@ -122,12 +123,15 @@ class Client(Base, Operations[Array]):
         attributes: Mapping[str, Any] | None = None,
         *,
         outputs: Sequence[str] | None = None,
+        reference: bool = False,
     ) -> dict[str, Any]:
         """Check a call without sending its tensors; return its resolved attributes, output shapes, plan and cost.
 
         `inputs` are as for `run`, or `{"dtype": .., "shape": ..}`. Raises what the call would raise.
         """
-        return core.object_of(self._fetch(core.validation(op, inputs, attributes, outputs=outputs)))
+        return core.object_of(
+            self._fetch(core.validation(op, inputs, attributes, options=options(reference, None, outputs)))
+        )
 
     def verify(
         self,
@@ -141,8 +145,9 @@ class Client(Base, Operations[Array]):
     ) -> Report:
         """Compare `result`, of your own kernel, with the float64 reference of `op`; see `Report`.
 
-        `output` names what it is where the operation has several outputs, such as `diff_bias`. Raises what the call
-        would raise; a result that fails is not an error.
+        Inputs and result have the same dtype, which may be float64. `output` names what the result is where the
+        operation has several outputs, such as `diff_bias`. Raises what the call would raise; a result that fails is
+        not an error.
         """
         name = output or core.output_of(op, self.operations())
         request = core.verification(op, {**inputs, name: result}, attributes, options=options(False, deadline))

@@ -114,7 +114,7 @@ def call(
     The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests the
     output alone, which is faster. `sharing` is memory that the service shares.
     """
-    tensors = _parts(inputs)
+    tensors = _parts(inputs, f64=options.get("reference") is True)
     lists = {name: value for name, value in inputs.items() if _is_list(value)}
     whole = whole and (sharing is not None or sum(part.nbytes for part in tensors.values()) <= _SMALL)
     body = inference(op, tensors, lists, attributes or {}, options, whole=whole, sharing=sharing)
@@ -124,8 +124,11 @@ def call(
     return Request("POST", f"/v2/models/{_name(op)}/infer", f"{accept}, {_PROBLEM}", body)
 
 
-def _parts(inputs: Inputs) -> dict[str, Part]:
-    """Return the tensors among the inputs; an error names its input, and says what to do."""
+def _parts(inputs: Inputs, *, f64: bool) -> dict[str, Part]:
+    """Return the tensors among the inputs; an error names its input, and says what to do.
+
+    `f64` is whether the call may have tensors of that dtype.
+    """
     found = {}
     for name, value in inputs.items():
         if _is_list(value):
@@ -134,14 +137,27 @@ def _parts(inputs: Inputs) -> dict[str, Part]:
             found[name] = part(value)
         except Unsupported as error:
             raise Unsupported(f"{name}: {error.message}", data=error.data) from error
+        if found[name].dtype.name == "f64" and not f64:
+            raise Unsupported(
+                f"{name}: float64 is computed only with reference=True, slowly: convert it, for example with"
+                " .astype(numpy.float32)"
+            )
     return found
 
 
 def multipart_call(
-    op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, options: Mapping[str, Any]
+    op: str,
+    inputs: Inputs,
+    attributes: Mapping[str, Any] | None = None,
+    *,
+    options: Mapping[str, Any],
+    verified: bool = False,
 ) -> Request:
-    """Build the multipart request that computes `op`, with lists in its JSON and a part for each tensor."""
-    tensors = _parts(inputs)
+    """Build the multipart request that computes `op`, with lists in its JSON and a part for each tensor.
+
+    A result that is to be `verified` is among the inputs.
+    """
+    tensors = _parts(inputs, f64=verified or options.get("reference") is True)
     stated: dict[str, Any] = {name: value for name, value in inputs.items() if _is_list(value)}
     # A .npy file can't name bfloat16, so the request does.
     stated |= {name: {"dtype": "bf16"} for name, sent in tensors.items() if sent.dtype.name == "bf16"}
@@ -153,7 +169,7 @@ def verification(
     op: str, inputs: Inputs, attributes: Mapping[str, Any] | None = None, *, options: Mapping[str, Any]
 ) -> Request:
     """Build the multipart request that verifies a result, which is among the inputs."""
-    computed = multipart_call(op, inputs, attributes, options=options)
+    computed = multipart_call(op, inputs, attributes, options=options, verified=True)
     return replace(computed, path=_op_path(op) + "/verify", accept="application/json")
 
 
@@ -162,15 +178,14 @@ def validation(
     inputs: Inputs,
     attributes: Mapping[str, Any] | None = None,
     *,
-    outputs: Sequence[str] | None = None,
+    options: Mapping[str, Any],
 ) -> Request:
     """Build the request that checks `op` by the dtypes and shapes of its tensors."""
     stated = {
         name: value if _is_list(value) or isinstance(value, Mapping) else part(value).describe()
         for name, value in inputs.items()
     }
-    asked = {} if outputs is None else {"options": {"outputs": list(outputs)}}
-    text = dump({"attributes": attributes or {}, "inputs": stated, **asked})
+    text = dump({"attributes": attributes or {}, "inputs": stated, **({"options": options} if options else {})})
     body = Body("application/json", len(text), lambda: [text])
     return Request("POST", _op_path(op) + "/validate", body=body)
 

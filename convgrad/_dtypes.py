@@ -31,6 +31,8 @@ DTYPES: dict[str, DType] = {
         DType("f16", "FP16", np.dtype("<f2"), "<f2", 2),
         # NumPy has no bfloat16: ml_dtypes writes it as two void bytes.
         DType("bf16", "BF16", np.dtype(ml_dtypes.bfloat16), "<V2", 2),
+        # Only the reference kernel computes f64.
+        DType("f64", "FP64", np.dtype("<f8"), "<f8", 8),
         DType("s32", "INT32", np.dtype("<i4"), "<i4", 4),
         # Only the Open Inference Protocol API uses s64, for shapes.
         DType("s64", "INT64", np.dtype("<i8"), "<i8", 8),

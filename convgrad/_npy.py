@@ -32,9 +32,9 @@ _MAX_BYTES = 2**63 - 1
 # NumPy leaves room for the first axis to grow in place; the same room gives the same bytes as `numpy.save`.
 _GROWTH_DIGITS = 21
 
-_ITEMSIZES = {"f4": 4, "f2": 2, "i4": 4, "i8": 8, "u2": 2, "V2": 2}
+_ITEMSIZES = {"f4": 4, "f2": 2, "f8": 8, "i4": 4, "i8": 8, "u2": 2, "V2": 2}
 _ALLOWED = {order + kind: size for kind, size in _ITEMSIZES.items() for order in "<>"} | {"|V2": 2}
-_PLAIN = {"f4": "f32", "f2": "f16", "i4": "s32", "i8": "s64"}
+_PLAIN = {"f4": "f32", "f2": "f16", "f8": "f64", "i4": "s32", "i8": "s64"}
 _BF16 = ("V2", "u2")
 _PRINTABLE_DESCR = re.compile(r"[<>|=]?[A-Za-z][0-9]{0,4}")
 

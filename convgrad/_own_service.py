@@ -8,7 +8,6 @@ lock over to it; everyone else connects.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -28,6 +27,9 @@ from typing import Any
 from convgrad import _launch as launch
 from convgrad._errors import ConnectFailed, TimedOut
 from convgrad._shared import Connection, Gone
+
+if sys.platform != "win32":  # the client itself works there too
+    import fcntl
 
 __all__ = ["OwnService", "open_service"]
 

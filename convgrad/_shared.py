@@ -9,11 +9,11 @@ in /dev/shm, however either of them ends. Blocks are reused, because fresh pages
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import mmap
 import os
 import socket
+import sys
 import threading
 import weakref
 from collections import deque
@@ -23,6 +23,9 @@ import numpy as np
 
 from convgrad._events import Array
 from convgrad._tensors import PIECE, Part
+
+if sys.platform != "win32":  # the client itself works there too
+    import fcntl
 
 __all__ = ["Connection", "Gone", "Loan", "SharedMemory"]
 

@@ -29,7 +29,7 @@ _LISTS = frozenset(
     }
 )
 _INTEGERS = re.compile(r"-?[0-9]+(,-?[0-9]+)*,?")
-_DESCRIBED = re.compile(r"(f32|f16|bf16):([0-9]+(?:,[0-9]+)*)")
+_DESCRIBED = re.compile(r"(f32|f16|bf16|f64):([0-9]+(?:,[0-9]+)*)")
 
 
 @dataclass(frozen=True, slots=True)

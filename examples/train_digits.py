@@ -30,7 +30,6 @@ Array = npt.NDArray[np.float32]
 Parameters = dict[str, Array]
 
 BATCH = 64
-PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "train_digits.png"
 
 
 class Convolution:
@@ -132,7 +131,7 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service (%(default)s)")
     parser.add_argument("--wait", type=float, default=60, help="seconds to wait for the service (%(default)s)")
     parser.add_argument("--epochs", type=int, default=15, help="passes over the digits (%(default)s)")
-    parser.add_argument("--picture", type=Path, default=PICTURE, help="where to write the loss curve")
+    parser.add_argument("--picture", type=Path, default=Path("train_digits.png"), help="where to write the loss curve")
     arguments = parser.parse_args()
     with convgrad.Client(arguments.url) as client:
         try:

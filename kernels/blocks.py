@@ -78,7 +78,7 @@ class Sums:
     """Those that make up for laying a slab out."""
 
     line_positions: int = 64
-    """Positions of a line that are not cut apart, so that vectors and walks are long (ConvTranspose on AMX as well)."""
+    """Positions of a line that are not cut apart, so that vectors and walks are long (forward operations as well)."""
 
     # chunks of both kinds of weight gradients: what is added up by itself, and may be shared out
 
@@ -161,7 +161,7 @@ class Sums:
     bias_row: int = 256
     """Values of the lines that short rows of channels are joined to."""
 
-    # ConvTranspose on AMX (`kernels.forward.cells`)
+    # forward operations on products of bf16 (`kernels.forward.cells`)
 
     cell_pixels: int = 2048
     """Dst pixels of a cell at the most: their sums, 256 KiB, are a part of the second cache."""

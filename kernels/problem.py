@@ -24,12 +24,14 @@ OpName = Literal[
     "BiasAdd",
     "BiasAddBackward",
 ]
-DTypeName = Literal["f32", "f16", "bf16"]
+DTypeName = Literal["f32", "f16", "bf16", "f64"]
 Ints = tuple[int, ...]
 
 
-def storage_dtype(dtype: str) -> np.dtype[np.float32] | np.dtype[np.uint16]:
-    """Return the NumPy dtype that stores `dtype`: f32 as itself, f16 and bf16 as their 16 bits."""
+def storage_dtype(dtype: str) -> np.dtype[np.float32] | np.dtype[np.float64] | np.dtype[np.uint16]:
+    """Return the NumPy dtype that stores `dtype`: f32 and f64 as themselves, f16 and bf16 as their 16 bits."""
+    if dtype == "f64":
+        return np.dtype(np.float64)
     return np.dtype(np.float32) if dtype == "f32" else np.dtype(np.uint16)
 
 
@@ -210,7 +212,7 @@ class ConvProblem:
         return shapes[self.computes]
 
     @property
-    def output_dtype(self) -> np.dtype[np.float32] | np.dtype[np.uint16]:
+    def output_dtype(self) -> np.dtype[np.float32] | np.dtype[np.float64] | np.dtype[np.uint16]:
         """NumPy dtype in which the result is stored."""
         return storage_dtype(self.dtype)
 

@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import LINE_TAPS
+from kernels.emit.intrinsics import SEGMENT_LOG
+from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import DIRECT, FROM_MEMORY, LANE_ROWS, LANEWISE, tile_entries, tile_table
 from kernels.plan import Storage
 from kernels.problem import ConvProblem
@@ -79,15 +82,26 @@ def _prove_tile(name: str, address: int, kind: int, rows: int, rng: np.random.Ge
     scalars = rng.integers(-9, 10, (rows, positions, width if kind == LANEWISE else 1)).astype(np.float32)
     sums = rng.integers(-9, 10, (rows, lanes)).astype(np.float32)
     factors = np.broadcast_to(scalars, (rows, positions, lanes)) if scalars.shape[2] == 1 else scalars
-    expected = sums + (panel * factors).sum(1, dtype=np.float32)
+    products = (panel * factors).sum(1, dtype=np.float32)
+    start = rng.integers(-9, 10, lanes).astype(np.float32)
     step = scalars.strides[1]
-    walk = np.array(
-        [ROWS * COLUMNS, COLUMNS, 1, ROWS * COLUMNS * step, COLUMNS * step, step, OUTER, ROWS, COLUMNS, 1, 6], np.int64
+    walk = row_of(
+        Walk,
+        panel=(ROWS * COLUMNS, COLUMNS, 1),
+        scalars=(ROWS * COLUMNS * step, COLUMNS * step, step),
+        counts=(OUTER, ROWS, COLUMNS),
+        acc_step=1,
+        segment=SEGMENT_LOG,
+        start=0,
+        groups=0,
+        group_bytes=0,
     )
     offsets = np.arange(rows) * scalars.strides[0]
-    _TILE(address)(*(each.ctypes.data for each in (walk, panel, scalars, offsets, sums)))
-    if (sums != expected).any():
-        raise ArithmeticError(f"{name} is wrong")
+    for place, expected in ((0, sums + products), (start.ctypes.data, start + products)):
+        walk["start"] = place
+        _TILE(address)(*(each.ctypes.data for each in (walk, panel, scalars, offsets, sums)))
+        if (sums != expected).any():
+            raise ArithmeticError(f"{name} is wrong")
 
 
 def _prove_taps(name: str, address: int, rows: int, dtype: str, rng: np.random.Generator) -> None:
@@ -104,7 +118,17 @@ def _prove_taps(name: str, address: int, rows: int, dtype: str, rng: np.random.G
     )
     line = narrow.strides[0]
     group = 4 * target().lanes
-    walk = np.array([0, 0, line, 0, 0, line, 1, 1, COLUMNS, 1, 6, 3, group], np.int64)
+    walk = row_of(
+        Walk,
+        panel=(0, 0, line),
+        scalars=(0, 0, line),
+        counts=(1, 1, COLUMNS),
+        acc_step=1,
+        segment=SEGMENT_LOG,
+        start=0,
+        groups=3,
+        group_bytes=group,
+    )
     offsets = np.concatenate([places @ np.array(wide.strides[:2]), np.arange(taps) * sums.strides[0]]).astype(np.int64)
     _TILE(address)(*(each.ctypes.data for each in (walk, narrow, wide, offsets, sums)))
     if (sums != expected).any():

@@ -15,12 +15,12 @@ from kernels.problem import ConvProblem, Dims
 __all__ = ["REFERENCE", "narrow", "widen"]
 
 Array = npt.NDArray[np.float64]
-Storage = npt.NDArray[np.float32] | npt.NDArray[np.uint16]
+Storage = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uint16]
 
 
 def widen(stored: Storage, dtype: str) -> Array:
-    """Return the values of a stored tensor (f16 and bf16 as their bits) in float64, exactly."""
-    if dtype == "f32":
+    """Return the values of a stored tensor (f16 and bf16 as their bits) in float64, exactly, as a copy."""
+    if dtype in ("f32", "f64"):
         return stored.astype(np.float64)
     if dtype == "f16":
         return stored.view(np.float16).astype(np.float64)
@@ -36,9 +36,11 @@ def read(stored: Storage, dtype: str, absolute: bool) -> Array:
 def narrow(values: Array, dtype: str) -> Storage:
     """Round float64 values to the storage of `dtype`, to nearest even.
 
-    f32 and f16 round once; NumPy has no bfloat16, so that one goes over an f32 rounded to odd, which keeps the
-    second rounding exact.
+    f32 and f16 round once, f64 stays; NumPy has no bfloat16, so that one goes over an f32 rounded to odd, which keeps
+    the second rounding exact.
     """
+    if dtype == "f64":
+        return values
     if dtype == "f32":
         with np.errstate(over="ignore"):
             return values.astype(np.float32)

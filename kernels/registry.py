@@ -24,14 +24,10 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 if target().dots:  # compiled only where the processor can run it
+    from kernels.forward.cells.unit import FWD_DOTS
     from kernels.gradient.dots.unit import BWD_DOTS
 
-    KERNELS = (BWD_DOTS, *KERNELS)
-
-if target().dots == "amx":
-    from kernels.forward.cells.unit import FWD_DOTS
-
-    KERNELS = (FWD_DOTS, *KERNELS)
+    KERNELS = (*FWD_DOTS, BWD_DOTS, *KERNELS)
 
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:
@@ -58,11 +54,11 @@ def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False) -> 
     """Choose a kernel for `problem` and cut the work into units for `workers`.
 
     The bits of the result depend on the problem alone: more workers get more units, but every sum is formed in the
-    same order. With `reference` the float64 kernel is taken.
+    same order. With `reference` the float64 kernel is taken, and always for f64, which no other kernel has.
     """
     refusals: list[str] = []
     with in_passing():  # who plans need not be who computes
-        for kernel in candidates(reference):
+        for kernel in candidates(reference or problem.dtype == "f64"):
             reason = kernel.refuse(problem)
             if reason is None:
                 units, scratch_bytes = kernel.units(problem, workers)
@@ -82,8 +78,8 @@ def run_unit(
 ) -> bool:
     """Do one unit of a plan in this thread, without the GIL while it computes.
 
-    `inputs` and `output` are C-contiguous with the problem's shapes, f32 as float32, f16 and bf16 as the uint16 that
-    hold their bits; `scratch` holds `plan.scratch_bytes`. `stop` is asked every few milliseconds of work.
+    `inputs` and `output` are C-contiguous with the problem's shapes, f32 and f64 as such, f16 and bf16 as the uint16
+    that hold their bits; `scratch` holds `plan.scratch_bytes`. `stop` is asked every few milliseconds of work.
 
     Returns False when `stop` ended the work early; the unit's part of the output is then undefined.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from schemas.rows import DTYPE_NAMES, WEIGHTS_FORMATS, AttributeRow, TensorRow
+from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES, WEIGHTS_FORMATS, AttributeRow, TensorRow
 from schemas.tables import OPERATIONS, CalledOperation, find_operation
 
 __all__ = ["describe", "example", "list_operations", "weights_layouts"]
@@ -47,6 +47,7 @@ def describe(op: str) -> dict[str, Any]:
         "inputs": [_tensor(called, row, index) for index, row in enumerate(operation.inputs)],
         "outputs": [_tensor(called, row, index) for index, row in enumerate(operation.outputs)],
         "dtypes": list(DTYPE_NAMES),
+        "reference_dtypes": list(REFERENCE_DTYPES),
         "ranks": list(operation.ranks),
         "layouts": {
             "data": dict(_DATA_LAYOUTS),
@@ -106,8 +107,11 @@ def weights_layouts(called: CalledOperation) -> dict[str, dict[str, str]]:
     }
 
 
-def example(called: CalledOperation) -> dict[str, Any]:
-    """Return a small valid call: attributes, and inputs as dtype and shape, as for `ops.validate`."""
+def example(called: CalledOperation, *, channels: tuple[int, int] = (16, 8)) -> dict[str, Any]:
+    """Return a small valid call: attributes, and inputs as dtype and shape, as for `ops.validate`.
+
+    `channels` are those of the tensors with 4 x 4 and with 8 x 8 pixels.
+    """
     names = called.wire_names
     attributes: dict[str, Any] = {"data_format": "NCX"}
     if called.operation.convolves:
@@ -120,7 +124,8 @@ def example(called: CalledOperation) -> dict[str, Any]:
             names["weights_format"]: "IOX" if called.operation.transposed else "OIX",
         }
     # The same layer in both directions: the transposed convolution turns 4 x 4 into 8 x 8.
-    large, small, weights = [1, 8, 8, 8], [1, 16, 4, 4], [16, 8, 4, 4]
+    of_small, of_large = channels
+    large, small, weights = [1, of_large, 8, 8], [1, of_small, 4, 4], [of_small, of_large, 4, 4]
     src, dst = (small, large) if called.operation.transposed else (large, small)
     shapes = {"src": src, "diff_dst": dst, "weights": weights}
     if called.operation.name == "BiasAdd":

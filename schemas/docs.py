@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from schemas.describe import example, weights_layouts
-from schemas.rows import DTYPE_NAMES, AttributeRow, Operation, TensorRow
+from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES, AttributeRow, Operation, TensorRow
 from schemas.tables import OPERATIONS, CalledOperation, find_operation
 
 __all__ = ["main", "pages", "stale"]
@@ -96,6 +96,7 @@ def _page(operation: Operation) -> str:
         "",
         f"Called as {names}.",
         f"Tensors are {', '.join(DTYPE_NAMES)}, all of a call the same, with {_AXES[operation.ranks]} spatial axes.",
+        f"With `options.reference` and in verifications they may be {', '.join(REFERENCE_DTYPES)}.",
         "Specified in " + " and ".join(f"`{page}`" for page in operation.pages) + ".",
         "",
         "## Attributes",

@@ -14,7 +14,7 @@ from typing import Any
 from convgrad._errors import InvalidParams, UnknownOperation, Unsupported
 from schemas.ops import ResolvedOp, resolve
 from schemas.problems import Problem, dims, invalid_params, problem, safe_key
-from schemas.rows import DTYPE_NAMES
+from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES
 from schemas.shapes import INT64_MAX
 from schemas.tables import OPERATIONS, CalledOperation, find_operation
 from schemas.tensors import TensorMeta
@@ -253,6 +253,8 @@ class _Reader:
         dtype = entry.get("dtype")
         if dtype not in (*DTYPE_NAMES, "s32"):
             rule = f"{label}: the dtype of tensor {number} must be {', '.join(DTYPE_NAMES)}, or s32 for a shape"
+            if dtype in REFERENCE_DTYPES:
+                rule += f", but is {dtype}: make single calls with options.reference"
             self._wrong([*loc, "dtype"], rule, "unsupported_dtype")
             return None
         shape = self._sizes(entry.get("shape"), [*loc, "shape"], label, number)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.problems import Problem, members_problem, number, problem, safe_key
-from schemas.rows import DTYPE_NAMES, MAX_DIMS
+from schemas.rows import DTYPE_NAMES, MAX_DIMS, REFERENCE_DTYPES
 from schemas.shapes import INT32_MAX
 from schemas.spelling import same_value
 from schemas.tables import CalledOperation, near_miss
@@ -88,8 +88,8 @@ def _tensor(name: str, value: object, key: str, ranks: tuple[int, ...], found: I
     meta = read_meta(value, ["inputs", key], problems)
     if meta is None:
         return
-    if meta.dtype not in DTYPE_NAMES:
-        msg = f"{key} must be {', '.join(DTYPE_NAMES[:-1])} or {DTYPE_NAMES[-1]}"
+    if meta.dtype not in (*DTYPE_NAMES, *REFERENCE_DTYPES):
+        msg = f"{key} must be {', '.join(DTYPE_NAMES[:-1])} or {DTYPE_NAMES[-1]}, or f64 with options.reference"
         wrong = problem(["inputs", key, "dtype"], msg, "unsupported_dtype")
         found.unsupported = found.unsupported or wrong
         problems.append(wrong)

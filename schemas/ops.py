@@ -14,12 +14,12 @@ from schemas.geometry import Geometry, infer_geometry
 from schemas.memo import Memo, key_of
 from schemas.problems import Problem, dims, invalid_params, problem
 from schemas.resolved import ResolvedOp
-from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS
+from schemas.rows import DATA_FORMATS, REFERENCE_DTYPES, WEIGHTS_FORMATS
 from schemas.shapes import INT64_MAX, data_shape, elements
 from schemas.tables import find_operation
 from schemas.tensors import TensorMeta, TensorSpec
 
-__all__ = ["ResolvedOp", "TensorMeta", "TensorSpec", "from_dump", "resolve"]
+__all__ = ["ResolvedOp", "TensorMeta", "TensorSpec", "from_dump", "require_reference", "resolve"]
 
 
 def resolve(
@@ -37,7 +37,7 @@ def resolve(
     `outputs` are the names of the outputs asked for, in either spelling; by default the operation's own one.
 
     Raises `UnknownOperation`; `InvalidParams` with all broken rules; `Unsupported` for a dtype other than
-    f32, f16 and bf16.
+    f32, f16, bf16, and f64, for which see `require_reference`.
     """
     key = key_of(name, attributes, inputs, outputs) if output is None else None
     known = _MEMO.get(key)
@@ -45,6 +45,15 @@ def resolve(
 
 
 _MEMO = Memo()
+
+
+def require_reference(op: ResolvedOp) -> None:
+    """Raise `Unsupported` for a dtype that no other kernel than the reference computes."""
+    if op.dtype in REFERENCE_DTYPES:
+        rule = f"is {op.dtype}, which only the reference kernel computes, slowly: send f32, or set options.reference"
+        names = [op.wire_name(spec.name) for spec in op.inputs]
+        problems = [problem(["inputs", name, "dtype"], f"{name} {rule}", "unsupported_dtype") for name in names]
+        raise Unsupported(f"{op.called_as}: {problems[0]['msg']}", data={"errors": problems})
 
 
 def _resolve(name: str, attributes: Any, inputs: Any, output: Any, outputs: tuple[str, ...]) -> ResolvedOp:

@@ -11,6 +11,7 @@ __all__ = [
     "DATA_FORMATS",
     "DTYPE_NAMES",
     "MAX_DIMS",
+    "REFERENCE_DTYPES",
     "WEIGHTS_FORMATS",
     "AttributeRow",
     "Dialect",
@@ -22,6 +23,8 @@ Dialect = Literal["new", "old"]
 Kind = Literal["s64[]", "s64", "string"]
 
 DTYPE_NAMES = ("f32", "f16", "bf16")
+# Only options.reference and verifications compute these.
+REFERENCE_DTYPES = ("f64",)
 DATA_FORMATS = ("NXC", "NCX")
 WEIGHTS_FORMATS = ("XIO", "OIX", "XOI", "IOX")
 

@@ -32,7 +32,7 @@ __all__ = [
     "read_tensor",
 ]
 
-WireDType = Literal["f32", "f16", "bf16", "s32"]
+WireDType = Literal["f32", "f16", "bf16", "f64", "s32"]
 Size = Annotated[int, Field(strict=True, ge=0, le=INT64_MAX)]
 Shape = Annotated[list[Size], Field(max_length=MAX_DIMS)]
 Base64 = Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"})]

@@ -47,7 +47,7 @@ class CallOptions(BaseModel):
         default=None, description="Time after which the call stops and fails with deadline_exceeded."
     )
     reference: bool | None = Field(
-        default=False, description="Use the slow reference kernel, which accumulates in float64."
+        default=False, description="Use the slow reference kernel, which accumulates in float64 and alone computes f64."
     )
     outputs: Annotated[list[str], Field(min_length=1, max_length=16)] | None = Field(
         default=None, description="Names of the outputs to compute; by default the operation's first."

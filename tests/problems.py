@@ -38,7 +38,8 @@ OPS = (
 WITH_WEIGHTS = OPS[:6]
 FORMATS = ("XIO", "OIX", "IOX", "XOI")
 EXACT_SUM = 1 << 22  # f32 holds every integer up to 2**24; the margin is for kernels that split a product
-WIDEST = {"f32": 2048, "f16": 32, "bf16": 128}  # f16 would overflow more often than not
+EXACT_F64 = 1 << 52
+WIDEST = {"f32": 2048, "f16": 32, "bf16": 128, "f64": 1 << 24}  # f16 would overflow more often than not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,13 +199,14 @@ class Case:
         return sent
 
     def inputs(self) -> dict[str, Tensor]:
-        """Return integer inputs in the case's dtype, such that f32 holds every partial sum exactly.
+        """Return integer inputs in the case's dtype, such that f32 holds every partial sum exactly, or f64 for f64.
 
-        The ranges are as wide as that and the dtype allow, so that f16 and bf16 results need rounding, including ties.
+        The ranges are as wide as that and the dtype allow, so that f16 and bf16 results need rounding, including ties,
+        and those of f64 are beyond f32.
         """
         assert self.sum_length <= EXACT_SUM, f"sums of {self.sum_length} products can't be exact"
         rng = np.random.default_rng(self.seed)
-        bound = EXACT_SUM // max(1, self.sum_length)
+        bound = (EXACT_F64 if self.dtype == "f64" else EXACT_SUM) // max(1, self.sum_length)
         first = min(WIDEST[self.dtype], isqrt(bound))
         second = min(WIDEST[self.dtype], bound // first)
         limits = {"src": first, "weights": second, "diff_dst": second, "bias": first * second}

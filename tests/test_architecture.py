@@ -30,7 +30,8 @@ LAYERS = ("api", "http", "replies", "calls", "intake", "pool", "telemetry")
 OUTSIDE = {
     "schemas": {"pydantic", "pydantic_core"},
     "kernels": {"numpy", "numba", "llvmlite"},
-    "convgrad": {"numpy", "httpx", "ml_dtypes", "matplotlib", "pytest"},  # the last only in `testing`
+    # matplotlib only where a report is drawn, pytest in the fixture, frameworks in the module of their name
+    "convgrad": {"numpy", "httpx", "ml_dtypes", "matplotlib", "pytest", "torch", "jax"},
 }
 # The import names of distributions where they differ, and what those are guaranteed to install.
 IMPORT_NAMES = {
@@ -41,6 +42,7 @@ IMPORT_NAMES = {
     "httpx": {"httpx", "httpcore", "anyio"},
     "uvicorn": {"uvicorn", "h11", "click"},
 }
+FRAMEWORKS = ("torch", "jax")
 JIT = {"jit", "njit", "vectorize", "guvectorize", "cfunc", "stencil"}
 
 
@@ -151,13 +153,25 @@ def test_every_outside_package_is_declared() -> None:
     lazy = {
         name for extra in ("ray", "otel", "plot") for line in optional.get(extra, []) for name in import_names(line)
     }
-    declared = {name for line in client + optional["server"] for name in import_names(line)} | lazy
+    assert {name for extra in FRAMEWORKS for line in optional[extra] for name in import_names(line)} == {*FRAMEWORKS}
+    declared = {name for line in client + optional["server"] for name in import_names(line)} | lazy | {*FRAMEWORKS}
     known = sys.stdlib_module_names | declared | set(PACKAGES)
     strangers = {f"{m} imports {i}" for p in PACKAGES for m in of(p) for i in imports(m)
                  if i.split(".")[0] not in known}  # fmt: skip
     assert strangers == {"convgrad.testing imports pytest"}, "whoever imports the fixture has pytest"
     eager = {i for p in ("app", "convgrad") for m in of(p) for i in imports(m, eager=True) if i.split(".")[0] in lazy}
     assert not eager, "an optional package is imported only where it is used"
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_frameworks_are_imported_in_one_module(framework: str) -> None:
+    """Only `convgrad.torch` imports PyTorch, and only `convgrad.jax` JAX; nothing else imports these two."""
+    own = f"convgrad.{framework}"
+    users = {
+        m for p in PACKAGES for m in of(p) for i in imports(m) if i.split(".")[0] == framework or i.startswith(own)
+    }
+    assert users
+    assert {user for user in users if not f"{user}.".startswith(f"{own}.")} == set()
 
 
 def import_names(requirement: str) -> set[str]:

@@ -64,10 +64,10 @@ def test_setup_keeps_an_up_to_date_environment(tmp_path: Path) -> None:
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "python").write_text('#!/bin/sh\n[ "$1" = -c ]\n', encoding="utf-8")
     (venv / "bin" / "python").chmod(0o755)
-    command = ["cksum", "pyproject.toml", *(f"requirements/{name}.txt" for name in ("build", "dev", "server"))]
+    command = ["cksum", "pyproject.toml", *(f"requirements/{name}.txt" for name in ("build", "dev", "docs", "server"))]
     sums = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     (venv / ".has-dev").write_text(sums, encoding="utf-8")
-    for extra in ("dev", "server"):
+    for extra in ("dev", "docs", "server"):
         env = {**os.environ, "CONVGRAD_VENV": str(venv)}
         done = subprocess.run([BASH, ROOT / "scripts" / "setup", extra], env=env, capture_output=True, text=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

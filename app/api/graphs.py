@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.openapi import GRAPH_DOCS, GRAPH_VALIDATE_DOCS
+from app.calls.cancel import Running
 from app.calls.graphs import PreparedGraph, dense, describe_graph, prepare_graph, run_graph
 from app.calls.service import Service
 from app.http.context import context_of, exchange_of, headers_of
@@ -73,14 +74,19 @@ async def validate_request(service: Service, request: GraphRequest, lease: Lease
 
 
 async def run_request(
-    service: Service, request: GraphRequest, call: RequestedCall, lease: Lease, context: RequestContext
+    service: Service,
+    request: GraphRequest,
+    call: RequestedCall,
+    lease: Lease,
+    context: RequestContext,
+    running: Running,
 ) -> tuple[list[Any], dict[str, Any], bool]:
     """Compute a graph whose tensors have arrived; return its outputs, the rest of the reply, and whether as `.npy`."""
     prepared = await prepare(service, request, call, started=context.started)
     with context.timings.measure("decode"):
         tensors = await collect_tensors(call.inputs, lease)
         tensors = {name: await _ordered(prepared, call, name, found, lease) for name, found in tensors.items()}
-    outputs, document = await run_graph(service, prepared, tensors, lease, context.timings)
+    outputs, document = await run_graph(service, prepared, tensors, lease, context.timings, running)
     return outputs, document, prepared.options.encoding == "npy"
 
 
@@ -173,7 +179,7 @@ class _Run(_Deferred):
             request, call = await self._read(scope, receive, lease, check)
             assert call is not None
             async with cancel_on_disconnect(receive):
-                outputs, document, npy = await run_request(service, request, call, lease, context)
+                outputs, document, npy = await run_request(service, request, call, lease, context, Running())
                 if form == multipart.MEDIA_TYPE:
                     await multipart.send_parts(document, outputs, send, context.timings)
                 else:

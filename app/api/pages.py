@@ -1,14 +1,11 @@
-"""Pages for operators and tools: health, readiness, metrics, the OpenRPC document and the console."""
+"""Pages for operators and tools: health, readiness, metrics and the OpenRPC document."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from app.calls.service import Service
@@ -17,21 +14,6 @@ from kernels.target import target
 from schemas.openrpc import openrpc_document
 
 __all__ = ["health", "router"]
-
-_CONSOLE = Path(__file__).with_name("console.html").read_text(encoding="utf-8")
-
-
-def _inline(tag: str) -> str:
-    """Return the policy that allows only the page's own script or style, by its digest."""
-    text = _CONSOLE.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
-    return f"{tag}-src 'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-# The page is self-contained: it loads nothing from other hosts and sends nothing to them.
-_CONSOLE_POLICY = (
-    f"default-src 'none'; {_inline('script')}; {_inline('style')}; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 
 router = APIRouter(tags=["operations of the service"])
 health = APIRouter(tags=["operations of the service"])
@@ -115,12 +97,6 @@ async def metrics(request: Request) -> Response:
 async def openrpc() -> dict[str, Any]:
     """Describe the JSON-RPC API as an OpenRPC document."""
     return openrpc_document()
-
-
-@router.get("/", include_in_schema=False)
-async def console() -> HTMLResponse:
-    """Show the console page: the operations, and a form to check calls."""
-    return HTMLResponse(_CONSOLE, headers={"content-security-policy": _CONSOLE_POLICY})
 
 
 for _path, _page in (("/healthz", healthz), ("/readyz", readyz)):

@@ -1,8 +1,8 @@
 """Cancelling calls by request id: `notifications/cancelled` of the JSON-RPC API.
 
-The notification arrives in a request of its own, on any connection. It cancels the call with its `requestId` that has
-the same key and session; the session is the header `X-Session-ID` (or `Mcp-Session-Id`) or its absence. Callers choose
-ids themselves, so an id that several running calls share cancels none of them.
+The notification arrives in a request of its own, on any connection. It cancels the request with its `requestId` that
+has the same key and session; the session is the header `X-Session-ID` (or `Mcp-Session-Id`) or its absence. Callers
+choose ids themselves, so an id that several running requests share cancels none of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from app.calls.call import Call
 
-__all__ = ["NOTIFICATION", "Cancellations", "session_of"]
+__all__ = ["NOTIFICATION", "Cancellations", "Running", "session_of"]
 
 NOTIFICATION = "notifications/cancelled"
 
@@ -29,31 +29,57 @@ def session_of(headers: Mapping[str, str]) -> str:
     return next((headers[name][:_LONGEST] for name in _HEADERS if name in headers), "")
 
 
-class Cancellations:
-    """The running calls by key, session and id."""
+class Running:
+    """What a request computes: one call, or those of a graph's nodes one after the other."""
 
     def __init__(self) -> None:
-        self._calls: dict[Name, list[Call]] = {}
+        self.cancelled = False
+        self._call: Call | None = None
 
     @contextmanager
-    def register(self, key: str, session: str, request_id: Any, call: Call) -> Iterator[None]:
-        """Make a call cancellable while the block runs, unless it has no id."""
-        if request_id is None:
-            yield
-            return
-        calls = self._calls.setdefault((key, session, request_id), [])
-        calls.append(call)
+    def call(self, call: Call) -> Iterator[None]:
+        """Let `cancel` stop a call while the block runs; at once if the request is cancelled already."""
+        self._call = call
+        if self.cancelled:
+            call.cancel()
         try:
             yield
         finally:
-            calls.remove(call)
-            if not calls:
-                del self._calls[key, session, request_id]
+            self._call = None
+
+    def cancel(self) -> None:
+        """Stop the call that runs, and those that follow."""
+        self.cancelled = True
+        if self._call is not None:
+            self._call.cancel()
+
+
+class Cancellations:
+    """The running requests by key, session and id."""
+
+    def __init__(self) -> None:
+        self._running: dict[Name, list[Running]] = {}
+
+    @contextmanager
+    def register(self, key: str, session: str, request_id: Any) -> Iterator[Running]:
+        """Make what the block runs cancellable, unless its request has no id."""
+        running = Running()
+        if request_id is None:
+            yield running
+            return
+        same = self._running.setdefault((key, session, request_id), [])
+        same.append(running)
+        try:
+            yield running
+        finally:
+            same.remove(running)
+            if not same:
+                del self._running[key, session, request_id]
 
     def cancel(self, key: str, session: str, params: Any) -> None:
-        """Handle a notification; nothing happens if it matches no call or several."""
+        """Handle a notification; nothing happens if it matches no request or several."""
         request_id = params.get("requestId") if isinstance(params, Mapping) else None
         if isinstance(request_id, str | int | float):
-            calls = self._calls.get((key, session, request_id), [])
-            if len(calls) == 1:
-                calls[0].cancel()
+            same = self._running.get((key, session, request_id), [])
+            if len(same) == 1:
+                same[0].cancel()

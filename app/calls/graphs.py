@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from app.calls.call import Call, Checked, Prepared
+from app.calls.cancel import Running
 from app.calls.planning import call_bytes, check_limits, tensor_bytes
 from app.intake.options import Options
 from convgrad._dtypes import dtype
@@ -110,7 +111,12 @@ def describe_graph(prepared: PreparedGraph, inputs: list[LogicalTensor]) -> dict
 
 
 async def run_graph(
-    service: Service, prepared: PreparedGraph, tensors: Mapping[str, Segment], lease: Lease, timings: Timings
+    service: Service,
+    prepared: PreparedGraph,
+    tensors: Mapping[str, Segment],
+    lease: Lease,
+    timings: Timings,
+    running: Running,
 ) -> tuple[list[GraphOutput], dict[str, Any]]:
     """Compute all nodes; return the tensors asked for and the rest of the reply. `lease` owns all memory.
 
@@ -124,7 +130,8 @@ async def run_graph(
     for node, each in prepared.nodes:
         inputs = {row: lease.share(values[node.inputs[row]]) for row in _rows(each) if row in node.inputs}
         async with service.call(each, inputs, lease, timings=timings) as call:
-            await call.finish()
+            with running.call(call):
+                await call.finish()
             values[node.output] = lease.share(_segment(call))
             described.append(
                 {"id": node.id, "name": node.name, "op": each.op.called_as, "stats": call.stats}

@@ -43,7 +43,7 @@ from app.telemetry.context import current_context
 from app.telemetry.metrics import Telemetry
 from app.telemetry.timings import Timings
 from convgrad._errors import DeadlineExceeded, Overloaded, ShuttingDown
-from schemas.ops import ResolvedOp, TensorMeta, resolve
+from schemas.ops import ResolvedOp, TensorMeta, require_reference, resolve
 
 if TYPE_CHECKING:
     from app.intake.sinks import DirectBody
@@ -251,6 +251,8 @@ class Service:
         """
         chosen = parse_options(options)
         op = resolve(name, attributes, inputs, outputs=chosen.outputs)
+        if not chosen.reference:
+            require_reference(op)
         check_limits(op, self.settings)
         return Checked(op, chosen, self._deadline(chosen, started))
 

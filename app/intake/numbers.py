@@ -32,7 +32,7 @@ _MISPLACED = re.compile(rb"[0-9.eE\]][ \t\r\n]*+\[|\][ \t\r\n]*+[^,\] \t\r\n]|[\
 # Most characters of a number.
 _LONGEST_NUMBER = 512
 _DEEPEST = 16
-_FLOATS = ("f32", "f16", "bf16")
+_FLOATS = ("f32", "f16", "bf16", "f64")
 # Converting this much takes about a millisecond.
 _INLINE = 1 << 20
 

@@ -28,7 +28,7 @@ __all__ = ["Tensor", "collect_tensors", "metas", "npy_tensor", "read_inputs", "s
 _INLINE = 256 << 10
 _SWAP_STEP = 1 << 18
 _WHAT = "invalid inputs"
-_WIRE_DTYPES = ("f32", "f16", "bf16", "s32")
+_WIRE_DTYPES = ("f32", "f16", "bf16", "f64", "s32")
 
 
 @dataclass(slots=True)

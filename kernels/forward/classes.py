@@ -20,7 +20,7 @@ from kernels.emit.compiler import Records
 from kernels.forward.records import Class
 from kernels.problem import Dims, wrapped
 
-__all__ = ["Ints", "Tables", "class_tables", "tap_numbers", "tap_runs", "tap_steps"]
+__all__ = ["Ints", "Tables", "class_tables", "disjoint", "tap_numbers", "tap_runs", "tap_steps"]
 
 Ints = npt.NDArray[np.int64]
 Tables = tuple[Records, Records, Records]
@@ -143,6 +143,18 @@ def class_tables(dims: Dims, numbers: list[Ints], channels: int, limit: int, onl
         table["fills"] = table["count"] >= LINE_TILES * limit
     planes, lines, columns = best
     return planes, lines, columns
+
+
+def disjoint(dims: Dims, tables: Tables) -> bool:
+    """Return whether no dst position of an axis is in two classes of its table."""
+    for axis, table in enumerate(tables):
+        stride = 1 if dims.gathers else min(dims.strides[axis], dims.wide[axis])
+        lane, first = table["dst"] % stride, table["dst"] // stride
+        order = np.lexsort((first, lane))
+        ends = (first + table["count"])[order]
+        if ((lane[order][1:] == lane[order][:-1]) & (first[order][1:] < ends[:-1])).any():
+            return False
+    return True
 
 
 def _cost(dims: Dims, tables: list[Records], channels: int, limit: int) -> float:

@@ -242,15 +242,19 @@ def _begin(work: Work) -> int:
 
 @jit
 def _sum(
-    table: Vector, limit: int, line: int, by_line: bool, work: Work, panel: int, src: int, acc: int, few: int
-) -> None:
-    """Sum the pixels of one class into their accumulator lines, with one tile's worth of them in each call."""
+    table: Vector, limit: int, line: int, by_line: bool, work: Work, panel: int, start: int, src: int, acc: int,
+    few: int,
+) -> None:  # fmt: skip
+    """Add the sums of one class's pixels to their accumulator lines, with one tile's worth of them in each call.
+
+    With a `start` other than 0 the lines are new: sums are added to the one line at that address instead.
+    """
     walk, offsets, places = work.walk, work.offsets, work.places
     counts, steps, sums = work.counts, work.pixel, work.sums
     if by_line:
         pieces = (counts[3] + limit - 1) // limit
         rows, more = counts[3] // pieces, counts[3] % pieces
-        walk.acc_step = sums[3] // line
+        walk.acc_step, walk.start = sums[3] // line, start
         for m in range(limit):
             offsets[m] = m * steps[3]
         for n in range(counts[0]):
@@ -267,13 +271,15 @@ def _sum(
     total = _begin(work)
     pieces = (total + limit - 1) // limit
     rows, more = total // pieces, total % pieces
-    walk.acc_step = 1
+    walk.acc_step, walk.start = 1, 0
     for piece in range(pieces):
         tall = rows + (1 if piece < more else 0)
         _collect(work, tall)
         fill_zero(few, tall * line)
         call_tile(table[tall], address_of(walk), panel, src, address_of(offsets), few)
         for m in range(tall):
+            if start != 0:
+                put_lines(line // 4, acc + places[m], 0, start, 0, 1)
             add_run(acc + places[m], few + m * line, line // 4)
 
 
@@ -358,6 +364,7 @@ def gather(
         nw = _clip(columns, band[3], band[3] + counts[3], shape.strides[2], shape.src_strides[2], live_w)
         work.reach.first[0], work.reach.sizes[0] = band[0], counts[0]
         covered = _pixels(live_d, nd) * _pixels(live_h, nh) * _pixels(live_w, nw) == counts[1] * counts[2] * counts[3]
+        once = share.once and covered
         for g in range(1 if together else groups):
             start, brought = 0, False
             for b in range(blocks.shape[0]):
@@ -374,7 +381,7 @@ def gather(
                     ways[axis] = strides[axis] if direct else ways[axis + 1] * counts[axis + 1]
                 bias = panel + panel_bytes - 8 * WIDTH
                 for i in range(groups if together else 1):
-                    if not (together and covered):
+                    if not once:
                         _fill(lanes, sums + i * line, bias + i * panel_bytes, counts, ways)
                 work.sums[0] = ways[0]
                 for axis in range(3):
@@ -409,10 +416,10 @@ def gather(
                             if together:
                                 _sum_groups(works[0], first_line, bias, source, begin, groups, panel_bytes)
                                 continue
-                            for _ in range(walks):
+                            for plane in range(walks):
                                 _sum(
-                                    table[tile], limit, line, w.fills, works[0], first_line, source, begin,
-                                    few.ctypes.data,
+                                    table[tile], limit, line, w.fills, works[0], first_line,
+                                    bias if once and plane == 0 else 0, source, begin, few.ctypes.data,
                                 )  # fmt: skip
                                 first_line += _plane(shape) * line
                                 source += shape.src_steps[0] * steps[1]

@@ -132,9 +132,9 @@ class GatherShare(Record):
 
     Tiles have at most `limits` rows, lanewise and of one and two vectors. Packed weights of a group and block of lanes
     are `panel_bytes`; `order` is 1 where taps are numbered forwards, -1 where backwards, 0 otherwise. With `apart` src
-    is packed class by class: where taps reach far, all that they meet would be too much. With `together` groups of
-    lanes are computed at once, straight into dst: pixels and groups have the same layout where they are read and
-    written.
+    is packed class by class: where taps reach far, all that they meet would be too much. With `once` no dst position is
+    in two classes. With `together` groups of lanes are computed at once, straight into dst: pixels and groups have the
+    same layout where they are read and written.
     """
 
     shape: Shape
@@ -143,6 +143,7 @@ class GatherShare(Record):
     panel_bytes: int
     order: int
     apart: bool
+    once: bool
     together: bool
 
 

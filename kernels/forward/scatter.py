@@ -109,7 +109,7 @@ def scatter(
     for axis in range(3):
         walk.panel[axis], walk.scalars[axis], walk.counts[axis] = 1, 1, 1
     walk.panel[2], walk.counts[2] = share.line_bytes // (8 * WIDTH), channels
-    walk.acc_step, walk.segment = used, SEGMENT_LOG
+    walk.acc_step, walk.segment, walk.start = used, SEGMENT_LOG, 0
     box.sizes[0], box.sizes[1] = 1, 1
     left, width = reach.low[3], reach.high[3] - reach.low[3]
     box.first[3], box.sizes[3] = left, width

@@ -14,7 +14,7 @@ from kernels.blocks import STEPS, SUMS
 from kernels.emit.compiler import Record, Records, row_of, values_of
 from kernels.emit.intrinsics import SEGMENT
 from kernels.emit.tile_table import LANE_ROWS, tile_table
-from kernels.forward.classes import Ints, Only, class_tables, tap_numbers, tap_runs, tap_steps
+from kernels.forward.classes import Ints, Only, class_tables, disjoint, tap_numbers, tap_runs, tap_steps
 from kernels.forward.gather import gather, pack_weights
 from kernels.forward.records import Bias, Call, Data, Filter, GatherShare, Lanes, Pass, ScatterShare, Shape, Window
 from kernels.forward.scatter import pack_columns, scatter
@@ -177,6 +177,7 @@ class _Gather(Share):
             panel_bytes=4 * self.panel,
             order=1 if dims.gathers else 0 if joined else -1,
             apart=apart,
+            once=disjoint(dims, self.tables),
             together=together,
         )
         units = (self.g1 - self.g0) * prod(high - low for low, high in (self.spans[0], *self.spans[2:]))

@@ -22,6 +22,7 @@ _FAR = 2
 """Taps, or pixels, that a result may be shifted by."""
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def hints(problem: ConvProblem, result: Storage, exact: Array, stop: Stop) -> list[str] | None:
     """Return what the wrong `result` equals instead of `exact`, in sentences; mostly none. None when `stop` said so."""
     if not _LEAST <= result.size <= _MOST:

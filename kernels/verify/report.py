@@ -2,11 +2,12 @@
 
 The bound of an element is ``8 * 2**-23 * sqrt(n) * sum of |a * b|`` for the f32 sum of its n products, and half a unit
 in the last place (ULP) for rounding it; f16 and bf16 may be a whole ULP off. Sums of random numbers in any order stay
-far below it.
+far below it. For f64 it is ``2**-52``, which leaves room for the error of the reference itself, a sum in f64 too.
 
 oneDNN's own tests judge in two ways. benchdnn fills tensors with integers so small that every partial sum is exact, and
 wants the very bits of the rounded reference. Its gtests take any f32 and allow a relative error of 1e-4, absolute where
-the reference is no larger; here f16 and bf16 are allowed one unit of their last digit in the same way.
+the reference is no larger; here f16 and bf16 are allowed one unit of their last digit in the same way. oneDNN Graph has
+no f64; it is allowed what f32 is, in units of the last digit.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import inf, isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -36,14 +37,15 @@ _SLICE = 1 << 18
 _BINS = 64
 """Most entries of an axis of a map: larger axes are joined to this many."""
 
-_DIGITS = {"f32": 24, "f16": 11, "bf16": 8}
-_LEAST = {"f32": -149, "f16": -24, "bf16": -133}
+_DIGITS = {"f32": 24, "f16": 11, "bf16": 8, "f64": 53}
+_LEAST = {"f32": -149, "f16": -24, "bf16": -133, "f64": -1074}
 """Exponent of the smallest subnormal number."""
 
-_LARGEST = {"f32": 128, "f16": 16, "bf16": 128}
+_LARGEST = {"f32": 128, "f16": 16, "bf16": 128, "f64": 1024}
 """Exponent of the smallest power of two that is too large."""
 
-_RELATIVE = {"f32": 1e-4, "f16": 2.0**-10, "bf16": 2.0**-7}
+_RELATIVE = {"f32": 1e-4, "f16": 2.0**-10, "bf16": 2.0**-7, "f64": 1e-4 * 2.0**-29}
+_HALF_AN_ULP = ("f32", "f64")
 _EDGES = [0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025, 2049, 4097, 65537]
 """The ULP of the first element of each bucket of the histogram."""
 
@@ -60,9 +62,12 @@ class Compared:
     peak: float
 
 
-def sum_bound(magnitudes: Array, terms: Array) -> Array:
-    """Return the bound of the error of f32 sums of so many products, given the sums of their magnitudes."""
-    return 8 * 2.0**-23 * np.sqrt(terms) * magnitudes
+def sum_bound(magnitudes: Array, terms: Array, dtype: str) -> Array:
+    """Return the bound of the error of sums of so many products, given the sums of their magnitudes.
+
+    The sums are accumulated in f32, those of f64 in f64.
+    """
+    return 8 * 2.0 ** -_sum_digits(dtype) * np.sqrt(terms) * magnitudes
 
 
 def write_report(compared: Compared, stop: Stop) -> bytes | None:
@@ -76,7 +81,8 @@ def write_report(compared: Compared, stop: Stop) -> bytes | None:
             return None
         part = slice(start, start + _SLICE)
         share[part] = totals.add(result[part], exact[part], share[part])
-    integers = compared.peak < 2**24 and all(_integers(each, problem.dtype) for each in compared.inputs)
+    exact_sums = compared.peak < 2 ** (_sum_digits(problem.dtype) + 1)
+    integers = exact_sums and all(_integers(each, problem.dtype) for each in compared.inputs)
     report = {
         "dtype": problem.dtype,
         "shape": list(problem.output_shape),
@@ -113,12 +119,12 @@ class _Totals:
         got, nearest = widen(stored, dtype), widen(rounded, dtype)
         equal = (got == nearest) | (np.isnan(got) & np.isnan(nearest))
         # An overflow counts as the first number that is too large, so that a sum just below it may overflow too.
-        huge = 2.0 ** _LARGEST[dtype]
+        huge = inf if dtype == "f64" else 2.0 ** _LARGEST[dtype]
         finite = np.isfinite(exact) & ~np.isnan(got)
-        with np.errstate(invalid="ignore", divide="ignore"):
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             error = np.where(finite, np.abs(np.clip(got, -huge, huge) - exact), np.inf)
             error[equal & ~np.isfinite(got)] = 0.0  # an Inf is as far off as the exact value is large, but right
-            allowed = bound + _ulp(exact, dtype) * (0.5 if dtype == "f32" else 1.0)
+            allowed = bound + _ulp(exact, dtype) * (0.5 if dtype in _HALF_AN_ULP else 1.0)
             share = np.where(error == 0, 0.0, error / allowed)
             share = np.where(np.isnan(share), np.inf, share)
         known = np.isfinite(error)
@@ -126,22 +132,25 @@ class _Totals:
         self.unequal += int((~equal).sum())
         self.not_finite += int((~equal & ~(np.isfinite(got) & np.isfinite(nearest))).sum())
         if known.any():
-            errors, sizes = error[known], np.abs(exact[known])
-            self.largest = max(self.largest, float(errors.max()))
-            self.total += float(errors.sum())
-            self.squares += float((errors * errors).sum())
-            above = sizes > 0
-            if above.any():
-                self.relative = max(self.relative, float((errors[above] / sizes[above]).max()))
+            self._measure(error[known], np.abs(exact[known]))
         limit = _RELATIVE[dtype]
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             allowed_by_gtest = np.where(np.abs(exact) <= limit, limit, limit * np.abs(exact))
             self.relative_failed += int((~equal & ~(error <= allowed_by_gtest)).sum())
         between = np.isfinite(got) & np.isfinite(nearest)
-        steps = np.abs(_ordinal(stored[between]) - _ordinal(rounded[between]))
-        places = np.searchsorted(_EDGES, steps, side="right") - 1
+        places = np.searchsorted(_EDGES, _steps(stored[between], rounded[between]), side="right") - 1
         self.histogram += np.bincount(places, minlength=len(_EDGES))
         return share
+
+    @np.errstate(over="ignore")
+    def _measure(self, errors: Array, sizes: Array) -> None:
+        """Add the errors of some elements, given the magnitudes of their exact values."""
+        self.largest = max(self.largest, float(errors.max()))
+        self.total += float(errors.sum())
+        self.squares += float((errors * errors).sum())
+        above = sizes > 0
+        if above.any():
+            self.relative = max(self.relative, float((errors[above] / sizes[above]).max()))
 
     def describe(self) -> dict[str, Any]:
         """Return what is known of all elements."""
@@ -165,7 +174,7 @@ class _Totals:
 
 def _verdicts(problem: ConvProblem, totals: _Totals, share: Array, integers: bool) -> dict[str, Any]:
     worst = float(share.max(initial=0.0))
-    rounding = "half an ULP" if problem.dtype == "f32" else "one ULP"
+    rounding = "half an ULP" if problem.dtype in _HALF_AN_ULP else "one ULP"
     if integers:
         name, rule, failed = (
             "benchdnn",
@@ -181,7 +190,8 @@ def _verdicts(problem: ConvProblem, totals: _Totals, share: Array, integers: boo
         "convgrad": {
             "passed": worst <= 1.0,
             "failed": int((share > 1.0).sum()),
-            "rule": f"error at most 8 * 2^-23 * sqrt(n) * sum of |a * b| over the n products, and {rounding}",
+            "rule": f"error at most 8 * 2^-{_sum_digits(problem.dtype)} * sqrt(n) * sum of |a * b| over the n products,"
+            f" and {rounding}",
             "max_share": worst,
         },
         "onednn": {"passed": failed == 0, "failed": failed, "test": name, "rule": rule},
@@ -251,13 +261,12 @@ def _worst(compared: Compared, share: Array) -> dict[str, Any] | None:
     exact = compared.exact[index]
     rounded = narrow(np.array([exact]), problem.dtype)
     stored = compared.result[index].reshape(1)
-    steps = np.abs(_ordinal(stored) - _ordinal(rounded))[0]
     return {
         "index": list(index),
         "got": float(widen(stored, problem.dtype)[0]),
         "expected": float(widen(rounded, problem.dtype)[0]),
         "exact": float(exact),
-        "ulp": int(steps),
+        "ulp": int(_steps(stored, rounded)[0]),
         "share": float(share[index]),
         **worst_terms(problem, compared.inputs, index),
     }
@@ -270,12 +279,24 @@ def _ulp(values: Array, dtype: str) -> Array:
     return step
 
 
+def _sum_digits(dtype: str) -> int:
+    """Return the binary digits after the point of the type that sums are accumulated in: f32, and f64 for f64."""
+    return 52 if dtype == "f64" else 23
+
+
+def _steps(stored: Storage, rounded: Storage) -> npt.NDArray[np.uint64]:
+    """Count the numbers of the dtype from one value to the other."""
+    one, other = _ordinal(stored), _ordinal(rounded)
+    # Modulo 2**64: the difference of two f64 of opposite signs is too large for an int64.
+    return np.maximum(one, other).view(np.uint64) - np.minimum(one, other).view(np.uint64)
+
+
 def _ordinal(stored: Storage) -> npt.NDArray[np.int64]:
     """Number the finite values of a dtype in their order, from 0 at zero."""
-    bits, sign = (np.uint32, 31) if stored.dtype == np.float32 else (np.uint16, 15)
-    plain = stored.view(bits).astype(np.int64)
+    sign = 8 * stored.itemsize - 1
+    plain = stored.view(f"i{stored.itemsize}").astype(np.int64)
     magnitude = plain & ((1 << sign) - 1)
-    return np.where(plain >> sign, -magnitude, magnitude)
+    return np.where(plain < 0, -magnitude, magnitude)
 
 
 def _integers(stored: Storage, dtype: str) -> bool:

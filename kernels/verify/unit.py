@@ -133,7 +133,7 @@ def _reference(
     if sums is None:
         return False
     peaks[index] = sums.max(initial=0.0)
-    box(bound, unit)[...] = sum_bound(sums, REFERENCE.terms(problem, unit))
+    box(bound, unit)[...] = sum_bound(sums, REFERENCE.terms(problem, unit), problem.dtype)
     return True
 
 

@@ -100,6 +100,14 @@ void *NRT_MemInfo_alloc_safe_aligned(u64 size, uint32_t align) { return NRT_MemI
 void NRT_MemInfo_call_dtor(void *info) { (void)info; }
 void NRT_Free(void *info) { (void)info; }
 
+/* Which NaN a sum of two becomes is the compiler's choice: those of bf16 and f32 are all the same here. */
+static int both_nan(const unsigned char *got, const unsigned char *expected, u64 at) {
+    const uint16_t *a = (const uint16_t *)(got + (at & ~1ull)), *b = (const uint16_t *)(expected + (at & ~1ull));
+    if ((*a & 0x7fff) > 0x7f80 && (*b & 0x7fff) > 0x7f80) return 1;
+    const uint32_t *c = (const uint32_t *)(got + (at & ~3ull)), *d = (const uint32_t *)(expected + (at & ~3ull));
+    return (*c & 0x7fffffff) > 0x7f800000 && (*d & 0x7fffffff) > 0x7f800000;
+}
+
 void kmain(u64 boot) {
     outb(0x3f9, 0); outb(0x3fb, 0x80); outb(0x3f8, 1); outb(0x3f9, 0); outb(0x3fb, 3); outb(0x3fa, 7);
     for (int i = 0; i < 32; i++) {
@@ -132,7 +140,7 @@ void kmain(u64 boot) {
             const unsigned char *got = (const unsigned char *)first[0];
             const unsigned char *expected = (const unsigned char *)(first + 3 + padded);
             for (u64 i = 0; i < size && !kind; i++)
-                if (got[i] != expected[i] && !bad++) at = i;
+                if (got[i] != expected[i] && !both_nan(got, expected, i) && !bad++) at = i;
             if (bad) {
                 wrong++;
                 put("WRONG call "); number(call); put(" "); put(running); put(" range "); number(r);

@@ -12,7 +12,7 @@ import tritonclient.http as triton
 from tests.app.samples import DTYPES, Array
 from tests.problems import Case
 
-OIP = {"f32": "FP32", "f16": "FP16", "bf16": "BF16"}
+OIP = {"f32": "FP32", "f16": "FP16", "bf16": "BF16", "f64": "FP64"}
 OLD_NAMES = {
     "src": "input_forward",
     "diff_dst": "output_delta",

@@ -26,7 +26,7 @@ NPY = "application/x-npy"
 SSE = "text/event-stream"
 FRAMES = "application/x-tensor-stream"
 
-DTYPES = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype(ml_dtypes.bfloat16)}
+DTYPES = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2"), "bf16": np.dtype(ml_dtypes.bfloat16), "f64": np.dtype("<f8")}
 
 SMALL = Case(
     name="small",

@@ -27,8 +27,8 @@ import ml_dtypes
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-OIP = {"FP32": "<f4", "FP16": "<f2", "BF16": ml_dtypes.bfloat16, "INT64": "<i8"}
-NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
+OIP = {"FP32": "<f4", "FP16": "<f2", "BF16": ml_dtypes.bfloat16, "FP64": "<f8", "INT64": "<i8"}
+NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
 
 
 @dataclass

@@ -43,11 +43,23 @@ def test_no_connection_names_the_address() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_wrong_dtype_names_the_input_and_the_remedy(client: Client) -> None:
-    """The error for float64 names the input, its dtype and what to do."""
-    with pytest.raises(convgrad.Unsupported, match=r"^src: .* but is float64: convert it") as caught:
+def test_a_wrong_dtype_names_the_input_and_the_remedy(client: Client, server: Server) -> None:
+    """The error names the input, its dtype and what to do: for float64 either of two things, and nothing is sent."""
+    wide = SRC.astype(np.longdouble)
+    with pytest.raises(convgrad.Unsupported, match=rf"^src: .* but is {wide.dtype}: convert it, .*astype"):
+        client.run("Op", {"src": wide})
+    with pytest.raises(convgrad.Unsupported, match=r"^src: float64 is computed only with reference=True.*astype"):
         client.run("Op", {"src": SRC.astype(np.float64)})
-    assert "astype" in caught.value.message
+    assert not server.received
+
+
+def test_float64_is_sent_for_the_reference(client: Client, server: Server) -> None:
+    """With `reference` a call takes float64 as it is."""
+    sent = SRC.astype(np.float64) + 2.0**-40
+    client.run_detailed("Op", {"src": sent}, reference=True)
+    received = server.received[-1]
+    assert received.document["inputs"][0]["datatype"] == "FP64"
+    np.testing.assert_array_equal(received.tensors["src"], sent)
 
 
 def test_tensors_of_pytorch(client: Client, server: Server) -> None:

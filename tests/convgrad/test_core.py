@@ -15,8 +15,9 @@ from convgrad import _core as core
 def test_lists_and_integer_arrays_stay_in_the_json() -> None:
     """A shape may be a list, a tuple or a NumPy array; it never becomes a separate part."""
     shapes: list[Any] = [[4, 3], (4, 3), np.array([4, 3]), np.array([4, 3], np.int32), [np.int64(4), np.int64(3)]]
+    given = {"strides": np.array([2, 2]), "groups": np.int64(2)}
     for shape in shapes:
-        request = core.validation("Op", {"weights_shape": shape}, {"strides": np.array([2, 2]), "groups": np.int64(2)})
+        request = core.validation("Op", {"weights_shape": shape}, given, options={})
         assert request.body is not None
         document = json.loads(b"".join(request.body.pieces()))
         assert document["inputs"] == {"weights_shape": [4, 3]}

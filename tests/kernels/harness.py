@@ -62,8 +62,8 @@ def problem_of(case: Case) -> ConvProblem:
 
 
 def stored(tensor: Tensor) -> Tensor:
-    """Return a view of a tensor as the kernels store it: f32 as it is, f16 and bf16 as their bits."""
-    return tensor if tensor.dtype == np.float32 else tensor.view(np.uint16)
+    """Return a view of a tensor as the kernels store it: f32 and f64 as they are, f16 and bf16 as their bits."""
+    return tensor if tensor.itemsize > 2 else tensor.view(np.uint16)
 
 
 class Run:
@@ -122,7 +122,7 @@ def assert_same_bits(got: Tensor, expected: Tensor, case: Case) -> None:
     """Compare bit by bit; a NaN equals any NaN, and zero has a sign."""
     assert got.dtype == expected.dtype
     assert got.shape == expected.shape
-    bits = {2: np.uint16, 4: np.uint32}[got.dtype.itemsize]
+    bits = f"u{got.dtype.itemsize}"
     wrong = got.view(bits) != expected.view(bits)
     wrong &= ~(np.isnan(got.astype(np.float32)) & np.isnan(expected.astype(np.float32)))
     if wrong.any():

@@ -1,4 +1,4 @@
-"""ConvTranspose from products of bf16: cells, phases, and data that zeros or the parts of f32 can't handle."""
+"""Forward operations from products of bf16: cells, phases, segments, and data that need another path."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from tests.kernels.sizes import resize
 from tests.kernels.test_accuracy import assert_accurate, assert_nothing_is_lost
 from tests.problems import Case, random_case
 
-pytestmark = pytest.mark.skipif(target().dots != "amx", reason="on AMX alone, or its imitation")
+pytestmark = pytest.mark.skipif(not target().dots, reason="where bf16 products are, or imitated")
 
 LAYER = Case(
     op="ConvTranspose", n=3, src_channels=40, dst_channels=72, src_spatial=(9, 20), dst_spatial=(18, 40),
     kernel=(4, 4), strides=(2, 2), pads_begin=(1, 1), pads_end=(1, 1), bias=True,
 )  # fmt: skip
+LAYERS = {layer.op: layer for layer in (LAYER, replace(LAYER.mirrored(), bias=True))}
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +41,12 @@ def _random(seed: int, count: int, **limits: int) -> Iterator[Case]:
     rng = np.random.default_rng([81, seed])
     while count > 0:
         case = random_case(rng, **limits)
-        case = replace(case if case.transposed else case.mirrored(), op="ConvTranspose")
-        case = replace(case, dtype=str(rng.choice(DTYPES["amx"])))
-        if plan(problem_of(case)).kernel.endswith("amx"):
+        if case.of_bias:
+            continue
+        op = ("ConvTranspose", "Convolution")[count % 2]
+        case = replace(case if case.transposed == (op == "ConvTranspose") else case.mirrored(), op=op)
+        case = replace(case, dtype=str(rng.choice(DTYPES[target().dots])))
+        if plan(problem_of(case)).kernel.endswith(target().dots):
             count -= 1
             yield case
 
@@ -70,7 +74,8 @@ def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     for case in _random(10 + block, 30, macs=300_000, longer=3):
         problem, inputs = problem_of(case), case.inputs()
         layout = small(problem)
-        cells += ceil(problem.n / layout.steps[0]) * prod(len(table) for table in layout.cells)
+        tables = zip(layout.cells, layout.segments, strict=True)
+        cells += ceil(problem.n / layout.steps[0]) * prod(len(table) // segments for table, segments in tables)
         expected = case.expected(inputs)
         for workers in (1, 3):
             assert_same_bits(compute(case, inputs, workers=workers), expected, case)
@@ -82,11 +87,12 @@ def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     assert cells > 300
 
 
-@pytest.mark.parametrize("dtype", DTYPES["amx"])
+@pytest.mark.parametrize("dtype", DTYPES[target().dots])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
-def test_special_values_and_workers(dtype: str, data_format: str) -> None:
+@pytest.mark.parametrize("op", LAYERS)
+def test_special_values_and_workers(op: str, dtype: str, data_format: str) -> None:
     """Inf and NaN reach only the sums that they are part of, and any number of workers gives the same bits."""
-    case = replace(LAYER, dtype=dtype, data_format=data_format)
+    case = replace(LAYERS[op], dtype=dtype, data_format=data_format)
     for name, place in (("src", (1, 3, 0, 5)), ("weights", (0, 0, 7, 1)), ("weights", (3, 3, 39, 70))):
         for value in (np.inf, np.nan):
             inputs = case.inputs()
@@ -96,14 +102,17 @@ def test_special_values_and_workers(dtype: str, data_format: str) -> None:
                 assert_same_bits(compute(case, inputs, workers=workers), expected, case)
 
 
-@pytest.mark.parametrize("dtype", DTYPES["amx"])
-def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", DTYPES[target().dots])
+@pytest.mark.parametrize("op", LAYERS)
+def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: str, dtype: str) -> None:
     """Cells that fall back to register tiles do not affect the weights, pixels and sums of those after them."""
     from kernels.forward.cells import unit as fwd_dots
 
     resize(monkeypatch, band_batch_macs=1)  # every cell has its own call
     fwd_dots._cells.cache_clear()
-    case = replace(LAYER, dtype=dtype, n=9, src_spatial=(30, 33), dst_spatial=(60, 66))
+    sizes = [(30, 33), (60, 66)]
+    src, dst = sizes if op == "ConvTranspose" else reversed(sizes)
+    case = replace(LAYERS[op], dtype=dtype, n=9, src_spatial=src, dst_spatial=dst)
     inputs = case.inputs()
     inputs["src"][::2, 3, 0, 0] = np.inf
     expected = case.expected(inputs)
@@ -112,10 +121,11 @@ def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, dtyp
     fwd_dots._cells.cache_clear()
 
 
-def test_workers_get_the_same_bits() -> None:
+@pytest.mark.parametrize("op", LAYERS)
+def test_workers_get_the_same_bits(op: str) -> None:
     """This also holds for values that are rounded, with some cells whose values are too small."""
-    for dtype in DTYPES["amx"]:
-        case = replace(LAYER, dtype=dtype, n=8)
+    for dtype in DTYPES[target().dots]:
+        case = replace(LAYERS[op], dtype=dtype, n=8)
         floats = case.floats()
         floats["src"][5] *= floats["src"].dtype.type(2.0**-14 if dtype == "f16" else 2.0**-120)
         one = compute(case, floats)
@@ -123,13 +133,14 @@ def test_workers_get_the_same_bits() -> None:
             assert one.tobytes() == compute(case, floats, workers=workers).tobytes()
 
 
+@pytest.mark.parametrize("op", LAYERS)
 @pytest.mark.parametrize(
     "scales", [(-60, -60), (-100, 90), (-126, 0), (-149, 127), (-140, 20), (60, 60), (0, 127), (0, 0)]
 )
-def test_f32_of_all_sizes(scales: tuple[int, int]) -> None:
+def test_f32_of_all_sizes(op: str, scales: tuple[int, int]) -> None:
     """Very large and very small numbers lose nothing that f32 can represent, also beside ordinary ones."""
     rng = np.random.default_rng(83)
-    case = replace(LAYER, n=2, bias=False)
+    case = replace(LAYERS[op], n=2, bias=False)
     inputs = case.floats()
     for tensor, scale in zip(inputs.values(), scales, strict=True):
         some = rng.random(tensor.shape) < 0.5

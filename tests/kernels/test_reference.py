@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kernels import plan
 from tests import naive
 from tests.kernels.harness import assert_same_bits, check, compute, problem_of
-from tests.problems import Case, random_case
+from tests.problems import OPS, Case, random_case
 from tests.traps import TRAPS
 
 
@@ -40,6 +42,18 @@ def test_real_data_is_rounded_once() -> None:
             assert_same_bits(got, expected, case)
 
 
+def test_f64_stays_f64() -> None:
+    """f64 in, f64 out: exact on integers whose products and sums need more digits than f32 has, for every operation."""
+    rng = np.random.default_rng(24)
+    seen = set()
+    for _ in range(120):
+        case = replace(random_case(rng, macs=20_000), dtype="f64")
+        assert plan(problem_of(case)).kernel == "reference_f64", "no other kernel takes f64"
+        check(case, reference=True)
+        seen.add(case.op)
+    assert seen == set(OPS)
+
+
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 @pytest.mark.parametrize("sign", [-1, 1])
 def test_no_double_rounding(dtype: str, sign: int) -> None:
@@ -60,6 +74,7 @@ def test_special_values(dtype: str) -> None:
     rng = np.random.default_rng(23)
     for _ in range(80):
         case = random_case(rng, macs=20_000)
+        case = replace(case, dtype="f64") if dtype == "f64" else case
         inputs = case.inputs()
         for tensor in inputs.values():
             if tensor.size:

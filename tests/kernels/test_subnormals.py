@@ -42,7 +42,7 @@ def _of_scales(case: Case, scales: tuple[int, int]) -> dict[str, Tensor]:
 
 def _assert_on_dots(case: Case) -> None:
     """Check that the case runs on the path under test, if there is one."""
-    if case.dtype in DTYPES[target().dots] and (target().dots == "amx" or not case.forward):
+    if case.dtype in DTYPES[target().dots]:
         assert plan(problem_of(case)).kernel.endswith(target().dots)
 
 

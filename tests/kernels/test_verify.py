@@ -74,6 +74,28 @@ def test_a_planted_error_is_found_and_its_sum_explained() -> None:
     assert found > 300
 
 
+def test_results_in_f64() -> None:
+    """f64 is judged in f64: the oracle's sums pass, what f32 rounds away fails, as does one wrong bit of integers."""
+    rng = np.random.default_rng(6)
+    for number in range(60):
+        case = replace(random_case(rng, macs=20_000), dtype="f64")
+        inputs = case.inputs() if number % 2 else case.floats()
+        right = case.expected(inputs)
+        report = verify(case, inputs, right)
+        assert report["passed"], case
+        assert report["verdicts"]["onednn"]["passed"], case
+        if number % 2 and right.size:
+            assert report["equal"], case
+            index = tuple(int(rng.integers(size)) for size in right.shape)
+            right[index] = np.nextafter(right[index], np.inf)
+            report = verify(case, inputs, right)
+            assert (report["worst"]["ulp"], report["verdicts"]["onednn"]["failed"]) == (1, 1), case
+            right[index] = -right[index] - 1e300
+            assert verify(case, inputs, right)["worst"]["ulp"] > 1 << 60
+        elif right.size > 8 and case.n:
+            assert not verify(case, inputs, right.astype(np.float32).astype(np.float64))["passed"], case
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_one_step_beyond_the_bound(dtype: str) -> None:
     """In the last tap, the last number within the bound passes and the next one fails, alone in the map of taps."""
@@ -132,7 +154,7 @@ def test_other_mistakes_are_named() -> None:
     assert verify(LAYER, inputs, noise)["hints"] == []
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
 def test_inf_and_nan(dtype: str) -> None:
     """Inf and NaN pass where the reference has them, and fail anywhere else."""
     case = replace(LAYER, dtype=dtype)
@@ -163,7 +185,9 @@ def test_an_overflow_that_rounding_explains_passes() -> None:
         assert verify(case, inputs, infinite)["passed"] is passes
 
 
-@pytest.mark.parametrize(("dtype", "value"), [("f16", 300.0), ("f16", 60000.0), ("f32", 1e30), ("bf16", 1e30)])
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("f16", 300.0), ("f16", 60000.0), ("f32", 1e30), ("bf16", 1e30), ("f64", 1e300)]
+)
 def test_an_overflow_of_the_reference_passes(dtype: str, value: float) -> None:
     """Where the exact sum is beyond the largest number, Inf is right: neither a finite number nor -Inf is."""
     case = replace(LAYER, dtype=dtype, n=1, src_channels=1, dst_channels=1, src_spatial=(1, 1), dst_spatial=(1, 1),

@@ -88,7 +88,7 @@ def change(path: str, value: Any) -> Any:
         ("1", 7, (1,), "an op must be an object"),
         ("0.inputs", None, (0, "inputs"), "node 0 (CONV_0): inputs must be a list"),
         ("0.inputs.0.id", -1, (0, "inputs", 0), "a logical tensor must have an id"),
-        ("0.inputs.0.dtype", "f64", (0, "inputs", 0, "dtype"), "the dtype of tensor 0 must be f32, f16, bf16"),
+        ("0.inputs.0.dtype", "f64", (0, "inputs", 0, "dtype"), "but is f64: make single calls with options.reference"),
         ("0.inputs.0.shape", ["x"], (0, "inputs", 0, "shape"), "must be a list of integers"),
         ("0.inputs.0.layout_type", "opaque", (0, "inputs", 0, "layout_type"), "must be strided, any or undef"),
         (

@@ -119,7 +119,7 @@ def test_the_groups_axis_of_square_weights_is_found() -> None:
         assert op.groups_axis == axis
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16", "f64"])
 def test_dtypes(dtype: str) -> None:
     """The output has the one dtype of the inputs."""
     inputs = gradient(src=tensor(2, 4, 5, 5, dtype=dtype), diff_dst=tensor(2, 6, 7, 7, dtype=dtype))

@@ -7,7 +7,7 @@ from typing import Any
 from app.api.oip.reply import VERSION
 from convgrad import __version__
 from convgrad._dtypes import dtype
-from schemas.rows import DTYPE_NAMES, TensorRow
+from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES, TensorRow
 from schemas.tables import CalledOperation, operation_names
 
 __all__ = ["model_config", "model_metadata", "repository_index", "server_metadata"]
@@ -52,6 +52,8 @@ def model_config(called: CalledOperation, workers: int) -> dict[str, Any]:
     told = {row.spelled(called.dialect): f"{row.kind}: {row.doc}" for row in operation.attributes}
     told |= {
         "datatypes": ", ".join(dtype(name).oip for name in DTYPE_NAMES),
+        "reference": "bool: use the slow kernel that accumulates in float64; it alone computes "
+        + ", ".join(dtype(name).oip for name in REFERENCE_DTYPES),
         "dims": f"data tensors have {', '.join(map(str, operation.ranks))} dimensions; dims shows {_RANK}",
         "formula": operation.formula,
     }

@@ -208,7 +208,7 @@ def _datatype(value: Any, name: str, problems: list[Problem]) -> DType | None:
     try:
         return dtype_of_oip(value)
     except Unsupported:
-        msg = f"the datatype of {name} must be FP32, FP16 or BF16, or INT32 or INT64 for a shape"
+        msg = f"the datatype of {name} must be FP32, FP16 or BF16, FP64 with reference, or INT32 or INT64 for a shape"
         problems.append(problem(["inputs", name, "datatype"], msg, "unsupported_dtype"))
         return None
 

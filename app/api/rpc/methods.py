@@ -10,6 +10,7 @@ from typing import Any
 
 from app.api.graphs import run_request, validate_request
 from app.calls.call import Call
+from app.calls.cancel import Running
 from app.calls.service import Service
 from app.calls.verifying import report_of
 from app.intake.graphs import GRAPH, MEMBERS, GraphRequest, read_graph_request
@@ -67,15 +68,18 @@ class MethodContext:
     documents: Documents = field(default_factory=Documents)
 
 
-Method = Callable[[Params, MethodContext], AbstractAsyncContextManager[Any]]
-"""Enter to get a method's result: a JSON value, JSON text in bytes, or a `Call` to run inside the block."""
+Method = Callable[[Params, MethodContext, Running], AbstractAsyncContextManager[Any]]
+"""Enter to get a method's result: a JSON value, JSON text in bytes or pieces, or a `Call` to run inside the block.
+
+A method that runs calls itself runs them as calls of the `Running`, which the request's id cancels.
+"""
 
 
 def _plain(answer: Callable[..., Any], *names: str) -> Method:
     """Make a method of a function whose parameters are all required, given by name or by position."""
 
     @asynccontextmanager
-    async def method(params: Params, ctx: MethodContext) -> AsyncIterator[Any]:  # noqa: ARG001 - it needs no service
+    async def method(params: Params, ctx: MethodContext, running: Running) -> AsyncIterator[Any]:  # noqa: ARG001
         yield answer(**bind_params(params, names, required=names))
 
     return method
@@ -91,7 +95,7 @@ def _describe(op: object) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def _validate(params: Params, ctx: MethodContext) -> AsyncIterator[dict[str, Any]]:
+async def _validate(params: Params, ctx: MethodContext, running: Running) -> AsyncIterator[dict[str, Any]]:  # noqa: ARG001
     if ctx.refusal is not None:
         raise ctx.refusal.with_traceback(None)
     if is_dump(params):
@@ -106,7 +110,7 @@ async def _validate(params: Params, ctx: MethodContext) -> AsyncIterator[dict[st
 
 
 @asynccontextmanager
-async def _verify(params: Params, ctx: MethodContext) -> AsyncIterator[Any]:
+async def _verify(params: Params, ctx: MethodContext, running: Running) -> AsyncIterator[Any]:
     if ctx.refusal is not None:
         raise ctx.refusal.with_traceback(None)
     given = bind_params(params, ("op", *CALL_PARAMS), required=("op",))
@@ -119,7 +123,8 @@ async def _verify(params: Params, ctx: MethodContext) -> AsyncIterator[Any]:
     with ctx.context.timings.measure("decode"):
         tensors = await collect_tensors(request.inputs, ctx.lease)
     async with ctx.service.call(prepared, tensors, ctx.lease, timings=ctx.context.timings) as call:
-        await call.finish()
+        with running.call(call):
+            await call.finish()
         yield report_of(call)
 
 
@@ -130,24 +135,22 @@ def _graph_request(params: Params, ctx: MethodContext) -> GraphRequest:
 
 
 @asynccontextmanager
-async def _run_graph(params: Params, ctx: MethodContext) -> AsyncIterator[bytes]:
+async def _run_graph(params: Params, ctx: MethodContext, running: Running) -> AsyncIterator[JsonResult]:
     request = _graph_request(params, ctx)
     call = request.read(ctx.lease)
-    outputs, document, npy = await run_request(ctx.service, request, call, ctx.lease, ctx.context)
-    with ctx.context.timings.measure("encode"):
-        text = b"".join(JsonResult(document, outputs, npy=npy).pieces())
-    yield text
+    outputs, document, npy = await run_request(ctx.service, request, call, ctx.lease, ctx.context, running)
+    yield JsonResult(document, outputs, npy=npy)
 
 
 @asynccontextmanager
-async def _validate_graph(params: Params, ctx: MethodContext) -> AsyncIterator[dict[str, Any]]:
+async def _validate_graph(params: Params, ctx: MethodContext, running: Running) -> AsyncIterator[dict[str, Any]]:  # noqa: ARG001
     request = _graph_request(params, ctx)
     yield await validate_request(ctx.service, request, ctx.lease, started=ctx.context.started)
 
 
 def _operation(called: CalledOperation) -> Method:
     @asynccontextmanager
-    async def method(params: Params, ctx: MethodContext) -> AsyncIterator[Call]:
+    async def method(params: Params, ctx: MethodContext, running: Running) -> AsyncIterator[Call]:  # noqa: ARG001
         if ctx.refusal is not None:
             raise ctx.refusal.with_traceback(None)
         given = params if is_dump(params) else bind_params(params, CALL_PARAMS)

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.api.rpc.methods import METHODS, Method, MethodContext
 from app.calls.call import Call
-from app.calls.cancel import NOTIFICATION, session_of
+from app.calls.cancel import NOTIFICATION, Running, session_of
 from app.calls.errors import as_convgrad_error
 from app.calls.service import Service
 from app.http.context import context_of, headers_of
@@ -170,8 +170,8 @@ class RpcResponse(Response):
             if item.method == NOTIFICATION:
                 self._service.cancellations.cancel(context.key, context.session, item.params)
 
-    def _cancellable(self, item: _Item, ctx: MethodContext, call: Call) -> AbstractContextManager[None]:
-        return self._service.cancellations.register(ctx.context.key, ctx.context.session, item.id, call)
+    def _cancellable(self, item: _Item, ctx: MethodContext) -> AbstractContextManager[Running]:
+        return self._service.cancellations.register(ctx.context.key, ctx.context.session, item.id)
 
     async def _reply(self, item: _Item, ctx: MethodContext, send: Send, media_type: str) -> None:
         async with AsyncExitStack() as open_while_sent:
@@ -205,17 +205,18 @@ class RpcResponse(Response):
         async with sse.EventStream(send) as stream:
 
             async def one(number: int) -> None:
-                item, outcome = items[number], None
+                item = items[number]
                 async with AsyncExitStack() as opened:
+                    running = opened.enter_context(self._cancellable(item, ctx))
                     try:
-                        outcome = await self._open(item, ctx, opened)
+                        outcome = await self._open(item, ctx, opened, running)
                         if isinstance(outcome, Call):
-                            with self._cancellable(item, ctx, outcome):
+                            with running.call(outcome):
                                 await sse.stream_call(outcome, stream, item.id)
                             return
                         pieces = _plain_text(item.id, outcome, ctx).pieces
                     except Cancelled as caught:
-                        if not _cancelled_by_caller(outcome):
+                        if not running.cancelled:  # the caller is gone
                             raise
                         pieces = _error_text(item.id, caught, ctx).pieces
                     except Exception as caught:  # noqa: BLE001 - every fault is an answer
@@ -226,23 +227,26 @@ class RpcResponse(Response):
 
     async def _answer(self, item: _Item, ctx: MethodContext, stack: AsyncExitStack) -> _Text:
         """Execute one item; the resources of its answer are released with `stack`."""
-        outcome = None
+        with self._cancellable(item, ctx) as running:
+            return await self._outcome(item, ctx, stack, running)
+
+    async def _outcome(self, item: _Item, ctx: MethodContext, stack: AsyncExitStack, running: Running) -> _Text:
         try:
-            outcome = await self._open(item, ctx, stack)
+            outcome = await self._open(item, ctx, stack, running)
             if not isinstance(outcome, Call):
                 return _plain_text(item.id, outcome, ctx)
-            with self._cancellable(item, ctx, outcome):
+            with running.call(outcome):
                 await outcome.finish()
             result = JsonResult.of(outcome)
             return _text(item.id, outcome.timings.each("encode", result.pieces()), result.length)
         except Cancelled as caught:
-            if not _cancelled_by_caller(outcome):
+            if not running.cancelled:  # the caller is gone
                 raise
             return _error_text(item.id, caught, ctx)
         except Exception as caught:  # noqa: BLE001 - every fault is an answer
             return _error_text(item.id, caught, ctx)
 
-    async def _open(self, item: _Item, ctx: MethodContext, stack: AsyncExitStack) -> Any:
+    async def _open(self, item: _Item, ctx: MethodContext, stack: AsyncExitStack, running: Running) -> Any:
         if isinstance(item, _Unreadable):
             raise item.error
         if ctx.context.denied is not None:
@@ -257,7 +261,7 @@ class RpcResponse(Response):
                 f"there is no method {safe_key(item.method)}: {known}" + (f"; did you mean {hint}?" if hint else ""),
                 data={"hint": hint},
             )
-        return await stack.enter_async_context(method(item.params, ctx))
+        return await stack.enter_async_context(method(item.params, ctx, running))
 
     async def _run_concurrently(self, work: Callable[[int], Awaitable[None]], count: int) -> None:
         """Run `work` for the numbers below `count`, a few at a time, started in order."""
@@ -276,11 +280,6 @@ class RpcResponse(Response):
         except BaseExceptionGroup as found:
             # Errors of items are answers; what is raised here concerns the connection and is the same for all.
             raise found.exceptions[0] from None
-
-
-def _cancelled_by_caller(outcome: Any) -> bool:
-    """Whether the caller cancelled the call and still expects an answer, instead of disconnecting."""
-    return isinstance(outcome, Call) and outcome.cancelled
 
 
 def _check_content_type(headers: Mapping[str, str]) -> None:
@@ -302,6 +301,8 @@ def _text(request_id: rpc.Id, result: Iterable[bytes], length: int) -> _Text:
 
 
 def _plain_text(request_id: rpc.Id, outcome: Any, ctx: MethodContext) -> _Text:
+    if isinstance(outcome, JsonResult):
+        return _text(request_id, ctx.context.timings.each("encode", outcome.pieces()), outcome.length)
     text = outcome if isinstance(outcome, bytes) else dump(outcome)
     ctx.documents.add(len(text))
     return _text(request_id, (text,), len(text))

@@ -1,11 +1,12 @@
-"""ConvTranspose on AMX: products of bf16, tile by tile, of src pixels with the weights of each tap.
+"""Forward operations on products of bf16, tile by tile, of src pixels with the weights of each tap.
 
-A tile of src is 16 pixels of a panel by 32 channels, one of weights 32 src channels by 16 dst channels, so nothing is
-moved between packing and multiplying: pixels are rows of memory, and a tap is another first row. Values go as sums of
-bf16 (`kernels.emit.dots`). The panel's zeros are multiplied; cells of pixels for which that, or a sum of bf16, would
-not do are computed on register tiles: where something in src is not finite, or values are so small that AMX would take
-them, their parts, or sums of their products as zero, as it does with subnormal numbers (of f16 none is so small: sums
-are multiples of 2**-48). So are dst channels whose weights are not finite: the others keep their bits.
+On AMX a tile of src is 16 pixels of a panel by 32 channels, one of weights 32 src channels by 16 dst channels; dot
+products take 8 pixels by all channels. So nothing is moved between packing and multiplying: pixels are rows of memory,
+and a tap is another first row. Values go as sums of bf16 (`kernels.emit.dots`). The panel's zeros are multiplied; cells
+of pixels for which that, or a sum of bf16, would not do are computed on register tiles: where something in src is not
+finite, or values are so small that the instructions would take them, their parts, or sums of their products as zero, as
+they do with subnormal numbers (of f16 none is so small: sums are multiples of 2**-48). So are dst channels whose
+weights are not finite: the others keep their bits.
 """
 
 from __future__ import annotations
@@ -14,19 +15,31 @@ import numpy as np
 
 from kernels.blocks import SUMS
 from kernels.emit.compiler import Rows, Table, Vector, jit
-from kernels.emit.dots import BEGIN, BLOCKS, END, SHAPES, STEP, TILE, call_dots
+from kernels.emit.dots import BEGIN, BLOCKS, END, ROWS, SHAPES, STEP, TILE, call_dots
 from kernels.emit.intrinsics import fill_zero, load_value, store_value
 from kernels.forward.cells.records import Cell, CellLine, CellPass, CellShare, Cut, Magnitudes, Phase
-from kernels.forward.cells.schedule import LANES, ROW
+from kernels.forward.cells.schedule import LANES
 from kernels.forward.gather import load, put_lines, write
 from kernels.forward.records import Bias, Call, Data
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, call_packer
+from kernels.target import target
 
 __all__ = ["SPARE", "bring_weights", "compute_cells"]
 
 WALK_STEPS = SUMS.walk_steps
+
+TILE_REGISTERS = target().dots == "amx"
+
+LINE = 64
+"""Bytes of 16 pairs of weights, and of 16 sums."""
+
+PLANE_LANES = LANES if TILE_REGISTERS else TILE
+"""Dst channels whose sums are one line; those of dot products have planes of their own."""
+
+TAPS_BYTES = 16 << 10
+"""Weights that dot products take for some pixels after each other: half of L1."""
 
 WHOLE, PLANES, LINES = 0, 2, 3
 """The pieces of a phase's positions: all of them, planes, lines."""
@@ -61,7 +74,7 @@ def _range(parts: int, panel: int, part: int, size: int, found: Magnitudes) -> N
     """Find the magnitudes of what `parts` pieces of memory hold."""
     found.least, found.largest, found.finite = 512, 0, True
     for p in range(parts):
-        least, most = magnitudes(panel + p * part, size // 64)
+        least, most = magnitudes(panel + p * part, size // LINE)
         found.least, found.largest = min(found.least, (least + 1) >> 7), max(found.largest, most >> 7)
         found.finite = found.finite and most < SPECIAL
 
@@ -95,38 +108,47 @@ def _set_axis(cell: Cell, axis: int, line: CellLine) -> None:
 
 @jit
 def _bring(
-    share: CellShare, one: CellPass, call: Call, cells: Rows[Cell], boxes: Rows[PackedBox], packings: Rows[Packing]
-) -> None:
-    """Pack the src of the first of two cells; the other was packed there before, all zero for none.
+    share: CellShare, one: CellPass, call: Call, segment: int, cells: Rows[Cell], boxes: Rows[PackedBox],
+    packings: Rows[Packing],
+) -> None:  # fmt: skip
+    """Pack a segment of the src of the first of two cells; the other was packed there before, all zero for none.
 
     A step of channels is a line of a box, a pixel of a line a plane of its own.
     """
     cell, last, src, pitches, packing = cells[0], cells[1], one.src, share.pitches, packings[0]
     met, planes, to, strides = cell.met, share.depth * share.positions, packing.steps, packing.strides
+    row = 2 * share.step
+    panel = call.source + segment * share.parts * planes * row
     to[3] = 0
-    to[2] = ROW * pitches[2]
+    to[2] = row * pitches[2]
     to[1] = to[2] * pitches[1]
     to[0] = to[1] * pitches[0]
-    strides[3], packing.channel = src.channel, src.strides[3]
+    strides[3], packing.channel = src.channel, src.strides[3] * share.src_strides[2]
+    strides[0] = src.strides[0]
     first = call.src + src.start + cell.n * src.strides[0]
     start, same = 0, cell.images == last.images
     for axis in range(3):
-        strides[axis] = src.strides[axis]
+        if axis < 2:
+            strides[1 + axis] = src.strides[1 + axis] * share.src_strides[axis]
         first += cell.src[axis] * src.strides[1 + axis]
         start = start * pitches[axis] + cell.places[axis]
         same &= met[axis] == last.met[axis] and cell.places[axis] == last.places[axis]
     for j in range(share.depth):
         box = boxes[j]
-        box.source, box.place, sizes = first + j * STEP * src.channel, (j * share.positions + start) * ROW, box.sizes
+        at = j * share.step
+        box.source, box.place, sizes = first + at * src.channel, (j * share.positions + start) * row, box.sizes
         sizes[0], sizes[1], sizes[2] = cell.images, met[0], met[1]
-        sizes[3] = min(STEP, share.channels - j * STEP)
+        sizes[3] = min(share.step, share.channels - at)
     if met[0] * met[1] * met[2] == 0:
-        fill_zero(call.source, share.parts * planes * ROW)
+        fill_zero(panel, share.parts * planes * row)
         return
     packing.pairs, packing.images, packing.parts, packing.channels = False, False, share.parts, met[2]
-    packing.source, packing.target, packing.planes, packing.plane = 0, call.source, planes, ROW
+    packing.source, packing.target, packing.planes, packing.plane = 0, panel, planes, row
     packing.scratch = call.products
     call_packer(share.packer, packing, boxes, boxes if same else boxes[:0])
+    packings[0].parts = share.parts  # the table is named once more: that keeps it
+    if share.parts == 2:
+        split_f16(panel, panel + planes * row, planes)
 
 
 @jit
@@ -149,7 +171,7 @@ def bring_weights(
     packings[0].parts = 0  # the table is named once more: that keeps it
     if parts == 2:
         part = blocks * block
-        split_f16(call.panels, call.panels + part, part // ROW)
+        split_f16(call.panels, call.panels + part, part // LINE)
     _clear_odd(parts, blocks, block, call.panels, odd)
 
 
@@ -159,12 +181,12 @@ def _clear_odd(parts: int, blocks: int, block_bytes: int, panels: int, odd: Vect
     lanes = np.empty(TILE, np.uint16)
     for block in range(blocks):
         place = panels + block * block_bytes
-        if lane_peaks(place, block_bytes // ROW, lanes.ctypes.data) < SPECIAL:
+        if lane_peaks(place, block_bytes // LINE, lanes.ctypes.data) < SPECIAL:
             continue
         for lane in range(TILE):
             odd[TILE * block + lane] = 1 if lanes[lane] >= SPECIAL else 0
             for p in range(parts if odd[TILE * block + lane] == 1 else 0):
-                clear_lane(place + p * blocks * block_bytes + 4 * lane, block_bytes // ROW)
+                clear_lane(place + p * blocks * block_bytes + 4 * lane, block_bytes // LINE)
 
 
 @jit
@@ -181,29 +203,36 @@ def _cut(share: CellShare, cell: Cell, phase: Phase, cut: Cut) -> bool:
     plane = (counts[1] - 1) * pitches[2] + counts[2]
     whole = ((cell.images - 1) * pitches[0] + counts[0] - 1) * pitches[1] * pitches[2] + plane
     lines, planes = cell.images * counts[0] * counts[1], cell.images * counts[0]
-    cut.tiles, cut.kind, pieces = (whole + TILE - 1) // TILE, WHOLE, 1
-    if planes * ((plane + TILE - 1) // TILE) < cut.tiles * pieces:
-        cut.tiles, cut.kind, pieces = (plane + TILE - 1) // TILE, PLANES, planes
-    if lines * ((counts[2] + TILE - 1) // TILE) < cut.tiles * pieces:
-        cut.tiles, cut.kind = (counts[2] + TILE - 1) // TILE, LINES
+    cut.tiles, cut.kind, pieces = (whole + ROWS - 1) // ROWS, WHOLE, 1
+    if planes * ((plane + ROWS - 1) // ROWS) < cut.tiles * pieces:
+        cut.tiles, cut.kind, pieces = (plane + ROWS - 1) // ROWS, PLANES, planes
+    if lines * ((counts[2] + ROWS - 1) // ROWS) < cut.tiles * pieces:
+        cut.tiles, cut.kind = (counts[2] + ROWS - 1) // ROWS, LINES
     return True
 
 
 @jit
-def _sum_phase(
+def _plane_bytes(share: CellShare) -> int:
+    """Return the bytes from the sums of a block of dst channels to those of the next, where blocks have planes."""
+    size: int = LINE * (share.rows + TILE)
+    return size
+
+
+def _sum_tiles(
     table: Vector, share: CellShare, one: CellPass, call: Call, images: int, phase: Phase, cut: Cut, offsets: Vector,
     across: int, weights: int,
 ) -> None:  # fmt: skip
-    """Sum all taps of a phase into rows of 16 or 32 lanes."""
+    """Sum all taps of a phase into rows of 16 or 32 lanes, on tile registers."""
     counts, pitches, first, taps = cut.counts, share.pitches, phase.tap, phase.taps
     pieces = images * (counts[0] * (counts[1] if cut.kind == LINES else 1)) if cut.kind != WHOLE else 1
-    line, depth, block = 64 * across, share.depth, share.positions * ROW
+    row = 2 * share.step
+    line, depth, block = 64 * across, share.depth, share.positions * row
     where = np.zeros((4, 13), np.int64)
     for down in range(1, 5):
         rest = where[down - 1]
-        rest[0], rest[1], rest[2], rest[3] = one.blocks * share.block_bytes, depth * block, ROW, line
+        rest[0], rest[1], rest[2], rest[3] = one.blocks * share.block_bytes, depth * block, row, line
         for k in range(1, down):
-            rest[6 + k], rest[5 + down + k] = k * TILE * ROW, k * TILE * line
+            rest[6 + k], rest[5 + down + k] = k * TILE * row, k * TILE * line
     walks, run = max(1, WALK_STEPS // depth), min(depth, WALK_STEPS)
     most, entry = 2 if across > 1 else 4, BLOCKS + len(SHAPES) * (share.parts - 1) + across - 1
     for tap in range(0, taps, walks):
@@ -211,19 +240,47 @@ def _sum_phase(
             steps = min(run, depth - at)
             for rest in where:
                 rest[4], rest[5] = min(walks, taps - tap), offsets.ctypes.data + 8 * (first + tap)
-            b = weights + ((first + tap) * depth + at) * TILE * ROW
+            b = weights + ((first + tap) * depth + at) * TILE * row
             for piece in range(pieces):
                 n, inside = divmod(piece, max(1, pieces // images)) if cut.kind != WHOLE else (0, 0)
                 d, h = divmod(inside, counts[1]) if cut.kind == LINES else (inside, 0)
-                a = call.source + at * block + ((n * pitches[0] + d) * pitches[1] + h) * pitches[2] * ROW
+                a = call.source + at * block + ((n * pitches[0] + d) * pitches[1] + h) * pitches[2] * row
                 sums, tile = call.sums + piece * cut.tiles * TILE * line, 0
                 while tile < cut.tiles:
                     down = min(most, cut.tiles - tile)
                     call_dots(
-                        table[entry + (2 * down - 2 if down < 3 else 1 + down)], a + tile * TILE * ROW, block, b,
+                        table[entry + (2 * down - 2 if down < 3 else 1 + down)], a + tile * TILE * row, block, b,
                         share.block_bytes, steps, sums + tile * TILE * line, 64, where.ctypes.data + 104 * (down - 1),
                     )  # fmt: skip
                     tile += down
+
+
+def _sum_rows(
+    table: Vector, share: CellShare, one: CellPass, call: Call, images: int, phase: Phase, cut: Cut, offsets: Vector,
+    across: int, weights: int,
+) -> None:  # fmt: skip
+    """Sum all taps of a phase into rows of 16 lanes, by dot products; blocks of dst channels have planes of rows."""
+    counts, pitches, first, taps = cut.counts, share.pitches, phase.tap, phase.taps
+    pieces = images * (counts[0] * (counts[1] if cut.kind == LINES else 1)) if cut.kind != WHOLE else 1
+    row, tap_bytes, starts = 2 * share.step, 2 * TILE * share.step, np.empty(ROWS, np.int64)
+    for m in range(ROWS):
+        starts[m] = m * row
+    walks = max(1, TAPS_BYTES // (across * tap_bytes))
+    for tap in range(0, taps, walks):
+        for piece in range(pieces):
+            n, inside = divmod(piece, max(1, pieces // images)) if cut.kind != WHOLE else (0, 0)
+            d, h = divmod(inside, counts[1]) if cut.kind == LINES else (inside, 0)
+            a = call.source + ((n * pitches[0] + d) * pitches[1] + h) * pitches[2] * row
+            for tile in range(cut.tiles):
+                sums = call.sums + (piece * cut.tiles + tile) * ROWS * LINE
+                for k in range(first + tap, first + min(taps, tap + walks)):
+                    call_dots(
+                        table[BLOCKS + across - 1], a + tile * ROWS * row + offsets[k], starts.ctypes.data,
+                        weights + k * tap_bytes, share.block_bytes, share.step // 2, sums, _plane_bytes(share), 0,
+                    )  # fmt: skip
+
+
+_sum_phase = jit(_sum_tiles if TILE_REGISTERS else _sum_rows)
 
 
 @jit
@@ -240,7 +297,7 @@ def _set_out(
 ) -> None:  # fmt: skip
     """Bring the rows of a phase to where they belong in dst, or among the sums of a cell, [n][d][h][w][lanes]."""
     counts, pitches, strides, sizes, begin = cut.counts, share.pitches, share.strides, cell.counts, phase.first
-    line, run, steps, dense = 4 * lanes, np.ones(4, np.int64), np.empty(4, np.int64), _dense(share, call)
+    run, steps, dense, width = np.ones(4, np.int64), np.empty(4, np.int64), _dense(share, call), min(lanes, PLANE_LANES)
     run[3], steps[3] = counts[2], strides[2] * dst.strides[3]
     for axis in range(3):
         steps[axis] = dst.strides[axis]
@@ -252,15 +309,24 @@ def _set_out(
                     row, piece = h * pitches[2], n * counts[0] + d
                 elif cut.kind == LINES:
                     row, piece = 0, (n * counts[0] + d) * counts[1] + h
-                source = call.sums + (piece * cut.tiles * TILE + row) * line
                 plane, high = begin[0] + d * strides[0], begin[1] + h * strides[1]
-                if direct:
-                    place = to + n * steps[0] + plane * steps[1] + high * steps[2] + begin[2] * dst.strides[3]
-                    spare = call.products + 4 * LANES
-                    write(share.kind, source, lanes, valid, run, place, steps, dst.lane, spare)
-                else:
-                    at = ((n * sizes[0] + plane) * sizes[1] + high) * sizes[2] + begin[2]
-                    put_lines(lanes, dense + at * line, strides[2] * line, source, line, counts[2])
+                for first in range(0, lanes, width):
+                    source = call.sums + first // width * _plane_bytes(share)
+                    source += (piece * cut.tiles * ROWS + row) * 4 * width
+                    if direct:
+                        place = to + n * steps[0] + plane * steps[1] + high * steps[2] + begin[2] * dst.strides[3]
+                        place, spare = place + first * dst.channel, call.products + 4 * LANES
+                        write(share.kind, source, width, min(width, valid - first), run, place, steps, dst.lane, spare)
+                    else:
+                        at = ((n * sizes[0] + plane) * sizes[1] + high) * sizes[2] + begin[2]
+                        put_lines(
+                            width,
+                            dense + 4 * (at * lanes + first),
+                            4 * strides[2] * lanes,
+                            source,
+                            4 * width,
+                            counts[2],
+                        )
 
 
 @jit
@@ -276,7 +342,9 @@ def compute_cells(
     share, one, call = shares[0], passes[0], calls[0]
     kind, parts, dst, strides = share.kind, share.parts, one.dst, share.strides
     sizes, at = np.empty(4, np.int64), np.empty(4, np.int64)
-    cells, cuts, boxes = np.zeros(2, CELL), np.empty(1, CUT), np.empty(share.depth, PACKED_BOX)
+    segments, cuts, boxes = share.segments, np.empty(1, CUT), np.empty(share.depth, PACKED_BOX)
+    count = segments[0] * segments[1] * segments[2]
+    cells = np.zeros(2 * count, CELL)
     packings = np.empty(1, PACKING)
     pairs, block_bytes, scratch = (one.blocks + 1) // 2, share.block_bytes, call.products
     mine, theirs = np.empty(1, MAGNITUDES), np.empty(pairs, MAGNITUDES)
@@ -286,7 +354,7 @@ def compute_cells(
         if parts == 1:
             _bias_line(kind, call.bias, one.bias, LANES * p, min(LANES, one.channels - LANES * p), scratch)
             theirs[p].finite = theirs[p].finite and not _small_bias(scratch)
-    part = share.depth * share.positions * ROW
+    panel = count * parts * share.depth * share.positions * 2 * share.step
     # where all dst pixels belong to phases, whose lines lie well for writing, they need not be brought together first
     every = phases.shape[0] == strides[0] * strides[1] * strides[2]
     direct = every and (dst.channel < dst.strides[3] or (strides[2] == 1 and columns[0].count >= 8))
@@ -295,16 +363,18 @@ def compute_cells(
         for axis in range(3, -1, -1):
             at[axis] = share.first[axis] + rest % share.counts[axis]
             rest //= share.counts[axis]
-        cell.n = at[0] * share.images
-        cell.images = min(share.images, share.n - cell.n)
-        _set_axis(cells[0], 0, planes[at[1]])
-        _set_axis(cells[0], 1, lines[at[2]])
-        _set_axis(cells[0], 2, columns[at[3]])
-        _bring(share, one, call, cells, boxes, packings)
-        cells[1] = cells[0]
-        if parts == 2:
-            split_f16(call.source, call.source + part, part // ROW)
-        _range(parts, call.source, part, part, mine[0])
+        for segment in range(count):
+            some = cells[2 * segment : 2 * segment + 2]
+            some[0].n = at[0] * share.images
+            some[0].images = min(share.images, share.n - some[0].n)
+            i, j, k = segment // segments[2] // segments[1], segment // segments[2] % segments[1], segment % segments[2]
+            _set_axis(some[0], 0, planes[i * (planes.shape[0] // segments[0]) + at[1]])
+            _set_axis(some[0], 1, lines[j * (lines.shape[0] // segments[1]) + at[2]])
+            _set_axis(some[0], 2, columns[k * (columns.shape[0] // segments[2]) + at[3]])
+            _bring(share, one, call, segment, some, boxes, packings)
+            some[1] = some[0]
+        fill_zero(call.source + panel, LINE)  # lines of a panel need not end with it
+        _range(1, call.source, 0, panel + LINE - 1, mine[0])
         sizes[0], pixels, to = cell.images, cell.images, call.dst + dst.start + cell.n * dst.strides[0]
         for axis in range(3):
             sizes[1 + axis] = cell.counts[axis]
@@ -323,7 +393,12 @@ def compute_cells(
             for k in range(phases.shape[0]):
                 if not _cut(share, cells[0], phases[k], cuts[0]):
                     continue
-                put_lines(lanes, call.sums, 4 * lanes, scratch, 0, share.rows)
+                for lane in range(0, lanes, PLANE_LANES):
+                    width = min(lanes, PLANE_LANES)
+                    put_lines(
+                        width, call.sums + lane // width * _plane_bytes(share), 4 * width, scratch + 4 * lane, 0,
+                        share.rows,
+                    )  # fmt: skip
                 _sum_phase(
                     table, share, one, call, cell.images, phases[k], cuts[0], offsets, across,
                     call.panels + 2 * p * block_bytes,

@@ -1,4 +1,4 @@
-"""What the compiled loops of ConvTranspose on AMX read: a unit's facts, its passes, and the rows of its tables.
+"""What the compiled loops of forward operations on products of bf16 read: a unit's facts, its passes, its tables.
 
 Positions and steps are along (d, h, w), or (n, d, h, w) where there are four.
 """
@@ -14,24 +14,28 @@ __all__ = ["Cell", "CellLine", "CellPass", "CellShare", "Cut", "Magnitudes", "Ph
 class CellShare(Record):
     """The facts of a unit: how values are stored, in how many `parts` products take them, and cells.
 
-    A group's src `channels` take so many steps (`depth`), and a panel has so many `positions` for each, with `pitches`
-    between them. A phase has at most so many `rows`; `strides` lead from one of its dst positions to the next. The unit
-    has so many cells (`counts`) from the `first` on, of whole dst the first one; one has so many `images`, of `n`.
-    `packer` is the address of `kernels.pack.pairs.packer`.
+    A group's src `channels` take so many steps (`depth`) of `step` channels, and a segment of a panel has so many
+    `positions` for each, with `pitches` between them; panels have `segments` along each axis, whose positions are
+    `src_strides` apart in src. A phase has at most so many `rows`; `strides` lead from one of its dst positions to the
+    next. The unit has so many cells (`counts`) from the `first` on, of whole dst the first one; one has so many
+    `images`, of `n`. `packer` is the address of `kernels.pack.pairs.packer`.
     """
 
     packer: int
     kind: int
     parts: int
     channels: int
+    step: int
     depth: int
     positions: int
     rows: int
     block_bytes: int
     n: int
     images: int
+    segments: Vector = numbers(3)
     pitches: Vector = numbers(3)
     strides: Vector = numbers(3)
+    src_strides: Vector = numbers(3)
     first: Vector = numbers(4)
     counts: Vector = numbers(4)
 
@@ -50,7 +54,7 @@ class CellPass(Record):
 class CellLine(Record):
     """A cell along one axis: so many (`count`) positions from `dst` on, and so many (`met`) from `src` on.
 
-    The latter begin at a `place` in the panel.
+    The latter are those of one segment, and begin at a `place` in it.
     """
 
     dst: int

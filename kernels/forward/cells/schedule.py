@@ -1,9 +1,11 @@
-"""The layout of ConvTranspose made of bf16 products: cells of dst pixels, phases of the strides, taps as shifts.
+"""The layout of a forward operation made of bf16 products: cells of dst pixels, phases, segments, taps as shifts.
 
-The dst positions ``u`` of an axis that agree in ``(u + pad) % stride`` are a phase: they meet the same taps, and the
-next one of them meets each tap one src position further. A cell is a box of dst positions, and a panel holds the src
-positions that it meets, one row of memory each, zeros where they are outside. So a tap is one shift for all positions
-of a phase, which are one row in the panel's pitches, lines and planes with a gap between them.
+A cell is a box of dst positions, and a panel holds the src positions that it meets, one row of memory each, zeros where
+they are outside. ConvTranspose: the dst positions ``u`` of an axis that agree in ``(u + pad) % stride`` are a phase:
+they meet the same taps, and the next one of them meets each tap one src position further. Convolution: all dst
+positions are one phase, and the src positions ``x`` that agree in ``x % stride`` are a segment of the panel, where the
+next dst position meets a tap one row further. So a tap is one shift for all positions of a phase, which are one row in
+the panel's pitches, lines and planes with a gap between them.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import numpy.typing as npt
 from kernels.blocks import SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
-from kernels.emit.dots import PARTS, PRODUCTS, STEP, TILE
+from kernels.emit.dots import PARTS, PRODUCTS, ROWS, STEP, TILE
 from kernels.forward.cells.records import CellLine, Phase
 from kernels.problem import ConvProblem, Dims
+from kernels.target import target
 
 __all__ = ["LANES", "ForwardSchedule", "forward_schedule"]
 
@@ -30,11 +33,12 @@ Four = tuple[int, int, int, int]
 LANES = 2 * TILE
 """Dst channels that are computed together: what four tile registers hold of 32 pixels."""
 
-ROW = 2 * STEP
-"""Bytes of a pixel's row in a panel: one step of src channels."""
-
 PRODUCT_CYCLES, VALUE_CYCLES = 26.0, 1.5
 """What a product of two tiles takes with its loads, and packing a value."""
+
+ROWS_CYCLES, CALL_CYCLES = 8.0, 60.0
+"""What dot products of `ROWS` pixels with 16 dst channels take for `STEP` src channels, two begun in a cycle, and what
+a block of them takes besides."""
 
 MOST_TAPS, MOST_PHASES, MOST_CELLS = 1 << 12, 1 << 10, 1 << 20
 """Beyond these laying them out takes too long."""
@@ -42,13 +46,17 @@ MOST_TAPS, MOST_PHASES, MOST_CELLS = 1 << 12, 1 << 10, 1 << 20
 
 @dataclass(frozen=True)
 class _Line:
-    """One axis in cells of `step` dst positions; phases are (first dst position in a cell, taps, their shifts)."""
+    """One axis in cells of `step` dst positions; phases are (first dst position in a cell, taps, their places).
+
+    A place is a segment and a shift in it. `cells` has those of one segment after those of the one before.
+    """
 
     size: int
     step: int
     pitch: int
     stride: int
-    phases: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]
+    phases: tuple[tuple[int, tuple[int, ...], tuple[tuple[int, int], ...]], ...]
+    segments: int
     cells: Records
 
     def count(self, first: int) -> int:
@@ -58,10 +66,15 @@ class _Line:
 
 def _line(dims: Dims, axis: int, step: int) -> _Line | None:
     """Lay out an axis; None where no tap meets anything."""
-    size, src = dims.wide[axis], dims.narrow[axis]
-    stride, dilation, pad = dims.strides[axis], dims.dilations[axis], dims.pads[axis]
     ranges = [dims.tap_range(axis, k) for k in range(dims.kernel[axis])]
     live = [k for k, (low, high) in enumerate(ranges) if low < high]
+    return (_segmented if dims.gathers else _phased)(dims, axis, step, live)
+
+
+def _phased(dims: Dims, axis: int, step: int, live: list[int]) -> _Line | None:
+    """Lay out an axis of ConvTranspose."""
+    size, src = dims.dst[axis], dims.src[axis]
+    stride, dilation, pad = dims.strides[axis], dims.dilations[axis], dims.pads[axis]
     found: dict[int, tuple[int, list[int], list[int]]] = {}
     for tap in live:
         phase = tap * dilation % stride
@@ -77,14 +90,45 @@ def _line(dims: Dims, axis: int, step: int) -> _Line | None:
     counts = {first: ceil((min(step, size) - first) / stride) for first, *_ in found.values()}
     pitch = max(max(places) + counts[first] for first, _, places in found.values()) - least
     lows = np.arange(0, size, step)
-    starts = least + lows // stride
-    begins, ends = np.maximum(0, starts), np.minimum(src, starts + pitch)
-    offsets = np.where(begins < ends, begins - starts, 0)
+    cells = _cell_lines(lows, np.minimum(step, size - lows), least + lows // stride, pitch, src, (0, 1))
+    phases = tuple(
+        (first, tuple(taps), tuple((0, at - least) for at in places)) for first, taps, places in found.values()
+    )
+    return _Line(size, step, pitch, stride, phases, 1, cells)
+
+
+def _segmented(dims: Dims, axis: int, step: int, live: list[int]) -> _Line | None:
+    """Lay out an axis of Convolution."""
+    size, src = dims.dst[axis], dims.src[axis]
+    stride, dilation, pad = dims.strides[axis], dims.dilations[axis], dims.pads[axis]
+    shifts = [divmod(tap * dilation - pad, stride) for tap in live]
+    residues = sorted({residue for _, residue in shifts})
+    if not residues:
+        return None
+    least = {residue: min(at for at, other in shifts if other == residue) for residue in residues}
+    pitch = max(at - least[residue] for at, residue in shifts) + min(step, size)
+    lows = np.arange(0, size, step)
+    counts = np.minimum(step, size - lows)
+    cells = [
+        _cell_lines(lows, counts, least[residue] + lows, pitch, ceil((src - residue) / stride), (residue, stride))
+        for residue in residues
+    ]
+    places = tuple((residues.index(residue), at - least[residue]) for at, residue in shifts)
+    return _Line(size, step, pitch, 1, ((0, tuple(live), places),), len(residues), np.concatenate(cells))
+
+
+def _cell_lines(lows: Ints, counts: Ints, starts: Ints, pitch: int, positions: int, src: tuple[int, int]) -> Records:
+    """Return the cells of an axis and a segment, which has so many `positions`; `src` is where it starts and its step.
+
+    A cell's panel begins with the position `starts`, which may be outside.
+    """
+    begins, ends = np.maximum(0, starts), np.minimum(positions, starts + pitch)
+    met = np.maximum(0, ends - begins)
     cells = np.empty(len(lows), CellLine.dtype)
-    cells["dst"], cells["count"] = lows, np.minimum(step, size - lows)
-    cells["src"], cells["met"], cells["place"] = begins, np.maximum(0, ends - begins), offsets
-    phases = tuple((first, tuple(taps), tuple(at - least for at in places)) for first, taps, places in found.values())
-    return _Line(size, step, pitch, stride, phases, cells)
+    cells["dst"], cells["count"] = lows, counts
+    cells["src"], cells["met"], cells["place"] = np.where(met > 0, src[0] + begins * src[1], 0), met, 0
+    cells["place"][met > 0] = (begins - starts)[met > 0]
+    return cells
 
 
 @dataclass(frozen=True)
@@ -92,26 +136,35 @@ class ForwardSchedule:
     """Everything that the compiled driver reads.
 
     `steps` are the images and dst positions of a cell, `cells` the tables of (d, h, w); `taps` and `offsets` are the
-    numbers of the taps and their bytes in the panel, in the order of the `phases`. `pitches` are the panel's positions
-    along (d, h, w) and `positions` all of them. `cycles` is an estimate for all of dst.
+    numbers of the taps and their bytes in the panel, in the order of the `phases`. There are `segments` of the panel
+    along (d, h, w); `pitches` are the positions of one along these axes and `positions` all of them. A position has a
+    row of one `step` of src channels, so many times (`depth`): tile registers hold 32 channels, dot products read all.
+    `cycles` is an estimate for all of dst.
     """
 
     steps: Four
     cells: tuple[Records, Records, Records]
+    segments: tuple[int, ...]
     pitches: tuple[int, ...]
     positions: int
     phases: Records
     taps: tuple[int, ...]
     offsets: Ints
     rows: int
+    step: int
     depth: int
     parts: int
     cycles: float
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of a position's row in a panel."""
+        return 2 * self.step
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of one part of 16 dst channels' weights."""
-        return 2 * TILE * STEP * self.depth * len(self.taps)
+        return 2 * TILE * self.step * self.depth * len(self.taps)
 
 
 def _round(size: int, stride: int, whole: int) -> int:
@@ -123,47 +176,59 @@ def _tiles(images: int, counts: list[int], pitches: list[int]) -> int:
     planes = images * counts[0]
     lines, plane = counts[2], (counts[1] - 1) * pitches[2] + counts[2]
     row = ((images - 1) * pitches[0] + counts[0] - 1) * pitches[1] * pitches[2] + plane
-    return min(planes * counts[1] * ceil(lines / TILE), planes * ceil(plane / TILE), ceil(row / TILE))
+    return min(planes * counts[1] * ceil(lines / ROWS), planes * ceil(plane / ROWS), ceil(row / ROWS))
 
 
 @cached
 def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
-    """Lay out a ConvTranspose; None where it has too many taps, phases or zeros, or nothing to sum."""
+    """Lay out a forward operation; None where it has too many taps, phases or zeros, or nothing to sum.
+
+    Without tile registers there is none for f32 and f16, which would take too many products.
+    """
     dims, parts = problem.dims, PARTS[problem.dtype]
-    if prod(dims.kernel) > MOST_TAPS or prod(dims.strides) > MOST_PHASES or 0 in (*dims.wide, *dims.narrow, dims.n):
+    tiles_of_amx = target().dots == "amx"
+    if parts > 1 and not tiles_of_amx:
         return None
-    depth, blocks = ceil(dims.narrow_channels / STEP), ceil(dims.wide_channels / TILE)
-    shape = [1, *dims.wide]
+    strides = (1, 1, 1) if dims.gathers else dims.strides
+    if prod(dims.kernel) > MOST_TAPS or prod(strides) > MOST_PHASES or 0 in (*dims.wide, *dims.narrow, dims.n):
+        return None
+    steps, blocks = ceil(dims.src_channels / STEP), ceil(dims.dst_channels / TILE)
+    depth, step = (steps, STEP) if tiles_of_amx else (1, steps * STEP)
+    row = 2 * step
+    shape = [1, *dims.dst]
 
     def lay() -> list[_Line] | None:
-        if prod(ceil(size / step) for size, step in zip(dims.wide, shape[1:], strict=True)) > MOST_CELLS:
+        if prod(ceil(size / step) for size, step in zip(dims.dst, shape[1:], strict=True)) > MOST_CELLS:
             return None
-        lines = [_line(dims, axis, shape[1 + axis]) for axis in range(3)]
-        return None if None in lines else [line for line in lines if line is not None]
+        found = [_line(dims, axis, shape[1 + axis]) for axis in range(3)]
+        lines = [line for line in found if line is not None]
+        return lines if len(lines) == 3 and prod(line.segments for line in lines) <= MOST_PHASES else None
 
     def panel(lines: list[_Line]) -> int:
-        return parts * depth * ROW * shape[0] * prod(line.pitch for line in lines)
+        return parts * depth * row * shape[0] * prod(line.segments * line.pitch for line in lines)
 
     def fits(lines: list[_Line]) -> bool:
         return panel(lines) <= SUMS.panel_bytes and prod(shape) <= SUMS.cell_pixels
 
     lines = lay()
     for axis in range(3):
-        least = dims.strides[axis] * (1 if axis < 2 else SUMS.line_positions)
+        least = strides[axis] * (1 if axis < 2 else SUMS.line_positions)
         while lines is not None and not fits(lines) and shape[1 + axis] > least:
-            shape[1 + axis] = _round(ceil(shape[1 + axis] / 2), dims.strides[axis], dims.wide[axis])
+            shape[1 + axis] = _round(ceil(shape[1 + axis] / 2), strides[axis], dims.dst[axis])
             lines = lay()
     if lines is None or panel(lines) > SUMS.most_panel_bytes:
         return None
-    while shape[1:] == list(dims.wide) and 2 * shape[0] <= dims.n:
+    while shape[1:] == list(dims.dst) and 2 * shape[0] <= dims.n:
         shape[0] *= 2
         if not fits(lines):
             shape[0] //= 2
             break
-    cells = ceil(dims.n / shape[0]) * prod(len(line.cells) for line in lines)
+    cells = ceil(dims.n / shape[0]) * prod(len(line.cells) // line.segments for line in lines)
     if cells > MOST_CELLS:
         return None
-    pitches = [line.pitch for line in lines]
+    pitches, segments = [line.pitch for line in lines], [line.segments for line in lines]
+    positions = shape[0] * prod(pitches)
+    segment_bytes = parts * depth * positions * row
     taps: list[int] = []
     phases, offsets, tiles, work = [], [], 0, 0
     for each in product(*(line.phases for line in lines)):
@@ -171,22 +236,28 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         mine = list(product(*(numbers for _, numbers, _ in each)))
         phases.append(([first for first, *_ in each], len(taps), len(mine)))
         taps += [(d * dims.kernel[1] + h) * dims.kernel[2] + w for d, h, w in mine]
-        places = product(*(shifts for *_, shifts in each))
-        offsets += [ROW * ((d * pitches[1] + h) * pitches[2] + w) for d, h, w in places]
+        for (i, d), (j, h), (k, w) in product(*(places for *_, places in each)):
+            segment = (i * segments[1] + j) * segments[2] + k
+            offsets.append(segment * segment_bytes + row * ((d * pitches[1] + h) * pitches[2] + w))
         some = _tiles(shape[0], counts, pitches)
         tiles, work = max(tiles, some), work + some * len(mine)
-    positions = shape[0] * prod(pitches)
-    products = len(PRODUCTS[parts]) * depth * blocks * work
+    packed = prod(segments) * positions
+    if tiles_of_amx:
+        products = PRODUCT_CYCLES * len(PRODUCTS[parts]) * depth * blocks * work
+    else:
+        products = (ROWS_CYCLES * steps * blocks + CALL_CYCLES * ceil(blocks / 2)) * work
     return ForwardSchedule(
         steps=(shape[0], shape[1], shape[2], shape[3]),
         cells=(lines[0].cells, lines[1].cells, lines[2].cells),
+        segments=tuple(segments),
         pitches=tuple(pitches),
         positions=positions,
         phases=np.array(phases, Phase.dtype),
         taps=tuple(taps),
         offsets=np.array(offsets, np.int64),
-        rows=TILE * tiles,
+        rows=ROWS * tiles,
+        step=step,
         depth=depth,
         parts=parts,
-        cycles=dims.groups * cells * (PRODUCT_CYCLES * products + VALUE_CYCLES * STEP * depth * positions),
+        cycles=dims.groups * cells * (products + VALUE_CYCLES * step * depth * packed),
     )

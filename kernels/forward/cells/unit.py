@@ -1,4 +1,4 @@
-"""Units of ConvTranspose on AMX: which cells of dst pixels, and when products of bf16 are worth it."""
+"""Units of forward operations on products of bf16: which cells of dst pixels, and when they are worth it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernels.emit.compiler import Records, row_of
 from kernels.emit.dots import STEP, TILE, dot_table
 from kernels.forward.cells.driver import SPARE, bring_weights, compute_cells
 from kernels.forward.cells.records import CellPass, CellShare
-from kernels.forward.cells.schedule import LANES, ROW, forward_schedule
+from kernels.forward.cells.schedule import LANES, forward_schedule
 from kernels.forward.share import Share, share
 from kernels.forward.tiles import ForwardTiles, way_cycles
 from kernels.pack.pairs import PackedBox, packer
@@ -38,13 +38,14 @@ def _taps(problem: ConvProblem) -> Records:
     """Return the boxes of the weights: a tap each, or where taps are adjacent, one step of src channels of each."""
     plan = forward_schedule(problem)
     assert plan is not None
-    _, _, narrow, tap_step = problem.weights_strides
-    channels, size = problem.dims.narrow_channels, storage_dtype(problem.dtype).itemsize
-    step = STEP if tap_step < narrow else channels
+    dims, (_, wide, narrow, tap_step) = problem.dims, problem.weights_strides
+    channel_step = wide if dims.gathers else narrow
+    channels, size = dims.src_channels, storage_dtype(problem.dtype).itemsize
+    step = STEP if tap_step < channel_step else channels
     firsts, numbers = np.arange(0, channels, step), np.arange(len(plan.taps))
     boxes = np.empty((len(firsts), len(numbers)), PackedBox.dtype)
-    boxes["source"] = size * (np.array(plan.taps, np.int64) * tap_step + narrow * firsts[:, None])
-    boxes["place"] = 2 * (numbers * STEP * plan.depth + firsts[:, None])
+    boxes["source"] = size * (np.array(plan.taps, np.int64) * tap_step + channel_step * firsts[:, None])
+    boxes["place"] = 2 * (numbers * plan.step * plan.depth + firsts[:, None])
     boxes["sizes"][..., :3] = 1
     boxes["sizes"][..., 3] = np.minimum(step, channels - firsts)[:, None]
     return boxes.reshape(-1)
@@ -64,7 +65,7 @@ class _Cells(Share):
             ceil(high / step) - first for (_, high), step, first in zip(spans, plan.steps, self.firsts, strict=True)
         ]
         self.cells = prod(self.counts)
-        values = problem.groups * problem.n * dims.wide_channels * prod(dims.wide)
+        values = problem.groups * problem.n * dims.dst_channels * prod(dims.dst)
         each = problem.macs // max(1, values) + PIXEL_MACS
         work = LANES * prod(plan.steps) * each  # of a cell and a pair of blocks
         pairs = max(1, min(SUMS.weights_bytes // (2 * plan.parts * plan.block_bytes), STEPS.cell_macs // work))
@@ -75,7 +76,8 @@ class _Cells(Share):
         ]
         widest = max(ceil((last - first) / TILE) for _, first, last in self.cuts)
         self.weights_floats = plan.parts * widest * plan.block_bytes // 4
-        self.panel_floats = (plan.parts * plan.depth * plan.positions + SPARE) * ROW // 4
+        rows = prod(plan.segments) * plan.parts * plan.depth * plan.positions
+        self.panel_floats = (rows + SPARE) * plan.row_bytes // 4 + SPARE
         self.sums_floats = (plan.rows + 2 * TILE + prod(plan.steps)) * LANES
         self.taps = _taps(problem)
         self.batch = max(1, STEPS.band_batch_macs // (work * ceil((high - low) / LANES)))
@@ -84,15 +86,18 @@ class _Cells(Share):
             packer=packer(),
             kind=self.kind,
             parts=plan.parts,
-            channels=dims.narrow_channels,
+            channels=dims.src_channels,
+            step=plan.step,
             depth=plan.depth,
             positions=plan.positions,
             rows=plan.rows,
             block_bytes=plan.block_bytes,
             n=problem.n,
             images=plan.steps[0],
+            segments=plan.segments,
             pitches=plan.pitches,
-            strides=dims.strides,
+            strides=(1, 1, 1) if dims.gathers else dims.strides,
+            src_strides=self.src_strides,
             first=self.firsts,
             counts=self.counts,
         )
@@ -155,8 +160,8 @@ def _cells(problem: ConvProblem, unit: Unit) -> _Cells:
     return _Cells(problem, unit.part)
 
 
-class ConvTransposeDots(ForwardTiles):
-    """ConvTranspose from products of bf16."""
+class ForwardDots(ForwardTiles):
+    """A forward operation from products of bf16."""
 
     def refuse(self, problem: ConvProblem) -> str | None:
         """Take what fills tiles well enough to be faster than register tiles."""
@@ -164,7 +169,7 @@ class ConvTransposeDots(ForwardTiles):
             return f"computes {self.op} only"
         plan = forward_schedule(problem)
         if plan is None:
-            return "too many taps, phases, or zeros between pixels"
+            return "too many taps, phases, or zeros between pixels, or values of too many parts"
         if 2 * plan.parts * plan.block_bytes > SUMS.weights_bytes:
             return "the weights of a few channels take too much room"
         ratio = plan.cycles / max(1.0, way_cycles(problem))
@@ -177,7 +182,8 @@ class ConvTransposeDots(ForwardTiles):
         plan = forward_schedule(problem)
         assert plan is not None
         n, *steps = plan.steps
-        return (problem.n, problem.groups, problem.dims.wide_channels, *problem.dims.wide), (n, 1, LANES, *steps)
+        dims = problem.dims
+        return (problem.n, dims.groups, dims.dst_channels, *dims.dst), (n, 1, LANES, *steps)
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
@@ -190,4 +196,7 @@ class ConvTransposeDots(ForwardTiles):
         return not stop() and _cells(problem, unit).run(inputs, output, stop)
 
 
-FWD_DOTS = ConvTransposeDots(f"conv_transpose_{target().dots}", "ConvTranspose")
+FWD_DOTS = (
+    ForwardDots(f"conv_transpose_{target().dots}", "ConvTranspose"),
+    ForwardDots(f"convolution_{target().dots}", "Convolution"),
+)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.app.api.rpc.test_rpc_limits import connection as rpc_connection
 from tests.app.api.rpc.test_rpc_limits import request
 from tests.app.api.test_rest_limits import connection
 from tests.app.resident import Resident
-from tests.app.samples import JSON, SLOW, SMALL, SSE, read_tensor, same_bits
+from tests.app.samples import JSON, SLOW, SMALL, SSE, document, read_tensor, same_bits
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +97,46 @@ def test_the_other_calls_of_a_batch_continue(tight: Resident, tight_http: httpx.
         answers = {message["id"]: message for message in events(response) if "id" in message}
     assert answers["slow"]["error"]["code"] == -32002
     assert "sha256" in answers["small"]["result"]["outputs"]["diff_weights"]
+
+
+def verification() -> dict[str, Any]:
+    """Return the request to verify the result of a call that is slow, but small enough for the limits."""
+    case = replace(SLOW, dtype="f16", src_channels=24, dst_channels=64)
+    params = document(case, case.floats() | {"diff_weights": np.zeros(case.output_shape, np.float16)})
+    return {"jsonrpc": "2.0", "method": "ops.verify", "params": {"op": case.op, **params}, "id": "mine"}
+
+
+def graph() -> dict[str, Any]:
+    """Return the request for a graph of one slow node."""
+    sent, inputs = document(SLOW, SLOW.floats(), reference=True), SLOW.input_shapes
+    named = [{"id": number, "dtype": "f32", "shape": list(shape)} for number, shape in enumerate(inputs.values())]
+    result = {"id": 2, "dtype": "f32", "shape": list(SLOW.output_shape)}
+    node = {"id": 0, "kind": SLOW.op, "attrs": sent["attributes"], "inputs": named, "outputs": [result]}
+    tensors = {str(number): tensor for number, tensor in enumerate(sent["inputs"].values())}
+    params = {"graph": {"graph": [node]}, "inputs": tensors, "options": sent["options"]}
+    return {"jsonrpc": "2.0", "method": "graph.run", "params": params, "id": "mine"}
+
+
+@pytest.mark.parametrize("accept", [JSON, SSE])
+@pytest.mark.parametrize("slow", [verification, graph], ids=["verification", "graph"])
+def test_verifications_and_graphs_can_be_cancelled(
+    tight: Resident, tight_http: httpx.Client, slow: Callable[[], dict[str, Any]], accept: str
+) -> None:
+    """They end with the error of their id, beside another call of their batch that is answered."""
+    inputs, answers = SMALL.inputs(), []
+    batch = [request(SMALL, inputs, "small"), slow()]
+    thread = Thread(
+        target=lambda: answers.append(httpx.post(f"{tight.url}/rpc", json=batch, headers={"accept": accept}))
+    )
+    thread.start()
+    tight.until(lambda: len(tight.service.calls) == 1 and not idle(tight))
+    cancel(tight_http, "mine")
+    thread.join(60)
+    (response,) = answers
+    found = events(response) if accept == SSE else response.json()
+    last = {message["id"]: message for message in found if "id" in message}
+    assert (last["mine"]["error"]["code"], last["mine"]["error"]["data"]["code"]) == (-32002, "cancelled")
+    assert "outputs" in last["small"]["result"]
 
 
 def test_a_plain_answer_can_be_cancelled_too(tight: Resident, tight_http: httpx.Client) -> None:

@@ -200,7 +200,8 @@ def _wrong_parts() -> dict[str, tuple[Files, int, str]]:
         "wrong shape": (_replaced(files, "src", npy(src[:, :, :-1])), 422, "invalid_params"),
         "wrong rank": (_replaced(files, "src", npy(src[0])), 422, "invalid_params"),
         "other dtype": (_replaced(files, "src", npy(src.astype(np.float16))), 422, "invalid_params"),
-        "float64": (_replaced(files, "src", npy(src.astype(np.float64))), 422, "unsupported"),
+        "float64": (_replaced(files, "src", npy(src.astype(np.float64))), 422, "invalid_params"),
+        "complex": (_replaced(files, "src", npy(src.astype(np.complex64))), 422, "unsupported"),
         "declared dtype": (_replaced(files, "request", stray), 422, "invalid_params"),
         "declared shape": (_replaced(files, "request", shaped), 422, "invalid_params"),
         "cut short": (_replaced(files, "src", npy(src)[:-1]), 422, "invalid_params"),
@@ -307,9 +308,9 @@ def test_an_unsupported_dtype_is_422(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("api", ["json", "parts"])
 def test_an_unknown_dtype_is_422_with_its_place(http: httpx.Client, api: str) -> None:
-    """f64 is unsupported like s32, in every form, and the error names the input."""
+    """Complex numbers are unsupported like s32, in every form, and the error names the input."""
     case = replace(SMALL, dtype="f32")
-    inputs = case.inputs() | {"diff_dst": case.inputs()["diff_dst"].astype("f8")}
+    inputs = case.inputs() | {"diff_dst": case.inputs()["diff_dst"].astype("c8")}
     if api == "json":
         response = http.post(URL, json=document(case, inputs, as_npy=True))
     else:

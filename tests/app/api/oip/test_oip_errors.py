@@ -82,7 +82,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "shape huge": (lambda d: src(d).update(shape=[2**62, 2**62]), "fewer than 2\\^63 bytes"),
     "shape long": (lambda d: src(d).update(shape=[1] * 13), "at most 12 dimensions"),
     "datatype missing": (lambda d: src(d).pop("datatype"), "needs a datatype"),
-    "datatype unknown": (lambda d: src(d).update(datatype="FP64"), "FP32, FP16 or BF16"),
+    "datatype unknown": (lambda d: src(d).update(datatype="FP8"), "FP32, FP16 or BF16"),
     "datatype of integers": (lambda d: src(d).update(datatype="INT32"), "f32, f16 or bf16"),
     "size wrong": (lambda d: src(d)["parameters"].update(binary_data_size=4), "binary_data_size of src is 4"),
     "size no integer": (lambda d: src(d)["parameters"].update(binary_data_size="640"), "must be an integer"),

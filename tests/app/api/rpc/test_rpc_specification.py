@@ -14,6 +14,7 @@ import pytest
 from app.api.rpc import methods as rpc_methods
 from app.api.rpc.methods import Method, MethodContext, Params
 from app.api.rpc.routes import RpcResponse
+from app.calls.cancel import Running
 from app.calls.service import Service
 from app.http.middleware import BodyLimit
 from app.pool.buffers import SegmentPool
@@ -27,7 +28,7 @@ def method(function: Callable[..., Any], *names: str) -> Method:
     """Return a method that calls a function."""
 
     @asynccontextmanager
-    async def made(params: Params, ctx: MethodContext) -> AsyncIterator[Any]:
+    async def made(params: Params, ctx: MethodContext, running: Running) -> AsyncIterator[Any]:
         if names:
             yield function(**bind_params(params, names, required=names))
         else:

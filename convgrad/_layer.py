@@ -1,0 +1,145 @@
+"""A convolution or a transposed convolution as a framework has it, with the calls that compute it and its gradients."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from convgrad._client import Client
+from convgrad._errors import Unsupported
+from convgrad._events import Array
+
+__all__ = ["GRADIENTS", "Layer", "Layout", "client_or_default", "use"]
+
+Layout = Literal["NCX", "NXC"]
+
+GRADIENTS = ("diff_src", "diff_weights", "diff_bias")
+"""The gradients of a layer, for input, weights and bias."""
+
+_lock = threading.Lock()
+_chosen: Client | None = None
+_own: tuple[int, Client] | None = None
+
+
+def use(client: Client | None) -> None:
+    """Set the client that computes where none is given; None for the default, `Client()`, made when it is needed."""
+    global _chosen, _own
+    with _lock:
+        _chosen = client
+        if _own is not None and _own[0] == os.getpid():
+            _own[1].close()
+        _own = None
+
+
+def client_or_default(client: Client | None) -> Client:
+    """Return the client, or that of `use`, or `Client()`, which reads CONVGRAD_URL and CONVGRAD_API_KEY."""
+    global _own
+    if client is not None:
+        return client
+    with _lock:
+        if _chosen is not None:
+            return _chosen
+        # A child process must not use its parent's connections.
+        if _own is None or _own[0] != os.getpid():
+            _own = os.getpid(), Client()
+        return _own[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The numbers that all operations of a layer share, one for each spatial axis; a dilation of 1 is dense.
+
+    `weights_format` names the axes of the weights: I are the channels of src, O those of dst, X is the kernel.
+    """
+
+    transposed: bool
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    output_padding: tuple[int, ...] = ()
+    groups: int = 1
+    weights_format: str = "OIX"
+
+    @property
+    def family(self) -> str:
+        """The name with which the layer's operations begin."""
+        return "ConvTranspose" if self.transposed else "Convolution"
+
+    def attributes(self, layout: Layout) -> dict[str, Any]:
+        """Return the attributes of the layer's operations on tensors of this layout."""
+        given: dict[str, Any] = {
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "pads_begin": self.pads_begin,
+            "pads_end": self.pads_end,
+            "groups": self.groups,
+            "data_format": layout,
+            "weights_format": self.weights_format,
+        }
+        return given | ({"output_padding": self.output_padding} if self.transposed and self.output_padding else {})
+
+    def run(
+        self, client: Client, src: Any, weights: Any, bias: Any = None, *, layout: Layout, reference: bool = False
+    ) -> Array:
+        """Compute dst; `bias` has one value for each channel of dst."""
+        inputs = {"src": src, "weights": weights} | ({} if bias is None else {"bias": bias})
+        return client.run(self.family, inputs, self.attributes(layout), reference=reference)
+
+    def gradients(
+        self, client: Client, names: Sequence[str], src: Any, weights: Any, diff_dst: Any, *,
+        layout: Layout, reference: bool = False,
+    ) -> Mapping[str, Array]:  # fmt: skip
+        """Compute the gradients of these names, of `GRADIENTS`, in one call.
+
+        Of `src` only the shape is read for diff_src and diff_bias, and of `weights` for diff_weights and diff_bias.
+        """
+        attributes = self.attributes(layout)
+        if list(names) == ["diff_src"]:
+            inputs: dict[str, Any] = {"diff_dst": diff_dst, "weights": weights}
+            if not self.transposed:  # several shapes of src may give that of diff_dst
+                inputs["dst_shape"] = list(src.shape)
+            return {"diff_src": client.run(f"{self.family}BackwardData", inputs, attributes, reference=reference)}
+        if list(names) == ["diff_bias"]:
+            return {"diff_bias": bias_gradient(client, diff_dst, layout=layout, reference=reference)}
+        inputs = {"src": src, "diff_dst": diff_dst, "weights_shape": list(weights.shape)}
+        if "diff_src" in names:
+            inputs["weights"] = weights
+        op = f"{self.family}BackwardWeights"
+        if list(names) == ["diff_weights"]:
+            return {"diff_weights": client.run(op, inputs, attributes, reference=reference)}
+        return client.run_detailed(op, inputs, attributes, outputs=names, reference=reference).outputs
+
+    def folded(self) -> Layer:
+        """Return the same layer with an output padding of less than its stride, as the service wants it.
+
+        Frameworks allow more where the dilation is larger than the stride; it is the same as less padding at the end.
+        Raises `Unsupported` where the padding is too small for that.
+        """
+        if all(extra < stride for extra, stride in zip(self.output_padding, self.strides, strict=False)):
+            return self
+        pads, extras = [], []
+        for pad, extra, stride in zip(self.pads_end, self.output_padding, self.strides, strict=True):
+            fold = min(pad, extra) if extra >= stride else 0
+            pads.append(pad - fold)
+            extras.append(extra - fold)
+            if extra - fold >= stride:
+                raise Unsupported(
+                    f"output_padding must be less than stride, or than stride plus padding, but is {extra} with stride"
+                    f" {stride} and padding {pad}"
+                )
+        return Layer(
+            self.transposed, self.strides, self.dilations, self.pads_begin, tuple(pads), tuple(extras), self.groups,
+            self.weights_format,
+        )  # fmt: skip
+
+
+def bias_gradient(client: Client, diff_dst: Any, *, layout: Layout, reference: bool) -> Array:
+    """Compute diff_bias, the sum of each channel of `diff_dst`, which has one to three spatial axes."""
+    if len(diff_dst.shape) == 3:  # the operation has two axes or three
+        diff_dst = diff_dst[:, :, None] if layout == "NCX" else diff_dst[:, None]
+    attributes = {"data_format": layout}
+    return client.run("BiasAddBackward", {"diff_dst": diff_dst}, attributes, reference=reference)

@@ -1,0 +1,138 @@
+"""Who computes, and tensors of PyTorch on their way to the service and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+import torch
+from torch import Tensor
+
+from convgrad._client import Client
+from convgrad._errors import Unsupported
+from convgrad._events import Array
+from convgrad._layer import GRADIENTS, Layer, Layout, bias_gradient, client_or_default
+
+__all__ = ["Backend"]
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Who computes a layer: `client`, by default the one of `convgrad.torch.use`.
+
+    With `forward="torch"` PyTorch computes outputs, and the service the gradients alone. `reference` selects the
+    slow kernel that accumulates in float64; tensors of float64 always use it. A copied or unpickled backend has
+    the same settings; an unpickled one has the default client.
+    """
+
+    client: Client | None = None
+    forward: Literal["service", "torch"] = "service"
+    reference: bool = False
+
+    def __post_init__(self) -> None:
+        if self.forward not in ("service", "torch"):
+            raise ValueError(f"forward must be 'service' or 'torch', but is {self.forward!r}")
+
+    def __deepcopy__(self, memo: object) -> Backend:
+        return self
+
+    def __reduce__(self) -> tuple[type[Backend], tuple[None, str, bool]]:
+        return Backend, (None, self.forward, self.reference)
+
+    def run(self, layer: Layer, src: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute the output of a layer, of shape (N, O, X), in the memory format of `src`."""
+        if self.forward == "torch":
+            return _by_torch(layer, src, weights, bias)
+        layout, reference = _layout(src), self._reference(src)
+        client = client_or_default(self.client)
+        found = layer.run(client, _view(src, layout), weights, bias, layout=layout, reference=reference)
+        return _tensor(found, src, layout)
+
+    def gradients(
+        self, layer: Layer, needs: Sequence[bool], src: Tensor, weights: Tensor, diff_dst: Tensor
+    ) -> Gradients:
+        """Compute the gradients of input, weights and bias that are needed, in one call; None for the others."""
+        layout, reference = _layout(src, diff_dst), self._reference(diff_dst)
+        names = [name for name, needed in zip(GRADIENTS, needs, strict=True) if needed]
+        found = layer.gradients(
+            client_or_default(self.client), names, _view(src, layout), weights, _view(diff_dst, layout),
+            layout=layout, reference=reference,
+        )  # fmt: skip
+        of_src, of_weights, of_bias = (found.get(name) for name in GRADIENTS)
+        return (
+            None if of_src is None else _tensor(of_src, src, layout),
+            None if of_weights is None else _tensor(of_weights, weights),
+            None if of_bias is None else _tensor(of_bias, diff_dst),
+        )
+
+    def bias_add(self, src: Tensor, bias: Tensor) -> Tensor:
+        """Compute BiasAdd: one value of `bias` added to each channel of `src`."""
+        layout, reference = _layout(src), self._reference(src)
+        attributes = {"data_format": layout}
+        inputs = {"src": _view(src, layout), "bias": bias}
+        return _tensor(
+            client_or_default(self.client).run("BiasAdd", inputs, attributes, reference=reference), src, layout
+        )
+
+    def bias_gradient(self, diff_dst: Tensor) -> Tensor:
+        """Compute BiasAddBackward: the sum of each channel."""
+        layout, reference = _layout(diff_dst), self._reference(diff_dst)
+        client = client_or_default(self.client)
+        return _tensor(bias_gradient(client, _view(diff_dst, layout), layout=layout, reference=reference), diff_dst)
+
+    def _reference(self, tensor: Tensor) -> bool:
+        if tensor.dtype not in _DTYPES:
+            names = ", ".join(str(dtype) for dtype in _DTYPES)
+            raise Unsupported(f"convgrad computes {names}, but the tensor is {tensor.dtype}: convert it with .to()")
+        return self.reference or tensor.dtype == torch.float64
+
+
+def _layout(*tensors: Tensor) -> Layout:
+    """Return the layout of the first tensor whose memory is contiguous in one; NCX if none is."""
+    for tensor in tensors:
+        if tensor.is_contiguous():
+            return "NCX"
+        if tensor.movedim(1, -1).is_contiguous():
+            return "NXC"
+    return "NCX"
+
+
+def _view(tensor: Tensor, layout: Layout) -> Tensor:
+    return tensor if layout == "NCX" else tensor.movedim(1, -1)
+
+
+def _tensor(array: Array, like: Tensor, layout: Layout = "NCX") -> Tensor:
+    """Return a result as a tensor (N, C, X) on the device of another one; on the CPU it shares the array's memory."""
+    if array.dtype == _BFLOAT16:
+        found = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
+    else:
+        found = torch.from_numpy(array)
+    found = found.to(like.device)
+    return found if layout == "NCX" else found.movedim(-1, 1)
+
+
+def _by_torch(layer: Layer, src: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute the output of a layer with PyTorch."""
+    rank = len(layer.strides)
+    given: dict[str, Any] = {"stride": layer.strides, "dilation": layer.dilations, "groups": layer.groups}
+    kind = "conv_transpose" if layer.transposed else "conv"
+    compute = getattr(torch.nn.functional, f"{kind}{rank}d")
+    if layer.transposed:
+        extras = layer.output_padding or (0,) * rank
+        pads = zip(layer.pads_begin, layer.pads_end, extras, strict=True)
+        extra = [begin - end + more for begin, end, more in pads]
+        found: Tensor = compute(src, weights, bias, padding=layer.pads_begin, output_padding=extra, **given)
+        return found
+    if layer.pads_begin != layer.pads_end:
+        sides = [(end, begin) for begin, end in zip(layer.pads_begin, layer.pads_end, strict=True)]
+        src = torch.nn.functional.pad(src, [size for pair in sides for size in pair][::-1])
+        return compute(src, weights, bias, **given)
+    return compute(src, weights, bias, padding=layer.pads_begin, **given)

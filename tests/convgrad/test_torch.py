@@ -1,0 +1,366 @@
+"""`convgrad.torch` with the real PyTorch and the real service: outputs, gradients, and gradients of gradients."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import convgrad
+from convgrad import Client
+from convgrad._tensors import part
+from tests.live import LiveService
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: scripts/test-frameworks installs it")
+ct = pytest.importorskip("convgrad.torch")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+
+SIZES = {1: (7,), 2: (6, 5), 3: (4, 5, 3)}
+TINY = {1: (5,), 2: (4, 3), 3: (3, 4, 3)}
+LAYERS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "plain": (False, {"kernel_size": 3, "bias": False}),
+    "all": (False, {"kernel_size": 2, "stride": 2, "padding": 1, "dilation": 2, "groups": 2}),
+    "same": (False, {"kernel_size": 2, "padding": "same", "dilation": 3}),
+    "valid": (False, {"kernel_size": 2, "padding": "valid", "stride": 3}),
+    "circular": (False, {"kernel_size": 3, "padding": 1, "padding_mode": "circular"}),
+    "reflect": (False, {"kernel_size": 3, "padding": 1, "padding_mode": "reflect", "stride": 2}),
+    "depthwise": (False, {"kernel_size": 3, "padding": 1, "groups": 4}),
+    "transposed": (True, {"kernel_size": 3, "bias": False}),
+    "all transposed": (
+        True,
+        {"kernel_size": 3, "stride": 2, "padding": 1, "output_padding": 1, "dilation": 2, "groups": 2},
+    ),
+    "more output padding than stride": (True, {"kernel_size": 2, "dilation": 3, "padding": 2, "output_padding": 2}),
+}
+EVERY = pytest.mark.parametrize(("name", "rank"), [(name, rank) for name in LAYERS for rank in SIZES])
+
+
+class Recording(Client):
+    """The client, with a list of the operations that it was asked for and the layout of each."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.calls: list[tuple[str, str, tuple[str, ...]]] = []
+
+    def run(self, op: str, inputs: Any, attributes: Any = None, **more: Any) -> Any:
+        """Note the call and make it."""
+        self.calls.append((op, attributes["data_format"], ()))
+        return super().run(op, inputs, attributes, **more)
+
+    def run_detailed(self, op: str, inputs: Any, attributes: Any = None, **more: Any) -> Any:
+        """Note the call and make it."""
+        self.calls.append((op, attributes["data_format"], tuple(more["outputs"])))
+        return super().run_detailed(op, inputs, attributes, **more)
+
+
+@pytest.fixture(autouse=True)
+def client(service: LiveService) -> Iterator[Recording]:
+    """The client that all layers use."""
+    with Recording(service.url) as client:
+        ct.use(client)
+        yield client
+        ct.use(None)
+
+
+def made(name: str, rank: int, dtype: Any = None, *, tiny: bool = False, **backend: Any) -> tuple[Any, Any, Any]:
+    """Return a layer of PyTorch with small integer parameters, ours that took it over, and an input."""
+    n, shape, channels = (1, TINY[rank], (2, 2)) if tiny else (2, SIZES[rank], (4, 6))
+    channels = (4, 8) if name == "depthwise" else channels
+    generator = torch.Generator().manual_seed(7)
+    transposed, settings = LAYERS[name]
+    kind = f"ConvTranspose{rank}d" if transposed else f"Conv{rank}d"
+    layer = getattr(torch.nn, kind)(*channels, **settings).to(dtype or torch.float32)
+    with torch.no_grad():
+        for values in layer.parameters():
+            values.copy_(torch.randint(-4, 5, values.shape, generator=generator))
+    ours = getattr(ct, kind).of(layer, ct.Backend(**backend))
+    src = torch.randint(-4, 5, (n, channels[0], *shape), generator=generator).to(dtype or torch.float32)
+    return layer, ours, src.requires_grad_()
+
+
+def results(layer: Any, src: Any) -> list[Any]:
+    """Return the output of a layer, and the gradients of its input and parameters for some integers."""
+    generator = torch.Generator().manual_seed(8)
+    dst = layer(src)
+    diff_dst = torch.randint(-4, 5, dst.shape, generator=generator).to(dst.dtype)
+    return [dst.detach(), *torch.autograd.grad(dst, [src, *layer.parameters()], diff_dst)]
+
+
+def taking_parameters(layer: Any) -> Any:
+    """Return a layer as a function of its input and parameters."""
+    names = [name for name, _ in layer.named_parameters()]
+
+    def run(src: Any, *parameters: Any) -> Any:
+        return torch.func.functional_call(layer, dict(zip(names, parameters, strict=True)), (src,))
+
+    return run
+
+
+@pytest.mark.parametrize("forward", ["service", "torch"])
+@EVERY
+def test_layers_agree_with_pytorch(name: str, rank: int, forward: str) -> None:
+    """On integers, whose sums are exact, output and all gradients have the bits of PyTorch's own layer."""
+    theirs, ours, src = made(name, rank, forward=forward)
+    for found, right in zip(results(ours, src), results(theirs, src), strict=True):
+        assert found.dtype == right.dtype
+        assert torch.equal(found, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["all", "all transposed"])
+def test_short_floats_are_rounded_once(name: str, dtype: Any) -> None:
+    """float16 and bfloat16 give what PyTorch gives in float64, rounded to them."""
+    _, ours, src = made(name, 2, dtype)
+    theirs, _, _ = made(name, 2, torch.float64)
+    for found, right in zip(results(ours, src), results(theirs, src.detach().double().requires_grad_()), strict=True):
+        assert found.dtype == dtype
+        assert torch.equal(found, right.to(dtype))
+
+
+@EVERY
+def test_gradcheck_and_gradgradcheck(name: str, rank: int) -> None:
+    """The gradients, and those of the gradients, are those of finite differences, in float64."""
+    _, ours, src = made(name, rank, torch.float64)
+    function, inputs = taking_parameters(ours), (src, *ours.parameters())
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+@EVERY
+def test_gradients_of_all_gradients_at_once(name: str, rank: int) -> None:
+    """A loss that has every gradient in it has PyTorch's derivatives: `gradgradcheck` looks at one after the other."""
+    theirs, ours, src = made(name, rank, torch.float64)
+    results = []
+    for layer in (ours, theirs):
+        dst = layer(src)
+        diff_dst = (torch.arange(dst.numel(), dtype=torch.float64) % 5 - 2).reshape(dst.shape).requires_grad_()
+        gradients = torch.autograd.grad(dst, [src, *layer.parameters()], diff_dst, create_graph=True)
+        loss = sum(gradient.pow(3).sum() for gradient in gradients)
+        results.append(torch.autograd.grad(loss, [src, layer.weight, diff_dst]))
+    for found, right in zip(*results, strict=True):
+        assert torch.equal(found, right)
+
+
+@pytest.mark.heavy
+@EVERY
+def test_gradcheck_of_every_element(name: str, rank: int) -> None:
+    """The same for every element instead of random directions."""
+    _, ours, src = made(name, rank, torch.float64, tiny=True)
+    function, inputs = taking_parameters(ours), (src, *ours.parameters())
+    assert torch.autograd.gradcheck(function, inputs)
+    if rank == 1:
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_the_functions_of_the_other_operations() -> None:
+    """Gradients as functions agree with `torch.nn.grad`, biases with sums, and all are differentiable twice."""
+    draw = torch.Generator().manual_seed(3)
+    src, weights, diff_dst = (
+        torch.randint(-4, 5, shape, generator=draw).double().requires_grad_()
+        for shape in ((2, 4, 8, 6), (6, 2, 3, 2), (2, 6, 4, 4))
+    )
+    more, extra = {"stride": 2, "padding": (1, 1), "groups": 2}, {"output_padding": (1, 0)}
+    grad = torch.nn.grad
+    assert torch.equal(
+        ct.conv_input(src.shape, weights, diff_dst, **more), grad.conv2d_input(src.shape, weights, diff_dst, **more)
+    )
+    assert torch.equal(
+        ct.conv_weight(src, weights.shape, diff_dst, **more), grad.conv2d_weight(src, weights.shape, diff_dst, **more)
+    )
+    # A transposed convolution is the gradient of a convolution for its input, with the two tensors swapped.
+    swapped = ct.conv_transpose_weight(diff_dst, weights.shape, src, **extra, **more)
+    right = torch.nn.functional.conv_transpose2d(diff_dst, weights, **extra, **more)
+    assert right.shape == src.shape
+    assert torch.equal(swapped, torch.autograd.grad(right, weights, src)[0])
+    transposed = ct.conv_transpose_input(diff_dst.shape, weights, src, **extra, **more)
+    assert torch.equal(transposed, torch.nn.functional.conv2d(src, weights, **more))
+    bias = torch.arange(4.0, dtype=torch.float64).requires_grad_()
+    assert torch.equal(ct.bias_add(src, bias), src + bias[:, None, None])
+    assert torch.equal(ct.bias_grad(src), src.sum((0, 2, 3)))
+
+    functions = [
+        (lambda w, g: ct.conv_input(src.shape, w, g, **more), (weights, diff_dst)),
+        (lambda s, g: ct.conv_weight(s, weights.shape, g, **more), (src, diff_dst)),
+        (lambda w, g: ct.conv_transpose_input(diff_dst.shape, w, g, **extra, **more), (weights, src)),
+        (lambda s, g: ct.conv_transpose_weight(s, weights.shape, g, **extra, **more), (diff_dst, src)),
+        (ct.bias_add, (src, bias)),
+        (ct.bias_grad, (src,)),
+    ]
+    for function, inputs in functions:
+        assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+        assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+@pytest.mark.parametrize("name", ["all", "all transposed"])
+def test_channels_last(name: str, rank: int, client: Recording) -> None:
+    """Channels-last tensors are sent as NXC, results are channels-last too, and the values are the same."""
+    layer, ours, src = made(name, rank)
+    form = torch.channels_last if rank == 2 else torch.channels_last_3d
+    last = src.detach().to(memory_format=form).requires_grad_()
+    right = results(layer, src)
+    client.calls.clear()
+    found = results(ours, last)
+    assert {layout for _, layout, _ in client.calls} == {"NXC"}
+    assert all(torch.equal(one, other) for one, other in zip(found, right, strict=True))
+    assert found[0].is_contiguous(memory_format=form)
+    assert found[1].is_contiguous(memory_format=form)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_are_sent_from_their_own_memory(dtype: Any) -> None:
+    """What goes to the socket is the tensor's memory, in either layout, bfloat16 too: no copy is made."""
+    plain = torch.zeros(2, 4, 5, 3, dtype=dtype, requires_grad=True)
+    for tensor in (plain, plain.detach().to(memory_format=torch.channels_last).movedim(1, -1)):
+        elements = part(tensor).elements
+        assert elements is not None
+        (sent,) = elements()
+        assert np.frombuffer(sent, np.uint8).ctypes.data == tensor.data_ptr()
+        assert len(sent) == tensor.nbytes
+
+
+def test_only_what_is_needed_is_computed(client: Recording) -> None:
+    """A backward pass is one call, for exactly the gradients that something needs."""
+    _, ours, src = made("all", 2)
+    dst = ours(src)
+    every = ("diff_src", "diff_weights", "diff_bias")
+    parts = {
+        (src, ours.weight, ours.bias): ("ConvolutionBackwardWeights", "NCX", every),
+        (ours.weight, ours.bias): ("ConvolutionBackwardWeights", "NCX", every[1:]),
+        (src, ours.bias): ("ConvolutionBackwardWeights", "NCX", (every[0], every[2])),
+        (ours.weight,): ("ConvolutionBackwardWeights", "NCX", ()),
+        (src,): ("ConvolutionBackwardData", "NCX", ()),
+        (ours.bias,): ("BiasAddBackward", "NCX", ()),
+    }
+    for frozen in (src, ours.weight, ours.bias):
+        frozen.requires_grad_(False)
+    for wanted, expected in parts.items():
+        for each in wanted:
+            each.requires_grad_()
+        dst = ours(src)
+        client.calls.clear()
+        dst.sum().backward()
+        assert client.calls == [expected]
+        for each in wanted:
+            each.requires_grad_(False)
+    client.calls.clear()
+    ct.Conv2d.of(torch.nn.Conv2d(4, 6, 3), ct.Backend(forward="torch"))(src)
+    assert not client.calls
+
+
+def test_replace() -> None:
+    """Every layer of a model is replaced at any depth; parameters, names, hooks and shared layers stay."""
+    shared = torch.nn.Conv1d(3, 3, 1)
+    model = torch.nn.Sequential(
+        torch.nn.Conv1d(2, 3, 3),
+        torch.nn.Sequential(shared, torch.nn.ReLU(), shared),
+        torch.nn.ConvTranspose1d(3, 2, 2),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    before, seen = {**model.state_dict()}, []
+    model[0].register_forward_hook(lambda *_: seen.append(1))
+    src = torch.randn(2, 2, 9)
+    right = model(src)
+    assert ct.replace(model) is model
+    assert [type(each).__module__ for each in (model[0], model[1][0], model[2])] == ["convgrad.torch._modules"] * 3
+    assert model[1][0] is model[1][2]
+    assert {name: value.data_ptr() for name, value in model.state_dict().items()} == {
+        name: value.data_ptr() for name, value in before.items()
+    }
+    torch.testing.assert_close(model(src), right)
+    assert len(seen) == 2
+    model(src).square().sum().backward()
+    optimizer.step()
+    assert not torch.allclose(model(src), right)
+    alone = torch.nn.Conv1d(2, 3, 3)
+    assert isinstance(ct.replace(alone), ct.Conv1d)
+    assert ct.replace(model) is model
+
+
+def test_subclasses_stay() -> None:
+    """What is not a plain layer of PyTorch is left alone, and a warning names it."""
+    model = torch.nn.Sequential(torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv1d(2, 3, 3)))
+    with pytest.warns(UserWarning, match="0 stays as it is: ParametrizedConv1d is a subclass"):
+        ct.replace(model)
+    with pytest.raises(TypeError, match=r"needs a torch.nn.Conv2d, not Conv1d"):
+        ct.Conv2d.of(torch.nn.Conv1d(2, 3, 3))
+    normed = torch.nn.utils.parametrizations.weight_norm(ct.Conv1d(2, 3, 3))
+    normed(torch.randn(1, 2, 5)).sum().backward()
+    assert normed.parametrizations.weight.original0.grad is not None
+
+
+def test_copies_and_files(client: Recording) -> None:
+    """A layer can be copied with its client, and saved and loaded without it."""
+    layer = ct.Conv2d(2, 3, 3, backend=ct.Backend(client, reference=True))
+    assert copy.deepcopy(layer).backend.client is client
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert loaded.backend == ct.Backend(None, reference=True)
+    src = torch.randn(1, 2, 5, 5)
+    assert torch.equal(loaded(src), layer(src))
+
+
+def test_without_a_batch_and_with_an_output_size() -> None:
+    """An input without a batch gives an output without one; `output_size` chooses among the possible sizes."""
+    layer = torch.nn.ConvTranspose2d(4, 6, 3, stride=2)
+    ours, src = ct.ConvTranspose2d.of(layer), torch.randn(4, 5, 3)
+    torch.testing.assert_close(ours(src), layer(src))
+    torch.testing.assert_close(ours(src, output_size=[12, 8]), layer(src, output_size=[12, 8]))
+
+
+def test_autocast() -> None:
+    """Under autocast a layer computes in the short type, as PyTorch's does, and its gradients are f32."""
+    _, ours, src = made("all", 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        dst = ours(src)
+    assert dst.dtype == torch.bfloat16
+    dst.float().sum().backward()
+    assert ours.weight.grad.dtype == torch.float32
+
+
+def test_a_third_derivative() -> None:
+    """Gradients of any order go through the service: the cube of a convolution, differentiated three times."""
+    src = torch.tensor([[[2.0, -1.0, 3.0]]], dtype=torch.float64, requires_grad=True)
+    weights = torch.tensor([[[3.0]]], dtype=torch.float64)
+    value = ct.conv(src, weights).pow(3).sum()
+    for order, factor in ((2, 3 * 27.0), (1, 6 * 27.0), (0, 6 * 27.0)):
+        (gradient,) = torch.autograd.grad(value, src, create_graph=True)
+        assert torch.equal(gradient, factor * src**order)
+        value = gradient.sum()
+
+
+def test_errors_name_what_is_wrong() -> None:
+    """Dtypes, paddings and shapes that are not supported are named, with what to do."""
+    src, weights = torch.zeros(1, 2, 5), torch.zeros(3, 2, 3)
+    with pytest.raises(convgrad.Unsupported, match=r"float64, but the tensor is torch.complex64: convert it"):
+        ct.conv(src.to(torch.complex64), weights.to(torch.complex64))
+    with pytest.raises(convgrad.InvalidParams, match=r'"same" with stride 1, but is "same" with stride \(2,\)'):
+        ct.conv(src, weights, stride=2, padding="same")
+    with pytest.raises(convgrad.InvalidParams, match="stride must have 1 integer, but has 2"):
+        ct.conv(src, weights, stride=(2, 2))
+    with pytest.raises(convgrad.Unsupported, match="output_padding must be less than stride, or than stride plus"):
+        ct.conv_transpose(src, torch.zeros(2, 3, 3), dilation=4, output_padding=3)
+    with pytest.raises(convgrad.InvalidParams, match="weights must be f32 like src, but is f16"):
+        ct.conv(src, weights.half())
+    with pytest.raises(convgrad.InvalidParams, match="channels"):
+        ct.conv(src, torch.zeros(3, 4, 3))
+    with pytest.raises(ValueError, match="forward must be 'service' or 'torch', but is 'gpu'"):
+        ct.Backend(forward="gpu")
+
+
+def test_the_default_client_reads_the_environment(service: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `use` the layers call the service at CONVGRAD_URL; bfloat16 results keep their bits."""
+    ct.use(None)
+    monkeypatch.setenv("CONVGRAD_URL", service.url)
+    values = torch.tensor([[[1.0, 2.0]]], dtype=torch.bfloat16)
+    found = ct.conv(values, torch.full((1, 1, 1), 3.0, dtype=torch.bfloat16))
+    assert found.tolist() == [[[3.0, 6.0]]]
+    assert found.view(torch.uint16).numpy().view(ml_dtypes.bfloat16).tolist() == [[[3.0, 6.0]]]

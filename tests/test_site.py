@@ -1,0 +1,90 @@
+"""The documentation as a site: it builds without a warning, holds every page, and loads nothing from other hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+OUTSIDE = {"README.md": "", "CONTRIBUTING.md": "contributing/", "SECURITY.md": "security/", "CHANGELOG.md": "changes/"}
+
+
+def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Build the site of a checkout as `scripts/docs --build` does."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site."""
+    folder = tmp_path_factory.mktemp("site")
+    done = build(ROOT, folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def addresses() -> dict[str, Path]:
+    """Return the pages of the repository by their addresses in the site."""
+    found = {address: ROOT / name for name, address in OUTSIDE.items()}
+    for path in (ROOT / "docs").rglob("*.md"):
+        name = path.relative_to(ROOT / "docs").with_suffix("").as_posix()
+        found[f"{name}/".replace("README/", "")] = path
+    return found
+
+
+def test_every_page_is_there(site: Path) -> None:
+    """Each page of the repository is a page of the site, with its heading, and the search finds it."""
+    index = json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))
+    searched = {entry["location"] for entry in index["docs"]}
+    for address, path in addresses().items():
+        heading = re.sub(r"[`\\]", "", path.read_text(encoding="utf-8").partition("# ")[2].partition("\n")[0])
+        page = re.sub(r"<[^>]+>", "", (site / address / "index.html").read_text(encoding="utf-8"))
+        assert heading in page, address
+        assert address in searched
+
+
+def test_nothing_is_loaded_from_other_hosts(site: Path) -> None:
+    """Scripts, styles, fonts and pictures are files of the site."""
+    for path in site.rglob("*.html"):
+        page = path.read_text(encoding="utf-8")
+        loaded = re.findall(r"<(?:script|img|source|iframe)[^>]* src=\"?([^\"\s>]+)", page)
+        loaded += re.findall(r"<link[^>]* rel=\"?(?:stylesheet|preconnect|icon)\"?[^>]* href=\"?([^\"\s>]+)", page)
+        loaded += re.findall(r"<link[^>]* href=\"?([^\"\s>]+)[^>]* rel=\"?(?:stylesheet|preconnect|icon)\b", page)
+        assert any("search" in name or "bundle" in name for name in loaded), path
+        assert not [name for name in loaded if re.match(r"(https?:)?//", name)], path
+    # Material for MkDocs would fetch this script from a host of its own to draw a diagram.
+    assert not [path for path in site.rglob("index.html") if 'class="mermaid"' in path.read_text(encoding="utf-8")]
+
+
+def test_it_can_be_dark(site: Path) -> None:
+    """A page follows the system's colours, and can be switched to light and to dark."""
+    page = (site / "index.html").read_text(encoding="utf-8")
+    assert set(re.findall(r'data-md-color-media="([^"]+)"', page)) == {
+        "(prefers-color-scheme)",
+        "(prefers-color-scheme: light)",
+        "(prefers-color-scheme: dark)",
+    }
+
+
+@pytest.mark.parametrize("link", ["docs/missing.md", "docs/running.md#missing", "scripts/serve"])
+def test_a_broken_link_fails(tmp_path: Path, link: str) -> None:
+    """A link to a page, a heading or a file that the site doesn't have fails the build."""
+    for name in ("mkdocs.yml", "LICENSE", *OUTSIDE):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    (tmp_path / "benchmarks").mkdir()
+    shutil.copy(ROOT / "benchmarks" / "README.md", tmp_path / "benchmarks")
+    with (tmp_path / "README.md").open("a", encoding="utf-8") as page:
+        page.write(f"\n[broken]({link})\n")
+    done = build(tmp_path, tmp_path / "site")
+    assert done.returncode == 1
+    assert link.rpartition("/")[2] in done.stderr
