@@ -30,7 +30,7 @@ LAYERS = ("api", "http", "replies", "calls", "intake", "pool", "telemetry")
 OUTSIDE = {
     "schemas": {"pydantic", "pydantic_core"},
     "kernels": {"numpy", "numba", "llvmlite"},
-    "convgrad": {"numpy", "httpx", "ml_dtypes", "matplotlib"},  # the last only where a report is drawn
+    "convgrad": {"numpy", "httpx", "ml_dtypes", "shtab", "matplotlib"},  # the last only where a report is drawn
 }
 # The import names of distributions where they differ, and what those are guaranteed to install.
 IMPORT_NAMES = {
