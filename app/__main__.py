@@ -1,4 +1,4 @@
-"""Run the service: `python -m app`, with a flag for each setting."""
+"""Run the service: `convgrad serve`, or `python -m app`, with a flag for each setting."""
 
 from __future__ import annotations
 
@@ -18,15 +18,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import uvicorn
 from fastapi import FastAPI
-from pydantic import Field, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    CliApp,
-    CliImplicitFlag,
-    EnvSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import ValidationError
 
 from app.pool.container import check_address_space
 
@@ -40,6 +32,7 @@ except (MemoryError, OSError, ValueError) as error:  # OSError: no folder for co
 from app.api.ops_port import OpsPort, listen_for_operators
 from app.calls.service import Service
 from app.checking import check_tls_files, describe
+from app.flags import parse_settings
 from app.http.listener import Listener, listen
 from app.http.timeouts import timeout_protocol
 from app.main import create_app
@@ -48,7 +41,7 @@ from app.settings import Settings, unknown_variables
 from app.telemetry.logs import configure
 from kernels.target import IMITATE, NAME, REFERENCE, SETTING
 
-__all__ = ["Server", "main", "parse_settings"]
+__all__ = ["Server", "main"]
 
 _log = logging.getLogger("convgrad")
 
@@ -59,31 +52,6 @@ UNFIT = "CONVGRAD_UNFIT_TARGETS"
 _KEEP_ALIVE_S = 75
 # As many pending connections as the system allows (`net.core.somaxconn`); it resets those beyond.
 _BACKLOG = 65535
-
-
-class _Flags(Settings):
-    """Serve convolution gradients over HTTP. Every flag is also an environment variable, CONVGRAD_<NAME>."""
-
-    model_config = SettingsConfigDict(cli_prog_name="convgrad serve", cli_kebab_case=True, env_ignore_empty=False)
-
-    check: CliImplicitFlag[bool] = Field(
-        default=False,
-        exclude=True,
-        description="Check the settings and the files they name, print what the service would do, exit with 0 or 2.",
-    )
-
-    @classmethod
-    def settings_customise_sources(
-        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: object, **__: object
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Treat an empty variable as unset, but an empty flag as a value: `--host ""` means every address."""
-        return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True)
-
-
-def parse_settings(arguments: Sequence[str]) -> tuple[Settings, bool]:
-    """Read settings from flags and the environment, flags first; also return whether to check them only."""
-    flags = CliApp.run(_Flags, cli_args=list(arguments))
-    return Settings(**flags.model_dump(exclude_unset=True)), flags.check
 
 
 class Server(uvicorn.Server):

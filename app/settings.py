@@ -25,7 +25,7 @@ _HOST_NAME = re.compile(r"\*|[a-z0-9._-]+")
 # Variables with this prefix that other programs read: kernels and their tools, client, scripts, docker-compose.yml.
 _OTHERS = (
     *("TARGET", "CPU_FEATURES", "CPU_IMITATE", "PLAN_MEMORY", "BUILD_FOR", "UNFIT_TARGETS"),
-    *("URL", "API_KEY"),
+    *("URL", "API_KEY", "CACERT", "CERT", "CERT_KEY"),
     *("VENV", "ARM64", "PROMETHEUS", "SMOKE_PORT"),
     *("TARGETS", "INIT", "PUBLISH", "PUBLISH_PROMETHEUS", "PUBLISH_GRAFANA", "CPUS", "MEMORY"),
 )

@@ -14,8 +14,19 @@ import httpx
 
 from convgrad import _core as core
 from convgrad._assembly import Assembly
-from convgrad._base import DEFAULT_TIMEOUT, ONCE, READY_POLL, Base, Timeout, options
-from convgrad._core import Inputs, Request
+from convgrad._base import (
+    DEFAULT_TIMEOUT,
+    ONCE,
+    READY_POLL,
+    Base,
+    Certificate,
+    OnPoll,
+    Timeout,
+    Trust,
+    options,
+    tls_context,
+)
+from convgrad._core import Inputs, OnUpload, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TimedOut
 from convgrad._events import Array, Event, Health, Result
 from convgrad._graphs import Dump, GraphInputs, attributes_of, nodes_of, outputs_of
@@ -41,11 +52,14 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         retry: Retry | None = Retry(),  # noqa: B008 - frozen
         transport: httpx.AsyncBaseTransport | None = None,
         uds: str | os.PathLike[str] | None = None,
+        verify: Trust | None = None,
+        cert: Certificate | None = None,
     ) -> None:
         super().__init__(url, api_key, timeout, retry)
+        trust = tls_context(verify, cert)
         if uds is not None and transport is None:
-            transport = httpx.AsyncHTTPTransport(uds=os.fspath(uds))
-        self._http: httpx.AsyncClient = httpx.AsyncClient(transport=transport, **self._settings())
+            transport = httpx.AsyncHTTPTransport(uds=os.fspath(uds), verify=trust)
+        self._http: httpx.AsyncClient = httpx.AsyncClient(transport=transport, verify=trust, **self._settings())
 
     async def run(
         self,
@@ -84,9 +98,11 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         outputs: Sequence[str] | None = None,
         reference: bool = False,
         deadline: float | None = None,
+        on_upload: OnUpload | None = None,
     ) -> AsyncIterator[AsyncStream]:
         """Compute `op` and stream its tiles as they become final, for `async with`; see `Client.stream`."""
         request = await self._call(op, inputs, attributes, options(reference, deadline, outputs))
+        request = core.watched(request, on_upload)
         async with self._opened(request, Budget(self._retry, deadline)) as stream:
             yield stream
 
@@ -171,12 +187,19 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         except (Overloaded, ShuttingDown) as error:
             return core.health_of(error)
 
-    async def wait_until_ready(self, timeout: float = 60.0) -> Health:  # noqa: ASYNC109 - the sync client's name
+    async def wait_until_ready(
+        self,
+        timeout: float = 60.0,  # noqa: ASYNC109 - the sync client's name
+        *,
+        on_poll: OnPoll | None = None,
+    ) -> Health:
         """Wait until the service accepts calls; see `Client.wait_until_ready`."""
         end, seen = time.monotonic() + timeout, None
         while True:
             if (health := await self._health_or_none()) is not None and health.ready:
                 return health
+            if on_poll is not None:
+                on_poll(health)
             seen = health or seen
             if time.monotonic() + READY_POLL > end:
                 raise core.not_ready(timeout, seen)

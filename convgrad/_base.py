@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncIterable, Iterable, Sequence
+import ssl
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from typing import Any
 
 import httpx
 
 from convgrad._core import Request
 from convgrad._errors import InvalidParams
+from convgrad._events import Health
 from convgrad._inference import Sharing
 from convgrad._keys import checked_key
 from convgrad._retry import Budget, Retry
 from convgrad._tensors import Bytes
 
-__all__ = ["DEFAULT_TIMEOUT", "DEFAULT_URL", "ONCE", "READY_POLL", "Base", "Timeout", "options"]
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "DEFAULT_URL",
+    "ONCE",
+    "READY_POLL",
+    "Base",
+    "Certificate",
+    "OnPoll",
+    "Timeout",
+    "Trust",
+    "options",
+    "tls_context",
+]
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 # A computation may be silent for as long as the service lets it run, by default five minutes.
@@ -25,6 +39,16 @@ ONCE = Retry(attempts=1)
 READY_POLL = 0.1
 
 Timeout = float | httpx.Timeout | None
+File = str | os.PathLike[str]
+
+Trust = ssl.SSLContext | File | bool
+"""Whom a client trusts: a TLS context, a PEM file of authorities, or whether to check certificates at all."""
+
+Certificate = File | tuple[File, File] | tuple[File, File, str]
+"""A client's certificate: a PEM file with its private key, or two files, or two and the password of the second."""
+
+OnPoll = Callable[[Health | None], None]
+"""Gets each answer of a service that is waited for; None while there is no connection."""
 
 
 class Base:
@@ -75,6 +99,43 @@ class Base:
             content=content,  # type: ignore[arg-type] # sockets accept views too
             extensions={"timeout": timeout},
         )
+
+
+def tls_context(verify: Trust | None, cert: Certificate | None) -> ssl.SSLContext:
+    """Return the TLS context of a client; None stands for the variables CONVGRAD_CACERT, CONVGRAD_CERT and _CERT_KEY.
+
+    Raises `ValueError` for a file that can't be read or is not what it should be.
+    """
+    if verify is None:
+        verify = os.environ.get("CONVGRAD_CACERT") or True
+    if cert is None and (path := os.environ.get("CONVGRAD_CERT")):
+        key = os.environ.get("CONVGRAD_CERT_KEY")
+        cert = (path, key) if key else path
+    context = _trusting(verify)
+    if cert is not None:
+        files = cert if isinstance(cert, tuple) else (cert,)
+        try:
+            # An empty password, so that OpenSSL does not ask for one on the terminal.
+            password = files[2] if len(files) == 3 else ""
+            context.load_cert_chain(files[0], files[1] if len(files) > 1 else None, password)
+        except OSError as error:
+            names = " and ".join(os.fspath(file) for file in files[:2])
+            rule = "must be PEM files of a certificate and its private key"
+            raise ValueError(f"{names} {rule}: {_cause(error)}") from error
+    return context
+
+
+def _trusting(verify: Trust) -> ssl.SSLContext:
+    if isinstance(verify, ssl.SSLContext | bool):
+        return httpx.create_ssl_context(verify)
+    try:
+        return ssl.create_default_context(cafile=os.fspath(verify))
+    except OSError as error:
+        raise ValueError(f"{os.fspath(verify)} must be a PEM file of certificates: {_cause(error)}") from error
+
+
+def _cause(error: OSError) -> str:
+    return getattr(error, "reason", None) or error.strerror or str(error)
 
 
 def options(reference: bool, deadline: float | None, outputs: Sequence[str] | None = None) -> dict[str, Any]:

@@ -11,8 +11,19 @@ from typing import Any, Self
 import httpx
 
 from convgrad import _core as core
-from convgrad._base import DEFAULT_TIMEOUT, ONCE, READY_POLL, Base, Timeout, options
-from convgrad._core import Inputs, Request
+from convgrad._base import (
+    DEFAULT_TIMEOUT,
+    ONCE,
+    READY_POLL,
+    Base,
+    Certificate,
+    OnPoll,
+    Timeout,
+    Trust,
+    options,
+    tls_context,
+)
+from convgrad._core import Inputs, OnUpload, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown
 from convgrad._events import Array, Health, Result
 from convgrad._graphs import Dump, GraphInputs, attributes_of, nodes_of, outputs_of
@@ -35,6 +46,10 @@ class Client(Base, Operations[Array]):
     for tests. Tensors may be arrays of any strides and byte order, and what NumPy or DLPack can read, as PyTorch's;
     results are writeable arrays. A client is thread-safe; use it in `with`, or close it.
 
+    For HTTPS `verify` is whom to trust: a PEM file of authorities, by default CONVGRAD_CACERT, or those of httpx; a TLS
+    context; or False to check nothing. `cert` is the client's own certificate: a PEM file, or one with the certificate
+    and one with its key, by default CONVGRAD_CERT and CONVGRAD_CERT_KEY; a third member is the key's password.
+
     Raises `ValueError` for a URL that is not HTTP and for a key that a header can't contain, without showing the key.
     Calls raise `ConvgradError`, and `OSError` for files that can't be read.
     """
@@ -48,11 +63,14 @@ class Client(Base, Operations[Array]):
         retry: Retry | None = Retry(),  # noqa: B008 - frozen
         transport: httpx.BaseTransport | None = None,
         uds: str | os.PathLike[str] | None = None,
+        verify: Trust | None = None,
+        cert: Certificate | None = None,
     ) -> None:
         super().__init__(url, api_key, timeout, retry)
+        trust = tls_context(verify, cert)
         if uds is not None and transport is None:
-            transport = httpx.HTTPTransport(uds=os.fspath(uds))
-        self._http: httpx.Client = httpx.Client(transport=transport, **self._settings())
+            transport = httpx.HTTPTransport(uds=os.fspath(uds), verify=trust)
+        self._http: httpx.Client = httpx.Client(transport=transport, verify=trust, **self._settings())
 
     def run(
         self,
@@ -105,14 +123,17 @@ class Client(Base, Operations[Array]):
         outputs: Sequence[str] | None = None,
         reference: bool = False,
         deadline: float | None = None,
+        on_upload: OnUpload | None = None,
     ) -> Iterator[Stream]:
         """Compute `op` and stream its tiles as they become final; for `with`.
 
         Of several `outputs` the tiles come one output after another. Nothing is retried once the reply has begun.
+        `on_upload` is called with the bytes sent so far and in total while the request is sent.
         """
         request = core.call(
             op, inputs, attributes, options=options(reference, deadline, outputs), sharing=self._sharing
         )
+        request = core.watched(request, on_upload)
         with self._opened(request, Budget(self._retry, deadline)) as stream:
             yield stream
 
@@ -212,12 +233,17 @@ class Client(Base, Operations[Array]):
         except (Overloaded, ShuttingDown) as error:
             return core.health_of(error)
 
-    def wait_until_ready(self, timeout: float = 60.0) -> Health:
-        """Wait until the service accepts calls; raises `TimedOut` when it does not within `timeout` seconds."""
+    def wait_until_ready(self, timeout: float = 60.0, *, on_poll: OnPoll | None = None) -> Health:
+        """Wait until the service accepts calls; raises `TimedOut` when it does not within `timeout` seconds.
+
+        `on_poll` gets what the service answers until then, to show its progress; None while there is no connection.
+        """
         end, seen = time.monotonic() + timeout, None
         while True:
             if (health := self._health_or_none()) is not None and health.ready:
                 return health
+            if on_poll is not None:
+                on_poll(health)
             seen = health or seen
             if time.monotonic() + READY_POLL > end:
                 raise core.not_ready(timeout, seen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,11 +39,12 @@ from convgrad._events import Health
 from convgrad._graphs import Dump, GraphInputs, dump_of, graph_body
 from convgrad._inference import BINARY, HEAD_LENGTH, Sharing, dump, inference
 from convgrad._multipart import Body, multipart
-from convgrad._tensors import Part, Tensor, part
+from convgrad._tensors import Bytes, Part, Tensor, part
 from convgrad._whole import Whole
 
 __all__ = [
     "Inputs",
+    "OnUpload",
     "Request",
     "assembly_of",
     "call",
@@ -62,10 +63,14 @@ __all__ = [
     "readiness",
     "validation",
     "verification",
+    "watched",
 ]
 
 Inputs = Mapping[str, "Tensor | Sequence[int] | Mapping[str, Any]"]
 """Tensors by name. `weights_shape` is a list of integers; `validate` also takes `{"dtype", "shape"}`."""
+
+OnUpload = Callable[[int, int], None]
+"""Gets how many bytes of a request have been sent, and how many it has."""
 
 # Errors by status, for replies that are not problem+json, such as a proxy's.
 _BY_STATUS: dict[int, type[ConvgradError]] = {
@@ -122,6 +127,23 @@ def call(
         return multipart_call(op, inputs, attributes, options=options)
     accept = BINARY if whole else _frames.MEDIA_TYPE
     return Request("POST", f"/v2/models/{_name(op)}/infer", f"{accept}, {_PROBLEM}", body)
+
+
+def watched(request: Request, on_upload: OnUpload | None) -> Request:
+    """Return the request with a body that reports how much of it was sent."""
+    body = request.body
+    if on_upload is None or body is None:
+        return request
+
+    def pieces() -> Iterator[Bytes]:
+        sent = 0
+        for piece in body.pieces():
+            on_upload(sent, body.length)
+            yield piece
+            sent += len(piece)
+        on_upload(sent, body.length)
+
+    return replace(request, body=replace(body, pieces=pieces))
 
 
 def _parts(inputs: Inputs, *, f64: bool) -> dict[str, Part]:

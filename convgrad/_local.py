@@ -16,11 +16,11 @@ import httpx
 from convgrad._async_client import AsyncClient
 from convgrad._base import DEFAULT_TIMEOUT, ONCE, Timeout
 from convgrad._client import Client
+from convgrad._command.progress import ProgressBar
 from convgrad._core import Request
 from convgrad._errors import ConnectFailed, ConvgradError, TimedOut, TransportError
-from convgrad._events import Health, Progress
+from convgrad._events import Health
 from convgrad._own_service import OwnService, open_service
-from convgrad._progress import ProgressBar
 from convgrad._retry import Budget, Retry
 from convgrad._shared import Gone, Loan, SharedMemory
 from convgrad._tensors import Part
@@ -150,7 +150,7 @@ class Local:
         if not shown:
             yield None
             return
-        with ProgressBar(sys.stderr, "starting the local service", "") as bar:
+        with ProgressBar(sys.stderr, "local service") as bar:
             yield bar
 
 
@@ -172,7 +172,7 @@ def _wait(service: OwnService, bar: ProgressBar | None, end: float, abandoned: t
                 cause = health.detail.get("cause") if health is not None else None
                 raise TimedOut(f"the local service was not ready in time{f': {cause}' if cause else ''}")
             if health is not None and bar is not None:
-                bar.show(Progress(round(100 * float(health.detail.get("progress") or 0.0)), 100))
+                bar.waiting(health)
             time.sleep(_POLL_S)
 
 

@@ -11,11 +11,49 @@ from typing import Any
 
 from convgrad._tensors import NpyFile
 
-__all__ = ["SHAPES", "TENSORS", "CallSpec", "attribute", "integers", "named", "names", "read_spec", "tensor"]
+__all__ = [
+    "ATTRIBUTES",
+    "OPERATIONS",
+    "SHAPES",
+    "TENSORS",
+    "CallSpec",
+    "attribute",
+    "integers",
+    "named",
+    "names",
+    "parse_spec",
+    "read_spec",
+    "tensor",
+]
 
 # The names of the operations' inputs, in both dialects; each has its own flag.
 TENSORS = ("src", "diff_dst", "weights", "bias", "input_forward", "output_delta", "filter")
 SHAPES = ("weights_shape", "filter_shape", "dst_shape", "output_shape")
+
+# For shell completion; a test compares them with the tables of the service.
+OPERATIONS = (
+    "ConvTransposeBackwardWeights",
+    "ConvolutionBackwardWeights",
+    "ConvTranspose",
+    "Convolution",
+    "ConvolutionBackwardData",
+    "ConvTransposeBackwardData",
+    "BiasAdd",
+    "BiasAddBackward",
+)
+ATTRIBUTES = (
+    "strides",
+    "pads_begin",
+    "pads_end",
+    "dilations",
+    "auto_pad",
+    "output_padding",
+    "groups",
+    "data_format",
+    "weights_format",
+    "weights_shape",
+    "dst_shape",
+)
 
 # A single number for one of these is a list of one number.
 _LISTS = frozenset(
@@ -55,20 +93,25 @@ def read_spec(path: Path) -> CallSpec:
     Inputs of the first form are paths relative to the spec's folder, lists, or dtype and shape. Raises `ValueError`
     when the file is neither, and `OSError` when it can't be read.
     """
+    return parse_spec(path.read_bytes(), str(path), path.parent)
+
+
+def parse_spec(text: bytes, name: str, folder: Path) -> CallSpec:
+    """Parse a spec like `read_spec`: `name` is for errors, and its paths are relative to `folder`."""
     try:
-        spec = json.loads(path.read_bytes())
+        spec = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} must be JSON") from error
+        raise ValueError(f"{name} must be JSON") from error
     spec = _only_op(spec)
     if not isinstance(spec, dict):
-        raise ValueError(f"{path} must be a JSON object, or a dumped graph of one op")
+        raise ValueError(f"{name} must be a JSON object, or a dumped graph of one op")
     if _is_dump(spec):
         return CallSpec(op=spec.get("kind"), attributes=spec)
-    members = {name: {} if spec.get(name) is None else spec[name] for name in ("attributes", "inputs", "options")}
+    members = {key: {} if spec.get(key) is None else spec[key] for key in ("attributes", "inputs", "options")}
     unknown = set(spec) - {"op", *members}
     if unknown or not all(isinstance(value, dict) for value in members.values()):
-        raise ValueError(f"{path} must have only `op` and the objects {', '.join(members)}")
-    inputs = {name: _relative(value, path.parent) for name, value in members.pop("inputs").items()}
+        raise ValueError(f"{name} must have only `op` and the objects {', '.join(members)}")
+    inputs = {key: _relative(value, folder) for key, value in members.pop("inputs").items()}
     return CallSpec(op=spec.get("op"), inputs=inputs, **members)
 
 

@@ -31,7 +31,7 @@ OUTSIDE = {
     "schemas": {"pydantic", "pydantic_core"},
     "kernels": {"numpy", "numba", "llvmlite"},
     # matplotlib only where a report is drawn, pytest in the fixture, frameworks in the module of their name
-    "convgrad": {"numpy", "httpx", "ml_dtypes", "matplotlib", "pytest", "torch", "jax"},
+    "convgrad": {"numpy", "httpx", "ml_dtypes", "shtab", "matplotlib", "pytest", "torch", "jax"},
 }
 # The import names of distributions where they differ, and what those are guaranteed to install.
 IMPORT_NAMES = {

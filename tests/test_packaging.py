@@ -88,11 +88,11 @@ def test_the_wheel_carries_the_service(wheel: zipfile.ZipFile) -> None:
 
 
 def test_the_wheel_says_what_it_needs(wheel: zipfile.ZipFile) -> None:
-    """The light client needs NumPy, httpx and ml_dtypes; everything else is an extra."""
+    """The light client needs NumPy, httpx, ml_dtypes and shtab; everything else is an extra."""
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     metadata = Parser().parsestr(wheel.read(name).decode())
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
-    assert sorted(line.split(">=")[0] for line in required) == ["httpx", "ml-dtypes", "numpy"]
+    assert sorted(line.split(">=")[0] for line in required) == ["httpx", "ml-dtypes", "numpy", "shtab"]
     assert metadata["Version"] == convgrad.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
 

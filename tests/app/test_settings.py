@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import ByteSize, ValidationError
 
-from app.__main__ import parse_settings
+from app.flags import parse_settings
 from app.pool.container import cpu_count, memory_bytes
 from app.settings import Settings, unknown_variables
 
@@ -54,6 +54,19 @@ def test_defaults_depend_on_the_container() -> None:
     assert 0 < settings.memory_budget < memory_bytes()
     chosen = Settings(workers=3, memory_limit=ByteSize(5 << 20))
     assert (chosen.worker_count, chosen.memory_budget) == (3, 5 << 20)
+
+
+def test_help_is_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """The help names the command, and values by what they are: no Python types, no nulls, sizes with units."""
+    with pytest.raises(SystemExit) as caught:
+        parse_settings(["--help"])
+    assert caught.value.code == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.startswith("usage: convgrad serve [-h] [--host ADDRESS]")
+    assert "--body-limit SIZE Largest request body in bytes. (default: 1GiB)" in printed
+    assert "--drain-s SECONDS" in printed
+    assert "exit status: 0" in printed
+    assert not re.search(r"\b(null|None|str|int|float|Path|ByteSize|SecretStr|tuple)\b", printed)
 
 
 @pytest.mark.parametrize("text", ["https://a.org,https://b.org", '["https://a.org", "https://b.org"]'])

@@ -6,32 +6,49 @@ import argparse
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from convgrad import __version__
 from convgrad._base import DEFAULT_URL
+from convgrad._command.exits import EXITS, UsageError
 from convgrad._spec import SHAPES, TENSORS, attribute, integers, named, names
 
-__all__ = ["Command", "parser"]
+__all__ = ["COMMANDS", "SHELLS", "Command", "parser"]
 
 Command = Callable[[argparse.Namespace], int]
 
-_EXITS = (
-    "exit codes: 0 done, 2 invalid command line or file, 3 invalid call, 4 the service failed or is not ready, "
-    "5 no complete reply, 130 interrupted"
-)
+SHELLS = ("bash", "zsh", "fish")
+
+_EPILOG = "exit codes:\n" + "\n".join(f"  {code:3}  {meaning}" for code, meaning in EXITS.items())
+_FILES = """FILE is a .npy file, and one FILE of the command may be -, standard input.
+validate and bench also take a dtype and shape, such as f32:8,64,28,28."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are exceptions, so that the command can report them as JSON."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `UsageError`."""
+        raise UsageError(message, self.format_usage())
 
 
 def parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """Return the parser; it sets `command` to the subcommand's function in `commands`."""
-    top = argparse.ArgumentParser(prog="convgrad", description="Exact, fast convolution gradients.", epilog=_EXITS)
+    """Return the parser; it sets `command` to the subcommand's function in `commands`.
+
+    It raises `UsageError` for a command line that it can't parse.
+    """
+    top = _Parser(prog="convgrad", description="Exact, fast convolution gradients.")
     top.add_argument("--version", action="version", version=f"convgrad {__version__}")
     subparsers = top.add_subparsers(required=True, metavar="COMMAND")
-    for name, (help_, add_flags) in _COMMANDS.items():
-        command = subparsers.add_parser(name, help=help_, description=help_, epilog=_EXITS)
+    for name, (help_, add_flags) in COMMANDS.items():
+        command = subparsers.add_parser(name, help=help_, description=help_)
         command.set_defaults(command=commands[name])
         add_flags(command)
-        _add_connection(command)
+        if name != "completion":
+            _add_connection(command)
     # For the list of commands only: `serve` is handled before parsing, and its flags are the service's settings.
     subparsers.add_parser("serve", help="run the service; convgrad serve --help shows its settings")
     return top
@@ -102,8 +119,8 @@ def _add_describe(command: argparse.ArgumentParser) -> None:
     command.add_argument("op", metavar="OP", help="name or alias of the operation")
 
 
-def _add_health(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--wait", type=float, metavar="S", help="wait up to S seconds until it is ready")
+def _add_completion(command: argparse.ArgumentParser) -> None:
+    command.add_argument("shell", metavar="SHELL", choices=SHELLS, help=" or ".join(SHELLS))
 
 
 def _add_bench(command: argparse.ArgumentParser) -> None:
@@ -116,7 +133,12 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
 def _add_call(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("op", metavar="OP", nargs="?", help="name or alias of the operation, unless the spec has it")
-    add("--spec", type=Path, metavar="FILE", help="JSON file of the call, or an op dumped by oneDNN Graph")
+    add(
+        "--spec",
+        type=Path,
+        metavar="FILE",
+        help="JSON file of the call, or an op dumped by oneDNN Graph",
+    )
     add(
         "--attr",
         action="append",
@@ -126,9 +148,7 @@ def _add_call(command: argparse.ArgumentParser) -> None:
         help="an attribute, such as strides=2,2",
     )
     add("--dtype", choices=["f32", "f16", "bf16"], help="dtype of the files; needed for bf16 stored as <u2")
-    tensors = command.add_argument_group(
-        "inputs", "FILE is a .npy file; validate and bench also take dtype and shape, such as f32:8,64,28,28"
-    )
+    tensors = command.add_argument_group("inputs", _FILES)
     for name in TENSORS:
         tensors.add_argument(f"--{name.replace('_', '-')}", metavar="FILE")
     for name in SHAPES:
@@ -143,8 +163,22 @@ def _add_connection(command: argparse.ArgumentParser) -> None:
     add("--url", default=_variable("URL") or DEFAULT_URL, help="address ($CONVGRAD_URL)")
     add("--uds", default=_variable("UDS"), metavar="PATH", help="Unix socket ($CONVGRAD_UDS)")
     add("--api-key", default=_variable("API_KEY"), metavar="KEY", help="key ($CONVGRAD_API_KEY)")
+    add(
+        "--cacert",
+        default=_variable("CACERT"),
+        metavar="FILE",
+        help="PEM file of the authorities to trust ($CONVGRAD_CACERT)",
+    )
+    add("--cert", default=_variable("CERT"), metavar="FILE", help="client certificate, PEM ($CONVGRAD_CERT)")
+    add(
+        "--key",
+        default=_variable("CERT_KEY"),
+        metavar="FILE",
+        help="its key, if in another file ($CONVGRAD_CERT_KEY)",
+    )
     add("--timeout", type=float, metavar="S", help="seconds to wait for data from the service")
-    add("--json", action="store_true", help="print JSON")
+    add("--wait", type=float, metavar="S", help="first wait up to S seconds until the service is ready")
+    add("--json", action="store_true", help="print JSON, and errors as one line of JSON")
 
 
 def _variable(name: str) -> str | None:
@@ -156,12 +190,17 @@ def _add_nothing(command: argparse.ArgumentParser) -> None:
     """Add no flags."""
 
 
-_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], Any]]] = {
+COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], Any]]] = {
     "run": ("compute an operation on .npy files", _add_run),
     "validate": ("check a call without computing it", _add_validate),
     "verify": ("compare a result of your own with the float64 reference", _add_verify),
     "ops": ("list the operations", _add_nothing),
     "describe": ("show an operation's attributes, inputs and outputs", _add_describe),
-    "health": ("ask whether the service accepts calls", _add_health),
+    "health": ("ask whether the service accepts calls", _add_nothing),
     "bench": ("measure a running service with one call, by default of a 3x3 layer", _add_bench),
+    "completion": (
+        "print a script for completion in a shell, with how to install it",
+        _add_completion,
+    ),
 }
+"""The help and the flags of each subcommand but `serve`."""

@@ -1,0 +1,95 @@
+"""The flags of `convgrad serve`: one for each setting, described in words."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import ByteSize, Field, SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliImplicitFlag,
+    CliSettingsSource,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from app.settings import Settings
+
+__all__ = ["parse_settings"]
+
+_EXITS = "exit status: 0 stopped by a signal, 2 invalid setting or file, 3 the address is taken, 4 no worker can start"
+# What a value is called, by the type of its setting; those that end in `_s` are seconds.
+_WORDS: Mapping[type, str] = {int: "NUMBER", ByteSize: "SIZE", str: "TEXT", SecretStr: "TEXT", bool: "true|false"}
+_NAMED = {"host": "ADDRESS", "ops_host": "ADDRESS", "port": "PORT", "ops_port": "PORT", "otlp_endpoint": "URL"}
+
+
+class _Flags(Settings):
+    """Serve convolution gradients over HTTP. Every flag is also an environment variable, CONVGRAD_<NAME>.
+
+    Sizes take units, such as 512MiB; a LIST is separated by commas.
+    """
+
+    model_config = SettingsConfigDict(cli_prog_name="convgrad serve", cli_kebab_case=True, env_ignore_empty=False)
+
+    check: CliImplicitFlag[bool] = Field(
+        default=False,
+        exclude=True,
+        description="Check the settings and the files they name, print what the service would do, exit with 0 or 2.",
+    )
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: object, **__: object
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Treat an empty variable as unset, but an empty flag as a value: `--host ""` means every address."""
+        return init_settings, EnvSettingsSource(settings_cls, env_ignore_empty=True)
+
+
+def parse_settings(arguments: Sequence[str]) -> tuple[Settings, bool]:
+    """Read settings from flags and the environment, flags first; also return whether to check them only."""
+    source = CliSettingsSource[Any](_Flags, add_argument_method=_add_in_words)
+    source.root_parser.description = inspect.getdoc(_Flags)
+    source.root_parser.epilog = _EXITS
+    flags = CliApp.run(_Flags, cli_args=list(arguments), cli_settings_source=source)
+    return Settings(**flags.model_dump(exclude_unset=True)), flags.check
+
+
+def _add_in_words(parser: Any, *names: str, **settings: Any) -> Any:
+    """Add a flag as argparse does, with words for Pydantic's type and default."""
+    field = _Flags.model_fields.get(settings.get("dest", ""))
+    if field is not None:
+        settings["help"] = _help(field).replace("%", "%%")
+        if "metavar" in settings:
+            settings["metavar"] = _word(settings["dest"], field.annotation)
+    return parser.add_argument(*names, **settings)
+
+
+def _word(name: str, annotation: Any) -> str:
+    """Return what the value of a setting is called."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        annotation = next(kind for kind in get_args(annotation) if kind is not types.NoneType)
+    if name in _NAMED:
+        return _NAMED[name]
+    if name.endswith("_s"):
+        return "SECONDS"
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return "LIST"
+    return _WORDS.get(annotation, "FILE")
+
+
+def _help(field: FieldInfo) -> str:
+    """Return the description of a setting with its default, unless that is absence."""
+    default = field.default
+    if default in (None, ()) or isinstance(default, bool):
+        return str(field.description)
+    if isinstance(default, ByteSize) and default:
+        default = default.human_readable().replace(".0", "")
+    return f"{field.description} (default: {f'{default:g}' if isinstance(default, float) else default})"

@@ -1,0 +1,227 @@
+"""The subcommands that make a call: run, validate, verify and bench."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from convgrad._bench import measure, random_tensor
+from convgrad._client import Client
+from convgrad._command.connection import connected, draws
+from convgrad._command.exits import FAILED, say
+from convgrad._command.progress import ProgressBar
+from convgrad._command.streams import STREAM, Source, check_output, show, write
+from convgrad._dtypes import dtype_of_array
+from convgrad._events import Array, Result
+from convgrad._report import Report, junit
+from convgrad._spec import SHAPES, TENSORS, CallSpec
+from convgrad._tensors import NpyFile, part
+
+__all__ = ["bench", "run", "validate", "verify"]
+
+# A medium 3x3 layer.
+_BENCH = CallSpec(
+    "ConvolutionBackwardWeights",
+    {
+        "strides": [1, 1],
+        "dilations": [1, 1],
+        "auto_pad": "same_upper",
+        "data_format": "NCX",
+        "weights_format": "OIX",
+    },
+    {
+        "src": {"dtype": "f32", "shape": [8, 64, 28, 28]},
+        "diff_dst": {"dtype": "f32", "shape": [8, 64, 28, 28]},
+        "weights_shape": [64, 64, 3, 3],
+    },
+)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compute an operation, or a graph, and write its outputs to files."""
+    if options.graph is not None:
+        return _run_graph(options)
+    options.output = options.output[-1] if options.output else None
+    check_output(options.output)
+    spec = _spec_of(options, Source(options.dtype))
+    if any(isinstance(value, dict) for value in spec.inputs.values()):
+        raise ValueError("run needs .npy files: a tensor given as dtype and shape is for validate and bench")
+    several = len(_outputs_of(spec, options) or ()) > 1
+    if several and options.output and not options.output.endswith(".npz"):
+        raise ValueError("several outputs need a .npz file: give -o a name that ends so")
+    with connected(options) as client:
+        result = _compute(client, spec, options)
+    for warning in [] if options.json else result.warnings:
+        say(f"warning: {warning}")
+    first = next(iter(result.outputs))
+    path = options.output or ("outputs.npz" if several else f"{first}.npy")
+    if path.endswith(".npz"):
+        np.savez(path, **result.outputs)  # type: ignore[arg-type] # no output is called allow_pickle
+    else:
+        write(path, result.outputs[first])
+    if options.json and path != STREAM:
+        outputs = {"outputs": list(result.outputs)} if several else {"output": first}
+        warnings = {"warnings": list(result.warnings)} if result.warnings else {}
+        show({**outputs, "file": path, "resolved": result.resolved, "stats": result.stats, **warnings}, options)
+    elif not options.quiet:
+        what = ", ".join(
+            f"{name} {dtype_of_array(array).name} {list(array.shape)}" for name, array in result.outputs.items()
+        )
+        took = f"{result.stats.get('compute_ms', '?')} ms in {result.stats.get('kernel', '?')}"
+        say(f"{what} -> {path} ({took})")
+    return 0
+
+
+def _outputs_of(spec: CallSpec, options: argparse.Namespace) -> list[str] | None:
+    """Return the outputs that the command line, or else the spec, asks for."""
+    asked = options.outputs or spec.options.get("outputs")
+    return asked if isinstance(asked, list) else None
+
+
+def _compute(client: Client, spec: CallSpec, options: argparse.Namespace) -> Result:
+    op = _op_of(spec)
+    settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
+    settings["outputs"] = _outputs_of(spec, options)
+    # Without a progress bar the call can be retried when its reply breaks off.
+    if not draws(options):
+        return client.run_detailed(op, spec.inputs, spec.attributes, **settings)
+    with (
+        ProgressBar(sys.stderr, op) as bar,
+        client.stream(op, spec.inputs, spec.attributes, **settings, on_upload=bar.uploading) as stream,
+    ):
+        for event in stream:
+            bar.computing(event)
+        return stream.details()
+
+
+def _run_graph(options: argparse.Namespace) -> int:
+    source = Source(options.dtype)
+    files = dict(_numbered(text) for text in options.output or [])
+    for path in files.values():
+        check_output(path)
+    graph, inputs = source.graph(options.graph), _graph_inputs(options, source)
+    with connected(options) as client:
+        settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
+        found = client.run_graph(graph, inputs, list(files) or None, **settings)
+    for number, array in found.items():
+        path = files.get(number, f"{number}.npy")
+        write(path, array)
+        if not options.quiet:
+            say(f"tensor {number} {dtype_of_array(array).name} {list(array.shape)} -> {path}")
+    return 0
+
+
+def _graph_inputs(options: argparse.Namespace, source: Source) -> dict[int, NpyFile | Array]:
+    return {number: source.file(path) for number, path in map(_numbered_pair, options.inputs or [])}
+
+
+def _numbered(text: str) -> tuple[int, str]:
+    """Parse ID=FILE."""
+    number, equals, path = text.partition("=")
+    if not (number.isascii() and number.isdecimal() and equals and path):
+        raise ValueError("with --graph, inputs and outputs must be ID=FILE, such as --output 7=dw.npy")
+    return int(number), path
+
+
+def _numbered_pair(pair: tuple[str, str]) -> tuple[int, str]:
+    return _numbered("=".join(pair))
+
+
+def validate(options: argparse.Namespace) -> int:
+    """Check a call, or a graph, without computing it."""
+    source = Source(options.dtype)
+    if options.graph is not None:
+        graph = source.graph(options.graph)
+        with connected(options) as client:
+            show(client.validate_graph(graph), options)
+        return 0
+    spec = _spec_of(options, source)
+    with connected(options) as client:
+        asked = _outputs_of(spec, options)
+        show(client.validate(_op_of(spec), spec.inputs, spec.attributes, outputs=asked), options)
+    return 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Compare results with the float64 reference; the exit code says whether all pass."""
+    if options.png and find_spec("matplotlib") is None:
+        raise ValueError("--png needs matplotlib: pip install 'convgrad[plot]'")
+    reports = _verified(options) if options.graph is None else _verified_graph(options)
+    if options.png:
+        for name, report in reports.items():
+            report.save_png(_beside(options.png, name, len(reports)))
+    if options.junit:
+        Path(options.junit).write_text(junit(reports), encoding="utf-8")
+    if options.json:
+        data = {name: report.data for name, report in reports.items()}
+        show(data if options.graph is not None else next(iter(data.values())), options)
+    elif not options.quiet:
+        print("\n".join(report.text() for report in reports.values()))
+    return 0 if all(report.passed for report in reports.values()) else FAILED
+
+
+def _verified(options: argparse.Namespace) -> dict[str, Report]:
+    source = Source(options.dtype)
+    spec = _spec_of(options, source)
+    result = source.tensor(options.result[-1])
+    if isinstance(result, dict):
+        raise ValueError("--result must be a .npy file")
+    op = _op_of(spec)
+    with connected(options) as client:
+        settings = {"output": options.output, "deadline": options.deadline}
+        return {op: client.verify(op, spec.inputs, result, spec.attributes, **settings)}
+
+
+def _verified_graph(options: argparse.Namespace) -> dict[str, Report]:
+    source = Source(options.dtype)
+    graph, inputs = source.graph(options.graph), _graph_inputs(options, source)
+    results = {number: source.file(path) for number, path in map(_numbered, options.result)}
+    with connected(options) as client:
+        reports = client.verify_graph(graph, inputs, results, deadline=options.deadline)
+    return {f"tensor {number}": report for number, report in reports.items()}
+
+
+def _beside(path: str, name: str, count: int) -> Path:
+    """Return the path of one picture: with several, the name of each is part of its file's."""
+    whole = Path(path)
+    return whole if count == 1 else whole.with_stem(f"{whole.stem}-{name.replace(' ', '-')}")
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Measure a running service with one call, repeated."""
+    spec = _spec_of(options, Source(options.dtype))
+    spec = _BENCH if spec == CallSpec() else spec
+    inputs = {name: _loaded(value) for name, value in spec.inputs.items()}
+    sent = sum(part(value).nbytes for value in inputs.values() if not isinstance(value, list))
+    with connected(options) as client:
+        report = measure(
+            lambda: client.run_detailed(_op_of(spec), inputs, spec.attributes),
+            seconds=options.seconds,
+            clients=options.clients,
+        )
+    show(report.summary(sent), options)
+    return 0
+
+
+def _spec_of(options: argparse.Namespace, source: Source) -> CallSpec:
+    spec = source.spec(options.spec) if options.spec else CallSpec()
+    inputs: dict[str, Any] = dict(options.inputs or [])
+    inputs |= {name: value for name in TENSORS if (value := getattr(options, name)) is not None}
+    tensors = {name: source.tensor(text) for name, text in inputs.items()}
+    shapes = {name: value for name in SHAPES if (value := getattr(options, name)) is not None}
+    return spec.with_more(options.op, dict(options.attributes or []), tensors | shapes)
+
+
+def _op_of(spec: CallSpec) -> str:
+    if not isinstance(spec.op, str):
+        raise ValueError("no operation: give its name, or a spec with `op`")
+    return spec.op
+
+
+def _loaded(value: Any) -> Any:
+    return random_tensor(value) if isinstance(value, dict) else value
