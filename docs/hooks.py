@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,11 @@ _LINK = re.compile(r"(?<=\]\()([^)#\s]+)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Leave out the entries of the navigation whose page doesn't exist."""
-    config.nav = _existing(config.nav or [])
+    """Leave out the entries of the navigation whose page doesn't exist, and add the pages that have no entry."""
+    nav = _existing(config.nav or [])
+    listed = set(_pages(nav))
+    others = sorted(path.name for path in (ROOT / "docs").glob("*.md") if path.name not in listed)
+    config.nav = [*nav, *([{"More": others}] if others else [])]
     return config
 
 
@@ -65,3 +69,11 @@ def _existing(entry: Any) -> Any:
     if isinstance(entry, dict):
         return {title: kept for title, inner in entry.items() if (kept := _existing(inner))}
     return entry if entry in OUTSIDE.values() or (ROOT / "docs" / entry).is_file() else None
+
+
+def _pages(entry: Any) -> Iterator[str]:
+    """Yield the pages of an entry of the navigation."""
+    if isinstance(entry, str):
+        yield entry
+    for inner in entry.values() if isinstance(entry, dict) else entry if isinstance(entry, list) else ():
+        yield from _pages(inner)

@@ -29,6 +29,7 @@ class LiveService:
     url: str = ""
     log: list[str] = field(default_factory=list)
     ready: threading.Event = field(default_factory=threading.Event)
+    listens: threading.Event = field(default_factory=threading.Event)
 
     @property
     def pid(self) -> int:
@@ -42,9 +43,11 @@ class LiveService:
             self.log.append(line)
             if found := _LISTENING.search(line):
                 self.url = found[1]
+                self.listens.set()
             if "ready after" in line:
                 self.ready.set()
         self.ready.set()
+        self.listens.set()
 
 
 @contextmanager
