@@ -258,7 +258,7 @@ def test_progress_is_shown(runtime: Path, capsys: pytest.CaptureFixture[str]) ->
     """While the service starts, a bar is drawn and then cleared."""
     convgrad.local(workers=1, progress=True).open().close()
     shown = capsys.readouterr().err
-    assert "starting the local service" in shown
+    assert "local service: starting" in shown
     assert shown.endswith("\r\x1b[K")
 
 
