@@ -44,7 +44,7 @@ def kernel(src: npt.NDArray[np.float32], diff_dst: npt.NDArray[np.float32]) -> n
 def main() -> None:
     """Verify the kernel on random numbers."""
     parser = argparse.ArgumentParser(description="Verify a kernel with a planted mistake.")
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service")
+    parser.add_argument("--url", help="address of the service; by default CONVGRAD_URL or http://127.0.0.1:8000")
     parser.add_argument("--png", default="verify.png", help="where to draw the report")
     options = parser.parse_args()
     rng = np.random.default_rng(0)

@@ -136,7 +136,7 @@ class Provoker:
     def busy(self) -> str:
         """Call a service whose only place is taken by a call of seconds."""
         large = ones(1, 64, 32, 32)
-        attributes = {**SAME, "weights_shape": (64, 64, 7, 7)}
+        attributes = {**SAME, "weights_shape": (64, 64, 41, 41)}
         with (
             convgrad.Client(self.fixture("small")) as client,
             client.stream(OP, {"src": large, "diff_dst": large}, attributes, reference=True) as stream,
