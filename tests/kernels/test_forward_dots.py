@@ -102,6 +102,20 @@ def test_special_values_and_workers(op: str, dtype: str, data_format: str) -> No
                 assert_same_bits(compute(case, inputs, workers=workers), expected, case)
 
 
+@pytest.mark.parametrize("channels", [1, 5, 21, 31, 37])
+@pytest.mark.parametrize("weights_format", ["OIX", "XIO", "XOI"])
+@pytest.mark.parametrize("op", LAYERS)
+def test_the_last_channel_is_the_last(op: str, weights_format: str, channels: int) -> None:
+    """Where Inf in its weights takes it to register tiles, no channel behind it is written."""
+    case = replace(LAYERS[op], dtype="bf16", data_format="NXC", dst_channels=channels, weights_format=weights_format)
+    assert plan(problem_of(case)).kernel.endswith(target().dots)
+    inputs = case.inputs()
+    channel = {"OIX": (-1, 0, 0, 0), "XIO": (0, 0, 0, -1), "XOI": (0, 0, -1, 0)}[weights_format]
+    inputs["weights"][channel] = np.inf
+    for workers in (1, 3):
+        assert_same_bits(compute(case, inputs, workers=workers), case.expected(inputs), case)
+
+
 @pytest.mark.parametrize("dtype", DTYPES[target().dots])
 @pytest.mark.parametrize("op", LAYERS)
 def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: str, dtype: str) -> None:

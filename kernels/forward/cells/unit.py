@@ -128,7 +128,8 @@ class _Cells(Share):
             blocks = ceil((last - first) / TILE)
             odd = np.zeros(TILE * blocks, np.int64)
             bring_weights(self.share, part, call, self.taps, odd)
-            edges = first + np.flatnonzero(np.diff(odd, prepend=0, append=0))
+            # lanes behind the last channel may hold it once more
+            edges = first + np.flatnonzero(np.diff(odd[: last - first], prepend=0, append=0))
             others += [
                 [*self.spans[0], self.g0 + group, self.g0 + group + 1, *run, *chain(*self.spans[3:])]
                 for run in edges.reshape(-1, 2).tolist()
