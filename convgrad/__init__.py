@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 from convgrad._async_client import AsyncClient, AsyncStream
 from convgrad._client import Client
+from convgrad._core import Inputs
 from convgrad._errors import (
     BrokenStream,
     CallerError,
@@ -64,6 +65,7 @@ __all__ = [
     "Event",
     "Forbidden",
     "Health",
+    "Inputs",
     "InternalError",
     "InvalidParams",
     "InvalidRequest",

@@ -65,7 +65,10 @@ class Base:
             url = os.environ.get("CONVGRAD_URL") or DEFAULT_URL
         if api_key is None:
             api_key = os.environ.get("CONVGRAD_API_KEY") or None
-        self._url = httpx.URL(url)
+        try:
+            self._url = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"url must be an address such as {DEFAULT_URL}: {error}") from error
         if self._url.scheme not in ("http", "https"):
             raise ValueError("url must begin with http:// or https://")
         self._timeout = httpx.Timeout(timeout)

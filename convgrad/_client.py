@@ -50,8 +50,10 @@ class Client(Base, Operations[Array]):
     context; or False to check nothing. `cert` is the client's own certificate: a PEM file, or one with the certificate
     and one with its key, by default CONVGRAD_CERT and CONVGRAD_CERT_KEY; a third member is the key's password.
 
-    Raises `ValueError` for a URL that is not HTTP and for a key that a header can't contain, without showing the key.
-    Calls raise `ConvgradError`, and `OSError` for files that can't be read.
+    Raises `ValueError` for a URL that is not HTTP, for files of certificates that can't be used, and for a key that a
+    header can't contain, without showing the key. Every failure of a call is a `ConvgradError`, but for these:
+    `OSError` for files that can't be read, `ValueError` for a graph's file that is not JSON and a tensor that no node
+    computes, `TypeError` for arguments of the wrong type, and `RuntimeError` for a client that is closed.
     """
 
     def __init__(

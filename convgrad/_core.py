@@ -263,9 +263,12 @@ def operations_of(value: Any) -> list[dict[str, Any]]:
 
 def output_of(op: str, listed: Sequence[Mapping[str, Any]]) -> str:
     """Return the name of the output of `op`, given the list of operations; raises `UnknownOperation`."""
-    for entry in listed:
-        if op in (entry.get("op"), *entry.get("aliases", ())):
-            return str(entry["outputs"][0])
+    try:
+        for entry in listed:
+            if op in (entry.get("op"), *entry.get("aliases", ())):
+                return str(entry["outputs"][0])
+    except (LookupError, TypeError) as error:
+        raise ProtocolError("the reply must list operations with their aliases and outputs") from error
     raise UnknownOperation("the service has no such operation")
 
 
@@ -326,7 +329,7 @@ def _op_path(op: str) -> str:
 
 
 def _name(op: str) -> str:
-    if not _OP.fullmatch(op):
+    if not isinstance(op, str) or not _OP.fullmatch(op):
         # Servers and proxies may take it for another path, even if it is quoted.
         raise UnknownOperation("an operation's name must be letters, digits, hyphens, dots and underscores")
     return op

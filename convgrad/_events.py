@@ -10,7 +10,7 @@ import numpy as np
 
 __all__ = ["Array", "Event", "Health", "Progress", "Result", "Tile"]
 
-Array = np.ndarray[Any, np.dtype[Any]]
+Array = np.ndarray[tuple[Any, ...], np.dtype[Any]]
 
 
 @dataclass(frozen=True, slots=True)

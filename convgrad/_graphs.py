@@ -57,14 +57,26 @@ def graph_body(graph: Dump, inputs: GraphInputs, outputs: Sequence[int] | None, 
 def nodes_of(described: Mapping[str, Any], wanted: Iterable[int]) -> dict[int, Mapping[str, Any]]:
     """Return the node that computes each tensor, given the description of a valid graph.
 
-    Raises `ValueError` for a tensor that no node computes.
+    Raises `ValueError` for a tensor that no node computes, and `ProtocolError` for another description.
     """
-    makers = {node["output"]: node for node in described["nodes"]}
+    try:
+        makers = {node["output"]: _checked(node) for node in described["nodes"]}
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ProtocolError("the reply must have the nodes of the graph") from error
     unknown = [number for number in wanted if number not in makers]
     if unknown:
         known = ", ".join(map(str, sorted(makers)))
         raise ValueError(f"no node of the graph computes tensor {unknown[0]}: they compute {known}")
     return {number: makers[number] for number in wanted}
+
+
+def _checked(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a node that has what the client reads of it."""
+    op, inputs, resolved = node["op"], node["inputs"], node["resolved"]
+    if isinstance(op, str) and isinstance(inputs, dict) and isinstance(resolved, dict):
+        hash(frozenset(inputs.values()))
+        return node
+    raise TypeError("a node has an operation, inputs and attributes")
 
 
 def attributes_of(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +86,13 @@ def attributes_of(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def outputs_of(content_type: str, body: bytes) -> tuple[dict[str, Any], dict[int, Array]]:
     """Return the JSON object and the tensors of a multipart reply; raises `ProtocolError` for anything else."""
+    try:
+        return _outputs_of(content_type, body)
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise ProtocolError("the reply must have a part for each of its outputs") from error
+
+
+def _outputs_of(content_type: str, body: bytes) -> tuple[dict[str, Any], dict[int, Array]]:
     found = re.search(r'boundary="?([^";]+)', content_type)
     if not content_type.startswith("multipart/form-data") or found is None:
         raise ProtocolError("the reply must be multipart/form-data: is this a convgrad service?")

@@ -65,6 +65,23 @@ class Operations(ABC, Generic[T]):
 
         `src` is (N, I, X) and `diff_dst` (N, O, Y) in NCX, with the channels last in NXC; the result has
         `weights_shape`, of which `weights_format` names the axes, and the dtype of the inputs.
+
+        Attributes (defaults in brackets):
+
+        * `strides` (required): Step of the weights along each spatial axis.
+        * `pads_begin` (required unless `auto_pad` is set): Zeros before the first element of each spatial axis. `[]`
+          means no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `pads_end` (required unless `auto_pad` is set): Zeros after the last element of each spatial axis. `[]` means
+          no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `dilations` (required): Distance between the taps of the weights; 1 is a dense kernel.
+        * `auto_pad` [none]: How padding is determined: `none` uses `pads_begin` and `pads_end`, `valid` means no
+          padding, `same_upper` and `same_lower` put an odd zero at the end or at the beginning. Case is ignored.
+        * `output_padding`: Extra elements at the end of each spatial axis of `diff_dst`, fewer than the stride.
+          Inferred from the shapes when absent.
+        * `groups` [1]: Number of groups; it must divide the channels of `src` and of `dst`.
+        * `data_format` [NXC]: Axis order of the data tensors. One of NXC, NCX.
+        * `weights_format` [XOI]: Axis order of the weights. One of XIO, OIX, XOI, IOX.
+        * `weights_shape` (required): Shape of the weights in the order of `weights_format`.
         """
         inputs = {"src": src, "diff_dst": diff_dst, "weights_shape": weights_shape}
         return self.run("ConvTransposeBackwardWeights", inputs, attributes, reference=reference, deadline=deadline)
@@ -83,6 +100,21 @@ class Operations(ABC, Generic[T]):
 
         `src` is (N, I, X) and `diff_dst` (N, O, Y) in NCX, with the channels last in NXC; the result has
         `weights_shape`, of which `weights_format` names the axes, and the dtype of the inputs.
+
+        Attributes (defaults in brackets):
+
+        * `strides` (required): Step of the weights along each spatial axis.
+        * `pads_begin` (required unless `auto_pad` is set): Zeros before the first element of each spatial axis. `[]`
+          means no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `pads_end` (required unless `auto_pad` is set): Zeros after the last element of each spatial axis. `[]` means
+          no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `dilations` (required): Distance between the taps of the weights; 1 is a dense kernel.
+        * `auto_pad` [none]: How padding is determined: `none` uses `pads_begin` and `pads_end`, `valid` means no
+          padding, `same_upper` and `same_lower` put an odd zero at the end or at the beginning. Case is ignored.
+        * `groups` [1]: Number of groups; it must divide the channels of `src` and of `dst`.
+        * `data_format` [NXC]: Axis order of the data tensors. One of NXC, NCX.
+        * `weights_format` [XIO]: Axis order of the weights. One of XIO, OIX, XOI, IOX.
+        * `weights_shape` (required): Shape of the weights in the order of `weights_format`.
         """
         inputs = {"src": src, "diff_dst": diff_dst, "weights_shape": weights_shape}
         return self.run("ConvolutionBackwardWeights", inputs, attributes, reference=reference, deadline=deadline)
@@ -101,6 +133,22 @@ class Operations(ABC, Generic[T]):
 
         `src` is (N, I, X) in NCX, with the channels last in NXC; `weights_format` names the axes of
         `weights`.
+
+        Attributes (defaults in brackets):
+
+        * `strides` (required): Step of the weights along each spatial axis.
+        * `pads_begin` (required unless `auto_pad` is set): Zeros before the first element of each spatial axis. `[]`
+          means no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `pads_end` (required unless `auto_pad` is set): Zeros after the last element of each spatial axis. `[]` means
+          no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `dilations` (required): Distance between the taps of the weights; 1 is a dense kernel.
+        * `auto_pad` [none]: How padding is determined: `none` uses `pads_begin` and `pads_end`, `valid` means no
+          padding, `same_upper` and `same_lower` put an odd zero at the end or at the beginning. Case is ignored.
+        * `output_padding`: Extra elements at the end of each spatial axis of `dst`, fewer than the stride. Zeros when
+          absent.
+        * `groups` [1]: Number of groups; it must divide the channels of `src` and of `dst`.
+        * `data_format` [NXC]: Axis order of the data tensors. One of NXC, NCX.
+        * `weights_format` [XOI]: Axis order of the weights. One of XIO, OIX, XOI, IOX.
         """
         inputs: dict[str, Tensor] = {"src": src, "weights": weights}
         if bias is not None:
@@ -121,6 +169,20 @@ class Operations(ABC, Generic[T]):
 
         `src` is (N, I, X) in NCX, with the channels last in NXC; `weights_format` names the axes of
         `weights`.
+
+        Attributes (defaults in brackets):
+
+        * `strides` (required): Step of the weights along each spatial axis.
+        * `pads_begin` (required unless `auto_pad` is set): Zeros before the first element of each spatial axis. `[]`
+          means no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `pads_end` (required unless `auto_pad` is set): Zeros after the last element of each spatial axis. `[]` means
+          no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `dilations` (required): Distance between the taps of the weights; 1 is a dense kernel.
+        * `auto_pad` [none]: How padding is determined: `none` uses `pads_begin` and `pads_end`, `valid` means no
+          padding, `same_upper` and `same_lower` put an odd zero at the end or at the beginning. Case is ignored.
+        * `groups` [1]: Number of groups; it must divide the channels of `src` and of `dst`.
+        * `data_format` [NXC]: Axis order of the data tensors. One of NXC, NCX.
+        * `weights_format` [XIO]: Axis order of the weights. One of XIO, OIX, XOI, IOX.
         """
         inputs: dict[str, Tensor] = {"src": src, "weights": weights}
         if bias is not None:
@@ -141,6 +203,25 @@ class Operations(ABC, Generic[T]):
 
         `diff_dst` is (N, O, Y) in NCX, with the channels last in NXC; `weights_format` names the axes of `weights`. The
         result has `dst_shape`; without it, the smallest shape that gives `diff_dst`, plus `output_padding`.
+
+        Attributes (defaults in brackets):
+
+        * `strides` (required): Step of the weights along each spatial axis.
+        * `pads_begin` (required unless `auto_pad` is set): Zeros before the first element of each spatial axis. `[]`
+          means no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `pads_end` (required unless `auto_pad` is set): Zeros after the last element of each spatial axis. `[]` means
+          no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `dilations` (required): Distance between the taps of the weights; 1 is a dense kernel.
+        * `auto_pad` [none]: How padding is determined: `none` uses `pads_begin` and `pads_end`, `valid` means no
+          padding, `same_upper` and `same_lower` put an odd zero at the end or at the beginning. Case is ignored.
+        * `output_padding`: Extra elements at the end of each spatial axis of `diff_src`, fewer than the stride.
+          Inferred from `dst_shape` when absent, or zeros without it.
+        * `groups` [1]: Number of groups; it must divide the channels of `src` and of `dst`.
+        * `data_format` [NXC]: Axis order of the data tensors. One of NXC, NCX.
+        * `weights_format` [XIO]: Axis order of the weights. One of XIO, OIX, XOI, IOX.
+        * `dst_shape`: Shape of the result, `diff_src`, in the order of `data_format`. Without it the spatial sizes are
+          strides * (size of `diff_dst` - 1) + (kernel - 1) * dilations + 1 - pads_begin - pads_end + output_padding. A
+          list of zeros counts as absent.
         """
         inputs: dict[str, Tensor | Sequence[int]] = {"diff_dst": diff_dst, "weights": weights}
         if dst_shape is not None:
@@ -159,6 +240,22 @@ class Operations(ABC, Generic[T]):
         """Compute ConvTransposeBackwardData, the gradient of a transposed convolution for its input.
 
         `diff_dst` is (N, O, Y) in NCX, with the channels last in NXC; `weights_format` names the axes of `weights`.
+
+        Attributes (defaults in brackets):
+
+        * `strides` (required): Step of the weights along each spatial axis.
+        * `pads_begin` (required unless `auto_pad` is set): Zeros before the first element of each spatial axis. `[]`
+          means no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `pads_end` (required unless `auto_pad` is set): Zeros after the last element of each spatial axis. `[]` means
+          no padding. Ignored, but still checked, when `auto_pad` is not `none`.
+        * `dilations` (required): Distance between the taps of the weights; 1 is a dense kernel.
+        * `auto_pad` [none]: How padding is determined: `none` uses `pads_begin` and `pads_end`, `valid` means no
+          padding, `same_upper` and `same_lower` put an odd zero at the end or at the beginning. Case is ignored.
+        * `output_padding`: Extra elements at the end of each spatial axis of `diff_dst`, fewer than the stride.
+          Inferred from the shapes when absent.
+        * `groups` [1]: Number of groups; it must divide the channels of `src` and of `dst`.
+        * `data_format` [NXC]: Axis order of the data tensors. One of NXC, NCX.
+        * `weights_format` [XOI]: Axis order of the weights. One of XIO, OIX, XOI, IOX.
         """
         inputs = {"diff_dst": diff_dst, "weights": weights}
         return self.run("ConvTransposeBackwardData", inputs, attributes, reference=reference, deadline=deadline)
@@ -175,6 +272,10 @@ class Operations(ABC, Generic[T]):
         """Compute BiasAdd: `bias` of shape (O) added to every channel of `src`.
 
         `src` is (N, O, X) in NCX, with the channels last in NXC, and has from 0 to 3 spatial axes.
+
+        Attributes (defaults in brackets):
+
+        * `data_format` [NXC]: Axis order of the data tensors. One of NXC, NCX.
         """
         inputs = {"src": src, "bias": bias}
         return self.run("BiasAdd", inputs, {"data_format": data_format}, reference=reference, deadline=deadline)
@@ -190,6 +291,10 @@ class Operations(ABC, Generic[T]):
         """Compute BiasAddBackward, the gradient of a bias: the sum of each channel of `diff_dst`, of shape (O).
 
         `diff_dst` is (N, O, X) in NCX, with the channels last in NXC, and has two or three spatial axes.
+
+        Attributes (defaults in brackets):
+
+        * `data_format` [NXC]: Axis order of the data tensors. One of NXC, NCX.
         """
         inputs, attributes = {"diff_dst": diff_dst}, {"data_format": data_format}
         return self.run("BiasAddBackward", inputs, attributes, reference=reference, deadline=deadline)

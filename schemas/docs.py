@@ -1,7 +1,7 @@
-"""Generate the pages of `docs/operations/` from the tables, or check that they are up to date.
+"""Generate the pages of `docs/operations/` and the docstrings of the client, or check that they are up to date.
 
 python -m schemas.docs            write
-python -m schemas.docs --check    exit 1 and name the stale pages
+python -m schemas.docs --check    exit 1 and name the stale files
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from schemas.describe import example, weights_layouts
+from schemas.docstrings import CLIENT, with_attributes
 from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES, AttributeRow, Operation, TensorRow
 from schemas.tables import OPERATIONS, CalledOperation, find_operation
 
@@ -46,10 +47,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, default=_FOLDER, help="folder of the pages")
     chosen = parser.parse_args(arguments)
     old = stale(chosen.folder)
+    source = CLIENT.read_text(encoding="utf-8")
+    made = with_attributes(source)
     if chosen.check:
+        if made != source:
+            sys.stderr.write(f"out of date: {CLIENT} (run scripts/docs)\n")
         for name in old:
             sys.stderr.write(f"out of date: {chosen.folder / name} (run scripts/docs)\n")
-        return 1 if old else 0
+        return 1 if old or made != source else 0
+    if made != source:
+        CLIENT.write_text(made, encoding="utf-8")
     chosen.folder.mkdir(parents=True, exist_ok=True)
     for name in old:
         path = chosen.folder / name

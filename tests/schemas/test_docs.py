@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import convgrad
 from schemas.docs import main, pages, stale
+from schemas.docstrings import CLIENT, with_attributes
 from schemas.tables import OPERATIONS, find_operation
 
 FOLDER = Path(__file__).parents[2] / "docs" / "operations"
@@ -25,6 +28,29 @@ def test_there_is_a_page_for_each_operation() -> None:
         assert f"({operation.name}.md)" in made["README.md"]
         for name in find_operation(operation.name).wire_names:
             assert f"`{name}`" in page
+
+
+def test_the_docstrings_of_the_client_are_up_to_date() -> None:
+    """The client's methods list the attributes of the tables; a changed or missing list is restored."""
+    source = CLIENT.read_text(encoding="utf-8")
+    assert with_attributes(source) == source
+    head = "Attributes (defaults in brackets):"
+    assert source.count(head) == len(OPERATIONS)
+    assert with_attributes(source.replace("* `groups` [1]", "* `groups` [2]")) == source
+    without = re.sub(rf"\n\n +{re.escape(head)}\n\n( +[*\w`].*\n)+", "\n", source)
+    assert head not in without
+    assert with_attributes(without) == source
+
+
+def test_help_lists_every_attribute() -> None:
+    """`help()` of each method of the client has every attribute with its default and meaning."""
+    for operation in OPERATIONS:
+        method = getattr(convgrad.Client, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation.name).lower())
+        words = " ".join(method.__doc__.split())
+        for row in operation.attributes:
+            default = "" if row.default is None else f" [{row.default}]"
+            assert f"* `{row.name}`{default}" in words
+            assert row.doc.partition(". ")[0] in words
 
 
 def test_writing_and_checking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

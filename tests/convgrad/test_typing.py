@@ -1,0 +1,109 @@
+"""Scripts of users pass mypy and pyright, both strict; wrong calls do not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+README = "\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL))
+
+Checker = Callable[[Path], set[int]]
+
+SCRIPT = """
+import asyncio
+from collections.abc import Sequence
+
+import ml_dtypes
+import numpy as np
+
+import convgrad
+
+common: convgrad.Attributes = {"strides": [1, 1], "dilations": [1, 1], "auto_pad": "same_upper", "data_format": "NCX"}
+
+
+def gradient(client: convgrad.Client, src: convgrad.Tensor, shape: Sequence[int]) -> np.ndarray:
+    try:
+        return client.convolution_backward_weights(src, "diff_dst.npy", weights_shape=shape, **common)
+    except convgrad.InvalidParams as error:
+        print(error.errors[0]["loc"], error.data)
+        raise
+
+
+def watch(client: convgrad.Client, inputs: convgrad.Inputs) -> list[tuple[int, ...]]:
+    with client.stream("Convolution", inputs, common, on_upload=lambda sent, total: print(sent / total)) as stream:
+        tiles = [event for event in stream if isinstance(event, convgrad.Tile)]
+        print(stream.result().dtype)
+    return [tile.shape for tile in tiles]
+
+
+async def at_once(count: int) -> list[np.ndarray]:
+    src = np.zeros((1, 3, 4), ml_dtypes.bfloat16)
+    async with convgrad.AsyncClient(retry=None, verify="ca.pem", cert=("a.pem", "b.pem")) as client:
+        await client.wait_until_ready(5, on_poll=lambda health: print(health))
+        return await asyncio.gather(*(client.bias_add(src, src, data_format="NCX") for _ in range(count)))
+"""
+# Each line is one mistake.
+WRONG = """
+import convgrad
+
+client = convgrad.Client()
+client.convolution("src.npy", "weights.npy", strides=[1], dilations=[1], output_padding=[0])
+client.convolution("src.npy", "weights.npy", strides=[1])
+client.convolution("src.npy", "weights.npy", strides=[1], dilations=[1], auto_pad="same")
+client.conv_transpose("src.npy", "weights.npy", strides=1, dilations=[1])
+client.conv_transpose_backward_weights("src.npy", "diff_dst.npy", strides=[1], dilations=[1])
+"""
+
+
+def mypy(script: Path) -> set[int]:
+    """Return the lines with errors."""
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--output=json"]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "users"), script.name]
+    found = run(command, script.parent, {"MYPYPATH": str(ROOT)}).stdout.splitlines()
+    entries = [json.loads(line) for line in found if line.startswith("{")]
+    return {entry["line"] for entry in entries if entry["severity"] == "error"}
+
+
+def pyright(script: Path) -> set[int]:
+    """Return the lines with errors, from the checker that is in the package: it fetches nothing."""
+    config = {"typeCheckingMode": "strict", "include": [script.name], "extraPaths": [str(ROOT)]}
+    (script.parent / "pyrightconfig.json").write_text(json.dumps(config), encoding="utf-8")
+    offline = {"PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT": "true", "https_proxy": "http://127.0.0.1:9"}
+    found = run([sys.executable, "-m", "pyright", "--outputjson", "-p", "."], script.parent, offline)
+    return {entry["range"]["start"]["line"] + 1 for entry in json.loads(found.stdout)["generalDiagnostics"]}
+
+
+def run(command: list[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a checker: status 1 means that it found errors."""
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **variables}, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("checker", [mypy, pyright])
+@pytest.mark.parametrize(("name", "text"), [("readme", README), ("script", SCRIPT)])
+def test_right_scripts(tmp_path: Path, checker: Checker, name: str, text: str) -> None:
+    """The README's Python and a script with both clients, `**attributes` and callbacks have no errors."""
+    script = tmp_path / f"{name}.py"
+    script.write_text(text, encoding="utf-8")
+    assert checker(script) == set()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("checker", [mypy, pyright])
+def test_wrong_scripts(tmp_path: Path, checker: Checker) -> None:
+    """Attributes that an operation lacks or needs, and values of the wrong type, are errors before the call."""
+    script = tmp_path / "wrong.py"
+    script.write_text(WRONG, encoding="utf-8")
+    mistakes = {number for number, line in enumerate(WRONG.splitlines(), 1) if line.startswith("client.")}
+    assert checker(script) == mistakes
