@@ -20,7 +20,7 @@ from app.api import docs as docs_pages
 from app.api import pages as ops_pages
 from app.api.oip import routes as oip
 from app.api.oip.errors import OipErrors
-from app.api.openapi import install_openapi
+from app.api.openapi import install_openapi, operation_id
 from app.api.rpc import routes as rpc
 from app.calls.service import Service
 from app.calls.state import ServiceState
@@ -87,6 +87,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         title="convgrad",
         version=__version__,
         summary="Convolution gradients over HTTP.",
+        generate_unique_id_function=operation_id,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
         docs_url=None,  # FastAPI's pages load scripts from other hosts; `docs_pages` serves its own

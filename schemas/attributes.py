@@ -30,7 +30,7 @@ from schemas.shapes import INT64_MAX
 from schemas.spelling import canonical
 from schemas.tables import CalledOperation, find_operation, near_miss
 
-__all__ = ["Attributes", "Given", "attributes_model", "read_attributes"]
+__all__ = ["Attributes", "Given", "attributes_model", "plain_attributes_model", "read_attributes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,3 +218,16 @@ def _public_model(operation: str, dialect: Dialect) -> type[Attributes]:
 def attributes_model(called: CalledOperation) -> type[Attributes]:
     """Return the model of an operation's attributes in the dialect of the name it was called by."""
     return _public_model(called.operation.name, called.dialect)
+
+
+@cache
+def plain_attributes_model(called: CalledOperation) -> type[BaseModel]:
+    """Return the model of an operation's attributes in one spelling, with plain values, as generated clients send."""
+    name = called.operation.name
+    fields = _fields(called, partial=False)
+    for row in called.operation.attributes:
+        if (default := row.default_in(called.dialect)) is not None:
+            fields[row.name] = (_field_type(row) | None, Field(None, description=f"{row.doc} By default `{default}`."))
+    config = ConfigDict(extra="forbid")
+    doc = f"Attributes of {name}. {called.operation.summary}"
+    return create_model(f"{name}Attributes", __config__=config, __doc__=doc, **fields)

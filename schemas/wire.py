@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from schemas.attributes import attributes_model
+from schemas.attributes import attributes_model, plain_attributes_model
 from schemas.describe import example
 from schemas.rows import TensorRow
 from schemas.tables import CalledOperation, find_operation, verified
 from schemas.tensors import DataTensor, NpyTensor, TensorDescription, TensorReply
 
 __all__ = [
+    "AnyCall",
     "CallOptions",
     "CallReply",
     "Problem",
@@ -133,23 +134,40 @@ class Problem(_Reply):
     errors: list[ProblemError] | None = None
 
 
-def request_model(called: CalledOperation) -> type[BaseModel]:
-    """Return the model of a call's body: attributes, inputs with their data, options."""
-    return _request(called.operation.name, called.dialect, "Request")
+class AnyCall(BaseModel):
+    """A call of any operation, in any form that the service accepts; the paths of the operations have their own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    attributes: dict[str, Any] = Field(description="Attributes by name, in either spelling.")
+    inputs: dict[str, DataTensor | NpyTensor | TensorDescription | list[int] | None] = Field(
+        description="Tensors and shapes by name, in either spelling."
+    )
+    options: CallOptions | None = None
 
 
-def validate_model(called: CalledOperation) -> type[BaseModel]:
+def request_model(called: CalledOperation, *, plain: bool = False) -> type[BaseModel]:
+    """Return the model of a call's body: attributes, inputs with their data, options.
+
+    With `plain` it has one spelling of each name, and no wrapped values.
+    """
+    return _request(called.operation.name, called.dialect, "Request", plain=plain)
+
+
+def validate_model(called: CalledOperation, *, plain: bool = False) -> type[BaseModel]:
     """Return the model of the body of `validate`, in which a tensor may be just dtype and shape."""
-    return _request(called.operation.name, called.dialect, "Validate")
+    return _request(called.operation.name, called.dialect, "Validate", plain=plain)
 
 
-def verify_model(called: CalledOperation) -> type[BaseModel]:
+def verify_model(called: CalledOperation, *, plain: bool = False) -> type[BaseModel]:
     """Return the model of the body of `verify`, whose inputs have the result too."""
-    return _request(called.operation.name, called.dialect, "Verify")
+    return _request(called.operation.name, called.dialect, "Verify", plain=plain)
 
 
 @cache
-def _request(operation: str, dialect: str, kind: Literal["Request", "Validate", "Verify"]) -> type[BaseModel]:
+def _request(
+    operation: str, dialect: str, kind: Literal["Request", "Validate", "Verify"], *, plain: bool
+) -> type[BaseModel]:
     row = find_operation(operation).operation
     name = row.old_name if dialect == "old" and row.old_name else row.name
     called, described = find_operation(name), kind == "Validate"
@@ -159,13 +177,16 @@ def _request(operation: str, dialect: str, kind: Literal["Request", "Validate", 
         f"{name}{kind}",
         __config__=ConfigDict(extra="forbid"),
         __doc__=f"A call of {name}. {row.summary}",
-        attributes=(attributes_model(called), Field(description=f"Attributes of {name}.", examples=None)),
+        attributes=(
+            plain_attributes_model(called) if plain else attributes_model(called),
+            Field(description=f"Attributes of {name}.", examples=None),
+        ),
         inputs=(
             create_model(
                 f"{name}{kind}Inputs",
                 __config__=ConfigDict(extra="forbid"),
                 __doc__=f"Inputs of {name}.",
-                **_inputs(verified(called) if kind == "Verify" else called, tensor),
+                **_inputs(verified(called) if kind == "Verify" else called, tensor, plain=plain),
             ),
             Field(examples=[entry["inputs"] for entry in examples] if examples else None),
         ),
@@ -173,13 +194,16 @@ def _request(operation: str, dialect: str, kind: Literal["Request", "Validate", 
     )
 
 
-def _inputs(called: CalledOperation, tensor: Any) -> dict[str, Any]:
-    """Return a field for each input in the dialect called, and for its other spelling."""
+def _inputs(called: CalledOperation, tensor: Any, *, plain: bool) -> dict[str, Any]:
+    """Return a field for each input in the dialect called, and unless `plain` for its other spelling."""
     found: dict[str, Any] = {}
     for row in called.operation.inputs:
         name = row.spelled(called.dialect)
+        if plain and row.required:
+            found[name] = (tensor, Field(description=row.doc))
+            continue
         found[name] = (_input_type(row, tensor), Field(default=None, description=row.doc))
-        for other in {row.name, row.old_name or row.name} - {name}:
+        for other in set() if plain else {row.name, row.old_name or row.name} - {name}:
             found[other] = (
                 _input_type(row, tensor),
                 Field(default=None, description=f"Another spelling of `{name}`."),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue, models_json_schema
+from pydantic_core import core_schema
 
 from app.api.oip.reply import VERSION
-from schemas.tables import OPERATIONS, CalledOperation, find_operation, operation_names, verified
-from schemas.wire import CallReply, Problem, ValidateReply, VerifyReply, request_model, validate_model, verify_model
+from app.api.openapi_operations import any_parts, operation_models, operation_paths
+from schemas.tables import operation_names
+from schemas.wire import AnyCall, CallReply, Problem, ValidateReply, VerifyReply
 
 __all__ = [
     "COMPUTE_DOCS",
@@ -23,6 +25,7 @@ __all__ = [
     "VALIDATE_DOCS",
     "VERIFY_DOCS",
     "install_openapi",
+    "operation_id",
     "problems",
 ]
 
@@ -56,16 +59,6 @@ def _ref(model: type[BaseModel]) -> dict[str, str]:
     return {"$ref": _REF.format(model=model.__name__)}
 
 
-def _called() -> list[CalledOperation]:
-    """One name for each operation and spelling."""
-    names = [name for row in OPERATIONS for name in (row.name, row.old_name) if name]
-    return [find_operation(name) for name in names]
-
-
-def _any_of(models: Sequence[type[BaseModel]]) -> dict[str, Any]:
-    return {"anyOf": [_ref(model) for model in models]}
-
-
 def _place(name: str, description: str, *values: str) -> dict[str, Any]:
     schema = {"type": "string", "enum": list(values)}
     return {"name": name, "in": "path", "required": True, "description": description, "schema": schema}
@@ -77,31 +70,11 @@ _PLACES = {
     "version": _place("version", "The only version of every model.", VERSION),
 }
 
-_REQUESTS = [request_model(called) for called in _called()]
-_VALIDATIONS = [validate_model(called) for called in _called()]
-_VERIFICATIONS = [verify_model(called) for called in _called()]
 _FILE = {"type": "string", "format": "binary"}
-
-
-def _parts() -> dict[str, Any]:
-    """Describe the multipart form: the request object first, then a `.npy` file for each tensor."""
-    names = {name: None for called in _called() for name in verified(called).operation.input_spellings}
-    return {
-        "schema": {
-            "type": "object",
-            "required": ["request"],
-            "properties": {"request": {"type": "object"}, **dict.fromkeys(names, _FILE)},
-        },
-        "encoding": {
-            "request": {"contentType": "application/json"},
-            **{name: {"contentType": "application/x-npy, application/octet-stream"} for name in names},
-        },
-    }
-
-
-def _body(bodies: Sequence[type[BaseModel]]) -> dict[str, Any]:
-    content = {"application/json": {"schema": _any_of(bodies)}, "multipart/form-data": _parts()}
-    return {"required": True, "content": content}
+_BODY = {
+    "required": True,
+    "content": {"application/json": {"schema": _ref(AnyCall)}, "multipart/form-data": any_parts()},
+}
 
 
 def _binary(description: str) -> dict[str, Any]:
@@ -132,7 +105,7 @@ _MESSAGE = {
     "properties": {
         "jsonrpc": {"const": "2.0"},
         "method": {"type": "string", "description": "An operation, ops.list, and others: see /openrpc.json."},
-        "params": {"type": ["object", "array"]},
+        "params": {"type": ["object", "array"], "items": {}},
         "id": {"type": ["string", "number", "null"]},
     },
 }
@@ -176,11 +149,13 @@ _RPC = {
 
 _CALL_STATUSES = (400, 401, 403, 404, 405, 406, 413, 415, 422, 429, 500, 503, 504)
 
-LIST_DOCS: dict[str, Any] = {"responses": problems(401, 403, 405, 500)}
+LIST_DOCS: dict[str, Any] = {"operation_id": "list_operations", "responses": problems(401, 403, 405, 500)}
 DESCRIBE_DOCS: dict[str, Any] = {
+    "operation_id": "describe_operation",
     "responses": problems(401, 403, 404, 405, 500),
 }
 VALIDATE_DOCS: dict[str, Any] = {
+    "operation_id": "validate_operation",
     "responses": {
         200: {
             "description": "The resolved call: its outputs, kernel and cost.",
@@ -188,9 +163,10 @@ VALIDATE_DOCS: dict[str, Any] = {
         },
         **problems(*_CALL_STATUSES),
     },
-    "openapi_extra": {"requestBody": _body(_VALIDATIONS)},
+    "openapi_extra": {"requestBody": _BODY},
 }
 VERIFY_DOCS: dict[str, Any] = {
+    "operation_id": "verify_operation",
     "responses": {
         200: {
             "description": "The report: the verdict is its member `passed`.",
@@ -198,11 +174,12 @@ VERIFY_DOCS: dict[str, Any] = {
         },
         **problems(*_CALL_STATUSES),
     },
-    "openapi_extra": {"requestBody": _body(_VERIFICATIONS)},
+    "openapi_extra": {"requestBody": _BODY},
 }
 COMPUTE_DOCS: dict[str, Any] = {
+    "operation_id": "compute_operation",
     "responses": {200: _CALL_REPLY, **problems(*_CALL_STATUSES)},
-    "openapi_extra": {"requestBody": _body(_REQUESTS)},
+    "openapi_extra": {"requestBody": _BODY},
 }
 
 
@@ -231,7 +208,11 @@ _GRAPH_REQUEST = {
         },
         "inputs": {"type": "object", "description": "Tensors by the id of their logical tensor."},
         "outputs": {"type": "array", "items": {"type": "integer"}, "description": "Ids of what to return."},
-        "layout": {"enum": ["logical", "memory"], "description": "C order, or the strides of the logical tensors."},
+        "layout": {
+            "type": "string",
+            "enum": ["logical", "memory"],
+            "description": "C order, or the strides of the logical tensors.",
+        },
         "options": {"type": "object"},
     },
     "additionalProperties": False,
@@ -252,6 +233,7 @@ _GRAPH_BODY = {
 }
 _ANY = {"schema": {"type": "object"}}
 GRAPH_DOCS: dict[str, Any] = {
+    "operation_id": "run_graph",
     "responses": {
         200: {
             "description": "The tensors asked for by id, and each node's attributes and cost.",
@@ -265,6 +247,7 @@ GRAPH_DOCS: dict[str, Any] = {
     "openapi_extra": {"requestBody": _GRAPH_BODY},
 }
 GRAPH_VALIDATE_DOCS: dict[str, Any] = {
+    "operation_id": "validate_graph",
     "responses": {
         200: {"description": "The resolved graph.", "content": {"application/json": _ANY}},
         **problems(*_CALL_STATUSES),
@@ -273,11 +256,27 @@ GRAPH_VALIDATE_DOCS: dict[str, Any] = {
 }
 
 
+_APIS = {"/v2": "v2_"}
+
 # Keys are optional: a service without keys requires none.
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
+
+
+class _WithoutDefaults(GenerateJsonSchema):
+    """Leave out defaults, which the descriptions have: generators make a member with a default a required one."""
+
+    def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
+        """Return the schema of the member alone."""
+        return self.generate_inner(schema["schema"])
+
+
+def operation_id(route: APIRoute) -> str:
+    """Return the name of a route in the document: that of its function, with the API where several have the name."""
+    api = next((name for path, name in _APIS.items() if route.path.startswith(path)), "")
+    return f"{api}{route.name}{'_version' if '{version}' in route.path else ''}"
 
 
 def install_openapi(app: FastAPI) -> None:
@@ -291,17 +290,21 @@ def install_openapi(app: FastAPI) -> None:
                 summary=app.summary,
                 license_info=app.license_info,
                 routes=app.routes,
+                servers=[{"url": "/", "description": "This service."}],
                 separate_input_output_schemas=False,
             )
-            models: list[type[BaseModel]] = [CallReply, Problem, ValidateReply, VerifyReply]
-            models += [*_REQUESTS, *_VALIDATIONS, *_VERIFICATIONS]
-            _, definitions = models_json_schema([(model, "validation") for model in models], ref_template=_REF)
+            models: list[type[BaseModel]] = [AnyCall, CallReply, Problem, ValidateReply, VerifyReply]
+            models += operation_models()
+            kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in models]
+            _, definitions = models_json_schema(kinds, ref_template=_REF, schema_generator=_WithoutDefaults)
             schemas = made.setdefault("components", {}).setdefault("schemas", {})
             schemas.update(definitions["$defs"])
             for page in made["paths"].values():
                 for verb in page.values():
                     _clean(verb)
             made["paths"]["/rpc"]["post"].update(_RPC)
+            answers = {"": COMPUTE_DOCS, "/validate": VALIDATE_DOCS, "/verify": VERIFY_DOCS}
+            made["paths"] |= operation_paths({path: docs["responses"] for path, docs in answers.items()}, ref=_REF)
             made["components"]["securitySchemes"] = _KEYS
             made["security"] = [{}, *({name: []} for name in _KEYS)]
             app.openapi_schema = made

@@ -7,7 +7,7 @@ import pytest
 from tests.hostile.openapi import run_schemathesis
 from tests.live import LiveService
 
-_CALLS = r"^/v1/ops/[{]op[}]"
+_CALLS = r"^/v1/ops/[{A-Z]"
 
 
 @pytest.mark.heavy
@@ -16,7 +16,7 @@ _CALLS = r"^/v1/ops/[{]op[}]"
     [
         # The schemas of the calls can be violated in thousands of places: `scripts/fuzz openapi` tries them all.
         (4, ("--phases", "coverage,fuzzing", "--exclude-path-regex", _CALLS)),
-        (40, ("--phases", "examples,fuzzing", "--include-path-regex", _CALLS)),
+        (5, ("--phases", "examples,fuzzing", "--include-path-regex", _CALLS)),
     ],
     ids=["pages", "calls"],
 )

@@ -48,7 +48,7 @@ def _regions(request: Request) -> Regions:
 
 
 @router.get("/repository/index")
-@router.post("/repository/index")
+@router.post("/repository/index", operation_id="v2_filtered_index")
 async def index(request: Request) -> Any:
     """List every name of every operation, with its state; `ready` leaves out those that accept no calls."""
     only_ready = (await _document(request)).get("ready", False)

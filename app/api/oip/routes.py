@@ -116,9 +116,9 @@ _TENSOR = {
     "properties": {
         "name": {"type": "string"},
         "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "datatype": {"enum": ["FP32", "FP16", "BF16", "INT32", "INT64"]},
+        "datatype": {"type": "string", "enum": ["FP32", "FP16", "BF16", "INT32", "INT64"]},
         "parameters": {"type": "object", "description": "For example binary_data_size."},
-        "data": {"type": "array", "description": "Numbers, flat or nested like the shape."},
+        "data": {"type": "array", "items": {}, "description": "Numbers, flat or nested like the shape."},
     },
 }
 _OUTPUT = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}

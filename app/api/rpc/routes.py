@@ -81,7 +81,7 @@ class _Text:
 _Item = rpc.Request | rpc.Invalid | _Unreadable
 
 
-@router.post("/rpc")
+@router.post("/rpc", operation_id="json_rpc")
 async def call(request: Request) -> Response:
     """Answer JSON-RPC 2.0: single requests, notifications and batches."""
     return RpcResponse(METHODS, request.app.state.service)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,7 +12,7 @@ import pytest
 
 from app.main import create_app
 from kernels.target import target
-from schemas.tables import operation_names
+from schemas.tables import OPERATIONS, find_operation, operation_names, verified
 from tests.app.samples import FRAMES, JSON, NPY, SMALL, SSE, document, post
 
 
@@ -26,6 +28,18 @@ def references(node: Any) -> set[str]:
         own = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
         return own.union(*map(references, node.values()))
     return set().union(*map(references, node)) if isinstance(node, list) else set()
+
+
+def schemas(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield every schema with a type in a node."""
+    if isinstance(node, dict):
+        if isinstance(node.get("type"), str | list):
+            yield node
+        for value in node.values():
+            yield from schemas(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from schemas(value)
 
 
 def check(openapi: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
@@ -64,9 +78,10 @@ def test_a_call_has_its_forms(openapi: dict[str, Any]) -> None:
 
 def test_requests_and_replies_match_the_schemas(openapi: dict[str, Any], http: httpx.Client) -> None:
     """A valid request, its reply, its validation and an error all match the document."""
-    page = openapi["paths"]["/v1/ops/{op}"]["post"]
+    page = openapi["paths"][f"/v1/ops/{SMALL.op}"]["post"]
     body = document(SMALL, SMALL.inputs(), deadline_ms=60_000)
-    check(openapi, page["requestBody"]["content"][JSON]["schema"], body)
+    for path in ("/v1/ops/{op}", f"/v1/ops/{SMALL.op}"):
+        check(openapi, openapi["paths"][path]["post"]["requestBody"]["content"][JSON]["schema"], body)
     reply = http.post(f"/v1/ops/{SMALL.op}", json=body)
     check(openapi, page["responses"]["200"]["content"][JSON]["schema"], reply.json())
     refusal = post(http, SMALL, {}).json()
@@ -74,6 +89,45 @@ def test_requests_and_replies_match_the_schemas(openapi: dict[str, Any], http: h
     checked = http.post(f"/v1/ops/{SMALL.op}/validate", json=body).json()
     verb = openapi["paths"]["/v1/ops/{op}/validate"]["post"]
     check(openapi, verb["responses"]["200"]["content"][JSON]["schema"], checked)
+
+
+@pytest.mark.parametrize("name", [row.name for row in OPERATIONS])
+def test_every_operation_has_its_paths(openapi: dict[str, Any], name: str) -> None:
+    """Each operation has paths to compute, validate and verify, with a body of its own attributes and inputs."""
+    row = find_operation(name).operation
+    for suffix in ("", "/validate", "/verify"):
+        verb = openapi["paths"][f"/v1/ops/{name}{suffix}"]["post"]
+        general = openapi["paths"][f"/v1/ops/{{op}}{suffix}"]["post"]
+        assert set(verb["responses"]) == set(general["responses"])
+        (body,) = references(verb["requestBody"])
+        model = openapi["components"]["schemas"][body.rpartition("/")[2]]
+        attributes = openapi["components"]["schemas"][f"{name}Attributes"]
+        assert list(attributes["properties"]) == [entry.name for entry in row.attributes]
+        inputs = openapi["components"]["schemas"][f"{body.rpartition('/')[2]}Inputs"]
+        rows = verified(find_operation(name)).operation.inputs if suffix == "/verify" else row.inputs
+        assert list(inputs["properties"]) == [entry.name for entry in rows]
+        assert inputs["required"] == [entry.name for entry in rows if entry.required]
+        assert model["required"] == ["attributes", "inputs"]
+        parts = verb["requestBody"]["content"]["multipart/form-data"]["schema"]["properties"]
+        assert parts.keys() >= {"request", *(entry.name for entry in rows)}
+
+
+def test_what_generators_need(openapi: dict[str, Any]) -> None:
+    """JSON comes first, identifiers are names, arrays have items, an enum has one spelling of each value."""
+    assert openapi["servers"] == [{"url": "/", "description": "This service."}]
+    verbs = [verb for page in openapi["paths"].values() for verb in page.values()]
+    names = [verb["operationId"] for verb in verbs]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
+    for verb in verbs:
+        bodies = [verb.get("requestBody", {}), *verb["responses"].values()]
+        for content in (list(body.get("content", {})) for body in bodies):
+            assert content[:1] == [JSON] or JSON not in content
+    for schema in schemas(openapi):
+        if "array" in schema["type"]:
+            assert "items" in schema
+        folded = [str(value).casefold() for value in schema.get("enum", [])]
+        assert len(set(folded)) == len(folded)
 
 
 def test_the_pages_are_served(http: httpx.Client) -> None:

@@ -1,0 +1,1 @@
+"""Clients that other people's generators make from the service's documents."""
