@@ -70,6 +70,13 @@ _PLACES = {
     "version": _place("version", "The only version of every model.", VERSION),
 }
 
+_REQUEST_ID = {
+    "name": "X-Request-ID",
+    "in": "header",
+    "description": "For the logs and the reply: at most 128 letters, digits and `._~:/+=@-`. Any other is replaced.",
+    "schema": {"type": "string"},
+}
+
 _FILE = {"type": "string", "format": "binary"}
 _BODY = {
     "required": True,
@@ -131,7 +138,8 @@ _ANSWER = {"anyOf": [_RESPONSE, {"type": "array", "items": _RESPONSE, "minItems"
 _RPC = {
     "requestBody": {
         "required": True,
-        "content": {name: {"schema": _MESSAGES} for name in ("application/json", "application/json-rpc")},
+        # application/json-rpc is accepted too, but generators refuse it
+        "content": {"application/json": {"schema": _MESSAGES}},
     },
     "responses": {
         "200": {
@@ -305,6 +313,9 @@ def install_openapi(app: FastAPI) -> None:
             made["paths"]["/rpc"]["post"].update(_RPC)
             answers = {"": COMPUTE_DOCS, "/validate": VALIDATE_DOCS, "/verify": VERIFY_DOCS}
             made["paths"] |= operation_paths({path: docs["responses"] for path, docs in answers.items()}, ref=_REF)
+            for page in made["paths"].values():
+                for verb in page.values():
+                    verb.setdefault("parameters", []).append(_REQUEST_ID)
             made["components"]["securitySchemes"] = _KEYS
             made["security"] = [{}, *({name: []} for name in _KEYS)]
             app.openapi_schema = made

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import createClient from "openapi-fetch";
 import type { components, paths } from "./schema.js";
 
-const client = createClient<paths>({ baseUrl: process.argv[2] });
+const client = createClient<paths, "application/json" | "application/problem+json">({ baseUrl: process.argv[2] });
 
 const attributes: components["schemas"]["ConvolutionBackwardWeightsAttributes"] = {
   strides: [1],

@@ -17,7 +17,8 @@ from generated import Client
 from generated.api.operations import conv_transpose, convolution_backward_weights, validate_convolution_backward_weights
 from generated.models import (
     ConvolutionBackwardWeightsAttributes, ConvolutionBackwardWeightsRequest, ConvolutionBackwardWeightsRequestInputs,
-    ConvolutionBackwardWeightsValidate, ConvolutionBackwardWeightsValidateInputs, DataTensor, TensorDescription,
+    ConvolutionBackwardWeightsValidate, ConvolutionBackwardWeightsValidateInputs, DataTensor, DataTensorDtype,
+    TensorDescription, TensorDescriptionDtype,
 )
 
 client = Client(base_url=sys.argv[1])
@@ -27,7 +28,7 @@ attributes = ConvolutionBackwardWeightsAttributes(
 
 def tensor(shape, *values):
     data = base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
-    return DataTensor(dtype="f32", shape=shape, data=data)
+    return DataTensor(dtype=DataTensorDtype.F32, shape=shape, data=data)
 
 inputs = ConvolutionBackwardWeightsRequestInputs(
     src=tensor([1, 1, 3], 1, 2, 3), diff_dst=tensor([1, 1, 2], 1, 1), weights_shape=[1, 1, 2]
@@ -37,7 +38,8 @@ reply = convolution_backward_weights.sync(client=client, body=body)
 print(struct.unpack("<2f", base64.b64decode(reply.outputs["diff_weights"].data)))
 
 inputs = ConvolutionBackwardWeightsValidateInputs(
-    src=TensorDescription(dtype="f32", shape=[1, 1, 3]), diff_dst=TensorDescription(dtype="f32", shape=[1, 1, 2]),
+    src=TensorDescription(dtype=TensorDescriptionDtype.F32, shape=[1, 1, 3]),
+    diff_dst=TensorDescription(dtype=TensorDescriptionDtype.F32, shape=[1, 1, 2]),
     weights_shape=[1, 1, 2],
 )
 body = ConvolutionBackwardWeightsValidate(attributes=attributes, inputs=inputs)

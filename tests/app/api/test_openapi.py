@@ -70,7 +70,7 @@ def test_a_call_has_its_forms(openapi: dict[str, Any]) -> None:
     verb = openapi["paths"]["/v1/ops/{op}"]["post"]
     assert set(verb["requestBody"]["content"]) == {JSON, "multipart/form-data"}
     assert set(verb["responses"]["200"]["content"]) == {JSON, NPY, SSE, FRAMES, "multipart/form-data"}
-    (name,) = verb["parameters"]
+    name, _ = verb["parameters"]
     assert set(name["schema"]["enum"]) == set(operation_names())
     for status, answer in verb["responses"].items():
         assert status == "200" or set(answer["content"]) == {"application/problem+json"}
