@@ -17,7 +17,8 @@ PAGES = sorted(
 )
 # What an example may do that these tests can't: everything else is run.
 NOT_RUN = re.compile(
-    r"(scripts/(serve|build|setup)|pip install|convgrad serve|source|docker compose|python (examples/|-m benchmarks\.))"
+    r"(scripts/(serve|build|setup)|npx|pip install|convgrad serve|source|docker compose"
+    r"|python (examples/|-m benchmarks\.))"
 )
 
 
@@ -68,7 +69,9 @@ def test_every_example_is_found() -> None:
         fences = re.findall(r"^ *(```+|~~~+) *([^\n]*)\n", path.read_text(encoding="utf-8"), re.MULTILINE)
         languages = [language for fence, language in fences if language]
         assert len(fences) == 2 * len(languages), f"{named(path)} has a block without a language"
-        assert set(languages) <= {"sh", "python", "text", "json"}, named(path)
+        assert set(languages) <= {"sh", "python", "text", "json", "ts"}, named(
+            path
+        )  # scripts/test-clients runs TypeScript
         assert len([each for each in languages if each in ("sh", "python")]) == len(blocks(path)), named(path)
 
 

@@ -1,9 +1,11 @@
 """Generate a TypeScript client from `/openapi.json`, call a service with it, and check the OpenRPC document by its
-meta-schema (`scripts/test-clients`). Needs node with npm, and the npm registry on the first run."""
+meta-schema (`scripts/test-clients`). The page's example is run too. Needs node with npm, and the npm registry on
+the first run."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from tests.live import running_service
 
 _HERE = Path(__file__).parent
 _FOLDER = _HERE.parents[1] / ".cache" / "clients"
+_PAGE = _HERE.parents[1] / "docs" / "generated-clients.md"
 _FILES = ("package.json", "call.ts")
 _TSC = ("--strict", "--target", "es2022", "--module", "nodenext", "--moduleResolution", "nodenext", "--skipLibCheck")
 
@@ -35,8 +38,11 @@ def main() -> int:
         openapi, openrpc = (httpx.get(f"{service.url}/{name}.json", timeout=60) for name in ("openapi", "openrpc"))
         (_FOLDER / "openapi.json").write_bytes(openapi.content)
         _run("npx", "openapi-typescript", "openapi.json", "--output", "schema.d.ts")
-        _run("npx", "tsc", *_TSC, "call.ts")
+        (example,) = re.findall(r"^```ts\n(.*?)^```$", _PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+        (_FOLDER / "example.ts").write_text(example.replace("http://127.0.0.1:8000", service.url), encoding="utf-8")
+        _run("npx", "tsc", *_TSC, "call.ts", "example.ts")
         _run("node", "call.js", service.url)
+        _run("node", "example.js")
         check_openrpc(openrpc.json())
     return 0
 
