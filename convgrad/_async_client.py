@@ -21,6 +21,7 @@ from convgrad._base import (
     Base,
     Certificate,
     OnPoll,
+    OnProgress,
     Timeout,
     Trust,
     options,
@@ -28,8 +29,9 @@ from convgrad._base import (
 )
 from convgrad._core import Inputs, OnUpload, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TimedOut
-from convgrad._events import Array, Event, Health, Result
+from convgrad._events import Array, Event, Health, Progress, Result
 from convgrad._graphs import Dump, GraphInputs, attributes_of, nodes_of, outputs_of
+from convgrad._messages import Messages
 from convgrad._operations import Operations
 from convgrad._report import Report
 from convgrad._retry import Budget, Retry
@@ -129,11 +131,12 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         *,
         output: str | None = None,
         deadline: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Report:
         """Compare `result` with the float64 reference; see `Client.verify`."""
         name = output or core.output_of(op, await self.operations())
         request = core.verification(op, {**inputs, name: result}, attributes, options=options(False, deadline))
-        return Report(core.object_of(await self._fetch(request)))
+        return Report(core.object_of(await self._response(request, deadline, on_progress)))
 
     async def run_graph(
         self,
@@ -154,7 +157,13 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
                 await response.aclose()
 
     async def verify_graph(
-        self, graph: Dump, inputs: GraphInputs, results: GraphInputs, *, deadline: float | None = None
+        self,
+        graph: Dump,
+        inputs: GraphInputs,
+        results: GraphInputs,
+        *,
+        deadline: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> dict[int, Report]:
         """Verify results for tensors of a dumped graph; see `Client.verify_graph`."""
         nodes = nodes_of(await self.validate_graph(graph), results)
@@ -163,9 +172,8 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         reports = {}
         for number, node in nodes.items():
             read = {name: given[tensor] for name, tensor in node["inputs"].items() if tensor in given}
-            reports[number] = await self.verify(
-                node["op"], read, results[number], attributes_of(node), deadline=deadline
-            )
+            more: Any = {"deadline": deadline, "on_progress": on_progress}
+            reports[number] = await self.verify(node["op"], read, results[number], attributes_of(node), **more)
         return reports
 
     async def validate_graph(self, graph: Dump) -> dict[str, Any]:
@@ -251,6 +259,22 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         finally:
             await response.aclose()
 
+    async def _response(self, request: Request, deadline: float | None, on_progress: OnProgress | None) -> Any:
+        """Send a request whose reply is events; return the result."""
+        budget = Budget(self._retry, deadline)
+        while True:
+            response = await self._send(request, budget)
+            try:
+                messages = Messages(response.headers.get("content-type", ""))
+                async for event in AsyncStream(response, messages, budget):
+                    if on_progress is not None and isinstance(event, Progress):
+                        on_progress(event)
+                return messages.close()
+            except BrokenStream as error:
+                await asyncio.sleep(budget.wait_after(error))
+            finally:
+                await response.aclose()
+
     async def _fetch(self, request: Request, retry: Retry | None = None) -> Any:
         response = await self._send(request, Budget(retry or self._retry))
         with translated():
@@ -281,7 +305,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
 class AsyncStream:
     """`Stream` for asyncio."""
 
-    def __init__(self, response: httpx.Response, assembly: Assembly | Whole, budget: Budget) -> None:
+    def __init__(self, response: httpx.Response, assembly: Assembly | Whole | Messages, budget: Budget) -> None:
         self._response = response
         self._budget = budget
         self._assembly = assembly
@@ -298,7 +322,8 @@ class AsyncStream:
         """Read the rest of the reply and return all of it; see `Stream.details`."""
         async for _ in self._events:
             pass
-        return self._assembly.close()
+        found: Result = self._assembly.close()
+        return found
 
     async def _read(self) -> AsyncIterator[Event]:
         try:

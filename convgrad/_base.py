@@ -12,7 +12,7 @@ import httpx
 
 from convgrad._core import Request
 from convgrad._errors import InvalidParams
-from convgrad._events import Health
+from convgrad._events import Health, Progress
 from convgrad._inference import Sharing
 from convgrad._keys import checked_key
 from convgrad._retry import Budget, Retry
@@ -26,6 +26,7 @@ __all__ = [
     "Base",
     "Certificate",
     "OnPoll",
+    "OnProgress",
     "Timeout",
     "Trust",
     "options",
@@ -46,6 +47,9 @@ Trust = ssl.SSLContext | File | bool
 
 Certificate = File | tuple[File, File] | tuple[File, File, str]
 """A client's certificate: a PEM file with its private key, or two files, or two and the password of the second."""
+
+OnProgress = Callable[[Progress], object]
+"""Gets each `Progress` of a computation."""
 
 OnPoll = Callable[[Health | None], None]
 """Gets each answer of a service that is waited for; None while there is no connection."""

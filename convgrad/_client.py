@@ -18,6 +18,7 @@ from convgrad._base import (
     Base,
     Certificate,
     OnPoll,
+    OnProgress,
     Timeout,
     Trust,
     options,
@@ -25,8 +26,9 @@ from convgrad._base import (
 )
 from convgrad._core import Inputs, OnUpload, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown
-from convgrad._events import Array, Health, Result
+from convgrad._events import Array, Health, Progress, Result
 from convgrad._graphs import Dump, GraphInputs, attributes_of, nodes_of, outputs_of
+from convgrad._messages import Messages
 from convgrad._operations import Operations
 from convgrad._report import Report
 from convgrad._retry import Budget, Retry
@@ -165,16 +167,17 @@ class Client(Base, Operations[Array]):
         *,
         output: str | None = None,
         deadline: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> Report:
         """Compare `result`, of your own kernel, with the float64 reference of `op`; see `Report`.
 
         Inputs and result have the same dtype, which may be float64. `output` names what the result is where the
-        operation has several outputs, such as `diff_bias`. Raises what the call would raise; a result that fails is
-        not an error.
+        operation has several outputs, such as `diff_bias`. `on_progress` gets `Progress` while the service computes.
+        Raises what the call would raise; a result that fails is not an error.
         """
         name = output or core.output_of(op, self.operations())
         request = core.verification(op, {**inputs, name: result}, attributes, options=options(False, deadline))
-        return Report(core.object_of(self._fetch(request)))
+        return Report(core.object_of(self._response(request, deadline, on_progress)))
 
     def run_graph(
         self,
@@ -200,7 +203,13 @@ class Client(Base, Operations[Array]):
                 response.close()
 
     def verify_graph(
-        self, graph: Dump, inputs: GraphInputs, results: GraphInputs, *, deadline: float | None = None
+        self,
+        graph: Dump,
+        inputs: GraphInputs,
+        results: GraphInputs,
+        *,
+        deadline: float | None = None,
+        on_progress: OnProgress | None = None,
     ) -> dict[int, Report]:
         """Verify results of your own for tensors of a dumped graph, each by the node that computes it.
 
@@ -213,7 +222,8 @@ class Client(Base, Operations[Array]):
         reports = {}
         for number, node in nodes.items():
             read = {name: given[tensor] for name, tensor in node["inputs"].items() if tensor in given}
-            reports[number] = self.verify(node["op"], read, results[number], attributes_of(node), deadline=deadline)
+            more: Any = {"deadline": deadline, "on_progress": on_progress}
+            reports[number] = self.verify(node["op"], read, results[number], attributes_of(node), **more)
         return reports
 
     def validate_graph(self, graph: Dump) -> dict[str, Any]:
@@ -283,6 +293,22 @@ class Client(Base, Operations[Array]):
             yield Stream(response, core.assembly_of(response.headers, request.body), budget)
         finally:
             response.close()
+
+    def _response(self, request: Request, deadline: float | None, on_progress: OnProgress | None) -> Any:
+        """Send a request whose reply is events; return the result."""
+        budget = Budget(self._retry, deadline)
+        while True:
+            response = self._send(request, budget)
+            try:
+                messages = Messages(response.headers.get("content-type", ""))
+                for event in Stream(response, messages, budget):
+                    if on_progress is not None and isinstance(event, Progress):
+                        on_progress(event)
+                return messages.close()
+            except BrokenStream as error:
+                time.sleep(budget.wait_after(error))
+            finally:
+                response.close()
 
     def _fetch(self, request: Request, retry: Retry | None = None) -> Any:
         response = self._send(request, Budget(retry or self._retry))

@@ -38,6 +38,7 @@ from convgrad._errors import (
 from convgrad._events import Health
 from convgrad._graphs import Dump, GraphInputs, dump_of, graph_body
 from convgrad._inference import BINARY, HEAD_LENGTH, Sharing, dump, inference
+from convgrad._messages import MEDIA_TYPE
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Bytes, Part, Tensor, part
 from convgrad._whole import Whole
@@ -192,7 +193,7 @@ def verification(
 ) -> Request:
     """Build the multipart request that verifies a result, which is among the inputs."""
     computed = multipart_call(op, inputs, attributes, options=options, verified=True)
-    return replace(computed, path=_op_path(op) + "/verify", accept="application/json")
+    return replace(computed, path=_op_path(op) + "/verify", accept=f"{MEDIA_TYPE}, {_PROBLEM}")
 
 
 def validation(

@@ -9,6 +9,7 @@ import httpx
 from convgrad._assembly import Assembly
 from convgrad._errors import TimedOut
 from convgrad._events import Array, Event, Result
+from convgrad._messages import Messages
 from convgrad._retry import Budget
 from convgrad._transport import translated
 from convgrad._whole import Whole
@@ -19,7 +20,7 @@ __all__ = ["Stream"]
 class Stream:
     """The reply of one call: iterate over its events, each given once, then get its `result`."""
 
-    def __init__(self, response: httpx.Response, assembly: Assembly | Whole, budget: Budget) -> None:
+    def __init__(self, response: httpx.Response, assembly: Assembly | Whole | Messages, budget: Budget) -> None:
         self._response = response
         self._budget = budget
         self._assembly = assembly
@@ -36,7 +37,8 @@ class Stream:
         """Read the rest of the reply and return all of it; raises what the call raises."""
         for _ in self._events:
             pass
-        return self._assembly.close()
+        found: Result = self._assembly.close()
+        return found
 
     def _read(self) -> Iterator[Event]:
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api.openapi import GRAPH_DOCS, GRAPH_VALIDATE_DOCS
+from app.calls.call import OnProgress
 from app.calls.cancel import Running
 from app.calls.graphs import PreparedGraph, dense, describe_graph, prepare_graph, run_graph
 from app.calls.service import Service
@@ -26,7 +28,7 @@ from app.intake.sinks import Lease
 from app.intake.strings import TensorStrings
 from app.intake.tensors import Tensor, collect_tensors
 from app.pool.buffers import Segment
-from app.replies import multipart
+from app.replies import multipart, sse
 from app.replies.accept import choose
 from app.replies.body import send_json
 from app.replies.result import JsonResult, send_json_result
@@ -170,7 +172,7 @@ class _Validation(_Deferred):
 class _Run(_Deferred):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         service, context = self._service, context_of(scope)
-        form = choose(headers_of(scope).get("accept"), _FORMS)
+        form = choose(headers_of(scope).get("accept"), (*_FORMS, sse.MEDIA_TYPE))
 
         async def check(request: GraphRequest, call: RequestedCall) -> None:
             await prepare(service, request, call, started=context.started)
@@ -178,8 +180,17 @@ class _Run(_Deferred):
         with service.admit(), service.lease(exchange_of(scope).direct_body) as lease:
             request, call = await self._read(scope, receive, lease, check)
             assert call is not None
+            run = partial(run_request, service, request, call, lease, context)
+
+            async def work(on_progress: OnProgress) -> Iterable[bytes]:
+                outputs, document, npy = await run(Running(on_progress))
+                return JsonResult(document, outputs, npy=npy).pieces()
+
             async with cancel_on_disconnect(receive):
-                outputs, document, npy = await run_request(service, request, call, lease, context, Running())
+                if form == sse.MEDIA_TYPE:
+                    await sse.send_work(work, send, context.request_id)
+                    return
+                outputs, document, npy = await run(Running())
                 if form == multipart.MEDIA_TYPE:
                     await multipart.send_parts(document, outputs, send, context.timings)
                 else:

@@ -13,6 +13,7 @@ from pydantic_core import core_schema
 
 from app.api.oip.reply import VERSION
 from app.api.openapi_operations import any_parts, operation_models, operation_paths
+from app.replies import sse
 from schemas.tables import operation_names
 from schemas.wire import AnyCall, CallReply, Problem, ValidateReply, VerifyReply
 
@@ -84,6 +85,9 @@ _BODY = {
 }
 
 
+_EVENTS = {"schema": {"type": "string", "description": "JSON-RPC messages: progress, the response."}}
+
+
 def _binary(description: str) -> dict[str, Any]:
     return {"schema": {"type": "string", "format": "binary", "description": description}}
 
@@ -98,7 +102,7 @@ _CALL_REPLY = {
     "content": {
         "application/json": {"schema": _ref(CallReply)},
         "application/x-npy": _binary("The one output as a .npy file, sent while it is computed."),
-        "text/event-stream": {
+        sse.MEDIA_TYPE: {
             "schema": {"type": "string", "description": "JSON-RPC messages: progress, tiles, the response."}
         },
         "application/x-tensor-stream": _binary("Frames: begin, progress, tile, end or error; these for each output."),
@@ -178,7 +182,7 @@ VERIFY_DOCS: dict[str, Any] = {
     "responses": {
         200: {
             "description": "The report: the verdict is its member `passed`.",
-            "content": {"application/json": {"schema": _ref(VerifyReply)}},
+            "content": {"application/json": {"schema": _ref(VerifyReply)}, sse.MEDIA_TYPE: _EVENTS},
         },
         **problems(*_CALL_STATUSES),
     },
@@ -248,6 +252,7 @@ GRAPH_DOCS: dict[str, Any] = {
             "content": {
                 "application/json": _ANY,
                 "multipart/form-data": _binary("A JSON part `reply`, then each output as a .npy file under its id."),
+                sse.MEDIA_TYPE: _EVENTS,
             },
         },
         **problems(*_CALL_STATUSES),

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from app.api.openapi import COMPUTE_DOCS, DESCRIBE_DOCS, LIST_DOCS, VALIDATE_DOCS, VERIFY_DOCS
-from app.calls.call import Call, Prepared
+from app.calls.call import Call, OnProgress, Prepared
 from app.calls.overlap import OverlappedCall
 from app.calls.service import Service
 from app.calls.verifying import report_of
@@ -29,7 +29,7 @@ from app.intake.tensors import collect_tensors
 from app.pool.buffers import Segment
 from app.replies import frames, multipart, npy, sse
 from app.replies.accept import choose
-from app.replies.body import send_json
+from app.replies.body import dump, send_bytes, send_json
 from app.replies.result import send_result
 from convgrad._errors import DeadlineExceeded, UnsupportedMediaType
 from schemas.describe import describe, list_operations
@@ -154,7 +154,7 @@ class _Validation(_Deferred):
 
 class _Verifying(_Deferred):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        choose(headers_of(scope).get("accept"), ["application/json"])
+        reply_type = choose(headers_of(scope).get("accept"), ["application/json", sse.MEDIA_TYPE])
         service, context, name = self._service, context_of(scope), self._called.called_as
         self._called = verified(self._called)
 
@@ -175,10 +175,17 @@ class _Verifying(_Deferred):
             with context.timings.measure("decode"):
                 tensors = await collect_tensors(call.inputs, lease)
             running = service.call(prepared, tensors, lease, timings=context.timings)
+
+            async def work(on_progress: OnProgress | None = None) -> list[bytes]:
+                await running.finish(on_progress)
+                return [dump(report_of(running))]
+
             async with cancel_on_disconnect(receive), running:
-                await running.finish()
-                report = report_of(running)
-            await send_json(send, report)
+                if reply_type == sse.MEDIA_TYPE:
+                    await sse.send_work(work, send, context.request_id)
+                else:
+                    (report,) = await work()
+                    await send_bytes(send, report, "application/json")
 
 
 class _Computation(_Deferred):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -29,7 +29,10 @@ if TYPE_CHECKING:
     from app.pool.engine import Engine
     from app.telemetry.metrics import Telemetry
 
-__all__ = ["Call", "Checked", "Prepared", "Resources"]
+__all__ = ["Call", "Checked", "OnProgress", "Prepared", "Resources"]
+
+OnProgress = Callable[[int, int], Awaitable[None]]
+"""Gets how many units of work are done, of how many."""
 
 # A call of thousands of units reports its progress about this many times.
 _PROGRESS_STEPS = 100
@@ -59,6 +62,11 @@ class Prepared:
     def plan(self) -> Plan:
         """The plan of the first output."""
         return self.computations[0].plan
+
+    @property
+    def units(self) -> int:
+        """The number of units of all outputs."""
+        return sum(len(computation.plan.units) for computation in self.computations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +196,7 @@ class Call:
         Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown` or, after `cancel`, `Cancelled`; closing the
         iterator stops the work.
         """
-        total = sum(len(output.computation.plan.units) for output in self.outputs)
+        total = self.prepared.units
         done, step, start = 0, max(1, total // _PROGRESS_STEPS), self._start()
         for output in self.outputs:
             yield Begin(output)
@@ -256,14 +264,19 @@ class Call:
             self._waiting.cancel()
             self._waiting = None
 
-    async def finish(self) -> None:
-        """Run the call to its end for an API that sends whole outputs at once."""
-        start = self._start()
+    async def finish(self, on_progress: OnProgress | None = None) -> None:
+        """Run the call to its end for an API that sends whole outputs at once; raises what `events` raises."""
+        total = self.prepared.units
+        done, step, start = 0, max(1, total // _PROGRESS_STEPS), self._start()
+        if on_progress is not None:
+            await on_progress(0, total)
         for output in self.outputs:
-            output.demand.each = False
+            output.demand.each = on_progress is not None
             with self._taking(output) as units:
                 while await self._next(output, units) is not None:
-                    pass
+                    done += 1
+                    if on_progress is not None and (done % step == 0 or done == total):
+                        await on_progress(done, total)
         self._ended(start)
 
     async def _next(self, output: CallOutput, units: AsyncGenerator[Unit, None]) -> Unit | None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.calls.call import Call
+    from app.calls.call import Call, OnProgress
 
 __all__ = ["NOTIFICATION", "Cancellations", "Running", "session_of"]
 
@@ -30,9 +30,13 @@ def session_of(headers: Mapping[str, str]) -> str:
 
 
 class Running:
-    """What a request computes: one call, or those of a graph's nodes one after the other."""
+    """What a request computes: one call, or those of a graph's nodes one after the other.
 
-    def __init__(self) -> None:
+    `on_progress`, if set, gets the units that `finish` has computed.
+    """
+
+    def __init__(self, on_progress: OnProgress | None = None) -> None:
+        self.on_progress = on_progress
         self.cancelled = False
         self._call: Call | None = None
 
@@ -46,6 +50,17 @@ class Running:
             yield
         finally:
             self._call = None
+
+    async def finish(self, call: Call, before: int = 0, total: int | None = None) -> None:
+        """Run a call to its end, unless it is cancelled; `before` units of a `total` were computed by others."""
+        report = self.on_progress
+
+        async def add(done: int, own: int) -> None:
+            assert report is not None
+            await report(before + done, total or own)
+
+        with self.call(call):
+            await call.finish(None if report is None else add)
 
     def cancel(self) -> None:
         """Stop the call that runs, and those that follow."""

@@ -126,17 +126,17 @@ async def run_graph(
     uses = Counter(prepared.wanted)
     for node, _ in prepared.nodes:
         uses.update(node.inputs.values())
-    started, described = time.perf_counter(), []
+    started, described, done, units = time.perf_counter(), [], 0, sum(each.units for _, each in prepared.nodes)
     for node, each in prepared.nodes:
         inputs = {row: lease.share(values[node.inputs[row]]) for row in _rows(each) if row in node.inputs}
         async with service.call(each, inputs, lease, timings=timings) as call:
-            with running.call(call):
-                await call.finish()
+            await running.finish(call, done, units)
             values[node.output] = lease.share(_segment(call))
             described.append(
                 {"id": node.id, "name": node.name, "op": each.op.called_as, "stats": call.stats}
                 | {"resolved": each.op.reply_attributes()}
             )
+        done += each.units
         uses.subtract(node.inputs.values())
         for number in {*node.inputs.values(), node.output} & values.keys():
             if not uses[number]:

@@ -7,14 +7,16 @@ checksum instead of data. An error after the first byte is sent as the response.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
+from functools import partial
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
 from starlette.types import Send
 
-from app.calls.call import Call
+from app.calls.call import Call, OnProgress
 from app.calls.errors import as_convgrad_error
 from app.calls.events import Begin, End, Event, Progress, TileReady
 from app.replies.body import dump, send_head, send_piece
@@ -24,7 +26,7 @@ from app.replies.result import base64_pieces, result_members
 from app.telemetry.context import current_context
 from convgrad._errors import Cancelled
 
-__all__ = ["MEDIA_TYPE", "EventStream", "send_sse", "stream_call"]
+__all__ = ["MEDIA_TYPE", "EventStream", "send_sse", "send_work", "stream_call"]
 
 MEDIA_TYPE = "text/event-stream"
 
@@ -59,6 +61,10 @@ class EventStream:
         """Send one message."""
         await self.pieces([dump(value)])
 
+    async def progress(self, request_id: Any, done: int, total: int) -> None:
+        """Send how much of a request is done."""
+        await self.pieces([_progress(request_id, done, total)])
+
     async def pieces(self, pieces: Iterable[bytes]) -> None:
         """Send one message, given as pieces of text without line breaks."""
 
@@ -77,6 +83,23 @@ class EventStream:
     async def _ping(self) -> None:
         if self.started:
             await send_piece(self._send, b": ping\n\n")
+
+
+async def send_work(work: Callable[[OnProgress], Awaitable[Iterable[bytes]]], send: Send, request_id: Any) -> None:
+    """Do some work and send its progress and its result, which is JSON in pieces, as the whole reply.
+
+    Errors before the first progress are raised.
+    """
+    async with EventStream(send) as stream:
+        try:
+            result = await work(partial(stream.progress, request_id))
+        except Exception as caught:
+            if not stream.started or isinstance(caught, Cancelled):
+                raise
+            await stream.message({"jsonrpc": "2.0", "id": request_id, "error": _error(caught)})
+        else:
+            before, after = b'{"jsonrpc":"2.0","id":%s,"result":' % dump(request_id), b"}"
+            await stream.pieces(chain([before], result, [after]))
 
 
 async def send_sse(call: Call, send: Send, request_id: Any) -> None:
@@ -111,7 +134,7 @@ def _error(caught: Exception) -> dict[str, Any]:
 async def _message(call: Call, event: Event, request_id: Any) -> Iterable[bytes] | None:
     match event:
         case Progress(done, total):
-            return [_notification("progress", {"progressToken": request_id, "progress": done, "total": total})]
+            return [_progress(request_id, done, total)]
         case TileReady():
             return _tile(event, request_id)
         case End(last=True):
@@ -122,6 +145,10 @@ async def _message(call: Call, event: Event, request_id: Any) -> Iterable[bytes]
 
 def _notification(name: str, params: dict[str, Any]) -> bytes:
     return dump({"jsonrpc": "2.0", "method": f"notifications/{name}", "params": params})
+
+
+def _progress(request_id: Any, done: int, total: int) -> bytes:
+    return _notification("progress", {"progressToken": request_id, "progress": done, "total": total})
 
 
 def _tile(tile: TileReady, request_id: Any) -> Iterator[bytes]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from convgrad._base import OnProgress
 from convgrad._bench import measure, random_tensor
 from convgrad._client import Client
 from convgrad._command.connection import connected, draws
@@ -172,8 +175,8 @@ def _verified(options: argparse.Namespace) -> dict[str, Report]:
     if isinstance(result, dict):
         raise ValueError("--result must be a .npy file")
     op = _op_of(spec)
-    with connected(options) as client:
-        settings = {"output": options.output, "deadline": options.deadline}
+    with connected(options) as client, _bar(options, op) as on_progress:
+        settings = {"output": options.output, "deadline": options.deadline, "on_progress": on_progress}
         return {op: client.verify(op, spec.inputs, result, spec.attributes, **settings)}
 
 
@@ -181,9 +184,19 @@ def _verified_graph(options: argparse.Namespace) -> dict[str, Report]:
     source = Source(options.dtype)
     graph, inputs = source.graph(options.graph), _graph_inputs(options, source)
     results = {number: source.file(path) for number, path in map(_numbered, options.result)}
-    with connected(options) as client:
-        reports = client.verify_graph(graph, inputs, results, deadline=options.deadline)
+    with connected(options) as client, _bar(options, "verify") as on_progress:
+        reports = client.verify_graph(graph, inputs, results, deadline=options.deadline, on_progress=on_progress)
     return {f"tensor {number}": report for number, report in reports.items()}
+
+
+@contextmanager
+def _bar(options: argparse.Namespace, label: str) -> Iterator[OnProgress | None]:
+    """Draw the progress of what the block computes, where a bar is wanted."""
+    if not draws(options):
+        yield None
+        return
+    with ProgressBar(sys.stderr, label) as bar:
+        yield bar.computing
 
 
 def _beside(path: str, name: str, count: int) -> Path:

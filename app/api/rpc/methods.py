@@ -123,8 +123,7 @@ async def _verify(params: Params, ctx: MethodContext, running: Running) -> Async
     with ctx.context.timings.measure("decode"):
         tensors = await collect_tensors(request.inputs, ctx.lease)
     async with ctx.service.call(prepared, tensors, ctx.lease, timings=ctx.context.timings) as call:
-        with running.call(call):
-            await call.finish()
+        await running.finish(call)
         yield report_of(call)
 
 

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -208,6 +209,7 @@ class RpcResponse(Response):
                 item = items[number]
                 async with AsyncExitStack() as opened:
                     running = opened.enter_context(self._cancellable(item, ctx))
+                    running.on_progress = partial(stream.progress, item.id)
                     try:
                         outcome = await self._open(item, ctx, opened, running)
                         if isinstance(outcome, Call):

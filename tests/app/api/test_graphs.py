@@ -17,7 +17,7 @@ import convgrad
 from convgrad._cli import main
 from tests import naive
 from tests.app.resident import Resident
-from tests.app.samples import Array, read_tensor
+from tests.app.samples import SSE, Array, messages, read_tensor
 from tests.live import LiveService
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "graph.json"
@@ -110,6 +110,20 @@ def test_other_dtypes(client: convgrad.Client, dtype: str) -> None:
     layout["weights_format"] = "IOX"
     dst = client.run("ConvTranspose", {"src": inner, "weights": given[3]}, {**attributes, **layout, "strides": [2, 2]})
     assert found[4].tobytes() == dst.tobytes()
+
+
+def test_progress(http: httpx.Client) -> None:
+    """As events, the work of all nodes is one total, and the result comes last."""
+    given = tensors()
+    rpc = {"jsonrpc": "2.0", "id": "a", "method": "graph.run", "params": body(given)}
+    for path, request in (("/v1/graphs", body(given)), ("/rpc", rpc)):
+        *progress, last = messages(http.post(path, json=request, headers={"accept": SSE}).text)
+        done = [message["params"]["progress"] for message in progress]
+        (total,) = {message["params"]["total"] for message in progress}
+        assert done[0] == 0
+        assert done == sorted(done)
+        assert done[-1] == total >= 3
+        assert np.array_equal(read_tensor(last["result"]["outputs"]["6"]), expected(given)[6])
 
 
 def test_a_long_chain(client: convgrad.Client) -> None:

@@ -16,7 +16,7 @@ import pytest
 import convgrad
 from convgrad._cli import main
 from tests.app.resident import Resident
-from tests.app.samples import SMALL, document
+from tests.app.samples import SMALL, SSE, document, messages
 from tests.live import LiveService, running_service
 from tests.problems import Case, random_case
 
@@ -66,6 +66,37 @@ def test_json_and_rpc_agree(http: httpx.Client) -> None:
         assert report == reports[0]
         assert report["worst"]["index"] == [0, 0, 0, 0]
         assert report["factors"] == ["src", "diff_dst"]
+
+
+def test_progress(http: httpx.Client, client: convgrad.Client) -> None:
+    """As events, the work done comes before the report: from 0 to all units, on both APIs and in the client."""
+    inputs = LAYER.inputs()
+    result = LAYER.expected(inputs)
+    body = document(LAYER, {**inputs, "diff_weights": result})
+    rpc = {"jsonrpc": "2.0", "id": "a", "method": "ops.verify", "params": {"op": LAYER.op, **body}}
+    for path, request in ((f"/v1/ops/{LAYER.op}/verify", body), ("/rpc", rpc)):
+        reply = http.post(path, json=request, headers={"accept": SSE})
+        *progress, last = messages(reply.text)
+        done = [message["params"]["progress"] for message in progress]
+        assert {message["method"] for message in progress} == {"notifications/progress"}
+        assert done[0] == 0
+        assert done == sorted(done)
+        assert done[-1] == progress[-1]["params"]["total"] > 1
+        assert last["result"]["passed"]
+    seen: list[convgrad.Progress] = []
+    assert client.verify(LAYER.op, inputs, result, LAYER.attributes(), on_progress=seen.append).passed
+    assert [event.done for event in seen] == done
+
+
+def test_errors_after_the_first_progress(service: LiveService) -> None:
+    """An error of the computation is the last event, and the client raises it."""
+    big = replace(LAYER, n=60, src_channels=64, dst_channels=64, src_spatial=(40, 40), dst_spatial=(40, 40))
+    inputs = big.inputs()
+    wrong = np.zeros(big.output_shape, np.float32)
+    seen: list[convgrad.Progress] = []
+    with convgrad.Client(service.url) as client, pytest.raises(convgrad.DeadlineExceeded):
+        client.verify(big.op, inputs, wrong, big.attributes(), deadline=0.5, on_progress=seen.append)
+    assert len(seen) > 0
 
 
 def test_other_outputs(client: convgrad.Client) -> None:
