@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
+from typing import TYPE_CHECKING, NoReturn
 
 import httpx
 
@@ -93,6 +94,12 @@ class Local:
     def __repr__(self) -> str:
         given = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
         return f"<convgrad.local, {given}, {len(self._open)} open>"
+
+    if not TYPE_CHECKING:  # type checkers know what is missing
+
+        def __getattr__(self, name: str) -> NoReturn:
+            how = ": write `with convgrad.local() as client`, or `client = convgrad.local().open()`"
+            raise AttributeError(f"convgrad.local has no attribute {name}{how if hasattr(Client, name) else ''}")
 
     def open(self) -> LocalClient:
         """Start the service, or share the running one; wait until it is ready and return a client of it."""

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -95,6 +96,14 @@ def test_a_block_has_a_service(runtime: Path) -> None:
         assert not ends(service, 0)
         client.close()
         assert ends(service, 10)
+
+
+def test_without_a_block_the_error_says_how_to_get_a_client() -> None:
+    """Who calls a method of the client right away is told about `with` and `open`; other names are plain errors."""
+    with pytest.raises(AttributeError, match="with convgrad.local"):
+        attrgetter("run")(convgrad.local())
+    with pytest.raises(AttributeError, match="no attribute rum$"):
+        attrgetter("rum")(convgrad.local())
 
 
 def test_large_results_are_in_shared_memory(runtime: Path) -> None:
