@@ -91,6 +91,8 @@ _BY_STATUS: dict[int, type[ConvgradError]] = {
 _PROBLEM = "application/problem+json"
 # Most tensor bytes of a call whose reply is not streamed.
 _SMALL = 8 << 20
+# How the names of inputs end that are lists of integers.
+_SHAPE = "_shape"
 _OP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # Members of a problem object that are not part of an error's `data`.
 _PROBLEM_OWN = frozenset({"type", "title", "status", "detail", "code"})
@@ -121,7 +123,7 @@ def call(
     output alone, which is faster. `sharing` is memory that the service shares.
     """
     tensors = _parts(inputs, f64=options.get("reference") is True)
-    lists = {name: value for name, value in inputs.items() if _is_list(value)}
+    lists = {name: value for name, value in inputs.items() if _is_list(name, value)}
     whole = whole and (sharing is not None or sum(part.nbytes for part in tensors.values()) <= _SMALL)
     body = inference(op, tensors, lists, attributes or {}, options, whole=whole, sharing=sharing)
     if body is None:
@@ -154,17 +156,18 @@ def _parts(inputs: Inputs, *, f64: bool) -> dict[str, Part]:
     """
     found = {}
     for name, value in inputs.items():
-        if _is_list(value):
+        if _is_list(name, value):
             continue
         try:
             found[name] = part(value)
         except Unsupported as error:
             raise Unsupported(f"{name}: {error.message}", data=error.data) from error
-        if found[name].dtype.name == "f64" and not f64:
-            raise Unsupported(
-                f"{name}: float64 is computed only with reference=True, slowly: convert it, for example with"
-                " .astype(numpy.float32)"
-            )
+        dtype = found[name].dtype
+        integers = dtype.numpy.kind == "i" and not name.endswith(_SHAPE)
+        if integers or (dtype.name == "f64" and not f64):
+            why = "is not computed" if integers else "is computed only with reference=True, slowly"
+            remedy = "convert it, for example with .astype(numpy.float32)"
+            raise Unsupported(f"{name}: {dtype.numpy} {why}: {remedy}")
     return found
 
 
@@ -181,7 +184,7 @@ def multipart_call(
     A result that is to be `verified` is among the inputs.
     """
     tensors = _parts(inputs, f64=verified or options.get("reference") is True)
-    stated: dict[str, Any] = {name: value for name, value in inputs.items() if _is_list(value)}
+    stated: dict[str, Any] = {name: value for name, value in inputs.items() if _is_list(name, value)}
     # A .npy file can't name bfloat16, so the request does.
     stated |= {name: {"dtype": "bf16"} for name, sent in tensors.items() if sent.dtype.name == "bf16"}
     document = {"attributes": attributes or {}, "inputs": stated, "options": options}
@@ -205,7 +208,7 @@ def validation(
 ) -> Request:
     """Build the request that checks `op` by the dtypes and shapes of its tensors."""
     stated = {
-        name: value if _is_list(value) or isinstance(value, Mapping) else part(value).describe()
+        name: value if _is_list(name, value) or isinstance(value, Mapping) else part(value).describe()
         for name, value in inputs.items()
     }
     text = dump({"attributes": attributes or {}, "inputs": stated, **({"options": options} if options else {})})
@@ -318,9 +321,11 @@ def _is_length(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
 
 
-def _is_list(value: object) -> bool:
+def _is_list(name: str, value: object) -> bool:
+    """Return whether an input is a shape, given as a list or as an array of integers; others are tensors."""
+    if not name.endswith(_SHAPE):
+        return False
     if isinstance(value, np.ndarray):
-        # A shape computed with NumPy: tensors of operations are never integers.
         return value.ndim == 1 and value.dtype.kind == "i"
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 

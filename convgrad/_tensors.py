@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -38,8 +38,15 @@ class NpyFile:
     dtype: str | None = None
 
 
-Tensor = np.ndarray[Any, Any] | str | os.PathLike[str] | NpyFile
-"""What the client accepts as a tensor: an array, or the path of a `.npy` file."""
+class Readable(Protocol):
+    """What NumPy can read as an array, such as a tensor of PyTorch or JAX."""
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the array."""
+
+
+Tensor = np.ndarray[Any, Any] | str | os.PathLike[str] | NpyFile | Readable | Sequence[Any]
+"""What the client accepts as a tensor: an array, the path of a `.npy` file, or a list of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,8 @@ def part(tensor: Tensor | Any) -> Part:
 def _array_of(value: Any) -> Array:
     """Return what NumPy can read as an array: arrays, lists, tensors of PyTorch, and others by DLPack.
 
-    A tensor of PyTorch is detached, brought to the CPU, and read as bfloat16 where it is that. Raises `Unsupported`.
+    A tensor of PyTorch is detached, brought to the CPU, and read as bfloat16 where it is that. Lists of numbers, which
+    have no dtype of their own, become float32. Raises `Unsupported`.
     """
     if isinstance(value, np.ndarray):
         return value
@@ -95,7 +103,12 @@ def _array_of(value: Any) -> Array:
             return found
         return np.asarray(value)
     try:
-        return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+        if hasattr(value, "__dlpack__"):
+            return np.from_dlpack(value)
+        read = np.asarray(value, np.float32 if isinstance(value, Sequence) else None)
+        if read.dtype.kind in "OSU":
+            raise TypeError("that holds no numbers")
+        return read
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise Unsupported(f"a tensor must be an array, not {type(value).__name__}: {error}") from error
 

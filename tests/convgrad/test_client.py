@@ -131,7 +131,6 @@ def test_calls_the_binary_api_cannot_represent_are_sent_as_multipart(
         ({"src": SRC}, {"sequence_id": 5}),
         ({"src": SRC, "weights_shape": [1.5]}, {}),
         ({"src": SRC, "weights_shape": [2**63]}, {}),
-        ({"src": SRC, "bias": [1, 2]}, {}),
         ({"src": tmp_path / "odd.npy"}, {}),
         ({"src": tmp_path / "swapped.npy"}, {}),
     ]

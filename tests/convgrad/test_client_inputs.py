@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -50,6 +51,30 @@ def test_a_wrong_dtype_names_the_input_and_the_remedy(client: Client, server: Se
         client.run("Op", {"src": wide})
     with pytest.raises(convgrad.Unsupported, match=r"^src: float64 is computed only with reference=True.*astype"):
         client.run("Op", {"src": SRC.astype(np.float64)})
+    assert not server.received
+
+
+def test_lists_of_numbers(client: Client, server: Server) -> None:
+    """A list is a float32 tensor, also one of integers; only shapes are lists in the request."""
+    client.run_detailed("Op", {"src": SRC.tolist(), "bias": [1, 2], "weights_shape": [4, 3]})
+    received = server.received[-1]
+    np.testing.assert_array_equal(received.tensors["src"], SRC)
+    assert received.tensors["src"].dtype == received.tensors["bias"].dtype == np.float32
+    assert received.tensors["bias"].tolist() == [1, 2]
+    assert received.tensors["weights_shape"].tolist() == [4, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "an array, not NoneType"), (object(), "an array, not object"), ([[1], [2, 3]], "an array, not list"),
+        (SRC.astype(np.int64), "int64 is not computed: convert it"), (SRC > 0, "the dtype must be one of"),
+    ],
+)  # fmt: skip
+def test_what_is_no_tensor(client: Client, server: Server, value: Any, message: str) -> None:
+    """The error names the input and what it is; nothing is sent."""
+    with pytest.raises(convgrad.Unsupported, match=f"^src: .*{message}"):
+        client.run("Op", {"src": value})
     assert not server.received
 
 
