@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import lru_cache
+from importlib.util import find_spec
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -160,9 +161,23 @@ async def _handle(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def make_engine(settings: Settings, segments: SegmentPool) -> Engine:
-    """Create the engine that the settings name."""
-    engines: dict[str, Callable[[], Engine]] = {"local": lambda: LocalEngine(segments, workers=settings.worker_count)}
-    return engines[settings.engine]()
+    """Create the engine that the settings name; raises ValueError when its package is not installed."""
+    local = LocalEngine(segments, workers=settings.worker_count)
+    if settings.engine == "local":
+        return local
+    if find_spec("ray") is None:
+        raise ValueError("engine ray needs the extra [ray]: ray is not installed")
+    from app.cluster.costs import Costs
+    from app.cluster.engine import RayEngine
+
+    return RayEngine(
+        local,
+        address=settings.ray_address,
+        workers=settings.ray_workers,
+        fallback=settings.ray_away == "fall_back",
+        mixed=settings.ray_mixed,
+        costs=Costs(),
+    )
 
 
 async def _raise_convgrad_error(request: Request, error: Exception) -> Response:

@@ -114,7 +114,23 @@ class Settings(BaseSettings):
         le=1024,
         description="Worker processes; 0 means one per processor of the container.",
     )
-    engine: Literal["local"] = Field(default="local", description="Where tiles are computed.")
+    engine: Literal["local", "ray"] = Field(
+        default="local", description="Where units of work are computed: on this machine, or on a Ray cluster too."
+    )
+    ray_address: str = Field(
+        default="", description="Address of the Ray cluster's head; by default that of this machine's node."
+    )
+    ray_workers: int = Field(
+        default=8, ge=1, le=1024, description="Workers of the cluster for which a call is cut into units."
+    )
+    ray_away: Literal["fall_back", "refuse"] = Field(
+        default="fall_back",
+        description="What happens to a large call while the cluster is away: computed here, or rejected with 503.",
+    )
+    ray_mixed: Literal["refuse", "common"] = Field(
+        default="refuse",
+        description="Nodes with another kind of processor get no work, or compute for the target of this machine.",
+    )
     queue_length: int = Field(
         default=64, ge=1, description="Calls that may wait or compute at a time; more are rejected with 503."
     )
@@ -210,6 +226,11 @@ class Settings(BaseSettings):
     def worker_count(self) -> int:
         """Number of worker processes to run."""
         return self.workers or cpu_count()
+
+    @cached_property
+    def planned_workers(self) -> int:
+        """Number of workers for which calls are cut into units."""
+        return max(self.worker_count, self.ray_workers) if self.engine == "ray" else self.worker_count
 
     @cached_property
     def memory_budget(self) -> int:

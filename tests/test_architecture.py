@@ -26,7 +26,7 @@ OURS = {
     "convgrad": set(),
 }
 # The packages of the service, from the routes down: each imports only those after it.
-LAYERS = ("api", "http", "replies", "calls", "intake", "pool", "telemetry")
+LAYERS = ("api", "http", "replies", "calls", "intake", "cluster", "pool", "telemetry")
 OUTSIDE = {
     "schemas": {"pydantic", "pydantic_core"},
     "kernels": {"numpy", "numba", "llvmlite"},

@@ -154,7 +154,7 @@ def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> tu
         problem = problem_of(op, spec.name)
         if reference:
             _check("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
-        chosen = plan(problem, workers=settings.worker_count, reference=reference)
+        chosen = plan(problem, workers=settings.planned_workers, reference=reference)
         found.append(Computation(spec, chosen, _inputs_of(op, spec)))
     _check(
         "scratch",

@@ -1,0 +1,43 @@
+"""The cost model sends what is worth the transfer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from app.cluster.costs import Costs
+from kernels import plan
+from tests.app.pool.fleet import TINY
+
+LARGE = dataclasses.replace(TINY, n=64, src_channels=256, dst_channels=256, src_spatial=(30, 30), dst_spatial=(28, 28))
+THIN = dataclasses.replace(TINY, n=64, src_channels=256, dst_channels=256, src_spatial=(30, 30), dst_spatial=(30, 30),
+                           kernel=(1, 1))  # fmt: skip
+
+
+FAST = Costs(call_s=0.01, unit_s=0.003, put_rate=1e9, send_rate=1e9, mac_rate=1e10, gain=1.2)
+
+
+def test_small_calls_stay() -> None:
+    """A call of a millisecond is never sent."""
+    assert not Costs().favour_cluster(plan(TINY, workers=8), here=1, there=64, nodes=8)
+
+
+def test_large_calls_are_sent_where_there_are_more_workers() -> None:
+    """A call of seconds is sent to more workers than there are here, not to as many."""
+    chosen = plan(LARGE, workers=8)
+    assert FAST.favour_cluster(chosen, here=2, there=8, nodes=4)
+    assert not FAST.favour_cluster(chosen, here=2, there=2, nodes=2)
+    assert not FAST.favour_cluster(chosen, here=1, there=0, nodes=0)
+
+
+def test_transfer_counts() -> None:
+    """The same tensors are not worth sending for a filter of one tap over a slow network."""
+    slow = dataclasses.replace(FAST, send_rate=1e7)
+    assert not slow.favour_cluster(plan(THIN, workers=8), here=2, there=8, nodes=4)
+
+
+def test_a_gain_is_asked_for() -> None:
+    """What takes about as long here stays here."""
+    chosen = plan(LARGE, workers=8)
+    free = Costs(call_s=0, unit_s=0, put_rate=1e15, send_rate=1e15)
+    assert free.favour_cluster(chosen, here=2, there=3, nodes=2)
+    assert not dataclasses.replace(free, gain=1.6).favour_cluster(chosen, here=2, there=3, nodes=2)

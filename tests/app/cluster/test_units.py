@@ -1,0 +1,84 @@
+"""What a unit reads and writes is what is sent, shown on the kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from app.cluster.node import NodeWorker, arguments, cut
+from app.cluster.units import can_travel, portions, rest, scratch_share
+from kernels import ConvProblem, Plan, box, compute, plan, run_unit
+from kernels.problem import OpName
+from kernels.verify.unit import plan_verification
+from tests.app.pool.fleet import TINY, Array, random_inputs
+
+WIDE = dataclasses.replace(TINY, n=8, src_channels=16, dst_channels=16, src_spatial=(58, 58), dst_spatial=(56, 56))
+BIAS = ConvProblem.of_bias("BiasAddBackward", "f32", 40, 32, (40, 40), "NCX")
+PROBLEMS = [
+    WIDE,
+    dataclasses.replace(WIDE, data_format="NXC", dtype="bf16"),
+    dataclasses.replace(WIDE, op="Convolution", n=20, src_channels=64, dst_channels=64),
+    dataclasses.replace(
+        WIDE, op="ConvTranspose", n=20, src_channels=64, dst_channels=64, src_spatial=(56, 56), dst_spatial=(58, 58)
+    ),
+    BIAS,
+    dataclasses.replace(BIAS, op="BiasAdd", bias=True),
+]
+
+
+def remotely(chosen: Plan, inputs: list[Array]) -> Array:
+    """Compute a plan as the engine does: the first stage by `NodeWorker`, the others on the server's memory."""
+    output = np.empty(chosen.problem.output_shape, chosen.problem.output_dtype)
+    scratch = np.empty(chosen.scratch_bytes, np.uint8)
+    for unit in chosen.units:
+        if unit.stage:
+            run_unit(chosen, unit, inputs, output, scratch)
+            continue
+        parts = [cut(tensor, portion).copy() for tensor, portion in zip(inputs, portions(chosen, unit), strict=True)]
+        for part in parts:
+            part.flags.writeable = False  # as Ray gives them
+        result, _ = NodeWorker().compute(*arguments(chosen, unit.index), *parts)
+        if unit.offset is None:
+            scratch[scratch_share(chosen, unit)] = result
+        else:
+            box(output, unit)[...] = result
+    return output
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: f"{problem.op}-{problem.dtype}")
+def test_portions_and_shares_are_enough(problem: ConvProblem) -> None:
+    """Units that get only the images that they are said to read, and return only their share, give the same bits."""
+    chosen, inputs = plan(problem, workers=8), random_inputs(problem)
+    assert len(chosen.units) > 2
+    np.testing.assert_array_equal(remotely(chosen, inputs), compute(problem, *inputs))
+
+
+@pytest.mark.parametrize("op", ["ConvolutionBackwardWeights", "Convolution"])
+def test_images_are_sent_once_or_twice(op: OpName) -> None:
+    """Where units read some of the images, each image is sent to at most two of the units of a box of channels."""
+    chosen = plan(dataclasses.replace(WIDE, op=op, src_channels=64, dst_channels=64), workers=8)
+    read = {portions(chosen, unit)[0] for unit in chosen.units if unit.stage == 0}
+    assert all(portion.high is not None for portion in read)
+    assert sum((portion.high or 0) - portion.low for portion in read) <= 2 * WIDE.n
+
+
+def test_units_of_a_verification_stay() -> None:
+    """A verification's units do not write equal shares of the scratch, so they do not travel."""
+    assert can_travel(plan(WIDE))
+    assert not can_travel(plan_verification(TINY))
+
+
+def test_the_rest_of_a_plan_is_a_plan() -> None:
+    """The units that are left keep their order, and their stages and places are counted anew."""
+    chosen = plan(WIDE, workers=8)
+    first = {unit.index for unit in chosen.units if unit.stage == 0}
+    assert len(first) > 1
+    some, units = rest(chosen, {0})
+    assert [unit.index for unit in some.units] == list(range(len(chosen.units) - 1))
+    assert [unit.index for unit in units] == [unit.index for unit in chosen.units[1:]]
+    assert some.stages == 2
+    last, _ = rest(chosen, first)
+    assert last.stages == 1
+    assert last.scratch_bytes == chosen.scratch_bytes

@@ -1,0 +1,108 @@
+"""The engine `ray` with real workers, and ways to see what it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+import numpy as np
+
+from app.cluster.engine import RayEngine
+from app.pool.engine import Job
+from app.pool.local import LocalEngine
+from kernels import ConvProblem, Plan, Unit, plan
+from tests.app.pool.fleet import Array, Fleet, random_inputs
+from tests.cluster.lab import HEAD, Lab
+
+JOIN_S = 150.0
+"""Seconds in which a node has joined and is warm, even on a busy machine."""
+
+
+class Site:
+    """A `Fleet` whose engine is `RayEngine`, which sends every job that can travel to the cluster."""
+
+    def __init__(self, lab: Lab, **options: Any) -> None:
+        self.lab = lab
+        self.fleet = Fleet(1)
+        self.local: LocalEngine = self.fleet.engine
+        self.ray = RayEngine(self.local, address=HEAD, workers=8, costs=None, **options)
+        self.fleet.engine = self.ray  # type: ignore[assignment] # the same interface
+
+    @classmethod
+    @contextmanager
+    def open(cls, lab: Lab, **options: Any) -> Iterator[Site]:
+        """Start an engine; stop it when the block ends."""
+        made = cls(lab, **options)
+        made.fleet.run(made.ray.start())
+        try:
+            yield made
+        finally:
+            made.fleet.run(made.ray.stop(0.0))
+            made.fleet.segments.close()
+            made.fleet.runner.close()
+
+    def until(self, condition: Callable[[], object], patience_s: float = JOIN_S) -> float:
+        """Wait until a condition holds; return how long it took in seconds."""
+        start = time.monotonic()
+        self.fleet.run(self.fleet.until(condition), patience_s)
+        return time.monotonic() - start
+
+    def ready(self) -> int:
+        """Count the workers of the cluster that are ready."""
+        return self.ray.cluster_workers
+
+    def whole(self, workers: int = 2) -> float:
+        """Wait until the engine's own worker and those of the cluster are ready."""
+        self.fleet.run(self.fleet.whole(), JOIN_S)
+        return self.until(lambda: self.ready() == workers and len(self.ray.nodes) == workers)
+
+    def counter(self, name: str) -> int:
+        """Return a counter of the engine."""
+        return int(self.fleet.counters[f"cluster_{name}"])
+
+    def here(self, chosen: Plan, inputs: list[Array]) -> Array:
+        """Compute a plan on this machine's workers."""
+        self.fleet.engine = self.local
+        try:
+            return self.fleet.run(self.fleet.finish(self.fleet.job(chosen, inputs)))[0]
+        finally:
+            self.fleet.engine = self.ray  # type: ignore[assignment]
+
+    def there(
+        self, chosen: Plan, inputs: list[Array], after_first: Callable[[], object] = lambda: None, **more: Any
+    ) -> tuple[Array, float]:
+        """Compute a plan on the cluster; call `after_first` when the first unit has come back.
+
+        Returns the result and the seconds from then on.
+        """
+        return self.fleet.run(self._compute(self.fleet.job(chosen, inputs, **more), after_first), 120.0)
+
+    async def _compute(self, job: Job, after_first: Callable[[], object]) -> tuple[Array, float]:
+        problem, start = job.plan.problem, 0.0
+        try:
+            async with aclosing(self.ray.run(job)) as units:
+                seen = await _watch(units, after_first)
+                start = seen[1]
+            result = np.frombuffer(bytes(job.output.view), problem.output_dtype).reshape(problem.output_shape)
+            assert sorted(seen[0]) == list(range(len(job.plan.units)))
+        finally:
+            self.fleet.release(job)
+        return result, time.monotonic() - start
+
+
+async def _watch(units: AsyncIterator[Unit], after_first: Callable[[], object]) -> tuple[list[int], float]:
+    seen: list[int] = []
+    start = time.monotonic()
+    async for unit in units:
+        if not seen:
+            after_first()
+            start = time.monotonic()
+        seen.append(unit.index)
+    return seen, start
+
+
+def many(problem: ConvProblem, seed: int = 0) -> tuple[Plan, list[Array]]:
+    """Return a plan for eight workers, and inputs."""
+    return plan(problem, workers=8), random_inputs(problem, seed)

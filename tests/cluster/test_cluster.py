@@ -1,0 +1,214 @@
+"""Calls on two machines: the same bits as on one, and an answer whatever breaks."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import statistics
+import time
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+
+from app.pool.buffers import SegmentPool
+from convgrad._errors import DeadlineExceeded, Overloaded
+from kernels import plan
+from kernels.problem import OpName
+from tests.app.pool.fleet import TINY
+from tests.cluster.lab import Lab
+from tests.cluster.site import Site, many
+from tests.kernels.harness import problem_of, stored
+from tests.kernels.sizes import resize
+from tests.problems import OPS, random_case
+
+pytestmark = pytest.mark.timeout(600)
+
+MIDDLE = dataclasses.replace(TINY, n=32, src_channels=128, dst_channels=128, src_spatial=(30, 30), dst_spatial=(28, 28))
+LARGE = dataclasses.replace(MIDDLE, n=64, src_channels=256, dst_channels=256)
+"""3.7 and 29.6 GMAC: long enough to be interrupted."""
+
+
+def same(one: np.ndarray, other: np.ndarray) -> bool:
+    """Compare bit for bit."""
+    return one.tobytes() == other.tobytes()
+
+
+def test_two_hundred_random_problems_give_the_bits_of_one_machine(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every operation and dtype, cut into more units than there are workers, gives the bits of the local engine."""
+    resize(monkeypatch, unit_macs=2_000, more_macs=2_000, bias_unit=500)
+    rng, wanted, done, cut, units = np.random.default_rng(7), 200, 0, 0, site.counter("units")
+    seen: set[tuple[str, str]] = set()
+    while done < wanted:
+        case = random_case(rng, macs=2_000_000, longer=3)
+        if done % 5 == 4:
+            case = dataclasses.replace(case, dtype="f64")
+        chosen = plan(problem_of(case), workers=8)
+        if case.op != OPS[done % len(OPS)] or (len(chosen.units) < 3 and rng.random() < 0.8):
+            continue
+        inputs = [stored(tensor) for tensor in case.inputs().values()]
+        result, _ = site.there(chosen, inputs)
+        assert same(result, site.here(chosen, inputs)), case
+        done, cut = done + 1, cut + (len(chosen.units) > 2)
+        seen.add((case.op, case.dtype))
+    units = site.counter("units") - units
+    with capsys.disabled():
+        print(f"\n200 problems, {len(seen)} pairs of operation and dtype: {units} units there, {cut} cut into over 2")
+    assert {op for op, _ in seen} == {*OPS}
+    assert {dtype for _, dtype in seen} == {"f32", "f16", "bf16", "f64"}
+    assert cut >= wanted // 2
+
+
+@pytest.mark.parametrize("op", ["ConvolutionBackwardWeights", "Convolution"])
+def test_large_problems_give_the_bits_of_one_machine(site: Site, op: OpName) -> None:
+    """Partial sums in shared scratch, and boxes of images, come back in their places."""
+    chosen, inputs = many(dataclasses.replace(MIDDLE, op=op, src_channels=64, dst_channels=64))
+    assert len(chosen.units) > 8
+    assert same(site.there(chosen, inputs)[0], site.here(chosen, inputs))
+
+
+def test_figures(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The cost of a unit, and the gain of a second machine, are printed."""
+    tiny, inputs = many(TINY)
+    seconds = []
+    for _ in range(50):
+        start = time.perf_counter()
+        site.there(tiny, inputs)
+        seconds.append(time.perf_counter() - start)
+    lines = [f"smallest call, one unit: p50 {1e3 * statistics.median(seconds):.1f} ms"]
+    for pid in site.fleet.pids:
+        os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))})
+    for problem in (MIDDLE, LARGE):
+        chosen, inputs = many(problem)
+        ratios = []
+        for _ in range(5):
+            start = time.perf_counter()
+            one = site.here(chosen, inputs)
+            middle = time.perf_counter()
+            two, _ = site.there(chosen, inputs)
+            ratios.append((middle - start) / (time.perf_counter() - middle))
+            assert same(one, two)
+        each = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
+        lines.append(f"{problem.macs / 1e9:.1f} GMAC, two processors against one: {each} times as fast")
+    with capsys.disabled():
+        print("", *lines, sep="\n")
+
+
+def test_killed_worker(site: Site, lab: Lab) -> None:
+    """A worker process killed during a call costs the unit that it had: the call completes with the same bits."""
+    chosen, inputs = many(LARGE)
+    before = site.counter("retried_units")
+    (pid,) = lab.workers(2)
+    result, _ = site.there(chosen, inputs, lambda: os.kill(pid, signal.SIGKILL))
+    assert same(result, site.here(chosen, inputs))
+    assert site.counter("retried_units") > before
+    site.whole()
+
+
+def test_killed_node(site: Site, lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """All processes of a node killed during a call: the call completes with the same bits, and the node may rejoin."""
+    chosen, inputs = many(LARGE)
+    _, undisturbed = site.there(chosen, inputs)
+    result, seconds = site.there(chosen, inputs, lambda: lab.kill(2))
+    assert same(result, site.here(chosen, inputs))
+    noticed = site.until(lambda: site.ready() == 1)
+    lab.start(2)
+    joined = site.whole()
+    with capsys.disabled():
+        print(
+            f"\nnode killed: the rest of the call took {seconds:.1f} s, {undisturbed:.1f} s with both nodes; "
+            f"its worker was forgotten {noticed:.1f} s after the call; warm {joined:.1f} s after joining again"
+        )
+
+
+def test_cut_link(site: Site, lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """A link that is cut without a word costs a delay: the call completes with the same bits."""
+    chosen, inputs = many(LARGE)
+    result, seconds = site.there(chosen, inputs, lambda: lab.cut(2))
+    assert same(result, site.here(chosen, inputs))
+    again, next_s = site.there(chosen, inputs)
+    assert same(again, result)
+    lab.kill(2)
+    lab.mend(2)
+    lab.start(2)
+    site.until(lambda: len(site.ray.nodes) == 2)
+    site.whole()
+    with capsys.disabled():
+        print(f"\nlink cut: the rest of the call took {seconds:.1f} s, the next call {next_s:.1f} s")
+
+
+def test_deadline_with_a_cut_link(site: Site, lab: Lab) -> None:
+    """A call does not wait beyond its deadline for a machine that is silent."""
+    chosen, inputs = many(LARGE)
+    start = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        site.there(chosen, inputs, lambda: lab.cut(2), deadline=start + 1.0)
+    assert time.monotonic() - start < 3.0
+    lab.kill(2)
+
+
+def test_closing_releases_the_memory(site: Site) -> None:
+    """A reader that leaves gets its memory back, and the workers go on with the next call."""
+    chosen, inputs = many(LARGE)
+    pool: SegmentPool = site.fleet.segments
+
+    async def leave() -> None:
+        job = site.fleet.job(chosen, inputs)
+        async with aclosing(site.ray.run(job)) as units:
+            await anext(units)
+        site.fleet.release(job)
+        del job
+        await site.fleet.until(lambda: pool.stats().used == 0)
+
+    site.fleet.run(leave())
+    result, _ = site.there(*many(MIDDLE))
+    assert same(result, site.here(*many(MIDDLE)))
+
+
+def test_restarted_head(site: Site, lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """The head killed during a call: the call completes here, and the engine connects to the next head by itself."""
+    chosen, inputs = many(LARGE)
+    before = site.counter("fallbacks")
+    result, seconds = site.there(chosen, inputs, lambda: lab.kill(1))
+    assert same(result, site.here(chosen, inputs))
+    assert site.counter("fallbacks") == before + 1
+    assert site.ray.ready
+    assert same(site.there(chosen, inputs)[0], result)
+    lab.kill(2)
+    lab.start(1)
+    lab.start(2)
+    back = site.whole()
+    with capsys.disabled():
+        print(
+            f"\nhead killed: the rest of the call took {seconds:.1f} s; "
+            f"both nodes were in use {back:.1f} s after a restart"
+        )
+    before = site.counter("jobs")
+    assert same(site.there(chosen, inputs)[0], result)
+    assert site.counter("jobs") == before + 1
+
+
+def test_refusing_without_the_cluster(lab: Lab) -> None:
+    """Where the setting says so, a call for a cluster that is away is rejected and may be retried."""
+    with Site.open(lab, fallback=False) as strict:
+        strict.fleet.run(strict.fleet.whole())
+        assert not strict.ready(), "the workers of the other engine have all processors"
+        with pytest.raises(Overloaded) as caught:
+            strict.there(*many(MIDDLE))
+        assert caught.value.retry_after
+
+
+def test_other_target_gets_no_work(site: Site, lab: Lab) -> None:
+    """A node whose kernels are compiled for another target is refused, and says why."""
+    lab.kill(2)
+    site.until(lambda: len(site.ray.nodes) == 1)
+    lab.start(2, CONVGRAD_TARGET="ivybridge")
+    site.until(lambda: any(node.refused for node in site.ray.nodes))
+    chosen, inputs = many(MIDDLE)
+    assert same(site.there(chosen, inputs)[0], site.here(chosen, inputs))
+    assert site.ready() == 1
+    lab.kill(2)
+    site.until(lambda: len(site.ray.nodes) == 1)
