@@ -1,11 +1,13 @@
 # The first stage installs and compiles, the second one only runs the service.
 FROM python:3.12-slim AS build
+# server, or ray for a service or a node of a Ray cluster.
+ARG CONVGRAD_EXTRA=server
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 COPY requirements requirements
 # Dependencies first, so that a source change does not reinstall them.
 RUN python -m venv --without-pip /opt/convgrad && pip install --quiet --require-hashes -r requirements/build.txt \
- && pip --python /opt/convgrad/bin/python install --quiet --require-hashes -r requirements/server.txt
+ && pip --python /opt/convgrad/bin/python install --quiet --require-hashes -r "requirements/$CONVGRAD_EXTRA.txt"
 COPY pyproject.toml README.md LICENSE ./
 COPY convgrad convgrad
 # Only the client: the service itself is in /srv/convgrad.

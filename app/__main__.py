@@ -33,7 +33,7 @@ from app.api.ops_port import OpsPort, listen_for_operators
 from app.calls.service import Service
 from app.checking import check_tls_files, describe
 from app.flags import parse_settings
-from app.http.listener import Listener, listen
+from app.http.listener import Listener, bind
 from app.http.timeouts import timeout_protocol
 from app.main import create_app
 from app.pool.messages import Unfit
@@ -50,8 +50,6 @@ UNFIT = "CONVGRAD_UNFIT_TARGETS"
 
 # Longer than the keep-alive of clients and most proxies, so that they close idle connections before we do.
 _KEEP_ALIVE_S = 75
-# As many pending connections as the system allows (`net.core.somaxconn`); it resets those beyond.
-_BACKLOG = 65535
 
 
 class Server(uvicorn.Server):
@@ -63,8 +61,10 @@ class Server(uvicorn.Server):
         self._ops = ops
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: Listener | None = None
         self.unfit: Unfit | None = None
         self.failed = False
+        self.taken = False
         service.on_unfit = self._on_unfit
         service.on_failed = self._on_failed
 
@@ -81,7 +81,7 @@ class Server(uvicorn.Server):
         self.failed = True
         self.should_exit = True
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002 - none is given
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start listening and log the addresses."""
         self._loop = asyncio.get_running_loop()
         # Objects alive now stay alive: scanning them in every full collection would block the event loop for tens of
@@ -90,21 +90,32 @@ class Server(uvicorn.Server):
         gc.freeze()
         # First of all: if an address is taken, no process is started and nothing is compiled.
         try:
-            listeners = await listen(self.config, _BACKLOG)
+            sockets = await bind(self.config, listening=not self._service.settings.listen_when_ready)
         except OSError as error:
             _log.error("%s", error)
             sys.exit(3)
+        self._listener = Listener(self._service, sockets, self._protocol, self.server_state, self.config.ssl)
+        if self._service.settings.listen_when_ready:
+            self._service.on_ready = self._listen
         await super().startup(sockets=[])
-        accepting = Listener(self._service, listeners, self._protocol, self.server_state, self.config.ssl)
-        self.servers = [accepting]  # type: ignore[list-item] # has the attributes that uvicorn uses
-        accepting.start()
-        for server in self.servers:
-            for listener in server.sockets:
-                address = _address(listener, secure=self.config.is_ssl)
-                self._service.addresses.append(address)
-                _log.info("listening on %s", address)
+        self.servers = [self._listener]  # type: ignore[list-item] # has the attributes that uvicorn uses
+        if not self._service.settings.listen_when_ready:
+            self._listen()
         if self._ops is not None:
             self._ops.start()
+
+    def _listen(self) -> None:
+        assert self._listener is not None
+        try:
+            self._listener.start()
+        except OSError as error:  # another process has bound the same address and was first to listen on it
+            _log.error("%s", error)
+            self.taken = self.should_exit = True
+            return
+        for each in self._listener.sockets:
+            address = _address(each, secure=self.config.is_ssl)
+            self._service.addresses.append(address)
+            _log.info("listening on %s", address)
 
     def _protocol(self) -> asyncio.Protocol:
         make: Any = self.config.http_protocol_class
@@ -128,12 +139,22 @@ class Server(uvicorn.Server):
 
     def _begin_drain(self) -> None:
         _log.info("draining: %d calls are running", len(self._service.calls))
+        if self._listener is not None:
+            self._listener.drain()
         self._drain = asyncio.ensure_future(self._drain_then_exit())
 
     async def _drain_then_exit(self) -> None:
-        # The listener stays open meanwhile, and answers /readyz and new calls with 503.
+        service, settings = self._service, self._service.settings
         try:
-            await self._service.drain(self._service.settings.drain_s)
+            if settings.drain_delay_s:
+                await asyncio.sleep(settings.drain_delay_s)
+            if settings.listen_when_ready and self._listener is not None:
+                # Whoever is connected is served: a proxy that has begun to send a body can't send it elsewhere.
+                self._listener.stop_accepting()
+                await self._listener.wait_for_first_requests()
+            else:  # the listener stays open, and answers /readyz and new calls with 503
+                service.admitting = False
+            await service.drain(settings.drain_s)
         finally:
             self.should_exit = True
 
@@ -188,7 +209,7 @@ def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI],
         _restart(server.unfit)
     if server.failed:
         return 4
-    return 0 if server.started else 3
+    return 0 if server.started and not server.taken else 3
 
 
 def _restart(unfit: Unfit) -> None:
@@ -223,7 +244,6 @@ def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
-        backlog=_BACKLOG,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=5,
         ssl_certfile=settings.tls_certificate,

@@ -26,8 +26,10 @@ _HOST_NAME = re.compile(r"\*|[a-z0-9._-]+")
 _OTHERS = (
     *("TARGET", "CPU_FEATURES", "CPU_IMITATE", "PLAN_MEMORY", "BUILD_FOR", "UNFIT_TARGETS"),
     *("URL", "API_KEY", "CACERT", "CERT", "CERT_KEY"),
-    *("VENV", "ARM64", "PROMETHEUS", "SMOKE_PORT"),
-    *("TARGETS", "INIT", "PUBLISH", "PUBLISH_PROMETHEUS", "PUBLISH_GRAFANA", "CPUS", "MEMORY"),
+    *("VENV", "ARM64", "PROMETHEUS", "NGINX", "SMOKE_PORT"),
+    *("TARGETS", "EXTRA", "INIT", "CPUS", "MEMORY", "NGINX_IMAGE"),
+    *("PUBLISH", "PUBLISH_REPLICAS", "PUBLISH_RAY", "PUBLISH_PROMETHEUS", "PUBLISH_GRAFANA"),
+    *("RAY_ADDRESS", "RAY_CPUS", "RAY_SHM", "RAY_STORE", "RAY_TOKEN", "RAY_WORKERS"),
 )
 
 
@@ -171,7 +173,22 @@ class Settings(BaseSettings):
         description="Longest time of one call, in seconds, whatever deadline it asks for.",
     )
     drain_s: float = Field(
-        default=30.0, ge=0, le=3600, description="Seconds that running calls have to finish after SIGTERM."
+        default=30.0,
+        ge=0,
+        le=3600,
+        description="Seconds that running calls have to finish after SIGTERM and drain_delay_s.",
+    )
+    drain_delay_s: float = Field(
+        default=0.0,
+        ge=0,
+        le=3600,
+        description="Seconds after SIGTERM for which calls are still accepted although /readyz is 503, so that load "
+        "balancers notice first.",
+    )
+    listen_when_ready: bool = Field(
+        default=False,
+        description="Refuse connections, instead of answering 503, while starting and draining, so that a proxy sends "
+        "each call to another replica.",
     )
     allowed_hosts: Hosts = Field(
         default=(),

@@ -15,6 +15,7 @@ from convgrad import _frames
 from convgrad._assembly import Assembly
 from convgrad._errors import (
     CallerError,
+    ConnectFailed,
     ConvgradError,
     DeadlineExceeded,
     Forbidden,
@@ -85,6 +86,7 @@ _BY_STATUS: dict[int, type[ConvgradError]] = {
     415: UnsupportedMediaType,
     422: InvalidParams,
     429: RateLimited,
+    502: ConnectFailed,
     503: Overloaded,
     504: DeadlineExceeded,
 }

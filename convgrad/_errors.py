@@ -257,7 +257,7 @@ class TransportError(ConvgradError):
 
 
 class ConnectFailed(TransportError):
-    """No connection to the service could be made."""
+    """No connection to the service could be made, or a proxy lost its own (502)."""
 
     code = "connect_failed"
 

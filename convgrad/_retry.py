@@ -29,7 +29,7 @@ _WORTH_IT = (ConnectFailed, Overloaded, RateLimited, ShuttingDown, BrokenStream)
 class Retry:
     """How often and how long a client retries; all times are in seconds.
 
-    Only failed and broken connections and the statuses 429 and 503 are retried, not timeouts, which would load the
+    Only failed and broken connections and the statuses 429, 502 and 503 are retried, not timeouts, which would load the
     service twice. The wait doubles from `first_wait` to `longest_wait`, is shortened at random by up to a half, and is
     at least the service's Retry-After. No wait begins that would end more than `budget` seconds after the first
     attempt. While the service is starting, which takes up to a minute where it compiles its kernels, the client waits

@@ -76,10 +76,15 @@ class Service:
         self.on_failed: Callable[[str], None] = lambda _: None
         """Called with the cause when no worker can be started and the process has to exit."""
         self.draining = False
+        """Whether the process is about to exit, which /readyz says."""
+        self.admitting = True
+        """Whether requests are admitted; `draining` alone does not refuse them."""
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called once, when the first worker is ready."""
         self._ids = itertools.count(1)
         self.addresses: list[str] = []
         self._began = time.monotonic()
-        self._announced = False
+        self._opened = self._announced = False
         # Long plans are made one after another, so that they keep at most one thread busy.
         self._planner = ThreadPoolExecutor(1, "convgrad-plan")
         self._requests = 0
@@ -122,16 +127,23 @@ class Service:
             self.on_unfit(engine.unfit)
         elif engine.given_up:
             self.on_failed(engine.failure or "")
-        elif not self._announced and engine.workers[0]:
-            ready, wanted = engine.workers
-            if ready == wanted or engine.failure is not None:
-                self._announced = True
-                where = "".join(f", at {address}" for address in self.addresses)
-                count = f"{ready} workers" if ready == wanted else f"{ready} of {wanted} workers"
-                _log.info("ready after %.1f s with %s%s", time.monotonic() - self._began, count, where)
+        elif engine.workers[0]:
+            if not self._opened:
+                self._opened = True
+                self.on_ready()
+            if not self._announced:
+                self._announce(*engine.workers)
+
+    def _announce(self, ready: int, wanted: int) -> None:
+        if ready < wanted and self.engine.failure is None:  # the others are still starting
+            return
+        self._announced = True
+        where = "".join(f", at {address}" for address in self.addresses)
+        count = f"{ready} workers" if ready == wanted else f"{ready} of {wanted} workers"
+        _log.info("ready after %.1f s with %s%s", time.monotonic() - self._began, count, where)
 
     async def drain(self, seconds: float) -> None:
-        """Refuse new requests and wait at most `seconds` for the admitted ones to finish."""
+        """Wait at most `seconds` for the admitted requests to finish."""
         self.draining = True
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -143,7 +155,7 @@ class Service:
 
     async def stop(self) -> None:
         """Stop everything at once; no process and no shared memory is left."""
-        self.draining = True
+        self.draining, self.admitting = True, False
         await self.engine.stop(0.0)
         self._planner.shutdown(wait=False, cancel_futures=True)
         self.segments.close()
@@ -152,10 +164,10 @@ class Service:
     def admit(self) -> Iterator[None]:
         """Admit the current request before its body is read; `drain` waits for the end of the ``with`` block.
 
-        Raises `ShuttingDown` while draining, `Overloaded` while the kernels compile or the queue is full, and
-        `RateLimited` when the key has reached its limit of calls.
+        Raises `ShuttingDown` when `admitting` is false, `Overloaded` while the kernels compile or the queue is full,
+        and `RateLimited` when the key has reached its limit of calls.
         """
-        if self.draining:
+        if not self.admitting:
             raise ShuttingDown("the service is shutting down", retry_after=5)
         if not self.engine.ready and self.engine.failure is not None:
             raise Overloaded("the service has no workers; /readyz says why", retry_after=5, data={"reason": "failed"})

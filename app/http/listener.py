@@ -32,10 +32,12 @@ from app.pool.heap import give_back
 from app.telemetry.context import ANYONE, address_of
 from convgrad._errors import Overloaded
 
-__all__ = ["Listener", "listen"]
+__all__ = ["Listener", "bind"]
 
 _log = logging.getLogger("convgrad")
 
+# As many pending connections as the system allows (`net.core.somaxconn`); it resets those beyond.
+_BACKLOG = 65535
 # Connections accepted in one turn of the event loop: a few milliseconds, then accepted ones get their turn.
 _AT_ONCE = 16
 # Connections beyond the limit, for health and metrics.
@@ -49,28 +51,43 @@ _SWEEP_S = 0.5
 _RETRY_AFTER_S = 1
 # A new connection counts as a call for this long, until its first request is counted itself.
 _FRESH_S = 0.25
+# How long the drain waits for the first request of a new connection.
+_FIRST_REQUEST_S = 2.0
 # After this many rejections, free memory is returned to the system when the flood is over.
 _FLOOD = 256
 
 
-async def listen(config: uvicorn.Config, backlog: int) -> list[socket.socket]:
-    """Bind the addresses or the path that `config` names; raises `OSError` if one can't be bound."""
-    if config.uds is not None:
-        return [_listen_at(Path(config.uds), backlog)]
+async def bind(config: uvicorn.Config, *, listening: bool) -> list[socket.socket]:
+    """Bind the addresses or the path that `config` names; raises `OSError` if one can't be bound.
+
+    Connections wait, or with `listening` false are refused, until `Listener.start`.
+    """
+    listeners = [_bind_path(Path(config.uds))] if config.uds is not None else await _bind_addresses(config)
+    if listening:
+        for listener in listeners:
+            listener.listen(_BACKLOG)
+    return listeners
+
+
+async def _bind_addresses(config: uvicorn.Config) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(found):
-            listeners.append(socket.create_server(address[:2], family=family, backlog=backlog))
-    except OSError:
+            listeners.append(listener := socket.socket(family, socket.SOCK_STREAM))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address[:2])
+    except OSError as error:
         for listener in listeners:
             listener.close()
-        raise
+        raise OSError(error.errno, f"{error.strerror}: {config.host}, {config.port}") from None
     return listeners
 
 
-def _listen_at(path: Path, backlog: int) -> socket.socket:
+def _bind_path(path: Path) -> socket.socket:
     mode = 0o666
     if path.is_socket():
         _check_nobody_listens(path)
@@ -80,7 +97,6 @@ def _listen_at(path: Path, backlog: int) -> socket.socket:
     try:
         listener.bind(str(path))
         path.chmod(mode)
-        listener.listen(backlog)
     except OSError:
         listener.close()
         raise
@@ -123,7 +139,7 @@ _Queue = MutableMapping[int, Any]
 
 
 class Listener:
-    """Accept connections on listening sockets until closed; uvicorn uses it in place of the event loop's server."""
+    """Accept connections on bound sockets until closed; uvicorn uses it in place of the event loop's server."""
 
     def __init__(
         self,
@@ -149,6 +165,7 @@ class Listener:
             (self._waiting, min(_WAITING, share)),
         )
         self._refused = 0
+        self._draining = False
         self._sweeping: asyncio.TimerHandle | None = None
         self._last_cleared = 0.0
         # Closed for a moment when no descriptor is left, to accept and close a connection that can't be served.
@@ -161,10 +178,36 @@ class Listener:
         return len(self._state.connections) + len(self._coming)
 
     def start(self) -> None:
-        """Start accepting."""
+        """Start accepting; raises `OSError` when another process listens on an address."""
         for listener in self.sockets:
+            listener.listen(_BACKLOG)
             listener.setblocking(False)
             self._loop.add_reader(listener.fileno(), self._accept, listener)
+
+    def drain(self) -> None:
+        """Close each connection after its next reply, or the one that is being made."""
+        self._draining = True
+        for connection in self._state.connections:
+            connection.once = True  # type: ignore[union-attr] # of our own class
+            if connection.cycle is not None and not connection.cycle.response_complete:  # type: ignore[union-attr]
+                connection.shutdown()
+
+    def stop_accepting(self) -> None:
+        """Refuse new connections; those that the kernel has accepted already are served."""
+        for listener in self.sockets:
+            if listener.fileno() >= 0:
+                self._loop.remove_reader(listener.fileno())
+                # Closing it resets connections that were not accepted, with whatever their clients have sent.
+                with suppress(OSError):
+                    while self._accept_one(listener):
+                        pass
+                listener.close()
+
+    async def wait_for_first_requests(self) -> None:
+        """Wait, for two seconds at most, until each new connection has sent its first request or is closed."""
+        until = time.monotonic() + _FIRST_REQUEST_S
+        while (self._fresh or self._coming) and time.monotonic() < until:  # noqa: ASYNC110 - once, and soon over
+            await asyncio.sleep(0.01)
 
     def close(self) -> None:
         """Stop accepting, and close the connections that wait."""
@@ -192,21 +235,30 @@ class Listener:
             if any(len(queue) >= most and not self._evict_oldest(queue) for queue, most in self._queues):
                 return
             try:
-                sock, address = listener.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                if not self._accept_one(listener):
+                    return
             except OSError as error:
                 self._no_descriptor(listener, error)
                 return
-            sock.setblocking(False)
-            if self.open >= self._most - min(_CLEARED, self._most // 8):
-                self._make_room()
-            if self.open >= self._most or self._full() is not None:
-                self._inspect(sock, address)
-            else:
-                self._serve(sock)
+
+    def _accept_one(self, listener: socket.socket) -> bool:
+        """Accept a connection; return whether there was one."""
+        try:
+            sock, address = listener.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return False
+        sock.setblocking(False)
+        if self.open >= self._most - min(_CLEARED, self._most // 8):
+            self._make_room()
+        if self.open >= self._most or self._full() is not None:
+            self._inspect(sock, address)
+        else:
+            self._serve(sock)
+        return True
 
     def _full(self) -> Overloaded | None:
+        if not self._service.admitting:  # the service says that it is shutting down, full or not
+            return None
         while self._fresh and (first := next(iter(self._fresh.items())))[1] < time.monotonic() - _FRESH_S:
             del self._fresh[first[0]]
         return self._service.admission.full(len(self._fresh))
@@ -266,7 +318,7 @@ class Listener:
 
         def make() -> Any:
             protocol = self._make()
-            protocol.once, protocol.on_counted = once, counted
+            protocol.once, protocol.on_counted = once or self._draining, counted
             protocol.entered = lambda: self._coming.pop(number, None)
             return protocol
 

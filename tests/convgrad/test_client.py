@@ -237,7 +237,7 @@ def test_problems_become_typed_errors(
         (401, convgrad.Unauthorised),
         (404, convgrad.NotFound),
         (418, convgrad.CallerError),
-        (502, convgrad.ServiceError),
+        (500, convgrad.ServiceError),
         (504, convgrad.DeadlineExceeded),
     ],
 )
@@ -276,9 +276,14 @@ def limited(handler: Handler, _: Received) -> None:
     handler.reply(429, b"", Retry_After="0")
 
 
-@pytest.mark.parametrize("step", [busy, hang_up, limited])
+def lost(handler: Handler, _: Received) -> None:
+    """Say, as a proxy, that the service behind it was lost."""
+    handler.reply(502, b"<html>", "text/html")
+
+
+@pytest.mark.parametrize("step", [busy, hang_up, limited, lost])
 def test_transient_errors_are_retried(client: Client, server: Server, step: Any) -> None:
-    """429, 503 and a connection that breaks before the reply are retried, with the complete body."""
+    """429, 502, 503 and a connection that breaks before the reply are retried, with the complete body."""
     server.script += [step, step]
     np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
     assert len(server.received) == 3

@@ -241,7 +241,7 @@ def test_no_validation_while_draining(
 ) -> None:
     """A service that is shutting down rejects validations like calls."""
     tight_http.get("/healthz")
-    monkeypatch.setattr(tight.service, "draining", True)
+    monkeypatch.setattr(tight.service, "admitting", False)
     assert validate(tight_http, SMALL).status_code == 503
     (answer,) = tight_http.post("/rpc", json=validations(1)).json()
     assert answer["error"]["code"] == -32006

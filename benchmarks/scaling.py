@@ -1,0 +1,218 @@
+"""How long one call takes on 1 to 1,000 workers, simulated from the constants in `benchmarks/data/scaling.json`.
+
+`python -m benchmarks.scaling` prints a table and draws `docs/images/scaling.png`; `--measure` first measures the
+constants that this machine can tell (compute rate, join rate, stragglers) and stores them. The others are of Ray.
+
+The model: a call is cut into shards by its problem alone. The client's node submits a task for each shard and sends its
+inputs, one after the other, through one network interface. Workers take the shards in order as they become free. The
+time of a shard is drawn from the measured spread. Partial results return through the same interface and are added in
+order. Nodes fail at random; a failed one costs the time to notice it and runs its shard again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+__all__ = ["CALLS", "Call", "Constants", "main", "simulate"]
+
+DATA = Path(__file__).parent / "data" / "scaling.json"
+IMAGE = Path(__file__).resolve().parents[1] / "docs" / "images" / "scaling.png"
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000)
+_RUNS = 20
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What the simulation depends on; times in seconds, rates per second."""
+
+    macs_per_s: float
+    """Multiply-adds of one worker."""
+    spread: float
+    """Standard deviation of the logarithm of a shard's time."""
+    join_bytes_per_s: float
+    """Partial results added."""
+    network_bytes_per_s: float
+    """From one node to another."""
+    task_s: float
+    """Submitting a task and getting its result."""
+    notice_s: float
+    """Until the loss of a node is noticed and its shards run elsewhere."""
+    failures_per_s: float
+    """Losses of one node."""
+
+    @staticmethod
+    def load(path: Path = DATA) -> Constants:
+        """Read them; raises `OSError` or `KeyError`."""
+        document = json.loads(path.read_text("utf-8"))
+        return Constants(**{name: float(entry["value"]) for name, entry in document["constants"].items()})
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call: its multiply-adds, the bytes of its inputs and of its result, and its shards.
+
+    With `partial` shards are parts of the batch, and each returns a partial sum as large as the result. Otherwise they
+    are blocks of channels: each needs all of the first input, and returns its own part of the result.
+    """
+
+    name: str
+    macs: float
+    src_bytes: float
+    diff_dst_bytes: float
+    result_bytes: float
+    shards: int
+    partial: bool
+
+
+CALLS = (
+    Call("2 GMAC, 27 MB in", 2e9, 13.6e6, 13.6e6, 0.6e6, 8, partial=True),
+    Call("100 GMAC, 270 MB in", 1e11, 136e6, 136e6, 9.4e6, 64, partial=True),
+    Call("5 TMAC, 540 MB in", 5e12, 270e6, 270e6, 9.4e6, 1024, partial=False),
+)
+"""The calls of the plot: small, middle, large."""
+
+
+def simulate(call: Call, workers: int, constants: Constants, rng: np.random.Generator) -> float:
+    """Return the seconds that `call` takes on `workers` remote workers, each a node of its own."""
+    nodes = min(workers, call.shards)
+    each = call.diff_dst_bytes / call.shards + (call.src_bytes / call.shards if call.partial else 0.0)
+    times = call.macs / call.shards / constants.macs_per_s
+    spread = constants.spread * rng.standard_normal(call.shards) - constants.spread**2 / 2
+    compute = times * np.exp(spread)
+    free = [0.0] * nodes
+    sent = 0.0
+    seen: set[int] = set()
+    done: list[float] = []
+    order = [(0.0, node) for node in range(nodes)]
+    for shard in range(call.shards):
+        ready, node = heapq.heappop(order)
+        size = each
+        if not call.partial and node not in seen:  # the whole first input, once for each node
+            seen.add(node)
+            size += call.src_bytes
+        # One after the other through the sender's interface, ahead of the workers.
+        sent += size / constants.network_bytes_per_s + constants.task_s
+        begin = max(ready, sent)
+        free[node] = begin + compute[shard]
+        if rng.random() < -math.expm1(-constants.failures_per_s * compute[shard]):
+            free[node] += constants.notice_s + compute[shard]
+        heapq.heappush(order, (free[node], node))
+        done.append(free[node])
+    back = call.result_bytes if call.partial else call.result_bytes / call.shards
+    end = 0.0
+    for finished in sorted(done):
+        end = max(end, finished) + back / constants.network_bytes_per_s
+    join = call.result_bytes * call.shards / constants.join_bytes_per_s if call.partial else 0.0
+    return end + join
+
+
+def local_time(call: Call, workers: int, constants: Constants) -> float:
+    """Return the seconds that `call` takes on the workers of one machine, which share its memory."""
+    rounds = math.ceil(call.shards / workers) / call.shards
+    return call.macs * rounds / constants.macs_per_s
+
+
+def table(constants: Constants, seed: int = 0) -> dict[str, list[float]]:
+    """Return the median time of each call on each number of workers, over 20 simulated calls."""
+    rng = np.random.default_rng(seed)
+    return {
+        call.name: [statistics.median(simulate(call, n, constants, rng) for _ in range(_RUNS)) for n in WORKERS]
+        for call in CALLS
+    }
+
+
+def measure(document: dict[str, Any]) -> None:
+    """Measure compute rate, spread and join rate on one processor of this machine, and put them into `document`."""
+    from kernels import ConvProblem, compute
+
+    rng = np.random.default_rng(0)
+    problem = ConvProblem(
+        op="ConvolutionBackwardWeights", dtype="f32", n=8, src_channels=128, dst_channels=128, groups=1,
+        src_spatial=(58, 58), dst_spatial=(56, 56), kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads_begin=(0, 0),
+        data_format="NCX", weights_format="OIX", groups_axis="O", bias=False,
+    )  # fmt: skip
+    src = rng.standard_normal((8, 128, 58, 58), dtype=np.float32)
+    diff_dst = rng.standard_normal((8, 128, 56, 56), dtype=np.float32)
+    compute(problem, src, diff_dst)
+    seconds = _times(lambda: compute(problem, src, diff_dst))
+    macs = 8 * 128 * 128 * 56 * 56 * 9
+    total, part = (rng.standard_normal(9_400_000 // 4, dtype=np.float32) for _ in range(2))
+    joins = _times(lambda: np.add(total, part, out=total))
+    found = {
+        "macs_per_s": macs / statistics.median(seconds),
+        "spread": statistics.stdev(math.log(each) for each in seconds),
+        "join_bytes_per_s": total.nbytes / statistics.median(joins),
+    }
+    for name, value in found.items():
+        document["constants"][name]["value"] = float(f"{value:.3g}")
+
+
+def _times(run: Any, count: int = 41) -> Sequence[float]:
+    found = []
+    for _ in range(count):
+        begin = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - begin)
+    return found
+
+
+def plot(rows: Mapping[str, Sequence[float]], constants: Constants, path: Path) -> None:
+    """Draw the speed-up over one local worker as a PNG."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(WORKERS, WORKERS, color="#b8bfc6", linestyle="--", label="as many times as workers")
+    for (name, times), call, colour in zip(rows.items(), CALLS, ("#d9822b", "#0b6e99", "#5a8f29"), strict=True):
+        one = local_time(call, 1, constants)
+        axes.plot(WORKERS, [one / each for each in times], "o-", color=colour, markersize=4, label=name)
+    axes.axhline(1, color="#444444", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.grid(color="#e6e9ec")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("remote workers, each on a node of its own")
+    axes.set_ylabel("speed-up over one local worker")
+    axes.set_title("One call on a cluster, simulated", loc="left", fontsize=10)
+    axes.legend(loc="upper left", fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table and draw the plot."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--measure", action="store_true", help="measure this machine's constants first, and store them")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the plot; needs the extra [plot]")
+    options = parser.parse_args(arguments)
+    if options.measure:
+        document = json.loads(DATA.read_text("utf-8"))
+        measure(document)
+        DATA.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+    constants = Constants.load()
+    rows = table(constants)
+    print("workers".ljust(22) + "".join(f"{n:>9}" for n in WORKERS))
+    for call, (name, times) in zip(CALLS, rows.items(), strict=True):
+        print(f"{name:22}" + "".join(f"{each:8.2f}s" for each in times))
+        print(f"{'  on one machine':22}" + "".join(f"{local_time(call, n, constants):8.2f}s" for n in WORKERS[:6]))
+    if options.plot is not None:
+        plot(rows, constants, options.plot)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""How a service hands its calls over to other replicas when it starts and stops."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from tests.app.samples import SMALL, post, read, same_bits
+from tests.app.test_main import LONG
+from tests.deploy.replicas import free_ports
+from tests.faults.leaving import prepared
+from tests.live import LiveService, running_service
+
+
+@contextmanager
+def running_long(client: httpx.Client) -> Iterator[Iterator[bytes]]:
+    """Start a call that takes seconds; the value yields the rest of its reply."""
+    call = prepared("rest events", LONG)
+    with client.stream("POST", call.path, content=call.content, headers=call.headers) as reply:
+        stream = reply.iter_raw()
+        next(stream)
+        yield stream
+
+
+def drain(service: LiveService, operator: httpx.Client) -> None:
+    """Send SIGTERM and wait until the service says that it drains."""
+    service.process.send_signal(signal.SIGTERM)
+    while operator.get("/readyz").json()["status"] != "draining":
+        pass  # the signal has not been handled yet
+
+
+def test_calls_are_accepted_during_the_drain_delay() -> None:
+    """In the time of drain_delay_s /readyz is 503, and new calls are computed, each on a connection that closes."""
+    with running_service("--workers", "1", "--drain-delay-s", "60") as service:
+        with httpx.Client(base_url=service.url, timeout=60) as client:
+            before = post(client, SMALL, SMALL.inputs())
+            assert "connection" not in before.headers
+            drain(service, client)
+            assert client.get("/readyz").status_code == 503
+            inputs = SMALL.inputs()
+            during = post(client, SMALL, inputs)
+            assert during.headers["connection"] == "close"
+            assert same_bits(read(during), SMALL.expected(inputs))
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(20) == 0
+
+
+def test_connections_are_refused_while_draining() -> None:
+    """With listen_when_ready a drain refuses connections, and serves those that are open."""
+    ports = free_ports(1)
+    flags = ("--workers", "1", "--listen-when-ready", "true", "--ops-port", str(ports[0]))
+    with (
+        running_service(*flags) as service,
+        httpx.Client(base_url=f"http://127.0.0.1:{ports[0]}", timeout=60) as operator,
+        httpx.Client(base_url=service.url, timeout=60) as open_one,
+        httpx.Client(base_url=service.url, timeout=60) as caller,
+    ):
+        assert open_one.get("/readyz").status_code == 200
+        with running_long(caller) as rest:
+            drain(service, operator)
+            while accepts(service.url):
+                pass  # the listener closes a moment later
+            inputs = SMALL.inputs()
+            late = post(open_one, SMALL, inputs)
+            assert late.headers["connection"] == "close"
+            assert same_bits(read(late), SMALL.expected(inputs))
+            assert b'"result"' in b"".join(rest)
+        assert service.process.wait(20) == 0
+
+
+def accepts(url: str) -> bool:
+    """Return whether connections are accepted there."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    with socket.socket() as sock:
+        return sock.connect_ex((host, int(port))) == 0
+
+
+def test_connections_are_refused_while_starting() -> None:
+    """With listen_when_ready a connection is refused until a worker is ready; the operators' port answers before."""
+    main, ops = free_ports(2)
+    flags = ("--port", str(main), "--ops-port", str(ops), "--listen-when-ready", "true")
+    url = f"http://127.0.0.1:{main}"
+    seen = []
+    with (
+        running_service(*flags, wait=False) as service,
+        httpx.Client(base_url=f"http://127.0.0.1:{ops}", transport=httpx.HTTPTransport(retries=9)) as operator,
+    ):
+        while (said := operator.get("/readyz")).status_code == 503:
+            status = said.json()["status"]
+            open_before = accepts(url)
+            if operator.get("/readyz").json()["status"] == "starting":  # before and after
+                seen.append((status, open_before))
+        assert service.ready.wait(60)
+        assert accepts(url)
+    assert set(seen) == {("starting", False)}
+
+
+def test_a_drain_before_the_start_is_over(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With listen_when_ready a service that is stopped before it listens exits with status 0."""
+    (ops,) = free_ports(1)
+    flags = ("--ops-port", str(ops), "--listen-when-ready", "true", "--log-format", "json")
+    cache = str(tmp_path_factory.mktemp("cache"))  # empty, so that the start takes long
+    with (
+        running_service(*flags, wait=False, NUMBA_CACHE_DIR=cache) as service,
+        httpx.Client(base_url=f"http://127.0.0.1:{ops}", transport=httpx.HTTPTransport(retries=9)) as operator,
+    ):
+        assert operator.get("/readyz").json()["status"] == "starting"
+        service.process.send_signal(signal.SIGTERM)
+        assert service.process.wait(20) == 0
+    assert not [line for line in service.log if "listening on" in json.loads(line)["message"]]
