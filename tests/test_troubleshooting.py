@@ -205,7 +205,7 @@ PROVOKED: dict[str, Callable[[Provoker], str]] = {
     "the body is not JSON": lambda p: p.post(b"{attributes: {}}"),
     "no such operation": lambda p: p.call(op="ConvBackwardWeights"),
     "src: float64 is computed only": lambda p: p.call(src=ones(1, 1, 3, dtype=np.float64)),
-    "src must be f32": lambda p: p.call(src=ones(1, 1, 3, dtype=np.int32)),
+    "src: int32 is not computed": lambda p: p.call(src=ones(1, 1, 3, dtype=np.int32)),
     "diff_dst must be f32": lambda p: p.call(diff_dst=ones(1, 1, 2, dtype=np.float16)),
     "src: the dtype must be": lambda p: p.call(src=np.array(None)),
     "a .npy file of '<u2'": lambda p: p.call(src=p.file(ones(1, 1, 3, dtype=np.uint16))),

@@ -78,7 +78,11 @@ def pyright(script: Path) -> set[int]:
     config = {"typeCheckingMode": "strict", "include": [script.name], "extraPaths": [str(ROOT)]}
     (script.parent / "pyrightconfig.json").write_text(json.dumps(config), encoding="utf-8")
     offline = {"PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT": "true", "https_proxy": "http://127.0.0.1:9"}
-    found = run([sys.executable, "-m", "pyright", "--outputjson", "-p", "."], script.parent, offline)
+    found = run(
+        [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable, "-p", "."],
+        script.parent,
+        offline,
+    )
     return {entry["range"]["start"]["line"] + 1 for entry in json.loads(found.stdout)["generalDiagnostics"]}
 
 
