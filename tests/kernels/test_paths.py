@@ -21,9 +21,12 @@ INNER = "CONVGRAD_TEST_INNER"
 
 NUMBERS = (
     "blocks", "dots", "exact", "forward_dots", "images_inside", "memory", "proof", "special_values", "subnormals",
-    "units", "workers",
+    "workers",
 )  # fmt: skip
-"""Tests of the numbers, for imitated instructions, which are slow."""
+"""Tests of the numbers, for imitated instructions, which are slow; `workers` tests that units decide no bits."""
+
+_HALVES = ("exact", "forward", "special_values", "subnormals")
+"""Tests of how half-precision numbers are converted."""
 
 _ON_ANY_PATH = {
     "addresses", "arm", "cache", "cache_folder", "choices", "paths", "prepare", "reference", "schedule_size", "target",
@@ -82,8 +85,8 @@ def _run(environment: dict[str, str], names: Sequence[str]) -> str:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("path", OTHER_PATHS)
 def test_suite_on_path(path: str) -> None:
-    """With features switched off, every test that computes passes; without F16C alone, the tests of numbers."""
-    assert not (wrong := _run(OTHER_PATHS[path], NUMBERS if path == "without-f16c" else COMPUTING)), wrong
+    """With features switched off, every test that computes passes; without F16C alone, the tests of conversions."""
+    assert not (wrong := _run(OTHER_PATHS[path], _HALVES if path == "without-f16c" else COMPUTING)), wrong
 
 
 @pytest.mark.skipif(INNER in os.environ, reason="already inside")
