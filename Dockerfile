@@ -27,7 +27,8 @@ RUN /opt/convgrad/bin/python -m compileall -q .
 FROM python:3.12-slim
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin convgrad
 COPY --from=build /opt/convgrad /opt/convgrad
-COPY --from=build --chown=convgrad /var/cache/convgrad /var/cache/convgrad
+# Owned by root, whom every user trusts: a container that runs as any user takes the code from here.
+COPY --from=build /var/cache/convgrad /var/cache/convgrad
 COPY --from=build /srv/convgrad /srv/convgrad
 # Public within the container: publishing the port decides who can reach it.
 ENV PATH=/opt/convgrad/bin:$PATH \

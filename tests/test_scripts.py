@@ -64,7 +64,11 @@ def test_setup_keeps_an_up_to_date_environment(tmp_path: Path) -> None:
     (venv / "bin").mkdir(parents=True)
     (venv / "bin" / "python").write_text('#!/bin/sh\n[ "$1" = -c ]\n', encoding="utf-8")
     (venv / "bin" / "python").chmod(0o755)
-    command = ["cksum", "pyproject.toml", *(f"requirements/{name}.txt" for name in ("build", "dev", "docs", "server"))]
+    command = [
+        "cksum",
+        "pyproject.toml",
+        *(f"requirements/{name}.txt" for name in ("build", "dev", "docs", "ray", "server")),
+    ]
     sums = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     (venv / ".has-dev").write_text(sums, encoding="utf-8")
     for extra in ("dev", "docs", "server"):
@@ -119,6 +123,7 @@ def test_the_image_follows_its_rules() -> None:
     lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
     assert not lines[0].startswith("# syntax=")
     assert "USER convgrad" in lines
+    assert not [line for line in lines if "--chown" in line]  # only root's code is run by every user
     health = next(line for line in lines if line.startswith("HEALTHCHECK"))
     assert 'CMD ["python"' in health
     assert sum(line.startswith("FROM python:3.12-slim") for line in lines) == 2
