@@ -173,6 +173,7 @@ def make_engine(settings: Settings, segments: SegmentPool) -> Engine:
     return RayEngine(
         local,
         address=settings.ray_address,
+        join=int(settings.ray_join),
         workers=settings.ray_workers,
         fallback=settings.ray_away == "fall_back",
         mixed=settings.ray_mixed,

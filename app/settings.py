@@ -122,6 +122,11 @@ class Settings(BaseSettings):
     ray_address: str = Field(
         default="", description="Address of the Ray cluster's head; by default that of this machine's node."
     )
+    ray_join: ByteSize = Field(
+        default=ByteSize(0),
+        description="Memory of a node of the cluster that the service runs on this machine to send tensors, without "
+        "processors; 0 means that the machine is a node already.",
+    )
     ray_workers: int = Field(
         default=8, ge=1, le=1024, description="Workers of the cluster for which a call is cut into units."
     )

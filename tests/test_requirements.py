@@ -14,7 +14,7 @@ from packaging.utils import NormalizedName, canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 EXTRAS: dict[str, list[str]] = PYPROJECT["project"]["optional-dependencies"]
-LOCKS = ("build", "dev", "docs", "server")
+LOCKS = ("build", "dev", "docs", "ray", "server")
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ class ServiceState:
         yield _gauge("units_waiting", "Units of work that wait for a worker.", engine.get("units_waiting", 0))
         yield from _workers(engine)
         yield from _memory(service)
+        if (cluster := engine.get("cluster")) is not None:
+            yield from _cluster(cluster, engine["counters"])
 
 
 def _workers(engine: dict[str, Any]) -> Iterator[Metric]:
@@ -69,6 +71,25 @@ _ENGINE_COUNTERS = (
     ("macs", "macs", "Multiply-adds computed."),
     ("compute_seconds", "compute_s", "Compute time, summed over all workers."),
 )
+
+
+_CLUSTER_COUNTERS = (
+    ("cluster_calls", "cluster_jobs", "Calls that were sent to the cluster."),
+    ("cluster_units", "cluster_units", "Units of work computed on the cluster."),
+    ("cluster_units_retried", "cluster_retried_units", "Units of work lost with a worker of the cluster."),
+    ("cluster_fallbacks", "cluster_fallbacks", "Calls that the cluster began and this machine ended."),
+)
+
+
+def _cluster(cluster: dict[str, Any], counters: dict[str, Any]) -> Iterator[Metric]:
+    nodes = cluster["nodes"]
+    ready, refused = sum(node["ready"] for node in nodes), sum(node["refused"] is not None for node in nodes)
+    yield _gauge("cluster_connected", "1 while the service is connected to the cluster, else 0.", cluster["connected"])
+    yield _gauge("cluster_workers", "Workers of the cluster that are ready.", ready)
+    yield _gauge("cluster_nodes", "Machines of the cluster.", len(nodes))
+    yield _gauge("cluster_nodes_refused", "Machines that get no work: their results could have other bits.", refused)
+    for name, key, what in _CLUSTER_COUNTERS:
+        yield CounterMetricFamily(f"convgrad_{name}", what, value=counters[key])
 
 
 def _memory(service: Service) -> Iterable[Metric]:

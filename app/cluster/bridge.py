@@ -1,8 +1,9 @@
 """The process between the server and Ray: all that Ray does to its driver, it does here.
 
-Run as `python -m app.cluster.bridge DESCRIPTOR ADDRESS`. A driver that has lost its cluster blocks for minutes, and at
-last Ray ends its process: the server lives on, kills a bridge that is silent, and starts another. One thread handles
-everything, in the order in which it arrives on one queue; Ray's calls that may block are made in other threads.
+Run as `python -m app.cluster.bridge DESCRIPTOR ADDRESS MIXED JOIN`, in a process group of its own. A driver that has
+lost its cluster blocks for minutes, and at last Ray ends its process: the server lives on, kills a bridge that is
+silent, and starts another. One thread handles everything, in the order in which it arrives on one queue; Ray's calls
+that may block are made in other threads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import mmap
 import os
 import pickle
 import queue
+import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -20,7 +23,8 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recvfds
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from app.cluster.dispatch import Dispatch
 from app.cluster.fleet import Fleet
@@ -37,9 +41,43 @@ def main() -> None:
     """Serve one server until it is gone."""
     import ray
 
-    descriptor, address, mixed = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+    descriptor, address, mixed, join = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
+    if join:
+        _join(address, join)
     ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR, namespace="convgrad")
     _Bridge(descriptor, Fleet(common=mixed == "common")).serve()
+
+
+def _join(address: str, memory: int) -> None:
+    """Make this machine a node that only sends tensors; it ends with this process's group.
+
+    Raises `RuntimeError` with what Ray says when that does not succeed.
+    """
+    node = subprocess.Popen(  # noqa: S603 - Ray's own command beside our interpreter
+        [
+            Path(sys.executable).with_name("ray"),
+            *("start", f"--address={address}", "--num-cpus=0", f"--object-store-memory={memory}", "--block"),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert node.stdout is not None
+    said: list[str] = []
+    for line in node.stdout:
+        said.append(line)
+        if "runtime started" in line:
+            # Nobody reads on, and it must not wait for a full pipe.
+            threading.Thread(target=node.stdout.read, daemon=True).start()
+            return
+    raise RuntimeError("this machine can't join the cluster: " + "".join(said[-5:]).strip())
+
+
+def _end() -> NoReturn:
+    """End this process and the node that it may have started."""
+    os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 class _Bridge:
@@ -71,7 +109,7 @@ class _Bridge:
         try:
             self._connection.send_bytes(pickle.dumps(message, protocol=5))
         except OSError:
-            os._exit(0)  # the server is gone
+            _end()  # the server is gone
 
     def _listen(self) -> None:
         sock = socket.socket(fileno=self._descriptor)
@@ -83,7 +121,7 @@ class _Bridge:
                 elif isinstance(message, Release):
                     self._events.put(partial(self._release, message.job))
             except (EOFError, OSError):
-                os._exit(0)
+                _end()
 
     def _release(self, number: int) -> None:
         self._dispatch.release(number)

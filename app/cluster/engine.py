@@ -54,6 +54,7 @@ class _Travel:
 class RayEngine:
     """Compute on the cluster at `address` what is faster there, and the rest on `local` (see `Engine`).
 
+    With `join` the machine is made a node with that many bytes of memory for tensors; otherwise it has to be one.
     With `fallback`, jobs for a cluster that is away are computed here; without it they are refused. `mixed` says what
     is done with machines of another target: ``refuse`` them, or hold them to the server's, ``common``. `costs` None
     sends every job that can travel.
@@ -64,6 +65,7 @@ class RayEngine:
         local: LocalEngine,
         *,
         address: str,
+        join: int = 0,
         workers: int,
         fallback: bool = True,
         mixed: Literal["refuse", "common"] = "refuse",
@@ -73,7 +75,7 @@ class RayEngine:
         self._workers = workers
         self._fallback = fallback
         self._costs = costs
-        self._link = Link(address, mixed, self._on_message, self._on_down)
+        self._link = Link(address, mixed, join, self._on_message, self._on_down)
         self._numbers = itertools.count(1)
         self._travels: dict[int, _Travel] = {}
         # The bridge may read inputs for a moment after a job has ended: their memory must not be freed before.

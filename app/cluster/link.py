@@ -43,10 +43,10 @@ class Link:
     """
 
     def __init__(
-        self, address: str, mixed: str, on_message: Callable[[Message], None], on_down: Callable[[], None]
+        self, address: str, mixed: str, join: int, on_message: Callable[[Message], None], on_down: Callable[[], None]
     ) -> None:
         self._command = [sys.executable, "-P", "-m", "app.cluster.bridge"]
-        self._arguments = [address, mixed]
+        self._arguments = [address, mixed, str(join)]
         self._on_message, self._on_down = on_message, on_down
         self._outbox: queue.SimpleQueue[_Item | None] | None = None
         self._heard = 0.0
