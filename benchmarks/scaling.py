@@ -1,12 +1,14 @@
 """How long one call takes on 1 to 1,000 workers, simulated from the constants in `benchmarks/data/scaling.json`.
 
 `python -m benchmarks.scaling` prints a table and draws `docs/images/scaling.png`; `--measure` first measures the
-constants that this machine can tell (compute rate, join rate, stragglers) and stores them. The others are of Ray.
+constants that this machine can tell (compute rate, join rate, stragglers) and stores them. `benchmarks/cluster.py`
+measures those of a cluster, and `scripts/test-cluster` compares the simulation with two nodes.
 
-The model: a call is cut into shards by its problem alone. The client's node submits a task for each shard and sends its
-inputs, one after the other, through one network interface. Workers take the shards in order as they become free. The
-time of a shard is drawn from the measured spread. Partial results return through the same interface and are added in
-order. Nodes fail at random; a failed one costs the time to notice it and runs its shard again.
+The model: a call is cut into shards by its problem alone. The service's node submits a task for each shard, copies its
+inputs to shared memory and sends them, one after the other, through one network interface. Workers take the shards in
+order as they become free. The time of a shard is drawn from the measured spread. Partial results return through the
+same interface and are added in order. Nodes fail at random; a failed one costs the time to notice it and runs its shard
+again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CALLS", "Call", "Constants", "main", "simulate"]
+from kernels import Plan, storage_dtype
+
+__all__ = ["CALLS", "Call", "Constants", "call_of", "main", "simulate"]
 
 DATA = Path(__file__).parent / "data" / "scaling.json"
 IMAGE = Path(__file__).resolve().parents[1] / "docs" / "images" / "scaling.png"
@@ -43,6 +47,8 @@ class Constants:
     """Standard deviation of the logarithm of a shard's time."""
     join_bytes_per_s: float
     """Partial results added."""
+    put_bytes_per_s: float
+    """Copying inputs to the shared memory of the service's node."""
     network_bytes_per_s: float
     """From one node to another."""
     task_s: float
@@ -64,7 +70,7 @@ class Call:
     """One call: its multiply-adds, the bytes of its inputs and of its result, and its shards.
 
     With `partial` shards are parts of the batch, and each returns a partial sum as large as the result. Otherwise they
-    are blocks of channels: each needs all of the first input, and returns its own part of the result.
+    are blocks of channels: each node needs both inputs whole, and each shard returns its own part of the result.
     """
 
     name: str
@@ -84,36 +90,54 @@ CALLS = (
 """The calls of the plot: small, middle, large."""
 
 
-def simulate(call: Call, workers: int, constants: Constants, rng: np.random.Generator) -> float:
-    """Return the seconds that `call` takes on `workers` remote workers, each a node of its own."""
+def call_of(name: str, plan: Plan) -> Call:
+    """Describe the call of a plan."""
+    problem = plan.problem
+    src, *others = (math.prod(shape) * storage_dtype(problem.dtype).itemsize for shape in problem.input_shapes)
+    units = [unit for unit in plan.units if unit.stage == 0]
+    partial = units[0].offset is None
+    result = (
+        plan.scratch_bytes / len(units) if partial else math.prod(problem.output_shape) * problem.output_dtype.itemsize
+    )
+    return Call(name, plan.macs, src, sum(others), result, len(units), partial)
+
+
+def simulate(call: Call, workers: int, constants: Constants, rng: np.random.Generator, *, here: int = 0) -> float:
+    """Return the seconds that `call` takes on `workers` workers, each a node of its own.
+
+    The first `here` of them are on the service's node, so that nothing is sent to them.
+    """
     nodes = min(workers, call.shards)
-    each = call.diff_dst_bytes / call.shards + (call.src_bytes / call.shards if call.partial else 0.0)
+    each = (call.diff_dst_bytes + call.src_bytes) / (call.shards if call.partial else 1)
     times = call.macs / call.shards / constants.macs_per_s
     spread = constants.spread * rng.standard_normal(call.shards) - constants.spread**2 / 2
     compute = times * np.exp(spread)
     free = [0.0] * nodes
-    sent = 0.0
+    put = sent = 0.0
     seen: set[int] = set()
-    done: list[float] = []
+    done: list[tuple[float, int]] = []
     order = [(0.0, node) for node in range(nodes)]
     for shard in range(call.shards):
         ready, node = heapq.heappop(order)
-        size = each
-        if not call.partial and node not in seen:  # the whole first input, once for each node
-            seen.add(node)
-            size += call.src_bytes
-        # One after the other through the sender's interface, ahead of the workers.
-        sent += size / constants.network_bytes_per_s + constants.task_s
-        begin = max(ready, sent)
+        put += constants.task_s
+        if call.partial or not seen:
+            put += each / constants.put_bytes_per_s
+        if node >= here and (call.partial or node not in seen):
+            # One after the other through the sender's interface, ahead of the workers.
+            sent = max(sent, put) + each / constants.network_bytes_per_s
+            begin = max(ready, sent)
+        else:
+            begin = max(ready, put)
+        seen.add(node)
         free[node] = begin + compute[shard]
         if rng.random() < -math.expm1(-constants.failures_per_s * compute[shard]):
             free[node] += constants.notice_s + compute[shard]
         heapq.heappush(order, (free[node], node))
-        done.append(free[node])
+        done.append((free[node], node))
     back = call.result_bytes if call.partial else call.result_bytes / call.shards
     end = 0.0
-    for finished in sorted(done):
-        end = max(end, finished) + back / constants.network_bytes_per_s
+    for finished, node in sorted(done):
+        end = max(end, finished) + (back / constants.network_bytes_per_s if node >= here else 0.0)
     join = call.result_bytes * call.shards / constants.join_bytes_per_s if call.partial else 0.0
     return end + join
 

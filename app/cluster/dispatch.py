@@ -30,6 +30,9 @@ _LATE_FIRST_S, _LATE_TIMES = 0.5, 4.0
 _MOST_LOSSES = 4
 """Workers that may end during a unit before its job fails."""
 
+_INLINE_BYTES = 64 << 10
+"""Inputs up to this size are sent with the unit; Ray would fetch them in a round trip of its own."""
+
 _GRACE_S = 2.0
 """Seconds that a worker may go on with a unit that nobody waits for; then it is ended."""
 
@@ -141,7 +144,8 @@ class Dispatch:
     def _reference(self, job: _Job, number: int, portion: Portion) -> Any:
         key = number, portion
         if key not in job.references:
-            job.references[key] = self._put(cut(job.inputs[number], portion))
+            part = cut(job.inputs[number], portion)
+            job.references[key] = part if part.nbytes <= _INLINE_BYTES else self._put(part)
         return job.references[key]
 
     def _done(self, worker: Worker, given: _Given, done: Any) -> None:

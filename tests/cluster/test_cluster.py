@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from app.pool.buffers import SegmentPool
+from benchmarks.scaling import Constants, call_of, simulate
 from convgrad._errors import DeadlineExceeded, Overloaded
 from kernels import plan
 from kernels.problem import OpName
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.timeout(600)
 
 MIDDLE = dataclasses.replace(TINY, n=32, src_channels=128, dst_channels=128, src_spatial=(30, 30), dst_spatial=(28, 28))
 LARGE = dataclasses.replace(MIDDLE, n=64, src_channels=256, dst_channels=256)
-"""3.7 and 29.6 GMAC: long enough to be interrupted."""
+DEEP = dataclasses.replace(LARGE, n=32, src_channels=384, dst_channels=384, kernel=(7, 7), src_spatial=(34, 34))
+"""3.7, 29.6 and 181 GMAC: long enough to be interrupted; the last one computes much and sends little."""
 
 
 def same(one: np.ndarray, other: np.ndarray) -> bool:
@@ -71,7 +73,7 @@ def test_large_problems_give_the_bits_of_one_machine(site: Site, op: OpName) -> 
 
 
 def test_figures(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
-    """The cost of a unit, and the gain of a second machine, are printed."""
+    """The cost of a unit, the gain of a second machine, and what the simulation says of both, are printed."""
     tiny, inputs = many(TINY)
     seconds = []
     for _ in range(50):
@@ -81,18 +83,27 @@ def test_figures(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     lines = [f"smallest call, one unit: p50 {1e3 * statistics.median(seconds):.1f} ms"]
     for pid in site.fleet.pids:
         os.sched_setaffinity(pid, {min(os.sched_getaffinity(0))})
-    for problem in (MIDDLE, LARGE):
+    for problem in (MIDDLE, LARGE, DEEP):
         chosen, inputs = many(problem)
-        ratios = []
+        ones, twos = [], []
         for _ in range(5):
             start = time.perf_counter()
             one = site.here(chosen, inputs)
-            middle = time.perf_counter()
+            ones.append(time.perf_counter() - start)
+            start = time.perf_counter()
             two, _ = site.there(chosen, inputs)
-            ratios.append((middle - start) / (time.perf_counter() - middle))
+            twos.append(time.perf_counter() - start)
             assert same(one, two)
-        each = ", ".join(f"{ratio:.2f}" for ratio in sorted(ratios))
-        lines.append(f"{problem.macs / 1e9:.1f} GMAC, two processors against one: {each} times as fast")
+        gains = ", ".join(
+            f"{gain:.2f}" for gain in sorted(before / after for before, after in zip(ones, twos, strict=True))
+        )
+        size = f"{problem.macs / 1e9:.1f} GMAC, {sum(tensor.nbytes for tensor in inputs) / 1e6:.0f} MB"
+        lines.append(f"{size}, two nodes of one processor against one processor: {gains} times as fast")
+        real, least = statistics.median(twos), min(ones)
+        constants = dataclasses.replace(Constants.load(), macs_per_s=chosen.macs / least, failures_per_s=0.0)
+        rng, call = np.random.default_rng(0), call_of(size, chosen)
+        simulated = statistics.median(simulate(call, 2, constants, rng, here=1) for _ in range(99))
+        lines.append(f"  median of five calls {real:.3f} s, simulated {simulated:.3f} s: {simulated / real - 1:+.0%}")
     with capsys.disabled():
         print("", *lines, sep="\n")
 

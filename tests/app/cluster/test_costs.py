@@ -35,6 +35,18 @@ def test_transfer_counts() -> None:
     assert not slow.favour_cluster(plan(THIN, workers=8), here=2, there=8, nodes=4)
 
 
+def test_images_are_sent_to_one_node() -> None:
+    """What one unit reads is sent once, however many nodes there are; what all units read is sent to each node."""
+    sending = Costs(call_s=0, unit_s=0, put_rate=1e30, send_rate=1e9, mac_rate=1e30)
+    few = plan(dataclasses.replace(LARGE, src_channels=64, dst_channels=64), workers=8)
+    all_of_it = plan(LARGE, workers=8)
+    assert few.scratch_bytes
+    assert not all_of_it.scratch_bytes
+    assert sending.there(few, 9, 9) < 2 * sending.there(few, 2, 2)
+    assert sending.there(all_of_it, 9, 9) > 7 * sending.there(all_of_it, 2, 2) > 0
+    assert sending.there(few, 2, 1) < 1e-9
+
+
 def test_a_gain_is_asked_for() -> None:
     """What takes about as long here stays here."""
     chosen = plan(LARGE, workers=8)

@@ -1,0 +1,87 @@
+"""The simulation of a cluster: deterministic, sound at its limits, and quoted correctly in the page."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.scaling import CALLS, DATA, WORKERS, Constants, call_of, local_time, simulate, table
+from kernels import ConvProblem, plan
+
+CONSTANTS = Constants.load()
+IDEAL = dataclasses.replace(
+    CONSTANTS,
+    spread=0.0,
+    join_bytes_per_s=1e30,
+    put_bytes_per_s=1e30,
+    network_bytes_per_s=1e30,
+    task_s=0.0,
+    failures_per_s=0.0,
+)
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_only_computing_takes_time_without_overheads(call: object, workers: int) -> None:
+    """With a perfect network and equal shards, a cluster takes as long as one machine with as many workers."""
+    chosen = next(each for each in CALLS if each == call)
+    found = simulate(chosen, workers, IDEAL, np.random.default_rng(0))
+    assert found == pytest.approx(local_time(chosen, workers, IDEAL))
+
+
+def test_nothing_is_sent_to_workers_of_the_same_node() -> None:
+    """Workers on the service's node do not use the network, and others wait for it."""
+    slow = dataclasses.replace(IDEAL, network_bytes_per_s=1e6)
+    for call in CALLS:
+        assert simulate(call, 2, slow, np.random.default_rng(0), here=2) == pytest.approx(local_time(call, 2, IDEAL))
+        assert simulate(call, 2, slow, np.random.default_rng(0), here=1) > call.src_bytes / call.shards / 1e6
+
+
+def test_a_plan_is_a_call() -> None:
+    """Bytes, units and partial sums of a plan are those of its tensors."""
+    problem = ConvProblem.of_bias("BiasAddBackward", "f32", 64, 32, (40, 40), "NCX")
+    chosen = plan(problem, workers=8)
+    call = call_of("bias", chosen)
+    assert call.shards == sum(unit.stage == 0 for unit in chosen.units)
+    assert call.partial
+    assert call.src_bytes + call.diff_dst_bytes == 4 * 64 * 32 * 40 * 40
+
+
+def test_a_lost_node_costs_its_shard_again() -> None:
+    """If every shard is lost once, one worker takes twice as long, and the time to notice each loss."""
+    call = CALLS[0]
+    lossy = dataclasses.replace(IDEAL, failures_per_s=1e9)
+    found = simulate(call, 1, lossy, np.random.default_rng(0))
+    assert found == pytest.approx(2 * local_time(call, 1, IDEAL) + call.shards * IDEAL.notice_s)
+
+
+def test_the_same_seed_gives_the_same_times() -> None:
+    """The table is the same every time."""
+    assert table(CONSTANTS) == table(CONSTANTS)
+
+
+def test_every_constant_has_its_source() -> None:
+    """Each is measured, and says how, or says that it is assumed."""
+    for entry in json.loads(DATA.read_text("utf-8"))["constants"].values():
+        assert re.match(r"(measured|assumed)\b", entry["source"])
+        assert entry["value"] > 0
+
+
+def test_the_page_quotes_the_simulation() -> None:
+    """The page's table has the simulated times, for the fewest workers that are within a hundredth of the best."""
+    text = PAGE.read_text("utf-8")
+    for call, times in zip(CALLS, table(CONSTANTS).values(), strict=True):
+        best = min(times)
+        (row,) = [line for line in text.splitlines() if line.startswith(f"| {call.name.split(',')[0]}, ")]
+        *_, one, sixteen, cluster, _ = (cell.strip() for cell in row.split("|"))
+        assert float(one.split()[0]) == pytest.approx(local_time(call, 1, CONSTANTS), rel=0.06)
+        assert float(sixteen.split()[0]) == pytest.approx(local_time(call, 16, CONSTANTS), rel=0.2)
+        assert float(cluster.split()[0]) == pytest.approx(best, rel=0.03)
+        fewest = next(n for n, each in zip(WORKERS, times, strict=True) if each < 1.01 * best)
+        assert re.search(rf"(, {fewest}|any number)$", cluster)
