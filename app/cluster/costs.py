@@ -46,9 +46,7 @@ class Costs:
         sent = written * remote / max(1, nodes)
         read = 0
         for (number, portion), readers in _readers(plan).items():
-            shape = problem.input_shapes[number]
-            images = shape[0] if portion.high is None else portion.high - portion.low
-            size = images * prod(shape[1:]) * storage_dtype(problem.dtype).itemsize
+            size = prod(portion.shape(problem.input_shapes[number])) * storage_dtype(problem.dtype).itemsize
             read += size
             sent += size * min(remote, readers * remote / max(1, nodes))
         return (

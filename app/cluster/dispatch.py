@@ -144,7 +144,8 @@ class Dispatch:
     def _reference(self, job: _Job, number: int, portion: Portion) -> Any:
         key = number, portion
         if key not in job.references:
-            part = cut(job.inputs[number], portion)
+            # Workers view the memory of contiguous arrays; of others they get a copy.
+            part = np.ascontiguousarray(cut(job.inputs[number], portion))
             job.references[key] = part if part.nbytes <= _INLINE_BYTES else self._put(part)
         return job.references[key]
 

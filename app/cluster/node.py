@@ -93,13 +93,13 @@ def _whole(part: Array, shape: tuple[int, ...], portion: Portion) -> Array:
     if portion.high is None:
         return part.reshape(shape)
     whole = np.empty(shape, part.dtype)
-    whole[portion.low : portion.high] = part
+    whole[portion.index] = part
     return whole
 
 
 def cut(tensor: Array, portion: Portion) -> Array:
     """View the part of an input that a unit reads."""
-    return tensor if portion.high is None else tensor[portion.low : portion.high]
+    return tensor[portion.index]
 
 
 def arguments(plan: Plan, index: int) -> tuple[Plan, tuple[Portion, ...], slice | None]:

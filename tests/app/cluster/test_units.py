@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 
 from app.cluster.node import NodeWorker, arguments, cut
-from app.cluster.units import can_travel, portions, rest, scratch_share
+from app.cluster.units import Portion, can_travel, portions, rest, scratch_share
 from kernels import ConvProblem, Plan, box, compute, plan, run_unit
 from kernels.problem import OpName
 from kernels.verify.unit import plan_verification
 from tests.app.pool.fleet import TINY, Array, random_inputs
 
 WIDE = dataclasses.replace(TINY, n=8, src_channels=16, dst_channels=16, src_spatial=(58, 58), dst_spatial=(56, 56))
+DEEP = dataclasses.replace(
+    TINY, n=2, src_channels=256, dst_channels=256, src_spatial=(14, 14), dst_spatial=(12, 12), strides=(1, 1)
+)
+"""Its units are blocks of channels; those of WIDE are sums over some of the images."""
 BIAS = ConvProblem.of_bias("BiasAddBackward", "f32", 40, 32, (40, 40), "NCX")
 PROBLEMS = [
     WIDE,
@@ -25,6 +30,16 @@ PROBLEMS = [
     ),
     BIAS,
     dataclasses.replace(BIAS, op="BiasAdd", bias=True),
+]
+CHANNELS = [
+    dataclasses.replace(problem, weights_format=weights_format, data_format=data_format)
+    for problem in (
+        DEEP,
+        dataclasses.replace(DEEP, op="ConvTransposeBackwardWeights", src_spatial=(12, 12), dst_spatial=(14, 14)),
+        dataclasses.replace(DEEP, dtype="bf16"),
+    )
+    for weights_format in get_args(get_type_hints(ConvProblem)["weights_format"])
+    for data_format in get_args(get_type_hints(ConvProblem)["data_format"])
 ]
 
 
@@ -47,12 +62,49 @@ def remotely(chosen: Plan, inputs: list[Array]) -> Array:
     return output
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: f"{problem.op}-{problem.dtype}")
+def named(problem: ConvProblem) -> str:
+    """Name a case of a test."""
+    return f"{problem.op}-{problem.dtype}-{problem.data_format}-{problem.weights_format}"
+
+
+@pytest.mark.parametrize("problem", PROBLEMS + CHANNELS, ids=named)
 def test_portions_and_shares_are_enough(problem: ConvProblem) -> None:
-    """Units that get only the images that they are said to read, and return only their share, give the same bits."""
+    """Units that get only the parts that they are said to read, and return only their share, give the same bits."""
     chosen, inputs = plan(problem, workers=8), random_inputs(problem)
     assert len(chosen.units) > 2
     np.testing.assert_array_equal(remotely(chosen, inputs), compute(problem, *inputs))
+
+
+@pytest.mark.parametrize("problem", PROBLEMS + CHANNELS, ids=named)
+def test_units_do_not_see_the_rest(problem: ConvProblem) -> None:
+    """A unit writes the same bytes where all that it is said not to read is NaN."""
+    chosen, inputs = plan(problem, workers=8), random_inputs(problem)
+    whole = compute(problem, *inputs)
+    output = np.empty(problem.output_shape, problem.output_dtype)
+    scratch = np.empty(chosen.scratch_bytes, np.uint8)
+    for unit in chosen.units:
+        read = (Portion(),) * len(inputs) if unit.stage else portions(chosen, unit)
+        hidden = [keep(tensor, portion) for tensor, portion in zip(inputs, read, strict=True)]
+        run_unit(chosen, unit, hidden, output, scratch)
+    np.testing.assert_array_equal(output, whole)
+
+
+def keep(tensor: Array, portion: Portion) -> Array:
+    """Copy a tensor; what is not in the portion is NaN."""
+    hidden = np.full_like(tensor, 0x7FC0 if tensor.dtype == np.uint16 else np.nan)
+    hidden[portion.index] = tensor[portion.index]
+    return hidden
+
+
+def test_channels_are_sent_once() -> None:
+    """A unit of a block of channels gets these of one input, and the other input whole."""
+    for problem in CHANNELS:
+        chosen = plan(problem, workers=8)
+        src, diff_dst = zip(*(portions(chosen, unit) for unit in chosen.units), strict=True)
+        whole, blocks = sorted((set(src), set(diff_dst)), key=len)
+        assert whole == {Portion()}
+        assert len(blocks) == len(chosen.units) > 2
+        assert sum((portion.high or 0) - portion.low for portion in blocks) == DEEP.src_channels
 
 
 @pytest.mark.parametrize("op", ["ConvolutionBackwardWeights", "Convolution"])
