@@ -5,10 +5,10 @@ constants that this machine can tell (compute rate, join rate, stragglers) and s
 measures those of a cluster, and `scripts/test-cluster` compares the simulation with two nodes.
 
 The model: a call is cut into shards by its problem alone. The service's node submits a task for each shard, copies its
-inputs to shared memory and sends them, one after the other, through one network interface. Workers take the shards in
-order as they become free. The time of a shard is drawn from the measured spread. Partial results return through the
-same interface and are added in order. Nodes fail at random; a failed one costs the time to notice it and runs its shard
-again.
+inputs to shared memory and sends what the shard needs, one after the other, through one network interface. Workers take
+the shards in order as they become free. The time of a shard is drawn from the measured spread. Partial results return
+through the same interface and are added in order. Nodes fail at random; a failed one costs the time to notice it and
+runs its shard again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from app.cluster.units import portions
 from kernels import Plan, storage_dtype
 
 __all__ = ["CALLS", "Call", "Constants", "call_of", "main", "simulate"]
@@ -69,37 +70,40 @@ class Constants:
 class Call:
     """One call: its multiply-adds, the bytes of its inputs and of its result, and its shards.
 
-    With `partial` shards are parts of the batch, and each returns a partial sum as large as the result. Otherwise they
-    are blocks of channels: each node needs both inputs whole, and each shard returns its own part of the result.
+    Each node needs `whole_bytes` of the inputs once; of the other `shared_bytes` each shard needs its own part. With
+    `partial` a shard is a part of the batch, and returns a partial sum as large as the result. Otherwise it is a block
+    of channels, and returns its own part of the result.
     """
 
     name: str
     macs: float
-    src_bytes: float
-    diff_dst_bytes: float
+    whole_bytes: float
+    shared_bytes: float
     result_bytes: float
     shards: int
     partial: bool
 
 
 CALLS = (
-    Call("2 GMAC, 27 MB in", 2e9, 13.6e6, 13.6e6, 0.6e6, 8, partial=True),
-    Call("100 GMAC, 270 MB in", 1e11, 136e6, 136e6, 9.4e6, 64, partial=True),
-    Call("5 TMAC, 540 MB in", 5e12, 270e6, 270e6, 9.4e6, 1024, partial=False),
+    Call("1.8 GMAC, 27 MB in", 1_849_688_064, 0, 26_624_000, 147_456, 8, partial=True),
+    Call("118 GMAC, 426 MB in", 118_380_036_096, 220_463_104, 205_520_896, 2_359_296, 16, partial=False),
+    Call("3.4 TMAC, 647 MB in", 3_367_254_360_064, 378_535_936, 268_435_456, 205_520_896, 64, partial=False),
 )
-"""The calls of the plot: small, middle, large."""
+"""The calls of the plot: small, middle and large, as a processor with AVX2 cuts them for many workers."""
 
 
 def call_of(name: str, plan: Plan) -> Call:
     """Describe the call of a plan."""
     problem = plan.problem
-    src, *others = (math.prod(shape) * storage_dtype(problem.dtype).itemsize for shape in problem.input_shapes)
     units = [unit for unit in plan.units if unit.stage == 0]
+    read = zip(*(portions(plan, unit) for unit in units), strict=True)
+    sizes = [math.prod(shape) * storage_dtype(problem.dtype).itemsize for shape in problem.input_shapes]
+    whole = sum(size for size, each in zip(sizes, read, strict=True) if {portion.high for portion in each} == {None})
     partial = units[0].offset is None
     result = (
         plan.scratch_bytes / len(units) if partial else math.prod(problem.output_shape) * problem.output_dtype.itemsize
     )
-    return Call(name, plan.macs, src, sum(others), result, len(units), partial)
+    return Call(name, plan.macs, whole, sum(sizes) - whole, result, len(units), partial)
 
 
 def simulate(call: Call, workers: int, constants: Constants, rng: np.random.Generator, *, here: int = 0) -> float:
@@ -108,7 +112,7 @@ def simulate(call: Call, workers: int, constants: Constants, rng: np.random.Gene
     The first `here` of them are on the service's node, so that nothing is sent to them.
     """
     nodes = min(workers, call.shards)
-    each = (call.diff_dst_bytes + call.src_bytes) / (call.shards if call.partial else 1)
+    own = call.shared_bytes / call.shards
     times = call.macs / call.shards / constants.macs_per_s
     spread = constants.spread * rng.standard_normal(call.shards) - constants.spread**2 / 2
     compute = times * np.exp(spread)
@@ -119,15 +123,13 @@ def simulate(call: Call, workers: int, constants: Constants, rng: np.random.Gene
     order = [(0.0, node) for node in range(nodes)]
     for shard in range(call.shards):
         ready, node = heapq.heappop(order)
-        put += constants.task_s
-        if call.partial or not seen:
-            put += each / constants.put_bytes_per_s
-        if node >= here and (call.partial or node not in seen):
+        put += constants.task_s + (own + (0 if seen else call.whole_bytes)) / constants.put_bytes_per_s
+        begin = max(ready, put)
+        if node >= here:
             # One after the other through the sender's interface, ahead of the workers.
-            sent = max(sent, put) + each / constants.network_bytes_per_s
+            needed = own + (0 if node in seen else call.whole_bytes)
+            sent = max(sent, put) + needed / constants.network_bytes_per_s
             begin = max(ready, sent)
-        else:
-            begin = max(ready, put)
         seen.add(node)
         free[node] = begin + compute[shard]
         if rng.random() < -math.expm1(-constants.failures_per_s * compute[shard]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -39,33 +40,47 @@ class Costs:
 
     def there(self, plan: Plan, workers: int, nodes: int) -> float:
         """Estimate the seconds of a plan on workers of that many nodes, one of which is this machine's."""
+        return self._there(plan, _reads(plan), workers, nodes)
+
+    def nodes(self, plan: Plan, *, here: int, there: int, nodes: int) -> int:
+        """Return on how many of `nodes` nodes, which have `there` workers, a plan is worth the transfer.
+
+        The fewest that are fastest: each node needs inputs sent. 0 means that `here` workers of our own are as good.
+        """
+        reads = _reads(plan)
+        best, least = 0, self.here(plan, here) / self.gain
+        for count in range(1, min(nodes, len(plan.units)) + 1):
+            if workers := there * count // nodes:
+                seconds = self._there(plan, reads, workers, count)
+                if seconds < least:
+                    best, least = count, seconds
+        return best
+
+    def _there(self, plan: Plan, reads: Sequence[tuple[int, int]], workers: int, nodes: int) -> float:
         problem = plan.problem
         written = plan.scratch_bytes or prod(problem.output_shape) * problem.output_dtype.itemsize
+        units = sum(unit.stage == 0 for unit in plan.units)
         remote = max(0, nodes - 1)
-        units = [unit for unit in plan.units if unit.stage == 0]
         sent = written * remote / max(1, nodes)
-        read = 0
-        for (number, portion), readers in _readers(plan).items():
-            size = prod(portion.shape(problem.input_shapes[number])) * storage_dtype(problem.dtype).itemsize
-            read += size
-            sent += size * min(remote, readers * remote / max(1, nodes))
+        sent += sum(size * min(remote, readers * remote / max(1, nodes)) for size, readers in reads)
         return (
             self.call_s
-            + self.unit_s * -(-len(units) // max(1, workers))
-            + (read + written) / self.put_rate
+            + self.unit_s * -(-units // max(1, workers))
+            + (sum(size for size, _ in reads) + written) / self.put_rate
             + sent / self.send_rate
-            + plan.macs / (self.mac_rate * max(1, min(workers, len(units))))
+            + plan.macs / (self.mac_rate * max(1, min(workers, units)))
         )
 
-    def favour_cluster(self, plan: Plan, *, here: int, there: int, nodes: int) -> bool:
-        """Whether `there` workers on `nodes` nodes are worth the transfer, compared with `here` workers of our own."""
-        return there > 0 and self.here(plan, here) > self.gain * self.there(plan, there, nodes)
 
-
-def _readers(plan: Plan) -> Counter[tuple[int, Portion]]:
-    """Count the units that read each portion of each input."""
+def _reads(plan: Plan) -> list[tuple[int, int]]:
+    """Return the bytes of each portion of an input that units read, and how many units read it."""
+    problem = plan.problem
+    item = storage_dtype(problem.dtype).itemsize
     found: Counter[tuple[int, Portion]] = Counter()
     for unit in plan.units:
         if unit.stage == 0:
             found.update(enumerate(portions(plan, unit)))
-    return found
+    return [
+        (prod(portion.shape(problem.input_shapes[number])) * item, readers)
+        for (number, portion), readers in found.items()
+    ]

@@ -55,9 +55,14 @@ class _Job:
     left: set[int]
     references: dict[tuple[int, Portion], Any] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
+    nodes: set[str] = field(default_factory=set)
     running: int = 0
     slowest_s: float = 0.0
     started: bool = False
+
+    def takes(self, node: str) -> bool:
+        """Whether a machine gets units: each further one needs the inputs sent."""
+        return node in self.nodes or len(self.nodes) < self.begin.nodes
 
 
 class Dispatch:
@@ -90,8 +95,8 @@ class Dispatch:
         """Give waiting units to workers that have too few."""
         for depth in range(_PREFETCH):
             for worker in self._fleet.workers:
-                if len(worker.units) == depth and (job := self._next()) is not None:
-                    if depth and len(job.waiting) <= len(self._fleet.workers):
+                if len(worker.units) == depth and (job := self._next(worker.node)) is not None:
+                    if depth and len(job.waiting) <= sum(job.takes(each.node) for each in self._fleet.workers):
                         continue  # the last units go to the workers that are free first
                     self._give(worker, job, job.waiting.popleft())
 
@@ -118,8 +123,8 @@ class Dispatch:
         if having == 1 and idle is not None and given.unit in given.job.left:
             self._give(idle, given.job, given.unit)
 
-    def _next(self) -> _Job | None:
-        waiting = [job for job in self._jobs.values() if job.waiting]
+    def _next(self, node: str) -> _Job | None:
+        waiting = [job for job in self._jobs.values() if job.waiting and job.takes(node)]
         owners: dict[str, int] = {}
         for job in self._jobs.values():
             owners[job.begin.owner] = owners.get(job.begin.owner, 0) + job.running
@@ -134,6 +139,7 @@ class Dispatch:
             return
         given = _Given(job, unit)
         worker.units.append(given)
+        job.nodes.add(worker.node)
         job.running += 1
         if not job.started:
             job.started = True
@@ -150,10 +156,8 @@ class Dispatch:
         return job.references[key]
 
     def _done(self, worker: Worker, given: _Given, done: Any) -> None:
-        from ray.exceptions import RayTaskError
-
         error = done.exception()
-        if error is not None and not isinstance(error, RayTaskError):
+        if error is not None and not _raised(error):
             self._fleet.lose(worker)  # whatever it had is given to others
             return
         if given not in worker.units:
@@ -181,6 +185,9 @@ class Dispatch:
 
     def _lost(self, worker: Worker) -> None:
         """Give the units of a worker that has ended to others; the running one counts towards its job's failure."""
+        for job in self._jobs.values():
+            if all(each.node != worker.node for each in self._fleet.workers):
+                job.nodes.discard(worker.node)
         given, worker.units = worker.units, []
         for place, each in enumerate(given):
             job = each.job
@@ -197,3 +204,10 @@ class Dispatch:
     def _end(self, job: _Job, reason: str, detail: str) -> None:
         self._send(Ended(job.begin.job, reason, detail))
         self.release(job.begin.job)
+
+
+def _raised(error: BaseException) -> bool:
+    """Whether the worker raised it, and did not end."""
+    from ray.exceptions import RayTaskError
+
+    return isinstance(error, RayTaskError)

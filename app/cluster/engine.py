@@ -148,12 +148,12 @@ class RayEngine:
         if self._drain_until is not None:
             raise ShuttingDown("the service is shutting down", retry_after=1.0)
         done: set[int] = set()
-        if self._belongs_there(job):
+        if nodes := self._nodes_for(job):
             if not self.cluster_workers and not self._fallback:
                 raise Overloaded("the cluster is away", retry_after=5.0, data={"reason": "cluster"})
             if self.cluster_workers:
                 try:
-                    async with contextlib.aclosing(self._travel(job, done)) as units:
+                    async with contextlib.aclosing(self._travel(job, nodes, done)) as units:
                         async for unit in units:
                             yield unit
                 except _Away as reason:
@@ -179,14 +179,15 @@ class RayEngine:
         }
         return {**found, "counters": {**found["counters"], **self._counters}, "cluster": cluster}
 
-    def _belongs_there(self, job: Job) -> bool:
+    def _nodes_for(self, job: Job) -> int:
+        """Return on how many machines of the cluster a job is computed; 0 for none."""
         if not can_travel(job.plan):
-            return False
-        if self._costs is None:
-            return True
-        there = self.cluster_workers or self._workers  # what it would have if it were not away
+            return 0
         nodes = max(1, sum(node.ready > 0 for node in self.nodes))
-        return self._costs.favour_cluster(job.plan, here=self.workers[1], there=there, nodes=nodes)
+        if self._costs is None:
+            return nodes
+        there = self.cluster_workers or self._workers  # what it would have if it were not away
+        return self._costs.nodes(job.plan, here=self.workers[1], there=there, nodes=nodes)
 
     async def _run_here(self, job: Job, done: set[int]) -> AsyncGenerator[Unit, None]:
         """Compute the units that are not done on this machine's workers."""
@@ -205,7 +206,7 @@ class RayEngine:
             job.times.compute_s += remaining.times.compute_s
             job.times.retried_units += remaining.times.retried_units
 
-    async def _travel(self, job: Job, done: set[int]) -> AsyncGenerator[Unit, None]:
+    async def _travel(self, job: Job, nodes: int, done: set[int]) -> AsyncGenerator[Unit, None]:
         """Compute the first stage on the cluster, and add to `done`; raises `_Away` when that has to go on here."""
         since = time.monotonic()
         await self._arrival(job)
@@ -216,7 +217,7 @@ class RayEngine:
         finished: list[Unit] = []
         first = [unit for unit in job.plan.units if unit.stage == 0]
         try:
-            self._link.send(Begin(travel.number, job.owner, job.plan), [segment.fd for segment in job.inputs])
+            self._link.send(Begin(travel.number, job.owner, job.plan, nodes), [segment.fd for segment in job.inputs])
             while len(done) < len(first):
                 news = await self._next(travel)
                 if isinstance(news, Exception):

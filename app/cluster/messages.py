@@ -10,11 +10,15 @@ __all__ = ["Beat", "Begin", "Ended", "Message", "Node", "Release", "Released", "
 
 
 class Begin(NamedTuple):
-    """Server to bridge: compute the first stage of a plan; the descriptors of its inputs follow, one for each."""
+    """Server to bridge: compute the first stage of a plan on at most `nodes` machines.
+
+    The descriptors of its inputs follow, one for each.
+    """
 
     job: int
     owner: str
     plan: Plan
+    nodes: int
 
 
 class Release(NamedTuple):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +15,7 @@ import pytest
 
 from benchmarks.scaling import CALLS, DATA, WORKERS, Constants, call_of, local_time, simulate, table
 from kernels import ConvProblem, plan
+from kernels.target import host_arch
 
 CONSTANTS = Constants.load()
 IDEAL = dataclasses.replace(
@@ -23,7 +27,8 @@ IDEAL = dataclasses.replace(
     task_s=0.0,
     failures_per_s=0.0,
 )
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "scaling.md"
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
@@ -40,7 +45,8 @@ def test_nothing_is_sent_to_workers_of_the_same_node() -> None:
     slow = dataclasses.replace(IDEAL, network_bytes_per_s=1e6)
     for call in CALLS:
         assert simulate(call, 2, slow, np.random.default_rng(0), here=2) == pytest.approx(local_time(call, 2, IDEAL))
-        assert simulate(call, 2, slow, np.random.default_rng(0), here=1) > call.src_bytes / call.shards / 1e6
+        least = (call.whole_bytes + call.shared_bytes / call.shards) / slow.network_bytes_per_s
+        assert simulate(call, 2, slow, np.random.default_rng(0), here=1) > least
 
 
 def test_a_plan_is_a_call() -> None:
@@ -50,7 +56,24 @@ def test_a_plan_is_a_call() -> None:
     call = call_of("bias", chosen)
     assert call.shards == sum(unit.stage == 0 for unit in chosen.units)
     assert call.partial
-    assert call.src_bytes + call.diff_dst_bytes == 4 * 64 * 32 * 40 * 40
+    assert (call.whole_bytes, call.shared_bytes) == (0, 4 * 64 * 32 * 40 * 40)
+
+
+@pytest.mark.skipif(host_arch() != "x86_64", reason="the calls are those of an x86 processor")
+def test_the_calls_are_real() -> None:
+    """The simulated calls are cut as the planner of a processor with AVX2 cuts these layers."""
+    code = """
+from benchmarks.scaling import CALLS, call_of
+from kernels import ConvProblem, plan
+for n, channels, size, kernel, call in zip((16, 64, 64), (64, 256, 1024), (56, 56, 32), (3, 3, 7), CALLS, strict=True):
+    problem = ConvProblem(
+        op="ConvolutionBackwardWeights", dtype="f32", n=n, src_channels=channels, dst_channels=channels, groups=1,
+        src_spatial=(size + kernel - 1,) * 2, dst_spatial=(size, size), kernel=(kernel, kernel), strides=(1, 1),
+        dilations=(1, 1), pads_begin=(0, 0), data_format="NCX", weights_format="OIX", groups_axis="O", bias=False,
+    )
+    assert call_of(call.name, plan(problem, workers=1000)) == call, call
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "CONVGRAD_TARGET": "znver3"}, cwd=ROOT)
 
 
 def test_a_lost_node_costs_its_shard_again() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster.lab import Lab
+from tests.cluster.lab import HEAD, Lab
 from tests.cluster.site import Site
 
 
@@ -29,7 +31,16 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
-def session_site(lab: Lab) -> Iterator[Site]:
+def measured(lab: Lab) -> dict[str, float]:
+    """The constants of the cost model, measured between the two nodes before an engine takes the processors."""
+    command = [sys.executable, "-m", "benchmarks.cluster", "--address", HEAD]
+    lines = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout.splitlines()
+    assert lines[-5] == "another node"
+    return {name: float(value) for name, value in map(str.split, lines[-4:])}
+
+
+@pytest.fixture(scope="session")
+def session_site(lab: Lab, measured: dict[str, float]) -> Iterator[Site]:
     """An engine on node 1."""
     with Site.open(lab) as made:
         yield made

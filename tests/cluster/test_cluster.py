@@ -72,8 +72,15 @@ def test_large_problems_give_the_bits_of_one_machine(site: Site, op: OpName) -> 
     assert same(site.there(chosen, inputs)[0], site.here(chosen, inputs))
 
 
-def test_figures(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures(site: Site, measured: dict[str, float], capsys: pytest.CaptureFixture[str]) -> None:
     """The cost of a unit, the gain of a second machine, and what the simulation says of both, are printed."""
+    constants = dataclasses.replace(
+        Constants.load(),
+        task_s=measured["unit_s"],
+        put_bytes_per_s=measured["put_rate"],
+        network_bytes_per_s=measured["send_rate"],
+        failures_per_s=0.0,
+    )
     tiny, inputs = many(TINY)
     seconds = []
     for _ in range(50):
@@ -100,9 +107,9 @@ def test_figures(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
         size = f"{problem.macs / 1e9:.1f} GMAC, {sum(tensor.nbytes for tensor in inputs) / 1e6:.0f} MB"
         lines.append(f"{size}, two nodes of one processor against one processor: {gains} times as fast")
         real, least = statistics.median(twos), min(ones)
-        constants = dataclasses.replace(Constants.load(), macs_per_s=chosen.macs / least, failures_per_s=0.0)
+        mine = dataclasses.replace(constants, macs_per_s=chosen.macs / least)
         rng, call = np.random.default_rng(0), call_of(size, chosen)
-        simulated = statistics.median(simulate(call, 2, constants, rng, here=1) for _ in range(99))
+        simulated = statistics.median(simulate(call, 2, mine, rng, here=1) for _ in range(99))
         lines.append(f"  median of five calls {real:.3f} s, simulated {simulated:.3f} s: {simulated / real - 1:+.0%}")
     with capsys.disabled():
         print("", *lines, sep="\n")
