@@ -252,7 +252,7 @@ class Settings(BaseSettings):
     @cached_property
     def planned_workers(self) -> int:
         """Number of workers for which calls are cut into units."""
-        return max(self.worker_count, self.ray_workers) if self.engine == "ray" else self.worker_count
+        return self.worker_count + self.ray_workers if self.engine == "ray" else self.worker_count
 
     @cached_property
     def memory_budget(self) -> int:

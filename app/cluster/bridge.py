@@ -1,13 +1,14 @@
 """The process between the server and Ray: all that Ray does to its driver, it does here.
 
-Run as `python -m app.cluster.bridge DESCRIPTOR ADDRESS MIXED JOIN`, in a process group of its own. A driver that has
-lost its cluster blocks for minutes, and at last Ray ends its process: the server lives on, kills a bridge that is
-silent, and starts another. One thread handles everything, in the order in which it arrives on one queue; Ray's calls
+Run as `python -m app.cluster.bridge DESCRIPTOR IDENTITY ADDRESS MIXED JOIN`, in a process group of its own. A driver
+that has lost its cluster blocks for minutes, and at last Ray ends its process: the server lives on, kills a bridge that
+is silent, and starts another. One thread handles everything, in the order in which it arrives on one queue; Ray's calls
 that may block are made in other threads.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import mmap
 import os
@@ -19,17 +20,19 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recvfds
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from app.cluster.aside import Aside
 from app.cluster.dispatch import Dispatch
 from app.cluster.fleet import Fleet
-from app.cluster.messages import Beat, Begin, Message, Release, Released
-from app.cluster.node import view
+from app.cluster.memory import Memory
+from app.cluster.messages import Beat, Begin, DoneHere, Ended, Message, Release
 
 __all__ = ["main"]
 
@@ -39,13 +42,22 @@ BEAT_S = 0.1
 
 def main() -> None:
     """Serve one server until it is gone."""
+    try:
+        _serve(int(sys.argv[1]), *sys.argv[2:])
+    except BaseException:  # noqa: BLE001 - whatever it is, the node that was started has to end too
+        traceback.print_exc()
+    finally:
+        _end()
+
+
+def _serve(descriptor: int, identity: str, address: str, mixed: str, join: str) -> None:
     import ray
 
-    descriptor, address, mixed, join = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
-    if join:
-        _join(address, join)
+    if int(join):
+        _join(address, int(join))
     ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR, namespace="convgrad")
-    _Bridge(descriptor, Fleet(common=mixed == "common")).serve()
+    home = ray.get_runtime_context().get_node_id()
+    _Bridge(descriptor, Fleet(identity=identity, common=mixed == "common", home=home)).serve()
 
 
 def _join(address: str, memory: int) -> None:
@@ -88,22 +100,25 @@ class _Bridge:
         self._events: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._connection = Connection(os.dup(descriptor))
         self._fleet = fleet
-        self._dispatch = Dispatch(fleet, self._send, self._events.put)
+        self._aside = Aside(_end)
+        self._dispatch = Dispatch(fleet, self._send, self._events.put, self._aside)
         fleet.post = self._events.put
+        fleet.aside = Aside(_end)  # another one: the head may be away while the machines compute
         fleet.on_change = self._dispatch.fill
 
     def serve(self) -> None:
         """Handle events for ever; the process ends in the thread that listens to the server."""
         for work in (self._listen, self._fleet.watch):
             threading.Thread(target=work, daemon=True).start()
-        beat = time.monotonic()
-        while True:
-            try:
-                self._events.get(timeout=max(0.0, beat - time.monotonic()))()
-            except queue.Empty:
+        beat = 0.0
+        while not self._aside.stuck:
+            if (left := beat - time.monotonic()) <= 0:
                 beat = time.monotonic() + BEAT_S
                 self._send(Beat(self._fleet.nodes()))
                 self._dispatch.check()
+            else:
+                with contextlib.suppress(queue.Empty):
+                    self._events.get(timeout=left)()
 
     def _send(self, message: Message) -> None:
         try:
@@ -113,30 +128,42 @@ class _Bridge:
 
     def _listen(self) -> None:
         sock = socket.socket(fileno=self._descriptor)
-        while True:
-            try:
+        try:
+            while True:
                 message = pickle.loads(self._connection.recv_bytes())  # noqa: S301 - from our own server
                 if isinstance(message, Begin):
-                    self._begin(message, recvfds(sock, len(message.plan.problem.input_shapes)))
+                    self._begin(message, recvfds(sock, Memory.count(message.plan)))
                 elif isinstance(message, Release):
-                    self._events.put(partial(self._release, message.job))
-            except (EOFError, OSError):
-                _end()
-
-    def _release(self, number: int) -> None:
-        self._dispatch.release(number)
-        self._send(Released(number))
+                    self._events.put(partial(self._dispatch.release, message.job))
+                elif isinstance(message, DoneHere):
+                    self._events.put(partial(self._dispatch.done_here, message))
+        except (EOFError, OSError):  # the server is gone
+            pass
+        except Exception:  # noqa: BLE001 - without this thread there is no bridge
+            traceback.print_exc()
+        finally:
+            _end()
 
     def _begin(self, message: Begin, descriptors: list[int]) -> None:
-        """Map the inputs; what units read of them is copied to Ray's memory when the first of them is given away."""
+        """Map the job's memory; what units read of it is copied to Ray's when the first of them is given away."""
         import ray
 
-        memory: list[Any] = []
-        for descriptor in descriptors:
-            memory.append(memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)))
-            os.close(descriptor)
-        tensors = [view(each, message.plan, number) for number, each in enumerate(memory)]
-        self._events.put(lambda: self._dispatch.begin(message, tensors, ray.put))
+        inputs = len(message.plan.problem.input_shapes)
+        try:
+            segments = [_mapped(descriptor, writable=i >= inputs) for i, descriptor in enumerate(descriptors)]
+        except OSError as error:
+            ended = Ended(message.job, "memory", f"its memory can't be mapped: {error}")
+            self._events.put(partial(self._send, ended))
+            return
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        memory = Memory.of(message.plan, segments)
+        self._events.put(lambda: self._dispatch.begin(message, memory, ray.put))
+
+
+def _mapped(descriptor: int, *, writable: bool) -> mmap.mmap:
+    return mmap.mmap(descriptor, 0, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
 
 
 if __name__ == "__main__":

@@ -36,40 +36,48 @@ class Costs:
 
     def here(self, plan: Plan, workers: int) -> float:
         """Estimate the seconds of a plan on workers of this machine."""
-        return plan.macs / (self.mac_rate * max(1, workers))
+        units = _first(plan)
+        return plan.macs / self.mac_rate * -(-units // max(1, workers)) / units
 
-    def there(self, plan: Plan, workers: int, nodes: int) -> float:
-        """Estimate the seconds of a plan on workers of that many nodes, one of which is this machine's."""
-        return self._there(plan, _reads(plan), workers, nodes)
+    def stays(self, plan: Plan, workers: int) -> bool:
+        """Whether a plan is so small that it is faster here, whatever the cluster."""
+        return self.here(plan, workers) <= self.gain * self.call_s
+
+    def there(self, plan: Plan, *, here: int, there: int, nodes: int) -> float:
+        """Estimate the seconds of a plan on `here` workers of this machine and `there` on so many others."""
+        return self._there(plan, _reads(plan), here, there, nodes)
 
     def nodes(self, plan: Plan, *, here: int, there: int, nodes: int) -> int:
-        """Return on how many of `nodes` nodes, which have `there` workers, a plan is worth the transfer.
+        """Return on how many of `nodes` other machines, which have `there` workers, a plan is worth the transfer.
 
-        The fewest that are fastest: each node needs inputs sent. 0 means that `here` workers of our own are as good.
+        The fewest that are fastest: each needs inputs sent. 0 means that the `here` workers of this one are as good.
         """
         reads = _reads(plan)
         best, least = 0, self.here(plan, here) / self.gain
-        for count in range(1, min(nodes, len(plan.units)) + 1):
+        for count in range(1, min(nodes, _first(plan)) + 1):
             if workers := there * count // nodes:
-                seconds = self._there(plan, reads, workers, count)
+                seconds = self._there(plan, reads, here, workers, count)
                 if seconds < least:
                     best, least = count, seconds
         return best
 
-    def _there(self, plan: Plan, reads: Sequence[tuple[int, int]], workers: int, nodes: int) -> float:
-        problem = plan.problem
+    def _there(self, plan: Plan, reads: Sequence[tuple[int, int]], here: int, there: int, nodes: int) -> float:
+        problem, units = plan.problem, _first(plan)
+        share = there / (here + there)
         written = plan.scratch_bytes or prod(problem.output_shape) * problem.output_dtype.itemsize
-        units = sum(unit.stage == 0 for unit in plan.units)
-        remote = max(0, nodes - 1)
-        sent = written * remote / max(1, nodes)
-        sent += sum(size * min(remote, readers * remote / max(1, nodes)) for size, readers in reads)
-        return (
-            self.call_s
-            + self.unit_s * -(-units // max(1, workers))
-            + (sum(size for size, _ in reads) + written) / self.put_rate
-            + sent / self.send_rate
-            + plan.macs / (self.mac_rate * max(1, min(workers, units)))
-        )
+        copied = sum(size * min(1, readers * share) for size, readers in reads)
+        sent = sum(size * min(nodes, readers * share) for size, readers in reads)
+        # The others begin when all have their inputs, for which the workers here do not wait.
+        delay = self.call_s + copied / self.put_rate + sent / self.send_rate
+        work, rounds = plan.macs / self.mac_rate, -(-units // (here + there))
+        least = max(work * rounds / units, delay + work / units)
+        even = (work + there * delay) / (here + there)
+        return max(even, least) + self.unit_s * rounds + written * share / self.send_rate
+
+
+def _first(plan: Plan) -> int:
+    """Count the units of the first stage."""
+    return max(1, sum(unit.stage == 0 for unit in plan.units))
 
 
 def _reads(plan: Plan) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The engine that computes large jobs on a Ray cluster and the others on this machine's workers."""
+"""The engine that computes large jobs on a Ray cluster and this machine's workers, and small ones on these alone."""
 
 from __future__ import annotations
 
@@ -11,31 +11,42 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from app.cluster.costs import Costs
 from app.cluster.link import Link
-from app.cluster.messages import Beat, Begin, Ended, Message, Node, Release, Released, Started, UnitDone
-from app.cluster.units import can_travel, rest, scratch_share
-from app.pool.engine import Job, JobTimes
-from app.pool.local import LocalEngine
+from app.cluster.messages import (
+    Beat,
+    Begin,
+    ComputeHere,
+    DoneHere,
+    Ended,
+    Message,
+    Node,
+    Release,
+    Released,
+    Started,
+    UnitDone,
+)
+from app.cluster.node import identity
+from app.cluster.units import can_travel
+from app.pool.buffers import Segment
+from app.pool.engine import Demand, Job
+from app.pool.local import LocalEngine, finish
 from app.pool.messages import Unfit
 from convgrad._errors import (
-    ConvgradError,
     DeadlineExceeded,
     InternalError,
     Overloaded,
     ShuttingDown,
     WorkerLost,
 )
-from kernels import Unit, box
+from kernels import Unit
 
 __all__ = ["RayEngine"]
 
 _log = logging.getLogger(__name__)
 
-_STALL_S, _STALL_TIMES = 5.0, 20.0
-"""A job from which nothing is heard for this time and this many times its estimate is taken back."""
+_RELEASE_S = 0.5
+"""Seconds that the end of a job waits for the bridge to let go of its memory."""
 
 
 class _Away(Exception):  # noqa: N818 - a state of the cluster, not an error of ours
@@ -48,7 +59,20 @@ class _Travel:
 
     job: Job
     number: int
-    news: asyncio.Queue[UnitDone | Exception] = field(default_factory=asyncio.Queue)
+    since: float
+    news: asyncio.Queue[int | Exception | None] = field(default_factory=asyncio.Queue)
+    """Units that are done; None when more of the inputs has arrived."""
+    here: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    """Units on this machine's workers."""
+    hold: _Hold | None = None
+
+
+@dataclass(eq=False)
+class _Hold:
+    """The memory of a job: the bridge may use it for a moment after the end of the job."""
+
+    memory: tuple[object, ...]
+    released: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RayEngine:
@@ -75,11 +99,10 @@ class RayEngine:
         self._workers = workers
         self._fallback = fallback
         self._costs = costs
-        self._link = Link(address, mixed, join, self._on_message, self._on_down)
+        self._link = Link([identity(), address, mixed, str(join)], self._on_message, self._on_down)
         self._numbers = itertools.count(1)
         self._travels: dict[int, _Travel] = {}
-        # The bridge may read inputs for a moment after a job has ended: their memory must not be freed before.
-        self._holds: dict[int, tuple[object, ...]] = {}
+        self._holds: dict[int, _Hold] = {}
         self._counters = {"cluster_jobs": 0, "cluster_units": 0, "cluster_retried_units": 0, "cluster_fallbacks": 0}
         self._drain_until: float | None = None
         self._changed = asyncio.Event()
@@ -186,139 +209,165 @@ class RayEngine:
         nodes = max(1, sum(node.ready > 0 for node in self.nodes))
         if self._costs is None:
             return nodes
+        if self._costs.stays(job.plan, self.workers[1]):
+            return 0
         there = self.cluster_workers or self._workers  # what it would have if it were not away
         return self._costs.nodes(job.plan, here=self.workers[1], there=there, nodes=nodes)
 
     async def _run_here(self, job: Job, done: set[int]) -> AsyncGenerator[Unit, None]:
         """Compute the units that are not done on this machine's workers."""
-        if not done:
-            async with contextlib.aclosing(self._local.run(job)) as whole:
-                async for unit in whole:
-                    yield unit
-            return
-        plan, units = rest(job.plan, done)
-        remaining = replace(job, plan=plan, times=JobTimes())
-        try:
-            async with contextlib.aclosing(self._local.run(remaining)) as some:
-                async for unit in some:
-                    yield units[unit.index]
-        finally:
-            job.times.compute_s += remaining.times.compute_s
-            job.times.retried_units += remaining.times.retried_units
+        left = tuple(unit for unit in job.plan.units if unit.index not in done)
+        async with contextlib.aclosing(self._local.run(replace(job, units=left))) as units:
+            async for unit in units:
+                yield unit
 
     async def _travel(self, job: Job, nodes: int, done: set[int]) -> AsyncGenerator[Unit, None]:
         """Compute the first stage on the cluster, and add to `done`; raises `_Away` when that has to go on here."""
         since = time.monotonic()
-        await self._arrival(job)
-        travel = _Travel(job, next(self._numbers))
+        travel = _Travel(job, next(self._numbers), since)
         self._travels[travel.number] = travel
-        self._holds[travel.number] = tuple(segment.hold() for segment in job.inputs)
-        self._counters["cluster_jobs"] += 1
         finished: list[Unit] = []
-        first = [unit for unit in job.plan.units if unit.stage == 0]
+        first = sum(unit.stage == 0 for unit in job.plan.units)
         try:
-            self._link.send(Begin(travel.number, job.owner, job.plan, nodes), [segment.fd for segment in job.inputs])
-            while len(done) < len(first):
-                news = await self._next(travel)
-                if isinstance(news, Exception):
-                    raise news
-                if isinstance(news, Started):
-                    job.times.queue_s = time.monotonic() - since
+            await self._arrival(travel)
+            self._begin(travel, nodes)
+            while len(done) < first:
+                index = await self._next(travel)
+                if index is None or index in done:
                     continue
-                unit = job.plan.units[news.unit]
-                _write(job, unit, news.data)
-                done.add(unit.index)
-                job.times.compute_s += news.seconds
-                job.times.retried_units += news.lost
-                self._counters["cluster_units"] += 1
-                self._counters["cluster_retried_units"] += news.lost
-                finished.append(unit)
-                if job.demand.each:
-                    while finished:
-                        yield finished.pop(0)
-            while finished:
-                yield finished.pop(0)
+                done.add(index)
+                finished.append(job.plan.units[index])
+                while finished and (job.demand.each or len(done) == first):
+                    yield finished.pop(0)
         finally:
             del self._travels[travel.number]
             self._changed.set()
-            self._link.send(Release(travel.number))
+            await self._leave(travel)
 
-    async def _arrival(self, job: Job) -> None:
+    def _begin(self, travel: _Travel, nodes: int) -> None:
+        """Hand a job to the bridge."""
+        job, segments = travel.job, _segments(travel.job)
+        begin = Begin(travel.number, job.owner, job.plan, nodes, here=self.workers[1])
+        try:
+            sent = bool(self.cluster_workers) and self._link.send(begin, [segment.fd for segment in segments])
+        except OSError as error:
+            raise _Away(f"its memory can't be shared: {error}") from None
+        if not sent:
+            raise _Away("it went away while the inputs arrived")
+        self._counters["cluster_jobs"] += 1
+        travel.hold = self._holds[travel.number] = _Hold(tuple(segment.hold() for segment in segments))
+
+    async def _leave(self, travel: _Travel) -> None:
+        """Stop what is still computed for a job, and wait until its memory is free."""
+        self._link.send(Release(travel.number))
+        for task in travel.here.values():
+            task.cancel()
+        await finish(asyncio.gather(*travel.here.values(), return_exceptions=True))
+        if travel.hold is not None:
+            # The next call may need the memory; a bridge that is busy keeps it a little longer.
+            with contextlib.suppress(TimeoutError):
+                await finish(asyncio.wait_for(travel.hold.released.wait(), _RELEASE_S))
+
+    async def _compute_here(self, travel: _Travel, index: int) -> None:
+        """Compute one unit on this machine's workers; the outcome is news for the job's reader."""
+        alone = replace(travel.job, units=(travel.job.plan.units[index],), arrival=None, demand=Demand())
+        try:
+            async with contextlib.aclosing(self._local.run(alone)) as units:
+                async for _ in units:
+                    pass
+        except Exception as error:  # noqa: BLE001 - the reader raises it
+            travel.news.put_nowait(error)
+        else:
+            travel.news.put_nowait(index)
+
+    async def _arrival(self, travel: _Travel) -> None:
         """Wait until all inputs have arrived: they travel once, in whole pieces."""
+        job = travel.job
         if job.arrival is None:
             return
-        more = asyncio.Event()
-        job.arrival.on_more = more.set
+        job.arrival.on_more = lambda: travel.news.put_nowait(None)
         while job.arrival.images < job.plan.problem.n:
-            more.clear()
-            try:
-                async with asyncio.timeout(_left(job)):
-                    await more.wait()
-            except TimeoutError:
-                raise _too_late() from None
+            await self._next(travel)
 
-    async def _next(self, travel: _Travel) -> Any:
-        """Wait for news of a job, until its deadline or until it has been silent for too long."""
-        left = _left(travel.job)
-        costs = self._costs or Costs()
-        patience = max(_STALL_S, _STALL_TIMES * costs.there(travel.job.plan, 1, 2))
-        bound = patience if left is None else min(left, patience)
+    async def _next(self, travel: _Travel) -> int | None:
+        """Wait for news of a job, at most until its deadline, and raise what has gone wrong with it."""
+        deadline = travel.job.deadline
         try:
-            async with asyncio.timeout(bound):
-                return await travel.news.get()
+            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                news = await travel.news.get()
         except TimeoutError:
-            if left is not None and left <= bound:
-                raise _too_late() from None
-            raise _Away(f"nothing was heard for {patience:.0f} s") from None
+            raise DeadlineExceeded("the deadline passed before the result was complete") from None
+        if isinstance(news, Exception):
+            raise news
+        return news
 
     def _on_message(self, message: Message) -> None:
         if isinstance(message, Beat):
             changed, self.nodes = self.nodes != message.nodes, message.nodes
             if changed:
                 _log.info("cluster: %d workers on %d machines", self.cluster_workers, len(self.nodes))
-            if not self.cluster_workers:
+            if not self._fallback and not any(node.wanted and not node.refused for node in self.nodes):
                 self._strand("no machine of the cluster is left")
         elif isinstance(message, Released):
-            self._holds.pop(message.job, None)
+            self._free(message.job)
+        elif isinstance(message, ComputeHere):
+            self._compute(message)
         elif isinstance(message, UnitDone | Ended | Started) and (travel := self._travels.get(message.job)):
-            news = _error(message, travel.job) if isinstance(message, Ended) else message
-            travel.news.put_nowait(news)  # type: ignore[arg-type]
+            if isinstance(message, Started):
+                if travel.job.times.queue_s is None:
+                    travel.job.times.queue_s = time.monotonic() - travel.since
+            elif isinstance(message, UnitDone):
+                self._counters["cluster_units"] += 1
+                self._count_lost(travel, message.lost)
+                travel.job.times.compute_s += message.seconds
+                travel.news.put_nowait(message.unit)
+            else:
+                travel.news.put_nowait(_error(message, travel.job))
+
+    def _compute(self, message: ComputeHere) -> None:
+        if (travel := self._travels.get(message.job)) is None:
+            self._link.send(DoneHere(message.job, message.unit))
+            return
+        self._count_lost(travel, message.lost)
+        work = self._compute_here(travel, message.unit)
+        task = travel.here[message.unit] = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(lambda _: self._done_here(travel, message.unit))
+
+    def _count_lost(self, travel: _Travel, lost: int) -> None:
+        self._counters["cluster_retried_units"] += lost
+        travel.job.times.retried_units += lost
+
+    def _done_here(self, travel: _Travel, unit: int) -> None:
+        """Tell the bridge that a worker is free; also of a task that was cancelled before its first step."""
+        travel.here.pop(unit, None)
+        self._link.send(DoneHere(travel.number, unit))
 
     def _on_down(self) -> None:
         self.nodes = ()
-        self._holds.clear()
+        for number in tuple(self._holds):
+            self._free(number)
         self._strand("the connection to the cluster was lost")
+
+    def _free(self, number: int) -> None:
+        if (hold := self._holds.pop(number, None)) is not None:
+            hold.memory = ()  # not when the last reference to the hold is gone: an exception may be in a cycle with it
+            hold.released.set()
 
     def _strand(self, reason: str) -> None:
         for travel in self._travels.values():
             travel.news.put_nowait(_Away(reason))
 
 
-def _left(job: Job) -> float | None:
-    """Return the seconds until a job's deadline, None without one."""
-    return None if job.deadline is None else max(0.0, job.deadline - time.monotonic())
-
-
-def _too_late() -> ConvgradError:
-    return DeadlineExceeded("the deadline passed before the result was complete")
-
-
 def _error(ended: Ended, job: Job) -> Exception:
     _log.error("job %s failed on the cluster (%s): %s", job.id, ended.reason, ended.detail)
     if ended.reason == "memory":
         return _Away("a machine of the cluster ran out of memory")
+    if ended.reason == "ray":
+        return _Away("Ray does not take its units")
     if ended.reason == "lost":
         return WorkerLost("the same unit of work keeps losing workers of the cluster")
     return InternalError("a kernel failed; the log has the details")
 
 
-def _write(job: Job, unit: Unit, data: bytes) -> None:
-    """Copy what a unit has computed to the job's memory."""
-    problem = job.plan.problem
-    if unit.offset is None:
-        assert job.scratch is not None
-        job.scratch.view[scratch_share(job.plan, unit)] = data
-        return
-    assert unit.shape is not None
-    output = np.frombuffer(job.output.view, problem.output_dtype).reshape(problem.output_shape)
-    box(output, unit)[...] = np.frombuffer(data, problem.output_dtype).reshape(unit.shape)
+def _segments(job: Job) -> tuple[Segment, ...]:
+    return *job.inputs, job.output, *((job.scratch,) if job.scratch else ())

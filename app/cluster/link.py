@@ -37,16 +37,16 @@ _Item = tuple[Message, list[int]]
 
 
 class Link:
-    """Keep a bridge to the cluster at `address` running; everything is called on the event loop.
+    """Keep a bridge running that is started with `arguments`; everything is called on the event loop.
 
-    `on_message` gets what the bridge sends; `on_down` is called when a bridge that was up has ended.
+    `on_message` gets what the bridge sends; `on_down` is called when a bridge has ended.
     """
 
     def __init__(
-        self, address: str, mixed: str, join: int, on_message: Callable[[Message], None], on_down: Callable[[], None]
+        self, arguments: Sequence[str], on_message: Callable[[Message], None], on_down: Callable[[], None]
     ) -> None:
         self._command = [sys.executable, "-P", "-m", "app.cluster.bridge"]
-        self._arguments = [address, mixed, str(join)]
+        self._arguments = arguments
         self._on_message, self._on_down = on_message, on_down
         self._outbox: queue.SimpleQueue[_Item | None] | None = None
         self._heard = 0.0
@@ -67,10 +67,21 @@ class Link:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send a message; the descriptors are duplicated, so they may be closed."""
-        if self._outbox is not None:
-            self._outbox.put((message, [os.dup(each) for each in descriptors]))
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
+        """Send a message, and say whether there is a bridge; the descriptors are duplicated, so they may be closed.
+
+        Raises `OSError` where too many are open.
+        """
+        if self._outbox is None:
+            return False
+        copies: list[int] = []
+        try:
+            copies.extend(map(os.dup, descriptors))
+        except OSError:
+            _close(copies)
+            raise
+        self._outbox.put((message, copies))
+        return True
 
     async def _run(self) -> None:
         delay = _RETRY_FIRST_S
@@ -80,6 +91,8 @@ class Link:
                 await self._run_bridge()
             except OSError as error:
                 _log.warning("the bridge to the cluster can't be started: %s", error)
+            except Exception:  # noqa: BLE001 - the next one may do better
+                _log.exception("the bridge to the cluster has failed")
             if time.monotonic() - started > _CONNECT_S:
                 delay = _RETRY_FIRST_S
             await asyncio.sleep(delay)
@@ -114,9 +127,9 @@ class Link:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(deliver, message)
 
-        for work in (lambda: _listen(mine, tell), lambda: _write(mine, outbox)):
-            threading.Thread(target=work, daemon=True).start()
         try:
+            for work in (lambda: _listen(mine, tell), lambda: _write(mine, outbox)):
+                threading.Thread(target=work, daemon=True).start()
             while not ended.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), 0.25)
@@ -124,15 +137,14 @@ class Link:
                     _log.warning("the bridge to the cluster is silent: killing it")
                     break
         finally:
-            was_up, self.up, self.pid, self._outbox = self.up, False, None, None
+            self.up, self.pid, self._outbox = False, None, None
             outbox.put(None)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 mine.shutdown(socket.SHUT_RDWR)
             process.wait()  # a killed process is reaped in no time
-            if was_up:
-                self._on_down()
+            self._on_down()
 
 
 def _start(command: list[str], theirs: socket.socket) -> subprocess.Popen[bytes]:
@@ -161,18 +173,22 @@ def _listen(sock: socket.socket, tell: Callable[[Message | None], None]) -> None
 def _write(sock: socket.socket, outbox: queue.SimpleQueue[_Item | None]) -> None:
     """Write what is in the outbox: the bridge may read slowly, and the event loop does not wait for it."""
     connection = Connection(os.dup(sock.fileno()))
-    try:
-        while (item := outbox.get()) is not None:
-            message, descriptors = item
-            try:
+    reads = True
+    while (item := outbox.get()) is not None:
+        message, descriptors = item
+        try:
+            if reads:
                 connection.send_bytes(pickle.dumps(message, protocol=5))
                 if descriptors:
                     sendfds(sock, descriptors)
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
-    except OSError:  # the bridge has ended, which the other thread reports
-        pass
-    finally:
-        connection.close()
-        sock.close()
+        except OSError:  # the bridge has ended, which the other thread reports
+            reads = False
+        finally:
+            _close(descriptors)
+    connection.close()
+    sock.close()
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -6,19 +6,23 @@ from typing import NamedTuple
 
 from kernels import Plan
 
-__all__ = ["Beat", "Begin", "Ended", "Message", "Node", "Release", "Released", "Started", "UnitDone"]
+__all__ = [
+    *("Beat", "Begin", "ComputeHere", "DoneHere", "Ended", "Message", "Node", "Release", "Released", "Started"),
+    "UnitDone",
+]
 
 
 class Begin(NamedTuple):
-    """Server to bridge: compute the first stage of a plan on at most `nodes` machines.
+    """Server to bridge: compute the first stage of a plan on at most `nodes` machines and `here` workers of the server.
 
-    The descriptors of its inputs follow, one for each.
+    The descriptors of its inputs, its output and, if it has any, its scratch follow.
     """
 
     job: int
     owner: str
     plan: Plan
     nodes: int
+    here: int
 
 
 class Release(NamedTuple):
@@ -28,7 +32,7 @@ class Release(NamedTuple):
 
 
 class Released(NamedTuple):
-    """Bridge to server: the memory of a job's inputs is not read any more."""
+    """Bridge to server: the memory of a job is neither read nor written any more."""
 
     job: int
 
@@ -55,21 +59,35 @@ class Started(NamedTuple):
 
 
 class UnitDone(NamedTuple):
-    """Bridge to server: the bytes that a unit wrote, and the seconds it took; `lost` workers had it before."""
+    """Bridge to server: a unit is in the job's memory, and took so many seconds; `lost` workers had it before."""
 
     job: int
     unit: int
-    data: bytes
     seconds: float
     lost: int
 
 
+class ComputeHere(NamedTuple):
+    """Bridge to server: one of the server's own workers shall compute a unit, which `lost` workers had before."""
+
+    job: int
+    unit: int
+    lost: int
+
+
+class DoneHere(NamedTuple):
+    """Server to bridge: the worker is free again; the unit is done, or nobody needs it from this worker any more."""
+
+    job: int
+    unit: int
+
+
 class Ended(NamedTuple):
-    """Bridge to server: a job has failed; `reason` is ``lost``, ``memory`` or ``kernel``."""
+    """Bridge to server: a job has failed; `reason` is ``lost``, ``memory``, ``ray`` or ``kernel``."""
 
     job: int
     reason: str
     detail: str
 
 
-Message = Begin | Release | Released | Beat | Started | UnitDone | Ended
+Message = Begin | Release | Released | Beat | Started | UnitDone | ComputeHere | DoneHere | Ended

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.cluster.units import Portion, portions, scratch_share
-from kernels import Plan, box, run_unit, storage_dtype, warmup
+from kernels import Plan, box, run_unit, warmup
 from kernels.target import target
 
 __all__ = ["NodeWorker", "identity"]
@@ -29,13 +29,14 @@ Array = npt.NDArray[Any]
 
 @cache
 def identity() -> str:
-    """Name what decides the bits of a result: the processor's target, the kernels' sources, NumPy and the compiler."""
+    """Name what decides the bits of a result: target, sources of the kernels and of this package, NumPy, compiler."""
     import kernels
 
-    folder = Path(kernels.__file__).parent
-    digest = sha256(" ".join([np.__version__, *map(_version, ("numba", "llvmlite"))]).encode())
-    for source in sorted(folder.rglob("*.py")):
-        digest.update(source.read_bytes())
+    versions = [np.__version__, *map(_version, ("numba", "llvmlite", "convgrad"))]
+    digest = sha256(" ".join(versions).encode())
+    for folder in (Path(kernels.__file__).parent, Path(__file__).parent):
+        for source in sorted(folder.rglob("*.py")):
+            digest.update(source.read_bytes())
     return f"{target()} {target().digest} {digest.hexdigest()[:12]}"
 
 
@@ -45,27 +46,36 @@ def _version(package: str) -> str:
     return version(package)
 
 
+def _prepared() -> str | None:
+    """Compile and check the kernels once for this machine; return why they do not work on its processor, if so."""
+    from kernels.prepare import read_verdict
+
+    if (verdict := read_verdict()) is None:
+        command = [sys.executable, "-P", "-m", "kernels.prepare", "--jobs", "1"]
+        path = os.pathsep.join(path for path in sys.path if path)
+        ended = subprocess.run(  # noqa: S603 - our own module in our own interpreter
+            command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+        )
+        verdict = read_verdict()
+        if ended.returncode and not (verdict and verdict.unfit):
+            raise RuntimeError((ended.stderr or ended.stdout).strip().rpartition("\n")[2] or "kernels.prepare failed")
+    return verdict.unfit if verdict else None
+
+
 class NodeWorker:
     """The actor: `warm` first, then `compute` for each unit."""
 
-    def warm(self) -> tuple[str, int]:
+    def warm(self) -> tuple[str, str | None]:
         """Compile and check the kernels unless this machine's cache has them, and load them.
 
-        Returns the `identity` of this process and its id. Raises `RuntimeError` where the kernels do not work.
+        Returns the `identity` of this process, and why the kernels do not work on this processor, if so. Raises
+        `RuntimeError` where they can't be compiled.
         """
-        from kernels.prepare import read_verdict
-
-        if target().compiles and read_verdict() is None:
-            command = [sys.executable, "-P", "-m", "kernels.prepare", "--jobs", "1"]
-            path = os.pathsep.join(path for path in sys.path if path)
-            ended = subprocess.run(  # noqa: S603 - our own module in our own interpreter
-                command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-            )
-            if ended.returncode:
-                raise RuntimeError(ended.stderr.strip().rpartition("\n")[2] or "kernels.prepare failed")
-        for _ in warmup():
-            pass
-        return identity(), os.getpid()
+        unfit = _prepared() if target().compiles else None
+        if unfit is None:
+            for _ in warmup():
+                pass
+        return identity(), unfit
 
     def compute(self, plan: Plan, read: tuple[Portion, ...], share: slice | None, *parts: Array) -> tuple[Array, float]:
         """Compute the only unit of `plan` from the parts of its inputs that it reads (see `portions`).
@@ -109,9 +119,3 @@ def arguments(plan: Plan, index: int) -> tuple[Plan, tuple[Portion, ...], slice 
     unit = plan.units[index]
     share = scratch_share(plan, unit) if unit.offset is None else None
     return single(plan, unit), portions(plan, unit), share
-
-
-def view(memory: memoryview, plan: Plan, number: int) -> Array:
-    """View the bytes of an input as its tensor."""
-    dtype, shape = storage_dtype(plan.problem.dtype), plan.problem.input_shapes[number]
-    return np.frombuffer(memory, dtype, count=int(np.prod(shape, dtype=np.int64))).reshape(shape)

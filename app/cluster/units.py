@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Literal
 
 from kernels import Plan, Unit
-from kernels.problem import ConvProblem
+from kernels.problem import ConvProblem, storage_dtype
+from kernels.reference import ReferenceKernel
 
-__all__ = ["Portion", "can_travel", "portions", "rest", "scratch_share", "single"]
+__all__ = ["Portion", "can_travel", "portions", "scratch_share", "single"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,17 @@ class Portion:
 
 _WHOLE = Portion()
 
+_MOST_STRIDED_BYTES = 64 << 20
+"""Size of a tensor up to which inner channels are cut out: a worker then touches every page of the whole one."""
+
 
 def can_travel(plan: Plan) -> bool:
     """Whether the units of a plan may run on other machines: each writes a box, or its share of the scratch.
 
-    Units of a verification share their scratch in another way.
+    Units of a verification share their scratch in another way. The reference kernel adds with NumPy's BLAS, whose bits
+    depend on more of the processor than the target says.
     """
-    return isinstance(plan.problem, ConvProblem) and plan.problem.n > 0
+    return isinstance(plan.problem, ConvProblem) and plan.problem.n > 0 and plan.kernel != ReferenceKernel.name
 
 
 def portions(plan: Plan, unit: Unit) -> tuple[Portion, ...]:
@@ -51,13 +57,17 @@ def portions(plan: Plan, unit: Unit) -> tuple[Portion, ...]:
     inputs = len(problem.input_shapes)
     if unit.images is not None and unit.offset is None:
         before = plan.units[unit.index - 1].images if unit.index else None
-        return (Portion(max(0, (before or 0) - 1), unit.images),) * inputs
+        return (_images(problem.n, max(0, (before or 0) - 1), unit.images),) * inputs
     if isinstance(problem, ConvProblem) and unit.offset and unit.shape:
         if problem.forward:
-            return Portion(unit.offset[0], unit.offset[0] + unit.shape[0]), *(_WHOLE,) * (inputs - 1)
+            return _images(problem.n, unit.offset[0], unit.offset[0] + unit.shape[0]), *(_WHOLE,) * (inputs - 1)
         if problem.computes == "diff_weights" and problem.groups == 1:
             return _channels(problem, unit, "I"), _channels(problem, unit, "O")
     return (_WHOLE,) * inputs
+
+
+def _images(count: int, low: int, high: int) -> Portion:
+    return _WHOLE if high - low == count else Portion(low, high)
 
 
 def _channels(problem: ConvProblem, unit: Unit, letter: Literal["I", "O"]) -> Portion:
@@ -68,9 +78,11 @@ def _channels(problem: ConvProblem, unit: Unit, letter: Literal["I", "O"]) -> Po
     if problem.weights_format.index("X") < place:
         place += len(problem.kernel) - 1
     low, size = unit.offset[place], unit.shape[place]
-    if size == problem.weights_shape[place]:
+    inner = problem.data_format == "NXC"
+    nbytes = prod(problem.input_shapes["IO".index(letter)]) * storage_dtype(problem.dtype).itemsize
+    if size == problem.weights_shape[place] or (inner and nbytes > _MOST_STRIDED_BYTES):
         return _WHOLE
-    return Portion(low, low + size, 1 if problem.data_format == "NCX" else problem.rank + 1)
+    return Portion(low, low + size, problem.rank + 1 if inner else 1)
 
 
 def scratch_share(plan: Plan, unit: Unit) -> slice:
@@ -81,12 +93,4 @@ def scratch_share(plan: Plan, unit: Unit) -> slice:
 
 def single(plan: Plan, unit: Unit) -> Plan:
     """Return a plan of this unit alone, which is quick to send."""
-    return replace(plan, units=(unit,), stages=unit.stage + 1, refusals=())
-
-
-def rest(plan: Plan, done: set[int]) -> tuple[Plan, tuple[Unit, ...]]:
-    """Return a plan of the units whose index is not among those `done`, and these units as the whole plan has them."""
-    left = tuple(unit for unit in plan.units if unit.index not in done)
-    stages = sorted({unit.stage for unit in left})
-    units = tuple(replace(unit, index=i, stage=stages.index(unit.stage)) for i, unit in enumerate(left))
-    return replace(plan, units=units, stages=len(stages)), left
+    return replace(plan, units=(replace(unit, index=0, stage=0),), stages=1, refusals=())

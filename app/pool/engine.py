@@ -52,7 +52,8 @@ class Job:
 
     `deadline` is a `time.monotonic()` time. Scheduling is fair between owners: the jobs of one `owner` share its turns.
     The engine fills in `times`. With an `arrival`, a unit runs once the images it reads have arrived, or all images if
-    it does not name any. The reader may change `demand` at any time.
+    it does not name any. The reader may change `demand` at any time. `units` are those to compute, all of the plan's
+    unless they are given.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Job:
     arrival: Arrival | None = None
     times: JobTimes = field(default_factory=JobTimes)
     demand: Demand = field(default_factory=Demand)
+    units: tuple[Unit, ...] | None = None
 
 
 class Engine(Protocol):

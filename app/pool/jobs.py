@@ -33,12 +33,13 @@ class JobRun:
         # Keeps the segments' memory from being reused until the job is settled, even if their owner releases them.
         self._holds: tuple[object, ...] = tuple(segment.hold() for segment in segments)
         self._stages = [deque[Unit]() for _ in range(job.plan.stages)]
-        for unit in job.plan.units:
+        units = job.plan.units if job.units is None else job.units
+        for unit in units:
             self._stages[unit.stage].append(unit)
         self._left = [len(units) for units in self._stages]
         self._stage = 0
         self._finished: deque[Unit] = deque()
-        self._undelivered = len(job.plan.units)
+        self._undelivered = len(units)
         self._deaths: dict[int, int] = {}
         self._reader: asyncio.Future[None] | None = None
         self._advance()

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.app.cluster.site import Site
 from tests.cluster.lab import HEAD, Lab
-from tests.cluster.site import Site
 
 
 def pytest_ignore_collect() -> bool | None:
@@ -42,7 +42,7 @@ def measured(lab: Lab) -> dict[str, float]:
 @pytest.fixture(scope="session")
 def session_site(lab: Lab, measured: dict[str, float]) -> Iterator[Site]:
     """An engine on node 1."""
-    with Site.open(lab) as made:
+    with Site.open(HEAD) as made:
         yield made
 
 

@@ -81,6 +81,18 @@ def test_a_stage_waits_for_the_whole_stage_before_it(pool: SegmentPool) -> None:
     assert run.over
 
 
+def test_a_job_may_be_a_part_of_its_plan(pool: SegmentPool) -> None:
+    """Only the units that are named run, in the order of their stages; a stage may have none."""
+    job = job_of(pool, 2, 2)
+    for named in (1, 2), (3,), ():
+        run, given = JobRun(dataclasses.replace(job, units=tuple(job.plan.units[index] for index in named))), []
+        while run.waiting:
+            given.append(run.take())
+            run.done(given[-1])
+        assert [unit.index for unit in given] == list(named)
+        assert run.over
+
+
 def test_units_wait_for_their_images(pool: SegmentPool) -> None:
     """A unit is handed out once the images that it reads have arrived; one that names none needs all."""
     job, heard = job_of(pool, 3), list[int]()

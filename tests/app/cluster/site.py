@@ -1,4 +1,4 @@
-"""The engine `ray` with real workers, and ways to see what it does."""
+"""The engine `ray` with a worker of its own, and ways to see what it does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from app.pool.engine import Job
 from app.pool.local import LocalEngine
 from kernels import ConvProblem, Plan, Unit, plan
 from tests.app.pool.fleet import Array, Fleet, random_inputs
-from tests.cluster.lab import HEAD, Lab
 
 JOIN_S = 150.0
 """Seconds in which a node has joined and is warm, even on a busy machine."""
@@ -23,18 +22,17 @@ JOIN_S = 150.0
 class Site:
     """A `Fleet` whose engine is `RayEngine`, which sends every job that can travel to the cluster."""
 
-    def __init__(self, lab: Lab, **options: Any) -> None:
-        self.lab = lab
+    def __init__(self, address: str, **options: Any) -> None:
         self.fleet = Fleet(1)
         self.local: LocalEngine = self.fleet.engine
-        self.ray = RayEngine(self.local, address=HEAD, workers=8, costs=None, **options)
+        self.ray = RayEngine(self.local, address=address, workers=8, costs=None, **options)
         self.fleet.engine = self.ray  # type: ignore[assignment] # the same interface
 
     @classmethod
     @contextmanager
-    def open(cls, lab: Lab, **options: Any) -> Iterator[Site]:
+    def open(cls, address: str, **options: Any) -> Iterator[Site]:
         """Start an engine; stop it when the block ends."""
-        made = cls(lab, **options)
+        made = cls(address, **options)
         made.fleet.run(made.ray.start())
         try:
             yield made
@@ -53,8 +51,8 @@ class Site:
         """Count the workers of the cluster that are ready."""
         return self.ray.cluster_workers
 
-    def whole(self, workers: int = 2) -> float:
-        """Wait until the engine's own worker and those of the cluster are ready."""
+    def whole(self, workers: int = 1) -> float:
+        """Wait until the engine's own worker and that of the other node are ready."""
         self.fleet.run(self.fleet.whole(), JOIN_S)
         return self.until(lambda: self.ready() == workers and len(self.ray.nodes) == workers)
 

@@ -1,0 +1,1 @@
+"""Nothing but the stand-in of a module in it."""
