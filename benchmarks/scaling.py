@@ -4,17 +4,18 @@
 constants that this machine can tell (compute rate, join rate, stragglers) and stores them. `benchmarks/cluster.py`
 measures those of a cluster, and `scripts/test-cluster` compares the simulation with two nodes.
 
-The model: a call is cut into shards by its problem alone. The service's node submits a task for each shard, copies its
-inputs to shared memory and sends what the shard needs, one after the other, through one network interface. Workers take
-the shards in order as they become free. The time of a shard is drawn from the measured spread. Partial results return
-through the same interface and are added in order. Nodes fail at random; a failed one costs the time to notice it and
-runs its shard again.
+The model: a call is cut into shards by its problem alone. Workers take the shards in order as they become free: the
+service's own first, and workers on nodes of their own. For each shard on such a node the service submits a task, copies
+its inputs to shared memory and sends what the shard needs, one after the other, through one network interface. The time
+of a shard is drawn from the measured spread. Results return through the same interface, and partial ones are added in
+order. Nodes fail at random; a failed one costs the time to notice it and runs its shard again.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import itertools
 import json
 import math
 import statistics
@@ -106,42 +107,40 @@ def call_of(name: str, plan: Plan) -> Call:
     return Call(name, plan.macs, whole, sum(sizes) - whole, result, len(units), partial)
 
 
-def simulate(call: Call, workers: int, constants: Constants, rng: np.random.Generator, *, here: int = 0) -> float:
-    """Return the seconds that `call` takes on `workers` workers, each a node of its own.
+def simulate(call: Call, workers: int, constants: Constants, rng: np.random.Generator, *, here: int = 1) -> float:
+    """Return the seconds that `call` takes on `workers` workers.
 
-    The first `here` of them are on the service's node, so that nothing is sent to them.
+    The first `here` of them are the service's own, to which nothing is sent; each of the others is a node of its own.
     """
     nodes = min(workers, call.shards)
     own = call.shared_bytes / call.shards
     times = call.macs / call.shards / constants.macs_per_s
     spread = constants.spread * rng.standard_normal(call.shards) - constants.spread**2 / 2
     compute = times * np.exp(spread)
-    free = [0.0] * nodes
     put = sent = 0.0
     seen: set[int] = set()
     done: list[tuple[float, int]] = []
     order = [(0.0, node) for node in range(nodes)]
     for shard in range(call.shards):
-        ready, node = heapq.heappop(order)
-        put += constants.task_s + (own + (0 if seen else call.whole_bytes)) / constants.put_bytes_per_s
-        begin = max(ready, put)
+        begin, node = heapq.heappop(order)
         if node >= here:
+            put += constants.task_s + (own + (0 if seen else call.whole_bytes)) / constants.put_bytes_per_s
             # One after the other through the sender's interface, ahead of the workers.
             needed = own + (0 if node in seen else call.whole_bytes)
             sent = max(sent, put) + needed / constants.network_bytes_per_s
-            begin = max(ready, sent)
-        seen.add(node)
-        free[node] = begin + compute[shard]
-        if rng.random() < -math.expm1(-constants.failures_per_s * compute[shard]):
-            free[node] += constants.notice_s + compute[shard]
-        heapq.heappush(order, (free[node], node))
-        done.append((free[node], node))
+            begin = max(begin, sent)
+            seen.add(node)
+        end = begin + compute[shard]
+        if node >= here and rng.random() < -math.expm1(-constants.failures_per_s * compute[shard]):
+            end += constants.notice_s + compute[shard]
+        heapq.heappush(order, (end, node))
+        done.append((end, node))
     back = call.result_bytes if call.partial else call.result_bytes / call.shards
-    end = 0.0
+    last = 0.0
     for finished, node in sorted(done):
-        end = max(end, finished) + (back / constants.network_bytes_per_s if node >= here else 0.0)
+        last = max(last, finished) + (back / constants.network_bytes_per_s if node >= here else 0.0)
     join = call.result_bytes * call.shards / constants.join_bytes_per_s if call.partial else 0.0
-    return end + join
+    return last + join
 
 
 def local_time(call: Call, workers: int, constants: Constants) -> float:
@@ -201,17 +200,20 @@ def plot(rows: Mapping[str, Sequence[float]], constants: Constants, path: Path) 
     figure = Figure(figsize=(9, 5), layout="constrained")
     axes = figure.subplots()
     axes.plot(WORKERS, WORKERS, color="#b8bfc6", linestyle="--", label="as many times as workers")
+    axes.plot([], [], color="#444444", linestyle=":", label="if a call used all of them")
     for (name, times), call, colour in zip(rows.items(), CALLS, ("#d9822b", "#0b6e99", "#5a8f29"), strict=True):
         one = local_time(call, 1, constants)
-        axes.plot(WORKERS, [one / each for each in times], "o-", color=colour, markersize=4, label=name)
+        axes.plot(WORKERS, [one / each for each in times], ":", color=colour)
+        best = [one / each for each in itertools.accumulate(times, min)]  # a call uses no more than are worth it
+        axes.plot(WORKERS, best, "o-", color=colour, markersize=4, label=name)
     axes.axhline(1, color="#444444", linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.grid(color="#e6e9ec")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("remote workers, each on a node of its own")
-    axes.set_ylabel("speed-up over one local worker")
+    axes.set_xlabel("workers: the service's own, and from the second on each on a machine of its own")
+    axes.set_ylabel("speed-up over the service's worker alone")
     axes.set_title("One call on a cluster, simulated", loc="left", fontsize=10)
     axes.legend(loc="upper left", fontsize=8)
     figure.savefig(path, dpi=110)

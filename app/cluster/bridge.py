@@ -32,7 +32,7 @@ from app.cluster.aside import Aside
 from app.cluster.dispatch import Dispatch
 from app.cluster.fleet import Fleet
 from app.cluster.memory import Memory
-from app.cluster.messages import Beat, Begin, DoneHere, Ended, Message, Release
+from app.cluster.messages import Beat, Begin, DoneHere, Ended, Message, Release, Said
 
 __all__ = ["main"]
 
@@ -92,6 +92,18 @@ def _end() -> NoReturn:
     os._exit(1)
 
 
+class _Log(logging.Handler):
+    """Give what is logged here to the server's log."""
+
+    def __init__(self, say: Callable[[Said], object]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a line."""
+        self._say(Said(record.levelno, record.getMessage()))
+
+
 class _Bridge:
     """Both ends: messages with the server, units with the fleet."""
 
@@ -105,6 +117,7 @@ class _Bridge:
         fleet.post = self._events.put
         fleet.aside = Aside(_end)  # another one: the head may be away while the machines compute
         fleet.on_change = self._dispatch.fill
+        logging.getLogger("app").addHandler(_Log(lambda said: self._events.put(partial(self._send, said))))
 
     def serve(self) -> None:
         """Handle events for ever; the process ends in the thread that listens to the server."""

@@ -23,6 +23,7 @@ from app.cluster.messages import (
     Node,
     Release,
     Released,
+    Said,
     Started,
     UnitDone,
 )
@@ -308,6 +309,8 @@ class RayEngine:
                 _log.info("cluster: %d workers on %d machines", self.cluster_workers, len(self.nodes))
             if not self._fallback and not any(node.wanted and not node.refused for node in self.nodes):
                 self._strand("no machine of the cluster is left")
+        elif isinstance(message, Said):
+            _log.log(message.level, "cluster: %s", message.text)
         elif isinstance(message, Released):
             self._free(message.job)
         elif isinstance(message, ComputeHere):

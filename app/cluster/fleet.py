@@ -94,7 +94,7 @@ class Fleet:
                     if node["Alive"] and node["NodeID"] != self._home
                 }
             except Exception:  # noqa: BLE001 - whatever Ray raises: the head is away, and the machines may still work
-                _log.warning("the head of the cluster does not answer")
+                _log.warning("its head does not answer")
             else:
                 self.post(partial(self.update, found))
             time.sleep(_LOOK_S)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from kernels import Plan
 
 __all__ = [
-    *("Beat", "Begin", "ComputeHere", "DoneHere", "Ended", "Message", "Node", "Release", "Released", "Started"),
+    *("Beat", "Begin", "ComputeHere", "DoneHere", "Ended", "Message", "Node", "Release", "Released", "Said", "Started"),
     "UnitDone",
 ]
 
@@ -90,4 +90,11 @@ class Ended(NamedTuple):
     detail: str
 
 
-Message = Begin | Release | Released | Beat | Started | UnitDone | ComputeHere | DoneHere | Ended
+class Said(NamedTuple):
+    """Bridge to server: a line for the log."""
+
+    level: int
+    text: str
+
+
+Message = Begin | Release | Released | Beat | Started | UnitDone | ComputeHere | DoneHere | Ended | Said

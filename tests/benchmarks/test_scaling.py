@@ -46,7 +46,7 @@ def test_nothing_is_sent_to_workers_of_the_same_node() -> None:
     for call in CALLS:
         assert simulate(call, 2, slow, np.random.default_rng(0), here=2) == pytest.approx(local_time(call, 2, IDEAL))
         least = (call.whole_bytes + call.shared_bytes / call.shards) / slow.network_bytes_per_s
-        assert simulate(call, 2, slow, np.random.default_rng(0), here=1) > least
+        assert simulate(call, 2, slow, np.random.default_rng(0), here=0) > least
 
 
 def test_a_plan_is_a_call() -> None:
@@ -77,11 +77,12 @@ for n, channels, size, kernel, call in zip((16, 64, 64), (64, 256, 1024), (56, 5
 
 
 def test_a_lost_node_costs_its_shard_again() -> None:
-    """If every shard is lost once, one worker takes twice as long, and the time to notice each loss."""
+    """If every shard is lost once, one node takes twice as long, and the time to notice each loss; the service none."""
     call = CALLS[0]
     lossy = dataclasses.replace(IDEAL, failures_per_s=1e9)
-    found = simulate(call, 1, lossy, np.random.default_rng(0))
+    found = simulate(call, 1, lossy, np.random.default_rng(0), here=0)
     assert found == pytest.approx(2 * local_time(call, 1, IDEAL) + call.shards * IDEAL.notice_s)
+    assert simulate(call, 1, lossy, np.random.default_rng(0)) == pytest.approx(local_time(call, 1, IDEAL))
 
 
 def test_the_same_seed_gives_the_same_times() -> None:

@@ -72,7 +72,7 @@ def test_large_problems_give_the_bits_of_one_machine(site: Site, op: OpName) -> 
     assert len(chosen.units) > 8
     before = site.counter("units")
     assert same(site.there(chosen, inputs)[0], site.here(chosen, inputs))
-    assert 2 < site.counter("units") - before < len(chosen.units), "both machines take their share"
+    assert 0 < site.counter("units") - before < len(chosen.units), "both machines take their share"
 
 
 def test_figures(site: Site, measured: dict[str, float], capsys: pytest.CaptureFixture[str]) -> None:

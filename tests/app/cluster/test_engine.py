@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,12 +17,13 @@ from app.pool.engine import Arrival
 from convgrad._errors import DeadlineExceeded, InternalError, Overloaded, ShuttingDown
 from kernels import compute
 from tests.app.cluster.site import Site, many
-from tests.app.cluster.test_units import DEEP, WIDE
+from tests.app.cluster.test_units import WIDE
 from tests.app.pool.fleet import Array
 
-PLAN, INPUTS = many(WIDE)
-BLOCKS, BLOCK_INPUTS = many(DEEP)
-BITS = compute(WIDE, *INPUTS).tobytes()
+LONG = dataclasses.replace(WIDE, n=16, src_channels=64, dst_channels=64)
+"""Takes one worker so long that the other side has its say."""
+PLAN, INPUTS = many(LONG)
+BITS = compute(LONG, *INPUTS).tobytes()
 
 
 class Machines:
@@ -57,9 +59,12 @@ def shared(machines: Machines) -> Iterator[Site]:
 
 @pytest.fixture
 def site(shared: Site, machines: Machines) -> Site:
-    """The engine, with one machine that is ready, whatever the last test broke."""
+    """The engine, with one machine that is ready and idle, whatever the last test broke."""
     machines.set(one=1)
     shared.whole()
+    units = shared.counter("units")
+    while shared.counter("units") == units:  # it still has a unit of the last test, which nobody waits for
+        shared.there(PLAN, INPUTS)
     return shared
 
 
@@ -106,7 +111,7 @@ def test_a_deadline_that_passes(site: Site, machines: Machines) -> None:
     machines.set({"one": "silent"}, one=1)
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        site.there(BLOCKS, BLOCK_INPUTS, deadline=start + 0.02)
+        site.there(PLAN, INPUTS, deadline=start + 0.5)
     assert time.monotonic() - start < 5.0
     site.until(lambda: site.fleet.segments.stats().used == 0, 10.0)
 
@@ -128,11 +133,14 @@ def test_a_machine_that_joins(site: Site, machines: Machines) -> None:
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("other", "its kernels are other"), ("unfit", "it is broken")])
-def test_a_machine_that_is_refused(site: Site, machines: Machines, fault: str, reason: str) -> None:
-    """A machine whose bits may differ gets no work, says why, and is not tried again."""
+def test_a_machine_that_is_refused(
+    site: Site, machines: Machines, fault: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A machine whose bits may differ gets no work, is not tried again, and the server's log says why."""
     machines.set({"two": fault}, one=1, two=2)
     site.until(lambda: len(site.ray.nodes) == 2 and site.ray.nodes[1].refused)
     assert reason in str(site.ray.nodes[1].refused)
+    assert any("two gets no work" in line and reason in line for line in caplog.messages)
     assert right(site, site.there(PLAN, INPUTS)[0])
     assert site.ready() == 1
 
@@ -208,7 +216,7 @@ def test_the_cluster_goes_away_while_inputs_arrive(site: Site, machines: Machine
         os.kill(site.ray.snapshot()["cluster"]["bridge"], signal.SIGKILL)
         task = loop.create_task(site.fleet.finish(job))
         await site.fleet.until(lambda: site.counter("fallbacks") > before)
-        arrival.advance(WIDE.n)
+        arrival.advance(LONG.n)
         result, _ = await task
         return result
 
@@ -253,7 +261,7 @@ def test_a_cluster_that_comes_later(machines: Machines) -> None:
         assert made.ray.ready
         assert right(made, made.there(PLAN, INPUTS)[0])
         assert made.counter("jobs") == 0
-        machines.set({"one": "other"}, one=1)
+        machines.set({"three": "other"}, three=1)
         made.whole()
         assert right(made, made.there(PLAN, INPUTS)[0])
         assert made.counter("units")
