@@ -209,6 +209,8 @@ def plot(rows: Mapping[str, Sequence[float]], constants: Constants, path: Path) 
     axes.axhline(1, color="#444444", linewidth=1)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
     axes.grid(color="#e6e9ec")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
