@@ -301,7 +301,8 @@ class Case:
 def build(pick: Pick, macs: int, longer: int = 1, small: bool = False) -> Case:
     """Draw a valid case of at most about `macs` multiply-adds, with images `longer` times as long.
 
-    A third of them, or all where they are to be `small`, are made of small numbers. `pick` chooses from a sequence whose simplest element comes first.
+    A third of them, or all where they are to be `small`, are made of small numbers. `pick` chooses from a sequence
+    whose simplest element comes first.
     """
     op = pick(OPS)
     if op.startswith("BiasAdd"):
