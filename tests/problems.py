@@ -298,19 +298,20 @@ class Case:
         return (self.n, channels, *spatial) if self.data_format == "NCX" else (self.n, *spatial, channels)
 
 
-def build(pick: Pick, macs: int, longer: int = 1) -> Case:
+def build(pick: Pick, macs: int, longer: int = 1, small: bool = False) -> Case:
     """Draw a valid case of at most about `macs` multiply-adds, with images `longer` times as long.
 
-    `pick` chooses from a sequence whose simplest element comes first.
+    A third of them, or all where they are to be `small`, are made of small numbers. `pick` chooses from a sequence
+    whose simplest element comes first.
     """
     op = pick(OPS)
     if op.startswith("BiasAdd"):
         return _of_bias(pick, op, macs)
     transposed = op.startswith("ConvTranspose")
-    rank = pick([1, 2, 2, 2, 3])
-    axes = [_axis(pick, transposed, rank, longer) for _ in range(rank)]
+    rank, small = pick([1, 2, 2, 2, 3]), small or pick([False, False, True])
+    axes = [_small_axis(pick, transposed) if small else _axis(pick, transposed, rank, longer) for _ in range(rank)]
     columns = list(zip(*axes, strict=True))
-    groups, src_channels, dst_channels = _channels(pick)
+    groups, src_channels, dst_channels = _few_channels(pick) if small else _channels(pick)
     case = Case(
         op=op,
         dtype=pick(["f32", "f32", "bf16", "f16"]),
@@ -369,9 +370,9 @@ def cases(macs: int = 20_000) -> st.SearchStrategy[Case]:
     return drawn()
 
 
-def random_case(rng: np.random.Generator, macs: int = 60_000, longer: int = 1) -> Case:
+def random_case(rng: np.random.Generator, macs: int = 60_000, longer: int = 1, *, small: bool = False) -> Case:
     """Draw a case from a seeded generator."""
-    return build(lambda options: options[int(rng.integers(len(options)))], macs, longer)
+    return build(lambda options: options[int(rng.integers(len(options)))], macs, longer, small)
 
 
 def _axis(pick: Pick, transposed: bool, rank: int, longer: int) -> Ints:
@@ -384,14 +385,41 @@ def _axis(pick: Pick, transposed: bool, rank: int, longer: int) -> Ints:
     extent = (kernel - 1) * dilation + 1
     pads = [0, 0, 1, 1, 2, 3, extent // 2, extent, extent + 3]
     begin, end = min(pick(pads), 40), min(pick(pads), 40)
+    extra = pick([0, 0, *range(stride)]) if transposed else 0
+    return _valid_axis(transposed, size, kernel, stride, dilation, begin, end, extra)
+
+
+def _small_axis(pick: Pick, transposed: bool) -> Ints:
+    """Draw an axis of small numbers: each of them is often equal to another one, or just beyond it.
+
+    So strides are patches without overlap or with gaps, and pads, which are uneven, as long as the kernel or longer.
+    """
+    size, kernel, dilation = pick([5, 1, 1, 2, 3, 4, 6, 7, 8, 9]), pick([2, 1, 1, 3]), pick([1, 1, 2])
+    stride = pick([1, 2, 3, (kernel - 1) * dilation + 1])
+    begin, end = pick([*[(0, 0)] * 8, (1, 1), (0, 1), (1, 0), (2, 1), (1, 3), (3, 0), (0, 2), (3, 3)])
+    extra = pick(range(stride)) if transposed else 0
+    return _valid_axis(transposed, size, kernel, stride, dilation, begin, end, extra)
+
+
+def _valid_axis(
+    transposed: bool, size: int, kernel: int, stride: int, dilation: int, begin: int, end: int, extra: int
+) -> Ints:
+    """Return an axis with pads that leave at least one dst position: Convolution's are raised, the other's reduced."""
+    extent = (kernel - 1) * dilation + 1
     if not transposed:
         end = max(end, extent - size - begin)
         return size, (size + begin + end - extent) // stride + 1, kernel, stride, dilation, begin, end, 0
-    extra = pick([0, 0, *range(stride)])
     full = stride * (size - 1) + extent + extra
     begin = min(begin, full - 1)
     end = min(end, full - 1 - begin)
     return size, full - begin - end, kernel, stride, dilation, begin, end, extra
+
+
+def _few_channels(pick: Pick) -> Ints:
+    """Draw (groups, I, O), few of them or now and then more on one side."""
+    groups = pick([1, 1, 1, 1, 2, 3, 16, 32])
+    src, dst = (1, pick([1, 1, 2])) if groups > 8 else (pick([1, 1, 2, 3, 4, 17]), pick([5, 1, 2, 3, 4, 17]))
+    return groups, groups * src, groups * dst
 
 
 def _channels(pick: Pick) -> Ints:

@@ -131,6 +131,25 @@ TRAPS: tuple[Case, ...] = (
         strides=(16, 16),
     ),
     Case(
+        name="patches without overlap in the width, padding in the height, where the kernel has one tap",
+        n=2, src_channels=1, dst_channels=5, src_spatial=(7, 14), dst_spatial=(9, 7), kernel=(1, 2),
+        strides=(1, 2), pads_begin=(1, 0), pads_end=(1, 0),
+    ),
+    Case(
+        name="patches with gaps, strided padding in the depth",
+        n=3, src_channels=3, dst_channels=17, src_spatial=(4, 3, 11), dst_spatial=(4, 3, 3), kernel=(1, 1, 3),
+        strides=(2, 1, 4), pads_begin=(3, 0, 0),
+    ),
+    Case(
+        name="depthwise on maps of one pixel",
+        n=2, groups=64, src_channels=64, dst_channels=64, src_spatial=(1, 1), dst_spatial=(1, 1), kernel=(1, 1),
+    ),
+    Case(
+        name="depthwise on maps of one pixel, with zeros around it",
+        groups=32, src_channels=32, dst_channels=32, src_spatial=(1,), dst_spatial=(2,), kernel=(2,),
+        pads_begin=(1,), pads_end=(1,),
+    ),
+    Case(
         name="many images of one pixel",
         n=300, src_channels=19, dst_channels=37, src_spatial=(1, 1), dst_spatial=(1, 1), kernel=(3, 3),
         pads_begin=(1, 1), pads_end=(1, 1),

@@ -159,7 +159,9 @@ class _Gather(Share):
         every = self._grid(self._band_pixels(line, dims.groups), [(0, size) for size in (dims.n, *dims.dst)])
         apart = packed and 4 * self._points(every, line) > SUMS.source_bytes
         tall = LANE_ROWS if self.lanewise else target().rows[1 if dims.dst_channels <= WIDTH else 2]
-        together = self.lanewise and not packed and dims.dst_channels == 1 and len(self.numbers) <= SEGMENT
+        # straight into dst, where channels have to follow each other; in a src of one pixel they do in either format
+        straight = not packed and dims.dst_channels == 1 and problem.data_format == "NXC"
+        together = self.lanewise and straight and len(self.numbers) <= SEGMENT
         only: Only | None = "taps" if apart else "classes" if together else None
         self.tables = class_tables(dims, numbers, channels, tall, only)
         points = pixels * (line // 4 + 8) if apart else self._points(grid, line)

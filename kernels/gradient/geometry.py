@@ -212,16 +212,17 @@ def folded(geo: Geometry) -> tuple[Geometry, tuple[Run, ...]] | None:
     for a in (3, 2, 1):
         axis = axes[a]
         taps = len(axis.shifts)
-        if taps > 1:
-            if axis.stride <= axis.shifts[-1] - axis.shifts[0] or not axis.whole:
-                break
-            if inner > 1 and channels * len(offsets) * taps > MOST_RUNS:
-                return None
-            shifts = [(shift - axis.shifts[0]) * steps[a] for shift in axis.shifts]
-            if inner == 1:
-                inner, lane = taps, shifts[1]
-            else:
-                offsets = [shift + offset for shift in shifts for offset in offsets]
+        if taps == 1:
+            continue  # its stride is in the steps already, and in the padding it meets nothing: its spans are needed
+        if axis.stride <= axis.shifts[-1] - axis.shifts[0] or not axis.whole:
+            break
+        if inner > 1 and channels * len(offsets) * taps > MOST_RUNS:
+            return None
+        shifts = [(shift - axis.shifts[0]) * steps[a] for shift in axis.shifts]
+        if inner == 1:
+            inner, lane = taps, shifts[1]
+        else:
+            offsets = [shift + offset for shift in shifts for offset in offsets]
         origin += axis.shifts[0] * steps[a]
         steps[a] *= axis.stride
         axes[a] = _trivial(axis.size)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from kernels import plan, run_unit, storage_dtype
 from tests import naive
 from tests.kernels.harness import Tensor, assert_same_bits, problem_of, stored
+from tests.kernels.poison import poisoned
 from tests.problems import Case, random_case
 from tests.traps import TRAPS
 
@@ -51,6 +52,9 @@ def run(case: Case, *, at_end: bool, workers: int) -> None:
         arrays.append(copy)
     output = fenced(problem.output_shape, storage_dtype(case.dtype), at_end=at_end)
     scratch: Any = fenced((chosen.scratch_bytes,), np.uint8, at_end=at_end) if chosen.scratch_bytes else None
+    for memory in (output, scratch):
+        if memory is not None:
+            memory.view(np.uint8)[...] = 0xFF
     for unit in chosen.units:
         assert run_unit(chosen, unit, arrays, output, scratch)
     assert_same_bits(output.view(naive.DTYPES[case.dtype]), case.expected(inputs), case)
@@ -64,7 +68,8 @@ def main(seed: int, count: int) -> None:
     for case in cases:
         for at_end in (True, False):
             print(f"at_end={at_end} {case}", flush=True)
-            run(case, at_end=at_end, workers=int(rng.integers(1, 4)))
+            with poisoned():
+                run(case, at_end=at_end, workers=int(rng.integers(1, 4)))
     print("done", flush=True)
 
 

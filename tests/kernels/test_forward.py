@@ -13,7 +13,7 @@ import pytest
 from kernels import ConvProblem, plan, storage_dtype
 from kernels.forward.share import WIDTH, Way, share
 from tests import naive
-from tests.kernels.harness import assert_same_bits, compute, problem_of, stored
+from tests.kernels.harness import assert_same_bits, check, compute, problem_of, stored
 from tests.kernels.sizes import resize
 from tests.problems import Case, random_case
 
@@ -139,6 +139,23 @@ def test_one_image_is_shared_out() -> None:
         first = compute(case, inputs)
         for workers in (2, 3, 8):
             assert_same_bits(compute(case, inputs, workers=workers), first, case)
+
+
+@pytest.mark.parametrize("op", ["Convolution", "ConvTranspose", "ConvolutionBackwardData", "ConvTransposeBackwardData"])
+@pytest.mark.parametrize("data_format", ["NCX", "NXC"])
+@pytest.mark.parametrize("padding", [0, 1])
+def test_depthwise_on_maps_of_one_pixel(op: str, data_format: str, padding: int) -> None:
+    """Several vectors of groups get the oracle's bits on one pixel, whose channels follow each other in any format."""
+    for groups in (16, 32, 96):
+        for dtype in ("f32", "bf16"):
+            case = Case(
+                op="ConvolutionBackwardWeights", dtype=dtype, n=2, groups=groups, src_channels=groups,
+                dst_channels=groups, src_spatial=(1, 1), dst_spatial=(1, 1 + padding), kernel=(1, 1 + padding),
+                pads_begin=(0, padding), pads_end=(0, padding), data_format=data_format,
+            )  # fmt: skip
+            for geometry in (case, case.mirrored()):
+                if geometry.transposed == op.startswith("ConvTranspose"):
+                    check(replace(geometry, op=op), workers=2)
 
 
 def test_large_kernels_on_small_maps() -> None:

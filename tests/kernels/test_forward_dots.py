@@ -37,7 +37,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     plan.cache_clear()
 
 
-def _random(seed: int, count: int, **limits: int) -> Iterator[Case]:
+def _random(seed: int, count: int, **limits: Any) -> Iterator[Case]:
     rng = np.random.default_rng([81, seed])
     while count > 0:
         case = random_case(rng, **limits)

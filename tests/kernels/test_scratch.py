@@ -1,4 +1,4 @@
-"""A worker's private scratch stays within 64 MB for every real layer, forward passes included."""
+"""A worker's private scratch: at most 64 MB for every real layer, and in tests full of NaN when it is requested."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kernels import plan, run_unit, storage_dtype
-from kernels.arena import arena_bytes
+from kernels import arena, plan, run_unit, storage_dtype
 from tests.kernels.harness import problem_of
 from tests.problems import Case, real_layers
 
@@ -28,7 +27,7 @@ def _private_bytes(case: Case) -> int:
 
     def work() -> None:
         run_unit(chosen, chosen.units[0], inputs, output, scratch)
-        held.append(arena_bytes())
+        held.append(arena.arena_bytes())
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -43,3 +42,22 @@ def test_private_scratch_is_bounded(name: str) -> None:
     geometry = case if case.transposed else case.mirrored()
     for each in (case, replace(geometry, op="ConvTranspose")):
         assert _private_bytes(each) <= LIMIT, each.op
+
+
+def test_requested_scratch_is_nan() -> None:
+    """In tests of kernels no request finds what an earlier one left, unless its owner has said that it is kept."""
+    for _ in range(2):
+        scratch = arena.arena("vector", 100)
+        assert np.isnan(scratch).all()
+        assert np.isnan(scratch.view(np.float16)).all()
+        scratch.fill(0)
+    owner = object()
+    assert arena.arena_kept("vector", 100, owner)[1] is None
+    assert np.isnan(scratch).all()
+    scratch.fill(0)
+    arena.arena_keeps("vector", owner, 5)
+    assert arena.arena_kept("vector", 100, owner)[1] == 5
+    assert not scratch.any()
+    arena.arena_keeps("vector", owner, 5)
+    assert arena.arena_kept("vector", 100, object())[1] is None
+    assert np.isnan(scratch).all()

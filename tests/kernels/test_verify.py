@@ -92,7 +92,7 @@ def test_results_in_f64() -> None:
             assert (report["worst"]["ulp"], report["verdicts"]["onednn"]["failed"]) == (1, 1), case
             right[index] = -right[index] - 1e300
             assert verify(case, inputs, right)["worst"]["ulp"] > 1 << 60
-        elif right.size > 8 and case.n:
+        elif np.count_nonzero(right) > 8:
             assert not verify(case, inputs, right.astype(np.float32).astype(np.float64))["passed"], case
 
 
