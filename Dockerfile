@@ -32,7 +32,7 @@ RUN HATCH_BUILD_NO_HOOKS=true pip wheel --quiet --no-deps --no-build-isolation -
 FROM python:3.12-slim
 # Nothing installs packages in a running container.
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin convgrad \
- && pip uninstall --quiet --yes --root-user-action=ignore pip && rm -r /usr/local/lib/python3.*/ensurepip \
+ && PYTHONDONTWRITEBYTECODE=1 pip uninstall --quiet --yes --root-user-action=ignore pip && rm -r /usr/local/lib/python3.*/ensurepip \
  # A new volume gets the owner of the folder that it is mounted on: compose keeps the token of a Ray cluster there.
  && install -d -o convgrad -m 700 /run/ray
 COPY --from=packages /opt/convgrad /opt/convgrad

@@ -186,7 +186,7 @@ def test_every_variable_is_explained() -> None:
     taken: dict[str, set[str]] = {}
     for variable, default in re.findall(r"\$\{(CONVGRAD_\w+):-([^}]*)\}", text):
         taken.setdefault(variable, set()).add(default)
-    rows = dict(re.findall(r"^\| `(CONVGRAD_\w+)` \| ([^|]*) \|", table, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(CONVGRAD_\w+)` \|([^|]*)\|", table, re.MULTILINE))
     assert {name: set(re.findall(r"`([^`]+)`", cell)) for name, cell in rows.items()} == {
         name: defaults - {""} for name, defaults in taken.items()
     }
