@@ -113,8 +113,9 @@ def test_every_dependency_has_its_reason() -> None:
 
 def test_every_setting_is_explained() -> None:
     """docs/running.md has a row for each setting of the service, and no others."""
-    page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8").partition("\n## Settings\n")[2].partition("\n## ")[0]
-    rows = set(re.findall(r"^\| `CONVGRAD_(\w+)`", page, re.MULTILINE))
+    page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    section = page.partition("\n## Settings\n")[2].partition("\n## ")[0]
+    rows = set(re.findall(r"^\| `CONVGRAD_(\w+)`", section, re.MULTILINE))
     assert rows == {name.upper() for name in Settings.model_fields}
 
 

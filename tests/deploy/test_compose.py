@@ -109,7 +109,7 @@ def test_the_cluster_has_a_token(name: str) -> None:
 
 
 def token_made_in(folder: Path) -> str:
-    """Run the command of `ray-token` on the folders `secrets` and `ray` of `folder`; return the token that it leaves."""
+    """Run the command of `ray-token` on the folders `secrets` and `ray` of `folder`; return the token it leaves."""
     service = SERVICES["ray-token"]
     (text,) = service["command"]
     assert service["volumes"] == ["ray-token:/run/ray"]

@@ -26,7 +26,7 @@ def test_labels_agree_with_the_project() -> None:
 
 
 def test_both_images_are_baked() -> None:
-    """`docker buildx bake` builds the image of the service and that of Ray's nodes, and labels both with their source."""
+    """`docker buildx bake` builds the image of the service and that of Ray's nodes, both labelled with their source."""
     text = (ROOT / "docker-bake.hcl").read_text("utf-8")
     targets = dict(re.findall(r'^target "([\w-]+)" \{(.*?)^\}', text, re.MULTILINE | re.DOTALL))
     assert re.findall(r'"([\w-]+)"', text.partition('group "default"')[2].partition("}")[0]) == list(targets)
