@@ -154,6 +154,14 @@ def test_a_secret_that_cannot_be_read_is_an_error(folder: Path) -> None:
         token_made_in(folder)
 
 
+@pytest.mark.parametrize(("name", "port"), [("ray-head", "--port=6379"), ("ray-worker", "--node-manager-port=6380")])
+def test_nodes_are_checked(name: str, port: str) -> None:
+    """`up --wait` waits until the port of a node is open; the image's own check would ask for a service."""
+    service = SERVICES[name]
+    assert port in (service["entrypoint"] if name == "ray-head" else service["environment"]["NODE"].split())
+    assert f"(socket.gethostname(), {port.partition('=')[2]})" in service["healthcheck"]["test"][-1]
+
+
 @pytest.mark.parametrize("name", RAY)
 def test_a_lost_head_is_noticed_soon(name: str) -> None:
     """A node gives its head up before Ray's default of a minute, and is then started again."""
