@@ -1,21 +1,15 @@
-# The first stage installs and compiles, the second one only runs the service.
-FROM python:3.12-slim AS build
-# server, or ray for a service or a node of a Ray cluster.
-ARG CONVGRAD_EXTRA=server
+# The first stages install and compile, the last one only runs the service.
+FROM python:3.12-slim AS server
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
-COPY requirements requirements
+COPY requirements/build.txt requirements/server.txt requirements/
 # Dependencies first, so that a source change does not reinstall them.
 RUN python -m venv --without-pip /opt/convgrad && pip install --quiet --require-hashes -r requirements/build.txt \
- && pip --python /opt/convgrad/bin/python install --quiet --require-hashes -r "requirements/$CONVGRAD_EXTRA.txt"
-COPY pyproject.toml README.md LICENSE ./
-COPY convgrad convgrad
-# Only the client: the service itself is in /srv/convgrad.
-RUN HATCH_BUILD_NO_HOOKS=true pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
- && pip --python /opt/convgrad/bin/python install --quiet --no-deps dist/*.whl
+ && pip --python /opt/convgrad/bin/python install --quiet --require-hashes -r requirements/server.txt
 
 # Code for every known processor of this architecture, an archive for each: a container uses the one for its processor
 # and checks it. Numba finds it by the path of the source, so the path must be the same as below.
+FROM server AS code
 ARG CONVGRAD_TARGETS=all
 WORKDIR /srv/convgrad
 COPY kernels kernels
@@ -24,12 +18,27 @@ COPY schemas schemas
 COPY app app
 RUN /opt/convgrad/bin/python -m compileall -q .
 
+FROM server AS packages
+# server, or ray for a service or a node of a Ray cluster: both images share the stage above, which takes longest.
+ARG CONVGRAD_EXTRA=server
+COPY requirements requirements
+RUN pip --python /opt/convgrad/bin/python install --quiet --require-hashes -r "requirements/$CONVGRAD_EXTRA.txt"
+COPY pyproject.toml README.md LICENSE ./
+COPY convgrad convgrad
+# Only the client: the service itself is in /srv/convgrad.
+RUN HATCH_BUILD_NO_HOOKS=true pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
+ && pip --python /opt/convgrad/bin/python install --quiet --no-deps dist/*.whl
+
 FROM python:3.12-slim
-RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin convgrad
-COPY --from=build /opt/convgrad /opt/convgrad
+# Nothing installs packages in a running container.
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin convgrad \
+ && PYTHONDONTWRITEBYTECODE=1 pip uninstall --quiet --yes --root-user-action=ignore pip && rm -r /usr/local/lib/python3.*/ensurepip \
+ # A new volume gets the owner of the folder that it is mounted on: compose keeps the token of a Ray cluster there.
+ && install -d -o convgrad -m 700 /run/ray
+COPY --from=packages /opt/convgrad /opt/convgrad
 # Owned by root, whom every user trusts: a container that runs as any user takes the code from here.
-COPY --from=build /var/cache/convgrad /var/cache/convgrad
-COPY --from=build /srv/convgrad /srv/convgrad
+COPY --from=code /var/cache/convgrad /var/cache/convgrad
+COPY --from=code /srv/convgrad /srv/convgrad
 # Public within the container: publishing the port decides who can reach it.
 ENV PATH=/opt/convgrad/bin:$PATH \
     PYTHONPATH=/srv/convgrad \
@@ -38,8 +47,15 @@ ENV PATH=/opt/convgrad/bin:$PATH \
     CONVGRAD_HOST=0.0.0.0 \
     CONVGRAD_PUBLIC=true
 WORKDIR /srv/convgrad
-USER convgrad
+# A number, because Kubernetes can't tell from a name that the user is not root.
+USER 10001
 EXPOSE 8000
+ARG CONVGRAD_SOURCE=""
+LABEL org.opencontainers.image.title="convgrad" \
+      org.opencontainers.image.description="Exact, fast convolution gradients over HTTP" \
+      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.source="$CONVGRAD_SOURCE"
 # Checks readiness, not only liveness. Uses the standard library only, because it runs every few seconds.
 HEALTHCHECK --interval=5s --timeout=4s --start-period=90s --retries=3 CMD ["python", "-I", "-S", "app/healthcheck.py"]
 ENTRYPOINT ["convgrad"]

@@ -35,6 +35,8 @@ class Replica:
         self.port = port
         self.statuses: list[int] = []
         """The exit statuses of the processes that were stopped."""
+        self.logged: list[str] = []
+        """The lines that these have logged."""
 
     def __enter__(self) -> Replica:
         self._start()
@@ -62,6 +64,7 @@ class Replica:
     def _stop(self) -> None:
         self._stack.close()
         self.statuses.append(self._service.process.returncode)
+        self.logged += self._service.log
 
 
 @contextmanager

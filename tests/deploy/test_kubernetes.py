@@ -58,17 +58,18 @@ def test_files_are_listed(path: Path) -> None:
     assert path.name in ["kustomization.yaml", *kustomization["resources"], *patches]
 
 
+def quantity(text: str) -> int:
+    """Return the bytes of a quantity such as ``4Gi``."""
+    return int(text[:-2]) << {"Mi": 20, "Gi": 30}[text[-2:]]
+
+
 @pytest.mark.parametrize("name", ["base", "ray"])
 def test_manifests_are_valid(name: str) -> None:
     """What Kustomize builds passes the schemas of Kubernetes, and so do the pods of the Ray cluster."""
     manifests = built(name)
-    assert {kind for kind, _ in manifests} >= {
-        "Deployment",
-        "HorizontalPodAutoscaler",
-        "NetworkPolicy",
-        "PodDisruptionBudget",
-        "Service",
-    }
+    kinds = {"Deployment", "NetworkPolicy", "PodDisruptionBudget", "Service"}
+    kinds |= {"HorizontalPodAutoscaler"} if name == "base" else {"RayCluster"}
+    assert {kind for kind, _ in manifests} == kinds
     for (kind, _), manifest in manifests.items():
         if kind not in _FOREIGN:
             validate(manifest)
@@ -90,6 +91,8 @@ def test_pods_are_restricted(name: str) -> None:
         spec = pod["spec"]
         assert spec["automountServiceAccountToken"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
+        # OpenShift assigns users and groups, and rejects pods that name their own.
+        assert not spec["securityContext"].keys() & {"runAsUser", "runAsGroup", "fsGroup"}
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in spec["containers"]:
             context = container["securityContext"]
@@ -101,11 +104,12 @@ def test_pods_are_restricted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["base", "ray"])
 def test_pods_have_time_to_drain(name: str) -> None:
-    """Kubernetes kills a pod only after its delay, its drain time and the five seconds that uvicorn may take."""
+    """Kubernetes kills a pod only after its delay, the longest call and the five seconds that uvicorn may take."""
     spec = built(name)["Deployment", "convgrad"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     values = {each["name"]: each.get("value") for each in container["env"]}
     drain, delay = float(values["CONVGRAD_DRAIN_S"]), float(values["CONVGRAD_DRAIN_DELAY_S"])
+    assert drain >= Settings.model_fields["deadline_s"].default
     assert spec["terminationGracePeriodSeconds"] > drain + delay + 5
     probe = container["readinessProbe"]
     assert delay > probe["periodSeconds"] * probe["failureThreshold"]
@@ -120,13 +124,63 @@ def test_variables_are_settings() -> None:
 
 
 def test_rays_ports_are_closed() -> None:
-    """Only the service, the nodes and the operator may connect to the Ray cluster, by labels that these pods have."""
+    """Only the service and the nodes may connect to the Ray cluster, and the operator to its head."""
     manifests = built("ray")
-    (rule,) = manifests["NetworkPolicy", "convgrad-ray"]["spec"]["ingress"]
-    names = [each["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for each in rule["from"]]
-    assert names == ["convgrad-ray", "convgrad", "kuberay-operator"]
-    assert [pod["metadata"]["labels"]["app.kubernetes.io/name"] for pod in pods(manifests)] == [
-        "convgrad",
-        "convgrad-ray",
-        "convgrad-ray",
-    ]
+    cluster = manifests["RayCluster", "convgrad-ray"]["metadata"]["name"]
+    nodes, head = (manifests["NetworkPolicy", name]["spec"] for name in ("convgrad-ray", "convgrad-ray-head"))
+    # KubeRay gives these two labels to every pod of a cluster.
+    assert nodes["podSelector"]["matchLabels"] == {"ray.io/cluster": cluster}
+    assert head["podSelector"]["matchLabels"] == {"ray.io/cluster": cluster, "ray.io/node-type": "head"}
+    (rule,) = nodes["ingress"]
+    service = {"podSelector": {"matchLabels": manifests["Deployment", "convgrad"]["spec"]["selector"]["matchLabels"]}}
+    assert rule == {"from": [{"podSelector": nodes["podSelector"]}, service]}
+    operator = {"podSelector": {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}}
+    assert head["ingress"] == [{"from": [{"namespaceSelector": {}, **operator}]}]
+
+
+def test_ray_has_probes_of_its_own() -> None:
+    """Kubernetes probes the ports that Ray opens: KubeRay's probes ask a dashboard that the image does not have."""
+    spec = built("ray")["RayCluster", "convgrad-ray"]["spec"]
+    (workers,) = spec["workerGroupSpecs"]
+    for group, port in (spec["headGroupSpec"], 6379), (workers, int(workers["rayStartParams"]["node-manager-port"])):
+        (container,) = group["template"]["spec"]["containers"]
+        for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+            assert container[probe]["tcpSocket"] == {"port": port}
+    assert built("ray")["RayCluster", "convgrad-ray"]["spec"]["upgradeStrategy"] == {"type": "Recreate"}
+
+
+def test_one_service_has_the_cluster() -> None:
+    """With a cluster there is one service, since it keeps all workers, and nothing that adds others."""
+    manifests = built("ray")
+    assert manifests["Deployment", "convgrad"]["spec"]["replicas"] == 1
+    assert not [kind for kind, _ in manifests if kind == "HorizontalPodAutoscaler"]
+    assert "replicas" not in built("base")["Deployment", "convgrad"]["spec"]
+
+
+def test_the_object_store_has_memory() -> None:
+    """A node's object store fits into its /dev/shm, which leaves memory for the processes, and /tmp into its disk."""
+    manifests = built("ray")
+    spec = manifests["RayCluster", "convgrad-ray"]["spec"]
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    stores = [int(group["rayStartParams"]["object-store-memory"]) for group in groups]
+    service, *nodes = pods(manifests)
+    environment = {each["name"]: each["value"] for each in service["spec"]["containers"][0]["env"]}
+    for pod, store in zip((service, *nodes), (int(environment["CONVGRAD_RAY_JOIN"]), *stores), strict=True):
+        limits = pod["spec"]["containers"][0]["resources"]["limits"]
+        sizes = {each["name"]: each["emptyDir"]["sizeLimit"] for each in pod["spec"]["volumes"] if "emptyDir" in each}
+        assert store < quantity(sizes["shm"]) <= quantity(limits["memory"]) - quantity("2Gi")
+        assert store < quantity(sizes["tmp"]) < quantity(limits["ephemeral-storage"])
+
+
+@pytest.mark.parametrize("name", ["base", "ray"])
+def test_images_need_no_registry(name: str) -> None:
+    """An image that was loaded into the nodes is used as it is: the tag `latest` alone would mean to pull it again."""
+    for pod in pods(built(name)):
+        assert {each["imagePullPolicy"] for each in pod["spec"]["containers"]} == {"IfNotPresent"}
+
+
+def test_every_user_can_read_the_token() -> None:
+    """The token's secret is readable whatever user the platform assigns to the pod."""
+    for pod in pods(built("ray")):
+        modes = [each["secret"]["defaultMode"] for each in pod["spec"]["volumes"] if "secret" in each]
+        assert modes == [0o444]

@@ -92,3 +92,13 @@ def test_metrics_are_not_public(replicas: list[Replica], tmp_path: Path) -> None
     """nginx forwards health but no metrics, which would be those of any one replica."""
     with proxy(tmp_path, [each.port for each in replicas]) as url, httpx.Client(base_url=url) as client:
         assert [client.get(path).status_code for path in ("/healthz", "/readyz", "/metrics")] == [200, 200, 404]
+
+
+def test_a_client_cannot_forge_its_address(tmp_path: Path) -> None:
+    """A replica sees the client's own address, whatever `X-Forwarded-For` it sends."""
+    forged = {"X-Forwarded-For": "203.0.113.9"}
+    with Replica(*free_ports(1)) as replica, proxy(tmp_path, [replica.port]) as url:
+        assert httpx.get(f"{url}/v1/ops", headers=forged).status_code == 200
+    (line,) = [line for line in replica.logged if "/v1/ops" in line]
+    assert "203.0.113.9" not in line
+    assert "address=127.0.0.1" in line

@@ -1,0 +1,43 @@
+"""The files that images are made from: what they say about the project is true."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import convgrad
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCKERFILE = (ROOT / "Dockerfile").read_text("utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def test_labels_agree_with_the_project() -> None:
+    """The image is labelled with the project's name, version, licence, description and source."""
+    labels = dict(re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', DOCKERFILE))
+    assert labels == {
+        "title": PROJECT["name"],
+        "description": PROJECT["description"].partition(":")[0],
+        "version": convgrad.__version__,
+        "licenses": PROJECT["license"],
+        "source": "$CONVGRAD_SOURCE",
+    }
+
+
+def test_both_images_are_baked() -> None:
+    """`docker buildx bake` builds the image of the service and that of Ray's nodes, both labelled with their source."""
+    text = (ROOT / "docker-bake.hcl").read_text("utf-8")
+    targets = dict(re.findall(r'^target "([\w-]+)" \{(.*?)^\}', text, re.MULTILINE | re.DOTALL))
+    assert re.findall(r'"([\w-]+)"', text.partition('group "default"')[2].partition("}")[0]) == list(targets)
+    assert set(targets) == {"convgrad", "convgrad-ray"}
+    assert all("CONVGRAD_SOURCE = SOURCE" in body for body in targets.values())
+
+
+def test_both_images_have_a_bill_of_materials() -> None:
+    """scripts/sbom reads the locked packages of each image that the Dockerfile can build."""
+    script = (ROOT / "scripts" / "sbom").read_text("utf-8")
+    extras = re.search(r"for extra in ([\w ]+);", script)
+    assert extras
+    assert set(extras[1].split()) == {"server", "ray"}
+    assert 'requirements/$extra.txt"' in script
