@@ -75,6 +75,8 @@ class _Job:
     nodes: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     running: int = 0
+    takers: int = 0
+    """Workers that may have its units."""
     slowest_s: float = 0.0
     started: bool = False
 
@@ -154,7 +156,10 @@ class Dispatch:
         """Give waiting units to workers that have too few; the server's come first, as nothing has to be sent."""
         workers = [*self._own, *self._fleet.workers]
         for depth in range(_PREFETCH):
-            for worker in workers:
+            waiting = [job for job in self._jobs.values() if job.waiting]
+            for each in waiting if depth else ():
+                each.takers = sum(each.takes(worker.node) for worker in workers)
+            for worker in workers if waiting else ():
                 if len(worker.units) == depth and not (depth and worker.units[0].late):
                     job, unit = self._next(worker.node)
                     if job is not None and (not depth or self._prefetches(job, worker)):
@@ -193,8 +198,7 @@ class Dispatch:
     def _prefetches(self, job: _Job, worker: Worker) -> bool:
         """Whether a worker gets a second unit: small ones, except for the last, which go to whoever is free first."""
         most = _PREFETCH_MACS_HERE if worker.node == _HERE else _PREFETCH_MACS
-        takers = sum(job.takes(each.node) for each in (*self._own, *self._fleet.workers))
-        return job.unit_macs() <= most and len(job.waiting) > takers
+        return job.unit_macs() <= most and len(job.waiting) > job.takers
 
     def _having(self, job: _Job, unit: int, *, here: bool = False) -> bool:
         """Whether a worker has a unit and is not late with it; with `here`, one of the server's."""
