@@ -17,7 +17,7 @@ PAGES = sorted(
 )
 # What an example may do that these tests can't: everything else is run.
 NOT_RUN = re.compile(
-    r"(scripts/(serve|build|setup)|npx|pip install|convgrad serve|source|docker compose"
+    r"(scripts/(serve|build|setup)|npx|pip install|convgrad serve|source|docker (compose|buildx)"
     r"|python (examples/|-m benchmarks\.))"
 )
 
