@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -88,15 +90,26 @@ def test_progress(http: httpx.Client, client: convgrad.Client) -> None:
     assert [event.done for event in seen] == done
 
 
-def test_errors_after_the_first_progress(service: LiveService) -> None:
+def test_errors_after_the_first_progress(tight: Resident) -> None:
     """An error of the computation is the last event, and the client raises it."""
-    big = replace(LAYER, n=60, src_channels=64, dst_channels=64, src_spatial=(40, 40), dst_spatial=(40, 40))
+    big = replace(
+        LAYER, n=16, src_channels=64, dst_channels=64, src_spatial=(20, 20), dst_spatial=(20, 20), kernel=(7, 7),
+        pads_begin=(3, 3), pads_end=(3, 3),
+    )  # fmt: skip
     inputs = big.inputs()
     wrong = np.zeros(big.output_shape, np.float32)
     seen: list[convgrad.Progress] = []
-    with convgrad.Client(service.url) as client, pytest.raises(convgrad.DeadlineExceeded):
-        client.verify(big.op, inputs, wrong, big.attributes(), deadline=0.5, on_progress=seen.append)
-    assert len(seen) > 0
+
+    def stop(progress: convgrad.Progress) -> None:
+        if not seen:  # from now on nothing is computed until the deadline
+            for worker in tight.service.engine.snapshot()["workers"]:
+                os.kill(worker["pid"], signal.SIGSTOP)
+        seen.append(progress)
+
+    with convgrad.Client(tight.url) as client, pytest.raises(convgrad.DeadlineExceeded):
+        client.verify(big.op, inputs, wrong, big.attributes(), deadline=2.0, on_progress=stop)
+    assert seen
+    tight.until(lambda: tight.service.engine.workers == (1, 1), 60.0)  # another worker than the one that was stopped
 
 
 def test_other_outputs(client: convgrad.Client) -> None:
