@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from app.cluster.units import Portion, portions
+from app.cluster.units import Portion, first_stage, portions
 from kernels import Plan, storage_dtype
 
 __all__ = ["Costs"]
@@ -36,7 +36,7 @@ class Costs:
 
     def here(self, plan: Plan, workers: int) -> float:
         """Estimate the seconds of a plan on workers of this machine."""
-        units = _first(plan)
+        units = first_stage(plan)
         return plan.macs / self.mac_rate * -(-units // max(1, workers)) / units
 
     def stays(self, plan: Plan, workers: int) -> bool:
@@ -54,7 +54,7 @@ class Costs:
         """
         reads = _reads(plan)
         best, least = 0, self.here(plan, here) / self.gain
-        for count in range(1, min(nodes, _first(plan)) + 1):
+        for count in range(1, min(nodes, first_stage(plan)) + 1):
             if workers := there * count // nodes:
                 seconds = self._there(plan, reads, here, workers, count)
                 if seconds < least:
@@ -62,7 +62,7 @@ class Costs:
         return best
 
     def _there(self, plan: Plan, reads: Sequence[tuple[int, int]], here: int, there: int, nodes: int) -> float:
-        problem, units = plan.problem, _first(plan)
+        problem, units = plan.problem, first_stage(plan)
         share = there / (here + there)
         written = plan.scratch_bytes or prod(problem.output_shape) * problem.output_dtype.itemsize
         copied = sum(size * min(1, readers * share) for size, readers in reads)
@@ -75,19 +75,13 @@ class Costs:
         return max(even, least) + self.unit_s * rounds + written * share / self.send_rate
 
 
-def _first(plan: Plan) -> int:
-    """Count the units of the first stage."""
-    return max(1, sum(unit.stage == 0 for unit in plan.units))
-
-
 def _reads(plan: Plan) -> list[tuple[int, int]]:
     """Return the bytes of each portion of an input that units read, and how many units read it."""
     problem = plan.problem
     item = storage_dtype(problem.dtype).itemsize
     found: Counter[tuple[int, Portion]] = Counter()
-    for unit in plan.units:
-        if unit.stage == 0:
-            found.update(enumerate(portions(plan, unit)))
+    for unit in plan.units[: first_stage(plan)]:
+        found.update(enumerate(portions(plan, unit)))
     return [
         (prod(portion.shape(problem.input_shapes[number])) * item, readers)
         for (number, portion), readers in found.items()

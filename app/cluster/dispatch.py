@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from app.cluster.fleet import Fleet, Worker
 from app.cluster.memory import Memory
 from app.cluster.messages import Begin, ComputeHere, DoneHere, Ended, Message, Released, Started, UnitDone
 from app.cluster.node import arguments, cut
-from app.cluster.units import Portion
+from app.cluster.units import Portion, first_stage
 
 __all__ = ["Dispatch"]
 
@@ -53,11 +53,11 @@ _GRACE_S = 5.0
 
 @dataclass(eq=False)
 class _Given:
-    """A unit on a worker: `since` it is the first one there and was sent, `late` if nobody counts on it any more."""
+    """A unit on a worker: `since` it is the first one there, or was sent; `late` if nobody counts on it any more."""
 
     job: _Job
     unit: int
-    since: float | None = None
+    since: float
     late: bool = False
     unwanted_since: float | None = None
 
@@ -75,9 +75,10 @@ class _Job:
     nodes: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     running: int = 0
-    takers: int = 0
-    """Workers that may have its units."""
     slowest_s: float = 0.0
+    here_s: float = 0.0
+    there_s: float = 0.0
+    """What the last units took here and on other machines."""
     started: bool = False
 
     def takes(self, node: str) -> bool:
@@ -98,6 +99,15 @@ class _Job:
         shunned, until = self.shunned[unit]
         return shunned == node and now < until
 
+    def takers(self, workers: Sequence[Worker]) -> int:
+        """Count the workers that may have its units."""
+        return sum(self.takes(worker.node) for worker in workers)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the inputs."""
+        return sum(tensor.nbytes for tensor in self.memory.inputs) if self.memory is not None else 0
+
     def unit_macs(self) -> float:
         """Return the multiply-adds of a unit."""
         return self.begin.plan.macs / len(self.begin.plan.units)
@@ -115,10 +125,11 @@ class Dispatch:
         fleet: Fleet,
         send: Callable[[Message], None],
         post: Callable[[Callable[[], object]], object],
-        aside: Callable[[Callable[[], object]], object],
+        aside: Callable[..., object],
     ) -> None:
         self._fleet, self._send, self._post, self._aside = fleet, send, post, aside
         self._jobs: dict[int, _Job] = {}
+        self._closing: set[int] = set()
         self._own: list[Worker] = []
         self._put: Callable[[Any], Any] = lambda _: None
         fleet.on_lost = self._lost
@@ -128,7 +139,7 @@ class Dispatch:
         self._put = put
         while len(self._own) < begin.here:
             self._own.append(Worker(-len(self._own), _HERE, ready=True))
-        units = [unit.index for unit in begin.plan.units if unit.stage == 0]
+        units = range(first_stage(begin.plan))
         self._jobs[begin.job] = _Job(begin, memory, deque(units), set(units))
         self.fill()
 
@@ -137,6 +148,7 @@ class Dispatch:
         for worker in self._own:
             for given in worker.units:
                 if (given.job.begin.job, given.unit) == done:
+                    given.job.here_s = _mean(given.job.here_s, time.monotonic() - given.since)
                     self._take(worker, given)
                     self._settle(given)
                     self.fill()
@@ -144,25 +156,32 @@ class Dispatch:
 
     def release(self, number: int) -> None:
         """Forget a job; `Released` is sent when nothing reads its memory any more."""
-        job = self._jobs.pop(number, None)
-        if job is None:
+        if (job := self._jobs.pop(number, None)) is not None:
+            job.left.clear()
+            job.waiting.clear()
+            self._closing.add(number)
+            self._aside(partial(self._close, job))
+        elif number not in self._closing:
             self._send(Released(number))
-            return
-        job.left.clear()
-        job.waiting.clear()
-        self._aside(partial(self._close, job))
 
     def fill(self) -> None:
         """Give waiting units to workers that have too few; the server's come first, as nothing has to be sent."""
         workers = [*self._own, *self._fleet.workers]
         for depth in range(_PREFETCH):
-            waiting = [job for job in self._jobs.values() if job.waiting]
-            for each in waiting if depth else ():
-                each.takers = sum(each.takes(worker.node) for worker in workers)
-            for worker in workers if waiting else ():
+            jobs = [job for job in self._jobs.values() if job.waiting]
+            if depth:
+                # Small units, except for the last ones, which go to whoever is free first.
+                jobs = [
+                    each
+                    for each in jobs
+                    if each.unit_macs() <= _PREFETCH_MACS and len(each.waiting) > each.takers(workers)
+                ]
+            for worker in workers if jobs else ():
                 if len(worker.units) == depth and not (depth and worker.units[0].late):
-                    job, unit = self._next(worker.node)
-                    if job is not None and (not depth or self._prefetches(job, worker)):
+                    job, unit = self._next(worker.node, jobs)
+                    if job is not None and not (
+                        depth and worker.node == _HERE and job.unit_macs() > _PREFETCH_MACS_HERE
+                    ):
                         job.waiting.remove(unit)
                         self._give(worker, job, unit)
 
@@ -170,8 +189,9 @@ class Dispatch:
         """Give late units to other workers, and end workers that go on with what nobody wants."""
         now = time.monotonic()
         for worker in self._fleet.workers:  # the server watches over its own
-            if not worker.units or (first := worker.units[0]).since is None:
+            if not worker.units:
                 continue
+            first = worker.units[0]
             if first.unit not in first.job.left:
                 first.unwanted_since = first.unwanted_since or now
                 if now - first.unwanted_since > _GRACE_S:
@@ -183,11 +203,16 @@ class Dispatch:
 
     # What to give.
 
-    def _next(self, node: str) -> tuple[_Job, int] | tuple[None, int]:
+    def _next(self, node: str, jobs: Sequence[_Job]) -> tuple[_Job, int] | tuple[None, int]:
+        """Choose the job and the unit that a worker on a machine gets."""
         owners: dict[str, int] = {}
         for job in self._jobs.values():
             owners[job.begin.owner] = owners.get(job.begin.owner, 0) + job.running
-        waiting = [(job, unit) for job in self._jobs.values() if (unit := job.next(node)) is not None]
+        waiting = [
+            (job, unit)
+            for job in jobs
+            if (unit := job.next(node)) is not None and (node == _HERE or not self._is_sooner_here(job))
+        ]
 
         def turn(each: tuple[_Job, int]) -> tuple[int, int, int]:
             job, _ = each
@@ -195,10 +220,13 @@ class Dispatch:
 
         return min(waiting, key=turn, default=(None, 0))
 
-    def _prefetches(self, job: _Job, worker: Worker) -> bool:
-        """Whether a worker gets a second unit: small ones, except for the last, which go to whoever is free first."""
-        most = _PREFETCH_MACS_HERE if worker.node == _HERE else _PREFETCH_MACS
-        return job.unit_macs() <= most and len(job.waiting) > job.takers
+    def _is_sooner_here(self, job: _Job) -> bool:
+        """Whether the server's workers, which have no other job, finish what waits before a machine would one unit."""
+        given = [each.job for worker in self._own for each in worker.units]
+        if not (given and job.here_s and job.there_s) or any(each is not job for each in given):
+            return False
+        rounds = -(-(len(given) + len(job.waiting)) // len(self._own))
+        return (rounds - 0.5) * job.here_s < job.there_s
 
     def _having(self, job: _Job, unit: int, *, here: bool = False) -> bool:
         """Whether a worker has a unit and is not late with it; with `here`, one of the server's."""
@@ -210,7 +238,7 @@ class Dispatch:
     # Giving.
 
     def _give(self, worker: Worker, job: _Job, unit: int) -> None:
-        given = _Given(job, unit)
+        given = _Given(job, unit, since=time.monotonic())
         worker.units.append(given)
         job.running += 1
         if not job.started:
@@ -220,7 +248,7 @@ class Dispatch:
             self._send(ComputeHere(job.begin.job, unit, job.losses.get(unit, 0)))
         else:
             job.nodes.add(worker.node)
-            self._aside(partial(self._call, worker, given))
+            self._aside(partial(self._call, worker, given), job.nbytes)
 
     def _call(self, worker: Worker, given: _Given) -> None:
         """Send a unit to a worker of the cluster."""
@@ -250,7 +278,11 @@ class Dispatch:
     def _close(self, job: _Job) -> None:
         job.references.clear()
         job.memory = None
-        self._post(partial(self._send, Released(job.begin.job)))
+        self._post(partial(self._closed, job.begin.job))
+
+    def _closed(self, number: int) -> None:
+        self._closing.discard(number)
+        self._send(Released(number))
 
     # Answers.
 
@@ -258,7 +290,7 @@ class Dispatch:
         if given in worker.units:
             self._take(worker, given)
         if error is not None and given.unit in given.job.left:
-            self._end(given.job, "memory" if _is_full(error) else "ray", str(error))
+            self._end(given.job, _reason(error, "ray"), str(error))
         self.fill()
 
     def _done(self, worker: Worker, given: _Given, done: Any) -> None:
@@ -273,8 +305,7 @@ class Dispatch:
         job.answered.add(worker.node)
         if given.unit in job.left:
             if error is not None:
-                memory = isinstance(error.cause, MemoryError)
-                self._end(job, "memory" if memory else "kernel", str(error))
+                self._end(job, _reason(error.cause), str(error))
             elif not self._having(job, given.unit, here=True):  # else that one writes the same bytes, and is not done
                 self._answer(given, *done.result())
         self.fill()
@@ -284,7 +315,8 @@ class Dispatch:
         assert job.memory is not None
         job.memory.write(job.begin.plan, job.begin.plan.units[given.unit], result)
         self._settle(given)
-        if given.since is not None and not given.late:
+        if not given.late:
+            job.there_s = _mean(job.there_s, time.monotonic() - given.since)
             job.slowest_s = max(job.slowest_s, time.monotonic() - given.since)
         self._send(UnitDone(job.begin.job, given.unit, seconds, job.losses.get(given.unit, 0)))
 
@@ -293,14 +325,15 @@ class Dispatch:
         worker.units.remove(given)
         if not given.late:
             given.job.running -= 1
-        if worker.units and worker.units[0].since is not None:
+        if worker.units:
             worker.units[0].since = time.monotonic()
 
     def _settle(self, given: _Given) -> None:
         """Count a unit as done."""
-        given.job.left.discard(given.unit)
-        if given.unit in given.job.waiting:
-            given.job.waiting.remove(given.unit)
+        job = given.job
+        job.left.discard(given.unit)
+        if (given.unit in job.repeats or given.unit in job.losses) and given.unit in job.waiting:
+            job.waiting.remove(given.unit)
 
     # What goes wrong.
 
@@ -308,8 +341,8 @@ class Dispatch:
         """Return the seconds after which an answer is late; each further time that it is, twice as many."""
         job = given.job
         seconds = _LATE_S + _LATE_TIMES * max(job.slowest_s, job.unit_macs() / _SLOW_MACS)
-        if node not in job.answered and job.memory is not None:
-            seconds += sum(tensor.nbytes for tensor in job.memory.inputs) / _SLOW_BYTES
+        if node not in job.answered:
+            seconds += job.nbytes / _SLOW_BYTES
         return seconds * float(1 << job.repeats.get(given.unit, 0))
 
     def _is_late(self, worker: Worker, given: _Given) -> None:
@@ -340,7 +373,7 @@ class Dispatch:
                 job.running -= 1
             if each.unit not in job.left:
                 continue
-            job.losses[each.unit] = job.losses.get(each.unit, 0) + (place == 0)
+            job.losses[each.unit] = job.losses.get(each.unit, 0) + (place == 0 and not each.late)
             if job.losses[each.unit] >= _MOST_LOSSES:
                 self._end(job, "lost", f"unit {each.unit} was lost with {_MOST_LOSSES} workers")
             elif self._give_again(job, each.unit):
@@ -352,6 +385,10 @@ class Dispatch:
         self.release(job.begin.job)
 
 
+def _mean(before: float, now: float) -> float:
+    return (before + now) / 2 if before else now
+
+
 def _is_raised(error: BaseException) -> bool:
     """Whether the worker raised it, and did not end."""
     from ray.exceptions import RayTaskError
@@ -359,8 +396,10 @@ def _is_raised(error: BaseException) -> bool:
     return isinstance(error, RayTaskError)
 
 
-def _is_full(error: BaseException) -> bool:
-    """Whether Ray has no memory for an input."""
-    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+def _reason(error: BaseException, other: str = "kernel") -> str:
+    """Name what ends a job: there is no memory, Ray has lost what it keeps, or the `other` reason."""
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError
 
-    return isinstance(error, (ObjectStoreFullError, OutOfDiskError, MemoryError))
+    if isinstance(error, (ObjectStoreFullError, OutOfDiskError, MemoryError)):
+        return "memory"
+    return "ray" if isinstance(error, RayError) else other

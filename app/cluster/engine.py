@@ -28,7 +28,7 @@ from app.cluster.messages import (
     UnitDone,
 )
 from app.cluster.node import identity
-from app.cluster.units import can_travel
+from app.cluster.units import can_travel, first_stage
 from app.pool.buffers import Segment
 from app.pool.engine import Demand, Job
 from app.pool.local import LocalEngine, finish
@@ -105,6 +105,7 @@ class RayEngine:
         self._travels: dict[int, _Travel] = {}
         self._holds: dict[int, _Hold] = {}
         self._counters = {"cluster_jobs": 0, "cluster_units": 0, "cluster_retried_units": 0, "cluster_fallbacks": 0}
+        self._running = 0
         self._drain_until: float | None = None
         self._changed = asyncio.Event()
         self.nodes: tuple[Node, ...] = ()
@@ -158,7 +159,7 @@ class RayEngine:
         until = time.monotonic() + drain_s
         self._drain_until = until if self._drain_until is None else min(self._drain_until, until)
         self._changed.set()
-        while self._travels and (left := self._drain_until - time.monotonic()) > 0:
+        while self._running and (left := self._drain_until - time.monotonic()) > 0:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), left)
@@ -172,24 +173,19 @@ class RayEngine:
         if self._drain_until is not None:
             raise ShuttingDown("the service is shutting down", retry_after=1.0)
         done: set[int] = set()
-        if nodes := self._nodes_for(job):
-            if not self.cluster_workers and not self._fallback:
-                raise Overloaded("the cluster is away", retry_after=5.0, data={"reason": "cluster"})
-            if self.cluster_workers:
-                try:
-                    async with contextlib.aclosing(self._travel(job, nodes, done)) as units:
-                        async for unit in units:
-                            yield unit
-                except _Away as reason:
-                    if not self._fallback:
-                        message = f"the cluster was lost during the call: {reason}"
-                        raise Overloaded(message, retry_after=5.0, data={"reason": "cluster"}) from None
-                    self._counters["cluster_fallbacks"] += 1
-                    _log.warning("job %s goes on without the cluster: %s", job.id, reason)
-        if len(done) < len(job.plan.units):
-            async with contextlib.aclosing(self._run_here(job, done)) as units:
-                async for unit in units:
-                    yield unit
+        self._running += 1
+        try:
+            if nodes := self._nodes_for(job):
+                async with contextlib.aclosing(self._run_there(job, nodes, done)) as units:
+                    async for unit in units:
+                        yield unit
+            if len(done) < len(job.plan.units):
+                async with contextlib.aclosing(self._run_here(job, done)) as units:
+                    async for unit in units:
+                        yield unit
+        finally:
+            self._running -= 1
+            self._changed.set()
 
     def snapshot(self) -> dict[str, Any]:
         """Describe workers, queue, memory, counters and the cluster."""
@@ -215,6 +211,23 @@ class RayEngine:
         there = self.cluster_workers or self._workers  # what it would have if it were not away
         return self._costs.nodes(job.plan, here=self.workers[1], there=there, nodes=nodes)
 
+    async def _run_there(self, job: Job, nodes: int, done: set[int]) -> AsyncGenerator[Unit, None]:
+        """Compute what the cluster takes, and add to `done`; raises `Overloaded` where the rest may not be done here."""
+        if not self.cluster_workers:
+            if not self._fallback:
+                raise Overloaded("the cluster is away", retry_after=5.0, data={"reason": "cluster"})
+            return
+        try:
+            async with contextlib.aclosing(self._travel(job, nodes, done)) as units:
+                async for unit in units:
+                    yield unit
+        except _Away as reason:
+            if not self._fallback:
+                message = f"the cluster was lost during the call: {reason}"
+                raise Overloaded(message, retry_after=5.0, data={"reason": "cluster"}) from None
+            self._counters["cluster_fallbacks"] += 1
+            _log.warning("job %s goes on without the cluster: %s", job.id, reason)
+
     async def _run_here(self, job: Job, done: set[int]) -> AsyncGenerator[Unit, None]:
         """Compute the units that are not done on this machine's workers."""
         left = tuple(unit for unit in job.plan.units if unit.index not in done)
@@ -228,7 +241,7 @@ class RayEngine:
         travel = _Travel(job, next(self._numbers), since)
         self._travels[travel.number] = travel
         finished: list[Unit] = []
-        first = sum(unit.stage == 0 for unit in job.plan.units)
+        first = first_stage(job.plan)
         try:
             await self._arrival(travel)
             self._begin(travel, nodes)
@@ -242,7 +255,6 @@ class RayEngine:
                     yield finished.pop(0)
         finally:
             del self._travels[travel.number]
-            self._changed.set()
             await self._leave(travel)
 
     def _begin(self, travel: _Travel, nodes: int) -> None:

@@ -177,7 +177,8 @@ class Fleet:
         if worker.gone:
             return
         machine = self._machines[worker.node]
-        machine.failures = min(machine.failures + 1, _MOST_DOUBLINGS)
+        if time.monotonic() >= machine.retry_at:  # the first one of this attempt
+            machine.failures = min(machine.failures + 1, _MOST_DOUBLINGS)
         _log.warning("a worker on %s did not start: %s", machine.name, detail.strip().rpartition("\n")[2])
         self.lose(worker)
 

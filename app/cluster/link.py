@@ -20,6 +20,7 @@ from multiprocessing.reduction import sendfds
 from pathlib import Path
 
 from app.cluster.messages import Beat, Message
+from app.pool.local import finish
 
 __all__ = ["Link"]
 
@@ -102,13 +103,20 @@ class Link:
     async def _run_bridge(self) -> None:
         """Start a bridge and return when it has ended."""
         mine, theirs = socket.socketpair()
+        command = [*self._command, str(theirs.fileno()), *self._arguments]
+        starting = asyncio.ensure_future(asyncio.to_thread(_start, command, theirs))
         try:
-            process = await asyncio.to_thread(_start, [*self._command, str(theirs.fileno()), *self._arguments], theirs)
+            await finish(starting)
+        except asyncio.CancelledError:
+            mine.close()
+            await _end(starting.result())
+            raise
         except OSError:
             mine.close()
             raise
         finally:
             theirs.close()
+        process = starting.result()
         self.pid, self._heard = process.pid, time.monotonic()
         outbox = self._outbox = queue.SimpleQueue()
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -139,11 +147,9 @@ class Link:
         finally:
             self.up, self.pid, self._outbox = False, None, None
             outbox.put(None)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 mine.shutdown(socket.SHUT_RDWR)
-            process.wait()  # a killed process is reaped in no time
+            await finish(_end(process))
             self._on_down()
 
 
@@ -157,6 +163,13 @@ def _start(command: list[str], theirs: socket.socket) -> subprocess.Popen[bytes]
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
+
+
+async def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a bridge and what it has started; it is gone when it has let go of its memory, which takes a while."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await asyncio.to_thread(process.wait)
 
 
 def _listen(sock: socket.socket, tell: Callable[[Message | None], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
@@ -10,7 +11,7 @@ from kernels import Plan, Unit
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.reference import ReferenceKernel
 
-__all__ = ["Portion", "can_travel", "portions", "scratch_share", "single"]
+__all__ = ["Portion", "can_travel", "first_stage", "portions", "scratch_share", "single"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +88,13 @@ def _channels(problem: ConvProblem, unit: Unit, letter: Literal["I", "O"]) -> Po
 
 def scratch_share(plan: Plan, unit: Unit) -> slice:
     """Return the bytes of the scratch that a unit of the first stage writes: the shares are equal and in order."""
-    size = plan.scratch_bytes // sum(each.stage == 0 for each in plan.units)
+    size = plan.scratch_bytes // first_stage(plan)
     return slice(unit.index * size, (unit.index + 1) * size)
+
+
+def first_stage(plan: Plan) -> int:
+    """Return the number of units of the first stage, which come before all others."""
+    return bisect_left(plan.units, 1, key=lambda unit: unit.stage)
 
 
 def single(plan: Plan, unit: Unit) -> Plan:

@@ -33,7 +33,7 @@ class Site(Fleet):
         self.calls: list[tuple[str, tuple[Any, ...], Future[Any]]] = []
         self.all = [Worker(i, f"machine {i}", self._actor(f"machine {i}"), ready=True) for i in range(MACHINES)]
         self.sent: list[Message] = []
-        self.dispatch = Dispatch(self, self.sent.append, *2 * (lambda work: work(),))
+        self.dispatch = Dispatch(self, self.sent.append, lambda work: work(), lambda work, _=0: work())
 
     @property
     def workers(self) -> list[Worker]:

@@ -162,9 +162,10 @@ def test_no_memory_for_inputs(site: Site, machines: Machines) -> None:
     assert site.counter("fallbacks") == before + 1
 
 
-def test_no_memory_on_a_machine(site: Site, machines: Machines) -> None:
-    """A call that is too large for a machine is computed here."""
-    machines.set({"one": "no_memory"}, one=1)
+@pytest.mark.parametrize("fault", ["no_memory", "full", "lost"])
+def test_no_memory_on_a_machine(site: Site, machines: Machines, fault: str) -> None:
+    """A call that is too large for a machine, or whose inputs are lost on the way, is computed here."""
+    machines.set({"one": fault}, one=1)
     before = site.counter("fallbacks")
     assert right(site, site.there(PLAN, INPUTS)[0])
     assert site.counter("fallbacks") == before + 1
@@ -253,7 +254,7 @@ def test_refusing_and_shutting_down(machines: Machines) -> None:
 
 
 def test_a_cluster_that_comes_later(machines: Machines) -> None:
-    """Until then the service is ready, and computes itself; with `common`, machines compute for its target."""
+    """Until then the service computes alone; with `common`, machines compute for its target; a drain ends no call."""
     machines.set()
     with Site.open("", mixed="common") as made:
         made.fleet.run(made.fleet.whole())
@@ -265,3 +266,13 @@ def test_a_cluster_that_comes_later(machines: Machines) -> None:
         made.whole()
         assert right(made, made.there(PLAN, INPUTS)[0])
         assert made.counter("units")
+
+        async def drain() -> None:
+            running = made.fleet.runner.get_loop().create_task(made.fleet.finish(made.fleet.job(PLAN, INPUTS)))
+            await made.fleet.until(lambda: made.ray.snapshot()["cluster"]["jobs"])
+            await made.ray.stop(60.0)
+            result, _ = await running
+            assert result.tobytes() == BITS
+
+        assert PLAN.stages == 2
+        made.fleet.run(drain())

@@ -18,9 +18,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ray.exceptions import ObjectStoreFullError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, ObjectStoreFullError, RayActorError, RayTaskError
 
-FAULTS = ("dies", "silent", "raises", "no_memory", "other", "unfit", "does_not_start")
+RAISED: dict[str, type[Exception]] = {
+    "raises": ValueError, "no_memory": MemoryError, "full": ObjectStoreFullError, "lost": ObjectLostError,
+}  # fmt: skip
+FAULTS = ("dies", "silent", *RAISED, "other", "unfit", "does_not_start")
 """A worker ends during a unit or never answers; a unit raises; a machine has another target, or kernels that fail."""
 
 
@@ -136,8 +139,8 @@ class _Actor:
                 self.end()
                 return
             try:
-                if self._fault() in {"raises", "no_memory"}:
-                    raise RayTaskError(MemoryError() if self._fault() == "no_memory" else ValueError("wrong"))
+                if (error := RAISED.get(self._fault() or "")) is not None:
+                    raise RayTaskError(error())
                 result = call()
             except Exception as error:  # noqa: BLE001 - whatever a unit raises
                 self._finish(future.set_exception, error)

@@ -1,7 +1,11 @@
 """Exceptions of the stand-in."""
 
 
-class RayTaskError(Exception):
+class RayError(Exception):
+    """What Ray raises."""
+
+
+class RayTaskError(RayError):
     """What a task has raised, its `cause`."""
 
     def __init__(self, cause: BaseException) -> None:
@@ -9,13 +13,17 @@ class RayTaskError(Exception):
         self.cause = cause
 
 
-class RayActorError(Exception):
+class RayActorError(RayError):
     """A worker has ended."""
 
 
-class ObjectStoreFullError(Exception):
+class ObjectStoreFullError(RayError):
     """There is no memory for an object."""
 
 
-class OutOfDiskError(Exception):
+class OutOfDiskError(RayError):
     """Nor is there room on the disk."""
+
+
+class ObjectLostError(RayError):
+    """An input is on no machine any more."""
