@@ -8,7 +8,8 @@ The model: a call is cut into shards by its problem alone. Workers take the shar
 service's own first, and workers on nodes of their own. For each shard on such a node the service submits a task, copies
 its inputs to shared memory and sends what the shard needs, one after the other, through one network interface. The time
 of a shard is drawn from the measured spread. Results return through the same interface, and partial ones are added in
-order. Nodes fail at random; a failed one costs the time to notice it and runs its shard again.
+order. Each node has one processor: what it copies, sends and receives, it does not compute meanwhile. Nodes fail at
+random; a failed one costs the time to notice it and runs its shard again.
 """
 
 from __future__ import annotations
@@ -114,31 +115,42 @@ def simulate(call: Call, workers: int, constants: Constants, rng: np.random.Gene
     """
     nodes = min(workers, call.shards)
     own = call.shared_bytes / call.shards
+    back = call.result_bytes if call.partial else call.result_bytes / call.shards
     times = call.macs / call.shards / constants.macs_per_s
     spread = constants.spread * rng.standard_normal(call.shards) - constants.spread**2 / 2
     compute = times * np.exp(spread)
     put = sent = 0.0
+    owed = [0.0] * here
     seen: set[int] = set()
     done: list[tuple[float, int]] = []
     order = [(0.0, node) for node in range(nodes)]
     for shard in range(call.shards):
         begin, node = heapq.heappop(order)
-        if node >= here:
-            put += constants.task_s + (own + (0 if seen else call.whole_bytes)) / constants.put_bytes_per_s
+        if node < here:
+            end = begin + compute[shard] + owed[node]
+            owed[node] = 0.0
+        else:
+            copy = constants.task_s + (own + (0 if seen else call.whole_bytes)) / constants.put_bytes_per_s
+            needed = (own + (0 if node in seen else call.whole_bytes)) / constants.network_bytes_per_s
+            put += copy
             # One after the other through the sender's interface, ahead of the workers.
-            needed = own + (0 if node in seen else call.whole_bytes)
-            sent = max(sent, put) + needed / constants.network_bytes_per_s
-            begin = max(begin, sent)
+            sent = max(sent, put) + needed
+            # What comes while the worker computes takes its processor, and so does what it sends.
+            end = (
+                max(begin + (needed if node in seen else 0.0), sent)
+                + compute[shard]
+                + back / constants.network_bytes_per_s
+            )
             seen.add(node)
-        end = begin + compute[shard]
-        if node >= here and rng.random() < -math.expm1(-constants.failures_per_s * compute[shard]):
-            end += constants.notice_s + compute[shard]
+            owed = [each + (copy + needed + back / constants.network_bytes_per_s) / here for each in owed]
+            if rng.random() < -math.expm1(-constants.failures_per_s * compute[shard]):
+                end += constants.notice_s + compute[shard]
         heapq.heappush(order, (end, node))
         done.append((end, node))
-    back = call.result_bytes if call.partial else call.result_bytes / call.shards
     last = 0.0
     for finished, node in sorted(done):
-        last = max(last, finished) + (back / constants.network_bytes_per_s if node >= here else 0.0)
+        # Results come in one after the other.
+        last = max(last + (back / constants.network_bytes_per_s if node >= here else 0.0), finished)
     join = call.result_bytes * call.shards / constants.join_bytes_per_s if call.partial else 0.0
     return last + join
 

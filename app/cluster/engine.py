@@ -212,7 +212,7 @@ class RayEngine:
         return self._costs.nodes(job.plan, here=self.workers[1], there=there, nodes=nodes)
 
     async def _run_there(self, job: Job, nodes: int, done: set[int]) -> AsyncGenerator[Unit, None]:
-        """Compute what the cluster takes, and add to `done`; raises `Overloaded` where the rest may not be done here."""
+        """Compute what the cluster takes, and add to `done`; raises `Overloaded` if the rest may not be done here."""
         if not self.cluster_workers:
             if not self._fallback:
                 raise Overloaded("the cluster is away", retry_after=5.0, data={"reason": "cluster"})
