@@ -75,6 +75,8 @@ class _Job:
     nodes: set[str] = field(default_factory=set)
     answered: set[str] = field(default_factory=set)
     running: int = 0
+    takers: int = 0
+    """Workers that may have its units."""
     slowest_s: float = 0.0
     here_s: float = 0.0
     there_s: float = 0.0
@@ -99,9 +101,10 @@ class _Job:
         shunned, until = self.shunned[unit]
         return shunned == node and now < until
 
-    def takers(self, workers: Sequence[Worker]) -> int:
-        """Count the workers that may have its units."""
-        return sum(self.takes(worker.node) for worker in workers)
+    def prefetches(self, worker: Worker) -> bool:
+        """Whether a worker gets a second unit: a small one, and none of the last, which go to whoever is free first."""
+        most = _PREFETCH_MACS_HERE if worker.node == _HERE else _PREFETCH_MACS
+        return self.unit_macs() <= most and len(self.waiting) > self.takers
 
     @property
     def nbytes(self) -> int:
@@ -169,19 +172,12 @@ class Dispatch:
         workers = [*self._own, *self._fleet.workers]
         for depth in range(_PREFETCH):
             jobs = [job for job in self._jobs.values() if job.waiting]
-            if depth:
-                # Small units, except for the last ones, which go to whoever is free first.
-                jobs = [
-                    each
-                    for each in jobs
-                    if each.unit_macs() <= _PREFETCH_MACS and len(each.waiting) > each.takers(workers)
-                ]
+            for each in jobs if depth else ():
+                each.takers = sum(each.takes(worker.node) for worker in workers)
             for worker in workers if jobs else ():
                 if len(worker.units) == depth and not (depth and worker.units[0].late):
-                    job, unit = self._next(worker.node, jobs)
-                    if job is not None and not (
-                        depth and worker.node == _HERE and job.unit_macs() > _PREFETCH_MACS_HERE
-                    ):
+                    job, unit = self._next(worker.node, [each for each in jobs if not depth or each.prefetches(worker)])
+                    if job is not None:
                         job.waiting.remove(unit)
                         self._give(worker, job, unit)
 
