@@ -309,6 +309,15 @@ def _known(names: str) -> Iterator[str]:
         yield name
 
 
+def _say(*words: object) -> None:
+    """Print a line at once, or end where nobody reads it any more."""
+    try:
+        print(*words, flush=True)  # noqa: T201
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would try again as it exits
+        raise SystemExit(1) from None
+
+
 def main() -> None:
     """Prepare this machine's target, or compile for others."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -333,11 +342,11 @@ def main() -> None:
         pack(cache_folder())
     else:
         try:
-            verdict = prepare(lambda done, total: print(done, total, flush=True), chosen.jobs)  # noqa: T201
+            verdict = prepare(_say, chosen.jobs)
         except OSError as error:
-            print("failed", error.errno or 0, error.strerror or error, flush=True)  # noqa: T201
+            _say("failed", error.errno or 0, error.strerror or error)
             raise SystemExit(1) from None
-        print("verdict", json.dumps(asdict(verdict)), flush=True)  # noqa: T201
+        _say("verdict", json.dumps(asdict(verdict)))
         if verdict.unfit:
             raise SystemExit(f"{target()} is unfit for this processor: {verdict.unfit}")
 

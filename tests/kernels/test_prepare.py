@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -32,6 +33,7 @@ def test_a_function_waits_for_what_it_calls() -> None:
 # In a separate process: tests of other paths import more functions than this target has.
 AGAIN = """
 import json
+import os
 from dataclasses import asdict
 from kernels.prepare import compile_all, read_verdict
 told = []
@@ -92,3 +94,14 @@ def test_a_crash_is_not_blamed_on_the_code_where_memory_is_limited() -> None:
     command = ["prlimit", f"--as={4 << 30}", sys.executable, "-c", script]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "no verdict: compiling ends with SIGABRT in the 4096 MiB that ulimit -v allows"
+
+
+def test_it_ends_in_silence_where_nobody_reads(tmp_path: Path) -> None:
+    """A service that is stopped while its kernels are compiled leaves no traceback in its log."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "kernels.prepare", "--jobs", "1"]
+    with os.fdopen(write, "w") as gone:
+        ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=gone, stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (1, b"")
