@@ -36,7 +36,7 @@ def poisoned() -> Iterator[None]:
     def poisoned_hold(name: str, floats: int) -> Any:
         before, held = local.held.get(name), hold(name, floats)
         if before is not held or not (keeping.owner or name in CLEARED):
-            held[0].view(np.uint32).fill(0xFFFFFFFF)
+            held[0][: floats + arena._LINE].view(np.uint32).fill(0xFFFFFFFF)  # not all: it may be large
         return held
 
     def poisoned_kept(name: str, floats: int, owner: object) -> tuple[int, int | None]:
