@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 __all__ = ["Aside"]
@@ -39,6 +40,7 @@ class Aside:
             try:
                 call()
             except Exception:  # noqa: BLE001 - whatever Ray raises
+                traceback.print_exc()
                 self._on_error()
             self._until = None
             del call  # it may keep a job's memory

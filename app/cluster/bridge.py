@@ -120,7 +120,7 @@ class _Bridge:
         logging.getLogger("app").addHandler(_Log(lambda said: self._events.put(partial(self._send, said))))
 
     def serve(self) -> None:
-        """Handle events for ever; the process ends in the thread that listens to the server."""
+        """Handle events until the process ends, in the thread that listens; raises `RuntimeError` where Ray blocks."""
         for work in (self._listen, self._fleet.watch):
             threading.Thread(target=work, daemon=True).start()
         beat = 0.0
@@ -132,6 +132,7 @@ class _Bridge:
             else:
                 with contextlib.suppress(queue.Empty):
                     self._events.get(timeout=left)()
+        raise RuntimeError("Ray does not return from a call")
 
     def _send(self, message: Message) -> None:
         try:
