@@ -301,6 +301,17 @@ def test_every_test_states_its_claim() -> None:
     assert not silent
 
 
+def test_no_test_file_imports_another() -> None:
+    """What several test files share stands in a module that has no tests, so that each file can move or go."""
+    found = {
+        f"{m}: {node.module}"
+        for m in of("tests")
+        for node in ast.walk(modules()[m])
+        if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2].startswith("test_")
+    }
+    assert not found
+
+
 def test_every_module_says_what_it_is() -> None:
     """Each file of the packages has a module docstring."""
     silent = {m for p in PACKAGES for m in of(p) if not ast.get_docstring(modules()[m])}

@@ -44,6 +44,10 @@ class Resident:
 
         self.run(look(), timeout + 5)
 
+    def is_idle(self) -> bool:
+        """Return whether no worker has a unit."""
+        return all(worker["unit"] is None for worker in self.service.engine.snapshot()["workers"])
+
 
 @contextmanager
 def resident_service(**settings: Any) -> Iterator[Resident]:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -75,6 +76,28 @@ SLOW = Case(
     src_spatial=(40, 40),
     dst_spatial=(20, 20),
     kernel=(21, 21),
+)
+
+# Several seconds of work for one worker with the reference kernel, with few bytes and early tiles.
+HEAVY = Case(
+    op="ConvolutionBackwardWeights",
+    n=4,
+    src_channels=32,
+    dst_channels=96,
+    src_spatial=(40, 40),
+    dst_spatial=(32, 32),
+    kernel=(9, 9),
+)
+
+# A few seconds for two workers.
+LONG = Case(
+    op="ConvolutionBackwardWeights",
+    n=2,
+    src_channels=128,
+    dst_channels=128,
+    src_spatial=(64, 64),
+    dst_spatial=(32, 32),
+    kernel=(33, 33),
 )
 
 
@@ -208,3 +231,34 @@ def read(response: httpx.Response) -> Array:
 def same_bits(first: Array, second: Array) -> bool:
     """Return whether dtype, shape and bits are the same; NaNs with the same bits are equal."""
     return (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
+
+
+def rpc_request(
+    case: Case, inputs: dict[str, Array] | None = None, request_id: Any = 1, **options: Any
+) -> dict[str, Any]:
+    """Return a request for a case."""
+    params = document(case, inputs or case.inputs(), **options)
+    return {"jsonrpc": "2.0", "method": case.op, "params": params, "id": request_id}
+
+
+def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """Check that a reply is a complete problem object of the given class; return it."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    found: dict[str, Any] = response.json()
+    assert {"type", "title", "status", "detail", "code", "request_id"} <= set(found)
+    assert (found["status"], found["code"]) == (status, code)
+    assert found["request_id"] == response.headers["x-request-id"]
+    assert found["type"].endswith(code)
+    return found
+
+
+def digest(secret: str) -> str:
+    """Return the checksum of a key as in its line."""
+    return f"sha256:{hashlib.sha256(secret.encode()).hexdigest()}"
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    while not condition():
+        os.sched_yield()

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tests.app.samples import SMALL, post, read, same_bits
-from tests.app.test_main import LONG
+from tests.app.samples import LONG, SMALL, post, read, same_bits
 from tests.deploy.replicas import free_ports
 from tests.faults.leaving import prepared
 from tests.live import LiveService, running_service

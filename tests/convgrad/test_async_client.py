@@ -15,8 +15,7 @@ import pytest
 import convgrad
 from convgrad import AsyncClient, Progress, Tile
 from tests.convgrad.conftest import QUICK
-from tests.convgrad.server import Server, UnixServer, running, stream_of
-from tests.convgrad.test_client import busy, cut, free_port, hang_up
+from tests.convgrad.server import Server, UnixServer, busy, cut, free_port, hang_up, running, stream_of
 
 SRC = np.arange(2 * 3 * 40 * 50, dtype=np.float32).reshape(2, 3, 40, 50)
 T = TypeVar("T")

@@ -11,6 +11,7 @@ from kernels import plan
 from kernels.target import target
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import Tensor, assert_same_bits, compute, problem_of
+from tests.kernels.paths import inside
 from tests.kernels.workers import large_case, rough, small_units
 from tests.problems import Case, random_case
 from tests.traps import TRAPS
@@ -35,6 +36,7 @@ def _assert_propagates(rng: np.random.Generator, case: Case) -> None:
     assert_same_bits(compute(case, inputs), case.expected(inputs), case)
 
 
+@pytest.mark.path
 @pytest.mark.parametrize("block", range(4))
 def test_random_problems(block: int) -> None:
     """A few Inf and NaN among integers give Inf, NaN and exact integers exactly where the oracle has them."""
@@ -111,13 +113,15 @@ def _spoil_channel(rng: np.random.Generator, case: Case, inputs: dict[str, Tenso
     return apart
 
 
+@pytest.mark.path
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("forward", [False, True], ids=["gradients", "ConvTranspose"])
 def test_a_channel_changes_no_other(dtype: str, forward: bool) -> None:
     """Inf or NaN in one channel leaves the bits of all sums without it unchanged, even in its block and unit."""
     rng = np.random.default_rng(8)
+    count = 8 if inside() else 24
     taken = 0
-    for number in range(24):
+    for number in range(count):
         with small_units(inside=number % 2 == 1):
             case = large_case(rng, dtype, forward=forward)
             inputs = rough(case)
@@ -131,9 +135,10 @@ def test_a_channel_changes_no_other(dtype: str, forward: bool) -> None:
                 assert np.array_equal(np.isnan(after), np.isnan(expected)), case
             taken += plan(problem_of(case)).kernel.endswith(target().dots or "tiles")
     if dtype in DTYPES[target().dots] and (target().dots == "amx" or not forward):
-        assert taken > 18
+        assert taken > 0.75 * count
 
 
+@pytest.mark.path
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("name", ["src", "diff_dst"])

@@ -21,6 +21,7 @@ from tests.app.samples import (
     npy,
     parts,
     post,
+    problem,
     read,
     request_object,
     same_bits,
@@ -28,18 +29,6 @@ from tests.app.samples import (
 from tests.problems import Case
 
 URL = f"/v1/ops/{SMALL.op}"
-
-
-def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """Check that a reply is a complete problem object of the given class; return it."""
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
-    found: dict[str, Any] = response.json()
-    assert {"type", "title", "status", "detail", "code", "request_id"} <= set(found)
-    assert (found["status"], found["code"]) == (status, code)
-    assert found["request_id"] == response.headers["x-request-id"]
-    assert found["type"].endswith(code)
-    return found
 
 
 def locs(found: dict[str, Any]) -> list[list[Any]]:
