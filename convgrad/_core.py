@@ -39,17 +39,18 @@ from convgrad._errors import (
 from convgrad._events import Health
 from convgrad._graphs import Dump, GraphInputs, dump_of, graph_body
 from convgrad._inference import BINARY, HEAD_LENGTH, Sharing, dump, inference
-from convgrad._messages import MEDIA_TYPE
+from convgrad._messages import MEDIA_TYPE, Messages
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Bytes, Part, Tensor, part
 from convgrad._whole import Whole
 
 __all__ = [
+    "Decoder",
     "Inputs",
     "OnUpload",
     "Request",
-    "assembly_of",
     "call",
+    "decoder_of",
     "description",
     "error_of",
     "graph_run",
@@ -61,6 +62,7 @@ __all__ = [
     "object_of",
     "operations",
     "operations_of",
+    "options",
     "output_of",
     "readiness",
     "validation",
@@ -73,6 +75,9 @@ Inputs = Mapping[str, "Tensor | Sequence[int] | Mapping[str, Any]"]
 
 OnUpload = Callable[[int, int], None]
 """Gets how many bytes of a request have been sent, and how many it has."""
+
+Decoder = Assembly | Messages | Whole
+"""Decodes a reply while it arrives; `close` returns the result."""
 
 # Errors by status, for replies that are not problem+json, such as a proxy's.
 _BY_STATUS: dict[int, type[ConvgradError]] = {
@@ -292,9 +297,12 @@ def not_ready(waited: float, seen: Health | None) -> TimedOut:
     return TimedOut(f"the service was not ready within {waited:g} s{last and f'; its last state was {last}'}")
 
 
-def assembly_of(headers: Mapping[str, str], body: Body | None = None) -> Assembly | Whole:
-    """Return the decoder for a reply to `call` with this body; raises `ProtocolError` for any other content type."""
-    kind = headers.get("content-type", "").partition(";")[0].strip()
+def decoder_of(headers: Mapping[str, str], request: Request) -> Decoder:
+    """Return the decoder for the reply to a call or a verification; raises `ProtocolError` for other content types."""
+    content_type, body = headers.get("content-type", ""), request.body
+    if request.accept.startswith(MEDIA_TYPE):
+        return Messages(content_type)
+    kind = content_type.partition(";")[0].strip()
     if kind == _frames.MEDIA_TYPE:
         return Assembly()
     room = None if body is None or kind == BINARY else body.room
@@ -317,6 +325,23 @@ def error_of(status: int, headers: Mapping[str, str], content: bytes) -> Convgra
     if isinstance(code, str):
         return error_from_code(code, message, data=data)
     return _class_of(status)(message, data=data)
+
+
+def options(reference: bool, deadline: float | None, outputs: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the options of a call that differ from their defaults; an infinite deadline means none.
+
+    Raises `InvalidParams` when `deadline` is not a positive number.
+    """
+    options: dict[str, Any] = {"reference": True} if reference else {}
+    if outputs is not None:
+        options["outputs"] = list(outputs)
+    milliseconds = math.inf if deadline is None else deadline * 1000
+    if math.isnan(milliseconds) or milliseconds <= 0:
+        rule = f"deadline must be a number of seconds above 0, or infinity, but is {deadline}"
+        raise InvalidParams(rule, errors=[{"loc": ["options", "deadline_ms"], "msg": rule, "type": "value"}])
+    if milliseconds < math.inf:
+        options["deadline_ms"] = math.ceil(max(1, milliseconds))
+    return options
 
 
 def _is_length(text: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from convgrad._errors import InvalidParams
+from convgrad._errors import InvalidParams, TransportError
 from convgrad._multipart import Body, checked, joined
 from convgrad._shared import Loan
 from convgrad._tensors import Bytes, Part
@@ -18,16 +18,22 @@ __all__ = ["BINARY", "HEAD_LENGTH", "Sharing", "dump", "inference"]
 
 
 class Sharing(Protocol):
-    """Memory that is shared with the service: see `SharedMemory`."""
+    """A local service, which shares memory with its clients: see `SharedMemory`."""
 
     def lend(self, part: Part) -> Loan | None:
-        """Put a tensor there."""
+        """Copy a tensor to shared memory."""
 
     def room(self, call: bytes) -> tuple[str, Loan] | None:
-        """Return an output's name and room for it."""
+        """Return the name of an output and memory for it."""
 
     def learn(self, call: bytes, name: str, size: int) -> None:
         """Remember an output's name and size."""
+
+    def check(self, error: TransportError | None = None) -> None:
+        """Raise `TransportError` when the service has ended."""
+
+    def close(self) -> None:
+        """Leave the service."""
 
 
 BINARY = "application/octet-stream"

@@ -12,17 +12,14 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
-import httpx
-
 from convgrad._async_client import AsyncClient
 from convgrad._base import DEFAULT_TIMEOUT, ONCE, Timeout
 from convgrad._client import Client
-from convgrad._command.progress import ProgressBar
-from convgrad._core import Request
 from convgrad._errors import ConnectFailed, ConvgradError, TimedOut, TransportError
 from convgrad._events import Health
 from convgrad._own_service import OwnService, open_service
-from convgrad._retry import Budget, Retry
+from convgrad._progress import ProgressBar
+from convgrad._retry import Retry
 from convgrad._shared import Gone, Loan, SharedMemory
 from convgrad._tensors import Part
 
@@ -183,23 +180,23 @@ def _wait(service: OwnService, bar: ProgressBar | None, end: float, abandoned: t
             time.sleep(_POLL_S)
 
 
-class _Lending:
-    """What the clients of a local service have in common: shared memory, and how they look in a notebook."""
+class _Connected:
+    """The local service of a client: its memory and its end."""
 
     def __init__(self, service: OwnService, health: Health) -> None:
         self.service = service
-        self._health = health
+        self.health = health
         self._memory = SharedMemory(service.connection)
 
     def lend(self, part: Part) -> Loan | None:
-        """Put a tensor in shared memory; raises `TransportError` when the service has ended."""
+        """Copy a tensor to shared memory; raises `TransportError` when the service has ended."""
         try:
             return self._memory.lend(part)
         except Gone:
             raise TransportError(self.service.ended()) from None
 
     def room(self, call: bytes) -> tuple[str, Loan] | None:
-        """Return room for the output of a call; raises `TransportError` when the service has ended."""
+        """Return memory for the output of a call; raises `TransportError` when the service has ended."""
         try:
             return self._memory.room(call)
         except Gone:
@@ -214,89 +211,55 @@ class _Lending:
         if self.service.connection.ended:
             raise TransportError(self.service.ended()) from error
 
-    def facts(self) -> dict[str, str]:
-        workers = self._health.detail.get("workers")
-        ended = self.service.connection.ended
-        return {
-            "service": f"process {self.service.pid}, {'ended' if ended else 'running'}",
-            "workers": str(workers.get("wanted") if isinstance(workers, dict) else "?"),
-            "target": str(self._health.detail.get("target", "?")),
-            "socket": str(self.service.http),
-        }
+    def close(self) -> None:
+        """Leave the service."""
+        self.service.close()
 
-    def text(self, name: str) -> str:
-        return f"<convgrad.{name}: {', '.join(f'{key} {value}' for key, value in self.facts().items())}>"
 
-    def html(self, name: str) -> str:
+class _Described:
+    """A client that shows its local service, also in a notebook."""
+
+    _local: _Connected
+
+    @property
+    def service_pid(self) -> int:
+        """The service's process id."""
+        return self._local.service.pid
+
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{key} {value}" for key, value in self._facts().items())
+        return f"<convgrad.{type(self).__name__}: {facts}>"
+
+    def _repr_html_(self) -> str:
         left = "style='text-align:left'"
         rows = "".join(
             f"<tr><th {left}>{html.escape(key)}</th><td {left}>{html.escape(value)}</td></tr>"
-            for key, value in self.facts().items()
+            for key, value in self._facts().items()
         )
-        return f"<table><caption>convgrad.{name}</caption>{rows}</table>"
+        return f"<table><caption>convgrad.{type(self).__name__}</caption>{rows}</table>"
+
+    def _facts(self) -> dict[str, str]:
+        service, detail = self._local.service, self._local.health.detail
+        workers = detail.get("workers")
+        return {
+            "service": f"process {service.pid}, {'ended' if service.connection.ended else 'running'}",
+            "workers": str(workers.get("wanted") if isinstance(workers, dict) else "?"),
+            "target": str(detail.get("target", "?")),
+            "socket": str(service.http),
+        }
 
 
-class LocalClient(Client):
+class LocalClient(_Described, Client):
     """A `Client` of a local service, which ends when its last client is closed."""
 
     def __init__(self, service: OwnService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
         super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
-        self._local = _Lending(service, health)
-        self._sharing = self._local
-
-    @property
-    def service_pid(self) -> int:
-        """The service's process id."""
-        return self._local.service.pid
-
-    def __repr__(self) -> str:
-        return self._local.text("LocalClient")
-
-    def _repr_html_(self) -> str:
-        return self._local.html("LocalClient")
-
-    def close(self) -> None:
-        """Close the connections, and leave the service."""
-        super().close()
-        self._local.service.close()
-
-    def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
-        self._local.check()
-        try:
-            return super()._send_once(request, budget)
-        except TransportError as error:
-            self._local.check(error)
-            raise
+        self._local = self._async._sharing = _Connected(service, health)
 
 
-class AsyncLocalClient(AsyncClient):
+class AsyncLocalClient(_Described, AsyncClient):
     """An `AsyncClient` of a local service, which ends when its last client is closed."""
 
     def __init__(self, service: OwnService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
         super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
-        self._local = _Lending(service, health)
-        self._sharing = self._local
-
-    @property
-    def service_pid(self) -> int:
-        """The service's process id."""
-        return self._local.service.pid
-
-    def __repr__(self) -> str:
-        return self._local.text("AsyncLocalClient")
-
-    def _repr_html_(self) -> str:
-        return self._local.html("AsyncLocalClient")
-
-    async def aclose(self) -> None:
-        """Close the connections, and leave the service."""
-        await super().aclose()
-        self._local.service.close()
-
-    async def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
-        self._local.check()
-        try:
-            return await super()._send_once(request, budget)
-        except TransportError as error:
-            self._local.check(error)
-            raise
+        self._local = self._sharing = _Connected(service, health)

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from convgrad._base import DEFAULT_TIMEOUT
 from convgrad._client import Client
-from convgrad._command.progress import ProgressBar
 from convgrad._events import Health
 from convgrad._local import local
+from convgrad._progress import ProgressBar
 
 __all__ = ["connected", "draws", "opened", "wait"]
 
