@@ -111,13 +111,6 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         reference: bool = False,
         deadline: float | None = None,
     ) -> Array:
-        """Compute `op`, under any of its names, and return its output.
-
-        `inputs` are arrays or paths of `.npy` files by name; `attributes` are those on the operation's page.
-        `reference` selects the slow kernel that accumulates in float64, and alone takes tensors of that dtype. After
-        `deadline` seconds the service stops and the call raises `DeadlineExceeded`. If the reply breaks off, the call
-        is retried.
-        """
         request = await self._call(op, inputs, attributes, core.options(reference, deadline), whole=True)
         result: Result = await self._result(request, deadline)
         return result.array
@@ -153,7 +146,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         deadline: float | None = None,
         on_upload: OnUpload | None = None,
     ) -> AsyncIterator[AsyncStream]:
-        """Compute `op` and stream its tiles as they become final; for `async with`.
+        """Compute `op` and stream its tiles as they become final, in a `with` block.
 
         Of several `outputs` the tiles come one output after another. Nothing is retried once the reply has begun.
         `on_upload` is called with the bytes sent so far and in total while the request is sent.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from functools import wraps
@@ -58,6 +59,7 @@ def blocking(method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]]) -> Cal
     def call(self: Blocking[A], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return complete(method(self._async, *args, **kwargs))
 
+    call.__doc__ = inspect.getdoc(method)  # also an inherited one
     return call
 
 

@@ -82,7 +82,7 @@ class Client(Blocking[BaseClient], Operations[Array]):
         deadline: float | None = None,
         on_upload: OnUpload | None = None,
     ) -> Iterator[Stream]:
-        """Compute `op` and stream its tiles as they become final; for `with`.
+        """Compute `op` and stream its tiles as they become final, in a `with` block.
 
         Of several `outputs` the tiles come one output after another. Nothing is retried once the reply has begun.
         `on_upload` is called with the bytes sent so far and in total while the request is sent.
