@@ -347,13 +347,13 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         try:
             with translated(self._url):
                 response = await self._network.send(self._build(request, budget))
+            if response.is_success:
+                return response
+            raise core.error_of(response.status_code, response.headers, await self._read(response))
         except TransportError as error:
             if self._sharing is not None:
                 self._sharing.check(error)
             raise
-        if response.is_success:
-            return response
-        raise core.error_of(response.status_code, response.headers, await self._read(response))
 
     def _build(self, request: Request, budget: Budget) -> httpx.Request:
         """Build a request as httpx's `build_request` does, which takes longer than sending a small request."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import socket
@@ -96,6 +97,19 @@ def test_stream_result_reads_the_rest_of_the_stream(client: Client) -> None:
         np.testing.assert_array_equal(stream.result(), SRC)
         assert list(stream) == []
         assert stream.details().op == "Op"
+
+
+def test_it_works_inside_an_event_loop(client: Client) -> None:
+    """The blocking client does not need, or disturb, a running event loop, as in a notebook."""
+
+    async def cell() -> None:
+        np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
+        with client.stream("Op", {"src": SRC}) as stream:
+            next(iter(stream))
+        with client.stream("Op", {"src": SRC}) as stream:
+            np.testing.assert_array_equal(stream.result(), SRC)
+
+    asyncio.run(cell(), debug=True)
 
 
 def test_operations_are_methods(client: Client, server: Server) -> None:
