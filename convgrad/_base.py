@@ -152,7 +152,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         `on_upload` is called with the bytes sent so far and in total while the request is sent.
         """
         request = await self._call(op, inputs, attributes, core.options(reference, deadline, outputs))
-        async with self._opened(core.watched(request, on_upload), Budget(self._retry, deadline)) as stream:
+        async with self._opened(core.with_upload_progress(request, on_upload), Budget(self._retry, deadline)) as stream:
             yield stream
 
     async def validate(

@@ -67,7 +67,7 @@ __all__ = [
     "readiness",
     "validation",
     "verification",
-    "watched",
+    "with_upload_progress",
 ]
 
 Inputs = Mapping[str, "Tensor | Sequence[int] | Mapping[str, Any]"]
@@ -139,7 +139,7 @@ def call(
     return Request("POST", f"/v2/models/{_name(op)}/infer", f"{accept}, {_PROBLEM}", body)
 
 
-def watched(request: Request, on_upload: OnUpload | None) -> Request:
+def with_upload_progress(request: Request, on_upload: OnUpload | None) -> Request:
     """Return the request with a body that reports how much of it was sent."""
     body = request.body
     if on_upload is None or body is None:
@@ -305,10 +305,10 @@ def decoder_of(headers: Mapping[str, str], request: Request) -> Decoder:
     kind = content_type.partition(";")[0].strip()
     if kind == _frames.MEDIA_TYPE:
         return Assembly()
-    room = None if body is None or kind == BINARY else body.room
-    length = headers.get(HEAD_LENGTH if room is None else "content-length", "")
-    if kind == (BINARY if room is None else "application/json") and _is_length(length):
-        return Whole(int(length), room=room, learn=None if body is None else body.learn)
+    shared = None if body is None or kind == BINARY else body.output
+    length = headers.get(HEAD_LENGTH if shared is None else "content-length", "")
+    if kind == (BINARY if shared is None else "application/json") and _is_length(length):
+        return Whole(int(length), output=shared, on_output=None if body is None else body.on_output)
     raise ProtocolError(f"the reply must be {_frames.MEDIA_TYPE} or {BINARY}: is this a convgrad service?")
 
 

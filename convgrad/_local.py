@@ -17,10 +17,10 @@ from convgrad._base import DEFAULT_TIMEOUT, ONCE, Timeout
 from convgrad._client import Client
 from convgrad._errors import ConnectFailed, ConvgradError, TimedOut, TransportError
 from convgrad._events import Health
-from convgrad._own_service import OwnService, open_service
+from convgrad._local_service import LocalService, open_service
 from convgrad._progress import ProgressBar
 from convgrad._retry import Retry
-from convgrad._shared import Gone, Loan, SharedMemory
+from convgrad._shared import ServiceEnded, SharedBuffer, SharedMemory
 from convgrad._tensors import Part
 
 __all__ = ["AsyncLocalClient", "Local", "LocalClient", "local"]
@@ -129,7 +129,7 @@ class Local:
         assert isinstance(client, AsyncLocalClient)
         await client.aclose()
 
-    def _enter(self, abandoned: threading.Event) -> tuple[OwnService, Health]:
+    def _enter(self, abandoned: threading.Event) -> tuple[LocalService, Health]:
         """Become a user of the service, and wait until it is ready, unless the caller has abandoned this."""
         end = time.monotonic() + self._start_timeout
         with self._bar() as bar:
@@ -137,10 +137,10 @@ class Local:
                 service = open_service(self._settings, share=self._share, timeout=max(0.0, end - time.monotonic()))
                 try:
                     return service, _wait(service, bar, end, abandoned)
-                except Gone:
+                except ServiceEnded:
                     service.close()
                     if start + 1 == _STARTS or not service.is_locked():
-                        raise ConnectFailed(service.ended()) from None
+                        raise ConnectFailed(service.ended_message()) from None
                 except BaseException:
                     service.close()
                     raise
@@ -158,8 +158,8 @@ class Local:
             yield bar
 
 
-def _wait(service: OwnService, bar: ProgressBar | None, end: float, abandoned: threading.Event) -> Health:
-    """Wait until the service is ready. Raises `Gone` when it ends, and `TimedOut`."""
+def _wait(service: LocalService, bar: ProgressBar | None, end: float, abandoned: threading.Event) -> Health:
+    """Wait until the service is ready. Raises `ServiceEnded` when it ends, and `TimedOut`."""
     with Client(_URL, uds=service.http, retry=ONCE, timeout=5.0) as client:
         while True:
             try:
@@ -167,11 +167,11 @@ def _wait(service: OwnService, bar: ProgressBar | None, end: float, abandoned: t
             except ConvgradError:  # it has too much to do, or has just ended
                 health = None
             if abandoned.is_set():
-                raise Gone
+                raise ServiceEnded
             if health is not None and health.ready:
                 return health
             if service.connection.ended:
-                raise Gone
+                raise ServiceEnded
             if time.monotonic() > end:
                 cause = health.detail.get("cause") if health is not None else None
                 raise TimedOut(f"the local service was not ready in time{f': {cause}' if cause else ''}")
@@ -180,36 +180,36 @@ def _wait(service: OwnService, bar: ProgressBar | None, end: float, abandoned: t
             time.sleep(_POLL_S)
 
 
-class _Connected:
+class _Sharing:
     """The local service of a client: its memory and its end."""
 
-    def __init__(self, service: OwnService, health: Health) -> None:
+    def __init__(self, service: LocalService, health: Health) -> None:
         self.service = service
         self.health = health
         self._memory = SharedMemory(service.connection)
 
-    def lend(self, part: Part) -> Loan | None:
+    def put(self, part: Part) -> SharedBuffer | None:
         """Copy a tensor to shared memory; raises `TransportError` when the service has ended."""
         try:
-            return self._memory.lend(part)
-        except Gone:
-            raise TransportError(self.service.ended()) from None
+            return self._memory.put(part)
+        except ServiceEnded:
+            raise TransportError(self.service.ended_message()) from None
 
-    def room(self, call: bytes) -> tuple[str, Loan] | None:
+    def output_buffer(self, call: bytes) -> tuple[str, SharedBuffer] | None:
         """Return memory for the output of a call; raises `TransportError` when the service has ended."""
         try:
-            return self._memory.room(call)
-        except Gone:
-            raise TransportError(self.service.ended()) from None
+            return self._memory.output_buffer(call)
+        except ServiceEnded:
+            raise TransportError(self.service.ended_message()) from None
 
-    def learn(self, call: bytes, name: str, size: int) -> None:
+    def remember_output(self, call: bytes, name: str, size: int) -> None:
         """Remember the output of a call."""
-        self._memory.learn(call, name, size)
+        self._memory.remember_output(call, name, size)
 
     def check(self, error: TransportError | None = None) -> None:
         """Raise `TransportError` when the service has ended."""
         if self.service.connection.ended:
-            raise TransportError(self.service.ended()) from error
+            raise TransportError(self.service.ended_message()) from error
 
     def close(self) -> None:
         """Leave the service."""
@@ -219,7 +219,7 @@ class _Connected:
 class _Described:
     """A client that shows its local service, also in a notebook."""
 
-    _local: _Connected
+    _local: _Sharing
 
     @property
     def service_pid(self) -> int:
@@ -252,14 +252,14 @@ class _Described:
 class LocalClient(_Described, Client):
     """A `Client` of a local service, which ends when its last client is closed."""
 
-    def __init__(self, service: OwnService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
+    def __init__(self, service: LocalService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
         super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
-        self._local = self._async._sharing = _Connected(service, health)
+        self._local = self._async._sharing = _Sharing(service, health)
 
 
 class AsyncLocalClient(_Described, AsyncClient):
     """An `AsyncClient` of a local service, which ends when its last client is closed."""
 
-    def __init__(self, service: OwnService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
+    def __init__(self, service: LocalService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
         super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
-        self._local = self._sharing = _Connected(service, health)
+        self._local = self._sharing = _Sharing(service, health)

@@ -13,7 +13,7 @@ from convgrad._events import Event, Health, Progress
 
 __all__ = ["ProgressBar"]
 
-_LONGEST = 40
+_MAX_WIDTH = 40
 _FULL, _EMPTY = "█", "░"
 _CLEAR = "\r\x1b[K"
 
@@ -67,7 +67,7 @@ class ProgressBar:
             self._begun = self._clock(), share
         words = f"{self._label}: {phase} "
         numbers = f" {math.floor(share * 100):3} %{self._left(share)}"
-        width = max(5, min(_LONGEST, shutil.get_terminal_size().columns - len(words) - 20))
+        width = max(5, min(_MAX_WIDTH, shutil.get_terminal_size().columns - len(words) - 20))
         done = math.floor(share * width)
         self._draw(words + _FULL * done + _EMPTY * (width - done) + numbers)
 

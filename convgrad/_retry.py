@@ -22,7 +22,7 @@ __all__ = ["Budget", "Retry"]
 
 # The service enforces the deadline itself; we wait this much longer for its error.
 _GRACE = 2.0
-_WORTH_IT = (ConnectFailed, Overloaded, RateLimited, ShuttingDown, BrokenStream)
+_RETRIED = (ConnectFailed, Overloaded, RateLimited, ShuttingDown, BrokenStream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class Budget:
             return wait
         self._made += 1
         wait = max(self._backoff(), getattr(error, "retry_after", None) or 0.0)
-        hopeless = not isinstance(error, _WORTH_IT) or self._made >= self._retry.attempts
-        if hopeless or self._clock() + wait > self._last_start:
+        final = not isinstance(error, _RETRIED) or self._made >= self._retry.attempts
+        if final or self._clock() + wait > self._last_start:
             raise error
         return wait
 

@@ -26,22 +26,22 @@ from typing import Any
 
 from convgrad import _launch as launch
 from convgrad._errors import ConnectFailed, TimedOut
-from convgrad._shared import Connection, Gone
+from convgrad._shared import Connection, ServiceEnded
 
 if sys.platform != "win32":  # the client itself works there too
     import fcntl
 
-__all__ = ["OwnService", "open_service"]
+__all__ = ["LocalService", "open_service"]
 
 _POLL_S = 0.02
-_LONGEST_PATH = 107  # of a Unix socket
+_MAX_PATH = 107  # of a Unix socket
 _USERS, _HTTP, _LOCK, _LOG = "users", "http", "lock", "log"
 # Variables that choose the compiled code; all other settings are the caller's parameters.
 _CODE = ("CONVGRAD_TARGET", "CONVGRAD_CPU_FEATURES", "CONVGRAD_CPU_IMITATE", "CONVGRAD_PLAN_MEMORY", "NUMBA_CACHE_DIR")
 
 
 @dataclass(frozen=True)
-class OwnService:
+class LocalService:
     """A running local service, and the connection that keeps it running."""
 
     folder: Path
@@ -62,12 +62,12 @@ class OwnService:
         with _lock(self.folder) as lock:
             return lock is None
 
-    def ended(self) -> str:
-        """Say that it has ended, with the last line of its log."""
+    def ended_message(self) -> str:
+        """Return the message of an error: it has ended, with the last line of its log."""
         return f"the local service (process {self.pid}) has ended{_last_line(self.folder)}"
 
 
-def open_service(settings: Mapping[str, Any], *, share: bool, timeout: float) -> OwnService:
+def open_service(settings: Mapping[str, Any], *, share: bool, timeout: float) -> LocalService:
     """Connect to the running service with these settings, or start it; it may not be ready yet.
 
     Without `share`, a service of the caller's own. Raises `ConnectFailed` when the service is not installed or ends
@@ -103,17 +103,17 @@ def open_service(settings: Mapping[str, Any], *, share: bool, timeout: float) ->
         time.sleep(_POLL_S)
 
 
-def _greeted(connection: Connection, folder: Path, end: float) -> OwnService | None:
+def _greeted(connection: Connection, folder: Path, end: float) -> LocalService | None:
     """Wait until the service knows this user; None if it ended before."""
     try:
         hello = connection.hello(max(_POLL_S, end - time.monotonic()))
-    except (Gone, TimeoutError):
+    except (ServiceEnded, TimeoutError):
         connection.close()
         return None
     except BaseException:
         connection.close()
         raise
-    return OwnService(folder, int(hello["pid"]), connection)
+    return LocalService(folder, int(hello["pid"]), connection)
 
 
 def _connect(folder: Path) -> Connection | None:
@@ -195,7 +195,7 @@ def _base_folder() -> Path:
             folder.mkdir(mode=0o700, exist_ok=True)
             found = folder.lstat()
             own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-            if own and len(os.fsencode(folder)) + 40 <= _LONGEST_PATH:
+            if own and len(os.fsencode(folder)) + 40 <= _MAX_PATH:
                 return folder
     raise OSError(f"a local service needs a folder with a short name that is only yours, such as {choices[-1]}")
 
