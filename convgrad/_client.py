@@ -24,20 +24,20 @@ __all__ = ["Client"]
 class Client(Blocking[BaseClient], Operations[Array]):
     """Compute convolution gradients on a convgrad service.
 
-    `url` is the service's address, by default that in the variable CONVGRAD_URL, or this machine; with the Unix socket
-    `uds` its host may be any name. `api_key`, by default CONVGRAD_API_KEY, is sent as a Bearer token. `timeout` is
-    httpx's, in seconds. `retry` says how often to retry; None for a single attempt. `transport` replaces the network,
-    for tests. Tensors may be arrays of any strides and byte order, and what NumPy or DLPack can read, as PyTorch's;
-    results are writeable arrays. A client is thread-safe; use it in `with`, or close it.
+    `url` is the service's address, by default CONVGRAD_URL or http://127.0.0.1:8000; with a Unix socket `uds`, its host
+    may be any name. `api_key`, by default CONVGRAD_API_KEY, is sent as a Bearer token. `timeout` is that of httpx, in
+    seconds. `retry` sets how often a call is retried; None disables retries. `transport` replaces the network, for
+    tests. Tensors may be arrays of any strides and byte order, and anything that NumPy or DLPack can read, such as
+    PyTorch tensors; results are writeable arrays. A client is thread-safe; use it in a `with` block, or close it.
 
-    For HTTPS `verify` is whom to trust: a PEM file of authorities, by default CONVGRAD_CACERT, or those of httpx; a TLS
-    context; or False to check nothing. `cert` is the client's own certificate: a PEM file, or one with the certificate
-    and one with its key, by default CONVGRAD_CERT and CONVGRAD_CERT_KEY; a third member is the key's password.
+    For HTTPS, `verify` is a PEM file of the authorities to trust, by default CONVGRAD_CACERT or those of httpx, a TLS
+    context, or False to disable verification. `cert` is the client certificate: one PEM file, or a pair of certificate
+    and private key, by default CONVGRAD_CERT and CONVGRAD_CERT_KEY; a third member is the password of the key.
 
-    Raises `ValueError` for a URL that is not HTTP, for files of certificates that can't be used, and for a key that a
-    header can't contain, without showing the key. Every failure of a call is a `ConvgradError`, but for these:
-    `OSError` for files that can't be read, `ValueError` for a graph's file that is not JSON and a tensor that no node
-    computes, `TypeError` for arguments of the wrong type, and `RuntimeError` for a client that is closed.
+    Raises `ValueError` for a URL that is not HTTP, certificate files that can't be used, and an API key that a header
+    can't contain; the message does not show the key. A call that fails raises a `ConvgradError`, with these exceptions:
+    `OSError` for files that can't be read, `ValueError` for a graph file that is not JSON and for a tensor that no node
+    computes, `TypeError` for arguments of the wrong type, and `RuntimeError` for a closed client.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ Inputs = Mapping[str, "Tensor | Sequence[int] | Mapping[str, Any]"]
 """Tensors by name. `weights_shape` is a list of integers; `validate` also takes `{"dtype", "shape"}`."""
 
 OnUpload = Callable[[int, int], None]
-"""Gets how many bytes of a request have been sent, and how many it has."""
+"""Called with the number of bytes of a request sent so far, and in total."""
 
 Decoder = Assembly | Messages | Whole
 """Decodes a reply while it arrives; `close` returns the result."""
@@ -96,9 +96,9 @@ _BY_STATUS: dict[int, type[ConvgradError]] = {
     504: DeadlineExceeded,
 }
 _PROBLEM = "application/problem+json"
-# Most tensor bytes of a call whose reply is not streamed.
+# Largest call, in bytes of tensors, whose reply is not streamed.
 _SMALL = 8 << 20
-# How the names of inputs end that are lists of integers.
+# Suffix of the inputs that are lists of integers.
 _SHAPE = "_shape"
 _OP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # Members of a problem object that are not part of an error's `data`.
@@ -126,8 +126,8 @@ def call(
 ) -> Request:
     """Build the request that computes `op`: for the binary API, or as multipart if that can't represent the call.
 
-    The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests the
-    output alone, which is faster. `sharing` is memory that the service shares.
+    The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests only the
+    bytes of its output, which is faster. `sharing` is the local service, if the client has one.
     """
     tensors = _parts(inputs, f64=options.get("reference") is True)
     lists = {name: value for name, value in inputs.items() if _is_list(name, value)}
@@ -157,10 +157,7 @@ def with_upload_progress(request: Request, on_upload: OnUpload | None) -> Reques
 
 
 def _parts(inputs: Inputs, *, f64: bool) -> dict[str, Part]:
-    """Return the tensors among the inputs; an error names its input, and says what to do.
-
-    `f64` is whether the call may have tensors of that dtype.
-    """
+    """Return the tensors among the inputs; `f64` allows that dtype. Errors name the input and the remedy."""
     found = {}
     for name, value in inputs.items():
         if _is_list(name, value):
@@ -246,7 +243,7 @@ def description(op: str) -> Request:
 
 
 def readiness() -> Request:
-    """Build the request that asks whether the service accepts calls."""
+    """Build the request for the readiness of the service."""
     return Request("GET", "/readyz")
 
 
@@ -363,7 +360,7 @@ def _op_path(op: str) -> str:
 
 def _name(op: str) -> str:
     if not isinstance(op, str) or not _OP.fullmatch(op):
-        # Servers and proxies may take it for another path, even if it is quoted.
+        # Servers and proxies may decode it to another path, even if it is quoted.
         raise UnknownOperation("an operation's name must be letters, digits, hyphens, dots and underscores")
     return op
 

@@ -42,7 +42,7 @@ HEAD_LENGTH = "Inference-Header-Content-Length"
 _SHAPES = frozenset({"weights_shape", "filter_shape", "dst_shape", "output_shape"})
 _MAX_AXES = 16
 _INT64 = 2**63
-# Parameters that belong to the protocol, and the members of a dumped op in place of attributes.
+# Parameters of the protocol, and the members of a dumped op that replace attributes.
 _NOT_ATTRIBUTES = frozenset({"binary_data_output", "headers", "priority", "reference", "timeout", "kind", "attrs"})
 _PREFIXES = ("sequence_", "triton_")
 

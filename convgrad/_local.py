@@ -1,4 +1,4 @@
-"""`convgrad.local()`: a client of a service of the user's own, started where none is running yet."""
+"""`convgrad.local()`: a client of the user's local service, which is started if it is not running."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["AsyncLocalClient", "Local", "LocalClient", "local"]
 
 _URL = "http://localhost"  # over the Unix socket
 _POLL_S = 0.1
-# A service that restarts itself, for a processor that some of its code does not work on, closes the connection once.
+# A service that restarts itself, because some compiled code fails on this processor, closes the connection once.
 _STARTS = 2
 
 
@@ -47,27 +47,26 @@ def local(
     ...     dw = client.convolution_backward_weights(src, diff_dst, **attributes)
 
     The service listens on Unix sockets in a folder that only this user can enter, and reads large tensors in memory
-    that it shares with the client. It has `workers` processes, 0 for one per processor; `settings` are others, such as
-    ``{"memory_limit": "2GB"}``, by their names on the page of the configuration. Other blocks and processes of the same
-    user that ask for the same service, unless they ask not to `share`, use the running one. It ends with its last user,
-    however that ends.
+    that it shares with the client. It has `workers` processes, 0 for one per processor; `settings` are other settings
+    by name, such as ``{"memory_limit": "2GB"}``. All blocks and processes of the user with the same settings share one
+    service, except those with `share` false. It ends with its last user, even one that is killed.
 
-    The block begins when the service is ready: usually after some seconds, and about a minute where the kernels have to
-    be compiled. `progress` shows a bar meanwhile, by default in terminals and notebooks. `timeout` and `retry` are
+    The block is entered when the service is ready: usually after a few seconds, or about a minute if the kernels have
+    to be compiled. Until then `progress` shows a bar, by default in terminals and notebooks. `timeout` and `retry` are
     those of `Client`.
 
-    Entering raises `ConnectFailed` when the service is not installed (``pip install "convgrad[server]"``) or does not
-    start, `TimedOut` when it is not ready after `start_timeout` seconds, `OSError` without a folder for it. A call
-    raises `TransportError` when the service has ended.
+    Entering raises `ConnectFailed` if the service is not installed (``pip install "convgrad[server]"``) or does not
+    start, `TimedOut` if it is not ready after `start_timeout` seconds, and `OSError` if there is no folder for it. A
+    call raises `TransportError` if the service has ended.
     """
     chosen = {"workers": workers, **settings}
     return Local(chosen, share=share, start_timeout=start_timeout, progress=progress, timeout=timeout, retry=retry)
 
 
 class Local:
-    """A service to be started, or shared; made by `local`. Each block that is entered is one user of it.
+    """A local service, started or shared when a block is entered; returned by `local`.
 
-    `open` returns a client without a block, for notebooks; its `close` leaves the service.
+    `open` returns a client without a block, for notebooks; close it to leave the service.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class Local:
         await client.aclose()
 
     def _enter(self, abandoned: threading.Event) -> tuple[LocalService, Health]:
-        """Become a user of the service, and wait until it is ready, unless the caller has abandoned this."""
+        """Connect to the service, starting it if necessary, and wait until it is ready or the caller has left."""
         end = time.monotonic() + self._start_timeout
         with self._bar() as bar:
             for start in range(_STARTS):
@@ -164,7 +163,7 @@ def _wait(service: LocalService, bar: ProgressBar | None, end: float, abandoned:
         while True:
             try:
                 health = client.health() if service.http.exists() else None
-            except ConvgradError:  # it has too much to do, or has just ended
+            except ConvgradError:  # it is overloaded, or has just ended
                 health = None
             if abandoned.is_set():
                 raise ServiceEnded

@@ -1,8 +1,8 @@
-"""Find the user's own local service, or start it.
+"""Connect to the user's local service, or start it.
 
-A folder for each set of parameters holds the service's sockets, its log, and a lock that the service holds for as long
-as it lives: the kernel releases it however the process ends. Who gets the lock may start a service there, and hands the
-lock over to it; everyone else connects.
+Each set of settings has a folder with the sockets and the log of its service, and a lock that the service holds while
+it runs: the kernel releases it however the process ends. The process that gets the lock starts the service, which
+inherits the lock; all others connect.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ class LocalService:
         return self.folder / _HTTP
 
     def close(self) -> None:
-        """Leave it; it ends with its last user."""
+        """Disconnect; the service ends with its last user."""
         self.connection.close()
 
     def is_locked(self) -> bool:
-        """Whether it, or another that runs in its folder, still lives."""
+        """Whether this service, or a later one in the same folder, is running."""
         with _lock(self.folder) as lock:
             return lock is None
 
@@ -70,7 +70,7 @@ class LocalService:
 def open_service(settings: Mapping[str, Any], *, share: bool, timeout: float) -> LocalService:
     """Connect to the running service with these settings, or start it; it may not be ready yet.
 
-    Without `share`, a service of the caller's own. Raises `ConnectFailed` when the service is not installed or ends
+    Without `share`, always start a new one. Raises `ConnectFailed` when the service is not installed or ends
     while it starts, `TimedOut` after `timeout` seconds, `OSError` when there is no folder for it.
     """
     if not sys.platform.startswith("linux"):
@@ -104,7 +104,7 @@ def open_service(settings: Mapping[str, Any], *, share: bool, timeout: float) ->
 
 
 def _greeted(connection: Connection, folder: Path, end: float) -> LocalService | None:
-    """Wait until the service knows this user; None if it ended before."""
+    """Wait for the first packet of the service; None if it ends before."""
     try:
         hello = connection.hello(max(_POLL_S, end - time.monotonic()))
     except (ServiceEnded, TimeoutError):
@@ -125,14 +125,14 @@ def _connect(folder: Path) -> Connection | None:
 
 def _start(folder: Path, root: Path, settings: Mapping[str, Any], lock: int) -> Connection:
     """Start a service in a folder whose `lock` this process holds, and connect to it."""
-    for name in (_USERS, _HTTP):  # left behind by a service that was killed
+    for name in (_USERS, _HTTP):  # left by a service that was killed
         (folder / name).unlink(missing_ok=True)
     path = str(folder / _USERS)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with listener, (folder / _LOG).open("wb") as log:
         listener.bind(path)
         listener.listen(128)
-        # Before the service exists: if this process dies meanwhile, the service finds a connection that is closed.
+        # Connect before the service starts: if this process dies meanwhile, the service finds a closed connection.
         connection = Connection(path)
         inherited = {name: value for name, value in os.environ.items() if not _is_setting(name)}
         given = {**settings, "uds": folder / _HTTP}
@@ -179,7 +179,7 @@ def _sweep(base: Path) -> None:
     for folder in base.iterdir():
         with _lock(folder) as lock, contextlib.suppress(OSError):
             if lock is not None:
-                # Out of the way first: meanwhile another process may make a new folder with this name.
+                # Rename it first: another process may create a new folder of this name at any time.
                 gone = tempfile.mkdtemp(prefix="ended-", dir=base)
                 folder.rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)

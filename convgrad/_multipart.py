@@ -14,7 +14,7 @@ from convgrad._tensors import PIECE, Bytes, Part
 __all__ = ["Body", "checked", "joined", "multipart"]
 
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
-# Pieces of this size are sent as they are; smaller ones are cheaper to copy than to send separately.
+# Smaller pieces are cheaper to copy than to send separately.
 _LARGE = 64 * 1024
 
 

@@ -42,18 +42,18 @@ class ProgressBar:
         self._stream.flush()
 
     def uploading(self, sent: int, total: int) -> None:
-        """Draw how many of the bytes of a request have been sent; after the last one, that the call is queued."""
+        """Draw the progress of an upload; once it is complete, that the call is queued."""
         self._show("uploading", sent / total)
         if sent >= total:
             self._draw(f"{self._label}: queued")
 
     def computing(self, event: Event) -> None:
-        """Draw how much is computed if the event is `Progress`."""
+        """Draw the progress of the computation; other events are ignored."""
         if isinstance(event, Progress):
             self._show("computing", event.share)
 
     def waiting(self, health: Health | None) -> None:
-        """Draw what the service, which is None while there is no connection, is doing until it is ready."""
+        """Draw the state of a service that is not ready; None while there is no connection."""
         if health is None:
             self._draw(f"{self._label}: waiting for a connection")
             return
