@@ -232,8 +232,9 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         reports = {}
         for number, node in nodes.items():
             read = {name: given[tensor] for name, tensor in node["inputs"].items() if tensor in given}
-            more: Any = {"deadline": deadline, "on_progress": on_progress}
-            reports[number] = await self.verify(node["op"], read, results[number], attributes_of(node), **more)
+            reports[number] = await self.verify(
+                node["op"], read, results[number], attributes_of(node), deadline=deadline, on_progress=on_progress
+            )
         return reports
 
     async def validate_graph(self, graph: Dump) -> dict[str, Any]:

@@ -31,9 +31,9 @@ class Retry:
 
     Only failed and broken connections and the statuses 429, 502 and 503 are retried, not timeouts, which would load the
     service twice. The wait doubles from `first_wait` to `longest_wait`, is shortened at random by up to a half, and is
-    at least the service's Retry-After. The client never waits past `budget` seconds after the first
-    attempt. While the service is starting, which takes up to a minute if it has to compile its kernels, the client
-    waits up to `startup` seconds; these attempts don't count.
+    at least the service's Retry-After. The client never waits past `budget` seconds after the first attempt. While the
+    service is starting, which takes up to a minute if it has to compile its kernels, the client waits up to `startup`
+    seconds; these attempts don't count.
     """
 
     attempts: int = 5
