@@ -16,11 +16,11 @@ from convgrad._core import Inputs, OnUpload, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TransportError
 from convgrad._events import Array, Health, Progress, Result
 from convgrad._graphs import Dump, GraphInputs, attributes_of, nodes_of, outputs_of
-from convgrad._inference import Sharing
 from convgrad._keys import checked_key
 from convgrad._operations import Operations
 from convgrad._report import Report
 from convgrad._retry import Budget, Retry
+from convgrad._shared import SharedMemory
 from convgrad._stream import AsyncStream
 from convgrad._tensors import Bytes, Tensor
 from convgrad._transport import translated
@@ -100,7 +100,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         self._timeout = httpx.Timeout(timeout)
         self._retry = retry or ONCE
         self._pages: dict[str, httpx.Request] = {}
-        self._sharing: Sharing | None = None
+        self._memory: SharedMemory | None = None
 
     async def run(
         self,
@@ -284,8 +284,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
     async def aclose(self) -> None:
         """Close the connections."""
         await self._network.aclose()
-        if self._sharing is not None:
-            self._sharing.close()
+        if self._memory is not None:
+            self._memory.close()
 
     async def _call(
         self,
@@ -297,8 +297,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         whole: bool = False,
     ) -> Request:
         """Build the request of a call; copying tensors to shared memory takes a while."""
-        build = partial(core.call, op, inputs, attributes, options=options, whole=whole, sharing=self._sharing)
-        return build() if self._sharing is None else await self._network.in_thread(build)
+        build = partial(core.call, op, inputs, attributes, options=options, whole=whole, memory=self._memory)
+        return build() if self._memory is None else await self._network.in_thread(build)
 
     async def _result(self, request: Request, deadline: float | None, on_progress: OnProgress | None = None) -> Any:
         """Send a request and return the result at the end of its reply; a reply that breaks off is retried."""
@@ -343,8 +343,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
                 await self._network.sleep(budget.wait_after(error))
 
     async def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
-        if self._sharing is not None:
-            self._sharing.check()
+        if self._memory is not None:
+            self._memory.check()
         try:
             with translated(self._url):
                 response = await self._network.send(self._build(request, budget))
@@ -352,8 +352,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
                 return response
             raise core.error_of(response.status_code, response.headers, await self._read(response))
         except TransportError as error:
-            if self._sharing is not None:
-                self._sharing.check(error)
+            if self._memory is not None:
+                self._memory.check(error)
             raise
 
     def _build(self, request: Request, budget: Budget) -> httpx.Request:

@@ -38,9 +38,10 @@ from convgrad._errors import (
 )
 from convgrad._events import Health
 from convgrad._graphs import Dump, GraphInputs, dump_of, graph_body
-from convgrad._inference import BINARY, HEAD_LENGTH, Sharing, dump, inference
+from convgrad._inference import BINARY, HEAD_LENGTH, dump, inference
 from convgrad._messages import MEDIA_TYPE, Messages
 from convgrad._multipart import Body, multipart
+from convgrad._shared import SharedMemory
 from convgrad._tensors import Bytes, Part, Tensor, part
 from convgrad._whole import Whole
 
@@ -122,17 +123,17 @@ def call(
     *,
     options: Mapping[str, Any],
     whole: bool = False,
-    sharing: Sharing | None = None,
+    memory: SharedMemory | None = None,
 ) -> Request:
     """Build the request that computes `op`: for the binary API, or as multipart if that can't represent the call.
 
     The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests only the
-    bytes of its output, which is faster. `sharing` is the local service, if the client has one.
+    bytes of its output, which is faster. `memory` is shared with the service.
     """
     tensors = _parts(inputs, f64=options.get("reference") is True)
     lists = {name: value for name, value in inputs.items() if _is_list(name, value)}
-    whole = whole and (sharing is not None or sum(part.nbytes for part in tensors.values()) <= _SMALL)
-    body = inference(op, tensors, lists, attributes or {}, options, whole=whole, sharing=sharing)
+    whole = whole and (memory is not None or sum(part.nbytes for part in tensors.values()) <= _SMALL)
+    body = inference(op, tensors, lists, attributes or {}, options, whole=whole, memory=memory)
     if body is None:
         return multipart_call(op, inputs, attributes, options=options)
     accept = BINARY if whole else _frames.MEDIA_TYPE

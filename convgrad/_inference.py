@@ -5,35 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from convgrad._errors import InvalidParams, TransportError
+from convgrad._errors import InvalidParams
 from convgrad._multipart import Body, checked, joined
-from convgrad._shared import SharedBuffer
+from convgrad._shared import SharedBuffer, SharedMemory
 from convgrad._tensors import Bytes, Part
 
-__all__ = ["BINARY", "HEAD_LENGTH", "Sharing", "dump", "inference"]
-
-
-class Sharing(Protocol):
-    """A local service, which shares memory with its clients: see `SharedMemory`."""
-
-    def put(self, part: Part) -> SharedBuffer | None:
-        """Copy a tensor to shared memory."""
-
-    def output_buffer(self, call: bytes) -> tuple[str, SharedBuffer] | None:
-        """Return the name of an output and memory for it."""
-
-    def remember_output(self, call: bytes, name: str, size: int) -> None:
-        """Remember an output's name and size."""
-
-    def check(self, error: TransportError | None = None) -> None:
-        """Raise `TransportError` when the service has ended."""
-
-    def close(self) -> None:
-        """Leave the service."""
+__all__ = ["BINARY", "HEAD_LENGTH", "dump", "inference"]
 
 
 BINARY = "application/octet-stream"
@@ -55,12 +36,12 @@ def inference(
     options: Mapping[str, Any],
     *,
     whole: bool,
-    sharing: Sharing | None = None,
+    memory: SharedMemory | None = None,
 ) -> Body | None:
     """Build the body of a call of `op`; None when the protocol can't represent it.
 
     `whole` requests the output as bytes instead of frames. Shapes come first, so that the service can check the call
-    before it receives a tensor. With `sharing`, large tensors are in shared memory for as long as the body exists, and
+    before it receives a tensor. With `memory`, large tensors are shared for as long as the body exists, and
     so is the output of a `whole` reply if its size is known.
     """
     if any(name in _NOT_ATTRIBUTES or name.startswith(_PREFIXES) for name in attributes):
@@ -70,7 +51,7 @@ def inference(
     if any(part.elements is None for part in tensors.values()):
         return None
     described = [_input(name, "INT64", [len(value)], 8 * len(value)) for name, value in lists.items()]
-    buffers = {name: buffer for name, part in tensors.items() if sharing is not None and (buffer := sharing.put(part))}
+    buffers = {name: buffer for name, part in tensors.items() if memory is not None and (buffer := memory.put(part))}
     inline = {name: part for name, part in tensors.items() if name not in buffers}
     described += [_shared(checked(name), tensors[name], buffer) for name, buffer in buffers.items()]
     described += [_input(checked(name), part.dtype.oip, part.shape, part.size) for name, part in inline.items()]
@@ -83,11 +64,11 @@ def inference(
         parameters["binary_data_output"] = True
     asked: dict[str, Any] = {"outputs": [{"name": name} for name in options["outputs"]]} if "outputs" in options else {}
     output, on_output = None, None
-    if sharing is not None and whole:
+    if memory is not None and whole:
         kinds = [[name, part.dtype.oip, part.shape] for name, part in tensors.items()]
         call = dump({"op": op, "tensors": kinds, "lists": lists, "attributes": attributes})
-        on_output = partial(sharing.remember_output, call)
-        if (found := sharing.output_buffer(call)) is not None:
+        on_output = partial(memory.remember_output, call)
+        if (found := memory.output_buffer(call)) is not None:
             name, output = found
             asked = {"outputs": [{"name": name, "parameters": _region(output)}]}
     head = dump({"inputs": described, "parameters": parameters, **asked})

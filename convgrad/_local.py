@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, NoReturn
 from convgrad._async_client import AsyncClient
 from convgrad._base import DEFAULT_TIMEOUT, ONCE, Timeout
 from convgrad._client import Client
-from convgrad._errors import ConnectFailed, ConvgradError, TimedOut, TransportError
+from convgrad._errors import ConnectFailed, ConvgradError, TimedOut
 from convgrad._events import Health
 from convgrad._local_service import LocalService, open_service
 from convgrad._progress import ProgressBar
 from convgrad._retry import Retry
-from convgrad._shared import ServiceEnded, SharedBuffer, SharedMemory
-from convgrad._tensors import Part
+from convgrad._shared import ServiceEnded, SharedMemory
 
 __all__ = ["AsyncLocalClient", "Local", "LocalClient", "local"]
 
@@ -179,51 +178,16 @@ def _wait(service: LocalService, bar: ProgressBar | None, end: float, abandoned:
             time.sleep(_POLL_S)
 
 
-class _Sharing:
-    """The local service of a client: its memory and its end."""
+class _LocalBase:
+    """What both clients of a local service show of it, also in notebooks."""
 
-    def __init__(self, service: LocalService, health: Health) -> None:
-        self.service = service
-        self.health = health
-        self._memory = SharedMemory(service.connection)
-
-    def put(self, part: Part) -> SharedBuffer | None:
-        """Copy a tensor to shared memory; raises `TransportError` when the service has ended."""
-        try:
-            return self._memory.put(part)
-        except ServiceEnded:
-            raise TransportError(self.service.ended_message()) from None
-
-    def output_buffer(self, call: bytes) -> tuple[str, SharedBuffer] | None:
-        """Return memory for the output of a call; raises `TransportError` when the service has ended."""
-        try:
-            return self._memory.output_buffer(call)
-        except ServiceEnded:
-            raise TransportError(self.service.ended_message()) from None
-
-    def remember_output(self, call: bytes, name: str, size: int) -> None:
-        """Remember the output of a call."""
-        self._memory.remember_output(call, name, size)
-
-    def check(self, error: TransportError | None = None) -> None:
-        """Raise `TransportError` when the service has ended."""
-        if self.service.connection.ended:
-            raise TransportError(self.service.ended_message()) from error
-
-    def close(self) -> None:
-        """Leave the service."""
-        self.service.close()
-
-
-class _Described:
-    """A client that shows its local service, also in a notebook."""
-
-    _local: _Sharing
+    _service: LocalService
+    _health: Health
 
     @property
     def service_pid(self) -> int:
         """The service's process id."""
-        return self._local.service.pid
+        return self._service.pid
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{key} {value}" for key, value in self._facts().items())
@@ -238,7 +202,7 @@ class _Described:
         return f"<table><caption>convgrad.{type(self).__name__}</caption>{rows}</table>"
 
     def _facts(self) -> dict[str, str]:
-        service, detail = self._local.service, self._local.health.detail
+        service, detail = self._service, self._health.detail
         workers = detail.get("workers")
         return {
             "service": f"process {service.pid}, {'ended' if service.connection.ended else 'running'}",
@@ -248,17 +212,19 @@ class _Described:
         }
 
 
-class LocalClient(_Described, Client):
+class LocalClient(_LocalBase, Client):
     """A `Client` of a local service, which ends when its last client is closed."""
 
     def __init__(self, service: LocalService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
         super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
-        self._local = self._async._sharing = _Sharing(service, health)
+        self._service, self._health = service, health
+        self._async._memory = SharedMemory(service.connection, service.ended_message)
 
 
-class AsyncLocalClient(_Described, AsyncClient):
+class AsyncLocalClient(_LocalBase, AsyncClient):
     """An `AsyncClient` of a local service, which ends when its last client is closed."""
 
     def __init__(self, service: LocalService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
         super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
-        self._local = self._sharing = _Sharing(service, health)
+        self._service, self._health = service, health
+        self._memory = SharedMemory(service.connection, service.ended_message)

@@ -18,10 +18,12 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from convgrad._errors import TransportError
 from convgrad._events import Array
 from convgrad._tensors import PIECE, Part
 
@@ -163,10 +165,14 @@ def _free(region: _Region, safe: list[bool], freed: deque[tuple[_Region, bool]])
 
 
 class SharedMemory:
-    """Regions for the tensors of calls, and for their outputs; thread-safe."""
+    """The memory that a client shares with a local service, for tensors and outputs of its calls; thread-safe.
 
-    def __init__(self, connection: Connection) -> None:
+    Raises `TransportError` with `ended_message` when the service has ended.
+    """
+
+    def __init__(self, connection: Connection, ended_message: Callable[[], str]) -> None:
         self._connection = connection
+        self._ended_message = ended_message
         self._lock = threading.Lock()
         self._idle: list[_Region] = []  # longest idle first
         # Appended to wherever the last reference goes, perhaps in the garbage collector while the lock is held.
@@ -176,7 +182,7 @@ class SharedMemory:
     def put(self, part: Part) -> SharedBuffer | None:
         """Copy a tensor's elements to shared memory; None for one that is small, or when there is no memory for it.
 
-        Raises `ServiceEnded` when the service has ended, and what reading the tensor raises.
+        Raises what reading the tensor raises.
         """
         buffer = None if part.elements is None else self._allocate(part.size)
         if buffer is not None:
@@ -186,8 +192,7 @@ class SharedMemory:
     def output_buffer(self, call: bytes) -> tuple[str, SharedBuffer] | None:
         """Return the name of the output of a call that was made before, and memory for it.
 
-        None for a new call, a small output, or when there is no memory. Raises `ServiceEnded` when the service has
-        ended.
+        None for a new call, a small output, or when there is no memory.
         """
         name, size = self._outputs.get(call, ("", 0))
         if (buffer := self._allocate(size)) is None:
@@ -201,6 +206,15 @@ class SharedMemory:
             self._outputs.clear()
         self._outputs[call] = name, size
 
+    def check(self, error: TransportError | None = None) -> None:
+        """Raise `TransportError` if the service has ended; `error` is its cause."""
+        if self._connection.ended:
+            raise TransportError(self._ended_message()) from error
+
+    def close(self) -> None:
+        """Disconnect from the service."""
+        self._connection.close()
+
     def _allocate(self, size: int) -> SharedBuffer | None:
         if size < PIECE:
             return None
@@ -209,6 +223,8 @@ class SharedMemory:
                 region = _Region(_rounded(size), self._connection)
             except OSError:
                 return None
+            except ServiceEnded:
+                raise TransportError(self._ended_message()) from None
         return SharedBuffer(region, size, self._freed)
 
     def _reuse(self, size: int) -> _Region | None:
