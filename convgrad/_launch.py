@@ -1,6 +1,6 @@
-"""Find the service and run it in a process of its own.
+"""Where the service is, and how a process of its own runs it.
 
-Only that process has the service's packages, `app`, `kernels` and `schemas`, on its path.
+Its packages are called `app`, `kernels` and `schemas`, and only that process has them on its path.
 """
 
 from __future__ import annotations
