@@ -88,13 +88,7 @@ class Client(Blocking[BaseClient], Operations[Array]):
         `on_upload` is called with the bytes sent so far and in total while the request is sent.
         """
         opened = self._async.stream(
-            op,
-            inputs,
-            attributes,
-            outputs=outputs,
-            reference=reference,
-            deadline=deadline,
-            on_upload=on_upload,
+            op, inputs, attributes, outputs=outputs, reference=reference, deadline=deadline, on_upload=on_upload
         )
         stream = complete(opened.__aenter__())
         with ExitStack() as stack:

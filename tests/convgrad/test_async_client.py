@@ -17,7 +17,7 @@ import convgrad
 from convgrad import AsyncClient, Progress, Tile
 from tests.convgrad.conftest import QUICK
 from tests.convgrad.server import Handler, Received, Server, UnixServer, running, stream_of
-from tests.convgrad.test_client import broken_replies, busy, cut, free_port, hang_up
+from tests.convgrad.test_client import busy, cut, free_port, hang_up
 
 SRC = np.arange(2 * 3 * 40 * 50, dtype=np.float32).reshape(2, 3, 40, 50)
 T = TypeVar("T")
@@ -163,22 +163,6 @@ def test_transport_replaces_the_network() -> None:
             np.testing.assert_array_equal(await client.run("Op", {"src": SRC}), SRC)
 
     asyncio.run(use())
-
-
-def test_every_response_is_closed() -> None:
-    """The connection of a reply that is broken, an error, or not read to its end goes back to the pool."""
-    transport, bodies = broken_replies()
-
-    async def use() -> None:
-        async with AsyncClient(transport=transport, retry=None) as client:
-            for call in (client.run("Op", {"src": SRC}), client.operations(), client.describe("Op")):
-                with pytest.raises(convgrad.BrokenStream):
-                    await call
-            async with client.stream("Op", {"src": SRC}) as stream:
-                await anext(aiter(stream))
-
-    asyncio.run(use())
-    assert [body.closed for body in bodies] == [True] * 4
 
 
 def test_a_call_can_be_cancelled(server: Server) -> None:

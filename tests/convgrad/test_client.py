@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -98,19 +96,6 @@ def test_stream_result_reads_the_rest_of_the_stream(client: Client) -> None:
         np.testing.assert_array_equal(stream.result(), SRC)
         assert list(stream) == []
         assert stream.details().op == "Op"
-
-
-def test_it_works_inside_an_event_loop(client: Client) -> None:
-    """The blocking client does not need, or disturb, a running event loop, as in a notebook."""
-
-    async def cell() -> None:
-        np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
-        with client.stream("Op", {"src": SRC}) as stream:
-            next(iter(stream))
-        with client.stream("Op", {"src": SRC}) as stream:
-            np.testing.assert_array_equal(stream.result(), SRC)
-
-    asyncio.run(cell(), debug=True)
 
 
 def test_operations_are_methods(client: Client, server: Server) -> None:
@@ -450,59 +435,6 @@ def test_transport_replaces_the_network() -> None:
     with Client(transport=httpx.MockTransport(reply)) as client:
         np.testing.assert_array_equal(client.run("Op", {"src": SRC}), SRC)
     assert str(seen[0].url) == "http://127.0.0.1:8000/v2/models/Op/infer"
-
-
-class Broken(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """The body of a reply, with a connection that breaks after the first piece."""
-
-    def __init__(self, piece: bytes) -> None:
-        self.piece = piece
-        self.closed = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        yield self.piece
-        raise httpx.ReadError("reset")
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for piece in self:
-            yield piece
-
-    def close(self) -> None:
-        """Record it."""
-        self.closed = True
-
-    async def aclose(self) -> None:
-        """Record it."""
-        self.closed = True
-
-
-def broken_replies() -> tuple[httpx.MockTransport, list[Broken]]:
-    """Return a transport whose replies all break off, and a list to which it adds their bodies."""
-    bodies: list[Broken] = []
-
-    def reply(request: httpx.Request) -> httpx.Response:
-        bodies.append(Broken(b"".join(stream_of(SRC)[:3])))
-        status = 500 if request.url.path == "/v1/ops/Op" else 200
-        return httpx.Response(status, headers={"content-type": "application/x-tensor-stream"}, stream=bodies[-1])
-
-    return httpx.MockTransport(reply), bodies
-
-
-def test_every_response_is_closed() -> None:
-    """The connection of a reply that is broken, an error, or not read to its end goes back to the pool."""
-    transport, bodies = broken_replies()
-    with Client(transport=transport, retry=None) as client:
-        calls: list[Callable[[], object]] = [
-            lambda: client.run("Op", {"src": SRC}),
-            client.operations,
-            lambda: client.describe("Op"),
-        ]
-        for call in calls:
-            with pytest.raises(convgrad.BrokenStream):
-                call()
-        with client.stream("Op", {"src": SRC}) as stream:
-            next(iter(stream))
-    assert [body.closed for body in bodies] == [True] * 4
 
 
 def test_a_base_path_is_kept(server: Server) -> None:
