@@ -10,7 +10,7 @@
 # Before the imports: the client's User-Agent contains it.
 __version__ = "0.1.0"
 
-from convgrad._async_client import AsyncClient, AsyncStream
+from convgrad._async_client import AsyncClient
 from convgrad._client import Client
 from convgrad._core import Inputs
 from convgrad._errors import (
@@ -47,7 +47,7 @@ from convgrad._local import AsyncLocalClient, Local, LocalClient, local
 from convgrad._operations import Attributes, TransposeAttributes
 from convgrad._report import Report
 from convgrad._retry import Retry
-from convgrad._stream import Stream
+from convgrad._stream import AsyncStream, Stream
 from convgrad._tensors import NpyFile, Tensor
 
 __all__ = [

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from types import ModuleType
+
+import pytest
 
 import convgrad
 from convgrad._errors import error_classes
@@ -35,3 +38,19 @@ def test_errors_survive_pickling() -> None:
     error = convgrad.Overloaded("full", retry_after=3, data={"limit": 2})
     copy = pickle.loads(pickle.dumps(error))
     assert (type(copy), str(copy), copy.data) == (convgrad.Overloaded, "full", {"limit": 2, "retry_after": 3})
+
+
+@pytest.mark.parametrize(
+    ("blocking", "asynchronous"),
+    [(convgrad.Client, convgrad.AsyncClient), (convgrad.Stream, convgrad.AsyncStream)],
+)
+def test_both_clients_have_the_same_methods(blocking: type, asynchronous: type) -> None:
+    """Names, parameters and docstrings agree, and every method has a docstring; only closing is called `aclose`."""
+    methods = {name: method for name, method in inspect.getmembers(blocking, callable) if not name.startswith("_")}
+    twins = {name for name, _ in inspect.getmembers(asynchronous, callable) if not name.startswith("_")}
+    assert {name.replace("close", "aclose") for name in methods} == twins
+    for name, method in methods.items():
+        twin = getattr(asynchronous, name.replace("close", "aclose"))
+        assert inspect.signature(method).parameters == inspect.signature(twin).parameters
+        assert inspect.getdoc(method) == inspect.getdoc(twin) is not None
+        assert not inspect.iscoroutinefunction(method)
