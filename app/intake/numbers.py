@@ -83,6 +83,7 @@ class Numbers:
         self._entries = [0] * (_DEEPEST + 2)
         self._commas = [0] * (_DEEPEST + 2)
         self._lengths: list[int | None] = [None] * (_DEEPEST + 2)
+        self._peak, self._whole = 0.0, True  # the largest magnitude, and whether all are integers
         self._rest: _Rest | None = None
         self._sink = RawSink(lease, expected=None, bound=None)
         self.count = 0
@@ -128,14 +129,14 @@ class Numbers:
             self._check_nesting(shape)
         if self.count != prod(shape):
             raise TensorFault(f"has {self.count} numbers, but the shape needs {prod(shape)}", "size")
+        if dtype.numpy.kind == "i" and not self._whole:
+            raise TensorFault("must hold integers", "int_type")
+        _cast(np.array([self._peak]), dtype.numpy)
         self._dtype = dtype
 
     def integers(self) -> list[int]:
-        """Return the values of a small tensor of integers."""
-        values = np.frombuffer(self._sink.content(), self._kind)
-        if not np.isfinite(values).all() or (values != np.trunc(values)).any():
-            raise TensorFault("must hold integers", "int_type")
-        return [int(value) for value in values]
+        """Return the values of a small tensor that `check` was told to be of integers."""
+        return [int(value) for value in np.frombuffer(self._sink.content(), self._kind)]
 
     async def collect(self) -> Segment:
         """Collect all elements in one segment, as the dtype that `check` was given."""
@@ -166,9 +167,9 @@ class Numbers:
 
     def _check_nesting(self, shape: tuple[int, ...]) -> None:
         deepest = self._deepest
+        if deepest > len(shape):
+            raise _too_deep(len(shape))
         for depth in range(1, deepest + 1):
-            if depth > len(shape):
-                raise _too_deep(len(shape))
             if self._lengths[depth] != shape[depth - 1]:
                 raise _wrong_length([0] * (depth - 1), self._lengths[depth], shape[depth - 1])
             if depth < deepest and self._entries[depth] != self._lists[depth + 1]:
@@ -214,16 +215,13 @@ class Numbers:
         """Check the brackets and commas of a slice; return where the array ends, if it does."""
         self._any = self._any or bool(piece.translate(None, b"[]" + _BLANK))
         brackets, end = b"[" in piece or b"]" in piece, None
-        nested = brackets or self._depth > 1
+        # Within a flat list the parser itself reports extra commas.
+        if (brackets or self._depth > 1 or not self.count) and _MISPLACED.search(self._before + piece):
+            raise TensorFault("has a bracket or a comma in the wrong place", "nesting")
         if brackets:
             end = self._lists_of(piece)
         else:
             self._commas[self._depth] += piece.count(b",")
-        # Within a flat list the parser itself reports extra commas.
-        if nested or not self.count:
-            around = self._before + (piece if end is None else piece[: end + 1])
-            if _MISPLACED.search(around):
-                raise TensorFault("has a bracket or a comma in the wrong place", "nesting")
         self._before = piece.rstrip(_SPACE)[-1:] or self._before
         return end
 
@@ -299,6 +297,10 @@ class Numbers:
         infinite = int(np.isinf(values).sum())
         if infinite and infinite != text.count(b"Infinity"):
             raise TensorFault("has a number outside the range of float64", "range")
+        if self._dtype is None or self._dtype.numpy != self._kind:  # for `check`, where the dtype is known
+            finite = values[np.isfinite(values)]
+            self._whole = self._whole and len(finite) == len(values) and bool((finite == np.trunc(finite)).all())
+            self._peak = max(self._peak, float(np.abs(finite).max(initial=0)))
         self.count += len(values)
         if self._most is not None and self.count > self._most:
             raise _too_many(f"has more than {self._most} numbers", self._most)
@@ -354,10 +356,8 @@ def _cast(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
     """Round to a dtype, once, to nearest even; infinity only comes from infinity."""
     with np.errstate(over="ignore", invalid="ignore"):
         made = (_odd(values) if kind == _BF16 else values).astype(kind)
-    if kind.kind == "i":
-        if (made != values).any():
-            raise TensorFault("must hold integers in the range of its datatype", "range")
-    elif not np.array_equal(np.isfinite(made), np.isfinite(values)):
+    lost = made != values if kind.kind == "i" else np.isfinite(made) != np.isfinite(values)
+    if lost.any():
         raise TensorFault("has a number outside the range of its datatype", "range")
     return made
 

@@ -102,11 +102,8 @@ def metas(inputs: Mapping[str, Input]) -> dict[str, TensorMeta | list[int]]:
 
 
 async def collect_tensors(inputs: Mapping[str, Input], lease: Lease) -> dict[str, Segment]:
-    """Collect each tensor in one segment, in C order and little-endian; return the segments by name.
-
-    Raises `InvalidParams` for numbers that do not fit a dtype that came after them.
-    """
-    return {name: await _collect(name, tensor, lease) for name, tensor in inputs.items() if isinstance(tensor, Tensor)}
+    """Collect each tensor in one segment, in C order and little-endian; return the segments by name."""
+    return {name: await _collect(tensor, lease) for name, tensor in inputs.items() if isinstance(tensor, Tensor)}
 
 
 def npy_tensor(sink: NpySink, declared: str | None) -> Tensor:
@@ -221,13 +218,9 @@ def _sink(value: Any, key: str, lease: Lease, expected: int | None = None) -> Ra
     return value.sink
 
 
-async def _collect(name: str, tensor: Tensor, lease: Lease) -> Segment:
+async def _collect(tensor: Tensor, lease: Lease) -> Segment:
     assert tensor.sink is not None
-    try:
-        segment = await tensor.sink.collect()
-    except TensorFault as fault:
-        message = f"data of {name} {fault.message}"
-        raise invalid_params(_WHAT, [problem(["inputs", name, "data"], message, fault.kind)]) from None
+    segment = await tensor.sink.collect()
     if tensor.fortran:
         source, segment = segment, await lease.acquire_async(tensor.nbytes)
         await _offload(tensor, _transpose, tensor, source, segment)

@@ -245,8 +245,7 @@ class OipIntake:
             self._segments[tensor.name] = self._lease.adopt(region.segment(tensor.nbytes))
             return
         if tensor.numbers is not None:
-            with _named(tensor.name):
-                segment = await tensor.numbers.collect()
+            segment = await tensor.numbers.collect()
         else:
             segment = await self._lease.acquire_async(tensor.nbytes)
         self._segments[tensor.name] = segment

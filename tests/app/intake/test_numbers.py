@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -171,20 +172,50 @@ def test_integers_are_whole() -> None:
     """The values of a shape must be integers, but may be written as floats."""
     document, lease = read(b'{"data": [3, 2.0, 1e1]}', [])
     with lease:
+        document["data"].check(DTYPES["s64"], (3,))
         assert document["data"].integers() == [3, 2, 10]
-    document, lease = read(b'{"data": [3, 2.5]}', [])
-    with lease, pytest.raises(TensorFault, match="integers"):
-        document["data"].integers()
+    for wrong in ("[3, 2.5]", '[3, "NaN"]', '["Infinity", 3]', "[3, 1e30]"):
+        document, lease = read(b'{"data": %s}' % wrong.encode(), [])
+        with lease, pytest.raises(TensorFault, match=r"integers|range"):
+            document["data"].check(DTYPES["s64"], (2,))
 
 
 def test_rounding_to_bf16() -> None:
-    """Numbers between two bf16 values are rounded to the nearest one."""
-    array = np.array([1.0 + 2**-9, 1.0 + 3 * 2**-9, -3.14159], np.float64)
-    text = json.dumps({"inputs": [{"shape": [3], "datatype": "BF16", "data": array.tolist()}]}).encode()
+    """Numbers between two bf16 values are rounded once, to the nearest one, not to float32 before."""
+    array = [1.0 + 2**-9, 1.0 + 3 * 2**-8, -3.14159, 1.0 + 2**-8 + 2**-40, -1.0 - 2**-8 - 2**-40, 1.0 + 2**-8, 1e-45]
+    right = [1.0, 1.015625, -3.140625, 1.0078125, -1.0078125, 1.0, 0.0]
+    text = json.dumps({"inputs": [{"shape": [7], "datatype": "BF16", "data": array}]}).encode()
     document, lease = read(text, [])
     with lease:
-        got = elements(document["inputs"][0]["data"], "bf16", (3,))
-        assert got.tobytes() == array.astype(ml_dtypes.bfloat16).tobytes()
+        got = elements(document["inputs"][0]["data"], "bf16", (7,))
+        assert got.tobytes() == np.array(right, ml_dtypes.bfloat16).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most", "over"),
+    [
+        ("f16", "65519.99", "65520"),
+        ("bf16", "3.3961775e38", "3.3961776e38"),
+        ("f32", "3.402823567797336e38", "3.4028235677973367e38"),
+        ("f64", "1.7976931348623158e308", "1.7976931348623159e308"),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_the_range_of_a_dtype(dtype: str, most: str, over: str, first: bool) -> None:
+    """A number that would round to infinity is refused, whether the dtype comes before it or after; others are not."""
+    for text, fits in (
+        (most, True),
+        (over, False),
+        (f"-{over}", False),
+        ('"-Infinity"', True),
+        ("9007199254740993", dtype != "f16"),
+    ):
+        about, data = f'"dtype": "{dtype}", "shape": [1]', f'"data": [{text}]'
+        body = f"{{{data}, {about}}}" if first else f"{{{about}, {data}}}"
+        with nullcontext() if fits else pytest.raises(TensorFault, match="outside the range"):
+            document, lease = read(body.encode(), [])
+            with lease:
+                elements(document["data"], dtype, (1,))
 
 
 def test_memory_is_bounded_by_what_can_come() -> None:
