@@ -25,16 +25,17 @@ __all__ = ["NUMBER_SLICE", "Numbers"]
 NUMBER_SLICE = 16 << 10
 """Bytes of text that are parsed at a time: about a millisecond."""
 
-_OPEN, _CLOSE, _COMMA = b"[],"
+_OPEN, _CLOSE, _COMMA, _NUMBER = b"[],0"
 _SPACE = b" \t\r\n"
-_ALPHABET = b"0123456789+-.eE, \t\r\n[]"
+# The outline of a text: 0 for what numbers consist of, x for what no list of numbers has.
+_OUTLINE = bytes(
+    byte if byte in b"[]," + _SPACE else 0x30 if byte in b"0123456789+-.eE" else 0x78 for byte in range(256)
+)
 _BLANK = b" \t\r\n,"
 _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
 # What JSON has no numbers for; of the same length without quotes, as the parser reads it.
 _WORD = re.compile(rb'"(NaN|-?Infinity)"')
 _WORDS = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
-# Errors that would be lost when brackets are replaced by white space: `[1[2]]`, `[,]`.
-_MISPLACED = re.compile(rb"[0-9.eE\]][ \t\r\n]*+\[|\][ \t\r\n]*+[^,\] \t\r\n]|[\[,][ \t\r\n]*+,|,[ \t\r\n]*+\]")
 # A string, or its beginning: then the group is no quote.
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*("|\\?\Z)', re.DOTALL)
 # Most characters of a number.
@@ -186,14 +187,13 @@ class Numbers:
             quote = plain.rfind(b'"')
             if quote >= 0 and any(word.startswith(plain[quote:]) for word in _WORDS):
                 text, plain, self._word = text[:quote], plain[:quote], plain[quote:]
-        foreign = plain.translate(None, _ALPHABET)
-        if foreign:  # usually what follows the array
-            plain = plain[: plain.index(foreign[0])]
-        end = self._structure(plain)
+        outline = plain.translate(_OUTLINE)
+        foreign = outline.find(b"x")  # usually in what follows the array
+        end = self._structure(outline if foreign < 0 else outline[:foreign])
         if end is not None:
             stop -= len(text) + len(self._word) - end - 1
             text, self._word = text[:end], b""
-        elif foreign:
+        elif foreign >= 0:
             raise TensorFault('must hold only numbers, or the strings "NaN", "Infinity" and "-Infinity"', "number_type")
         self._take(_WORD.sub(rb" \1 ", text) if b'"' in text else text, over=end is not None)
         return stop, end is not None
@@ -211,23 +211,22 @@ class Numbers:
                 raise TensorFault("has a number with too many digits", "number_type")
         self._text = text
 
-    def _structure(self, piece: bytes) -> int | None:
+    def _structure(self, outline: bytes) -> int | None:
         """Check the brackets and commas of a slice; return where the array ends, if it does."""
-        self._any = self._any or bool(piece.translate(None, b"[]" + _BLANK))
-        brackets, end = b"[" in piece or b"]" in piece, None
-        # Within a flat list the parser itself reports extra commas.
-        if (brackets or self._depth > 1 or not self.count) and _MISPLACED.search(self._before + piece):
-            raise TensorFault("has a bracket or a comma in the wrong place", "nesting")
+        brackets, end = b"[" in outline or b"]" in outline, None
+        if brackets or not self._any:  # where there are only numbers the parser itself reports extra commas
+            _check_order(self._before + outline)
+        self._any = self._any or b"0" in outline
         if brackets:
-            end = self._lists_of(piece)
+            end = self._lists_of(outline)
         else:
-            self._commas[self._depth] += piece.count(b",")
-        self._before = piece.rstrip(_SPACE)[-1:] or self._before
+            self._commas[self._depth] += outline.count(b",")
+        self._before = outline.rstrip(_SPACE)[-1:] or self._before
         return end
 
-    def _lists_of(self, piece: bytes) -> int | None:
+    def _lists_of(self, outline: bytes) -> int | None:
         """Check the lengths of the lists that end in a slice; return where the array ends, if it does."""
-        codes = np.frombuffer(piece, np.uint8)
+        codes = np.frombuffer(outline, np.uint8)
         at = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE) | (codes == _COMMA))
         marks = codes[at]
         opens, closes = marks == _OPEN, marks == _CLOSE
@@ -346,6 +345,23 @@ class _Rest:
             return b" " * len(string[0])
 
         return _STRING.sub(blanks, before + piece)[len(before) :]
+
+
+def _check_order(outline: bytes) -> None:
+    """Find the errors that are lost when brackets are replaced by white space, such as `[1[2]]` and `[,]`."""
+    for space in (b" ", b"\t", b"\r", b"\n"):
+        outline = outline.replace(space, b"")
+    codes = np.frombuffer(outline, np.uint8)
+    before, after = codes[:-1], codes[1:]
+    opened, closed, comma = before == _OPEN, before == _CLOSE, before == _COMMA
+    wrong = (
+        ((after == _OPEN) & ~(opened | comma))
+        | ((after == _COMMA) & (opened | comma))
+        | ((after == _CLOSE) & comma)
+        | ((after == _NUMBER) & closed)
+    )
+    if wrong.any():
+        raise TensorFault("has a bracket or a comma in the wrong place", "nesting")
 
 
 def _zeros(found: re.Match[bytes]) -> bytes:

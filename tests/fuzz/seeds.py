@@ -174,7 +174,7 @@ def rpc() -> list[bytes]:
 
 def rest() -> list[bytes]:
     """Return calls and validations of every operation."""
-    return _headed(iter(_documents()), itertools.count(32), itertools.count(0, 9)) + _headed(
+    return _headed(iter(_documents()), itertools.count(32), itertools.count(0, 7)) + _headed(
         iter(_documents()[-5:-3]), itertools.repeat(operation_names().index(TINY.op)), iter((8, 16))
     )
 

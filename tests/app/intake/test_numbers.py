@@ -153,7 +153,9 @@ def _first_lengths(value: Any) -> tuple[int, ...]:
 
 def _leaves(value: Any, depth: int) -> list[Any] | None:
     if not depth:
-        return None if isinstance(value, list) or value == "]" else [value]
+        return (
+            [value] if (isinstance(value, int | float) and abs(value) < 1e38) or value in ("NaN", "-Infinity") else None
+        )
     if not isinstance(value, list):
         return None
     inner = [_leaves(entry, depth - 1) for entry in value]
