@@ -391,8 +391,8 @@ def _odd(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
 
 
 def _too_many(what: str, most: int) -> TensorFault:
-    binary = "base64 in data or npy, or a .npy part of multipart/form-data"
-    return TensorFault(f"{what}, but a list may have {most}: send {binary}", "too_long")
+    binary = "as base64 in data or npy, or to /v1 as a .npy part of multipart/form-data"
+    return TensorFault(f"{what}, but a list may have {most}: send it {binary}", "too_long")
 
 
 def _too_deep(rank: int) -> TensorFault:

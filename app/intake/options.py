@@ -58,7 +58,7 @@ def check_encoding(options: Options, outputs: Iterable[tuple[str, Sequence[int]]
     for name, shape in outputs if options.encoding == "list" else ():
         if (count := listed(shape)) > MAX_NUMBERS:
             rule = f"encoding list is for at most {MAX_NUMBERS} numbers, but {name} has {count}"
-            raise _invalid([_error(["encoding"], f"{rule}: use base64 or npy, or a binary reply format", "too_long")])
+            raise _invalid([_error(["encoding"], f"{rule}: use base64 or npy", "too_long")])
 
 
 def _check_encoding(value: object) -> str | None:
