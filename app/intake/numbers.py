@@ -85,7 +85,7 @@ class Numbers:
         self._commas = [0] * (_DEEPEST + 2)
         self._lengths: list[int | None] = [None] * (_DEEPEST + 2)
         self._peak, self._whole = 0.0, True  # the largest magnitude, and whether all are integers
-        self._rest: _Rest | None = None
+        self._rest = self._skipper()
         self._sink = RawSink(lease, expected=None, bound=None)
         self.count = 0
         self.fault: TensorFault | ConvgradError | None = refusal
@@ -93,20 +93,18 @@ class Numbers:
             try:
                 self._check_bounds(shape, bound)
             except TensorFault as fault:
-                self._fail(fault)
+                self._fail(fault, self._rest)
             else:
                 self._sink = RawSink(lease, expected=prod(shape) * self._kind.itemsize, bound=None)
 
     def write(self, chunk: bytes, start: int) -> tuple[int, bool]:
         """Parse at most one slice of the text from `start`; return where it stopped and whether the array has ended."""
         if self.fault is None:
-            before, word = self._depth, self._word
+            rest = self._skipper()
             try:
                 return self._read(chunk, start)
             except TensorFault as fault:
-                self._fail(fault)
-                self._rest = _Rest(before, in_string=bool(word))
-        self._rest = self._rest or _Rest(1)
+                self._fail(fault, rest)
         return self._rest.write(chunk, start)
 
     def result(self) -> Numbers:
@@ -119,7 +117,7 @@ class Numbers:
             try:
                 await self._sink.supply()
             except ConvgradError as fault:
-                self._fail(fault)
+                self._fail(fault, self._skipper())
 
     def check(self, dtype: DType, shape: tuple[int, ...]) -> None:
         """Check that the numbers, and the nesting of their lists, fit a tensor; raises its fault."""
@@ -153,9 +151,12 @@ class Numbers:
         self._lease.release(segment)
         return target
 
-    def _fail(self, fault: TensorFault | ConvgradError) -> None:
+    def _skipper(self) -> _Rest:
+        return _Rest(self._depth, in_string=bool(self._word))
+
+    def _fail(self, fault: TensorFault | ConvgradError, rest: _Rest) -> None:
         # The traceback would keep the frames, and what they hold of the chunk, alive until the reply is sent.
-        self.fault = fault.with_traceback(None)
+        self.fault, self._rest = fault.with_traceback(None), rest
         self._sink.discard()
         self._text = self._word = b""
 

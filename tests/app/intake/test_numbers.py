@@ -112,7 +112,7 @@ TOKENS = ["[", "]", ",", "1", "-2.5", "1e3", " ", "\n", "x", '"', "[]", "[1]", "
     declared=st.booleans(),
 )
 @example(tokens=["[1,2],", "[1,2],", "[1]"], cuts=[], declared=True)
-@example(tokens=["1", ",", "[1]"], cuts=[], declared=False)
+@example(tokens=["[1]", ",", "1"], cuts=[], declared=False)
 @example(tokens=["[]", ",", "[]"], cuts=[11], declared=False)
 @example(tokens=['"NaN"', "[1]"], cuts=[], declared=False)
 def test_what_is_accepted_are_the_lists_of_a_tensor(tokens: list[str], cuts: list[int], *, declared: bool) -> None:
@@ -243,3 +243,19 @@ def test_documents_that_end_too_early(text: bytes) -> None:
     """A document that is truncated, or not JSON, is a parse error."""
     with pytest.raises(ParseError):
         read(text, [])
+
+
+def test_a_full_pool_is_a_fault_of_the_list() -> None:
+    """A list for which there is no memory is skipped to its end, from within any depth."""
+    text = json.dumps({"data": np.ones((40, 3, 3000)).tolist(), "next": 1}).encode()
+
+    async def run() -> Any:
+        with Lease(SegmentPool(1 << 20)) as lease:
+            intake = JsonIntake(NumberLists(lease), length=len(text))
+            for at in range(0, len(text), 5000):
+                await intake.take(text[at : at + 5000])
+            return await intake.finish_async()
+
+    document = asyncio.run(run())
+    assert isinstance(document["data"].fault, TooLarge)
+    assert document["next"] == 1
