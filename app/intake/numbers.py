@@ -31,9 +31,8 @@ _SPACE = b" \t\r\n"
 _OUTLINE = bytes(
     byte if byte in b"[]," + _SPACE else 0x30 if byte in b"0123456789+-.eE" else 0x78 for byte in range(256)
 )
-_BLANK = b" \t\r\n,"
 _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
-# What JSON has no numbers for; of the same length without quotes, as the parser reads it.
+# Values that JSON has no numbers for; the standard parser reads them without the quotes.
 _WORD = re.compile(rb'"(NaN|-?Infinity)"')
 _WORDS = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
 # A string, or its beginning: then the group is no quote.
