@@ -166,8 +166,8 @@ class _Verifying(_Deferred):
         async def check(call: RequestedCall) -> None:
             if self._called.operation.output_spellings.keys() & call.metas.keys():
                 await prepare(call)
-            else:  # the result may still come
-                service.check(name, call.attributes, call.metas, call.options, started=context.started)
+            else:  # the result may still come; a verification computes the reference, whatever the options
+                service.check(name, call.attributes, call.metas, {"reference": True}, started=context.started)
 
         with service.admit(), service.lease(exchange_of(scope).direct_body) as lease:
             call = await self._read(scope, receive, lease, check=check)
