@@ -5,6 +5,7 @@ The call is checked as soon as the header of the last tensor is known, before th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -13,11 +14,12 @@ from typing import Any
 from python_multipart.multipart import parse_options_header
 
 from app.intake.json import JsonIntake
+from app.intake.numbers import NUMBER_SLICE
 from app.intake.parts import PartReader
 from app.intake.requests import RequestedCall, RequestObject, check_attributes, take_apart
 from app.intake.sinks import Lease, NpySink, TensorFault
-from app.intake.strings import TensorStrings
 from app.intake.tensors import Input, npy_tensor, shape_list
+from app.intake.values import TensorValues
 from app.pool.buffers import Segment
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType
 from convgrad._npy import NpyHeader
@@ -84,8 +86,15 @@ class MultipartIntake:
 
     async def take(self, chunk: bytes) -> None:
         """Read the next bytes of the body."""
-        self.feed(chunk)
-        await self.supply()
+        at = 0
+        while at < len(chunk):
+            if at:
+                await asyncio.sleep(0)
+            # Numbers in the request are parsed a slice at a time.
+            stop = at + NUMBER_SLICE if self._body is None else len(chunk)
+            self.feed(chunk[at:stop])
+            await self.supply()
+            at = stop
 
     def place(self) -> None:
         """Let the next bytes be read straight into their tensor, if it has its memory."""
@@ -132,7 +141,7 @@ class MultipartIntake:
         if self._head is None:
             if name != "request":
                 raise _no_request()
-            self._head = JsonIntake(TensorStrings(self._lease), length=self._bound, max_skeleton=self._max_request)
+            self._head = JsonIntake(TensorValues(self._lease), length=self._bound, max_skeleton=self._max_request)
             return
         self._body = self._tensor_part(name)
 
@@ -165,7 +174,7 @@ class MultipartIntake:
         wire = WireTensor(None, None) if given is None else read_tensor(given, ["inputs", name], problems)
         if problems or wire is None:
             raise invalid_params(self._called.called_as, problems)
-        if wire.encoding is not None:
+        if wire.member is not None:
             raise _refusal(self._called, name, f"{name} is in the request and in a part: give one", "conflict")
         part = _TensorPart(self._called, name, wire, self._lease, self._bound)
         self._parts[row] = part

@@ -34,14 +34,14 @@ class TensorStrings:
     """
 
     names: tuple[str, ...] = ("data", "npy")
-    opening = b'"'
+    openings = b'"'
     plural = "its tensors' data and npy strings"
 
     def __init__(self, lease: Lease, refusal: ConvgradError | None = None) -> None:
         self._lease = lease
         self._refusal = refusal
 
-    def open(self, name: str, skeleton: bytearray, bound: int | None) -> _String:
+    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> _String:  # noqa: ARG002
         """Begin a string."""
         return _String(self, name, skeleton, bound)
 

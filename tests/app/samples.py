@@ -122,14 +122,26 @@ def parts(case: Case, inputs: dict[str, Array], **options: Any) -> Files:
     return [("request", ("request.json", request, JSON)), *files]
 
 
-def document(case: Case, inputs: dict[str, Array], *, as_npy: bool = False, **options: Any) -> dict[str, Any]:
+def numbers(array: Array) -> Any:
+    """Return an array as nested lists of numbers."""
+    return array.astype(np.float64).tolist()
+
+
+def part(name: str, content: bytes, content_type: str) -> tuple[str, tuple[str, bytes, str]]:
+    """Return a part of a form."""
+    return name, (name, content, content_type)
+
+
+def document(
+    case: Case, inputs: dict[str, Array], *, as_npy: bool = False, as_numbers: bool = False, **options: Any
+) -> dict[str, Any]:
     """Return the JSON form of a call."""
     tensors: dict[str, Any] = {}
     for name, array in inputs.items():
         if as_npy:
             tensors[name] = {"dtype": case.dtype, "npy": base64.b64encode(npy(array)).decode()}
         else:
-            data = base64.b64encode(array.tobytes()).decode()
+            data = numbers(array) if as_numbers else base64.b64encode(array.tobytes()).decode()
             tensors[name] = {"dtype": case.dtype, "shape": list(array.shape), "data": data}
     return request_object(case, **options) | {"inputs": tensors}
 
@@ -151,8 +163,16 @@ def read_tensor(tensor: dict[str, Any]) -> Array:
     """Return an output tensor of a JSON reply."""
     if "npy" in tensor:
         return read_npy(base64.b64decode(tensor["npy"], validate=True), tensor["dtype"])
-    data = base64.b64decode(tensor["data"], validate=True)
-    return np.frombuffer(data, DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+    return _elements(tensor["data"], tensor["dtype"], tensor["shape"])
+
+
+def _elements(data: Any, dtype: str, shape: list[int]) -> Array:
+    kind = DTYPES[dtype]
+    if isinstance(data, list):
+        array = np.array(data, np.float64 if dtype == "f64" else np.float32)
+        assert array.shape == tuple(shape) or 0 in shape
+        return array.astype(kind).reshape(shape)
+    return np.frombuffer(base64.b64decode(data, validate=True), kind).reshape(shape)
 
 
 def read_json(response: httpx.Response) -> Array:
@@ -173,7 +193,10 @@ def read_events(response: httpx.Response) -> Array:
     *notifications, last = messages(response.text)
     (output,) = last["result"]["outputs"].values()
     tiles = [entry["params"] for entry in notifications if entry["method"] == "notifications/tile"]
-    boxes = [(tile["offset"], tile["shape"], base64.b64decode(tile["data"])) for tile in tiles]
+    boxes = [
+        (tile["offset"], tile["shape"], _elements(tile["data"], output["dtype"], tile["shape"]).tobytes())
+        for tile in tiles
+    ]
     return _assemble(output, boxes, output["sha256"])
 
 

@@ -137,8 +137,8 @@ def _graph_request(params: Params, ctx: MethodContext) -> GraphRequest:
 async def _run_graph(params: Params, ctx: MethodContext, running: Running) -> AsyncIterator[JsonResult]:
     request = _graph_request(params, ctx)
     call = request.read(ctx.lease)
-    outputs, document, npy = await run_request(ctx.service, request, call, ctx.lease, ctx.context, running)
-    yield JsonResult(document, outputs, npy=npy)
+    outputs, document, encoding = await run_request(ctx.service, request, call, ctx.lease, ctx.context, running)
+    yield JsonResult(document, outputs, encoding)
 
 
 @asynccontextmanager
