@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +27,12 @@ _EXTRAS = (
     "",
     'A call computes the first one unless `options.outputs` names others, such as `["diff_weights", "diff_bias"]`.',
 )
+_SYMBOLS = (
+    "n is an image, i and o are channels of `src` and `dst` (i_l and o_l within their group), x and y are positions, k",
+    "is a tap of the weights. I and O are the numbers of channels, and g is `groups`.",
+)
+# Characters of code that a screen of 400 pixels shows in a line.
+_WIDTH = 40
 _NOTICE = "<!-- Made from schemas/tables.py by scripts/docs. Change the table, not this page. -->"
 
 
@@ -98,9 +106,10 @@ def _page(operation: Operation) -> str:
         operation.summary,
         "",
         "```text",
-        operation.formula,
+        *_formula(operation.formula),
         "```",
         "",
+        *([*_SYMBOLS, ""] if operation.convolves else []),
         f"Called as {names}.",
         f"Tensors are {', '.join(DTYPE_NAMES)}, all of a call the same, with {_AXES[operation.ranks]} spatial axes.",
         f"With `options.reference` and in verifications they may be {', '.join(REFERENCE_DTYPES)}.",
@@ -134,6 +143,16 @@ def _page(operation: Operation) -> str:
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _formula(formula: str) -> Iterator[str]:
+    """Yield a formula in short lines, broken between its terms but not within their indices."""
+    unbroken = re.sub(r"\[[^]]*\]", lambda index: index[0].replace(" ", "\0"), formula)
+    whole, *definitions = re.split(r", where | and (?=\w+ (?:=|is) )", unbroken)
+    parts = [whole] if len(whole) <= _WIDTH else [whole.replace(" = ", " =\n  ")]
+    for part in "\n".join([*parts, *(f"  where {each}" for each in definitions)]).splitlines():
+        lines = textwrap.wrap(part, _WIDTH, subsequent_indent="    ")
+        yield from (line.replace("\0", " ") for line in lines)
 
 
 def _json(value: dict[str, dict[str, object]]) -> Iterator[str]:
