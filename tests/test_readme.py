@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -57,18 +56,6 @@ def test_the_gradient_is_right(somebody: Reader, expected: np.ndarray, command: 
     computed = np.load(path)
     assert computed.shape == (512, 256, 4, 4)
     np.testing.assert_allclose(computed, expected, rtol=1e-4, atol=1e-3 * np.abs(expected).max())
-
-
-def test_curl_watches_the_tiles(somebody: Reader) -> None:
-    """The events are progress and more than one tile in turn, and last the response with the checksum."""
-    block = block_with("curl -sSN")
-    printed = somebody.type(Block("sh", block.text.partition("| grep")[0]))
-    messages = [json.loads(line[5:]) for line in printed.splitlines() if line.startswith("data:")]
-    kinds = [message.get("method", "response") for message in messages]
-    assert kinds[-1] == "response"
-    assert set(kinds[:-1]) == {"notifications/progress", "notifications/tile"}
-    assert kinds.count("notifications/tile") > 1
-    assert "sha256" in json.dumps(messages[-1])
 
 
 def test_what_the_first_start_shows(service: LiveService) -> None:
