@@ -118,7 +118,7 @@ def _page(operation: Operation) -> str:
         "## Attributes",
         "",
         *_table(
-            ("name", "type", "required", "default", "values", "meaning"),
+            ("name", "type and values", "meaning"),
             (_attribute(row) for row in operation.attributes),
         ),
         "",
@@ -178,13 +178,18 @@ def _spellings(row: AttributeRow | TensorRow) -> str:
 
 
 def _attribute(row: AttributeRow) -> tuple[str, ...]:
-    default = "" if row.default is None else f"`{row.default}`"
+    facts = [row.kind]
+    if row.required != "no":
+        facts.append("required" if row.required == "yes" else f"required {row.required}")
+    if row.default is not None:
+        facts.append(f"default `{row.default}`")
     if row.old_default is not None:
-        default += f" (`{row.old_default}` under an old name)"
-    values = ", ".join(f"`{value}`" for value in row.choices)
+        facts[-1] += f" (`{row.old_default}` under an old name)"
+    if row.choices:
+        facts.append(f"one of {', '.join(f'`{value}`' for value in row.choices)}")
     if row.minimum is not None:
-        values = f">= {row.minimum}"
-    return _spellings(row), row.kind, row.required, default, values, row.doc
+        facts.append(f"at least {row.minimum}")
+    return _spellings(row), "; ".join(facts), row.doc
 
 
 def _tensors(rows: Sequence[TensorRow]) -> Iterator[tuple[str, ...]]:
