@@ -126,11 +126,13 @@ def _page(operation: Operation) -> str:
         "",
         "## Inputs",
         "",
-        *_table(("index", "name", "required", "meaning"), _tensors(operation.inputs)),
+        "In the order of their indices:",
+        "",
+        *_table(("name", "required", "meaning"), map(_input, operation.inputs)),
         "",
         "## Outputs" if operation.extras else "## Output",
         "",
-        *_table(("index", "name", "meaning"), (_output(index, row) for index, row in enumerate(operation.outputs))),
+        *_table(("name", "meaning"), ((_spellings(row), row.doc) for row in operation.outputs)),
         *(_EXTRAS if operation.extras else ()),
         "",
         *(["## Layouts of the weights", "", *_layouts(called), ""] if operation.convolves else []),
@@ -192,14 +194,9 @@ def _attribute(row: AttributeRow) -> tuple[str, ...]:
     return _spellings(row), "; ".join(facts), row.doc
 
 
-def _tensors(rows: Sequence[TensorRow]) -> Iterator[tuple[str, ...]]:
-    for index, row in enumerate(rows):
-        required = "yes" if row.required else "no" if row.only_for is None else f"for `{row.only_for}`"
-        yield str(index), _spellings(row), required, row.doc
-
-
-def _output(index: int, row: TensorRow) -> tuple[str, ...]:
-    return str(index), _spellings(row), row.doc
+def _input(row: TensorRow) -> tuple[str, ...]:
+    required = "yes" if row.required else "no" if row.only_for is None else f"for `{row.only_for}`"
+    return _spellings(row), required, row.doc
 
 
 def _layouts(called: CalledOperation) -> Iterator[str]:
