@@ -29,7 +29,7 @@ def open_bare(case: Case, stack: ExitStack) -> Call:
 
 def open_torch(case: Case, stack: ExitStack) -> Call:  # noqa: ARG001 - nothing to close
     """Return a function that computes a case with PyTorch in this process, on a thread for each processor."""
-    from benchmarks.peer import TorchPeer  # noqa: PLC0415 - only where PyTorch is installed
+    from benchmarks.peer import TorchPeer
 
     return TorchPeer(case.problem(), list(case.inputs().values()), os.cpu_count() or 1, "wall").call
 

@@ -180,7 +180,7 @@ def _spellings(row: AttributeRow | TensorRow) -> str:
 
 
 def _attribute(row: AttributeRow) -> tuple[str, ...]:
-    facts = [row.kind]
+    facts: list[str] = [row.kind]
     if row.required != "no":
         facts.append("required" if row.required == "yes" else f"required {row.required}")
     if row.default is not None:
