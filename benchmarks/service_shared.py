@@ -29,7 +29,7 @@ def open_bare(case: Case, stack: ExitStack) -> Call:
 
 def open_torch(case: Case, stack: ExitStack) -> Call:  # noqa: ARG001 - nothing to close
     """Return a function that computes a case with PyTorch in this process, on a thread for each processor."""
-    from benchmarks.peer import TorchPeer
+    from benchmarks.peer import TorchPeer  # here, because PyTorch need not be installed
 
     return TorchPeer(case.problem(), list(case.inputs().values()), os.cpu_count() or 1, "wall").call
 
