@@ -88,5 +88,5 @@ def test_every_reason_has_its_row() -> None:
 
 @pytest.mark.parametrize(("title", "page"), [("Why", "operations-guide.md"), ("Errors", "http.md")])
 def test_every_row_is_explained(title: str, page: str) -> None:
-    """Every row has its advice."""
+    """The last cell of every row, what it means or what to do, is not empty."""
     assert all(cells[-1] for cells in rows(title, page).values())
