@@ -184,8 +184,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name="ConvTransposeBackpropFilters",
         summary="Gradient of a transposed convolution with respect to its weights.",
         formula=(
-            "diff_weights[i, o_l, k] = sum over n and x of src[n, i, x] * diff_dst[n, (i // (I/g)) * "
-            "(O/g) + o_l, x * strides + k * dilations - pads_begin]"
+            "diff_weights[i, o_l, k] = sum over n and x of src[n, i, x] * diff_dst[n, o, y], "
+            "where o = (i // (I/g)) * (O/g) + o_l and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=True,
         attributes=(
@@ -210,8 +210,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name="ConvolutionBackpropFilters",
         summary="Gradient of a convolution with respect to its weights.",
         formula=(
-            "diff_weights[o, i_l, k] = sum over n and x of diff_dst[n, o, x] * src[n, (o // (O/g)) * "
-            "(I/g) + i_l, x * strides + k * dilations - pads_begin]"
+            "diff_weights[o, i_l, k] = sum over n and x of diff_dst[n, o, x] * src[n, i, y], "
+            "where i = (o // (O/g)) * (I/g) + i_l and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=False,
         attributes=(
@@ -235,8 +235,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name=None,
         summary="Transposed convolution, with an optional bias.",
         formula=(
-            "dst[n, o, x * strides + k * dilations - pads_begin] = bias[o] + sum over i, x and k of "
-            "src[n, i, x] * weights[i, o_l, k], with i in the group of o"
+            "dst[n, o, y] = bias[o] + sum over i, x and k of src[n, i, x] * weights[i, o_l, k], "
+            "where i is in the group of o and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=True,
         attributes=(
@@ -259,8 +259,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name=None,
         summary="Convolution, with an optional bias.",
         formula=(
-            "dst[n, o, x] = bias[o] + sum over i_l and k of src[n, (o // (O/g)) * (I/g) + i_l, "
-            "x * strides + k * dilations - pads_begin] * weights[o, i_l, k]"
+            "dst[n, o, x] = bias[o] + sum over i_l and k of src[n, i, y] * weights[o, i_l, k], "
+            "where i = (o // (O/g)) * (I/g) + i_l and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=False,
         attributes=(
@@ -282,8 +282,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name="ConvolutionBackpropData",
         summary="Gradient of a convolution with respect to its input.",
         formula=(
-            "diff_src[n, i, x * strides + k * dilations - pads_begin] = sum over o, x and k of diff_dst[n, o, x] * "
-            "weights[o, i_l, k], with o in the group of i"
+            "diff_src[n, i, y] = sum over o, x and k of diff_dst[n, o, x] * weights[o, i_l, k], "
+            "where o is in the group of i and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=False,
         attributes=(
@@ -317,8 +317,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name=None,
         summary="Gradient of a transposed convolution with respect to its input.",
         formula=(
-            "diff_src[n, i, x] = sum over o_l and k of diff_dst[n, (i // (I/g)) * (O/g) + o_l, "
-            "x * strides + k * dilations - pads_begin] * weights[i, o_l, k]"
+            "diff_src[n, i, x] = sum over o_l and k of diff_dst[n, o, y] * weights[i, o_l, k], "
+            "where o = (i // (I/g)) * (O/g) + o_l and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=True,
         attributes=(
