@@ -16,6 +16,8 @@ from tests.deploy.replicas import free_ports
 from tests.faults.leaving import prepared
 from tests.live import LiveService, running_service
 
+pytestmark = pytest.mark.heavy
+
 
 @contextmanager
 def running_long(client: httpx.Client) -> Iterator[Iterator[bytes]]:

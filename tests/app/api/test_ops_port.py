@@ -15,6 +15,8 @@ import pytest
 from tests.app.samples import FRAMES, LONG, NPY, SMALL, digest, parts, post, read, same_bits
 from tests.live import LiveService, running_service
 
+pytestmark = pytest.mark.heavy
+
 KEY = "cg_the-key-of-the-operators-test"
 
 

@@ -19,6 +19,8 @@ from kernels import compute
 from tests.app.cluster.site import WIDE, Site, many
 from tests.app.pool.fleet import Array
 
+pytestmark = pytest.mark.heavy
+
 LONG = dataclasses.replace(WIDE, n=16, src_channels=64, dst_channels=64)
 """Takes one worker so long that the other side has its say."""
 PLAN, INPUTS = many(LONG)
