@@ -13,7 +13,7 @@ from typing import Any
 
 from convgrad._errors import InvalidParams, UnknownOperation, Unsupported
 from schemas.ops import ResolvedOp, resolve
-from schemas.problems import Problem, dims, invalid_params, problem, safe_key
+from schemas.problems import MAX_PROBLEMS, Problem, dims, invalid_params, problem, safe_key
 from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES
 from schemas.shapes import INT64_MAX
 from schemas.tables import OPERATIONS, CalledOperation, find_operation
@@ -124,7 +124,11 @@ def read_graph(dump: object) -> Graph:
         msg = f"a graph must have at most {_MOST_NODES} ops, but has {len(entries)}"
         raise _invalid([problem(["graph"], msg, "too_long")])
     reader = _Reader(problems)
-    nodes = [node for position, entry in enumerate(entries) if (node := reader.node(position, entry)) is not None]
+    nodes: list[Node] = []
+    for position, entry in enumerate(entries):
+        if (node := reader.node(position, entry)) is not None:
+            nodes.append(node)
+        _stop_at_many(problems)
     problems += _doubled(reader.made)
     graph = Graph(nodes, reader.tensors)
     if not problems:
@@ -156,6 +160,7 @@ def resolve_graph(graph: Graph, given: Mapping[int, TensorMeta] | None = None) -
             found.append((node, op))
             known = tensors[node.output]
             tensors[node.output] = LogicalTensor(known.id, known.dtype, op.output.shape, known.strides)
+        _stop_at_many(problems)
     if problems:
         raise _invalid(problems)
     return ResolvedGraph(tuple(found), tensors)
@@ -351,6 +356,12 @@ def _in_order(nodes: list[Node], problems: list[Problem]) -> list[Node]:
         done |= {node.id for node in ready}
         left = [node for node in left if node.id not in done]
     return ordered
+
+
+def _stop_at_many(problems: list[Problem]) -> None:
+    """Raise `InvalidParams` when there are more broken rules than an error lists: the other nodes are not checked."""
+    if len(problems) > MAX_PROBLEMS:
+        raise invalid_params("graph", problems, stopped=True)
 
 
 def _invalid(problems: list[Problem]) -> InvalidParams:

@@ -56,7 +56,7 @@ def read_graph_request(_: CalledOperation, request: Any) -> GraphRequest:
         problems.append(problem([], "the request must be an object", "object_type"))
     for name in given:
         if name not in MEMBERS:
-            hint = near_miss(name, MEMBERS)
+            hint = near_miss(name, MEMBERS, problems)
             rule = f"a request for a graph has only the members {', '.join(MEMBERS)}"
             rule += f"; did you mean {hint}?" if hint else ""
             problems.append(problem([safe_key(name)], rule, "unknown_member"))

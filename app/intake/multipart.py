@@ -12,7 +12,7 @@ from typing import Any
 
 from python_multipart.multipart import parse_options_header
 
-from app.intake.json import JsonIntake
+from app.intake.json import HEAD_LIMIT, JsonIntake
 from app.intake.parts import PartReader
 from app.intake.requests import RequestedCall, RequestObject, check_attributes, take_apart
 from app.intake.sinks import Lease, NpySink, TensorFault
@@ -27,10 +27,7 @@ from schemas.rows import MAX_DIMS
 from schemas.tables import CalledOperation
 from schemas.tensors import WireTensor, read_tensor
 
-__all__ = ["MAX_REQUEST", "MultipartIntake", "OnArrival"]
-
-MAX_REQUEST = 64 * 1024
-"""Most bytes of the `request` part, not counting tensors in it."""
+__all__ = ["MultipartIntake", "OnArrival"]
 
 _MAX_BOUNDARY = 70  # RFC 2046
 _HEADER_BYTES = 4096
@@ -60,7 +57,7 @@ class MultipartIntake:
         check: Check | None = None,
         on_arrival: OnArrival | None = None,
         take_apart: Callable[[CalledOperation, Any], RequestObject] = take_apart,
-        max_request: int = MAX_REQUEST,
+        max_request: int = HEAD_LIMIT,
     ) -> None:
         self._called = called
         self._take_apart = take_apart

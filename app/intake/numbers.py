@@ -85,6 +85,8 @@ class Numbers:
             if len(text) > _LONGEST_NUMBER:
                 raise TensorFault("has a number with too many digits", "number_type")
         self._text = text
+        if over:
+            self._sink.complete()
         return start + len(piece) + over, over
 
     async def supply(self) -> None:
