@@ -14,7 +14,7 @@ from typing import Any
 from convgrad._errors import InvalidParams, UnknownOperation, Unsupported
 from schemas.ops import ResolvedOp, resolve
 from schemas.problems import MAX_PROBLEMS, Problem, dims, invalid_params, problem, safe_key
-from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES
+from schemas.rows import DTYPE_NAMES, MAX_DIMS, REFERENCE_DTYPES
 from schemas.shapes import INT64_MAX
 from schemas.tables import OPERATIONS, CalledOperation, find_operation
 from schemas.tensors import TensorMeta
@@ -286,6 +286,10 @@ class _Reader:
         if not isinstance(given, list) or not all(type(size) is int and size <= INT64_MAX for size in given):
             self._wrong(loc, f"{label}: the shape of tensor {number} must be a list of integers", "list_type")
             return None
+        if len(given) > MAX_DIMS:
+            rule = f"{label}: tensor {number} must have at most {MAX_DIMS} dimensions, but has {len(given)}"
+            self._wrong(loc, rule, "too_long")
+            return None
         return None if any(size < 0 for size in given) else tuple(given)
 
     def _strides(
@@ -308,7 +312,10 @@ class _Reader:
             rule = f"{label}: tensor {number} must have {len(shape)} strides, as its shape is {dims(shape)}"
             self._wrong(place, f"{rule}, but has {len(given)}", "length")
             return None
-        if 0 in shape or tuple(given) == c_strides(shape) or max(shape, default=1) == 1:
+        packed = c_strides(shape)
+        # The stride of an axis of one has no effect, whatever it is.
+        strides = tuple([step if size > 1 else own for step, size, own in zip(given, shape, packed, strict=True)])
+        if 0 in shape or strides == packed:
             return None
         reach = 0
         for step, size in sorted((step, size) for step, size in zip(given, shape, strict=True) if size > 1):
@@ -317,7 +324,7 @@ class _Reader:
                 self._wrong(place, f"{rule} {dims(shape)}", "overlap")
                 return None
             reach += (size - 1) * step
-        return tuple(given)
+        return strides
 
     def _wrong(self, loc: list[str | int], message: str, kind: str) -> None:
         self._problems.append(problem(loc, message, kind))

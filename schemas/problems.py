@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from convgrad._errors import InvalidParams, TooLarge, Unsupported
@@ -17,6 +18,7 @@ __all__ = [
     "number",
     "problem",
     "safe_key",
+    "some",
     "too_large",
     "unsupported",
 ]
@@ -26,6 +28,7 @@ Problem = dict[str, Any]
 # Limits that keep the answer to a call with a million unknown names short and fast.
 MAX_PROBLEMS = 64
 MAX_MEMBERS = 64
+_MOST_NAMES = 16
 
 
 def problem(loc: Iterable[str | int], msg: str, kind: str) -> Problem:
@@ -58,6 +61,12 @@ def dims(shape: Iterable[int]) -> str:
 def safe_key(key: object) -> str:
     """Return a name chosen by the caller if it is short printable ASCII, which `loc` may contain, otherwise `?`."""
     return key if isinstance(key, str) and len(key) <= 64 and key.isascii() and key.isprintable() else "?"
+
+
+def some(names: Collection[object]) -> str:
+    """Format names, of many the first and how many more there are: `2, 5, 8 and 1,997 more`."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(map(str, islice(names, _MOST_NAMES))) + (f" and {more:,} more" if more > 0 else "")
 
 
 def invalid_params(what: str, problems: list[Problem], *, stopped: bool = False) -> InvalidParams:

@@ -65,7 +65,7 @@ class Lease:
         self._direct_body = direct_body
         self._held: dict[int, Segment] = {}
         self._heap = _HEAP
-        self._shared = memoryview(b"")  # what is free of the last segment that small tensors share
+        self._shared: tuple[Segment, int] | None = None  # the last one that small tensors share, and its bytes in use
         self._next_shared = _FIRST_SHARED
 
     def __enter__(self) -> Self:
@@ -85,20 +85,21 @@ class Lease:
         self._held[id(segment)] = segment
         return segment
 
-    async def keep(self, data: bytearray) -> memoryview:
-        """Keep the bytes of a small tensor, in memory of the pool beyond what a request may have on the heap.
+    async def keep(self, data: bytearray) -> tuple[Segment, int] | None:
+        """Move the bytes of a small tensor to a segment and return their place there; None if they stay on the heap.
 
         Raises what `acquire_async` raises.
         """
         if len(data) <= self._heap:
             self._heap -= len(data)
-            return memoryview(data)
-        if len(data) > len(self._shared):
-            self._shared = (await self.acquire_async(min(self._next_shared, self._pool.limit))).view
+            return None
+        if self._shared is None or self._shared[1] + len(data) > self._shared[0].size:
+            self._shared = await self.acquire_async(min(self._next_shared, self._pool.limit)), 0
             self._next_shared = min(2 * self._next_shared, _LARGEST_SHARED)
-        kept, self._shared = self._shared[: len(data)], self._shared[len(data) :]
-        kept[:] = data
-        return kept
+        segment, at = self._shared
+        segment.view[at : at + len(data)] = data
+        self._shared = segment, at + len(data)
+        return segment, at
 
     def adopt(self, segment: Segment) -> Segment:
         """Own a segment that is not from the pool; return it."""
@@ -158,8 +159,8 @@ class RawSink:
         self._bound = bound
         self._pieces: list[tuple[Segment, int]] = []
         self._small = bytearray()
-        self._kept = memoryview(b"")  # a small tensor once it is complete
-        self._complete = False
+        self._shared: tuple[Segment, int] | None = None  # where a small tensor was moved once it was complete
+        self._complete = self._counted = False
         self._waiting: list[bytes | memoryview] = []
 
     @property
@@ -212,9 +213,11 @@ class RawSink:
         if self.small:
             for data in waiting:
                 self._small += data
-            if self._complete and self._small:
-                small, self._small = self._small, bytearray()
-                self._kept = await self._lease.keep(small)
+            if self._complete and not self._counted:
+                self._counted = True
+                self._shared = await self._lease.keep(self._small)
+                if self._shared is not None:
+                    self._small = bytearray()
             return
         if self._small:
             waiting.insert(0, bytes(self._small))
@@ -231,8 +234,10 @@ class RawSink:
         await self.supply()
         if len(self._pieces) != 1:
             whole, at = await self._lease.acquire_async(self.nbytes), 0
-            whole.view[: len(self._kept)] = self._kept
-            pieces, self._pieces, self._kept = self._pieces, [(whole, self.nbytes)], memoryview(b"")
+            if not self._pieces:
+                whole.view[: self.nbytes] = self._small_bytes()
+            pieces, self._pieces = self._pieces, [(whole, self.nbytes)]
+            self._small, self._shared = bytearray(), None
             for segment, used in pieces:
                 await asyncio.to_thread(_copy, whole, at, segment, used)
                 self._lease.release(segment)
@@ -242,7 +247,7 @@ class RawSink:
     def content(self) -> bytes:
         """Return a copy of all bytes; for small tensors."""
         pieces = b"".join(bytes(segment.view[:used]) for segment, used in self._pieces)
-        return b"".join((pieces, self._kept, self._small, *self._waiting))
+        return b"".join((pieces, self._small_bytes(), *self._waiting))
 
     def discard(self) -> None:
         """Return the memory to the pool."""
@@ -250,7 +255,13 @@ class RawSink:
             self._lease.release(segment)
         self._pieces.clear()
         self._waiting.clear()
-        self._small, self._kept = bytearray(), memoryview(b"")
+        self._small, self._shared = bytearray(), None
+
+    def _small_bytes(self) -> bytearray | memoryview:
+        if self._shared is None:
+            return self._small
+        segment, at = self._shared
+        return segment.view[at : at + self.nbytes]
 
     def _put(self, view: memoryview) -> memoryview:
         """Write what fits the last piece; return the rest."""
