@@ -11,11 +11,12 @@ Symbols: N batch, I channels of `src`, O channels of `dst`, g `groups`, X the sp
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from convgrad._errors import UnknownOperation
+from schemas.problems import MAX_PROBLEMS
 from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS, AttributeRow, Dialect, Operation, TensorRow
 
 __all__ = [
@@ -405,9 +406,12 @@ def find_operation(name: object) -> CalledOperation:
     return called
 
 
-def near_miss(name: object, known: Mapping[str, object] | tuple[str, ...]) -> str | None:
-    """Return the known name closest to a misspelt one, or None."""
-    if not isinstance(name, str) or not 1 < len(name) <= 64:
+def near_miss(name: object, known: Mapping[str, object] | tuple[str, ...], problems: Sized = ()) -> str | None:
+    """Return the known name closest to a misspelt one, or None.
+
+    `problems` are those found before: a hint in one that will not be listed is not worth the search.
+    """
+    if len(problems) >= MAX_PROBLEMS or not isinstance(name, str) or not 1 < len(name) <= 64:
         return None
     folded = {entry.casefold().replace("_", ""): entry for entry in known}
     close = difflib.get_close_matches(name.casefold().replace("_", ""), folded, n=1, cutoff=0.75)

@@ -203,7 +203,7 @@ def read_tensor(value: object, loc: list[str | int], problems: list[Problem]) ->
 def _unknown_members(value: Mapping[Any, Any], loc: list[str | int], problems: list[Problem]) -> None:
     for key in value:
         if key not in _MEMBERS and key not in _DUMPED:
-            name, hint = safe_key(key), near_miss(key, _MEMBERS)
+            name, hint = safe_key(key), near_miss(key, _MEMBERS, problems)
             msg = f"a tensor may have only dtype, shape and data, or npy, but {_where(loc)} has another member"
             problems.append(problem([*loc, name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_member"))
 

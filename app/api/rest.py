@@ -121,16 +121,21 @@ class _Deferred(Response):
         """
         headers = headers_of(scope)
         length, form = declared_length(headers), _request_type(headers)
-        timings = context_of(scope).timings
+        timings, limit = context_of(scope).timings, int(self._service.settings.head_limit)
         try:
             async with asyncio.timeout(self._service.settings.deadline_s):
                 if form == "multipart/form-data":
                     parts = MultipartIntake(
-                        headers["content-type"], self._called, lease, length=length, check=check, on_arrival=on_arrival
+                        headers["content-type"],
+                        self._called,
+                        lease,
+                        length=length,
+                        check=check,
+                        on_arrival=on_arrival,
+                        max_request=limit,
                     )
                     await read_body(receive, parts, timings, parts)
                     return parts.finish(need_data=check is not None)
-                limit = int(self._service.settings.head_limit)
                 begun = None if check is None else partial(check_attributes, self._called)
                 document = JsonIntake(TensorValues(lease), length=length, max_skeleton=limit, begun=begun)
                 await read_body(receive, document, timings)

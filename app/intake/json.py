@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from app.intake.strict_json import BOM, leading_members, parse_document
 from convgrad._errors import ParseError, TooLarge
 
-__all__ = ["MAX_SKELETON", "JsonIntake", "ValueReader", "Values"]
+__all__ = ["HEAD_LIMIT", "JsonIntake", "ValueReader", "Values"]
 
-MAX_SKELETON = 256 * 1024
-"""The largest skeleton: bytes of a document without its long values."""
+HEAD_LIMIT = 256 * 1024
+"""Bytes of a document without its long values, by default."""
 
 # Steps before other requests get a turn: each takes a few microseconds.
 _STEPS = 64
@@ -81,7 +81,7 @@ class JsonIntake:
         values: Values,
         *,
         length: int | None = None,
-        max_skeleton: int = MAX_SKELETON,
+        max_skeleton: int = HEAD_LIMIT,
         begun: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
         self._values = values

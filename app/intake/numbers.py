@@ -210,6 +210,8 @@ class Numbers:
             if len(text) > _LONGEST_NUMBER:
                 raise TensorFault("has a number with too many digits", "number_type")
         self._text = text
+        if over:
+            self._sink.complete()
 
     def _structure(self, outline: bytes) -> int | None:
         """Check the brackets and commas of a slice; return where the array ends, if it does."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from convgrad._errors import InvalidParams
-from schemas.problems import number
+from schemas.problems import invalid_params, number
 from schemas.tensors import MAX_NUMBERS, listed
 
 __all__ = ["Encoding", "Options", "check_encoding", "parse_options"]
@@ -97,4 +97,4 @@ def _error(loc: list[str], message: str, kind: str) -> dict[str, Any]:
 
 
 def _invalid(errors: list[dict[str, Any]]) -> InvalidParams:
-    return InvalidParams(f"options: {errors[0]['msg']}", errors=errors)
+    return invalid_params("options", errors)

@@ -20,7 +20,7 @@ from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import InvalidParams, TooLarge, Unsupported
-from schemas.problems import Problem, invalid_params, problem, too_large
+from schemas.problems import Problem, invalid_params, problem, too_large, unsupported
 from schemas.rows import MAX_DIMS, Operation
 from schemas.tensors import MAX_NUMBERS, TensorMeta, WireTensor, read_meta, read_tensor
 
@@ -91,7 +91,7 @@ def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: b
             found[name] = _values(tensor, ["inputs", name], problems) if has_values else tensor
     if problems:
         if all(found["type"] == "unsupported_dtype" for found in problems):
-            raise Unsupported(problems[0]["msg"], data={"errors": problems})
+            raise unsupported(problems[0]["msg"], problems)
         raise invalid_params(_WHAT, problems)
     return found
 

@@ -43,6 +43,7 @@ from convgrad._errors import (
     Overloaded,
     RateLimited,
     ShuttingDown,
+    TooLarge,
     UnknownOperation,
     UnsupportedMediaType,
 )
@@ -318,4 +319,8 @@ def _error_text(request_id: rpc.Id, caught: Exception, ctx: MethodContext) -> _T
         fields["data"]["detail"] = fields["message"]
         fields["message"] = _STANDARD_MESSAGES[fields["code"]]
     text = dump(rpc.error_response(request_id, **fields))
+    try:
+        ctx.documents.add(len(text))
+    except TooLarge as full:
+        text = dump(rpc.error_response(request_id, **rpc_error(full)))
     return _Text((text,), len(text))

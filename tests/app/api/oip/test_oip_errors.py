@@ -335,3 +335,13 @@ def test_infinities_are_strings_in_json(http: httpx.Client) -> None:
     document["parameters"]["binary_data_output"] = True
     binary = oip.read(oip.post(http, OP, *oip.body(document, inputs)), "f32")
     assert np.array(output["data"], np.float32).tobytes() == binary.tobytes()
+
+
+
+def test_a_long_error_says_how_many_rules_it_leaves_out(http: httpx.Client) -> None:
+    """The text names at most 64 broken rules, then how many more there are."""
+    head = oip.head(SMALL, SMALL.inputs()) | {"parameters": {f"a{number}": 1 for number in range(64)}}
+    content, headers = oip.body(head, SMALL.inputs())
+    error = oip.post(http, SMALL.op, content, headers).json()["error"]
+    assert error.count("; ") == 64
+    assert error.endswith("; and 5 more")

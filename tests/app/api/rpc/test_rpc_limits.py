@@ -7,7 +7,7 @@ import pytest
 
 from tests.app.bare import rpc_connection
 from tests.app.resident import Resident
-from tests.app.samples import HEAVY, JSON, SMALL, SSE, messages, read_tensor, rpc_request, same_bits
+from tests.app.samples import HEAVY, JSON, SMALL, SSE, doubled, messages, read_tensor, rpc_request, same_bits
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -75,6 +75,26 @@ def test_a_tensor_over_the_memory_limit_costs_only_its_call(tight_http: httpx.Cl
     assert answers[0]["error"]["code"] == -32602
     (tensor,) = answers[1]["result"]["outputs"].values()
     assert same_bits(read_tensor(tensor), SMALL.expected(inputs))
+
+
+@pytest.mark.parametrize("accept", [JSON, SSE])
+def test_the_results_of_a_batch_are_limited_together(tight_http: httpx.Client, accept: str) -> None:
+    """The outputs of all calls of a batch may have as many bytes as those of one; the other calls are rejected."""
+    case = doubled(400, 1, 4)  # 10 of 16 MiB
+    body = [rpc_request(case, request_id=number) for number in range(2)]
+    response = tight_http.post("/rpc", json=body, headers={"accept": accept})
+    answers = response.json() if accept == JSON else [found for found in messages(response.text) if "id" in found]
+    (error,) = [answer["error"] for answer in answers if "error" in answer]
+    assert (len(answers), error["code"], error["data"]["reason"]) == (2, -32003, "batch")
+
+
+def test_the_errors_of_a_batch_are_limited(http: httpx.Client) -> None:
+    """A batch of calls with many errors gets a reply of limited size; the last errors just say so."""
+    item = {"jsonrpc": "2.0", "method": SMALL.op, "id": 1, "params": {"options": {f"{n}": 1 for n in range(64)}}}
+    response = http.post("/rpc", json=[item] * 470)
+    codes = [answer["error"]["code"] for answer in response.json()]
+    assert (len(codes), codes[0], codes[-1]) == (470, -32602, -32003)
+    assert len(response.content) < 5 << 20
 
 
 def test_a_long_skeleton_is_too_large(tight_http: httpx.Client) -> None:
