@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import time
 from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.app.bare import connected, multipart, rest_connection, written
+from tests.app.bare import connected, multipart, replies, rest_connection, written
 from tests.app.resident import Resident
 from tests.app.samples import (
     FRAMES,
@@ -41,6 +42,21 @@ FORMS = [JSON, NPY, SSE, FRAMES]
 
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+@pytest.mark.parametrize("accept", FORMS)
+def test_a_deadline_that_has_passed_is_504(tight: Resident, accept: str) -> None:
+    """If a deadline of one millisecond passes before the last byte arrives, the call gets a 504."""
+    head, body = multipart(SMALL, accept, deadline_ms=1)
+    with connected(tight.url) as sock:
+        sock.sendall(head + body[:-1])
+        tight.until(lambda: tight.service.requests == 1)
+        passed = time.monotonic() + 0.002
+        tight.until(lambda: time.monotonic() > passed)
+        sock.sendall(body[-1:])
+        ((status, reply),) = replies(sock, 1)
+    assert status == 504
+    assert json.loads(reply)["code"] == "deadline_exceeded"
 
 
 def test_a_declared_length_over_the_limit_is_413_before_the_body(tight: Resident) -> None:

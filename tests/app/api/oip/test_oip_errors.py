@@ -337,7 +337,6 @@ def test_infinities_are_strings_in_json(http: httpx.Client) -> None:
     assert np.array(output["data"], np.float32).tobytes() == binary.tobytes()
 
 
-
 def test_a_long_error_says_how_many_rules_it_leaves_out(http: httpx.Client) -> None:
     """The text names at most 64 broken rules, then how many more there are."""
     head = oip.head(SMALL, SMALL.inputs()) | {"parameters": {f"a{number}": 1 for number in range(64)}}
