@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import subprocess
+import sys
 from types import ModuleType
 
 import pytest
@@ -14,10 +16,21 @@ from convgrad._errors import error_classes
 
 def test_all_lists_everything_public() -> None:
     """`__all__` is sorted and lists all public names, and nothing else."""
+    assert isinstance(convgrad.Client, type)  # imports the rest
     public = [
-        name for name, value in vars(convgrad).items() if not name.startswith("_") and not isinstance(value, ModuleType)
+        name
+        for name, value in vars(convgrad).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType) and name != "TYPE_CHECKING"
     ]
     assert convgrad.__all__ == sorted([*public, "__version__"])
+
+
+def test_the_client_is_imported_when_it_is_used() -> None:
+    """The errors alone, which the service shares, come without httpx; an unknown name is an AttributeError."""
+    code = "import sys, convgrad; convgrad.NotFound; print('httpx' in sys.modules); convgrad.Client; convgrad.Clinet"
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+    assert "AttributeError: module 'convgrad' has no attribute 'Clinet'. Did you mean: 'Client'?" in done.stderr
 
 
 def test_all_errors_are_public() -> None:

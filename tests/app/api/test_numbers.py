@@ -10,9 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.app.api.test_graphs import body as graph_body
-from tests.app.api.test_graphs import expected as graph_expected
-from tests.app.api.test_graphs import tensors as graph_tensors
+from tests.app import graph
 from tests.app.samples import (
     JSON,
     NPY,
@@ -175,15 +173,15 @@ def test_verifications(http: httpx.Client) -> None:
 
 def test_graphs(http: httpx.Client) -> None:
     """The tensors of a graph may be numbers, in and out."""
-    given = graph_tensors()
-    body = graph_body(given, outputs=[2, 6], options={"encoding": "list"})
+    given = graph.tensors()
+    body = graph.body(given, outputs=[2, 6], options={"encoding": "list"})
     for name, array in given.items():
         body["inputs"][str(name)]["data"] = numbers(array)
     replies = [http.post("/v1/graphs", json=body).json(), rpc(http, "graph.run", body)["result"]]
     for reply in replies:
         for name, tensor in reply["outputs"].items():
             assert isinstance(tensor["data"], list)
-            np.testing.assert_array_equal(read_tensor(tensor), graph_expected(given)[int(name)])
+            np.testing.assert_array_equal(read_tensor(tensor), graph.expected(given)[int(name)])
 
 
 def test_too_many_numbers_in(http: httpx.Client) -> None:
