@@ -50,7 +50,6 @@ async def send_inference(
     binary = [output.data for wanted, output in pairs if wanted.binary and wanted.place is None]
     start, described = _head(
         call.prepared.op.called_as,
-        request.id,
         # None for an output in shared memory: Triton's clients would take any parameters for those of binary data.
         tuple(
             [
@@ -59,6 +58,8 @@ async def send_inference(
             ]
         ),
     )
+    if request.id is not None:
+        start = dump({"id": request.id}).removesuffix(b"}") + b"," + start.removeprefix(b"{")
     if not numbers:
         head = start + b",".join(described) + b"]}"
         await _send(send, [head, *binary], coding=coding, head_length=len(head) if binary else None)
@@ -76,11 +77,11 @@ Described = tuple[str, TensorSpec, int | None]
 """An output in the head of a reply: its name, what it is, and its bytes after the head if it is there."""
 
 
-# The same call has the same head.
+# The same call has the same head, but for the caller's id.
 @lru_cache(256)
-def _head(model: str, request_id: str | None, outputs: tuple[Described, ...]) -> tuple[bytes, list[bytes]]:
+def _head(model: str, outputs: tuple[Described, ...]) -> tuple[bytes, list[bytes]]:
     """Return the head as text: what is before its outputs, and each of them."""
-    called = {"model_name": model, "model_version": VERSION} | ({} if request_id is None else {"id": request_id})
+    called = {"model_name": model, "model_version": VERSION}
     found = []
     for name, spec, size in outputs:
         made: dict[str, Any] = {"name": name, "datatype": dtype(spec.dtype).oip, "shape": list(spec.shape)}
