@@ -27,7 +27,7 @@ def cancelled(tight: Resident) -> float:
 
 
 def test_few_requests_wait_on_a_connection(tight: Resident) -> None:
-    """While one request is computed, 32 more are parsed and no others; when the client leaves, the call is cancelled."""
+    """While one request is computed, 32 more are parsed and no others; if the client leaves, the call is cancelled."""
     before = cancelled(tight)
     with connected(tight.url) as sock:
         sock.sendall(b"".join(multipart(SLOW, NPY, reference=True)))
