@@ -13,9 +13,9 @@ from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
 from kernels.problem import Dims
 from kernels.target import target
-from kernels.verify.unit import plan_verification, verification_scratch
 from schemas.ops import ResolvedOp, TensorSpec
 from schemas.problems import dims as written
+from verify.unit import plan_verification, verification_scratch
 
 __all__ = [
     "Computation",

@@ -9,11 +9,11 @@ from typing import Any
 from app.calls.call import Call, Checked, Prepared
 from app.calls.planning import Computation, check_limits, plan_verification_call
 from app.settings import Settings
-from kernels.verify.unit import read_report
 from schemas.ops import ResolvedOp, TensorMeta, resolve
 from schemas.problems import dims, invalid_params, problem
 from schemas.tables import find_operation
 from schemas.tensors import TensorSpec
+from verify.unit import read_report
 
 __all__ = ["check_verification", "report_of", "verify_plan"]
 

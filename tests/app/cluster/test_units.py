@@ -13,8 +13,8 @@ from app.cluster.node import NodeWorker, arguments, cut
 from app.cluster.units import Portion, can_travel, portions
 from kernels import ConvProblem, Plan, compute, plan, run_unit
 from kernels.problem import OpName
-from kernels.verify.unit import plan_verification
 from tests.app.pool.fleet import TINY, Array, random_inputs
+from verify.unit import plan_verification
 
 WIDE = dataclasses.replace(TINY, n=8, src_channels=16, dst_channels=16, src_spatial=(58, 58), dst_spatial=(56, 56))
 DEEP = dataclasses.replace(

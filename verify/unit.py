@@ -18,7 +18,8 @@ import numpy.typing as npt
 from kernels.plan import Plan, Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
 from kernels.reference import REFERENCE
-from kernels.verify.report import Compared, sum_bound, write_report
+from kernels.registry import register
+from verify.report import Compared, sum_bound, write_report
 
 __all__ = ["VERIFY", "Verification", "plan_verification", "read_report", "verification_scratch"]
 
@@ -138,3 +139,4 @@ def _reference(
 
 
 VERIFY = VerifyKernel()
+register(VERIFY)

@@ -24,8 +24,8 @@ import numpy.typing as npt
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
-from kernels.verify.hints import hints
-from kernels.verify.terms import worst_terms
+from verify.hints import hints
+from verify.terms import worst_terms
 
 __all__ = ["Compared", "sum_bound", "write_report"]
 

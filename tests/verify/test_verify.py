@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from kernels import ConvProblem, run_unit
-from kernels.verify.hints import hints
-from kernels.verify.report import Compared, write_report
-from kernels.verify.terms import worst_terms
-from kernels.verify.unit import plan_verification, read_report
 from tests.kernels.harness import compute, problem_of, stored
 from tests.problems import Case, Tensor, random_case
+from verify.hints import hints
+from verify.report import Compared, write_report
+from verify.terms import worst_terms
+from verify.unit import plan_verification, read_report
 
 LAYER = Case(
     n=2, src_channels=5, dst_channels=7, src_spatial=(9, 8), dst_spatial=(9, 8), kernel=(3, 3), pads_begin=(1, 1),
