@@ -1,7 +1,6 @@
-"""The units of a verification: first the reference and its error bounds, box by box; then one unit writes the report.
+"""The units of a verification: first the exact sums, box by box; then one unit judges and writes the report.
 
-The scratch has two float64 for each element of the result, the exact value and the bound of its error, then for each
-unit of the first stage the largest sum of magnitudes.
+The scratch has the `verify.sums.Sums` of all elements: two float64 for each, three where the dtype is f64.
 """
 
 from __future__ import annotations
@@ -19,9 +18,18 @@ from kernels.plan import Plan, Stop, Storage, Unit, box
 from kernels.problem import ConvProblem
 from kernels.reference import REFERENCE
 from kernels.registry import register
-from verify.report import Compared, sum_bound, write_report
+from verify.report import write_report
+from verify.rules import Compared
+from verify.sums import unit_sums
 
-__all__ = ["VERIFY", "Verification", "plan_verification", "read_report", "verification_scratch"]
+__all__ = [
+    "VERIFY",
+    "Verification",
+    "plan_verification",
+    "read_report",
+    "verification_macs",
+    "verification_scratch",
+]
 
 REPORT_BYTES = 1 << 20
 """A report takes some tens of kilobytes; the first 8 bytes are its length."""
@@ -32,6 +40,7 @@ class Verification:
     """The verification of a problem's result, which follows the problem's own inputs; the output is a report."""
 
     problem: ConvProblem
+    explain: bool = False
 
     @property
     def dtype(self) -> str:
@@ -45,8 +54,8 @@ class Verification:
 
     @property
     def macs(self) -> int:
-        """Multiply-adds: of the reference, and of the sums of magnitudes."""
-        return 2 * self.problem.macs
+        """Multiply-adds, all of them."""
+        return verification_macs(self.dtype, self.problem.macs)
 
     @property
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -64,18 +73,28 @@ class Verification:
         return np.dtype(np.uint8)
 
 
-def plan_verification(problem: ConvProblem, *, workers: int = 1) -> Plan:
-    """Plan the verification of a problem's result."""
+def plan_verification(problem: ConvProblem, *, workers: int = 1, explain: bool = False) -> Plan:
+    """Plan the verification of a problem's result; `explain` also tests hypotheses about one that passes."""
     first, _ = REFERENCE.units(problem, workers)
-    units = [Unit(unit.index, 0, None, None, 2 * unit.macs, (0, unit.index)) for unit in first]
+    units = [
+        Unit(unit.index, 0, None, None, verification_macs(problem.dtype, unit.macs), (0, unit.index)) for unit in first
+    ]
     last = Unit(len(units), 1, None, None, 0, (1, 0))
-    scratch = verification_scratch(problem, len(units))
-    return Plan(Verification(problem), VERIFY.name, (*units, last), 2, scratch, ())
+    return Plan(Verification(problem, explain), VERIFY.name, (*units, last), 2, verification_scratch(problem), ())
 
 
-def verification_scratch(problem: ConvProblem, units: int) -> int:
-    """Return the bytes of scratch of a verification whose first stage has so many units."""
-    return 8 * (2 * prod(problem.output_shape) + units)
+def verification_macs(dtype: str, macs: int) -> int:
+    """Return the multiply-adds of a verification: of sums and of squares, and for f64 of about ten pairs of slices."""
+    return (11 if dtype == "f64" else 2) * macs
+
+
+def verification_scratch(problem: ConvProblem) -> int:
+    """Return the bytes of scratch of a verification."""
+    return 8 * _arrays(problem) * prod(problem.output_shape)
+
+
+def _arrays(problem: ConvProblem) -> int:
+    return 3 if problem.dtype == "f64" else 2
 
 
 def read_report(output: bytes | memoryview) -> dict[str, Any]:
@@ -94,19 +113,17 @@ class VerifyKernel:
         self, verification: Verification, unit: Unit, inputs: Sequence[Storage], output: Storage,
         scratch: Storage | None, stop: Stop,
     ) -> bool:  # fmt: skip
-        """Compute reference and bounds of one box, or the report."""
+        """Compute the exact sums of one box, or the report."""
         if stop():
             return False
         assert scratch is not None
         problem, (*given, result) = verification.problem, inputs
-        size = prod(problem.output_shape)
-        floats: npt.NDArray[np.float64] = scratch.view(np.float64)
-        exact, bound = (floats[at : at + size].reshape(problem.output_shape) for at in (0, size))
+        shape = (_arrays(problem), *problem.output_shape)
+        exact, spread, *low = scratch.view(np.float64).reshape(shape)
         stage, index = unit.part
         if stage == 0:
-            return _reference(problem, index, given, exact, bound, floats[2 * size :], stop)
-        peak = floats[2 * size :].max(initial=0.0)
-        compared = Compared(problem, given, result, exact, bound, float(peak))
+            return _write_sums(problem, index, given, [exact, spread, *low], stop)
+        compared = Compared(problem, given, result, exact, low[0] if low else None, spread, verification.explain)
         text = write_report(compared, stop)
         if text is None:
             return False
@@ -116,25 +133,18 @@ class VerifyKernel:
         return True
 
 
-def _reference(
-    problem: ConvProblem, index: int, inputs: Sequence[Storage], exact: npt.NDArray[np.float64],
-    bound: npt.NDArray[np.float64], peaks: npt.NDArray[np.float64], stop: Stop,
-) -> bool:  # fmt: skip
-    """Compute the exact values and the bounds of one unit of the reference kernel; False when `stop` said so."""
+def _write_sums(
+    problem: ConvProblem, index: int, inputs: Sequence[Storage], arrays: Sequence[npt.NDArray[np.float64]], stop: Stop
+) -> bool:
+    """Write the exact sums of one unit of the reference kernel; False when `stop` said so."""
     unit = REFERENCE.units(problem, 1)[0][index]
-    peaks[index] = 0.0
-    if exact.size == 0:
+    if arrays[0].size == 0:
         return True
-    values = REFERENCE.values(problem, unit, inputs, stop)
-    if values is None:
-        return False
-    box(exact, unit)[...] = values
-    del values
-    sums = REFERENCE.values(problem, unit, inputs, stop, absolute=True)
+    sums = unit_sums(problem, unit, inputs, stop)
     if sums is None:
         return False
-    peaks[index] = sums.max(initial=0.0)
-    box(bound, unit)[...] = sum_bound(sums, REFERENCE.terms(problem, unit), problem.dtype)
+    for array, values in zip(arrays, (sums.high, sums.spread, sums.low), strict=False):
+        box(array, unit)[...] = values
     return True
 
 

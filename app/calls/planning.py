@@ -15,7 +15,7 @@ from kernels.problem import Dims
 from kernels.target import target
 from schemas.ops import ResolvedOp, TensorSpec
 from schemas.problems import dims as written
-from verify.unit import plan_verification, verification_scratch
+from verify.unit import plan_verification, verification_macs, verification_scratch
 
 __all__ = [
     "Computation",
@@ -186,10 +186,10 @@ def verification_cost(op: ResolvedOp, settings: Settings) -> dict[str, Any]:
     """Return what verifying the result of `op` costs, as JSON, and whether this service allows it."""
     problem = problem_of(op)
     units = max(1, _reference_units(problem))
-    scratch = verification_scratch(problem, units)
+    scratch, macs = verification_scratch(problem), verification_macs(op.dtype, op.macs)
     needed = call_bytes(op) + tensor_bytes(op.output) + scratch
-    allowed = units <= _REFERENCE_UNITS and needed <= settings.memory_budget and 2 * op.macs <= settings.work_limit
-    return {"gmac": 2 * op.macs / 1e9, "units": units + 1, "scratch_bytes": scratch, "allowed": allowed}
+    allowed = units <= _REFERENCE_UNITS and needed <= settings.memory_budget and macs <= settings.work_limit
+    return {"gmac": macs / 1e9, "units": units + 1, "scratch_bytes": scratch, "allowed": allowed}
 
 
 def _reference_units(problem: ConvProblem) -> int:

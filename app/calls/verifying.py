@@ -13,7 +13,7 @@ from schemas.ops import ResolvedOp, TensorMeta, resolve
 from schemas.problems import dims, invalid_params, problem
 from schemas.tables import find_operation
 from schemas.tensors import TensorSpec
-from verify.unit import read_report
+from verify.unit import read_report, verification_macs
 
 __all__ = ["check_verification", "report_of", "verify_plan"]
 
@@ -33,10 +33,10 @@ def check_verification(name: str, attributes: Mapping[str, Any], inputs: Metas, 
     rest = {name: value for name, value in inputs.items() if name not in given}
     op = resolve(name, attributes, rest, outputs=(spellings[key],))
     _check_result(op, key, meta)
-    # Its magnitudes are summed like the products themselves.
-    doubled = replace(op, inputs=(*op.inputs, TensorSpec(op.output.name, op.dtype, op.output.shape)), macs=2 * op.macs)
-    check_limits(doubled, settings)
-    return doubled
+    result = TensorSpec(op.output.name, op.dtype, op.output.shape)
+    verified = replace(op, inputs=(*op.inputs, result), macs=verification_macs(op.dtype, op.macs))
+    check_limits(verified, settings)
+    return verified
 
 
 def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> None:

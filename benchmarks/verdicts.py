@@ -1,0 +1,495 @@
+"""Try the verdict of `verify` on results that are honest, and on results that are not.
+
+    python -m benchmarks.verdicts honest [--results 10000] [--most 1000000] [--seed 0]
+    python -m benchmarks.verdicts faults [--most 200000] [--seed 0]
+
+`honest` sums products in every order and way that a kernel may, of many kinds of data, in every dtype: each result that
+fails is printed, and the largest share of each rule's limit. `faults` plants one fault at a time. Each is found, or is
+smaller than the detection limit that the report states.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from kernels import ConvProblem
+from kernels.reference import REFERENCE, narrow
+from verify.report import write_report
+from verify.rules import Compared
+from verify.sums import Sums, unit_sums
+
+Array = npt.NDArray[Any]
+KINDS = {"f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16, "f64": np.float64}
+LENGTHS = (1, 2, 3, 5, 9, 16, 33, 64, 100, 256, 1000, 2304, 4096, 12544, 25088, 65536, 200704, 1000000)
+
+
+@dataclass
+class Trial:
+    """Two factors, channels by products of a sum: all elements of a 1x1 gradient, with their exact sums."""
+
+    dtype: str
+    src: Array  # (n, I)
+    diff_dst: Array  # (n, O)
+    images: int
+
+    def __post_init__(self) -> None:
+        n = self.src.shape[0]
+        self.problem = ConvProblem(
+            op="ConvolutionBackwardWeights", dtype=self.dtype, n=self.images, src_channels=self.src.shape[1],  # type: ignore[arg-type]
+            dst_channels=self.diff_dst.shape[1], groups=1, src_spatial=(n // self.images,),
+            dst_spatial=(n // self.images,), kernel=(1,), strides=(1,), dilations=(1,), pads_begin=(0,),
+            data_format="NXC", weights_format="OIX",
+        )  # fmt: skip
+        self.inputs = [_stored(each).reshape(self.images, n // self.images, -1) for each in (self.src, self.diff_dst)]
+        unit = REFERENCE.units(self.problem, 1)[0][0]
+        found = unit_sums(self.problem, unit, self.inputs, lambda: False)
+        assert found is not None
+        self.sums: Sums = found
+        wide = np.float64 if self.dtype == "f64" else np.float32
+        self.a = np.ascontiguousarray(self.src.astype(wide).T)
+        self.b = np.ascontiguousarray(self.diff_dst.astype(wide).T)
+
+    def judge(self, result: Array, *, explain: bool = False) -> dict[str, Any]:
+        """Return the report on a result, O by I, in the dtype of the trial."""
+        shape = self.problem.output_shape
+        stored = _stored(np.ascontiguousarray(result)).reshape(shape)
+        high, spread = self.sums.high.reshape(shape), self.sums.spread.reshape(shape).copy()
+        low = None if self.sums.low is None else self.sums.low.reshape(shape)
+        text = write_report(Compared(self.problem, self.inputs, stored, high, low, spread, explain), lambda: False)
+        assert text is not None
+        report: dict[str, Any] = json.loads(text)
+        return report
+
+    def rounded(self, values: Array) -> Array:
+        """Round sums to the dtype once."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            if values.dtype == np.float64:
+                return narrow(values, self.dtype).view(KINDS[self.dtype])
+            return values.astype(KINDS[self.dtype])
+
+
+def _stored(tensor: Array) -> Array:
+    return tensor if tensor.itemsize > 2 else tensor.view(np.uint16)
+
+
+@numba.njit  # type: ignore[misc]
+def _sequential(a: Array, b: Array, block: int, found: Array) -> None:
+    """Sum in order, block after block; a block is summed apart and then added."""
+    n = a.shape[1]
+    for o in range(b.shape[0]):
+        for i in range(a.shape[0]):
+            total = found[o, i]
+            for start in range(0, n, block):
+                some = total * 0
+                for k in range(start, min(n, start + block)):
+                    some += a[i, k] * b[o, k]
+                total += some
+            found[o, i] = total
+
+
+@numba.njit  # type: ignore[misc]
+def _lanes(a: Array, b: Array, lanes: Array, found: Array) -> None:
+    """Sum in lanes, as vectors do, and then the lanes."""
+    n, count = a.shape[1], lanes.size
+    for o in range(b.shape[0]):
+        for i in range(a.shape[0]):
+            lanes[:] = 0
+            for k in range(n):
+                lanes[k % count] += a[i, k] * b[o, k]
+            for lane in range(1, count):
+                lanes[0] += lanes[lane]
+            found[o, i] = lanes[0]
+
+
+@numba.njit  # type: ignore[misc]
+def _pairwise(a: Array, b: Array, terms: Array, found: Array) -> None:
+    n = a.shape[1]
+    for o in range(b.shape[0]):
+        for i in range(a.shape[0]):
+            for k in range(n):
+                terms[k] = a[i, k] * b[o, k]
+            count = n
+            while count > 1:
+                half = count // 2
+                for k in range(half):
+                    terms[k] = terms[2 * k] + terms[2 * k + 1]
+                if count % 2:
+                    terms[half] = terms[count - 1]
+                count = half + count % 2
+            found[o, i] = terms[0]
+
+
+@numba.njit  # type: ignore[misc]
+def _fused(a: Array, b: Array, found: Array) -> None:
+    """Sum f32 in order with products that are not rounded."""
+    for o in range(b.shape[0]):
+        for i in range(a.shape[0]):
+            total = np.float32(0)
+            for k in range(a.shape[1]):
+                total = np.float32(np.float64(total) + np.float64(a[i, k]) * np.float64(b[o, k]))
+            found[o, i] = total
+
+
+def _empty(trial: Trial) -> Array:
+    return np.zeros((trial.b.shape[0], trial.a.shape[0]), trial.a.dtype)
+
+
+def _ordered(trial: Trial, order: Array | slice, block: int) -> Array:
+    found = _empty(trial)
+    _sequential(np.ascontiguousarray(trial.a[:, order]), np.ascontiguousarray(trial.b[:, order]), block, found)
+    return found
+
+
+def honest(trial: Trial, rng: np.random.Generator) -> Iterator[tuple[str, Array]]:
+    """Yield results of a trial that kernels may give, O by I."""
+    n = trial.a.shape[1]
+    every = 1 << 62
+    yield "rounded once", trial.rounded(trial.sums.high.reshape(trial.b.shape[0], -1))
+    yield "BLAS", trial.rounded(trial.b @ trial.a.T)
+    yield "sequential", trial.rounded(_ordered(trial, slice(None), every))
+    yield "backwards", trial.rounded(_ordered(trial, slice(None, None, -1), every))
+    yield "shuffled", trial.rounded(_ordered(trial, rng.permutation(n), every))
+    yield "blocks of 256", trial.rounded(_ordered(trial, slice(None), 256))
+    yield "image by image", trial.rounded(_ordered(trial, slice(None), n // trial.images))
+    pixels_first = np.arange(n).reshape(trial.images, -1).T.reshape(-1)
+    yield "pixel by pixel", trial.rounded(_ordered(trial, pixels_first, every))
+    found = _empty(trial)
+    _lanes(trial.a, trial.b, np.zeros(16, trial.a.dtype), found)
+    yield "16 lanes", trial.rounded(found)
+    found = _empty(trial)
+    _pairwise(trial.a, trial.b, np.zeros(n, trial.a.dtype), found)
+    yield "pairwise", trial.rounded(found)
+    if trial.dtype != "f64":
+        found = _empty(trial)
+        _fused(trial.a, trial.b, found)
+        yield "fused", trial.rounded(found)
+
+
+def _smooth(rng: np.random.Generator, n: int, channels: int) -> Array:
+    waves = rng.standard_normal((8, channels))
+    at = np.linspace(0, 1, n)[:, None]
+    return np.asarray(sum(wave * np.sin((k + 1) * 2 * at + 3 * wave) for k, wave in enumerate(waves)))
+
+
+DATA: dict[str, Callable[[np.random.Generator, int, int], Array]] = {
+    "normal": lambda rng, n, c: rng.standard_normal((n, c)),
+    "half positive": lambda rng, n, c: np.maximum(rng.standard_normal((n, c)), 0),
+    "positive": lambda rng, n, c: rng.random((n, c)),
+    "smooth": _smooth,
+    "heavy tails": lambda rng, n, c: rng.standard_t(1.5, (n, c)),
+    "sparse": lambda rng, n, c: rng.standard_normal((n, c)) * (rng.random((n, c)) < 0.05),
+    "integers": lambda rng, n, c: rng.integers(-4, 5, (n, c)).astype(float),
+    "large integers": lambda rng, n, c: rng.integers(-3000, 3001, (n, c)).astype(float),
+    "tiny": lambda rng, n, c: rng.standard_normal((n, c)) * 2.0**-70,
+    "huge": lambda rng, n, c: rng.standard_normal((n, c)) * 2.0**40,
+    "constant": lambda _, n, c: np.full((n, c), 0.1),
+    "nearly constant": lambda rng, n, c: 0.1 + 0.001 * rng.standard_normal((n, c)),
+    "trend": lambda _, n, c: np.linspace(-1, 1, n)[:, None] * (1 + np.arange(c)),
+    "few values": lambda rng, n, c: rng.choice([0.1, 0.3, -0.7], (n, c)),
+    "uneven channels": lambda rng, n, c: rng.standard_normal((n, c)) * 10.0 ** rng.integers(-6, 7, c),
+    "subnormal": lambda rng, n, c: rng.standard_normal((n, c)) * 2.0**-64,
+}
+_HALF = {"tiny": 2.0**-6 / 2.0**-70, "huge": 2.0**4 / 2.0**40, "subnormal": 2.0**-9 / 2.0**-64}
+
+
+def trial(rng: np.random.Generator, data: str, dtype: str, n: int, channels: int, images: int) -> Trial:
+    """Return a trial of one kind of data."""
+    factors = []
+    for kind in (data, "normal" if data == "half positive" else data):
+        values = DATA[kind](rng, n, channels)
+        if dtype == "f16":
+            values = np.clip(values * _HALF.get(kind, 1.0) * (0.01 if "large" in data else 1), -60000, 60000)
+        if dtype == "f64" and data == "integers":
+            values *= 2.0**20
+        factors.append(values.astype(KINDS[dtype]))
+    return Trial(dtype, *factors, images)
+
+
+def _images(n: int) -> int:
+    return next((count for count in (16, 8, 4, 2) if n % count == 0 and n > count), 1)
+
+
+def try_honest(results: int, most: int, seed: int) -> None:
+    """Judge honest results until there are so many, and print what failed."""
+    rng = np.random.default_rng(seed)
+    count, failed, began = 0, 0, time.time()
+    shares: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    counts: Counter[str] = Counter()
+    lengths = [n for n in LENGTHS if n <= most]
+    while count < results:
+        for n in lengths:
+            weight = min(1.0, 3000 / n)  # long sums take long
+            for data in DATA:
+                for dtype in KINDS:
+                    if rng.random() > weight and count > 300:
+                        continue
+                    channels = int(rng.choice([1, 2, 12] if n > 5000 else [1, 3, 12, 12, 40 if n > 300 else 128]))
+                    one = trial(rng, data, dtype, n, channels, _images(n))
+                    for name, result in honest(one, rng):
+                        report = one.judge(result)
+                        count += 1
+                        rules = {rule["rule"]: rule for rule in report["rules"]}
+                        mean = rules["mean_square"]
+                        share = mean["measured"] / mean["limit"] if mean["limit"] else 0.0
+                        for key in (f"data: {data}", f"dtype: {dtype}", f"sum: {name}", f"n: {n}"):
+                            counts[key] += 1
+                            shares[key][0] = max(shares[key][0], share)
+                            shares[key][1] = max(shares[key][1], float(rules["largest"]["measured"]))
+                        if not report["passed"]:
+                            failed += 1
+                            broken = [
+                                (r["rule"], r["measured"], r["limit"]) for r in report["rules"] if not r["passed"]
+                            ]
+                            print(f"FAILED: {name}, {data}, {dtype}, n = {n}, {channels}^2 elements: {broken}"
+                                  f" {[cause['text'] for cause in report['causes']]}", flush=True)  # fmt: skip
+        if time.time() - began > 3000:
+            break
+    print(f"{count} honest results, {failed} failed, {time.time() - began:.0f} s")
+    print(f"{'':30}  results  mean square  largest   (shares of the limits)")
+    for key, (first, second) in shares.items():
+        print(f"{key:30} {counts[key]:8} {first:12.3f} {second:8.3f}")
+
+
+def _as(kind: str, values: Array) -> Array:
+    """Round to a narrower type and back."""
+    if kind == "tf32":
+        return _cut(values, 11, np.rint)
+    return values.astype(KINDS[kind]).astype(values.dtype)
+
+
+def _cut(values: Array, digits: int, rounding: Callable[[Array], Array]) -> Array:
+    mantissa, exponent = np.frexp(values)
+    return np.ldexp(rounding(np.ldexp(mantissa, digits)), exponent - digits).astype(values.dtype)
+
+
+@numba.njit  # type: ignore[misc]
+def _wrong_kahan(a: Array, b: Array, found: Array) -> None:
+    """Sum with a compensation of the wrong sign."""
+    for o in range(b.shape[0]):
+        for i in range(a.shape[0]):
+            total, lost = found[o, i], found[o, i]
+            for k in range(a.shape[1]):
+                term = a[i, k] * b[o, k] + lost
+                after = total + term
+                lost = (after - total) - term
+                total = after
+            found[o, i] = total
+
+
+def _product(trial: Trial, a: Array, b: Array) -> Array:
+    return trial.rounded(b @ a.T)
+
+
+def _by_image(trial: Trial, kind: str) -> Array:
+    """Add the sums of images, or of 16 stretches of one image, in a narrow dtype."""
+    parts = trial.images if trial.images > 1 else 16
+    total = np.zeros((trial.b.shape[0], trial.a.shape[0]), trial.a.dtype)
+    for a, b in zip(np.array_split(trial.a, parts, 1), np.array_split(trial.b, parts, 1), strict=True):
+        total = _as(kind, total + b @ a.T)
+    return trial.rounded(total)
+
+
+def _narrow_sum(trial: Trial, kind: str) -> Array:
+    total = np.zeros((trial.b.shape[0], trial.a.shape[0]), trial.a.dtype)
+    for k in range(trial.a.shape[1]):
+        total = _as(kind, total + trial.b[:, k, None] * trial.a[None, :, k])
+    return trial.rounded(total)
+
+
+def _without(trial: Trial, missing: slice, times: float = 0.0) -> Array:
+    a = trial.a.copy()
+    a[:, missing] *= times
+    return _product(trial, a, trial.b)
+
+
+def _changed(trial: Trial, change: Callable[[Array], None]) -> Array:
+    result = _product(trial, trial.a, trial.b)
+    change(result)
+    return result
+
+
+def _scaled(trial: Trial, factor: float, *at: Any) -> Array:
+    values = trial.b @ trial.a.T
+    values[at] *= factor
+    return trial.rounded(values)
+
+
+def _kahan(trial: Trial) -> Array:
+    found = _empty(trial)
+    _wrong_kahan(trial.a, trial.b, found)
+    return trial.rounded(found)
+
+
+def _toward_zero(trial: Trial) -> Array:
+    if trial.dtype in ("f32", "f64"):
+        exact = trial.sums.high.reshape(trial.b.shape[0], -1)
+        near = exact.astype(KINDS[trial.dtype])
+        return np.where(np.abs(near.astype(float)) > np.abs(exact), np.nextafter(near, near.dtype.type(0)), near)
+    values = (trial.b @ trial.a.T).astype(np.float64)
+    return _cut(values, {"f16": 11, "bf16": 8}[trial.dtype], np.trunc).astype(KINDS[trial.dtype])
+
+
+def _half_away(trial: Trial) -> Array:
+    values = trial.sums.high.reshape(trial.b.shape[0], -1)
+    digits = {"f16": 11, "bf16": 8, "f32": 24, "f64": 53}[trial.dtype]
+    away = _cut(values, digits, lambda x: np.trunc(x + np.copysign(0.5, x)))
+    return away.astype(KINDS[trial.dtype])
+
+
+def _repeat(result: Array) -> None:
+    half = result.shape[0] // 2
+    result[half : 2 * half] = result[:half]
+
+
+def _tail(result: Array, value: float) -> None:
+    result[:, -max(1, result.shape[1] // 4) :] = value
+
+
+def _swap(result: Array) -> None:
+    result[[0, 1]] = result[[1, 0]]
+
+
+def _set(result: Array, factor: float) -> None:
+    result[-1, -1] = float(result[-1, -1]) * factor
+
+
+FAULTS: dict[str, Callable[[Trial], Array]] = {
+    "inputs read as TF32": lambda t: _product(t, _as("tf32", t.a), _as("tf32", t.b)),
+    "inputs truncated to TF32": lambda t: _product(t, _cut(t.a, 11, np.trunc), _cut(t.b, 11, np.trunc)),
+    "src alone read as TF32": lambda t: _product(t, _as("tf32", t.a), t.b),
+    "inputs read as bf16": lambda t: _product(t, _as("bf16", t.a), _as("bf16", t.b)),
+    "inputs truncated to bf16": lambda t: _product(t, _cut(t.a, 8, np.trunc), _cut(t.b, 8, np.trunc)),
+    "inputs read as f16": lambda t: _product(t, _as("f16", t.a), _as("f16", t.b)),
+    "inputs of two bf16 each": lambda t: _product(t, _cut(t.a, 16, np.rint), _cut(t.b, 16, np.rint)),
+    "inputs read as f32": lambda t: _product(t, _as("f32", t.a), _as("f32", t.b)),
+    "result kept in bf16": lambda t: t.rounded(_as("bf16", t.b @ t.a.T)),
+    "result kept in f16": lambda t: t.rounded(_as("f16", t.b @ t.a.T)),
+    "result kept in TF32": lambda t: t.rounded(_as("tf32", t.b @ t.a.T)),
+    "images added in bf16": lambda t: _by_image(t, "bf16"),
+    "images added in f16": lambda t: _by_image(t, "f16"),
+    "every product added in f16": lambda t: _narrow_sum(t, "f16"),
+    "every product added in bf16": lambda t: _narrow_sum(t, "bf16"),
+    "one pixel of all missing": lambda t: _without(t, slice(-1, None)),
+    "one row of the last image missing": lambda t: _without(t, slice(-max(1, t.a.shape[1] // t.images // 56), None)),
+    "one image missing": lambda t: _without(t, slice(-(t.a.shape[1] // max(t.images, 16)) or -1, None)),
+    "last 16 products dropped": lambda t: _without(t, slice(-16, None)),
+    "one pixel counted twice": lambda t: _without(t, slice(0, 1), 2.0),
+    "channel scaled by 1.001": lambda t: _scaled(t, 1.001, 0),
+    "all scaled by 1 + 2^-10": lambda t: _scaled(t, 1 + 2.0**-10, slice(None)),
+    "averaged over images": lambda t: _scaled(t, 1 / max(2, t.images), slice(None)),
+    "one element off by 5 %": lambda t: _changed(t, lambda result: _set(result, 1.05)),
+    "one element zero": lambda t: _changed(t, lambda result: _set(result, 0.0)),
+    "one element of the wrong sign": lambda t: _changed(t, lambda result: _set(result, -1.0)),
+    "one element NaN": lambda t: _changed(t, lambda result: _set(result, np.nan)),
+    "src shifted by a pixel": lambda t: _product(t, np.roll(t.a, 1, 1), t.b),
+    "src mirrored": lambda t: _product(t, t.a[:, ::-1], t.b),
+    "two channels swapped": lambda t: _changed(t, _swap),
+    "result transposed": lambda t: np.ascontiguousarray(_product(t, t.a, t.b).T),
+    "unwritten tail, zero": lambda t: _changed(t, lambda result: _tail(result, 0.0)),
+    "unwritten tail, NaN": lambda t: _changed(t, lambda result: _tail(result, np.nan)),
+    "tile written twice": lambda t: _changed(t, _repeat),
+    "added to an old result": lambda t: t.rounded(t.b @ t.a.T + np.roll(t.b @ t.a.T, 1, 0)),
+    "old result": lambda t: _product(t, t.a[:, ::-1], t.b[::-1]),
+    "zeros": lambda t: _product(t, t.a, t.b) * 0,
+    "rounded toward zero": _toward_zero,
+    "ties rounded away from zero": _half_away,
+    "Kahan's sum with a wrong sign": _kahan,
+}
+"""Faults by name: the result that they give, O by I."""
+
+_SPECIAL = {
+    "NaN of an input swallowed": (np.nan, lambda values: np.nan_to_num(values, nan=0.0)),
+    "Inf of an input saturated": (np.inf, lambda values: np.nan_to_num(values, posinf=3e4, neginf=-3e4)),
+}
+
+
+def _effect(one: Trial, fault: Array) -> tuple[float, float]:
+    """Return what a fault does, as the share of random products that would do as much: everywhere, and at the most."""
+    exact, spread = (each.reshape(one.b.shape[0], -1) for each in (one.sums.high, one.sums.spread))
+    with np.errstate(all="ignore"):
+        off = np.square((fault.astype(float) - one.rounded(exact).astype(float)) / spread)
+        mean = np.square(exact / spread)
+        share = 2 * off / (1 + np.sqrt(1 + 4 * off * mean))
+        every = 2 * off.mean() / (1 + np.sqrt(1 + 4 * off.mean() * mean.mean()))
+    return float(every), float(np.nanmax(share, initial=0.0))
+
+
+def try_faults(most: int, seed: int) -> None:
+    """Plant faults and print which were found, by dtype and length, and which were not though they are visible."""
+    rng = np.random.default_rng(seed)
+    lengths = [n for n in (64, 2304, 25088, 200704) if n <= most]
+    columns = [(dtype, data, n) for dtype in KINDS for data in ("normal", "positive", "integers") for n in lengths]
+    table: dict[str, dict[tuple[str, str, int], str]] = defaultdict(dict)
+    missed = []
+    for column in columns:
+        dtype, data, n = column
+        one = trial(rng, data, dtype, n, 16, _images(n))
+        for name, fault in FAULTS.items():
+            if n > 3000 and "every product" in name:
+                continue
+            with np.errstate(all="ignore"):
+                result = fault(one)
+            exact = one.rounded(one.sums.high.reshape(result.shape))
+            if data == "integers" and np.array_equal(result, exact):
+                continue  # integers survive it
+            report = one.judge(result)
+            rules = [rule["rule"] for rule in report["rules"] if not rule["passed"]]
+            every, largest = _effect(one, result)
+            seen = report["detection"]
+            table[name][column] = rules[0][0].upper() if rules else "-"
+            if not rules and (every > seen["every_element"] or largest > seen["one_element"] * 3):
+                missed.append((name, *column, every, largest, seen))
+        for name, (value, swallow) in _SPECIAL.items():
+            a = one.a.copy()
+            a[0, 0] = value
+            spoilt = Trial(dtype, a.T.astype(KINDS[dtype]), one.diff_dst, one.images)
+            with np.errstate(all="ignore"):
+                report = spoilt.judge(_product(one, swallow(a), one.b))
+            table[name][column] = "-" if report["passed"] else "L"
+            if report["passed"]:
+                missed.append((name, *column, 1.0, 1.0, {}))
+    print("E, M, L, H: failed by rule 0 (exact), 1 (mean square), 2 (largest), 3 (hypotheses); -: passed")
+    for dtype in KINDS:
+        print(f"\n{dtype:34}" + "  ".join(f"{data:>{4 * len(lengths)}}" for data in ("normal", "positive", "integers")))
+        print(
+            f"{'':34}"
+            + "  ".join(
+                "".join(f"{n:>{4}}"[-4:] if n < 9999 else f"{n // 1000:>3}k" for n in lengths) for _ in range(3)
+            )
+        )
+        for name, row in table.items():
+            cells = ["".join(f"{row.get((dtype, data, n), ' '):>4}" for n in lengths)
+                     for data in ("normal", "positive", "integers")]  # fmt: skip
+            print(f"{name:34}" + "  ".join(cells))
+    print(f"\n{len(table)} kinds of faults; missed though visible by the limits that the report states: {len(missed)}")
+    for row in missed:
+        print(*row)
+
+
+def main() -> None:
+    """Run one of the two tables."""
+    parser = argparse.ArgumentParser(description="Try the verdict on honest and on wrong results.")
+    parser.add_argument("table", choices=["honest", "faults"])
+    parser.add_argument("--results", type=int, default=10000)
+    parser.add_argument("--most", type=int, default=1_000_000, help="longest sums")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.table == "honest":
+        try_honest(options.results, options.most, options.seed)
+    else:
+        try_faults(options.most, options.seed)
+
+
+if __name__ == "__main__":
+    main()
