@@ -130,12 +130,15 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         attributes: Mapping[str, Any] | None = None,
         *,
         output: str | None = None,
+        explain: bool = False,
         deadline: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Report:
         """Compare `result` with the float64 reference; see `Client.verify`."""
         name = output or core.output_of(op, await self.operations())
-        request = core.verification(op, {**inputs, name: result}, attributes, options=options(False, deadline))
+        request = core.verification(
+            op, {**inputs, name: result}, attributes, options=options(False, deadline, explain=explain)
+        )
         return Report(core.object_of(await self._response(request, deadline, on_progress)))
 
     async def run_graph(
@@ -162,6 +165,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         inputs: GraphInputs,
         results: GraphInputs,
         *,
+        explain: bool = False,
         deadline: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> dict[int, Report]:
@@ -172,7 +176,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         reports = {}
         for number, node in nodes.items():
             read = {name: given[tensor] for name, tensor in node["inputs"].items() if tensor in given}
-            more: Any = {"deadline": deadline, "on_progress": on_progress}
+            more: Any = {"explain": explain, "deadline": deadline, "on_progress": on_progress}
             reports[number] = await self.verify(node["op"], read, results[number], attributes_of(node), **more)
         return reports
 

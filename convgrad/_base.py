@@ -145,12 +145,16 @@ def _cause(error: OSError) -> str:
     return getattr(error, "reason", None) or error.strerror or str(error)
 
 
-def options(reference: bool, deadline: float | None, outputs: Sequence[str] | None = None) -> dict[str, Any]:
+def options(
+    reference: bool, deadline: float | None, outputs: Sequence[str] | None = None, *, explain: bool = False
+) -> dict[str, Any]:
     """Return the options of a call that differ from their defaults; an infinite deadline means none.
 
     Raises `InvalidParams` when `deadline` is not a positive number.
     """
     options: dict[str, Any] = {"reference": True} if reference else {}
+    if explain:
+        options["explain"] = True
     if outputs is not None:
         options["outputs"] = list(outputs)
     milliseconds = math.inf if deadline is None else deadline * 1000

@@ -166,17 +166,21 @@ class Client(Base, Operations[Array]):
         attributes: Mapping[str, Any] | None = None,
         *,
         output: str | None = None,
+        explain: bool = False,
         deadline: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Report:
         """Compare `result`, of your own kernel, with the float64 reference of `op`; see `Report`.
 
         Inputs and result have the same dtype, which may be float64. `output` names what the result is where the
-        operation has several outputs, such as `diff_bias`. `on_progress` gets `Progress` while the service computes.
+        operation has several outputs, such as `diff_bias`. `explain` tests every hypothesis about the errors, also
+        those of a result that passes. `on_progress` gets `Progress` while the service computes.
         Raises what the call would raise; a result that fails is not an error.
         """
         name = output or core.output_of(op, self.operations())
-        request = core.verification(op, {**inputs, name: result}, attributes, options=options(False, deadline))
+        request = core.verification(
+            op, {**inputs, name: result}, attributes, options=options(False, deadline, explain=explain)
+        )
         return Report(core.object_of(self._response(request, deadline, on_progress)))
 
     def run_graph(
@@ -208,6 +212,7 @@ class Client(Base, Operations[Array]):
         inputs: GraphInputs,
         results: GraphInputs,
         *,
+        explain: bool = False,
         deadline: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> dict[int, Report]:
@@ -222,7 +227,7 @@ class Client(Base, Operations[Array]):
         reports = {}
         for number, node in nodes.items():
             read = {name: given[tensor] for name, tensor in node["inputs"].items() if tensor in given}
-            more: Any = {"deadline": deadline, "on_progress": on_progress}
+            more: Any = {"explain": explain, "deadline": deadline, "on_progress": on_progress}
             reports[number] = self.verify(node["op"], read, results[number], attributes_of(node), **more)
         return reports
 

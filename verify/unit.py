@@ -90,7 +90,7 @@ def verification_macs(dtype: str, macs: int) -> int:
 
 def verification_scratch(problem: ConvProblem) -> int:
     """Return the bytes of scratch of a verification."""
-    return 8 * _arrays(problem) * prod(problem.output_shape)
+    return 8 * max(1, _arrays(problem) * prod(problem.output_shape))
 
 
 def _arrays(problem: ConvProblem) -> int:
@@ -119,7 +119,7 @@ class VerifyKernel:
         assert scratch is not None
         problem, (*given, result) = verification.problem, inputs
         shape = (_arrays(problem), *problem.output_shape)
-        exact, spread, *low = scratch.view(np.float64).reshape(shape)
+        exact, spread, *low = scratch.view(np.float64)[: prod(shape)].reshape(shape)
         stage, index = unit.part
         if stage == 0:
             return _write_sums(problem, index, given, [exact, spread, *low], stop)

@@ -167,11 +167,11 @@ def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> tu
     return tuple(found)
 
 
-def plan_verification_call(op: ResolvedOp, settings: Settings) -> Computation:
+def plan_verification_call(op: ResolvedOp, settings: Settings, *, explain: bool) -> Computation:
     """Plan the verification of a result, the last input of `op`; raises what `plan_call` raises."""
     problem = problem_of(op)
     _check("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
-    chosen = plan_verification(problem, workers=settings.worker_count)
+    chosen = plan_verification(problem, workers=settings.worker_count, explain=explain)
     needed = call_bytes(op) + chosen.scratch_bytes
     _check("scratch", needed, settings.memory_budget, "bytes of tensors and scratch", op, _largest)
     return Computation(op.output, chosen, (*_inputs_of(op, op.output), op.inputs[-1].name))

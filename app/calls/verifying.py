@@ -56,7 +56,7 @@ def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> Non
 
 def verify_plan(checked: Checked, settings: Settings) -> Prepared:
     """Plan the verification of a checked call; raises `TooLarge` for its scratch memory or units."""
-    computation: Computation = plan_verification_call(checked.op, settings)
+    computation: Computation = plan_verification_call(checked.op, settings, explain=checked.options.explain)
     return Prepared(checked.op, (computation,), checked.options, checked.deadline)
 
 

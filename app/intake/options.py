@@ -1,4 +1,4 @@
-"""The `options` of a call: outputs, encoding of the reply, kernel, deadline."""
+"""The `options` of a call: outputs, encoding of the reply, kernel, deadline, and how a result is verified."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Options:
     deadline_ms: int | None = None
     reference: bool = False
     outputs: tuple[str, ...] = ()
+    explain: bool = False
 
 
 def parse_options(given: object) -> Options:
@@ -67,6 +68,10 @@ def _check_reference(value: object) -> str | None:
     return None if isinstance(value, bool) else "reference must be true or false"
 
 
+def _check_explain(value: object) -> str | None:
+    return None if isinstance(value, bool) else "explain must be true or false"
+
+
 def _check_outputs(value: object) -> str | None:
     names = isinstance(value, list) and all(isinstance(name, str) for name in value)
     if names and 1 <= len(value) <= _MOST_OUTPUTS:  # type: ignore[arg-type] # a list
@@ -79,6 +84,7 @@ _CHECKS = {
     "deadline_ms": _check_deadline,
     "reference": _check_reference,
     "outputs": _check_outputs,
+    "explain": _check_explain,
 }
 
 
