@@ -59,7 +59,7 @@ class Report:
         lines += [f"  cause: {cause['text']}" for cause in data["causes"]]
         if data["where"]:
             lines.append(f"  where: {data['where']['text']}")
-        if not self.passed and data["product_bits"] is not None and data["product_bits"] > 0:
+        if _narrow(data):
             lines.append(f"  the errors are those of products of numbers with {data['product_bits']:.1f} bits")
         lines.append(f"  {_detection(data)}")
         onednn = data["verdicts"]["onednn"]
@@ -171,13 +171,23 @@ def _allowed(share: float | str) -> str:
 
 def _detection(data: Mapping[str, Any]) -> str:
     """Return how much the verdict could see."""
-    every, one = data["detection"]["every_element"], data["detection"]["one_element"]
-    if one == 0:
-        return "every wrong bit would have been found"
-    return (
-        f"found would have been: {100 * every:.2g} % of the products missing in every element,"
-        f" or {100 * one:.2g} % in a single one"
+    seen = data["detection"]
+    if seen["one_element"] == 0:
+        return "detection limit: none, one wrong bit would have been found"
+    every, one = (
+        f"one missing product of {seen['products']}"
+        if share * seen["products"] < 1
+        else f"{100 * share:.2g} % of the products missing"
+        for share in (seen["every_element"], seen["one_element"])
     )
+    places = f"{every}, in every element or in one" if every == one else f"{every} in every element, or {one} in one"
+    return f"detection limit: {places}"
+
+
+def _narrow(data: Mapping[str, Any]) -> bool:
+    """Whether most elements are wrong, as if their products had fewer bits."""
+    bits, where = data["product_bits"], data["where"]
+    return bits is not None and bits > 0 and where is not None and 2 * where["wrong"] > where["elements"]
 
 
 def _range(row: Mapping[str, Any]) -> str:

@@ -144,10 +144,11 @@ class Wrong(_Reply):
 
 
 class Detection(_Reply):
-    """How much the test could see: the share of the products that may be missing unseen."""
+    """How much the test could see: the share of the products of a sum, of so many, that may be missing unseen."""
 
     every_element: float
     one_element: float
+    products: int
 
 
 class VerifyReply(_Reply):

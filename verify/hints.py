@@ -15,7 +15,7 @@ from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import widen
 from verify.parts import Part, evaluate, part_of
-from verify.rules import Compared
+from verify.rules import Compared, Shares
 
 __all__ = ["hints"]
 
@@ -44,12 +44,16 @@ _IMAGES = 64
 _UNEXPLAINED = 0.02
 """Share of the squared errors that a right guess may leave."""
 
+_UNEXPLAINED_FEW = 1e-6
+"""The same where a few errors are explained, which a wrong guess may hit by chance."""
+
 
 @np.errstate(over="ignore", invalid="ignore")
-def hints(compared: Compared, around: tuple[int, ...], stop: Stop) -> list[str] | None:
+def hints(compared: Compared, share: Shares, around: tuple[int, ...], stop: Stop) -> list[str] | None:
     """Return what the wrong result equals, in sentences; mostly none. None when `stop` said so.
 
-    Where several guesses explain the result, all are named. `around` is the index of a wrong element.
+    Where several guesses explain the result, all are named. `share` are the errors as shares of what is allowed, and
+    `around` is the index of a wrong element.
     """
     problem, exact = compared.problem, compared.exact
     if exact.size < _LEAST:
@@ -70,7 +74,8 @@ def hints(compared: Compared, around: tuple[int, ...], stop: Stop) -> list[str] 
     contributed = _contributions(part, stop)
     if contributed is None:
         return None
-    return found + _left_out(got - right, contributed)
+    wrong = share[part.place] > 1
+    return found + _left_out(got - right, wrong if wrong.any() else np.ones_like(wrong), contributed)
 
 
 def _explains(got: Array, right: Array, guess: Array) -> bool:
@@ -79,15 +84,14 @@ def _explains(got: Array, right: Array, guess: Array) -> bool:
     return bool(after <= _UNEXPLAINED * before and np.count_nonzero(guess != right) >= _LEAST)
 
 
-def _left_out(error: Array, contributed: Sequence[tuple[str, Array]]) -> list[str]:
-    """Return which contribution to the sums is missing, or counted twice."""
-    found = []
+def _left_out(error: Array, wrong: npt.NDArray[np.bool_], contributed: Sequence[tuple[str, Array]]) -> list[str]:
+    """Return which contribution to the sums of the wrong elements is missing, or counted twice."""
+    found, few = [], int(wrong.sum()) < _LEAST
+    limit = (_UNEXPLAINED_FEW if few else _UNEXPLAINED) * float(np.square(error[wrong]).sum())
     for name, values in contributed:
-        if np.count_nonzero(values) < _LEAST // 2:
-            continue
         for sign, words in ((1, "left out"), (-1, "counted twice")):
-            if float(np.square(error + sign * values).sum()) <= _UNEXPLAINED * float(np.square(error).sum()):
-                found.append(f"{name} is {words}")
+            if np.any(values[wrong]) and float(np.square(error + sign * values)[wrong].sum()) <= limit:
+                found.append(f"{name} is {words}" + (" in the wrong elements" if not wrong.all() else ""))
     return found
 
 

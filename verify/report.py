@@ -59,7 +59,7 @@ def write_report(compared: Compared, stop: Stop) -> bytes | None:
     described = None if wrong is None else where(problem, wrong, compared.result, compared.exact)
     guesses: list[str] | None = []
     if failed and not (found and not tally.failed and not tally.exact_failed):
-        guesses = hints(compared, tuple(worst["index"]) if worst else around, stop)
+        guesses = hints(compared, share, tuple(worst["index"]) if worst else around, stop)
     if guesses is None or stop():
         return None
     rules = _rules(problem, tally, found or [])
@@ -73,7 +73,11 @@ def write_report(compared: Compared, stop: Stop) -> bytes | None:
         "passed": not failed,
         "causes": [cause.as_data() for cause in found or []],
         "product_bits": tally.bits,
-        "detection": {"every_element": tally.visible_everywhere, "one_element": tally.visible_in_one},
+        "detection": {
+            "every_element": tally.visible_everywhere,
+            "one_element": tally.visible_in_one,
+            "products": int(compared.terms.max(initial=0)),
+        },
         "where": None if described is None else {"text": described.text, **described.data},
         "maps": _maps(problem, share),
         "worst": worst,

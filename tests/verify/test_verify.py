@@ -299,7 +299,7 @@ def test_hints_stop() -> None:
     inputs = list(LAYER.floats().values())
     compared = Compared(problem_of(LAYER), inputs, result, exact, None, np.ones_like(exact))
     answers = iter([False, False, True])
-    assert hints(compared, (0, 0, 0, 0), lambda: next(answers, True)) is None
+    assert hints(compared, np.ones(exact.shape, np.float32), (0, 0, 0, 0), lambda: next(answers, True)) is None
 
 
 def test_the_report_is_bounded_and_stops() -> None:
