@@ -423,10 +423,13 @@ _SPECIAL: dict[str, tuple[float, Callable[[Array], Array]]] = {
 
 
 def _effect(one: Trial, fault: Array) -> tuple[float, float]:
-    """Return what a fault does, as the share of random products that would do as much: everywhere, and at the most."""
+    """Return what a fault does, as the share of random products that would do as much: everywhere, and at the most.
+
+    The limits are those of typical elements: some have limits that are a few times as large.
+    """
     exact, spread = (each.reshape(one.b.shape[0], -1) for each in (one.sums.high, one.sums.spread))
     with np.errstate(all="ignore"):
-        off = np.square((fault.astype(float) - one.rounded(exact).astype(float)) / spread)
+        off = np.square((fault.astype(float) - exact) / spread)
         mean = np.square(exact / spread)
         share = 2 * off / (1 + np.sqrt(1 + 4 * off * mean))
         every = 2 * off.mean() / (1 + np.sqrt(1 + 4 * off.mean() * mean.mean()))
@@ -457,7 +460,7 @@ def try_faults(most: int, seed: int) -> None:
             every, largest = _effect(one, result)
             seen = report["detection"]
             table[name][column] = rules[0][0].upper() if rules else "-"
-            if not rules and (every > 2 * seen["every_element"] or largest > 2 * seen["one_element"]):
+            if not rules and (every > 2 * seen["every_element"] or largest > 4 * seen["one_element"]):
                 missed.append((name, *column, every, largest, seen))
         for name, (value, swallow) in _SPECIAL.items():
             a = one.a.copy()

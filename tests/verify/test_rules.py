@@ -161,6 +161,9 @@ def test_group_offsets_and_images() -> None:
     inputs = LAYER.floats()
     without = replace(LAYER, n=2).expected({name: tensor[:2] for name, tensor in inputs.items()})
     hinted(LAYER, inputs, without, "image 2 of 3 is left out")
+    result = LAYER.expected(inputs)
+    result[5, 3, 2, 1] = without[5, 3, 2, 1]
+    hinted(LAYER, inputs, result, "image 2 of 3 is left out in the wrong elements")
 
 
 def test_padding_that_was_not_masked() -> None:
