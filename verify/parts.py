@@ -13,7 +13,7 @@ from kernels.plan import Stop, Storage, box
 from kernels.problem import ConvProblem
 from kernels.reference import REFERENCE, Change
 
-__all__ = ["Part", "evaluate", "part_of"]
+__all__ = ["Part", "evaluate", "origin", "part_of"]
 
 Array = npt.NDArray[np.float64]
 Index = tuple[int, ...]
@@ -26,6 +26,12 @@ class Part:
     problem: ConvProblem
     inputs: tuple[Storage, ...]
     place: tuple[slice, ...]
+    input_places: tuple[tuple[slice, ...], ...]
+
+
+def origin(place: tuple[slice, ...]) -> list[int]:
+    """Return the index of the first element of a place."""
+    return [part.start or 0 for part in place]
 
 
 def evaluate(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, change: Change | None = None) -> Array | None:
@@ -41,8 +47,13 @@ def evaluate(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, change
     return result
 
 
-def part_of(problem: ConvProblem, inputs: Sequence[Storage], around: Index, elements: int) -> Part:
-    """Return a part of about so many elements or more, one of them at the index `around` of the result."""
+def part_of(
+    problem: ConvProblem, inputs: Sequence[Storage], around: Index, elements: int, *, one_dst: bool = False
+) -> Part:
+    """Return a part of about so many elements or more, one of them at the index `around` of the result.
+
+    With `one_dst` it is one dst channel, for all src channels of its group.
+    """
     if problem.op in ("BiasAdd", "BiasAddBackward"):
         return _of_bias(problem, inputs, around, elements)
     src, dst, groups = (
@@ -58,7 +69,9 @@ def part_of(problem: ConvProblem, inputs: Sequence[Storage], around: Index, elem
         many_dst = min(dst, max(ceil(sqrt(pairs)), ceil(pairs / src)))
         many_src = min(src, ceil(pairs / many_dst))
     of_group = dst if forward else src * dst
-    many_groups = min(groups, max(1, pairs // of_group)) if pairs >= of_group else 1
+    if one_dst:
+        many_dst, many_src = 1, src
+    many_groups = min(groups, max(1, pairs // of_group)) if pairs >= of_group and not one_dst else 1
     group, i, o = _channels_at(problem, around, src, dst)
     group = min(group, groups - many_groups)
     if many_groups > 1:
@@ -79,9 +92,9 @@ def part_of(problem: ConvProblem, inputs: Sequence[Storage], around: Index, elem
          for each in ((slice(None),) * problem.rank if letter == "X" else (letters[letter],))]
     )  # fmt: skip
     src_place, dst_place = _data(problem, images, of_src), _data(problem, images, of_dst)
-    places = [src_place, weights if forward else dst_place, (of_dst,)]
+    places: list[tuple[slice, ...]] = [src_place, weights if forward else dst_place, (of_dst,)]
     cut = tuple(np.ascontiguousarray(tensor[at]) for tensor, at in zip(inputs, places, strict=False))
-    return Part(smaller, cut, dst_place if forward else weights)
+    return Part(smaller, cut, dst_place if forward else weights, tuple(places[: len(cut)]))
 
 
 def _of_bias(problem: ConvProblem, inputs: Sequence[Storage], around: Index, elements: int) -> Part:
@@ -93,8 +106,9 @@ def _of_bias(problem: ConvProblem, inputs: Sequence[Storage], around: Index, ele
     channels = slice(low, low + many)
     smaller = replace(problem, n=images.stop - images.start, src_channels=many, dst_channels=many, groups=many)
     data = _data(problem, images, channels)
-    cut = tuple(np.ascontiguousarray(tensor[at]) for tensor, at in zip(inputs, (data, (channels,)), strict=False))
-    return Part(smaller, cut, data if forward else (channels,))
+    places = (data, (channels,))[: len(inputs)]
+    cut = tuple(np.ascontiguousarray(tensor[at]) for tensor, at in zip(inputs, places, strict=True))
+    return Part(smaller, cut, data if forward else (channels,), places)
 
 
 def _channels_at(problem: ConvProblem, index: Index, src: int, dst: int) -> tuple[int, int, int]:

@@ -26,7 +26,7 @@ from verify.rules import Block, Compared, Shares, Tally, judge
 from verify.terms import worst_terms
 from verify.where import where
 
-__all__ = ["write_report"]
+__all__ = ["as_json", "report_on", "write_report"]
 
 Array = npt.NDArray[np.float64]
 
@@ -40,6 +40,19 @@ _EDGES = [0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025, 2049, 4097, 65537]
 
 def write_report(compared: Compared, stop: Stop) -> bytes | None:
     """Judge a result and return the report as JSON; None when `stop` said so."""
+    report = report_on(compared, stop)
+    return None if report is None else as_json(report)
+
+
+def as_json(report: dict[str, Any]) -> bytes:
+    """Return a report as JSON, in which Inf and NaN are their names."""
+    return json.dumps(_plain(report), allow_nan=False, separators=(",", ":")).encode()
+
+
+def report_on(
+    compared: Compared, stop: Stop, *, whole: Sequence[int] | None = None, first: Sequence[int] | None = None
+) -> dict[str, Any] | None:
+    """Judge a result, or a part of a `whole` one that begins at `first`; None when `stop` said so."""
     problem, size = compared.problem, prod(compared.problem.output_shape)
     totals, share = _Totals(problem.dtype), np.zeros(problem.output_shape, np.float32)
     judged = judge(compared, share, totals.add, stop)
@@ -56,14 +69,16 @@ def write_report(compared: Compared, stop: Stop) -> bytes | None:
     failed = failed or bool(found)
     worst = _worst(compared, share)
     wrong = _wrong(share, tally) if failed else None
-    described = None if wrong is None else where(problem, wrong, compared.result, compared.exact)
+    described = (
+        None if wrong is None else where(problem, wrong, compared.result, compared.exact, whole=whole, first=first)
+    )
     guesses: list[str] | None = []
     if failed and not (found and not tally.failed and not tally.exact_failed):
         guesses = hints(compared, share, tuple(worst["index"]) if worst else around, stop)
     if guesses is None or stop():
         return None
     rules = _rules(problem, tally, found or [])
-    report = {
+    return {
         "dtype": problem.dtype,
         "shape": list(problem.output_shape),
         "elements": size,
@@ -83,7 +98,6 @@ def write_report(compared: Compared, stop: Stop) -> bytes | None:
         "worst": worst,
         "hints": guesses,
     }
-    return json.dumps(_plain(report), allow_nan=False, separators=(",", ":")).encode()
 
 
 def _wrong(share: Shares, tally: Tally) -> npt.NDArray[np.bool_]:

@@ -29,6 +29,7 @@ __all__ = [
     "read_report",
     "verification_macs",
     "verification_scratch",
+    "write_output",
 ]
 
 REPORT_BYTES = 1 << 20
@@ -127,10 +128,15 @@ class VerifyKernel:
         text = write_report(compared, stop)
         if text is None:
             return False
-        data = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
-        assert data.size <= output.size
-        output[: data.size] = data
+        write_output(text, output)
         return True
+
+
+def write_output(text: bytes, output: Storage) -> None:
+    """Write a report, which `read_report` reads, to the output of a verification."""
+    data = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
+    assert data.size <= output.size
+    output[: data.size] = data
 
 
 def _write_sums(

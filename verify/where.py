@@ -56,17 +56,24 @@ def axis_names(problem: ConvProblem) -> list[str]:
     return [name for letter in problem.weights_format for name in names[letter]]
 
 
-def where(problem: ConvProblem, wrong: npt.NDArray[np.bool_], result: Storage, exact: Array) -> Where | None:
-    """Describe the wrong elements; None if there are none. All arrays have the shape of the result."""
+def where(
+    problem: ConvProblem, wrong: npt.NDArray[np.bool_], result: Storage, exact: Array, *,
+    whole: Sequence[int] | None = None, first: Sequence[int] | None = None,
+) -> Where | None:  # fmt: skip
+    """Describe the wrong elements; None if there are none.
+
+    All arrays have one shape, that of the result, or of a part of the `whole` one, whose index `first` it begins at.
+    """
     count = int(wrong.sum())
     if count == 0:
         return None
     axes = []
     for axis, name in enumerate(axis_names(problem)):
         others = tuple(other for other in range(wrong.ndim) if other != axis)
-        places = np.flatnonzero(wrong.any(others))
-        if len(places) < wrong.shape[axis]:
-            axes.append({"axis": name, "size": wrong.shape[axis], **_set(places, wrong.shape[axis])})
+        places = np.flatnonzero(wrong.any(others)) + (0 if first is None else first[axis])
+        size = wrong.shape[axis] if whole is None else whole[axis]
+        if len(places) < size:
+            axes.append({"axis": name, "size": size, **_set(places, size)})
     held = {entry["axis"]: entry["count"] for entry in axes}
     names = axis_names(problem)
     volume = prod(held.get(name, size) for name, size in zip(names, wrong.shape, strict=True))
