@@ -131,13 +131,14 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         *,
         output: str | None = None,
         explain: bool = False,
+        fast: bool | None = None,
         deadline: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Report:
         """Compare `result` with the float64 reference; see `Client.verify`."""
         name = output or core.output_of(op, await self.operations())
         request = core.verification(
-            op, {**inputs, name: result}, attributes, options=options(False, deadline, explain=explain)
+            op, {**inputs, name: result}, attributes, options=options(False, deadline, explain=explain, fast=fast)
         )
         return Report(core.object_of(await self._response(request, deadline, on_progress)))
 
@@ -166,6 +167,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         results: GraphInputs,
         *,
         explain: bool = False,
+        fast: bool | None = None,
         deadline: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> dict[int, Report]:
@@ -176,7 +178,7 @@ class AsyncClient(Base, Operations[Coroutine[Any, Any, Array]]):
         reports = {}
         for number, node in nodes.items():
             read = {name: given[tensor] for name, tensor in node["inputs"].items() if tensor in given}
-            more: Any = {"explain": explain, "deadline": deadline, "on_progress": on_progress}
+            more: Any = {"explain": explain, "fast": fast, "deadline": deadline, "on_progress": on_progress}
             reports[number] = await self.verify(node["op"], read, results[number], attributes_of(node), **more)
         return reports
 

@@ -146,7 +146,12 @@ def _cause(error: OSError) -> str:
 
 
 def options(
-    reference: bool, deadline: float | None, outputs: Sequence[str] | None = None, *, explain: bool = False
+    reference: bool,
+    deadline: float | None,
+    outputs: Sequence[str] | None = None,
+    *,
+    explain: bool = False,
+    fast: bool | None = None,
 ) -> dict[str, Any]:
     """Return the options of a call that differ from their defaults; an infinite deadline means none.
 
@@ -155,6 +160,8 @@ def options(
     options: dict[str, Any] = {"reference": True} if reference else {}
     if explain:
         options["explain"] = True
+    if fast is not None:
+        options["fast"] = fast
     if outputs is not None:
         options["outputs"] = list(outputs)
     milliseconds = math.inf if deadline is None else deadline * 1000

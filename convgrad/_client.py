@@ -167,6 +167,7 @@ class Client(Base, Operations[Array]):
         *,
         output: str | None = None,
         explain: bool = False,
+        fast: bool | None = None,
         deadline: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Report:
@@ -174,12 +175,13 @@ class Client(Base, Operations[Array]):
 
         Inputs and result have the same dtype, which may be float64. `output` names what the result is where the
         operation has several outputs, such as `diff_bias`. `explain` tests every hypothesis about the errors, also
-        those of a result that passes. `on_progress` gets `Progress` while the service computes.
+        those of a result that passes. `fast` verifies by random projections, by default only where the
+        reference is beyond the service's limit of work. `on_progress` gets `Progress` while the service computes.
         Raises what the call would raise; a result that fails is not an error.
         """
         name = output or core.output_of(op, self.operations())
         request = core.verification(
-            op, {**inputs, name: result}, attributes, options=options(False, deadline, explain=explain)
+            op, {**inputs, name: result}, attributes, options=options(False, deadline, explain=explain, fast=fast)
         )
         return Report(core.object_of(self._response(request, deadline, on_progress)))
 
@@ -213,6 +215,7 @@ class Client(Base, Operations[Array]):
         results: GraphInputs,
         *,
         explain: bool = False,
+        fast: bool | None = None,
         deadline: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> dict[int, Report]:
@@ -227,7 +230,7 @@ class Client(Base, Operations[Array]):
         reports = {}
         for number, node in nodes.items():
             read = {name: given[tensor] for name, tensor in node["inputs"].items() if tensor in given}
-            more: Any = {"explain": explain, "deadline": deadline, "on_progress": on_progress}
+            more: Any = {"explain": explain, "fast": fast, "deadline": deadline, "on_progress": on_progress}
             reports[number] = self.verify(node["op"], read, results[number], attributes_of(node), **more)
         return reports
 

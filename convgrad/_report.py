@@ -47,7 +47,7 @@ class Report:
         shape = list(data["shape"])
         lines = [
             f"{data['output']} of {data['op']}, {data['dtype']} {shape}: {'passed' if self.passed else 'FAILED'}",
-            f"  {data['unequal']} of {data['elements']} elements differ from the rounded float64 reference"
+            f"  {data['unequal']} of {_compared(data)} elements differ from the rounded float64 reference"
             + (f", {data['not_finite']} of them in being Inf or NaN" if data["not_finite"] else ""),
             (
                 f"  error: max {_short(data['max_error'])}, mean {_short(data['mean_error'])}, "
@@ -55,6 +55,7 @@ class Report:
             ),
             "  in ULP: " + ", ".join(f"{_range(row)}: {row['count']}" for row in data["ulp"]),
         ]
+        lines += _projections(data)
         lines += [f"  {_rule(rule)}" for rule in data["rules"] if rule["elements"] or not rule["passed"]]
         lines += [f"  cause: {cause['text']}" for cause in data["causes"]]
         if data["where"]:
@@ -134,8 +135,8 @@ def junit(reports: Mapping[str, Report]) -> str:
         if report.passed:
             ET.SubElement(case, "system-out").text = report.text()
         else:
-            broken = next(rule for rule in report.data["rules"] if not rule["passed"])
-            failure = ET.SubElement(case, "failure", message=_rule(broken))
+            broken = [_rule(rule) for rule in report.data["rules"] if not rule["passed"]]
+            failure = ET.SubElement(case, "failure", message=[*broken, *_projections(report.data)][0].strip())
             failure.text = report.text()
     text: str = ET.tostring(suite, encoding="unicode", xml_declaration=True)
     return text
@@ -148,6 +149,11 @@ def _plane(entry: Mapping[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
     values = np.array(entry["values"], np.float64)  # "inf" and "nan" are numbers to NumPy, too
     values = np.where(np.isnan(values), np.inf, values)
     return values.reshape(-1, values.shape[-1] if values.ndim > 1 else values.size)
+
+
+def _compared(data: Mapping[str, Any]) -> int:
+    """Return how many elements were compared one by one."""
+    return int((data.get("projections") or {}).get("checked", data)["elements"])
 
 
 def _rule(rule: Mapping[str, Any]) -> str:
@@ -182,6 +188,26 @@ def _detection(data: Mapping[str, Any]) -> str:
     )
     places = f"{every}, in every element or in one" if every == one else f"{every} in every element, or {one} in one"
     return f"detection limit: {places}"
+
+
+def _projections(data: Mapping[str, Any]) -> list[str]:
+    """Return what a fast verification found, before what it says of the part that was checked in full."""
+    found = data.get("projections")
+    if not found:
+        return []
+    word, mean, largest = "passed" if found["passed"] else "FAILED", found["mean_square"], found["largest"]
+    if found["exact"] is None:
+        measured = (
+            f"mean square {_short(mean['measured'])}, at most {_short(mean['limit'])}; "
+            f"largest {_short(largest['measured'])}, at most 1"
+        )
+    else:
+        measured = "all exact" if found["exact"] else "sums that are exact have wrong bits"
+    checked = found["checked"]
+    return [
+        f"  {word}, {found['count']} random projections of the whole result: {measured}",
+        f"  in full: {checked['elements']} elements from {checked['first']} on, which all that follows is about",
+    ]
 
 
 def _narrow(data: Mapping[str, Any]) -> bool:

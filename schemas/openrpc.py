@@ -149,7 +149,7 @@ def _service_methods() -> list[dict[str, Any]]:
                     _param(
                         "options",
                         _ref(CallOptions),
-                        "deadline_ms and explain; the others have no effect.",
+                        "deadline_ms, explain and fast; the others have no effect.",
                         required=False,
                     ),
                 ],

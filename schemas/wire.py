@@ -56,6 +56,9 @@ class CallOptions(BaseModel):
     explain: bool | None = Field(
         default=False, description="In verifications: test every hypothesis, also about a result that passes."
     )
+    fast: bool | None = Field(
+        default=None, description="In verifications: random projections; by default only beyond the work limit."
+    )
 
 
 class Stats(_Reply):
@@ -151,6 +154,21 @@ class Detection(_Reply):
     products: int
 
 
+class Projections(_Reply):
+    """What a fast verification found: how many random projections, their errors, and which part was checked in full.
+
+    `exact` is whether all projections are exact, null where sums are not. All else of the report is about `checked`.
+    """
+
+    count: int
+    passed: bool
+    exact: bool | None
+    mean_square: dict[str, float | str]
+    largest: dict[str, float | str]
+    detection: dict[str, float]
+    checked: dict[str, Any]
+
+
 class VerifyReply(_Reply):
     """The report of `ops.verify`: a result compared with the float64 reference."""
 
@@ -170,6 +188,7 @@ class VerifyReply(_Reply):
     product_bits: float | None
     detection: Detection
     where: Wrong | None
+    projections: Projections | None = None
     maps: dict[str, Any]
     worst: dict[str, Any] | None
     hints: list[str]

@@ -26,6 +26,7 @@ class Options:
     reference: bool = False
     outputs: tuple[str, ...] = ()
     explain: bool = False
+    fast: bool | None = None
 
 
 def parse_options(given: object) -> Options:
@@ -72,6 +73,10 @@ def _check_explain(value: object) -> str | None:
     return None if isinstance(value, bool) else "explain must be true or false"
 
 
+def _check_fast(value: object) -> str | None:
+    return None if isinstance(value, bool) else "fast must be true or false"
+
+
 def _check_outputs(value: object) -> str | None:
     names = isinstance(value, list) and all(isinstance(name, str) for name in value)
     if names and 1 <= len(value) <= _MOST_OUTPUTS:  # type: ignore[arg-type] # a list
@@ -85,6 +90,7 @@ _CHECKS = {
     "reference": _check_reference,
     "outputs": _check_outputs,
     "explain": _check_explain,
+    "fast": _check_fast,
 }
 
 

@@ -320,3 +320,40 @@ def test_one_wrong_bit_of_integers_is_an_exit_status(
     printed = capsys.readouterr().out
     assert "FAILED, exact: 1 of 432 elements whose sums are exact have wrong bits" in printed
     assert "the one wrong element has dst channel = 1, src channel = 2, tap y = 0 and tap x = 1" in printed
+
+
+def test_fast_verification(client: convgrad.Client, http: httpx.Client) -> None:
+    """With `fast` projections judge the result, and one dst channel is checked in full, the one that is wrong."""
+    case = replace(LAYER, n=4, src_channels=48, dst_channels=64)
+    inputs = case.floats()
+    result = case.expected(inputs)
+    report = client.verify(case.op, inputs, result, case.attributes(), fast=True)
+    assert report.passed
+    assert report.data["projections"]["count"] == 16
+    VerifyReply.model_validate(report.data)
+    result[40, 3] *= np.float32(1.01)
+    report = client.verify(case.op, inputs, result, case.attributes(), fast=True)
+    assert not report.passed
+    assert "FAILED, 16 random projections of the whole result" in report.text()
+    assert report.data["where"]["text"].startswith("all 9 wrong elements have dst channel = 40 and src channel = 3")
+    assert client.verify(case.op, inputs, result, case.attributes(), fast=False).data.get("projections") is None
+    body = document(LAYER, {**LAYER.inputs(), "diff_weights": LAYER.expected(LAYER.inputs())})
+    wrong = http.post(f"/v1/ops/{LAYER.op}/verify", json={**body, "options": {"fast": 1}})
+    assert wrong.json()["errors"][0]["loc"] == ["options", "fast"]
+
+
+def test_fast_verification_beyond_the_limit_of_work() -> None:
+    """A layer whose reference would take too long is verified by projections, unless that is refused."""
+    case = replace(LAYER, n=4, src_channels=48, dst_channels=64)
+    inputs = case.inputs()
+    result = case.expected(inputs)
+    with (
+        running_service("--workers", "1", CONVGRAD_WORK_LIMIT=str(case.macs)) as service,
+        convgrad.Client(service.url) as client,
+    ):
+        assert client.validate(case.op, inputs, case.attributes())["plan"]["verify"]["fast"] is True
+        report = client.verify(case.op, inputs, result, case.attributes())
+        assert report.passed
+        assert report.data["projections"]["exact"] is not False
+        with pytest.raises(convgrad.TooLarge, match="multiply-adds"):
+            client.verify(case.op, inputs, result, case.attributes(), fast=False)
