@@ -62,6 +62,10 @@ class Report:
             lines.append(f"  where: {data['where']['text']}")
         if _narrow(data):
             lines.append(f"  the errors are those of products of numbers with {data['product_bits']:.1f} bits")
+        if data["difficulty"] > 1:
+            lines.append(
+                f"  naive sums of these data err {_short(data['difficulty'])} times as much as in a random order"
+            )
         lines.append(f"  {_detection(data)}")
         onednn = data["verdicts"]["onednn"]
         word = "passed" if onednn["passed"] else f"failed by {onednn['failed']} elements"

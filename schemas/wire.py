@@ -186,6 +186,7 @@ class VerifyReply(_Reply):
     verdicts: dict[str, Verdict]
     causes: list[Cause]
     product_bits: float | None
+    difficulty: float
     detection: Detection
     where: Wrong | None
     projections: Projections | None = None

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
+from verify.blocks import blocks
 from verify.model import DIGITS, Model, ulp
 from verify.parts import Part, evaluate, part_of
 from verify.rules import Compared
@@ -205,8 +206,11 @@ def _roundings(problem: ConvProblem, inputs: Sequence[Storage]) -> Iterator[tupl
 
 
 def _has_subnormals(tensor: Storage, dtype: str, least: float) -> bool:
-    magnitudes = np.abs(widen(tensor, dtype))
-    return bool(((magnitudes > 0) & (magnitudes < least)).any())
+    for part in blocks(tensor.shape):
+        magnitudes = np.abs(widen(tensor[part], dtype))
+        if ((magnitudes > 0) & (magnitudes < least)).any():
+            return True
+    return False
 
 
 def _rounded(values: Array, digits: int) -> Array:

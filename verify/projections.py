@@ -169,8 +169,8 @@ class Projection:
                 rows[count + 1] += np.square(ulp(got, one.dtype)).sum(0)
         return True
 
-    def judge(self, inputs: Sequence[Storage], slots: Array, stop: Stop) -> Projected | None:
-        """Judge the projected errors; None when `stop` said so."""
+    def judge(self, inputs: Sequence[Storage], slots: Array, stop: Stop, difficulty: float = 1.0) -> Projected | None:
+        """Judge the projected errors, of data that are harder to sum than a random order; None when `stop` said so."""
         one, count, places = self.original, self.count, prod(self.positions)
         total, facts = slots[:, :-3].sum(0), slots[:, -3:].max(0)
         if one.forward:
@@ -199,7 +199,9 @@ class Projection:
         largest = float(terms.max(initial=0.0)) * facts[0] * facts[1]
         exactly = facts[2] == 0 and largest < EXACT * 2.0 ** DIGITS[one.dtype] and largest * many < 2.0**53
         errors = got - exact[:count]
-        return Projected.of(one, errors, exact[count], squares, steps / 12, terms, many, exactly=bool(exactly))
+        return Projected.of(
+            one, errors, exact[count], squares, steps / 12, terms, many, difficulty, exactly=bool(exactly)
+        )
 
     def _projected_weights(self, weights: Storage) -> Array:
         """Return the weights projected over dst channels, and the sums of their squares, as OIX of the problem."""
@@ -287,6 +289,7 @@ class Projected:
         once: Array,
         terms: Array,
         many: int,
+        difficulty: float,
         *,
         exactly: bool,
     ) -> Projected:
@@ -301,7 +304,7 @@ class Projected:
             likely = np.maximum(results, coherence * squares)
             walk = terms * (likely / 3 + max(1.0, coherence) * squares / 6)
             model = Model.of(problem, coherence)
-            summing = 0.18 * model.unit**2 * (walk + squares) + terms / 12 * many * 2.0**-298
+            summing = 0.18 * (model.unit * difficulty) ** 2 * (walk + squares) + terms / 12 * many * 2.0**-298
             expected = once + summing + 2.0**-1000
             slack = accumulation_slack(count * places)
             allowed = np.maximum(slack, 4.0) * (summing + _ROUNDING / 4 * once)

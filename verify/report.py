@@ -88,6 +88,7 @@ def report_on(
         "passed": not failed,
         "causes": [cause.as_data() for cause in found or []],
         "product_bits": tally.bits,
+        "difficulty": tally.witnessed,
         "detection": {
             "every_element": tally.visible_everywhere,
             "one_element": tally.visible_in_one,

@@ -92,6 +92,17 @@ def test_faults_are_found(op: str, groups: int) -> None:
     assert not verify(case, inputs, tail)["passed"]
 
 
+def test_a_sum_of_equal_numbers_is_excused() -> None:
+    """Naive sums of the same number again and again pass here too; one per cent less does not."""
+    case = replace(LAYER, n=1, src_spatial=(200, 200), dst_spatial=(200, 200), kernel=(1, 1), pads_begin=(0, 0),
+                   pads_end=(0, 0))  # fmt: skip
+    inputs = {name: np.full(shape, 0.1, np.float32) for name, shape in case.input_shapes.items()}
+    total = np.add.accumulate(np.full(200 * 200, np.float32(0.1) * np.float32(0.1)), dtype=np.float32)[-1]
+    result = np.full(case.output_shape, total)
+    assert verify(case, inputs, result)["passed"]
+    assert not verify(case, inputs, result * np.float32(0.99))["passed"]
+
+
 def test_what_it_costs() -> None:
     """A layer of 256 channels takes a small part of the reference's multiply-adds; small ones are not projected."""
     case = replace(LAYER, n=8, src_channels=256, dst_channels=256)
