@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.verdict_sums import DATA, KINDS, Array, Trial, compiled, empty, honest, trial
+from verify.model import ulp
 
 LENGTHS = (1, 2, 3, 5, 9, 16, 33, 64, 100, 256, 1000, 2304, 4096, 12544, 25088, 65536, 200704, 1000000)
 
@@ -230,10 +231,14 @@ def _effect(one: Trial, fault: Array) -> tuple[float, float]:
     """
     exact, spread = (each.reshape(one.b.shape[0], -1) for each in (one.sums.high, one.sums.spread))
     with np.errstate(all="ignore"):
-        off = np.square((fault.astype(float) - exact) / spread)
+        honest_one = _product(one, one.a, one.b).astype(float)
+        off = np.square((fault.astype(float) - honest_one) / spread)
         mean = np.square(exact / spread)
         share = 2 * off / (1 + np.sqrt(1 + 4 * off * mean))
-        every = 2 * off.mean() / (1 + np.sqrt(1 + 4 * off.mean() * mean.mean()))
+        # as the rule does, each element in units of the error that is expected of it
+        weight = np.square(spread / (ulp(exact, one.dtype) + 2.0**-24 * spread * (one.dtype != "f64")))
+        every_off, every_mean = (float((each * weight).sum() / weight.sum()) for each in (off, mean))
+        every = 2 * every_off / (1 + np.sqrt(1 + 4 * every_off * every_mean))
     return float(every), float(np.nanmax(share, initial=0.0))
 
 

@@ -32,16 +32,19 @@ Rounding = Callable[[Array], Array]
 
 _SIGNIFICANT = 8.0
 _SIZES = (0.5, 1.5)
-_ELEMENTS = {False: 256, True: 4096}
-"""Elements whose errors are explained, at first glance and in earnest."""
+_ELEMENTS = {False: (256, 144), True: (4096, 1024, 256, 144)}
+"""Elements whose errors are explained, at first glance and in earnest; fewer of long sums."""
+
+_FIRST = 4
+"""Most hypotheses of a first glance."""
 
 _SHARE = 8
-"""A first glance computes at most this part of the reference's products for all hypotheses together."""
+"""A first glance computes at most this part of the reference's products."""
 
-_FREE = 1 << 22
-"""Multiply-adds that take no time to speak of."""
+_FREE = 1 << 28
+"""Multiply-adds that take a tenth of a second or so."""
 
-_MOST = 1 << 30
+_MOST = 1 << 32
 """Most multiply-adds of all hypotheses."""
 
 
@@ -80,27 +83,51 @@ def causes(
     problem = compared.problem
     if compared.exact.size == 0 or problem.macs == 0:
         return []
-    part = part_of(problem, compared.inputs, around, _ELEMENTS[thorough])
-    roundings = list(_roundings(problem, part.inputs))
-    runs = len(roundings) * len(part.inputs[:2])
-    limit = _MOST if thorough else max(_FREE, problem.macs // _SHARE)
-    if part.problem.macs * max(1, runs) > limit:
+    for elements in _ELEMENTS[thorough]:
+        part = part_of(problem, compared.inputs, around, elements)
+        roundings = list(_roundings(problem, part.inputs))
+        work = part.problem.macs * (2 * len(roundings) if thorough else _FIRST)
+        if work <= (_MOST if thorough else max(_FREE, problem.macs // _SHARE)):
+            break
+    else:
         return []
     sums = _Errors.of(compared, model, part, distinct)
     if sums is None:
         return []
+    if not thorough:
+        noticed = _notice(sums, roundings, stop)
+        if not noticed:
+            return noticed
+        return causes(compared, model, around, distinct, stop, thorough=True)
     found = []
     for name, rounding in roundings:
         predicted = _predicted(part, rounding, stop)
         if predicted is None:
             return None
         found += _of_inputs(sums, name, predicted, problem)
-    if thorough:
-        partial = _partial(part, stop)
-        if partial is None:
-            return None
-        found += [cause for name, values in partial if (cause := sums.explained(name, values)) is not None]
+    partial = _partial(part, stop)
+    if partial is None:
+        return None
+    found += [cause for name, values in partial if (cause := sums.explained(name, values)) is not None]
     return sorted(found, key=lambda cause: -round(cause.correlation, 2))[:3]  # of what is alike the first
+
+
+def _notice(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop) -> list[Cause] | None:
+    """Return causes if the first hypotheses about all inputs explain anything; None when `stop` said so."""
+    found = []
+    for name, rounding in roundings[:_FIRST]:
+
+        def change(values: Array, place: int, rounding: Rounding = rounding) -> Array:  # noqa: ARG001
+            with np.errstate(over="ignore", invalid="ignore"):
+                return rounding(values)
+
+        values = evaluate(sums.part.problem, sums.part.inputs, stop, change)
+        if values is None:
+            return None
+        cause = sums.explained(name, values)
+        if cause is not None:
+            found.append(cause)
+    return found
 
 
 @dataclass(frozen=True)
