@@ -232,14 +232,15 @@ def _effect(one: Trial, fault: Array) -> tuple[float, float]:
     exact, spread = (each.reshape(one.b.shape[0], -1) for each in (one.sums.high, one.sums.spread))
     with np.errstate(all="ignore"):
         honest_one = _product(one, one.a, one.b).astype(float)
-        off = np.square((fault.astype(float) - honest_one) / spread)
+        change = np.abs(fault.astype(float) - honest_one)
+        off = np.square(change / spread)
         mean = np.square(exact / spread)
         share = 2 * off / (1 + np.sqrt(1 + 4 * off * mean))
         # as the rule does, each element in units of the error that is expected of it
         weight = np.square(spread / (ulp(exact, one.dtype) + 2.0**-24 * spread * (one.dtype != "f64")))
         every_off, every_mean = (float((each * weight).sum() / weight.sum()) for each in (off, mean))
         every = 2 * every_off / (1 + np.sqrt(1 + 4 * every_off * every_mean))
-    return float(every), float(np.nanmax(share, initial=0.0))
+    return float(every), float(np.nanmax(np.where(change > 1.01 * ulp(exact, one.dtype), share, 0.0), initial=0.0))
 
 
 def try_faults(most: int, seed: int) -> None:
