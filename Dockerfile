@@ -17,6 +17,7 @@ WORKDIR /srv/convgrad
 COPY kernels kernels
 RUN NUMBA_CACHE_DIR=/var/cache/convgrad /opt/convgrad/bin/python -m kernels.prepare --for "$CONVGRAD_TARGETS"
 COPY schemas schemas
+COPY verify verify
 COPY app app
 RUN /opt/convgrad/bin/python -m compileall -q .
 

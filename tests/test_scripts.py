@@ -117,7 +117,9 @@ def test_the_image_follows_its_rules() -> None:
     assert not [line for line in lines if "--chown" in line]  # only root's code is run by every user
     health = next(line for line in lines if line.startswith("HEALTHCHECK"))
     assert 'CMD ["python"' in health
-    assert lines.index("ARG PYTHON_IMAGE=python:3.12-slim") < lines.index("FROM ${PYTHON_IMAGE} AS server")  # a digest can be given
+    assert lines.index("ARG PYTHON_IMAGE=python:3.12-slim") < lines.index(
+        "FROM ${PYTHON_IMAGE} AS server"
+    )  # a digest can be given
     assert "FROM ${PYTHON_IMAGE}" in lines
 
 
