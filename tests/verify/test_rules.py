@@ -12,7 +12,7 @@ import pytest
 from kernels.reference import REFERENCE
 from tests.kernels.harness import problem_of, stored
 from tests.problems import Case, Tensor
-from tests.verify.test_verify import verify
+from tests.verify.judged import verify
 from verify.sums import unit_sums
 
 LONG = Case(

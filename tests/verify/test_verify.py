@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,26 +11,17 @@ import pytest
 from kernels import ConvProblem, run_unit
 from tests.kernels.harness import compute, problem_of, stored
 from tests.problems import Case, Tensor, random_case
+from tests.verify.judged import verify
 from verify.hints import hints
 from verify.report import write_report
 from verify.rules import Compared
 from verify.terms import worst_terms
-from verify.unit import plan_verification, read_report
+from verify.unit import plan_verification
 
 LAYER = Case(
     n=2, src_channels=5, dst_channels=7, src_spatial=(9, 8), dst_spatial=(9, 8), kernel=(3, 3), pads_begin=(1, 1),
     pads_end=(1, 1),
 )  # fmt: skip
-
-
-def verify(case: Case, inputs: dict[str, Tensor], result: Tensor) -> dict[str, Any]:
-    """Return the report on a result."""
-    plan = plan_verification(problem_of(case))
-    output, scratch = np.zeros(plan.problem.output_shape, np.uint8), np.zeros(plan.scratch_bytes, np.uint8)
-    tensors = [*map(stored, inputs.values()), stored(result)]
-    for unit in plan.units:
-        assert run_unit(plan, unit, tensors, output, scratch)
-    return read_report(output.tobytes())
 
 
 def test_right_results_pass() -> None:
