@@ -82,6 +82,7 @@ def _check(case: Case, way: Way) -> None:
     assert_same_bits(output.view(naive.DTYPES[case.dtype]), case.expected(inputs), case)
 
 
+@pytest.mark.path
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_computes_every_problem(way: Way) -> None:
     """Each way gives the oracle's bits, whichever would be chosen."""
@@ -89,6 +90,7 @@ def test_every_way_computes_every_problem(way: Way) -> None:
         _check(case, way)
 
 
+@pytest.mark.path
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
