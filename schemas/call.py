@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from schemas.attributes import Given, read_attributes
 from schemas.inputs import Inputs, read_inputs
 from schemas.problems import Problem, dims, problem, safe_key
+from schemas.spelling import advice
 from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta, read_meta
 
@@ -81,7 +82,7 @@ def _read_outputs(called: CalledOperation, asked: tuple[str, ...], problems: lis
         loc: list[str | int] = ["options", "outputs", index]
         if output is None:
             known = ", ".join(called.wire_names[row.name] for row in called.operation.outputs)
-            msg = f"{safe_key(name)} is not an output of {called.called_as}: it has {known}"
+            msg = f"{safe_key(name)} is not an output of {called.called_as}: it has {known}{advice(called, name, 'output')}"
             problems.append(problem(loc, msg, "unknown_output"))
         elif output in found:
             msg = f"outputs must name each output once, but {safe_key(name)} is asked for again"

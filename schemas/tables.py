@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from convgrad._errors import UnknownOperation
+from schemas.frameworks import operation_here
+from schemas.problems import safe_key
 from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS, AttributeRow, Dialect, Operation, TensorRow
 
 __all__ = [
@@ -391,18 +393,29 @@ def operation_names() -> tuple[str, ...]:
     return tuple(_CALLED)
 
 
-def find_operation(name: object) -> CalledOperation:
+def find_operation(name: object, kind: str = "operation") -> CalledOperation:
     """Return the operation of a name or alias, with or without the suffix `-1`.
 
-    Raises `UnknownOperation`, with the closest known name if there is one.
+    Raises `UnknownOperation`, with what another framework's operation is called here, or with the closest known name.
+    `kind` is what the caller's API calls an operation.
     """
     called = _CALLED.get(name) if isinstance(name, str) else None
     if called is None:
-        hint = near_miss(name, _CALLED)
-        known = ", ".join(operation.name for operation in OPERATIONS)
-        suffix = f"; did you mean {hint}?" if hint else ""
-        raise UnknownOperation(f"no such operation: the operations are {known}{suffix}", data={"hint": hint})
+        raise _unknown(name, kind)
     return called
+
+
+def _unknown(name: object, kind: str) -> UnknownOperation:
+    here = operation_here(name)
+    hint = near_miss(name, _CALLED) if here is None else here.names[0]
+    if here is not None:
+        suffix = f"; use {', '.join(filter(None, (hint, here.note)))}"
+    else:
+        suffix = f"; did you mean {hint}?" if hint else ""
+    shown = safe_key(name)
+    msg = f"there is no {f'such {kind}' if shown == '?' else f'{kind} {shown}'}"
+    known = ", ".join(operation.name for operation in OPERATIONS)
+    return UnknownOperation(f"{msg}: the {kind}s are {known}{suffix}", data={"hint": hint})
 
 
 def near_miss(name: object, known: Mapping[str, object] | tuple[str, ...]) -> str | None:
