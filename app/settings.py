@@ -83,7 +83,10 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", description="Address to listen on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
-    uds: Path | None = Field(default=None, description="Unix socket to listen on instead of host and port.")
+    uds: Path | None = Field(
+        default=None,
+        description="Unix socket to listen on instead of host and port; who may open it may call.",
+    )
     ops_host: str = Field(default="127.0.0.1", description="Address of ops_port.")
     ops_port: int | None = Field(
         default=None,
@@ -92,7 +95,7 @@ class Settings(BaseSettings):
         description="Separate port for health and metrics only, plain HTTP without a key; none by default.",
     )
     public: bool = Field(
-        default=False, description="Allow listening on a non-loopback address without asking for keys."
+        default=False, description="Allow listening without keys on an address that other machines can reach."
     )
     keys_file: Path | None = Field(
         default=None,
@@ -117,10 +120,13 @@ class Settings(BaseSettings):
         description="Worker processes; 0 means one per processor of the container.",
     )
     engine: Literal["local", "ray"] = Field(
-        default="local", description="Where units of work are computed: on this machine, or on a Ray cluster too."
+        default="local",
+        description="Where large calls are computed: local, on this machine, or ray, on a Ray cluster too, which needs "
+        "the extra [ray].",
     )
     ray_address: str = Field(
-        default="", description="Address of the Ray cluster's head; by default that of this machine's node."
+        default="",
+        description="Address of the Ray cluster's head, such as 10.0.0.1:6379; by default this machine's node's.",
     )
     ray_join: ByteSize = Field(
         default=ByteSize(0),
@@ -128,15 +134,21 @@ class Settings(BaseSettings):
         "processors; 0 means that the machine is a node already.",
     )
     ray_workers: int = Field(
-        default=8, ge=1, le=1024, description="Workers of the cluster for which a call is cut into units."
+        default=8,
+        ge=1,
+        le=1024,
+        description="Workers of the cluster for which a call is cut into units: the number of processors that the "
+        "cluster usually has.",
     )
     ray_away: Literal["fall_back", "refuse"] = Field(
         default="fall_back",
-        description="What happens to a large call while the cluster is away: computed here, or rejected with 503.",
+        description="Large calls while the cluster is away: fall_back computes them on this machine, refuse rejects "
+        "them with 503.",
     )
     ray_mixed: Literal["refuse", "common"] = Field(
         default="refuse",
-        description="Nodes with another kind of processor get no work, or compute for the target of this machine.",
+        description="Nodes with another kind of processor: refuse gives them no work, common has them compute for the "
+        "target of this machine.",
     )
     queue_length: int = Field(
         default=64, ge=1, description="Calls that may wait or compute at a time; more are rejected with 503."
@@ -152,12 +164,12 @@ class Settings(BaseSettings):
         description="Open connections; more are rejected with 503, except for health and metrics.",
     )
     slow_s: float = Field(
-        default=30.0, gt=0, le=3600, description="Seconds that a client may pause while sending or reading."
+        default=30.0, gt=0, le=3600, description="Seconds that a client may take to send or read the next bytes."
     )
     slow_rate: ByteSize = Field(
         default=ByteSize(16 << 10),
         ge=1,
-        description="Lowest average rate, in bytes per second, for sending and reading.",
+        description="Bytes per second that a client must send or read on average.",
     )
     body_limit: Annotated[ByteSize, _BODY] = Field(default=ByteSize(_GIB), description="Largest request body in bytes.")
     head_limit: ByteSize = Field(
@@ -175,7 +187,7 @@ class Settings(BaseSettings):
         default=300.0,
         gt=0,
         le=86_400,
-        description="Longest time of one call, in seconds, whatever deadline it asks for.",
+        description="Longest time of one call, in seconds, whatever deadline it requests.",
     )
     drain_s: float = Field(
         default=30.0,
@@ -209,7 +221,9 @@ class Settings(BaseSettings):
         default=None,
         description="URL for OpenTelemetry spans, such as http://127.0.0.1:4318/v1/traces; needs the extra [otel].",
     )
-    log_format: Literal["text", "json"] = Field(default="text", description="Format of the log lines.")
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="Format of the log: text, or json for programs."
+    )
 
     @field_validator("work_limit", mode="before")
     @classmethod

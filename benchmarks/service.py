@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,13 @@ from benchmarks.service_cases import APIS, ATTRIBUTES, CASES, OP, Api, Array, Ca
 from benchmarks.service_load import Call, Connection, latencies, throughput
 from benchmarks.service_report import markdown
 from benchmarks.service_servers import NotHad, PeakMemory, Server
-from benchmarks.service_shared import open_bare, open_local, open_shared
+from benchmarks.service_shared import open_bare, open_local, open_shared, open_torch
 
 CLIENT = "Python client"
 SHARED = "/v2 shared memory"
 BARE = "bare kernels"
 LOCAL = "convgrad.local()"
+PYTORCH = "PyTorch"
 CALLERS = 4
 CALLS = {"tiny": 200, "medium": 40, "large": 8}
 """Calls per turn."""
@@ -54,6 +56,8 @@ def contenders(servers: dict[str, Server]) -> Iterator[Contender]:
     """Return the client and every API whose server is available."""
     yield Contender(BARE, "none", open_bare, lambda found, _: found)
     yield Contender(LOCAL, "own", open_local, lambda found, _: found)
+    if find_spec("torch"):
+        yield Contender(PYTORCH, "none", open_torch, lambda found, _: found[1].numpy())
     if "convgrad" in servers:
         yield Contender(CLIENT, "convgrad", _client(servers["convgrad"]), lambda found, _: found)
         yield Contender(SHARED, "convgrad", open_shared(servers["convgrad"].port), lambda found, _: found)

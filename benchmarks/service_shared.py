@@ -1,4 +1,4 @@
-"""More ways to compute a case: a local service, tensors in shared memory by hand, and only the kernels."""
+"""More ways to compute a case: a local service, tensors in shared memory by hand, only the kernels, and PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.contenders import Ours
 from benchmarks.service_cases import ATTRIBUTES, OP, Array, Case, post
 from benchmarks.service_load import Call, Connection
 
-__all__ = ["open_bare", "open_local", "open_shared"]
+__all__ = ["open_bare", "open_local", "open_shared", "open_torch"]
 
 
 def open_bare(case: Case, stack: ExitStack) -> Call:
@@ -25,6 +25,13 @@ def open_bare(case: Case, stack: ExitStack) -> Call:
     stack.callback(ours.close)
     ours.call()  # may have to compile, and servers close idle connections meanwhile
     return ours.call
+
+
+def open_torch(case: Case, stack: ExitStack) -> Call:  # noqa: ARG001 - nothing to close
+    """Return a function that computes a case with PyTorch in this process, on a thread for each processor."""
+    from benchmarks.peer import TorchPeer  # here, because PyTorch need not be installed
+
+    return TorchPeer(case.problem(), list(case.inputs().values()), os.cpu_count() or 1, "wall").call
 
 
 def open_local(case: Case, stack: ExitStack) -> Call:

@@ -10,9 +10,9 @@
 # Before the imports: the client's User-Agent contains it.
 __version__ = "0.1.0"
 
-from convgrad._async_client import AsyncClient, AsyncStream
-from convgrad._client import Client
-from convgrad._core import Inputs
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
 from convgrad._errors import (
     BrokenStream,
     CallerError,
@@ -42,13 +42,18 @@ from convgrad._errors import (
     UnsupportedMediaType,
     WorkerLost,
 )
-from convgrad._events import Event, Health, Progress, Result, Tile
-from convgrad._local import AsyncLocalClient, Local, LocalClient, local
-from convgrad._operations import Attributes, TransposeAttributes
-from convgrad._report import Report
-from convgrad._retry import Retry
-from convgrad._stream import Stream
-from convgrad._tensors import NpyFile, Tensor
+
+if TYPE_CHECKING:
+    from convgrad._async_client import AsyncClient
+    from convgrad._client import Client
+    from convgrad._core import Inputs
+    from convgrad._events import Event, Health, Progress, Result, Tile
+    from convgrad._local import AsyncLocalClient, Local, LocalClient, local
+    from convgrad._operations import Attributes, TransposeAttributes
+    from convgrad._report import Report
+    from convgrad._retry import Retry
+    from convgrad._stream import AsyncStream, Stream
+    from convgrad._tensors import NpyFile, Tensor
 
 __all__ = [
     "AsyncClient",
@@ -101,8 +106,42 @@ __all__ = [
     "local",
 ]
 
-# Make tracebacks and documentation show the public names.
-for _name in __all__:
-    if isinstance(_member := globals()[_name], type):
-        _member.__module__ = __name__
-del _name, _member
+_MODULES = {
+    "_async_client": ["AsyncClient"],
+    "_client": ["Client"],
+    "_core": ["Inputs"],
+    "_events": ["Event", "Health", "Progress", "Result", "Tile"],
+    "_local": ["AsyncLocalClient", "Local", "LocalClient", "local"],
+    "_operations": ["Attributes", "TransposeAttributes"],
+    "_report": ["Report"],
+    "_retry": ["Retry"],
+    "_stream": ["AsyncStream", "Stream"],
+    "_tensors": ["NpyFile", "Tensor"],
+}
+"""Modules imported when one of their names is first used: the service, which needs none, starts without httpx."""
+
+
+def _show_as_public(*names: str) -> None:
+    """Make tracebacks and documentation show the public names."""
+    for name in names:
+        if isinstance(member := globals()[name], type):
+            member.__module__ = __name__
+
+
+_show_as_public(*(name for name in __all__ if name in globals()))
+
+if not TYPE_CHECKING:  # which would take every name for one of ours
+
+    def __getattr__(name: str) -> object:
+        """Import the client and everything that belongs to it."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        for module, names in _MODULES.items():
+            found = _import_module(f"{__name__}.{module}")
+            globals().update({each: getattr(found, each) for each in names})
+            _show_as_public(*names)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        """List the public names, imported or not."""
+        return sorted({*globals(), *__all__})

@@ -38,18 +38,20 @@ from convgrad._errors import (
 )
 from convgrad._events import Health
 from convgrad._graphs import Dump, GraphInputs, dump_of, graph_body
-from convgrad._inference import BINARY, HEAD_LENGTH, Sharing, dump, inference
-from convgrad._messages import MEDIA_TYPE
+from convgrad._inference import BINARY, HEAD_LENGTH, dump, inference
+from convgrad._messages import MEDIA_TYPE, Messages
 from convgrad._multipart import Body, multipart
+from convgrad._shared import SharedMemory
 from convgrad._tensors import Bytes, Part, Tensor, part
 from convgrad._whole import Whole
 
 __all__ = [
+    "Decoder",
     "Inputs",
     "OnUpload",
     "Request",
-    "assembly_of",
     "call",
+    "decoder_of",
     "description",
     "error_of",
     "graph_run",
@@ -61,18 +63,22 @@ __all__ = [
     "object_of",
     "operations",
     "operations_of",
+    "options",
     "output_of",
     "readiness",
     "validation",
     "verification",
-    "watched",
+    "with_upload_progress",
 ]
 
 Inputs = Mapping[str, "Tensor | Sequence[int] | Mapping[str, Any]"]
 """Tensors by name. `weights_shape` is a list of integers; `validate` also takes `{"dtype", "shape"}`."""
 
 OnUpload = Callable[[int, int], None]
-"""Gets how many bytes of a request have been sent, and how many it has."""
+"""Called with the number of bytes of a request sent so far, and in total."""
+
+Decoder = Assembly | Messages | Whole
+"""Decodes a reply while it arrives; `close` returns the result."""
 
 # Errors by status, for replies that are not problem+json, such as a proxy's.
 _BY_STATUS: dict[int, type[ConvgradError]] = {
@@ -91,9 +97,9 @@ _BY_STATUS: dict[int, type[ConvgradError]] = {
     504: DeadlineExceeded,
 }
 _PROBLEM = "application/problem+json"
-# Most tensor bytes of a call whose reply is not streamed.
+# Largest call, in bytes of tensors, whose reply is not streamed.
 _SMALL = 8 << 20
-# How the names of inputs end that are lists of integers.
+# Suffix of the inputs that are lists of integers.
 _SHAPE = "_shape"
 _OP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # Members of a problem object that are not part of an error's `data`.
@@ -117,24 +123,24 @@ def call(
     *,
     options: Mapping[str, Any],
     whole: bool = False,
-    sharing: Sharing | None = None,
+    memory: SharedMemory | None = None,
 ) -> Request:
     """Build the request that computes `op`: for the binary API, or as multipart if that can't represent the call.
 
-    The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests the
-    output alone, which is faster. `sharing` is memory that the service shares.
+    The reply is a stream of frames, which shows that the service is alive. With `whole` a small call requests only the
+    bytes of its output, which is faster. `memory` is shared with the service.
     """
     tensors = _parts(inputs, f64=options.get("reference") is True)
     lists = {name: value for name, value in inputs.items() if _is_list(name, value)}
-    whole = whole and (sharing is not None or sum(part.nbytes for part in tensors.values()) <= _SMALL)
-    body = inference(op, tensors, lists, attributes or {}, options, whole=whole, sharing=sharing)
+    whole = whole and (memory is not None or sum(part.nbytes for part in tensors.values()) <= _SMALL)
+    body = inference(op, tensors, lists, attributes or {}, options, whole=whole, memory=memory)
     if body is None:
         return multipart_call(op, inputs, attributes, options=options)
     accept = BINARY if whole else _frames.MEDIA_TYPE
     return Request("POST", f"/v2/models/{_name(op)}/infer", f"{accept}, {_PROBLEM}", body)
 
 
-def watched(request: Request, on_upload: OnUpload | None) -> Request:
+def with_upload_progress(request: Request, on_upload: OnUpload | None) -> Request:
     """Return the request with a body that reports how much of it was sent."""
     body = request.body
     if on_upload is None or body is None:
@@ -152,10 +158,7 @@ def watched(request: Request, on_upload: OnUpload | None) -> Request:
 
 
 def _parts(inputs: Inputs, *, f64: bool) -> dict[str, Part]:
-    """Return the tensors among the inputs; an error names its input, and says what to do.
-
-    `f64` is whether the call may have tensors of that dtype.
-    """
+    """Return the tensors among the inputs; `f64` allows that dtype. Errors name the input and the remedy."""
     found = {}
     for name, value in inputs.items():
         if _is_list(name, value):
@@ -241,7 +244,7 @@ def description(op: str) -> Request:
 
 
 def readiness() -> Request:
-    """Build the request that asks whether the service accepts calls."""
+    """Build the request for the readiness of the service."""
     return Request("GET", "/readyz")
 
 
@@ -292,15 +295,18 @@ def not_ready(waited: float, seen: Health | None) -> TimedOut:
     return TimedOut(f"the service was not ready within {waited:g} s{last and f'; its last state was {last}'}")
 
 
-def assembly_of(headers: Mapping[str, str], body: Body | None = None) -> Assembly | Whole:
-    """Return the decoder for a reply to `call` with this body; raises `ProtocolError` for any other content type."""
-    kind = headers.get("content-type", "").partition(";")[0].strip()
+def decoder_of(headers: Mapping[str, str], request: Request) -> Decoder:
+    """Return the decoder for the reply to a call or a verification; raises `ProtocolError` for other content types."""
+    content_type, body = headers.get("content-type", ""), request.body
+    if request.accept.startswith(MEDIA_TYPE):
+        return Messages(content_type)
+    kind = content_type.partition(";")[0].strip()
     if kind == _frames.MEDIA_TYPE:
         return Assembly()
-    room = None if body is None or kind == BINARY else body.room
-    length = headers.get(HEAD_LENGTH if room is None else "content-length", "")
-    if kind == (BINARY if room is None else "application/json") and _is_length(length):
-        return Whole(int(length), room=room, learn=None if body is None else body.learn)
+    shared = None if body is None or kind == BINARY else body.output
+    length = headers.get(HEAD_LENGTH if shared is None else "content-length", "")
+    if kind == (BINARY if shared is None else "application/json") and _is_length(length):
+        return Whole(int(length), output=shared, on_output=None if body is None else body.on_output)
     raise ProtocolError(f"the reply must be {_frames.MEDIA_TYPE} or {BINARY}: is this a convgrad service?")
 
 
@@ -317,6 +323,23 @@ def error_of(status: int, headers: Mapping[str, str], content: bytes) -> Convgra
     if isinstance(code, str):
         return error_from_code(code, message, data=data)
     return _class_of(status)(message, data=data)
+
+
+def options(reference: bool, deadline: float | None, outputs: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the options of a call that differ from their defaults; an infinite deadline means none.
+
+    Raises `InvalidParams` when `deadline` is not a positive number.
+    """
+    options: dict[str, Any] = {"reference": True} if reference else {}
+    if outputs is not None:
+        options["outputs"] = list(outputs)
+    milliseconds = math.inf if deadline is None else deadline * 1000
+    if math.isnan(milliseconds) or milliseconds <= 0:
+        rule = f"deadline must be a number of seconds above 0, or infinity, but is {deadline}"
+        raise InvalidParams(rule, errors=[{"loc": ["options", "deadline_ms"], "msg": rule, "type": "value"}])
+    if milliseconds < math.inf:
+        options["deadline_ms"] = math.ceil(max(1, milliseconds))
+    return options
 
 
 def _is_length(text: str) -> bool:
@@ -338,7 +361,7 @@ def _op_path(op: str) -> str:
 
 def _name(op: str) -> str:
     if not isinstance(op, str) or not _OP.fullmatch(op):
-        # Servers and proxies may take it for another path, even if it is quoted.
+        # Servers and proxies may decode it to another path, even if it is quoted.
         raise UnknownOperation("an operation's name must be letters, digits, hyphens, dots and underscores")
     return op
 

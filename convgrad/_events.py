@@ -22,7 +22,7 @@ class Progress:
 
     @property
     def share(self) -> float:
-        """The share that is done, from 0 to 1."""
+        """The fraction that is done, from 0 to 1."""
         return self.done / self.total if self.total else 1.0
 
 

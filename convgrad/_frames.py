@@ -79,7 +79,7 @@ class FrameDecoder:
         return list(self.decode(data))
 
     def decode(self, data: Bytes) -> Iterator[Frame]:
-        """Decode like `feed`, but yield each frame before decoding the next, for a `place` that depends on it.
+        """Decode like `feed`, but yield each frame before decoding the next, so that `place` may depend on it.
 
         Exhaust the iterator.
         """

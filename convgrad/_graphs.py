@@ -71,7 +71,7 @@ def nodes_of(described: Mapping[str, Any], wanted: Iterable[int]) -> dict[int, M
 
 
 def _checked(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a node that has what the client reads of it."""
+    """Check the members of a node that the client reads, and return the node."""
     op, inputs, resolved = node["op"], node["inputs"], node["resolved"]
     if isinstance(op, str) and isinstance(inputs, dict) and isinstance(resolved, dict):
         hash(frozenset(inputs.values()))

@@ -5,38 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from convgrad._errors import InvalidParams
 from convgrad._multipart import Body, checked, joined
-from convgrad._shared import Loan
+from convgrad._shared import SharedBuffer, SharedMemory
 from convgrad._tensors import Bytes, Part
 
-__all__ = ["BINARY", "HEAD_LENGTH", "Sharing", "dump", "inference"]
-
-
-class Sharing(Protocol):
-    """Memory that is shared with the service: see `SharedMemory`."""
-
-    def lend(self, part: Part) -> Loan | None:
-        """Put a tensor there."""
-
-    def room(self, call: bytes) -> tuple[str, Loan] | None:
-        """Return an output's name and room for it."""
-
-    def learn(self, call: bytes, name: str, size: int) -> None:
-        """Remember an output's name and size."""
+__all__ = ["BINARY", "HEAD_LENGTH", "dump", "inference"]
 
 
 BINARY = "application/octet-stream"
 HEAD_LENGTH = "Inference-Header-Content-Length"
 
 _SHAPES = frozenset({"weights_shape", "filter_shape", "dst_shape", "output_shape"})
-_MOST_AXES = 16
+_MAX_AXES = 16
 _INT64 = 2**63
-# Parameters that belong to the protocol, and the members of a dumped op in place of attributes.
+# Parameters of the protocol, and the members of a dumped op that replace attributes.
 _NOT_ATTRIBUTES = frozenset({"binary_data_output", "headers", "priority", "reference", "timeout", "kind", "attrs"})
 _PREFIXES = ("sequence_", "triton_")
 
@@ -49,13 +36,13 @@ def inference(
     options: Mapping[str, Any],
     *,
     whole: bool,
-    sharing: Sharing | None = None,
+    memory: SharedMemory | None = None,
 ) -> Body | None:
     """Build the body of a call of `op`; None when the protocol can't represent it.
 
-    `whole` requests the output's bytes in one piece, when the reply has no frames. Shapes come first, so that the
-    service can check the whole call before it receives a tensor. With `sharing`, large tensors are in shared memory for
-    as long as the body exists, and so is an output that is asked for alone and whose size is known.
+    `whole` requests the output as bytes instead of frames. Shapes come first, so that the service can check the call
+    before it receives a tensor. With `memory`, large tensors are shared for as long as the body exists, and
+    so is the output of a `whole` reply if its size is known.
     """
     if any(name in _NOT_ATTRIBUTES or name.startswith(_PREFIXES) for name in attributes):
         return None
@@ -64,9 +51,9 @@ def inference(
     if any(part.elements is None for part in tensors.values()):
         return None
     described = [_input(name, "INT64", [len(value)], 8 * len(value)) for name, value in lists.items()]
-    loans = {name: loan for name, part in tensors.items() if sharing is not None and (loan := sharing.lend(part))}
-    inline = {name: part for name, part in tensors.items() if name not in loans}
-    described += [_lent(checked(name), tensors[name], loan) for name, loan in loans.items()]
+    buffers = {name: buffer for name, part in tensors.items() if memory is not None and (buffer := memory.put(part))}
+    inline = {name: part for name, part in tensors.items() if name not in buffers}
+    described += [_shared(checked(name), tensors[name], buffer) for name, buffer in buffers.items()]
     described += [_input(checked(name), part.dtype.oip, part.shape, part.size) for name, part in inline.items()]
     parameters = dict(attributes)
     if "deadline_ms" in options:
@@ -76,14 +63,14 @@ def inference(
     if whole:
         parameters["binary_data_output"] = True
     asked: dict[str, Any] = {"outputs": [{"name": name} for name in options["outputs"]]} if "outputs" in options else {}
-    room, learn = None, None
-    if sharing is not None and whole:
+    output, on_output = None, None
+    if memory is not None and whole:
         kinds = [[name, part.dtype.oip, part.shape] for name, part in tensors.items()]
         call = dump({"op": op, "tensors": kinds, "lists": lists, "attributes": attributes})
-        learn = partial(sharing.learn, call)
-        if (found := sharing.room(call)) is not None:
-            name, room = found
-            asked = {"outputs": [{"name": name, "parameters": _place(room)}]}
+        on_output = partial(memory.remember_output, call)
+        if (found := memory.output_buffer(call)) is not None:
+            name, output = found
+            asked = {"outputs": [{"name": name, "parameters": _region(output)}]}
     head = dump({"inputs": described, "parameters": parameters, **asked})
     shapes = b"".join(np.array(value, "<i8").tobytes() for value in lists.values())
 
@@ -94,9 +81,8 @@ def inference(
             yield from part.elements()
 
     length = len(head) + len(shapes) + sum(part.size for part in inline.values())
-    return Body(
-        BINARY, length, lambda: joined(pieces()), {HEAD_LENGTH: str(len(head))}, tuple(loans.values()), room, learn
-    )
+    headers = {HEAD_LENGTH: str(len(head))}
+    return Body(BINARY, length, lambda: joined(pieces()), headers, tuple(buffers.values()), output, on_output)
 
 
 def dump(document: Mapping[str, Any]) -> bytes:
@@ -117,18 +103,18 @@ _JSON = json.JSONEncoder(default=_plain, separators=(",", ":"), allow_nan=False)
 
 
 def _is_shape(value: Sequence[Any]) -> bool:
-    return len(value) <= _MOST_AXES and all(
+    return len(value) <= _MAX_AXES and all(
         isinstance(number, int | np.integer) and not isinstance(number, bool) and -_INT64 <= int(number) < _INT64
         for number in value
     )
 
 
-def _lent(name: str, part: Part, loan: Loan) -> dict[str, Any]:
-    return {"name": name, "datatype": part.dtype.oip, "shape": part.shape, "parameters": _place(loan)}
+def _shared(name: str, part: Part, buffer: SharedBuffer) -> dict[str, Any]:
+    return {"name": name, "datatype": part.dtype.oip, "shape": part.shape, "parameters": _region(buffer)}
 
 
-def _place(loan: Loan) -> dict[str, Any]:
-    return {"shared_memory_region": loan.name, "shared_memory_byte_size": loan.size}
+def _region(buffer: SharedBuffer) -> dict[str, Any]:
+    return {"shared_memory_region": buffer.name, "shared_memory_byte_size": buffer.size}
 
 
 def _input(name: str, datatype: str, shape: Sequence[int], nbytes: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A convolution or a transposed convolution as a framework has it, with the calls that compute it and its gradients."""
+"""A convolution layer of a framework, and the calls that compute its output and gradients."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _own: tuple[int, Client] | None = None
 
 
 def use(client: Client | None) -> None:
-    """Set the client that computes where none is given; None for the default, `Client()`, made when it is needed."""
+    """Set the default client; None for `Client()`, which is created when it is first needed."""
     global _chosen, _own
     with _lock:
         _chosen = client
@@ -35,7 +35,7 @@ def use(client: Client | None) -> None:
 
 
 def client_or_default(client: Client | None) -> Client:
-    """Return the client, or that of `use`, or `Client()`, which reads CONVGRAD_URL and CONVGRAD_API_KEY."""
+    """Return `client`, or else the one set by `use`, or else `Client()`."""
     global _own
     if client is not None:
         return client
@@ -50,7 +50,7 @@ def client_or_default(client: Client | None) -> Client:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The numbers that all operations of a layer share, one for each spatial axis; a dilation of 1 is dense.
+    """The attributes of a layer, one number for each spatial axis; dilation 1 is dense.
 
     `weights_format` names the axes of the weights: I are the channels of src, O those of dst, X is the kernel.
     """
@@ -66,7 +66,7 @@ class Layer:
 
     @property
     def family(self) -> str:
-        """The name with which the layer's operations begin."""
+        """The prefix of the layer's operations."""
         return "ConvTranspose" if self.transposed else "Convolution"
 
     def attributes(self, layout: Layout) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class Layer:
         self, client: Client, names: Sequence[str], src: Any, weights: Any, diff_dst: Any, *,
         layout: Layout, reference: bool = False,
     ) -> Mapping[str, Array]:  # fmt: skip
-        """Compute the gradients of these names, of `GRADIENTS`, in one call.
+        """Compute some of the `GRADIENTS`, by name, in one call.
 
         Of `src` only the shape is read for diff_src and diff_bias, and of `weights` for diff_weights and diff_bias.
         """

@@ -1,4 +1,4 @@
-"""`convgrad.local()`: a client of a service of the user's own, started where none is running yet."""
+"""`convgrad.local()`: a client of the user's local service, which is started if it is not running."""
 
 from __future__ import annotations
 
@@ -12,25 +12,21 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NoReturn
 
-import httpx
-
 from convgrad._async_client import AsyncClient
 from convgrad._base import DEFAULT_TIMEOUT, ONCE, Timeout
 from convgrad._client import Client
-from convgrad._command.progress import ProgressBar
-from convgrad._core import Request
-from convgrad._errors import ConnectFailed, ConvgradError, TimedOut, TransportError
+from convgrad._errors import ConnectFailed, ConvgradError, TimedOut
 from convgrad._events import Health
-from convgrad._own_service import OwnService, open_service
-from convgrad._retry import Budget, Retry
-from convgrad._shared import Gone, Loan, SharedMemory
-from convgrad._tensors import Part
+from convgrad._local_service import LocalService, open_service
+from convgrad._progress import ProgressBar
+from convgrad._retry import Retry
+from convgrad._shared import ServiceEnded, SharedMemory
 
 __all__ = ["AsyncLocalClient", "Local", "LocalClient", "local"]
 
 _URL = "http://localhost"  # over the Unix socket
 _POLL_S = 0.1
-# A service that restarts itself, for a processor that some of its code does not work on, closes the connection once.
+# A service that restarts itself, because some compiled code fails on this processor, closes the connection once.
 _STARTS = 2
 
 
@@ -50,27 +46,26 @@ def local(
     ...     dw = client.convolution_backward_weights(src, diff_dst, **attributes)
 
     The service listens on Unix sockets in a folder that only this user can enter, and reads large tensors in memory
-    that it shares with the client. It has `workers` processes, 0 for one per processor; `settings` are others, such as
-    ``{"memory_limit": "2GB"}``, by their names on the page of the configuration. Other blocks and processes of the same
-    user that ask for the same service, unless they ask not to `share`, use the running one. It ends with its last user,
-    however that ends.
+    that it shares with the client. It has `workers` processes, 0 for one per processor; `settings` are other settings
+    by name, such as ``{"memory_limit": "2GB"}``. All blocks and processes of the user with the same settings share one
+    service, except those with `share` false. It ends with its last user, even one that is killed.
 
-    The block begins when the service is ready: usually after some seconds, and about a minute where the kernels have to
-    be compiled. `progress` shows a bar meanwhile, by default in terminals and notebooks. `timeout` and `retry` are
+    The block is entered when the service is ready: usually after a few seconds, or about a minute if the kernels have
+    to be compiled. Until then `progress` shows a bar, by default in terminals and notebooks. `timeout` and `retry` are
     those of `Client`.
 
-    Entering raises `ConnectFailed` when the service is not installed (``pip install "convgrad[server]"``) or does not
-    start, `TimedOut` when it is not ready after `start_timeout` seconds, `OSError` without a folder for it. A call
-    raises `TransportError` when the service has ended.
+    Entering raises `ConnectFailed` if the service is not installed (``pip install "convgrad[server]"``) or does not
+    start, `TimedOut` if it is not ready after `start_timeout` seconds, and `OSError` if there is no folder for it. A
+    call raises `TransportError` if the service has ended.
     """
     chosen = {"workers": workers, **settings}
     return Local(chosen, share=share, start_timeout=start_timeout, progress=progress, timeout=timeout, retry=retry)
 
 
 class Local:
-    """A service to be started, or shared; made by `local`. Each block that is entered is one user of it.
+    """A local service, started or shared when a block is entered; returned by `local`.
 
-    `open` returns a client without a block, for notebooks; its `close` leaves the service.
+    `open` returns a client without a block, for notebooks; close it to leave the service.
     """
 
     def __init__(
@@ -132,18 +127,18 @@ class Local:
         assert isinstance(client, AsyncLocalClient)
         await client.aclose()
 
-    def _enter(self, abandoned: threading.Event) -> tuple[OwnService, Health]:
-        """Become a user of the service, and wait until it is ready, unless the caller has abandoned this."""
+    def _enter(self, abandoned: threading.Event) -> tuple[LocalService, Health]:
+        """Connect to the service, starting it if necessary, and wait until it is ready or the caller has left."""
         end = time.monotonic() + self._start_timeout
         with self._bar() as bar:
             for start in range(_STARTS):
                 service = open_service(self._settings, share=self._share, timeout=max(0.0, end - time.monotonic()))
                 try:
                     return service, _wait(service, bar, end, abandoned)
-                except Gone:
+                except ServiceEnded:
                     service.close()
                     if start + 1 == _STARTS or not service.is_locked():
-                        raise ConnectFailed(service.ended()) from None
+                        raise ConnectFailed(service.ended_message()) from None
                 except BaseException:
                     service.close()
                     raise
@@ -161,20 +156,20 @@ class Local:
             yield bar
 
 
-def _wait(service: OwnService, bar: ProgressBar | None, end: float, abandoned: threading.Event) -> Health:
-    """Wait until the service is ready. Raises `Gone` when it ends, and `TimedOut`."""
+def _wait(service: LocalService, bar: ProgressBar | None, end: float, abandoned: threading.Event) -> Health:
+    """Wait until the service is ready. Raises `ServiceEnded` when it ends, and `TimedOut`."""
     with Client(_URL, uds=service.http, retry=ONCE, timeout=5.0) as client:
         while True:
             try:
                 health = client.health() if service.http.exists() else None
-            except ConvgradError:  # it has too much to do, or has just ended
+            except ConvgradError:  # it is overloaded, or has just ended
                 health = None
             if abandoned.is_set():
-                raise Gone
+                raise ServiceEnded
             if health is not None and health.ready:
                 return health
             if service.connection.ended:
-                raise Gone
+                raise ServiceEnded
             if time.monotonic() > end:
                 cause = health.detail.get("cause") if health is not None else None
                 raise TimedOut(f"the local service was not ready in time{f': {cause}' if cause else ''}")
@@ -183,120 +178,53 @@ def _wait(service: OwnService, bar: ProgressBar | None, end: float, abandoned: t
             time.sleep(_POLL_S)
 
 
-class _Lending:
-    """What the clients of a local service have in common: shared memory, and how they look in a notebook."""
+class _LocalBase:
+    """What both clients of a local service show of it, also in notebooks."""
 
-    def __init__(self, service: OwnService, health: Health) -> None:
-        self.service = service
-        self._health = health
-        self._memory = SharedMemory(service.connection)
+    _service: LocalService
+    _health: Health
 
-    def lend(self, part: Part) -> Loan | None:
-        """Put a tensor in shared memory; raises `TransportError` when the service has ended."""
-        try:
-            return self._memory.lend(part)
-        except Gone:
-            raise TransportError(self.service.ended()) from None
+    @property
+    def service_pid(self) -> int:
+        """The service's process id."""
+        return self._service.pid
 
-    def room(self, call: bytes) -> tuple[str, Loan] | None:
-        """Return room for the output of a call; raises `TransportError` when the service has ended."""
-        try:
-            return self._memory.room(call)
-        except Gone:
-            raise TransportError(self.service.ended()) from None
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{key} {value}" for key, value in self._facts().items())
+        return f"<convgrad.{type(self).__name__}: {facts}>"
 
-    def learn(self, call: bytes, name: str, size: int) -> None:
-        """Remember the output of a call."""
-        self._memory.learn(call, name, size)
-
-    def check(self, error: TransportError | None = None) -> None:
-        """Raise `TransportError` when the service has ended."""
-        if self.service.connection.ended:
-            raise TransportError(self.service.ended()) from error
-
-    def facts(self) -> dict[str, str]:
-        workers = self._health.detail.get("workers")
-        ended = self.service.connection.ended
-        return {
-            "service": f"process {self.service.pid}, {'ended' if ended else 'running'}",
-            "workers": str(workers.get("wanted") if isinstance(workers, dict) else "?"),
-            "target": str(self._health.detail.get("target", "?")),
-            "socket": str(self.service.http),
-        }
-
-    def text(self, name: str) -> str:
-        return f"<convgrad.{name}: {', '.join(f'{key} {value}' for key, value in self.facts().items())}>"
-
-    def html(self, name: str) -> str:
+    def _repr_html_(self) -> str:
         left = "style='text-align:left'"
         rows = "".join(
             f"<tr><th {left}>{html.escape(key)}</th><td {left}>{html.escape(value)}</td></tr>"
-            for key, value in self.facts().items()
+            for key, value in self._facts().items()
         )
-        return f"<table><caption>convgrad.{name}</caption>{rows}</table>"
+        return f"<table><caption>convgrad.{type(self).__name__}</caption>{rows}</table>"
+
+    def _facts(self) -> dict[str, str]:
+        service, detail = self._service, self._health.detail
+        workers = detail.get("workers")
+        return {
+            "service": f"process {service.pid}, {'ended' if service.connection.ended else 'running'}",
+            "workers": str(workers.get("wanted") if isinstance(workers, dict) else "?"),
+            "target": str(detail.get("target", "?")),
+            "socket": str(service.http),
+        }
 
 
-class LocalClient(Client):
+class LocalClient(_LocalBase, Client):
     """A `Client` of a local service, which ends when its last client is closed."""
 
-    def __init__(self, service: OwnService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
+    def __init__(self, service: LocalService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
         super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
-        self._local = _Lending(service, health)
-        self._sharing = self._local
-
-    @property
-    def service_pid(self) -> int:
-        """The service's process id."""
-        return self._local.service.pid
-
-    def __repr__(self) -> str:
-        return self._local.text("LocalClient")
-
-    def _repr_html_(self) -> str:
-        return self._local.html("LocalClient")
-
-    def close(self) -> None:
-        """Close the connections, and leave the service."""
-        super().close()
-        self._local.service.close()
-
-    def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
-        self._local.check()
-        try:
-            return super()._send_once(request, budget)
-        except TransportError as error:
-            self._local.check(error)
-            raise
+        self._service, self._health = service, health
+        self._async._memory = SharedMemory(service.connection, service.ended_message)
 
 
-class AsyncLocalClient(AsyncClient):
+class AsyncLocalClient(_LocalBase, AsyncClient):
     """An `AsyncClient` of a local service, which ends when its last client is closed."""
 
-    def __init__(self, service: OwnService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
+    def __init__(self, service: LocalService, health: Health, timeout: Timeout, retry: Retry | None) -> None:
         super().__init__(_URL, uds=service.http, timeout=timeout, retry=retry)
-        self._local = _Lending(service, health)
-        self._sharing = self._local
-
-    @property
-    def service_pid(self) -> int:
-        """The service's process id."""
-        return self._local.service.pid
-
-    def __repr__(self) -> str:
-        return self._local.text("AsyncLocalClient")
-
-    def _repr_html_(self) -> str:
-        return self._local.html("AsyncLocalClient")
-
-    async def aclose(self) -> None:
-        """Close the connections, and leave the service."""
-        await super().aclose()
-        self._local.service.close()
-
-    async def _send_once(self, request: Request, budget: Budget) -> httpx.Response:
-        self._local.check()
-        try:
-            return await super()._send_once(request, budget)
-        except TransportError as error:
-            self._local.check(error)
-            raise
+        self._service, self._health = service, health
+        self._memory = SharedMemory(service.connection, service.ended_message)

@@ -1,4 +1,4 @@
-"""Read a reply of server-sent events: JSON-RPC messages, progress until the response comes."""
+"""Decode a reply of server-sent events: JSON-RPC notifications of progress, then the response."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEDIA_TYPE = "text/event-stream"
 
 
 class Messages:
-    """Decode the bytes of one reply, in any pieces."""
+    """Decode one reply from bytes in pieces of any size."""
 
     def __init__(self, content_type: str) -> None:
         """Raise `ProtocolError` unless the reply consists of events."""
@@ -34,7 +34,7 @@ class Messages:
                 yield from self._message(bytes(line[6:]))
 
     def close(self) -> Any:
-        """Return the result after the last byte; raises the error that came instead, or `BrokenStream` for neither."""
+        """End the reply and return its result; raises the error in the response, or `BrokenStream` if there is none."""
         if self._response is None:
             raise BrokenStream("the reply stopped before its end")
         error = self._response.get("error")

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from convgrad._errors import InvalidParams
-from convgrad._shared import Loan
+from convgrad._shared import SharedBuffer
 from convgrad._tensors import PIECE, Bytes, Part
 
 __all__ = ["Body", "checked", "joined", "multipart"]
 
 _NAME = re.compile(r"[A-Za-z0-9_]{1,64}")
-# Pieces of this size are sent as they are; smaller ones are cheaper to copy than to send separately.
+# Smaller pieces are cheaper to copy than to send separately.
 _LARGE = 64 * 1024
 
 
@@ -26,12 +26,12 @@ class Body:
     length: int
     pieces: Callable[[], Iterable[Bytes]]
     headers: Mapping[str, str] = field(default_factory=dict)
-    holds: tuple[object, ...] = ()
-    """What must exist until the service has read the request."""
-    room: Loan | None = None
-    """Where the service writes the output, if it is not part of the reply."""
-    learn: Callable[[str, int], None] | None = None
-    """To be called with name and size of the output."""
+    buffers: tuple[SharedBuffer, ...] = ()
+    """Tensors in shared memory, in use until the service has read them."""
+    output: SharedBuffer | None = None
+    """Shared memory for the output, if it is not part of the reply."""
+    on_output: Callable[[str, int], None] | None = None
+    """Called with name and size of the output."""
 
 
 def multipart(request: bytes, parts: Mapping[str, Part]) -> Body:

@@ -49,7 +49,13 @@ class Operations(ABC, Generic[T]):
         reference: bool = False,
         deadline: float | None = None,
     ) -> T:
-        """Compute `op` and return its output."""
+        """Compute `op`, under any of its names, and return its output.
+
+        `inputs` are arrays or paths of `.npy` files by name; `attributes` are those on the operation's page.
+        `reference` selects the slow kernel that accumulates in float64, and alone takes tensors of that dtype. After
+        `deadline` seconds the service stops and the call raises `DeadlineExceeded`. If the reply breaks off, the call
+        is retried.
+        """
 
     def conv_transpose_backward_weights(
         self,

@@ -22,7 +22,7 @@ __all__ = ["Budget", "Retry"]
 
 # The service enforces the deadline itself; we wait this much longer for its error.
 _GRACE = 2.0
-_WORTH_IT = (ConnectFailed, Overloaded, RateLimited, ShuttingDown, BrokenStream)
+_RETRIED = (ConnectFailed, Overloaded, RateLimited, ShuttingDown, BrokenStream)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Retry:
 
     Only failed and broken connections and the statuses 429, 502 and 503 are retried, not timeouts, which would load the
     service twice. The wait doubles from `first_wait` to `longest_wait`, is shortened at random by up to a half, and is
-    at least the service's Retry-After. No wait begins that would end more than `budget` seconds after the first
-    attempt. While the service is starting, which takes up to a minute where it compiles its kernels, the client waits
-    up to `startup` seconds; these attempts don't count.
+    at least the service's Retry-After. The client never waits past `budget` seconds after the first attempt. While the
+    service is starting, which takes up to a minute if it has to compile its kernels, the client waits up to `startup`
+    seconds; these attempts don't count.
     """
 
     attempts: int = 5
@@ -44,7 +44,7 @@ class Retry:
 
 
 class Budget:
-    """Attempts and time left for one call, which has `deadline` seconds if that is given."""
+    """The attempts and the time left for one call; `deadline` is in seconds."""
 
     def __init__(
         self, retry: Retry, deadline: float | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -66,8 +66,8 @@ class Budget:
             return wait
         self._made += 1
         wait = max(self._backoff(), getattr(error, "retry_after", None) or 0.0)
-        hopeless = not isinstance(error, _WORTH_IT) or self._made >= self._retry.attempts
-        if hopeless or self._clock() + wait > self._last_start:
+        final = not isinstance(error, _RETRIED) or self._made >= self._retry.attempts
+        if final or self._clock() + wait > self._last_start:
             raise error
         return wait
 
@@ -79,7 +79,7 @@ class Budget:
         return left if usual is None else min(usual, left)
 
     def check(self) -> None:
-        """Raise `DeadlineExceeded` when the deadline has passed."""
+        """Raise `DeadlineExceeded` if the deadline has passed."""
         if self._clock() > self._over + _GRACE:
             raise DeadlineExceeded("the deadline passed before the whole result arrived")
 

@@ -1,9 +1,10 @@
-"""Tensors in memory that is shared with a local service: written once by the client, read in place by the service.
+"""Tensors in memory shared with a local service: the client writes them once, the service reads them in place.
 
-A call that was made before, by operation, shapes and attributes, also has its result written there: its size is known.
+The size of a result is known once a call with the same operation, shapes and attributes has been made; from then on the
+service writes it to shared memory too.
 
-The memory is anonymous: its descriptor travels over the connection that a user holds to the service, so nothing is left
-in /dev/shm, however either of them ends. Blocks are reused, because fresh pages cost more than the copy.
+The memory is anonymous: its descriptor is sent over the client's connection to the service, so nothing is left in
+/dev/shm, however either of them ends. Regions are reused, because fresh pages cost more than the copy.
 """
 
 from __future__ import annotations
@@ -17,32 +18,34 @@ import sys
 import threading
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from convgrad._errors import TransportError
 from convgrad._events import Array
 from convgrad._tensors import PIECE, Part
 
 if sys.platform != "win32":  # the client itself works there too
     import fcntl
 
-__all__ = ["Connection", "Gone", "Loan", "SharedMemory"]
+__all__ = ["Connection", "ServiceEnded", "SharedBuffer", "SharedMemory"]
 
-_LARGEST_PACKET = 4096
-# Idle blocks that are kept: for some layers of a network in turn.
-_MOST_IDLE, _MOST_IDLE_BYTES = 32, 1 << 30
-_MOST_CALLS = 1024
+_MAX_PACKET = 4096
+# Idle regions that are kept: enough for several layers of a network in turn.
+_MAX_IDLE, _MAX_IDLE_BYTES = 32, 1 << 30
+_MAX_CALLS = 1024
 
 
-class Gone(Exception):  # noqa: N818 - becomes an error of the tree where the service is known
+class ServiceEnded(Exception):  # noqa: N818 - becomes an error of the tree where the service is known
     """The service has closed the connection."""
 
 
 class Connection:
     """The connection that makes this process a user of a local service; thread-safe.
 
-    Raises `Gone` when the service has ended, `OSError` when it refuses.
+    Raises `ServiceEnded` when the service has ended, `OSError` when it refuses.
     """
 
     def __init__(self, path: str, timeout: float | None = None) -> None:
@@ -57,7 +60,7 @@ class Connection:
             raise
 
     def hello(self, timeout: float) -> dict[str, Any]:
-        """Wait for the service's first packet: its `pid`. Raises `TimeoutError`."""
+        """Wait for the service's first packet, which has its `pid`. Raises `TimeoutError`."""
         self._socket.settimeout(timeout)
         found = self._receive()
         self._socket.settimeout(None)
@@ -69,14 +72,14 @@ class Connection:
             try:
                 socket.send_fds(self._socket, [json.dumps({"lend": size}).encode()], [descriptor])
             except (BrokenPipeError, ConnectionError):
-                raise Gone from None
+                raise ServiceEnded from None
             found = self._receive()
         if "region" not in found:
             raise OSError(f"the local service does not take shared memory: {found.get('error')}")
         return str(found["region"])
 
     def forget(self, name: str) -> None:
-        """Let the service forget lent memory."""
+        """Take back a region."""
         with contextlib.suppress(OSError):
             self._socket.send(json.dumps({"forget": name}).encode())
 
@@ -91,7 +94,7 @@ class Connection:
             return True
 
     def close(self) -> None:
-        """End the connection, also where a forked child still has it; in the child itself, only there."""
+        """End the connection, even if a forked child still has it open; in a child, close only its own copy."""
         if self._socket.fileno() >= 0 and os.getpid() == self._owner:
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -99,17 +102,17 @@ class Connection:
 
     def _receive(self) -> dict[str, Any]:
         try:
-            data = self._socket.recv(_LARGEST_PACKET)
+            data = self._socket.recv(_MAX_PACKET)
         except ConnectionError:
             data = b""
         if not data:
-            raise Gone
+            raise ServiceEnded
         found: dict[str, Any] = json.loads(data)
         return found
 
 
-class _Block:
-    """An anonymous file that is lent to the service under a name."""
+class _Region:
+    """An anonymous file, mapped by the client and by the service, which knows it by its `name`."""
 
     def __init__(self, size: int, connection: Connection) -> None:
         descriptor = os.memfd_create("convgrad-tensor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -125,108 +128,123 @@ class _Block:
             os.close(descriptor)
 
 
-class Loan:
-    """A block while it is in use: until the last reference to this, and to its array, is gone."""
+class SharedBuffer:
+    """A region in use: until the last reference to this object, and to its array, is gone."""
 
-    def __init__(self, block: _Block, size: int, returned: deque[tuple[_Block, bool]]) -> None:
-        self.name = block.name
+    def __init__(self, region: _Region, size: int, freed: deque[tuple[_Region, bool]]) -> None:
+        self.name = region.name
         self.size = size
         self._safe = [True]
-        self._lease = np.frombuffer(block.memory, np.uint8)[:size]
-        weakref.finalize(self._lease, _give_back, block, self._safe, returned)
+        self._bytes = np.frombuffer(region.memory, np.uint8)[:size]
+        weakref.finalize(self._bytes, _free, region, self._safe, freed)
 
-    def put(self, part: Part) -> None:
-        """Copy the elements of a tensor to the block."""
-        room, at = self._view(), 0
+    def write(self, part: Part) -> None:
+        """Copy the elements of a tensor to the region."""
+        target, at = self._view(), 0
         for piece in part.elements() if part.elements is not None else ():
-            room[at : at + len(piece)] = piece
+            target[at : at + len(piece)] = piece
             at += len(piece)
 
-    def expect(self) -> None:
-        """The service will write to the block: it can't be used again until that has ended."""
+    def begin_write(self) -> None:
+        """Mark the region as written by the service: it is not reused unless the call succeeds."""
         self._safe[0] = False
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-        """Return what the service has written, without a copy; the block is in use for as long as the array is."""
+        """Return what the service has written, without a copy; the region is in use for as long as the array is."""
         self._safe[0] = True
         found: Array = np.frombuffer(self._view(), dtype)
         return found.reshape(shape)
 
     def _view(self) -> memoryview:
-        # Not an array made of the lease: NumPy would base it on the whole mapping, and the lease would end too early.
-        return memoryview(self._lease)  # type: ignore[arg-type] # not a Buffer before 3.12
+        # Not a slice of the array: NumPy would base it on the whole mapping, and the region would be freed too early.
+        return memoryview(self._bytes)  # type: ignore[arg-type] # not a Buffer before 3.12
 
 
-def _give_back(block: _Block, safe: list[bool], returned: deque[tuple[_Block, bool]]) -> None:
-    returned.append((block, safe[0]))
+def _free(region: _Region, safe: list[bool], freed: deque[tuple[_Region, bool]]) -> None:
+    freed.append((region, safe[0]))
 
 
 class SharedMemory:
-    """Put tensors in blocks that the service reads in place, and have results written to blocks; thread-safe."""
+    """The memory that a client shares with a local service, for tensors and outputs of its calls; thread-safe.
 
-    def __init__(self, connection: Connection) -> None:
+    Raises `TransportError` with `ended_message` when the service has ended.
+    """
+
+    def __init__(self, connection: Connection, ended_message: Callable[[], str]) -> None:
         self._connection = connection
+        self._ended_message = ended_message
         self._lock = threading.Lock()
-        self._idle: list[_Block] = []  # longest idle first
-        # A loan ends wherever its last reference goes, perhaps in the garbage collector while the lock is held.
-        self._returned: deque[tuple[_Block, bool]] = deque()
-        self._results: dict[bytes, tuple[str, int]] = {}
+        self._idle: list[_Region] = []  # longest idle first
+        # Appended to wherever the last reference goes, perhaps in the garbage collector while the lock is held.
+        self._freed: deque[tuple[_Region, bool]] = deque()
+        self._outputs: dict[bytes, tuple[str, int]] = {}
 
-    def lend(self, part: Part) -> Loan | None:
+    def put(self, part: Part) -> SharedBuffer | None:
         """Copy a tensor's elements to shared memory; None for one that is small, or when there is no memory for it.
 
-        Raises `Gone` when the service has ended, and what reading the tensor raises.
+        Raises what reading the tensor raises.
         """
-        loan = None if part.elements is None else self._borrow(part.size)
-        if loan is not None:
-            loan.put(part)
-        return loan
+        buffer = None if part.elements is None else self._allocate(part.size)
+        if buffer is not None:
+            buffer.write(part)
+        return buffer
 
-    def room(self, call: bytes) -> tuple[str, Loan] | None:
-        """Return the name of the output of a call that was made before, and a block for it.
+    def output_buffer(self, call: bytes) -> tuple[str, SharedBuffer] | None:
+        """Return the name of the output of a call that was made before, and memory for it.
 
-        None for a new or a small one, or when there is no memory for it. Raises `Gone` when the service has ended.
+        None for a new call, a small output, or when there is no memory.
         """
-        name, size = self._results.get(call, ("", 0))
-        if (loan := self._borrow(size)) is None:
+        name, size = self._outputs.get(call, ("", 0))
+        if (buffer := self._allocate(size)) is None:
             return None
-        loan.expect()
-        return name, loan
+        buffer.begin_write()
+        return name, buffer
 
-    def learn(self, call: bytes, name: str, size: int) -> None:
-        """Remember name and size of the output of a call, for `room`."""
-        if len(self._results) >= _MOST_CALLS:
-            self._results.clear()
-        self._results[call] = name, size
+    def remember_output(self, call: bytes, name: str, size: int) -> None:
+        """Remember name and size of the output of a call, for `output_buffer`."""
+        if len(self._outputs) >= _MAX_CALLS:
+            self._outputs.clear()
+        self._outputs[call] = name, size
 
-    def _borrow(self, size: int) -> Loan | None:
+    def check(self, error: TransportError | None = None) -> None:
+        """Raise `TransportError` if the service has ended; `error` is its cause."""
+        if self._connection.ended:
+            raise TransportError(self._ended_message()) from error
+
+    def close(self) -> None:
+        """Disconnect from the service."""
+        self._connection.close()
+
+    def _allocate(self, size: int) -> SharedBuffer | None:
         if size < PIECE:
             return None
-        if (block := self._take_idle(size)) is None:
+        if (region := self._reuse(size)) is None:
             try:
-                block = _Block(_rounded(size), self._connection)
+                region = _Region(_rounded(size), self._connection)
             except OSError:
                 return None
-        return Loan(block, size, self._returned)
+            except ServiceEnded:
+                raise TransportError(self._ended_message()) from None
+        return SharedBuffer(region, size, self._freed)
 
-    def _take_idle(self, size: int) -> _Block | None:
+    def _reuse(self, size: int) -> _Region | None:
         with self._lock:
-            while self._returned:
-                block, safe = self._returned.popleft()
+            while self._freed:
+                region, safe = self._freed.popleft()
                 if safe:
-                    self._idle.append(block)
-                else:  # the call failed, and the service may be writing still
-                    self._connection.forget(block.name)
-            fitting = [block for block in self._idle if size <= block.size <= 2 * size]
-            best = min(fitting, key=lambda block: block.size, default=None)
+                    self._idle.append(region)
+                else:  # the call failed, and the service may still be writing
+                    self._connection.forget(region.name)
+            fitting = [region for region in self._idle if size <= region.size <= 2 * size]
+            best = min(fitting, key=lambda region: region.size, default=None)
             if best is not None:
                 self._idle.remove(best)
-            while len(self._idle) > _MOST_IDLE or sum(block.size for block in self._idle) > _MOST_IDLE_BYTES:
+            while len(self._idle) > _MAX_IDLE or sum(region.size for region in self._idle) > _MAX_IDLE_BYTES:
                 self._connection.forget(self._idle.pop(0).name)
             return best
 
 
 def _rounded(size: int) -> int:
-    """Round up to one of eight sizes between powers of two, so that blocks fit again."""
+    """Round up to one of eight sizes between powers of two, so that regions can be reused."""
     step = 1 << max(12, size.bit_length() - 4)
     return -(-size // step) * step

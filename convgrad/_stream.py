@@ -2,51 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
-import httpx
-
-from convgrad._assembly import Assembly
+from convgrad._blocking import Blocking, blocking, complete
+from convgrad._core import Decoder
 from convgrad._errors import TimedOut
 from convgrad._events import Array, Event, Result
-from convgrad._messages import Messages
 from convgrad._retry import Budget
 from convgrad._transport import translated
-from convgrad._whole import Whole
 
-__all__ = ["Stream"]
+__all__ = ["AsyncStream", "Stream"]
 
 
-class Stream:
-    """The reply of one call: iterate over its events, each given once, then get its `result`."""
+class AsyncStream:
+    """`Stream` for asyncio: the same names with `await` and `async for`."""
 
-    def __init__(self, response: httpx.Response, assembly: Assembly | Whole | Messages, budget: Budget) -> None:
-        self._response = response
+    def __init__(self, chunks: AsyncIterator[bytes], decoder: Decoder, budget: Budget) -> None:
+        self._chunks = chunks
+        self._decoder = decoder
         self._budget = budget
-        self._assembly = assembly
         self._events = self._read()
 
-    def __iter__(self) -> Iterator[Event]:
+    def __aiter__(self) -> AsyncIterator[Event]:
         return self._events
 
-    def result(self) -> Array:
+    async def result(self) -> Array:
         """Read the rest of the reply and return the output; raises what the call raises."""
-        return self.details().array
+        return (await self.details()).array
 
-    def details(self) -> Result:
+    async def details(self) -> Result:
         """Read the rest of the reply and return all of it; raises what the call raises."""
-        for _ in self._events:
+        async for _ in self._events:
             pass
-        found: Result = self._assembly.close()
+        found: Result = self._decoder.close()
         return found
 
-    def _read(self) -> Iterator[Event]:
+    async def _read(self) -> AsyncIterator[Event]:
         try:
             with translated():
-                for data in self._response.iter_bytes():
+                async for data in self._chunks:
                     self._budget.check()
-                    yield from self._assembly.feed(data)
+                    for event in self._decoder.feed(data):
+                        yield event
         except TimedOut:
             self._budget.check()
             raise
-        self._assembly.close()
+        self._decoder.close()
+
+
+class Stream(Blocking[AsyncStream]):
+    """The reply of one call: iterate over its events, each given once, then get its `result`."""
+
+    def __init__(self, stream: AsyncStream) -> None:
+        self._async = stream
+
+    def __iter__(self) -> Iterator[Event]:
+        events = aiter(self._async)
+        while True:
+            try:
+                yield complete(anext(events))
+            except StopAsyncIteration:
+                return
+
+    result = blocking(AsyncStream.result)
+    details = blocking(AsyncStream.details)

@@ -39,7 +39,7 @@ class NpyFile:
 
 
 class Readable(Protocol):
-    """What NumPy can read as an array, such as a tensor of PyTorch or JAX."""
+    """Anything that NumPy can read as an array, such as a tensor of PyTorch or JAX."""
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         """Return the array."""
@@ -75,9 +75,9 @@ class Part:
 def part(tensor: Tensor | Any) -> Part:
     """Prepare one tensor for sending.
 
-    Arrays may have any strides and byte order; what NumPy or DLPack can read is taken too. Raises `Unsupported` for a
-    dtype that no operation has, `ParseError` for a file that is not a complete `.npy` file, and `OSError` when it
-    can't be read.
+    Arrays may have any strides and byte order; anything else that NumPy or DLPack can read is accepted. Raises
+    `Unsupported` for a dtype that no operation has, `ParseError` for a file that is not a complete `.npy` file, and
+    `OSError` when it can't be read.
     """
     match tensor:
         case NpyFile(path, declared):
@@ -91,8 +91,8 @@ def part(tensor: Tensor | Any) -> Part:
 def _array_of(value: Any) -> Array:
     """Return what NumPy can read as an array: arrays, lists, tensors of PyTorch, and others by DLPack.
 
-    A tensor of PyTorch is detached, brought to the CPU, and read as bfloat16 where it is that. Lists of numbers, which
-    have no dtype of their own, become float32. Raises `Unsupported`.
+    A tensor of PyTorch is detached and copied to the CPU; bfloat16 is kept. Lists of numbers become float32. Raises
+    `Unsupported`.
     """
     if isinstance(value, np.ndarray):
         return value

@@ -13,32 +13,36 @@ from convgrad._dtypes import dtype_of_oip
 from convgrad._errors import BrokenStream, ProtocolError, Unsupported
 from convgrad._events import Event, Result
 from convgrad._frames import Bytes
-from convgrad._shared import Loan
+from convgrad._shared import SharedBuffer
 
 __all__ = ["Whole"]
 
-_LONGEST_HEAD = 1 << 20
+_MAX_HEAD = 1 << 20
 _MAX_RANK = 64
 
 
 class Whole:
     """Decode one reply from its bytes, in pieces of any size; the first `head_length` bytes are its head.
 
-    The result has only the output, without resolved attributes and statistics. With `room` the service has written the
-    output there, and the reply is only its head. `learn` is called with name and size of the output.
+    The result has only the output, without resolved attributes and statistics. With `output` the service has
+    written it there, and the reply is only its head. `on_output` is called with name and size of the output.
     """
 
     def __init__(
-        self, head_length: int, *, room: Loan | None = None, learn: Callable[[str, int], None] | None = None
+        self,
+        head_length: int,
+        *,
+        output: SharedBuffer | None = None,
+        on_output: Callable[[str, int], None] | None = None,
     ) -> None:
-        if head_length > _LONGEST_HEAD:
-            raise ProtocolError(f"the head of a reply must have at most {_LONGEST_HEAD} bytes, but has {head_length}")
+        if head_length > _MAX_HEAD:
+            raise ProtocolError(f"the head of a reply must have at most {_MAX_HEAD} bytes, but has {head_length}")
         self._head_left = head_length
-        self._shared = room
-        self._learn = learn
+        self._shared = output
+        self._on_output = on_output
         self._head = bytearray()
         self._result: Result | None = None
-        self._room = memoryview(b"")
+        self._rest = memoryview(b"")
 
     def feed(self, data: Bytes) -> Iterator[Event]:
         """Decode the next bytes; there are no events."""
@@ -49,16 +53,16 @@ class Whole:
             if self._head_left > 0:
                 return iter(())
             self._begin()
-        if len(data) > len(self._room):
+        if len(data) > len(self._rest):
             raise ProtocolError("the reply has data after its output")
         if data:
-            self._room[: len(data)] = data
-        self._room = self._room[len(data) :]
+            self._rest[: len(data)] = data
+        self._rest = self._rest[len(data) :]
         return iter(())
 
     def close(self) -> Result:
         """End the reply and return the result; raises `BrokenStream` if it is incomplete."""
-        if self._result is None or self._room:
+        if self._result is None or self._rest:
             raise BrokenStream("the reply stopped before the end of its output")
         return self._result
 
@@ -78,8 +82,8 @@ class Whole:
             )
         if math.prod(shape) * kind.itemsize != size:
             raise ProtocolError(f"the output needs {math.prod(shape) * kind.itemsize} bytes, but its head says {size}")
-        if self._learn is not None:
-            self._learn(name, size)
+        if self._on_output is not None:
+            self._on_output(name, size)
         if self._shared is not None:
             self._result = Result(op, {name: self._shared.array(kind.numpy, shape)})
             return
@@ -87,5 +91,5 @@ class Whole:
             array: np.ndarray[Any, Any] = np.empty(shape, kind.numpy)
         except (ValueError, MemoryError) as error:
             raise ProtocolError(f"no memory for a tensor of shape {list(shape)}") from error
-        self._room = array.reshape(-1).view(np.uint8).data
+        self._rest = array.reshape(-1).view(np.uint8).data
         self._result = Result(op, {name: array})

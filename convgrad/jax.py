@@ -165,7 +165,7 @@ def conv_transpose(
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a callback needs to know besides its arrays; `shape` is that of dst."""
+    """The static arguments of a callback; `shape` is that of dst."""
 
     layer: Layer
     layout: Layout
@@ -274,7 +274,7 @@ def _weights(array: Any, spec: Ints) -> tuple[Any, str]:
 
 
 def _placed(dst: Any, layout: Layout, spec: Ints) -> Any:
-    """Return a result with its axes where the caller wants them."""
+    """Return a result in the layout of the caller."""
     now = [*range(dst.ndim)] if layout == "NCX" else [0, dst.ndim - 1, *range(1, dst.ndim - 1)]
     order = [0] * dst.ndim
     for source, target in zip(now, spec, strict=True):
@@ -286,7 +286,7 @@ def _transposed(
     steps: tuple[int, ...], strides: Ints, dilations: tuple[int, ...], extents: Ints, pads: Any, groups: int,
     weights_format: str,
 ) -> tuple[Layer, list[tuple[int, int]]]:  # fmt: skip
-    """Return the transposed convolution that equals a convolution of an input with `steps` between its elements.
+    """Return the transposed convolution that equals a convolution of an input dilated by `steps`.
 
     Element x of the input meets tap k at x * step - k * dilation + pad; with the taps in reverse order that is a
     transposed convolution with ``pads_begin = extent - 1 - pad``. Where no tap meets the input the result is zero: so

@@ -149,7 +149,7 @@ def _value(attribute: Any) -> Any:
 
 
 def _ints(given: Mapping[str, Any], name: str, count: int, least: int) -> tuple[int, ...] | None:
-    """Return an attribute of so many integers, or None if it is absent or empty."""
+    """Return an attribute of `count` integers, or None if it is absent or empty."""
     values = tuple(int(value) for value in given.get(name) or ())
     if not values:
         return None

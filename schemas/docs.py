@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +27,12 @@ _EXTRAS = (
     "",
     'A call computes the first one unless `options.outputs` names others, such as `["diff_weights", "diff_bias"]`.',
 )
+_SYMBOLS = (
+    "n is an image, i and o are channels of `src` and `dst` (i_l and o_l within their group), x and y are positions, k",
+    "is a tap of the weights. I and O are the numbers of channels, and g is `groups`.",
+)
+# Characters of code that a screen of 400 pixels shows in a line.
+_WIDTH = 40
 _NOTICE = "<!-- Made from schemas/tables.py by scripts/docs. Change the table, not this page. -->"
 
 
@@ -98,9 +106,10 @@ def _page(operation: Operation) -> str:
         operation.summary,
         "",
         "```text",
-        operation.formula,
+        *_formula(operation.formula),
         "```",
         "",
+        *([*_SYMBOLS, ""] if operation.convolves else []),
         f"Called as {names}.",
         f"Tensors are {', '.join(DTYPE_NAMES)}, all of a call the same, with {_AXES[operation.ranks]} spatial axes.",
         f"With `options.reference` and in verifications they may be {', '.join(REFERENCE_DTYPES)}.",
@@ -109,7 +118,7 @@ def _page(operation: Operation) -> str:
         "## Attributes",
         "",
         *_table(
-            ("name", "type", "required", "default", "values", "meaning"),
+            ("name", "type and values", "meaning"),
             (_attribute(row) for row in operation.attributes),
         ),
         "",
@@ -117,11 +126,13 @@ def _page(operation: Operation) -> str:
         "",
         "## Inputs",
         "",
-        *_table(("index", "name", "required", "meaning"), _tensors(operation.inputs)),
+        "In the order of their indices:",
+        "",
+        *_table(("name", "required", "meaning"), map(_input, operation.inputs)),
         "",
         "## Outputs" if operation.extras else "## Output",
         "",
-        *_table(("index", "name", "meaning"), (_output(index, row) for index, row in enumerate(operation.outputs))),
+        *_table(("name", "meaning"), ((_spellings(row), row.doc) for row in operation.outputs)),
         *(_EXTRAS if operation.extras else ()),
         "",
         *(["## Layouts of the weights", "", *_layouts(called), ""] if operation.convolves else []),
@@ -134,6 +145,16 @@ def _page(operation: Operation) -> str:
         "```",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _formula(formula: str) -> Iterator[str]:
+    """Yield a formula in short lines, broken between its terms but not within their indices."""
+    unbroken = re.sub(r"\[[^]]*\]", lambda index: index[0].replace(" ", "\0"), formula)
+    whole, *definitions = re.split(r", where | and (?=\w+ (?:=|is) )", unbroken)
+    parts = [whole] if len(whole) <= _WIDTH else [whole.replace(" = ", " =\n  ")]
+    for part in "\n".join([*parts, *(f"  where {each}" for each in definitions)]).splitlines():
+        lines = textwrap.wrap(part, _WIDTH, subsequent_indent="    ")
+        yield from (line.replace("\0", " ") for line in lines)
 
 
 def _json(value: dict[str, dict[str, object]]) -> Iterator[str]:
@@ -159,23 +180,23 @@ def _spellings(row: AttributeRow | TensorRow) -> str:
 
 
 def _attribute(row: AttributeRow) -> tuple[str, ...]:
-    default = "" if row.default is None else f"`{row.default}`"
+    facts: list[str] = [row.kind]
+    if row.required != "no":
+        facts.append("required" if row.required == "yes" else f"required {row.required}")
+    if row.default is not None:
+        facts.append(f"default `{row.default}`")
     if row.old_default is not None:
-        default += f" (`{row.old_default}` under an old name)"
-    values = ", ".join(f"`{value}`" for value in row.choices)
+        facts[-1] += f" (`{row.old_default}` under an old name)"
+    if row.choices:
+        facts.append(f"one of {', '.join(f'`{value}`' for value in row.choices)}")
     if row.minimum is not None:
-        values = f">= {row.minimum}"
-    return _spellings(row), row.kind, row.required, default, values, row.doc
+        facts.append(f"at least {row.minimum}")
+    return _spellings(row), "; ".join(facts), row.doc
 
 
-def _tensors(rows: Sequence[TensorRow]) -> Iterator[tuple[str, ...]]:
-    for index, row in enumerate(rows):
-        required = "yes" if row.required else "no" if row.only_for is None else f"for `{row.only_for}`"
-        yield str(index), _spellings(row), required, row.doc
-
-
-def _output(index: int, row: TensorRow) -> tuple[str, ...]:
-    return str(index), _spellings(row), row.doc
+def _input(row: TensorRow) -> tuple[str, ...]:
+    required = "yes" if row.required else "no" if row.only_for is None else f"for `{row.only_for}`"
+    return _spellings(row), required, row.doc
 
 
 def _layouts(called: CalledOperation) -> Iterator[str]:

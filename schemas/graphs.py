@@ -13,8 +13,8 @@ from typing import Any
 
 from convgrad._errors import InvalidParams, UnknownOperation, Unsupported
 from schemas.ops import ResolvedOp, resolve
-from schemas.problems import Problem, dims, invalid_params, problem, safe_key
-from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES
+from schemas.problems import MAX_PROBLEMS, Problem, dims, invalid_params, problem, safe_key
+from schemas.rows import DTYPE_NAMES, MAX_DIMS, REFERENCE_DTYPES
 from schemas.shapes import INT64_MAX
 from schemas.tables import OPERATIONS, CalledOperation, find_operation
 from schemas.tensors import TensorMeta
@@ -124,7 +124,11 @@ def read_graph(dump: object) -> Graph:
         msg = f"a graph must have at most {_MOST_NODES} ops, but has {len(entries)}"
         raise _invalid([problem(["graph"], msg, "too_long")])
     reader = _Reader(problems)
-    nodes = [node for position, entry in enumerate(entries) if (node := reader.node(position, entry)) is not None]
+    nodes: list[Node] = []
+    for position, entry in enumerate(entries):
+        if (node := reader.node(position, entry)) is not None:
+            nodes.append(node)
+        _stop_at_many(problems)
     problems += _doubled(reader.made)
     graph = Graph(nodes, reader.tensors)
     if not problems:
@@ -156,6 +160,7 @@ def resolve_graph(graph: Graph, given: Mapping[int, TensorMeta] | None = None) -
             found.append((node, op))
             known = tensors[node.output]
             tensors[node.output] = LogicalTensor(known.id, known.dtype, op.output.shape, known.strides)
+        _stop_at_many(problems)
     if problems:
         raise _invalid(problems)
     return ResolvedGraph(tuple(found), tensors)
@@ -281,6 +286,10 @@ class _Reader:
         if not isinstance(given, list) or not all(type(size) is int and size <= INT64_MAX for size in given):
             self._wrong(loc, f"{label}: the shape of tensor {number} must be a list of integers", "list_type")
             return None
+        if len(given) > MAX_DIMS:
+            rule = f"{label}: tensor {number} must have at most {MAX_DIMS} dimensions, but has {len(given)}"
+            self._wrong(loc, rule, "too_long")
+            return None
         return None if any(size < 0 for size in given) else tuple(given)
 
     def _strides(
@@ -303,7 +312,10 @@ class _Reader:
             rule = f"{label}: tensor {number} must have {len(shape)} strides, as its shape is {dims(shape)}"
             self._wrong(place, f"{rule}, but has {len(given)}", "length")
             return None
-        if 0 in shape or tuple(given) == c_strides(shape) or max(shape, default=1) == 1:
+        packed = c_strides(shape)
+        # The stride of an axis of one has no effect, whatever it is.
+        strides = tuple([step if size > 1 else own for step, size, own in zip(given, shape, packed, strict=True)])
+        if 0 in shape or strides == packed:
             return None
         reach = 0
         for step, size in sorted((step, size) for step, size in zip(given, shape, strict=True) if size > 1):
@@ -312,7 +324,7 @@ class _Reader:
                 self._wrong(place, f"{rule} {dims(shape)}", "overlap")
                 return None
             reach += (size - 1) * step
-        return tuple(given)
+        return strides
 
     def _wrong(self, loc: list[str | int], message: str, kind: str) -> None:
         self._problems.append(problem(loc, message, kind))
@@ -351,6 +363,12 @@ def _in_order(nodes: list[Node], problems: list[Problem]) -> list[Node]:
         done |= {node.id for node in ready}
         left = [node for node in left if node.id not in done]
     return ordered
+
+
+def _stop_at_many(problems: list[Problem]) -> None:
+    """Raise `InvalidParams` when there are more broken rules than an error lists: the other nodes are not checked."""
+    if len(problems) > MAX_PROBLEMS:
+        raise invalid_params("graph", problems, stopped=True)
 
 
 def _invalid(problems: list[Problem]) -> InvalidParams:

@@ -8,12 +8,11 @@ from math import prod
 from typing import Any
 
 from convgrad._dtypes import DTYPES
-from convgrad._errors import Unsupported
 from schemas.call import Call, read_call
 from schemas.dumps import from_dump, is_dump, read_dump
 from schemas.geometry import Geometry, infer_geometry
 from schemas.memo import Memo, key_of
-from schemas.problems import Problem, dims, invalid_params, problem
+from schemas.problems import Problem, dims, invalid_params, problem, unsupported
 from schemas.resolved import ResolvedOp
 from schemas.rows import DATA_FORMATS, REFERENCE_DTYPES, WEIGHTS_FORMATS
 from schemas.shapes import INT64_MAX, data_shape, elements
@@ -54,7 +53,7 @@ def require_reference(op: ResolvedOp) -> None:
         rule = f"is {op.dtype}, which only the reference kernel computes, slowly: send f32, or set options.reference"
         names = [op.wire_name(spec.name) for spec in op.inputs]
         problems = [problem(["inputs", name, "dtype"], f"{name} {rule}", "unsupported_dtype") for name in names]
-        raise Unsupported(f"{op.called_as}: {problems[0]['msg']}", data={"errors": problems})
+        raise unsupported(f"{op.called_as}: {problems[0]['msg']}", problems)
 
 
 def _resolve(name: str, attributes: Any, inputs: Any, output: Any, outputs: tuple[str, ...]) -> ResolvedOp:
@@ -83,7 +82,7 @@ def _resolve(name: str, attributes: Any, inputs: Any, output: Any, outputs: tupl
         if not problems:
             return resolved
     if call.inputs.unsupported is not None:
-        raise Unsupported(call.inputs.unsupported["msg"], data={"errors": problems})
+        raise unsupported(call.inputs.unsupported["msg"], problems)
     raise invalid_params(called.called_as, problems)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any
 
-from convgrad._errors import InvalidParams, TooLarge
+from convgrad._errors import InvalidParams, TooLarge, Unsupported
 from schemas.shapes import INT64_MAX
 
 __all__ = [
@@ -17,14 +18,17 @@ __all__ = [
     "number",
     "problem",
     "safe_key",
+    "some",
     "too_large",
+    "unsupported",
 ]
 
 Problem = dict[str, Any]
 
 # Limits that keep the answer to a call with a million unknown names short and fast.
-MAX_PROBLEMS = 32
+MAX_PROBLEMS = 64
 MAX_MEMBERS = 64
+_MOST_NAMES = 16
 
 
 def problem(loc: Iterable[str | int], msg: str, kind: str) -> Problem:
@@ -59,12 +63,34 @@ def safe_key(key: object) -> str:
     return key if isinstance(key, str) and len(key) <= 64 and key.isascii() and key.isprintable() else "?"
 
 
-def invalid_params(what: str, problems: list[Problem]) -> InvalidParams:
-    """Return the error for these broken rules, with the first one as its message."""
-    more = len(problems) - 1
-    others = f" (and {more} more broken rule{'s' if more > 1 else ''})" if more else ""
-    data = {"omitted": len(problems) - MAX_PROBLEMS} if len(problems) > MAX_PROBLEMS else None
-    return InvalidParams(f"{what}: {problems[0]['msg']}{others}", errors=problems[:MAX_PROBLEMS], data=data)
+def some(names: Collection[object]) -> str:
+    """Format names, of many the first and how many more there are: `2, 5, 8 and 1,997 more`."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(map(str, islice(names, _MOST_NAMES))) + (f" and {more:,} more" if more > 0 else "")
+
+
+def invalid_params(what: str, problems: list[Problem], *, stopped: bool = False) -> InvalidParams:
+    """Return the error for these broken rules, with the first one as its message.
+
+    It lists the first `MAX_PROBLEMS` and has the number of the others, or with `stopped`, when checking ended early, at
+    least how many there are.
+    """
+    more, listed = len(problems) - 1, ""
+    if more >= MAX_PROBLEMS:
+        listed = f", {MAX_PROBLEMS - 1} of which are listed"
+    least = "at least " if stopped else ""
+    others = f" (and {least}{more:,} more broken rule{'s' if more > 1 else ''}{listed})" if more else ""
+    return InvalidParams(f"{what}: {problems[0]['msg']}{others}", data=_listed(problems))
+
+
+def unsupported(message: str, problems: list[Problem]) -> Unsupported:
+    """Return the error for a dtype that is not supported, with the broken rules as `invalid_params` lists them."""
+    return Unsupported(message, data=_listed(problems))
+
+
+def _listed(problems: list[Problem]) -> dict[str, Any]:
+    omitted = len(problems) - MAX_PROBLEMS
+    return {"errors": problems[:MAX_PROBLEMS]} | ({"omitted": omitted} if omitted > 0 else {})
 
 
 def too_large(error: TooLarge, loc: Iterable[str | int], name: str) -> TooLarge:

@@ -11,13 +11,13 @@ Symbols: N batch, I channels of `src`, O channels of `dst`, g `groups`, X the sp
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from convgrad._errors import UnknownOperation
 from schemas.frameworks import operation_here
-from schemas.problems import safe_key
+from schemas.problems import MAX_PROBLEMS, safe_key
 from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS, AttributeRow, Dialect, Operation, TensorRow
 
 __all__ = [
@@ -186,8 +186,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name="ConvTransposeBackpropFilters",
         summary="Gradient of a transposed convolution with respect to its weights.",
         formula=(
-            "diff_weights[i, o_l, k] = sum over n and x of src[n, i, x] * diff_dst[n, (i // (I/g)) * "
-            "(O/g) + o_l, x * strides + k * dilations - pads_begin]"
+            "diff_weights[i, o_l, k] = sum over n and x of src[n, i, x] * diff_dst[n, o, y], "
+            "where o = (i // (I/g)) * (O/g) + o_l and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=True,
         attributes=(
@@ -212,8 +212,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name="ConvolutionBackpropFilters",
         summary="Gradient of a convolution with respect to its weights.",
         formula=(
-            "diff_weights[o, i_l, k] = sum over n and x of diff_dst[n, o, x] * src[n, (o // (O/g)) * "
-            "(I/g) + i_l, x * strides + k * dilations - pads_begin]"
+            "diff_weights[o, i_l, k] = sum over n and x of diff_dst[n, o, x] * src[n, i, y], "
+            "where i = (o // (O/g)) * (I/g) + i_l and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=False,
         attributes=(
@@ -237,8 +237,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name=None,
         summary="Transposed convolution, with an optional bias.",
         formula=(
-            "dst[n, o, x * strides + k * dilations - pads_begin] = bias[o] + sum over i, x and k of "
-            "src[n, i, x] * weights[i, o_l, k], with i in the group of o"
+            "dst[n, o, y] = bias[o] + sum over i, x and k of src[n, i, x] * weights[i, o_l, k], "
+            "where i is in the group of o and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=True,
         attributes=(
@@ -261,8 +261,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name=None,
         summary="Convolution, with an optional bias.",
         formula=(
-            "dst[n, o, x] = bias[o] + sum over i_l and k of src[n, (o // (O/g)) * (I/g) + i_l, "
-            "x * strides + k * dilations - pads_begin] * weights[o, i_l, k]"
+            "dst[n, o, x] = bias[o] + sum over i_l and k of src[n, i, y] * weights[o, i_l, k], "
+            "where i = (o // (O/g)) * (I/g) + i_l and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=False,
         attributes=(
@@ -284,8 +284,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name="ConvolutionBackpropData",
         summary="Gradient of a convolution with respect to its input.",
         formula=(
-            "diff_src[n, i, x * strides + k * dilations - pads_begin] = sum over o, x and k of diff_dst[n, o, x] * "
-            "weights[o, i_l, k], with o in the group of i"
+            "diff_src[n, i, y] = sum over o, x and k of diff_dst[n, o, x] * weights[o, i_l, k], "
+            "where o is in the group of i and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=False,
         attributes=(
@@ -319,8 +319,8 @@ OPERATIONS: tuple[Operation, ...] = (
         old_name=None,
         summary="Gradient of a transposed convolution with respect to its input.",
         formula=(
-            "diff_src[n, i, x] = sum over o_l and k of diff_dst[n, (i // (I/g)) * (O/g) + o_l, "
-            "x * strides + k * dilations - pads_begin] * weights[i, o_l, k]"
+            "diff_src[n, i, x] = sum over o_l and k of diff_dst[n, o, y] * weights[i, o_l, k], "
+            "where o = (i // (I/g)) * (O/g) + o_l and y = x * strides + k * dilations - pads_begin"
         ),
         transposed=True,
         attributes=(
@@ -418,9 +418,12 @@ def _unknown(name: object, kind: str) -> UnknownOperation:
     return UnknownOperation(f"{msg}: the {kind}s are {known}{suffix}", data={"hint": hint})
 
 
-def near_miss(name: object, known: Mapping[str, object] | tuple[str, ...]) -> str | None:
-    """Return the known name closest to a misspelt one, or None."""
-    if not isinstance(name, str) or not 1 < len(name) <= 64:
+def near_miss(name: object, known: Mapping[str, object] | tuple[str, ...], problems: Sized = ()) -> str | None:
+    """Return the known name closest to a misspelt one, or None.
+
+    `problems` are those found before: a hint in one that will not be listed is not worth the search.
+    """
+    if len(problems) >= MAX_PROBLEMS or not isinstance(name, str) or not 1 < len(name) <= 64:
         return None
     folded = {entry.casefold().replace("_", ""): entry for entry in known}
     close = difflib.get_close_matches(name.casefold().replace("_", ""), folded, n=1, cutoff=0.75)

@@ -1,14 +1,16 @@
 """Tensors in requests: their dtype, shape and encoding, without their data.
 
-A tensor in JSON is raw bytes with dtype and shape, or a whole `.npy` file, both as base64; in `ops.validate` and in the
-`request` part of a multipart body it may be less. Data is never decoded here: `WireTensor.payload` is the text, or the
-object that the body's reader put in its place.
+A tensor in JSON is its elements with dtype and shape, as base64 or numbers, or a whole `.npy` file as base64; in
+`ops.validate` and in the `request` part of a multipart body it may be less. Data is never decoded here:
+`WireTensor.payload` is the JSON value, or the object that the body's reader put in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from math import prod
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,6 +22,7 @@ from schemas.shapes import INT64_MAX, elements
 from schemas.tables import near_miss
 
 __all__ = [
+    "MAX_NUMBERS",
     "DataTensor",
     "NpyTensor",
     "TensorDescription",
@@ -27,6 +30,7 @@ __all__ = [
     "TensorReply",
     "TensorSpec",
     "WireTensor",
+    "listed",
     "read_meta",
     "read_shape",
     "read_tensor",
@@ -36,6 +40,14 @@ WireDType = Literal["f32", "f16", "bf16", "f64", "s32"]
 Size = Annotated[int, Field(strict=True, ge=0, le=INT64_MAX)]
 Shape = Annotated[list[Size], Field(max_length=MAX_DIMS)]
 Base64 = Annotated[str, Field(json_schema_extra={"contentEncoding": "base64"})]
+
+MAX_NUMBERS = 1_000_000
+"""The most elements of a tensor that is a list of numbers in JSON."""
+
+_NUMBERS = (
+    f"Or a list of at most {MAX_NUMBERS} numbers, flat or nested like the shape; "
+    '`"NaN"`, `"Infinity"` and `"-Infinity"` are strings.'
+)
 
 # Other members of a logical tensor in oneDNN's graph dumps. They are ignored, strides too: data is in C order.
 _DUMPED = frozenset({"id", "stride", "layout_type", "property_type"})
@@ -63,12 +75,12 @@ class TensorSpec:
 class WireTensor:
     """A tensor of a request: its description, and its data or where that is.
 
-    `encoding` is `base64` (raw little-endian bytes in C order), `npy` (a file), or None without data.
+    `member` is `data` (elements in C order: little-endian bytes, or numbers), `npy` (a file), or None without data.
     """
 
     dtype: str | None
     shape: tuple[int, ...] | None
-    encoding: Literal["base64", "npy"] | None = None
+    member: Literal["data", "npy"] | None = None
     payload: Any = None
 
     @property
@@ -82,11 +94,11 @@ class _Closed(BaseModel):
 
 
 class DataTensor(_Closed):
-    """A tensor as raw bytes."""
+    """A tensor as raw bytes, or as numbers."""
 
     dtype: WireDType
     shape: Shape
-    data: Base64 = Field(description="Little-endian elements in C order, as base64.")
+    data: Base64 | list[Any] = Field(description=f"Little-endian elements in C order, as base64. {_NUMBERS}")
 
 
 class NpyTensor(_Closed):
@@ -108,9 +120,14 @@ class TensorReply(_Closed):
 
     dtype: WireDType
     shape: Shape | None = None
-    data: Base64 | None = None
+    data: Base64 | list[Any] | None = None
     npy: Base64 | None = None
     sha256: str | None = None
+
+
+def listed(shape: Sequence[int]) -> int:
+    """Return how many entries the nested lists of a tensor have at their widest level: its elements, if it has any."""
+    return prod(takewhile(bool, shape))
 
 
 def read_shape(value: object, loc: list[str | int], problems: list[Problem]) -> tuple[int, ...] | None:
@@ -176,33 +193,33 @@ def read_tensor(value: object, loc: list[str | int], problems: list[Problem]) ->
     if dtype is not None and not isinstance(dtype, str):
         problems.append(problem([*loc, "dtype"], f"the dtype of {_where(loc)} must be a string", "string_type"))
     sizes = None if shape is None else read_shape(shape, [*loc, "shape"], problems)
-    encoding = _encoding(value, loc, problems)
+    member = _member(value, loc, problems)
     if len(problems) > before:
         return None
-    payload = None if encoding is None else value["data" if encoding == "base64" else "npy"]
-    return WireTensor(dtype if isinstance(dtype, str) else None, sizes, encoding, payload)
+    payload = None if member is None else value[member]
+    return WireTensor(dtype if isinstance(dtype, str) else None, sizes, member, payload)
 
 
 def _unknown_members(value: Mapping[Any, Any], loc: list[str | int], problems: list[Problem]) -> None:
     for key in value:
         if key not in _MEMBERS and key not in _DUMPED:
-            name, hint = safe_key(key), near_miss(key, _MEMBERS)
+            name, hint = safe_key(key), near_miss(key, _MEMBERS, problems)
             msg = f"a tensor may have only dtype, shape and data, or npy, but {_where(loc)} has another member"
             problems.append(problem([*loc, name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_member"))
 
 
-def _encoding(
-    value: Mapping[Any, Any], loc: list[str | int], problems: list[Problem]
-) -> Literal["base64", "npy"] | None:
+def _member(value: Mapping[Any, Any], loc: list[str | int], problems: list[Problem]) -> Literal["data", "npy"] | None:
     data, npy = value.get("data"), value.get("npy")
     if data is not None and npy is not None:
         problems.append(problem(loc, f"{_where(loc)} has both data and npy: give one", "conflict"))
     if data is None and npy is None:
         return None
     member = "data" if data is not None else "npy"
-    # The body's reader may have replaced the text by an object of its own; other JSON values are errors.
-    if isinstance(value[member], bool | int | float | list | tuple | dict):
-        problems.append(problem([*loc, member], f"{member} of {_where(loc)} must be base64 text", "string_type"))
+    # The body's reader may have replaced the value by an object of its own; other JSON values are errors.
+    wrong = (bool, int, float, tuple, dict) + ((list,) if member == "npy" else ())
+    if isinstance(value[member], wrong):
+        rule = "must be base64 text" + (" or a list of numbers" if member == "data" else "")
+        problems.append(problem([*loc, member], f"{member} of {_where(loc)} {rule}", "string_type"))
     if member == "npy":
         if value.get("shape") is not None:
             problems.append(problem([*loc, "shape"], f"the npy file of {_where(loc)} has its own shape", "conflict"))
@@ -212,7 +229,7 @@ def _encoding(
         for needed in ("dtype", "shape")
         if value.get(needed) is None
     )
-    return "base64"
+    return "data"
 
 
 def _where(loc: list[str | int]) -> str:

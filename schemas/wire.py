@@ -15,7 +15,7 @@ from schemas.attributes import attributes_model, plain_attributes_model
 from schemas.describe import example
 from schemas.rows import TensorRow
 from schemas.tables import CalledOperation, find_operation, verified
-from schemas.tensors import DataTensor, NpyTensor, TensorDescription, TensorReply
+from schemas.tensors import MAX_NUMBERS, DataTensor, NpyTensor, TensorDescription, TensorReply
 
 __all__ = [
     "AnyCall",
@@ -41,8 +41,10 @@ class CallOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    encoding: Literal["base64", "npy"] | None = Field(
-        default="base64", description="Output tensors in JSON: raw elements, or a whole .npy file, in base64."
+    encoding: Literal["base64", "npy", "list"] | None = Field(
+        default="base64",
+        description="Output tensors in JSON: raw elements, or a whole .npy file, in base64; or nested lists of at most "
+        f"{MAX_NUMBERS} numbers.",
     )
     deadline_ms: Annotated[int, Field(strict=True, ge=1, le=86_400_000)] | None = Field(
         default=None, description="Time after which the call stops and fails with deadline_exceeded."

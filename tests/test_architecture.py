@@ -259,9 +259,16 @@ def test_compiled_functions_do_not_validate() -> None:
 
 def test_async_lives_in_the_service_and_the_async_clients() -> None:
     """Schemas and kernels are plain functions; in convgrad only the clients have coroutines."""
-    clients = {"convgrad._async_client", "convgrad._local"}
+    clients = {f"convgrad.{name}" for name in ("_async_client", "_base", "_blocking", "_local", "_stream")}
     quiet = [*of("schemas"), *of("kernels"), *(m for m in of("convgrad") if m not in clients)]
     assert not {m for m in quiet if any(isinstance(n, ast.AsyncFunctionDef) for n in ast.walk(modules()[m]))}
+
+
+def test_the_client_does_not_need_the_command() -> None:
+    """Only the command imports its parts."""
+    command = {"convgrad._cli", "convgrad._command"}
+    users = {m for m in of("convgrad") for i in imports(m) if ".".join(i.split(".")[:2]) in command}
+    assert {m for m in users if ".".join(m.split(".")[:2]) not in command} == {"convgrad.__main__"}
 
 
 def test_files_stay_short() -> None:
@@ -299,6 +306,17 @@ def test_every_test_states_its_claim() -> None:
         and not ast.get_docstring(node)
     }
     assert not silent
+
+
+def test_no_test_file_imports_another() -> None:
+    """What several test files share stands in a module that has no tests, so that each file can move or go."""
+    found = {
+        f"{m}: {node.module}"
+        for m in of("tests")
+        for node in ast.walk(modules()[m])
+        if isinstance(node, ast.ImportFrom) and re.match(r"tests\.(\w+\.)*test_", node.module or "")
+    }
+    assert not found
 
 
 def test_every_module_says_what_it_is() -> None:

@@ -11,6 +11,8 @@ import pytest
 from tests.live import LiveService
 from tests.pages import as_pattern, blocks, reader
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
     path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "benchmarks" / "README.md") if blocks(path)

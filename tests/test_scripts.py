@@ -11,8 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import Settings
-
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = sorted(path for path in (ROOT / "scripts").iterdir() if path.is_file())
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -109,14 +107,6 @@ def test_every_dependency_has_its_reason() -> None:
     names = {re.split(r"[\[<>=;~! ]", line)[0] for line in lines} - {"convgrad"}
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert not {name for name in names if f"**{name}**" not in page}
-
-
-def test_every_setting_is_explained() -> None:
-    """docs/running.md has a row for each setting of the service, and no others."""
-    page = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
-    section = page.partition("\n## Settings\n")[2].partition("\n## ")[0]
-    rows = set(re.findall(r"^\| `CONVGRAD_(\w+)`", section, re.MULTILINE))
-    assert rows == {name.upper() for name in Settings.model_fields}
 
 
 def test_the_image_follows_its_rules() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).resolve().parent.parent
 OUTSIDE = {"README.md": "", "CONTRIBUTING.md": "contributing/", "SECURITY.md": "security/", "CHANGELOG.md": "changes/"}
 

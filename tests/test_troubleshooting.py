@@ -243,6 +243,7 @@ def test_every_row_is_provoked() -> None:
     assert all(advice.strip() for _, advice in rows())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("beginning", PROVOKED)
 def test_the_message(service: LiveService, tmp_path: Path, request: pytest.FixtureRequest, beginning: str) -> None:
     """The mistake leads to the message as it is on the page; two dots stand for anything."""

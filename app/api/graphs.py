@@ -22,11 +22,11 @@ from app.intake.body import declared_length, media_type, read_body
 from app.intake.graphs import GRAPH, GraphRequest, check_graph, read_graph_request, resolved_of
 from app.intake.json import JsonIntake
 from app.intake.multipart import MultipartIntake
-from app.intake.options import parse_options
+from app.intake.options import Encoding, parse_options
 from app.intake.requests import RequestedCall
 from app.intake.sinks import Lease
-from app.intake.strings import TensorStrings
 from app.intake.tensors import Tensor, collect_tensors
+from app.intake.values import TensorValues
 from app.pool.buffers import Segment
 from app.replies import multipart, sse
 from app.replies.accept import choose
@@ -82,14 +82,14 @@ async def run_request(
     lease: Lease,
     context: RequestContext,
     running: Running,
-) -> tuple[list[Any], dict[str, Any], bool]:
-    """Compute a graph whose tensors have arrived; return its outputs, the rest of the reply, and whether as `.npy`."""
+) -> tuple[list[Any], dict[str, Any], Encoding]:
+    """Compute a graph whose tensors have arrived; return its outputs, the rest of the reply, and their encoding."""
     prepared = await prepare(service, request, call, started=context.started)
     with context.timings.measure("decode"):
         tensors = await collect_tensors(call.inputs, lease)
         tensors = {name: await _ordered(prepared, call, name, found, lease) for name, found in tensors.items()}
     outputs, document = await run_graph(service, prepared, tensors, lease, context.timings, running)
-    return outputs, document, prepared.options.encoding == "npy"
+    return outputs, document, prepared.options.encoding
 
 
 async def _ordered(prepared: PreparedGraph, call: RequestedCall, name: str, segment: Segment, lease: Lease) -> Segment:
@@ -150,7 +150,7 @@ class _Deferred(Response):
                     await read_body(receive, parts, timings, parts)
                     call = parts.finish(need_data=check is not None)
                     return requests[0], call
-                intake = JsonIntake(TensorStrings(lease), length=length, max_skeleton=limit, begun=check_graph)
+                intake = JsonIntake(TensorValues(lease), length=length, max_skeleton=limit, begun=check_graph)
                 await read_body(receive, intake, timings)
                 request = take_apart(GRAPH, await intake.finish_async())
                 return request, None if check is None else request.read(lease)
@@ -183,18 +183,18 @@ class _Run(_Deferred):
             run = partial(run_request, service, request, call, lease, context)
 
             async def work(on_progress: OnProgress) -> Iterable[bytes]:
-                outputs, document, npy = await run(Running(on_progress))
-                return JsonResult(document, outputs, npy=npy).pieces()
+                outputs, document, encoding = await run(Running(on_progress))
+                return JsonResult(document, outputs, encoding).pieces()
 
             async with cancel_on_disconnect(receive):
                 if form == sse.MEDIA_TYPE:
                     await sse.send_work(work, send, context.request_id)
                     return
-                outputs, document, npy = await run(Running())
+                outputs, document, encoding = await run(Running())
                 if form == multipart.MEDIA_TYPE:
                     await multipart.send_parts(document, outputs, send, context.timings)
                 else:
-                    await send_json_result(JsonResult(document, outputs, npy=npy), send, context.timings)
+                    await send_json_result(JsonResult(document, outputs, encoding), send, context.timings)
 
 
 def _form(headers: Mapping[str, str]) -> str:

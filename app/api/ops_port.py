@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -14,12 +15,14 @@ from fastapi import FastAPI
 from app.api import pages as ops_pages
 from app.calls.service import Service
 from app.http.middleware import BodyLimit
-from app.http.timeouts import timeout_protocol
+from app.http.timeouts import TimeoutProtocol
 from app.settings import Settings
 
 __all__ = ["OpsPort", "listen_for_operators"]
 
 _log = logging.getLogger("convgrad")
+
+_MOST_CONNECTIONS = 64
 
 
 def listen_for_operators(settings: Settings) -> socket.socket | None:
@@ -38,7 +41,7 @@ class OpsPort:
         app.state.service = service
         app.include_router(ops_pages.health)
         app.add_middleware(BodyLimit, limit=0)  # no page reads a body
-        protocol = timeout_protocol(service.settings.slow_s)
+        protocol = type("OpsProtocol", (_OpsProtocol,), {"slow_s": service.settings.slow_s})
         config = uvicorn.Config(
             app,
             http=protocol,
@@ -64,6 +67,26 @@ class OpsPort:
         self._server.should_exit, self._server.force_exit = True, at_once
         if self._serving is not None:
             await self._serving
+
+
+class _OpsProtocol(TimeoutProtocol):
+    """Close the oldest idle connection, or else the oldest, for one beyond the limit: probes always get in."""
+
+    _since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
+        """Make room for this connection."""
+        self._since = self.loop.time()
+        super().connection_made(transport)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            others: list[Any] = [each for each in self.connections if each is not self]
+            oldest = min(others, key=lambda each: (each.is_busy, each._since))
+            oldest.transport.abort()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
 
 
 class _Server(uvicorn.Server):

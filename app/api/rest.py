@@ -24,8 +24,8 @@ from app.intake.json import JsonIntake
 from app.intake.multipart import MultipartIntake, OnArrival
 from app.intake.requests import RequestedCall, check_attributes, read_call
 from app.intake.sinks import Lease
-from app.intake.strings import TensorStrings
 from app.intake.tensors import collect_tensors
+from app.intake.values import TensorValues
 from app.pool.buffers import Segment
 from app.replies import frames, multipart, npy, sse
 from app.replies.accept import choose
@@ -121,18 +121,23 @@ class _Deferred(Response):
         """
         headers = headers_of(scope)
         length, form = declared_length(headers), _request_type(headers)
-        timings = context_of(scope).timings
+        timings, limit = context_of(scope).timings, int(self._service.settings.head_limit)
         try:
             async with asyncio.timeout(self._service.settings.deadline_s):
                 if form == "multipart/form-data":
                     parts = MultipartIntake(
-                        headers["content-type"], self._called, lease, length=length, check=check, on_arrival=on_arrival
+                        headers["content-type"],
+                        self._called,
+                        lease,
+                        length=length,
+                        check=check,
+                        on_arrival=on_arrival,
+                        max_request=limit,
                     )
                     await read_body(receive, parts, timings, parts)
                     return parts.finish(need_data=check is not None)
-                limit = int(self._service.settings.head_limit)
                 begun = None if check is None else partial(check_attributes, self._called)
-                document = JsonIntake(TensorStrings(lease), length=length, max_skeleton=limit, begun=begun)
+                document = JsonIntake(TensorValues(lease), length=length, max_skeleton=limit, begun=begun)
                 await read_body(receive, document, timings)
                 request = await document.finish_async()
                 return read_call(self._called, request, lease, need_data=check is not None)
@@ -166,8 +171,8 @@ class _Verifying(_Deferred):
         async def check(call: RequestedCall) -> None:
             if self._called.operation.output_spellings.keys() & call.metas.keys():
                 await prepare(call)
-            else:  # the result may still come
-                service.check(name, call.attributes, call.metas, call.options, started=context.started)
+            else:  # the result may still come; a verification computes the reference, whatever the options
+                service.check(name, call.attributes, call.metas, {"reference": True}, started=context.started)
 
         with service.admit(), service.lease(exchange_of(scope).direct_body) as lease:
             call = await self._read(scope, receive, lease, check=check)

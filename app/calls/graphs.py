@@ -17,7 +17,7 @@ import numpy as np
 from app.calls.call import Call, Checked, Prepared
 from app.calls.cancel import Running
 from app.calls.planning import call_bytes, check_limits, tensor_bytes
-from app.intake.options import Options
+from app.intake.options import Options, check_encoding
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import storage_dtype
@@ -73,6 +73,7 @@ async def prepare_graph(
 ) -> PreparedGraph:
     """Check the limits of all nodes together and plan each; raises what preparing a call raises."""
     settings = service.settings
+    check_encoding(options, ((str(number), _reply_shape(graph.tensors[number], layout)) for number in wanted))
     _check("work", graph.macs, settings.work_limit, "multiply-adds")
     tensors = sum(_bytes(tensor) for tensor in graph.tensors.values() if tensor.shape is not None)
     if layout == "memory":
@@ -144,6 +145,12 @@ async def run_graph(
     outputs = [await _output(prepared, number, values[number], lease) for number in prepared.wanted]
     milliseconds = round((time.perf_counter() - started) * 1000, 3)
     return outputs, {"nodes": described, "stats": {"gmac": prepared.graph.macs / 1e9, "compute_ms": milliseconds}}
+
+
+def _reply_shape(tensor: LogicalTensor, layout: str) -> tuple[int, ...]:
+    """Return the shape of a result in the reply: that of its memory, if the request asks for that."""
+    assert tensor.shape is not None
+    return tensor.shape if layout == "logical" or tensor.strides is None else (tensor.span,)
 
 
 def _rows(prepared: Prepared) -> list[str]:

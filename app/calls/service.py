@@ -35,7 +35,7 @@ from app.calls.planning import (
     verification_cost,
 )
 from app.calls.verifying import check_verification, verify_plan
-from app.intake.options import Options, parse_options
+from app.intake.options import Options, check_encoding, parse_options
 from app.intake.sinks import Lease
 from app.intake.turns import Turns
 from app.settings import Settings
@@ -265,6 +265,7 @@ class Service:
         op = resolve(name, attributes, inputs, outputs=chosen.outputs)
         if not chosen.reference:
             require_reference(op)
+        check_encoding(chosen, ((op.wire_name(spec.name), spec.shape) for spec in op.outputs))
         check_limits(op, self.settings)
         return Checked(op, chosen, self._deadline(chosen, started))
 

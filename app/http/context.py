@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
@@ -21,11 +22,11 @@ _KEY = "convgrad"
 class Exchange:
     """What connection, middlewares and APIs share about one request, in its ASGI scope.
 
-    `abort` cuts the connection; `on_counted` is what `RequestContext.on_counted` calls; `direct_body` is set for large
-    bodies that arrive without TLS.
+    `transport` is the connection's; `on_counted` is what `RequestContext.on_counted` calls; `direct_body` is set for
+    large bodies that arrive without TLS.
     """
 
-    abort: Callable[[], object] | None = None
+    transport: asyncio.Transport | None = None
     on_counted: Callable[[], object] | None = None
     direct_body: DirectBody | None = None
     headers: Mapping[str, str] | None = None

@@ -8,7 +8,7 @@ whose own host name points at this address (DNS rebinding) passes both, but has 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -21,6 +21,8 @@ from convgrad._errors import Forbidden, UnsupportedMediaType
 __all__ = ["CrossOriginProtection", "is_allowed_host"]
 
 _ANY = "*"
+# A name has at most 253 characters, and a port six more with its colon.
+_LONGEST_HOST = 260
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]\s]+))(?::\d*)?", re.ASCII)
 # Orchestrators and load balancers may use any name; the answers are the same for everyone.
 _HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
@@ -91,9 +93,13 @@ def _is_visit(method: str, headers: Mapping[str, str]) -> bool:
     return method in _READS and where == ("navigate", "document")
 
 
-@lru_cache(maxsize=256)
-def is_allowed_host(host: str, allowed: Collection[str]) -> bool:
+def is_allowed_host(host: str, allowed: frozenset[str]) -> bool:
     """Whether a Host header has one of the `allowed` names or addresses; `localhost` covers all loopback names."""
+    return len(host) <= _LONGEST_HOST and _is_allowed_host(host, allowed)
+
+
+@lru_cache(maxsize=256)
+def _is_allowed_host(host: str, allowed: frozenset[str]) -> bool:
     found = _HOST.fullmatch(host.lower())
     if found is None:
         return False

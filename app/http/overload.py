@@ -33,9 +33,9 @@ _LINGER_S, _LINGER_IDLE_S, _LINGER_BYTES = 30.0, 3.0, 256 << 20
 _DROPPED = bytearray(1 << 20)
 _MORE = getattr(socket, "MSG_MORE", 0)
 
-_LINE = re.compile(rb"([A-Z]+) ([^ ?]*)[^ ]* HTTP/1\.[01]\r?\n")
-_GIVEN_ID = re.compile(rb"\nx-request-id: *([^\r\n]*)\r?\n", re.IGNORECASE)
-_PROXIED = re.compile(rb"\n(?:x-forwarded-for|forwarded) *:", re.IGNORECASE)
+_LINE = re.compile(rb"([A-Z]++) ([^ ?\r\n]*+)[^ \r\n]*+ HTTP/1\.[01]\r?\n")
+_GIVEN_ID = re.compile(rb"\nx-request-id: *+([^\r\n]*+)\r?\n", re.IGNORECASE)
+_PROXIED = re.compile(rb"\n(?:x-forwarded-for|forwarded) *+:", re.IGNORECASE)
 _WATCHED = frozenset({"/healthz", "/readyz", "/metrics"})
 _CALL = re.compile(r"/v1/ops/[^/]+(?:/verify)?|/v1/graphs|/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
 _PROBLEM = "application/problem+json"

@@ -19,8 +19,8 @@ from convgrad._errors import Cancelled, DeadlineExceeded
 
 __all__ = ["TimeoutProtocol", "Timeouts", "timeout_protocol"]
 
-# A reply up to this size fits the server's write buffer, so that sending it never waits.
-_NEVER_WAITS = 60_000
+# How often in `slow_s` a connection with unsent bytes is looked at: one that reads has fewer of them at some look.
+_LOOKS = 8
 # The parser joins the pieces of a header with every read: a long one would block the event loop.
 _LONGEST_HEAD = 64 << 10
 
@@ -50,7 +50,7 @@ class _Waits:
         self._slow_s = slow_s
         self._slow_rate = slow_rate
         self._waited = 0.0
-        self._received = self._sent = 0
+        self._received = 0
         self._complete = False
 
     async def receive(self) -> Message:
@@ -71,11 +71,15 @@ class _Waits:
         return message
 
     async def send(self, message: Message) -> None:
+        transport = exchange_of(self._scope).transport
+        if transport is not None:
+            if transport.is_closing():  # reset by the client: the server is told in the next turn of the event loop
+                await asyncio.sleep(0)
+                raise Cancelled("the client disconnected before its reply was complete")
+            if not transport.get_write_buffer_size():  # sending never waits for what is not there
+                await self._send(message)
+                return
         size = len(message.get("body", b""))
-        self._sent += size
-        if self._sent <= _NEVER_WAITS:
-            await self._send(message)
-            return
         try:
             async with asyncio.timeout(self._slow_s + size / self._slow_rate):
                 await self._send(message)
@@ -85,14 +89,17 @@ class _Waits:
 
     async def _cut(self, context: RequestContext) -> None:
         context.refusals.append("slow_reader")
-        if (abort := exchange_of(self._scope).abort) is not None:
+        if (transport := exchange_of(self._scope).transport) is not None:
             # An orderly close would wait for the client to read what was sent.
-            abort()
+            transport.abort()
             await asyncio.sleep(0)
 
 
 class TimeoutProtocol(DirectBodyProtocol):
-    """Close connections that do not send a complete request head in time; uvicorn would wait forever."""
+    """Close connections that do not send a complete request head, or do not read a complete reply, in time.
+
+    uvicorn would wait forever.
+    """
 
     slow_s = 30.0
     once = False
@@ -103,6 +110,7 @@ class TimeoutProtocol(DirectBodyProtocol):
     """See `RequestContext.on_counted`."""
 
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _head_length = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
@@ -115,6 +123,8 @@ class TimeoutProtocol(DirectBodyProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
         self._stop_waiting()
+        if self._unread is not None:
+            self._unread.cancel()
         if self.on_counted is not None:
             self.on_counted()
         super().connection_lost(exc)
@@ -136,7 +146,7 @@ class TimeoutProtocol(DirectBodyProtocol):
         """Begin a request and put the connection's hooks into its exchange."""
         super().on_message_begin()
         exchange = exchange_of(cast("Scope", self.scope))
-        exchange.abort, exchange.on_counted = self.transport.abort, self.on_counted
+        exchange.transport, exchange.on_counted = self.transport, self.on_counted
         self._wait()
 
     def on_headers_complete(self) -> None:
@@ -146,6 +156,24 @@ class TimeoutProtocol(DirectBodyProtocol):
         super().on_headers_complete()
         if self.once and self.cycle is not None:
             self.cycle.default_headers = [*self.cycle.default_headers, (b"connection", b"close")]
+
+    def on_response_complete(self) -> None:
+        """Watch whether the client reads what is not sent yet; nobody else waits for that."""
+        super().on_response_complete()
+        if self._unread is None and (unsent := self.transport.get_write_buffer_size()):
+            self._watch(unsent, 0)
+
+    def _watch(self, unsent: int, looks: int) -> None:
+        self._unread = self.loop.call_later(self.slow_s / _LOOKS, self._look, unsent, looks)
+
+    def _look(self, before: int, looks: int) -> None:
+        self._unread = None
+        unsent = self.transport.get_write_buffer_size()
+        looks = 0 if unsent < before else looks + 1
+        if looks == _LOOKS:
+            self.transport.abort()
+        elif unsent:
+            self._watch(unsent, looks)
 
     def _wait(self) -> None:
         if self._timer is None and not self.transport.is_closing():

@@ -11,12 +11,14 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from app.http.pipelining import PipeliningProtocol
+
 __all__ = ["UpgradeIgnoringProtocol", "make_parser"]
 
 _FRAMING = (b"content-length", b"transfer-encoding")
 
 
-class UpgradeIgnoringProtocol(HttpToolsProtocol):
+class UpgradeIgnoringProtocol(PipeliningProtocol):
     """Handle requests with an `Upgrade` header as if they had none."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,7 +40,10 @@ class _Parser(httptools.HttpRequestParser):
         self._http = http
 
     def feed_data(self, data: Any) -> None:
-        """Parse the next bytes; raises `HttpParserError`, and `HttpParserUpgrade` for CONNECT only."""
+        """Parse the next bytes; raises `HttpParserError`, and `HttpParserUpgrade` for CONNECT only.
+
+        Calls itself for what follows a head with `Upgrade`: `PipeliningProtocol` bounds how many of them `data` has.
+        """
         try:
             super().feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:

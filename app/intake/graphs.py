@@ -13,7 +13,7 @@ from app.intake.options import parse_options
 from app.intake.requests import RequestedCall, RequestObject
 from app.intake.tensors import Tensor
 from schemas.graphs import Graph, LogicalTensor, ResolvedGraph, read_graph, resolve_graph
-from schemas.problems import Problem, dims, invalid_params, problem, safe_key
+from schemas.problems import Problem, dims, invalid_params, problem, safe_key, some
 from schemas.rows import Operation, TensorRow
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
@@ -56,7 +56,7 @@ def read_graph_request(_: CalledOperation, request: Any) -> GraphRequest:
         problems.append(problem([], "the request must be an object", "object_type"))
     for name in given:
         if name not in MEMBERS:
-            hint = near_miss(name, MEMBERS)
+            hint = near_miss(name, MEMBERS, problems)
             rule = f"a request for a graph has only the members {', '.join(MEMBERS)}"
             rule += f"; did you mean {hint}?" if hint else ""
             problems.append(problem([safe_key(name)], rule, "unknown_member"))
@@ -92,9 +92,12 @@ def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
     if asked is None:
         return tuple(graph.outputs)
     made = {node.output for node in graph.nodes}
-    known = ", ".join(map(str, sorted(made)))
+    known = some(sorted(made))
     if not isinstance(asked, list) or not asked:
         raise invalid_params("graph", [problem(["outputs"], "outputs must be a list of tensor ids", "list_type")])
+    if len(asked) > len(made):
+        msg = f"outputs must have at most {len(made)} ids, as the nodes compute no more tensors, but has {len(asked)}"
+        raise invalid_params("graph", [problem(["outputs"], msg, "too_long")])
     found: list[int] = []
     problems: list[Problem] = []
     for index, entry in enumerate(asked):
@@ -118,11 +121,12 @@ def resolved_of(request: GraphRequest, call: RequestedCall, *, need_all: bool = 
     """
     needed = {str(tensor.id): tensor for tensor in request.graph.inputs}
     shapes = _shape_inputs(request.graph)
+    known = some(needed)
     problems: list[Problem] = []
     metas: dict[int, TensorMeta] = {}
     for name, value in call.inputs.items():
         if name not in needed:
-            msg = f"{safe_key(name)} is not an input of the graph: its inputs are {', '.join(needed)}"
+            msg = f"{safe_key(name)} is not an input of the graph: its inputs are {known}"
             problems.append(problem(["inputs", safe_key(name)], msg, "unknown_input"))
         elif isinstance(value, Tensor):
             metas[int(name)] = value.meta

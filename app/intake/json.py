@@ -19,10 +19,10 @@ from typing import Any, Protocol
 from app.intake.strict_json import BOM, leading_members, parse_document
 from convgrad._errors import ParseError, TooLarge
 
-__all__ = ["MAX_SKELETON", "JsonIntake", "ValueReader", "Values"]
+__all__ = ["HEAD_LIMIT", "JsonIntake", "ValueReader", "Values"]
 
-MAX_SKELETON = 256 * 1024
-"""The largest skeleton: bytes of a document without its long values."""
+HEAD_LIMIT = 256 * 1024
+"""Bytes of a document without its long values, by default."""
 
 # Steps before other requests get a turn: each takes a few microseconds.
 _STEPS = 64
@@ -54,14 +54,14 @@ class ValueReader(Protocol):
 
 
 class Values(Protocol):
-    """The values that are taken out of a document: those of members with one of `names` that begin with `opening`."""
+    """The values that are taken out of a document: of members with one of `names`, beginning with one of `openings`."""
 
     names: tuple[str, ...]
-    opening: bytes
+    openings: bytes
     plural: str
     """What an error calls them."""
 
-    def open(self, name: str, skeleton: bytearray, bound: int | None) -> ValueReader:
+    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> ValueReader:
         """Begin a value. `skeleton` ends with its name and colon; `bound`: the most bytes that can still arrive."""
 
 
@@ -81,11 +81,11 @@ class JsonIntake:
         values: Values,
         *,
         length: int | None = None,
-        max_skeleton: int = MAX_SKELETON,
+        max_skeleton: int = HEAD_LIMIT,
         begun: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
         self._values = values
-        self._patterns = _patterns(values.names, values.opening)
+        self._patterns = _patterns(values.names, values.openings)
         self._begun = begun
         self._remaining = length
         self._max_skeleton = max_skeleton
@@ -203,14 +203,14 @@ class JsonIntake:
         self._colon = self._colon or gap[1] is not None
         if end == len(chunk):
             return end
-        if self._colon and chunk[end : end + 1] == self._values.opening:
+        if self._colon and chunk[end] in self._values.openings:
             return self._open(self._name, chunk, end + 1)
         self._state = self._between
         return end
 
     def _open(self, name: str, chunk: bytes, start: int) -> int:
         bound = None if self._remaining is None else self._remaining + len(chunk) - start
-        self._readers.append(self._values.open(name, self._skeleton, bound))
+        self._readers.append(self._values.open(name, chunk[start - 1], self._skeleton, bound))
         self._removed = 0
         self._state = self._in_value
         return start
@@ -245,10 +245,10 @@ class JsonIntake:
 
 
 class _Patterns:
-    """What the scanner looks for, by the names of the values and the byte that they begin with."""
+    """What the scanner looks for, by the names of the values and the bytes that they begin with."""
 
-    def __init__(self, names: tuple[str, ...], opening: bytes) -> None:
-        name, opens = "|".join(names).encode(), re.escape(opening)
+    def __init__(self, names: tuple[str, ...], openings: bytes) -> None:
+        name, opens = "|".join(names).encode(), b"[%b]" % re.escape(openings)
         self.keys = [b'"%b"' % each.encode() for each in names]
         # Complete strings and everything between them, up to: the name of a value (or what may become one with the next
         # chunk), an unfinished string, or an N or I outside strings (JSON has neither; Python's parser would read NaN

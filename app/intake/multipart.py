@@ -5,6 +5,7 @@ The call is checked as soon as the header of the last tensor is known, before th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -12,12 +13,13 @@ from typing import Any
 
 from python_multipart.multipart import parse_options_header
 
-from app.intake.json import JsonIntake
+from app.intake.json import HEAD_LIMIT, JsonIntake
+from app.intake.numbers import NUMBER_SLICE
 from app.intake.parts import PartReader
 from app.intake.requests import RequestedCall, RequestObject, check_attributes, take_apart
 from app.intake.sinks import Lease, NpySink, TensorFault
-from app.intake.strings import TensorStrings
 from app.intake.tensors import Input, npy_tensor, shape_list
+from app.intake.values import TensorValues
 from app.pool.buffers import Segment
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType
 from convgrad._npy import NpyHeader
@@ -27,10 +29,7 @@ from schemas.rows import MAX_DIMS
 from schemas.tables import CalledOperation
 from schemas.tensors import WireTensor, read_tensor
 
-__all__ = ["MAX_REQUEST", "MultipartIntake", "OnArrival"]
-
-MAX_REQUEST = 64 * 1024
-"""Most bytes of the `request` part, not counting tensors in it."""
+__all__ = ["MultipartIntake", "OnArrival"]
 
 _MAX_BOUNDARY = 70  # RFC 2046
 _HEADER_BYTES = 4096
@@ -60,7 +59,7 @@ class MultipartIntake:
         check: Check | None = None,
         on_arrival: OnArrival | None = None,
         take_apart: Callable[[CalledOperation, Any], RequestObject] = take_apart,
-        max_request: int = MAX_REQUEST,
+        max_request: int = HEAD_LIMIT,
     ) -> None:
         self._called = called
         self._take_apart = take_apart
@@ -74,6 +73,8 @@ class MultipartIntake:
         self._head: JsonIntake | None = None
         self._body: _TensorPart | None = None
         self._parts: dict[str, _TensorPart] = {}  # by canonical name
+        self._coming: dict[str, _TensorPart] = {}  # those that were not complete at the last `supply`
+        self._missing: set[str] = set()  # inputs of which the check needs to know more
         self._reader = PartReader(_boundary(content_type), self, max_header_bytes=_HEADER_BYTES)
 
     def feed(self, chunk: bytes) -> None:
@@ -84,8 +85,15 @@ class MultipartIntake:
 
     async def take(self, chunk: bytes) -> None:
         """Read the next bytes of the body."""
-        self.feed(chunk)
-        await self.supply()
+        at = 0
+        while at < len(chunk):
+            if at:
+                await asyncio.sleep(0)
+            # Numbers in the request are parsed a slice at a time.
+            stop = at + NUMBER_SLICE if self._body is None else len(chunk)
+            self.feed(chunk[at:stop])
+            await self.supply()
+            at = stop
 
     def place(self) -> None:
         """Let the next bytes be read straight into their tensor, if it has its memory."""
@@ -105,7 +113,8 @@ class MultipartIntake:
 
     async def supply(self) -> None:
         """Check the call once possible, then allocate the memory that the bytes so far need."""
-        if self._check is not None and self._checkable():
+        self._missing.difference_update([row for row, part in self._coming.items() if part.known])
+        if self._check is not None and self._request is not None and not self._missing:
             check, self._check = self._check, None
             await check(self._call(need_data=False))
         elif self._check is not None and self._request is not None and not self._attributes_checked:
@@ -113,8 +122,9 @@ class MultipartIntake:
             check_attributes(self._called, {"attributes": self._request.attributes, "options": self._request.options})
         if self._head is not None:
             await self._head.supply()
-        for part in self._parts.values():
+        for part in self._coming.values():
             await part.supply()
+        self._coming = {row: part for row, part in self._coming.items() if not part.closed}
 
     def finish(self, *, need_data: bool = True) -> RequestedCall:
         """Return the call; the whole body must have been fed and supplied. See `read_call` for `need_data`."""
@@ -132,7 +142,7 @@ class MultipartIntake:
         if self._head is None:
             if name != "request":
                 raise _no_request()
-            self._head = JsonIntake(TensorStrings(self._lease), length=self._bound, max_skeleton=self._max_request)
+            self._head = JsonIntake(TensorValues(self._lease), length=self._bound, max_skeleton=self._max_request)
             return
         self._body = self._tensor_part(name)
 
@@ -150,6 +160,7 @@ class MultipartIntake:
         elif self._head is not None:
             self._request = self._take_apart(self._called, self._head.finish())
             self._called = self._request.called
+            self._missing = _needed(self._request)
 
     def _tensor_part(self, name: str) -> _TensorPart:
         assert self._request is not None
@@ -165,23 +176,12 @@ class MultipartIntake:
         wire = WireTensor(None, None) if given is None else read_tensor(given, ["inputs", name], problems)
         if problems or wire is None:
             raise invalid_params(self._called.called_as, problems)
-        if wire.encoding is not None:
+        if wire.member is not None:
             raise _refusal(self._called, name, f"{name} is in the request and in a part: give one", "conflict")
         part = _TensorPart(self._called, name, wire, self._lease, self._bound)
-        self._parts[row] = part
+        self._parts[row] = self._coming[row] = part
+        self._missing.add(row)
         return part
-
-    def _checkable(self) -> bool:
-        """Whether everything that the check needs has arrived."""
-        if self._request is None or not all(part.known for part in self._parts.values()):
-            return False
-        rows = [row.name for row in self._called.operation.inputs if row.name not in self._parts]
-        described = {row: self._request.described(row) for row in rows}
-        known = self._parts.keys() | {row for row in rows if _has_meta(described[row])}
-        needed = {row for row in rows if described[row] is not None} | {
-            row.name for row in self._called.operation.inputs if row.required
-        }
-        return needed <= known and (_names_shape(self._request) or self._called.operation.shape_input in known)
 
     def _call(self, *, need_data: bool) -> RequestedCall:
         assert self._request is not None
@@ -275,6 +275,16 @@ def _boundary(content_type: str) -> bytes:
     if kind != b"multipart/form-data" or not boundary or len(boundary) > _MAX_BOUNDARY:
         raise UnsupportedMediaType(f"multipart/form-data needs a boundary of 1 to {_MAX_BOUNDARY} characters")
     return boundary
+
+
+def _needed(request: RequestObject) -> set[str]:
+    """Return the inputs of which the check needs to know more than the request says."""
+    operation = request.called.operation
+    described = {operation.input_spellings.get(name): given for name, given in request.inputs.items()}
+    needed = {row.name for row in operation.inputs if row.required or described.get(row.name) is not None}
+    if operation.shape_input is not None and not _names_shape(request):
+        needed.add(operation.shape_input)
+    return {row for row in needed if not _has_meta(described.get(row))}
 
 
 def _has_meta(given: Any) -> bool:

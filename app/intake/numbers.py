@@ -17,145 +17,297 @@ import numpy.typing as npt
 
 from app.intake.sinks import Lease, RawSink, TensorFault
 from app.pool.buffers import Segment
-from convgrad._dtypes import DType
+from convgrad._dtypes import DTYPES, DType
+from convgrad._errors import ConvgradError
 
 __all__ = ["NUMBER_SLICE", "Numbers"]
 
 NUMBER_SLICE = 16 << 10
 """Bytes of text that are parsed at a time: about a millisecond."""
 
-_ALPHABET = b"0123456789+-.eE, \t\r\n[]"
-_BLANK = b" \t\r\n,"
+_OPEN, _CLOSE, _COMMA, _NUMBER = b"[],0"
+_SPACE = b" \t\r\n"
+# The outline of a text: 0 for what numbers consist of, x for what no list of numbers has.
+_OUTLINE = bytes(
+    byte if byte in b"[]," + _SPACE else 0x30 if byte in b"0123456789+-.eE" else 0x78 for byte in range(256)
+)
 _NO_BRACKETS = bytes.maketrans(b"[]", b"  ")
-# Errors that would be lost when brackets are replaced by white space: `[1[2]]`, `[,]`.
-_MISPLACED = re.compile(rb"[0-9.eE\]][ \t\r\n]*+\[|\][ \t\r\n]*+[^,\] \t\r\n]|[\[,][ \t\r\n]*+,|,[ \t\r\n]*+\]")
+# Values that JSON has no numbers for; the standard parser reads them without the quotes.
+_WORD = re.compile(rb'"(NaN|-?Infinity)"')
+_WORDS = (b'"NaN"', b'"Infinity"', b'"-Infinity"')
+# A string, or its beginning: then the group is no quote.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*("|\\?\Z)', re.DOTALL)
 # Most characters of a number.
 _LONGEST_NUMBER = 512
 _DEEPEST = 16
 _FLOATS = ("f32", "f16", "bf16", "f64")
 # Converting this much takes about a millisecond.
 _INLINE = 1 << 20
+_NESTED = "must be flat, or nested like its shape"
+_BF16 = DTYPES["bf16"].numpy
 
 
 class Numbers:
     """Read the numbers of one JSON array, flat or nested, after its opening bracket.
 
-    If dtype and number of elements are `declared` before the numbers, elements are converted as they arrive; otherwise
-    they are kept as float64. `bound` is the most text that can still arrive. Raises `TensorFault` for anything but
-    numbers.
+    If dtype and shape are `declared` before the numbers, elements are converted as they arrive; otherwise they are kept
+    as float64. `bound` is the most text that can still arrive, `most` the most numbers that are allowed. A fault does
+    not stop the document: it is kept in `fault`, the memory is given back, the rest of the array is skipped. With a
+    `refusal` all of it is.
     """
 
-    def __init__(self, lease: Lease, declared: tuple[DType, int] | None = None, *, bound: int | None = None) -> None:
-        if declared is not None and bound is not None and declared[1] > bound // 2 + 1:
-            raise TensorFault(f"has a shape of {declared[1]} elements, more than the body can contain", "size")
+    slow = True  # it reads a slice at a time
+
+    def __init__(
+        self,
+        lease: Lease,
+        declared: tuple[DType, tuple[int, ...]] | None = None,
+        *,
+        bound: int | None = None,
+        most: int | None = None,
+        refusal: ConvgradError | None = None,
+    ) -> None:
+        dtype, shape = declared or (None, None)
+        self._dtype: DType | None = dtype
+        self._shape: tuple[int, ...] | None = shape
+        self._kind = dtype.numpy if dtype is not None and dtype.name in _FLOATS else np.dtype(np.float64)
+        self._most = most
         self._lease = lease
-        kind = declared[0] if declared is not None and declared[0].name in _FLOATS else None
-        self._kind: np.dtype[Any] = np.dtype(np.float64) if kind is None else kind.numpy
-        expected = declared[1] * self._kind.itemsize if declared is not None else None
-        self._sink = RawSink(lease, expected=expected, bound=None)
         self._text = b""
+        self._word = b""  # the beginning of a word at the end of the last slice
         self._before = b"["  # the last character that is not white space
-        self._depth = 1
-        self._lists = np.zeros(_DEEPEST + 1, np.int64)
-        self._lists[1] = 1
-        self._blank = False  # whether there were commas without numbers, as between empty lists
+        self._any = False  # whether there is anything but brackets and commas
+        self._depth = self._deepest = 1
+        # By depth: lists so far, their entries, the commas of the one that is open, the length of the first.
+        self._lists = [0, 1] + [0] * _DEEPEST
+        self._entries = [0] * (_DEEPEST + 2)
+        self._commas = [0] * (_DEEPEST + 2)
+        self._lengths: list[int | None] = [None] * (_DEEPEST + 2)
+        self._peak, self._whole = 0.0, True  # the largest magnitude, and whether all are integers
+        self._rest = self._skipper()
+        self._sink = RawSink(lease, expected=None, bound=None)
         self.count = 0
+        self.fault: TensorFault | ConvgradError | None = refusal
+        if refusal is None and shape is not None:
+            try:
+                self._check_bounds(shape, bound)
+            except TensorFault as fault:
+                self._fail(fault, self._rest)
+            else:
+                self._sink = RawSink(lease, expected=prod(shape) * self._kind.itemsize, bound=None)
 
     def write(self, chunk: bytes, start: int) -> tuple[int, bool]:
         """Parse at most one slice of the text from `start`; return where it stopped and whether the array has ended."""
-        piece = chunk[start : start + NUMBER_SLICE]
-        stop = self._brackets(piece)
-        over = stop is not None
-        # within a flat list the parser itself reports extra commas
-        if over or not self.count or self._depth > 1 or b"[" in piece or b"]" in piece:
-            around = self._before + (piece if stop is None else piece[: stop + 1])
-            if _MISPLACED.search(around):
-                raise TensorFault("has a bracket or a comma in the wrong place", "nesting")
-        self._before = piece.rstrip(b" \t\r\n")[-1:] or self._before
-        piece = piece[:stop]
-        if piece.translate(None, _ALPHABET):
-            raise TensorFault("must hold finite numbers only: send NaN and infinity as binary data", "number_type")
+        if self.fault is None:
+            rest = self._skipper()
+            try:
+                return self._read(chunk, start)
+            except TensorFault as fault:
+                self._fail(fault, rest)
+        return self._rest.write(chunk, start)
+
+    def result(self) -> Numbers:
+        """Return itself, which stands for the array in the document."""
+        return self
+
+    async def supply(self) -> None:
+        """Allocate the memory that the numbers so far need."""
+        if self.fault is None:
+            try:
+                await self._sink.supply()
+            except ConvgradError as fault:
+                self._fail(fault, self._skipper())
+
+    def check(self, dtype: DType, shape: tuple[int, ...]) -> None:
+        """Check that the numbers, and the nesting of their lists, fit a tensor; raises its fault."""
+        self._check_bounds(shape)
+        if self.fault is not None:
+            raise self.fault.with_traceback(None)
+        if self._deepest > 1:
+            self._check_nesting(shape)
+        if self.count != prod(shape):
+            raise TensorFault(f"has {self.count} numbers, but the shape needs {prod(shape)}", "size")
+        if dtype.numpy.kind == "i" and not self._whole:
+            raise TensorFault("must hold integers", "int_type")
+        _cast(np.array([self._peak]), dtype.numpy)
+        self._dtype = dtype
+
+    def integers(self) -> list[int]:
+        """Return the values of a small tensor that `check` was told to be of integers."""
+        return [int(value) for value in np.frombuffer(self._sink.content(), self._kind)]
+
+    async def collect(self) -> Segment:
+        """Collect all elements in one segment, as the dtype that `check` was given."""
+        assert self._dtype is not None
+        segment = await self._sink.collect()
+        if self._kind == self._dtype.numpy:
+            return segment
+        target = await self._lease.acquire_async(self.count * self._dtype.itemsize)
+        if self.count * self._kind.itemsize <= _INLINE:
+            self._convert(segment, target, self._dtype)
+        else:
+            await asyncio.to_thread(self._convert, segment, target, self._dtype)
+        self._lease.release(segment)
+        return target
+
+    def _skipper(self) -> _Rest:
+        return _Rest(self._depth, in_string=bool(self._word))
+
+    def _fail(self, fault: TensorFault | ConvgradError, rest: _Rest) -> None:
+        # The traceback would keep the frames, and what they hold of the chunk, alive until the reply is sent.
+        self.fault, self._rest = fault.with_traceback(None), rest
+        self._sink.discard()
+        self._text = self._word = b""
+
+    def _check_bounds(self, shape: tuple[int, ...], bound: int | None = None) -> None:
+        count = prod(shape)
+        if self._most is not None and count > self._most:
+            raise _too_many(f"has {count} numbers by its shape", self._most)
+        if bound is not None and count > bound // 2 + 1:
+            raise TensorFault(f"has a shape of {count} elements, more than the body can contain", "size")
+
+    def _check_nesting(self, shape: tuple[int, ...]) -> None:
+        deepest = self._deepest
+        if deepest > len(shape):
+            raise _too_deep(len(shape))
+        for depth in range(1, deepest + 1):
+            if self._lengths[depth] != shape[depth - 1]:
+                raise _wrong_length([0] * (depth - 1), self._lengths[depth], shape[depth - 1])
+            if depth < deepest and self._entries[depth] != self._lists[depth + 1]:
+                raise TensorFault(f"{_NESTED}: it has numbers beside lists", "nesting")
+        if deepest < len(shape) and self.count:
+            raise TensorFault(f"{_NESTED}: its {deepest} levels are fewer than {len(shape)} dimensions", "nesting")
+
+    def _read(self, chunk: bytes, start: int) -> tuple[int, bool]:
+        stop = min(start + NUMBER_SLICE, len(chunk))
+        text = self._word + chunk[start:stop]
+        plain, self._word = text, b""
+        if b'"' in text:
+            plain = _WORD.sub(_zeros, text)
+            quote = plain.rfind(b'"')
+            if quote >= 0 and any(word.startswith(plain[quote:]) for word in _WORDS):
+                text, plain, self._word = text[:quote], plain[:quote], plain[quote:]
+        outline = plain.translate(_OUTLINE)
+        foreign = outline.find(b"x")  # usually in what follows the array
+        end = self._structure(outline if foreign < 0 else outline[:foreign])
+        if end is not None:
+            stop -= len(text) + len(self._word) - end - 1
+            text, self._word = text[:end], b""
+        elif foreign >= 0:
+            raise TensorFault('must hold only numbers, or the strings "NaN", "Infinity" and "-Infinity"', "number_type")
+        self._take(_WORD.sub(rb" \1 ", text) if b'"' in text else text, over=end is not None)
+        return stop, end is not None
+
+    def _take(self, piece: bytes, *, over: bool) -> None:
+        """Parse what is complete of a slice."""
         text = self._text + piece.translate(_NO_BRACKETS)
         cut = len(text) if over else text.rfind(b",")
         if cut >= 0:
             self._parse(text[:cut])
             text = text[cut + 1 :]
         if len(text) > _LONGEST_NUMBER:
-            text = text.strip(b" \t\r\n")  # white space of any length is JSON
+            text = text.strip(_SPACE)  # white space of any length is JSON
             if len(text) > _LONGEST_NUMBER:
                 raise TensorFault("has a number with too many digits", "number_type")
         self._text = text
-        return start + len(piece) + over, over
+        if over:
+            self._sink.complete()
 
-    async def supply(self) -> None:
-        """Allocate the memory that the numbers so far need."""
-        await self._sink.supply()
-
-    def check(self, shape: tuple[int, ...]) -> None:
-        """Check that the numbers, and the nesting of their lists, fit a tensor of this shape."""
-        if self.count != prod(shape):
-            raise TensorFault(f"has {self.count} numbers, but the shape needs {prod(shape)}", "size")
-        depth = int(np.flatnonzero(self._lists)[-1])
-        if depth == 1 or not self.count:
-            return
-        wanted = [prod(shape[:axis]) for axis in range(len(shape))]
-        if depth != len(shape) or list(self._lists[1 : depth + 1]) != wanted:
-            raise TensorFault("must be flat, or nested like its shape", "nesting")
-
-    def integers(self) -> list[int]:
-        """Return the values of a small tensor of integers."""
-        values = np.frombuffer(self._sink.content(), self._kind)
-        if any(float(value) != int(value) for value in values):
-            raise TensorFault("must hold integers", "int_type")
-        return [int(value) for value in values]
-
-    async def collect(self, dtype: DType) -> Segment:
-        """Collect all elements in one segment, as `dtype`."""
-        segment = await self._sink.collect()
-        if self._kind == dtype.numpy:
-            return segment
-        target = await self._lease.acquire_async(self.count * dtype.itemsize)
-        if self.count * self._kind.itemsize <= _INLINE:
-            self._convert(segment, target, dtype)
+    def _structure(self, outline: bytes) -> int | None:
+        """Check the brackets and commas of a slice; return where the array ends, if it does."""
+        brackets, end = b"[" in outline or b"]" in outline, None
+        if brackets or not self._any:  # where there are only numbers the parser itself reports extra commas
+            _check_order(self._before + outline)
+        self._any = self._any or b"0" in outline
+        if brackets:
+            end = self._lists_of(outline)
         else:
-            await asyncio.to_thread(self._convert, segment, target, dtype)
-        self._lease.release(segment)
-        return target
+            self._commas[self._depth] += outline.count(b",")
+        self._before = outline.rstrip(_SPACE)[-1:] or self._before
+        return end
 
-    def _brackets(self, piece: bytes) -> int | None:
-        """Count the lists of a slice by depth; return where the array ends, if it does."""
-        close = piece.find(b"]")
-        if b"[" not in piece and (self._depth == 1 or close < 0):
-            return None if close < 0 else close
-        codes = np.frombuffer(piece, np.uint8)
-        at = np.flatnonzero((codes == 0x5B) | (codes == 0x5D))
-        opens = codes[at] == 0x5B
-        depths = self._depth + np.cumsum(np.where(opens, 1, -1))
-        ends = np.flatnonzero(depths == 0)
-        count = int(ends[0]) if len(ends) else len(at)
-        reached = depths[:count]
-        if len(reached):
-            if reached.max() > _DEEPEST:
-                raise TensorFault(f"must have at most {_DEEPEST} nested lists", "nesting")
-            self._lists += np.bincount(reached[opens[:count]], minlength=_DEEPEST + 1)
-            self._depth = int(reached[-1])
-        return int(at[count]) if len(ends) else None
+    def _lists_of(self, outline: bytes) -> int | None:
+        """Check the lengths of the lists that end in a slice; return where the array ends, if it does."""
+        codes = np.frombuffer(outline, np.uint8)
+        at = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE) | (codes == _COMMA))
+        marks = codes[at]
+        opens, closes = marks == _OPEN, marks == _CLOSE
+        depths = self._depth + np.cumsum(opens.astype(np.int64) - closes)
+        over = np.flatnonzero(depths == 0)
+        if len(over):
+            size = int(over[0]) + 1
+            at, marks, depths, opens, closes = at[:size], marks[:size], depths[:size], opens[:size], closes[:size]
+        within = depths + closes  # the depth of the list that a mark begins, continues or ends
+        self._go_deeper(int(within.max()))
+        faults = []
+        for depth in range(1, self._deepest + 1):
+            here = within == depth
+            commas, ends = np.flatnonzero(here & (marks == _COMMA)), np.flatnonzero(here & closes)
+            self._lists[depth] += int(np.count_nonzero(here & opens))
+            if not len(ends):
+                continue
+            lengths = np.diff(np.searchsorted(commas, ends), prepend=-self._commas[depth]) + int(self._any)
+            if not self._any:  # a list without commas is empty, or has one list
+                previous = np.where(ends > 0, marks[ends - 1], self._before[0])
+                lengths += previous != _OPEN
+            self._entries[depth] += int(lengths.sum())
+            wanted = self._wanted(depth)
+            self._lengths[depth] = int(lengths[0]) if wanted is None else wanted
+            wrong = np.flatnonzero(lengths != self._lengths[depth])
+            if len(wrong):
+                faults.append((int(ends[wrong[0]]), depth, int(lengths[wrong[0]])))
+        if faults:
+            where, depth, length = min(faults)
+            index = [self._count_commas(marks, within, where, above) for above in range(1, depth)]
+            raise _wrong_length(index, length, self._lengths[depth])
+        for depth in range(1, self._deepest + 1):
+            self._commas[depth] = self._count_commas(marks, within, len(marks), depth)
+        self._depth = int(depths[-1])
+        return int(at[-1]) if len(over) else None
+
+    def _go_deeper(self, depth: int) -> None:
+        if self._shape is not None and depth > max(1, len(self._shape)):
+            raise _too_deep(len(self._shape))
+        if depth > _DEEPEST:
+            raise TensorFault(f"must have at most {_DEEPEST} nested lists", "nesting")
+        self._deepest = max(self._deepest, depth)
+
+    def _wanted(self, depth: int) -> int | None:
+        """Return how long the lists of a depth must be: as the shape says, or all like the first one."""
+        if self._shape is not None and self._deepest > 1:
+            return self._shape[depth - 1]
+        return self._lengths[depth]
+
+    def _count_commas(self, marks: npt.NDArray[Any], within: npt.NDArray[Any], stop: int, depth: int) -> int:
+        """Count the commas of the list of a depth that is open before a mark."""
+        here = within[:stop] == depth
+        ends = np.flatnonzero(here & (marks[:stop] == _CLOSE))
+        first = int(ends[-1]) + 1 if len(ends) else 0
+        commas = int(np.count_nonzero(here[first:] & (marks[first:stop] == _COMMA)))
+        return commas + (0 if len(ends) else self._commas[depth])
 
     def _parse(self, text: bytes) -> None:
-        if not text.strip(_BLANK) and self.count == 0:
-            # Empty lists of a tensor without elements.
-            self._blank = True
-            return
-        if self._blank:
-            raise TensorFault("has empty lists among its numbers", "nesting")
+        if not self._any:
+            return  # empty lists of a tensor without elements
         try:
             values = np.array(json.loads(b"[" + text + b"]", parse_int=float), np.float64)
         except ValueError:
             raise TensorFault("has something other than a number between its commas", "number_type") from None
         if not len(values):
             raise TensorFault("has an extra comma", "number_type")
+        infinite = int(np.isinf(values).sum())
+        if infinite and infinite != text.count(b"Infinity"):
+            raise TensorFault("has a number outside the range of float64", "range")
+        if self._dtype is None or self._dtype.numpy != self._kind:  # for `check`, where the dtype is known
+            finite = values[np.isfinite(values)]
+            self._whole = self._whole and len(finite) == len(values) and bool((finite == np.trunc(finite)).all())
+            self._peak = max(self._peak, float(np.abs(finite).max(initial=0)))
         self.count += len(values)
-        self._sink.write(_bytes_of(_cast(values, self._kind)))
+        if self._most is not None and self.count > self._most:
+            raise _too_many(f"has more than {self._most} numbers", self._most)
+        if self._shape is not None and self.count > prod(self._shape):
+            raise TensorFault(f"has more numbers than the {prod(self._shape)} of its shape", "size")
+        self._sink.write(_cast(values, self._kind).view(np.uint8).data)
 
     def _convert(self, source: Segment, target: Segment, dtype: DType) -> None:
         values = np.frombuffer(source.view, self._kind, self.count)
@@ -164,13 +316,91 @@ class Numbers:
             into[start : start + _INLINE] = _cast(values[start : start + _INLINE], dtype.numpy)
 
 
+class _Rest:
+    """Find the end of an array that is not read, whatever it holds."""
+
+    def __init__(self, depth: int, *, in_string: bool = False) -> None:
+        self._depth = depth
+        self._string = b'"' if in_string else b""  # what the next bytes continue: a string, maybe after a backslash
+
+    def write(self, chunk: bytes, start: int) -> tuple[int, bool]:
+        """Skip the next bytes; return where it stopped and whether the array has ended."""
+        piece = chunk[start : start + NUMBER_SLICE]
+        codes = np.frombuffer(self._outside(piece), np.uint8)
+        at = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE))
+        depths = self._depth + np.cumsum(np.where(codes[at] == _OPEN, 1, -1))
+        ends = np.flatnonzero(depths == 0)
+        if len(ends):
+            return start + int(at[ends[0]]) + 1, True
+        self._depth = int(depths[-1]) if len(at) else self._depth
+        return start + len(piece), False
+
+    def _outside(self, piece: bytes) -> bytes:
+        """Return a piece with blanks for its strings."""
+        before, self._string = self._string, b""
+        if not before and b'"' not in piece:
+            return piece
+
+        def blanks(string: re.Match[bytes]) -> bytes:
+            if string[1] != b'"':
+                self._string = b'"' + string[1]
+            return b" " * len(string[0])
+
+        return _STRING.sub(blanks, before + piece)[len(before) :]
+
+
+def _check_order(outline: bytes) -> None:
+    """Find the errors that are lost when brackets are replaced by white space, such as `[1[2]]` and `[,]`."""
+    for space in (b" ", b"\t", b"\r", b"\n"):
+        outline = outline.replace(space, b"")
+    codes = np.frombuffer(outline, np.uint8)
+    before, after = codes[:-1], codes[1:]
+    opened, closed, comma = before == _OPEN, before == _CLOSE, before == _COMMA
+    wrong = (
+        ((after == _OPEN) & ~(opened | comma))
+        | ((after == _COMMA) & (opened | comma))
+        | ((after == _CLOSE) & comma)
+        | ((after == _NUMBER) & closed)
+    )
+    if wrong.any():
+        raise TensorFault("has a bracket or a comma in the wrong place", "nesting")
+
+
+def _zeros(found: re.Match[bytes]) -> bytes:
+    return b"0" * len(found[0])
+
+
 def _cast(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    with np.errstate(over="ignore"):
-        made = values.astype(kind)
-    if not np.isfinite(made).all():
+    """Round to a dtype, once, to nearest even; infinity only comes from infinity."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = (_odd(values) if kind == _BF16 else values).astype(kind)
+    lost = made != values if kind.kind == "i" else np.isfinite(made) != np.isfinite(values)
+    if lost.any():
         raise TensorFault("has a number outside the range of its datatype", "range")
     return made
 
 
-def _bytes_of(values: npt.NDArray[Any]) -> memoryview:
-    return values.view(np.uint8).data
+def _odd(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Round to float32 so that rounding to bf16 gives what rounding float64 would: inexact values get an odd last bit.
+
+    ml_dtypes rounds float64 to float32, to nearest, and then again.
+    """
+    made = values.astype(np.float32)
+    bits = made.view(np.int32)
+    bits -= np.abs(made) > np.abs(values)
+    bits |= np.not_equal(made, values, where=np.isfinite(values), out=np.zeros(len(values), bool))
+    return made
+
+
+def _too_many(what: str, most: int) -> TensorFault:
+    binary = "as base64 in data or npy, or to /v1 as a .npy part of multipart/form-data"
+    return TensorFault(f"{what}, but a list may have {most}: send it {binary}", "too_long")
+
+
+def _too_deep(rank: int) -> TensorFault:
+    return TensorFault(f"{_NESTED}: it has more nested lists than {rank} dimensions", "nesting")
+
+
+def _wrong_length(index: list[int], length: int | None, wanted: int | None) -> TensorFault:
+    where = f"the list at {index}" if index else "the whole"
+    return TensorFault(f"{_NESTED}: {where} has {length} entries, not {wanted}", "nesting")

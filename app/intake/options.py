@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from convgrad._errors import InvalidParams
-from schemas.problems import number
+from schemas.problems import invalid_params, number
+from schemas.tensors import MAX_NUMBERS, listed
 
-__all__ = ["Options", "parse_options"]
+__all__ = ["Encoding", "Options", "check_encoding", "parse_options"]
 
-Encoding = Literal["base64", "npy"]
+Encoding = Literal["base64", "npy", "list"]
 
 _LONGEST_MS = 86_400_000
 _MOST_OUTPUTS = 16
@@ -52,8 +53,16 @@ def parse_options(given: object) -> Options:
     return Options(**values)
 
 
+def check_encoding(options: Options, outputs: Iterable[tuple[str, Sequence[int]]]) -> None:
+    """Raise `InvalidParams` if an output, of these names and shapes, has too many elements for a list of numbers."""
+    for name, shape in outputs if options.encoding == "list" else ():
+        if (count := listed(shape)) > MAX_NUMBERS:
+            rule = f"encoding list is for at most {MAX_NUMBERS} numbers, but {name} has {count}"
+            raise _invalid([_error(["encoding"], f"{rule}: use base64 or npy", "too_long")])
+
+
 def _check_encoding(value: object) -> str | None:
-    return None if value in ("base64", "npy") else "encoding must be base64 or npy"
+    return None if value in ("base64", "npy", "list") else "encoding must be base64, npy or list"
 
 
 def _check_deadline(value: object) -> str | None:
@@ -88,4 +97,4 @@ def _error(loc: list[str], message: str, kind: str) -> dict[str, Any]:
 
 
 def _invalid(errors: list[dict[str, Any]]) -> InvalidParams:
-    return InvalidParams(f"options: {errors[0]['msg']}", errors=errors)
+    return invalid_params("options", errors)

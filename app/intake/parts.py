@@ -15,7 +15,7 @@ __all__ = ["PartReader", "PartSink"]
 
 _MAX_HEADERS = 8
 # A field name, a colon, and text without control characters.
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*?)[ \t]*")
+_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]++):([^\x00-\x08\x0a-\x1f\x7f]*+)")
 
 
 class PartSink(Protocol):
@@ -101,7 +101,7 @@ class PartReader:
         lines = [_HEADER.fullmatch(line) for line in block]
         if len(lines) > _MAX_HEADERS or not all(lines):
             raise _not_multipart()
-        self._sink.open({line[1].lower(): line[2] for line in lines if line})
+        self._sink.open({line[1].lower(): line[2].strip(b" \t") for line in lines if line})
         self._state = self._body
         return after
 

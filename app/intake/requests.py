@@ -11,7 +11,7 @@ from app.intake.sinks import Lease
 from app.intake.tensors import Input, metas, read_inputs
 from schemas.attributes import read_attributes
 from schemas.dumps import call_of_dump, is_dump
-from schemas.problems import invalid_params, problem, safe_key
+from schemas.problems import Problem, invalid_params, problem, safe_key
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
 
@@ -97,7 +97,10 @@ def take_apart(called: CalledOperation, request: Any) -> RequestObject:
     if is_dump(given):
         given = call_of_dump(called, given)
     parts = {name: {} if given.get(name) is None else given[name] for name in ("attributes", "inputs")}
-    problems = [problem([safe_key(name)], _unknown(name), "unknown_member") for name in given if name not in MEMBERS]
+    problems: list[Problem] = []
+    for name in given:
+        if name not in MEMBERS:
+            problems.append(problem([safe_key(name)], _unknown(name, problems), "unknown_member"))
     problems += [
         problem([name], f"{name} must be an object", "object_type")
         for name, value in parts.items()
@@ -113,7 +116,7 @@ def take_apart(called: CalledOperation, request: Any) -> RequestObject:
     return RequestObject(called, attributes, inputs, given.get("options"))
 
 
-def _unknown(name: str) -> str:
-    hint = near_miss(name, MEMBERS)
+def _unknown(name: str, problems: list[Problem]) -> str:
+    hint = near_miss(name, MEMBERS, problems)
     rule = "a request has only the members attributes, inputs and options"
     return f"{rule}; did you mean {hint}?" if hint else rule

@@ -20,8 +20,14 @@ from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header
 
 __all__ = ["DirectBody", "Lease", "NpySink", "RawSink", "TensorFault"]
 
-# Tensors up to this size stay on the heap until they are needed: it is the smallest segment of the pool.
+# A tensor up to this size gets a segment only when it is needed: it is the smallest segment of the pool.
 _SMALL = 64 << 10
+
+# Until then the small tensors of a request stay on the heap up to this size together, which a single call rarely
+# exceeds; those of a long batch lie side by side in segments, each twice as large as the one before.
+_HEAP = 256 << 10
+_FIRST_SHARED = 256 << 10
+_LARGEST_SHARED = 1 << 22
 
 # The first and the largest piece of a tensor of undeclared size; each piece is twice as large as the one before.
 _FIRST_PIECE = 1 << 20
@@ -58,6 +64,9 @@ class Lease:
         self._turn = turn
         self._direct_body = direct_body
         self._held: dict[int, Segment] = {}
+        self._heap = _HEAP
+        self._shared: tuple[Segment, int] | None = None  # the last one that small tensors share, and its bytes in use
+        self._next_shared = _FIRST_SHARED
 
     def __enter__(self) -> Self:
         return self
@@ -75,6 +84,22 @@ class Lease:
         segment = await self._pool.acquire_async(max(nbytes, 1), current_context().owner)
         self._held[id(segment)] = segment
         return segment
+
+    async def keep(self, data: bytearray) -> tuple[Segment, int] | None:
+        """Move the bytes of a small tensor to a segment and return their place there; None if they stay on the heap.
+
+        Raises what `acquire_async` raises.
+        """
+        if len(data) <= self._heap:
+            self._heap -= len(data)
+            return None
+        if self._shared is None or self._shared[1] + len(data) > self._shared[0].size:
+            self._shared = await self.acquire_async(min(self._next_shared, self._pool.limit)), 0
+            self._next_shared = min(2 * self._next_shared, _LARGEST_SHARED)
+        segment, at = self._shared
+        segment.view[at : at + len(data)] = data
+        self._shared = segment, at + len(data)
+        return segment, at
 
     def adopt(self, segment: Segment) -> Segment:
         """Own a segment that is not from the pool; return it."""
@@ -120,8 +145,9 @@ class RawSink:
     `expected` is the exact size, when dtype and shape came first. Without it the bytes go to pieces of growing size;
     `bound` is the most bytes that can still arrive, if known.
 
-    `write` never waits: memory is allocated by `supply`, which has to be awaited between writes. Small tensors stay on
-    the heap until they are collected, so that many of them take no more than the size of their body.
+    `write` never waits: memory is allocated by `supply`, which has to be awaited between writes and after `close`.
+    Small tensors get no segment of their own until they are collected (`Lease.keep`), so that many of them take no more
+    than the size of their body.
     """
 
     def __init__(self, lease: Lease, *, expected: int | None, bound: int | None) -> None:
@@ -133,6 +159,8 @@ class RawSink:
         self._bound = bound
         self._pieces: list[tuple[Segment, int]] = []
         self._small = bytearray()
+        self._shared: tuple[Segment, int] | None = None  # where a small tensor was moved once it was complete
+        self._complete = self._counted = False
         self._waiting: list[bytes | memoryview] = []
 
     @property
@@ -173,6 +201,11 @@ class RawSink:
         """Raise `TensorFault` unless all expected bytes have arrived."""
         if self._expected is not None and self.nbytes != self._expected:
             raise TensorFault(f"dtype and shape need {self._expected} bytes, but {self.nbytes} arrived", "size")
+        self.complete()
+
+    def complete(self) -> None:
+        """End the tensor: no more bytes will be written."""
+        self._complete = True
 
     async def supply(self) -> None:
         """Allocate the memory that the bytes so far need; raises `Overloaded` or `TooLarge`."""
@@ -180,6 +213,11 @@ class RawSink:
         if self.small:
             for data in waiting:
                 self._small += data
+            if self._complete and not self._counted:
+                self._counted = True
+                self._shared = await self._lease.keep(self._small)
+                if self._shared is not None:
+                    self._small = bytearray()
             return
         if self._small:
             waiting.insert(0, bytes(self._small))
@@ -192,11 +230,14 @@ class RawSink:
 
     async def collect(self) -> Segment:
         """Collect all bytes in one segment; each piece is returned to the pool once it is copied."""
+        self.complete()
         await self.supply()
         if len(self._pieces) != 1:
             whole, at = await self._lease.acquire_async(self.nbytes), 0
-            whole.view[: len(self._small)] = self._small
-            pieces, self._pieces, self._small = self._pieces, [(whole, self.nbytes)], bytearray()
+            if not self._pieces:
+                whole.view[: self.nbytes] = self._small_bytes()
+            pieces, self._pieces = self._pieces, [(whole, self.nbytes)]
+            self._small, self._shared = bytearray(), None
             for segment, used in pieces:
                 await asyncio.to_thread(_copy, whole, at, segment, used)
                 self._lease.release(segment)
@@ -206,7 +247,7 @@ class RawSink:
     def content(self) -> bytes:
         """Return a copy of all bytes; for small tensors."""
         pieces = b"".join(bytes(segment.view[:used]) for segment, used in self._pieces)
-        return b"".join((pieces, self._small, *self._waiting))
+        return b"".join((pieces, self._small_bytes(), *self._waiting))
 
     def discard(self) -> None:
         """Return the memory to the pool."""
@@ -214,7 +255,13 @@ class RawSink:
             self._lease.release(segment)
         self._pieces.clear()
         self._waiting.clear()
-        self._small = bytearray()
+        self._small, self._shared = bytearray(), None
+
+    def _small_bytes(self) -> bytearray | memoryview:
+        if self._shared is None:
+            return self._small
+        segment, at = self._shared
+        return segment.view[at : at + self.nbytes]
 
     def _put(self, view: memoryview) -> memoryview:
         """Write what fits the last piece; return the rest."""

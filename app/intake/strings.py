@@ -8,12 +8,16 @@ from app.intake.inline import InlineTensor, nbytes_of
 from app.intake.json import end_of
 from app.intake.sinks import Lease
 from app.intake.strict_json import members_before
-from convgrad._errors import ConvgradError, ParseError
+from convgrad._errors import ConvgradError, ParseError, TooLarge
 
 __all__ = ["DIVERT_OVER", "TensorStrings"]
 
 DIVERT_OVER = 512
 """A `data` or `npy` string of more raw bytes than this is decoded while it arrives."""
+
+# Strings that are decoded while they arrive, each of which takes about a kilobyte besides its bytes: more than four in
+# each call of a batch.
+_MOST_STRINGS = 4096
 
 # Bytes of a string with escapes that are processed in one step, which may take a millisecond.
 _ESCAPED_STEP = 16 * 1024
@@ -30,23 +34,30 @@ class TensorStrings:
     """Decode long strings into segments while they arrive; an `InlineTensor` stands for each in the document.
 
     A fault inside a string is kept in its `InlineTensor`, so that it affects only the call that the tensor belongs to.
-    With a `refusal` no tensor is received: each is skipped and has that fault.
+    With a `refusal` no tensor is received: each is skipped and has that fault. Raises `TooLarge` for too many strings.
     """
 
     names: tuple[str, ...] = ("data", "npy")
-    opening = b'"'
+    openings = b'"'
     plural = "its tensors' data and npy strings"
 
     def __init__(self, lease: Lease, refusal: ConvgradError | None = None) -> None:
         self._lease = lease
         self._refusal = refusal
+        self._count = 0
 
-    def open(self, name: str, skeleton: bytearray, bound: int | None) -> _String:
+    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> _String:  # noqa: ARG002
         """Begin a string."""
         return _String(self, name, skeleton, bound)
 
     def divert(self, name: str, skeleton: bytearray, bound: int | None) -> InlineTensor:
         """Begin to decode a string; dtype and shape, if they come before it, say how long it must be."""
+        self._count += 1
+        if self._count > _MOST_STRINGS:
+            raise TooLarge(
+                f"JSON may have {_MOST_STRINGS} data and npy strings of more than {DIVERT_OVER} characters",
+                data={"reason": "head", "limit": _MOST_STRINGS},
+            )
         expected = None
         if name == "data":
             members = members_before(skeleton)

@@ -7,6 +7,7 @@ dtype and shape; whether the tensors suit the operation is checked by `schemas.o
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from app.intake.inline import InlineTensor, nbytes_of
+from app.intake.numbers import Numbers
 from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import InvalidParams, TooLarge, Unsupported
-from schemas.problems import Problem, invalid_params, problem, too_large
+from schemas.problems import Problem, invalid_params, problem, too_large, unsupported
 from schemas.rows import MAX_DIMS, Operation
-from schemas.tensors import TensorMeta, WireTensor, read_meta, read_tensor
+from schemas.tensors import MAX_NUMBERS, TensorMeta, WireTensor, read_meta, read_tensor
 
 __all__ = ["Tensor", "collect_tensors", "metas", "npy_tensor", "read_inputs", "shape_list"]
 
@@ -33,14 +35,14 @@ _WIRE_DTYPES = ("f32", "f16", "bf16", "f64", "s32")
 
 @dataclass(slots=True)
 class Tensor:
-    """One input: its dtype and shape, and the sink with its bytes, or None if it was only described.
+    """One input: its dtype and shape, and what holds its elements, or None if it was only described.
 
     `fortran` and `swapped` tell `collect_tensors` to change the order of its elements or of their bytes.
     """
 
     dtype: DType
     shape: tuple[int, ...]
-    sink: RawSink | None = None
+    sink: RawSink | Numbers | None = None
     fortran: bool = False
     swapped: bool = False
 
@@ -89,7 +91,7 @@ def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: b
             found[name] = _values(tensor, ["inputs", name], problems) if has_values else tensor
     if problems:
         if all(found["type"] == "unsupported_dtype" for found in problems):
-            raise Unsupported(problems[0]["msg"], data={"errors": problems})
+            raise unsupported(problems[0]["msg"], problems)
         raise invalid_params(_WHAT, problems)
     return found
 
@@ -124,6 +126,8 @@ def shape_list(tensor: Tensor) -> list[int]:
     if len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
         raise TensorFault(f"must have 1 dimension of at most {MAX_DIMS} values", "rank")
     assert tensor.sink is not None
+    if isinstance(tensor.sink, Numbers):
+        return tensor.sink.integers()
     values = np.frombuffer(tensor.sink.content(), tensor.dtype.numpy)
     return [int(value) for value in (values.byteswap() if tensor.swapped else values)]
 
@@ -146,21 +150,18 @@ def _read(value: Any, loc: list[str | int], problems: list[Problem], lease: Leas
         problems.append(problem([*loc, "dtype"], message, "unsupported_dtype"))
         return None
     try:
-        if wire.encoding == "npy":
+        if wire.member == "npy":
             return _npy(wire, lease)
         tensor = _described(wire, loc, problems)
-        if tensor is not None and wire.encoding == "base64":
-            sink = _sink(wire.payload, "data", lease, tensor.nbytes)
-            assert isinstance(sink, RawSink)
-            if sink.nbytes != tensor.nbytes:
-                raise TensorFault(f"dtype and shape need {tensor.nbytes} bytes, but {sink.nbytes} arrived", "size")
-            tensor.sink = sink
+        if tensor is not None and wire.member == "data":
+            tensor.sink = _data(wire.payload, tensor, lease)
         elif need_data and len(problems) == before:
-            problems.append(problem(loc, f"{loc[-1]} needs data: the base64 of its elements", "missing"))
+            problems.append(problem(loc, f"{loc[-1]} needs data: the base64 of its elements, or numbers", "missing"))
             return None
     except TensorFault as fault:
-        member = "npy" if wire.encoding == "npy" else "data"
-        problems.append(problem([*loc, member], f"{member} of {loc[-1]}: {fault.message}", fault.kind))
+        member = wire.member or "data"
+        colon = "" if isinstance(wire.payload, Numbers | list) else ":"
+        problems.append(problem([*loc, member], f"{member} of {loc[-1]}{colon} {fault.message}", fault.kind))
         return None
     except Unsupported as error:
         problems.append(problem([*loc, "npy"], f"npy of {loc[-1]}: {error.message}", "unsupported_dtype"))
@@ -173,6 +174,22 @@ def _read(value: Any, loc: list[str | int], problems: list[Problem], lease: Leas
 def _described(wire: WireTensor, loc: list[str | int], problems: list[Problem]) -> Tensor | None:
     meta = read_meta({"dtype": wire.dtype, "shape": wire.shape}, loc, problems)
     return None if meta is None else Tensor(DTYPES[meta.dtype], meta.shape)
+
+
+def _data(value: Any, tensor: Tensor, lease: Lease) -> RawSink | Numbers:
+    if isinstance(value, list):  # the member's name was written with escapes
+        text, value = json.dumps(value).encode(), Numbers(lease, (tensor.dtype, tensor.shape), most=MAX_NUMBERS)
+        at, over = 1, False
+        while not over:
+            at, over = value.write(text, at)
+    if isinstance(value, Numbers):
+        value.check(tensor.dtype, tensor.shape)
+        return value
+    sink = _sink(value, "data", lease, tensor.nbytes)
+    assert isinstance(sink, RawSink)
+    if sink.nbytes != tensor.nbytes:
+        raise TensorFault(f"dtype and shape need {tensor.nbytes} bytes, but {sink.nbytes} arrived", "size")
+    return sink
 
 
 def _npy(wire: WireTensor, lease: Lease) -> Tensor:

@@ -14,13 +14,14 @@ __all__ = ["choose_coding", "coded"]
 _WBITS = {"gzip": 31, "deflate": 15}
 _ITEM = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*;[ \t]*[qQ]=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?))?")
 _MOST_ITEMS = 32
+# Clients send few different values, and short ones.
+_LONGEST_CACHED = 256
 # The fastest level: tensors hardly shrink at any.
 _LEVEL = 1
 # Compressing this much takes about a millisecond; more is done in a thread.
 _INLINE = 32 << 10
 
 
-@lru_cache(256)
 def choose_coding(accept_encoding: str | None) -> str | None:
     """Return the content coding that a client asked for; None to send the reply as it is.
 
@@ -28,7 +29,13 @@ def choose_coding(accept_encoding: str | None) -> str | None:
     longer than sending it. So a reply is compressed only for a client that names a single coding, or that rates one
     above `identity`.
     """
-    found = dict(_items(accept_encoding or ""))
+    header = accept_encoding or ""
+    return _choose(header) if len(header) <= _LONGEST_CACHED else _choose.__wrapped__(header)
+
+
+@lru_cache(256)
+def _choose(header: str) -> str | None:
+    found = dict(_items(header))
     named = {name: quality for name, quality in found.items() if name in _WBITS and quality > 0}
     if not named:
         return None

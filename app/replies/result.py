@@ -1,15 +1,19 @@
-"""The JSON reply of a call, whose base64 is encoded in slices so that no call blocks the event loop."""
+"""The JSON reply of a call, whose tensors are encoded in slices so that no call blocks the event loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any, Protocol
 
+import numpy as np
 import pybase64
 from starlette.types import Send
 
 from app.calls.call import Call
+from app.intake.options import Encoding
 from app.replies.body import dump, send_head, send_piece
+from app.replies.numbers import NUMBERS, list_pieces
 from app.telemetry.timings import Timings
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
@@ -62,36 +66,47 @@ class ReplyTensor(Protocol):
 class JsonResult:
     """A reply with tensors as JSON text, in pieces; valid while the memory of the tensors is.
 
-    `document` gets a member `outputs`, whose tensors have their bytes or, with `npy`, a whole file as base64.
+    `document` gets a member `outputs`, whose tensors have their bytes or a whole `.npy` file as base64, or numbers.
+    `length` is None if numbers are too many to be formatted in advance.
     """
 
-    def __init__(self, document: Mapping[str, Any], outputs: Sequence[ReplyTensor], *, npy: bool) -> None:
-        key = "npy" if npy else "data"
+    def __init__(self, document: Mapping[str, Any], outputs: Sequence[ReplyTensor], encoding: Encoding) -> None:
+        key, self._quote = "npy" if encoding == "npy" else "data", b"" if encoding == "list" else b'"'
         described = {output.name: output.describe() | {key: ""} for output in outputs}
         # The tensors go where their key has an empty string; nothing else in the object has that key.
         *texts, last = dump({**document, "outputs": described}).split(b'"%s":""' % key.encode())
-        self._texts = [text + b'"%s":"' % key.encode() for text in texts]
-        self._end = b'"' + last
-        self._tensors = [
-            (write_header(dtype(output.spec.dtype), output.spec.shape) if npy else b"", output.data)
-            for output in outputs
-        ]
-        encoded = sum(4 * -(-(len(header) + len(data)) // 3) for header, data in self._tensors)
-        self.length = sum(map(len, self._texts)) + len(texts) - 1 + len(self._end) + encoded
+        self._texts = [text + b'"%s":' % key.encode() + self._quote for text in texts]
+        self._end = self._quote + last
+        self._tensors, lengths = zip(*(_encoded(output, encoding) for output in outputs), strict=True)
+        around = sum(map(len, self._texts)) + len(self._quote) * (len(texts) - 1) + len(self._end)
+        self.length = None if None in lengths else around + sum(lengths)
 
     @classmethod
     def of(cls, call: Call) -> JsonResult:
         """Return the reply of a finished call."""
-        return cls(result_members(call, {}), call.outputs, npy=call.prepared.options.encoding == "npy")
+        return cls(result_members(call, {}), call.outputs, call.prepared.options.encoding)
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the text in pieces."""
         before = b""
-        for text, (header, data) in zip(self._texts, self._tensors, strict=True):
+        for text, tensor in zip(self._texts, self._tensors, strict=True):
             yield before + text
-            yield from base64_pieces(data, header=header)
-            before = b'"'
+            yield from tensor
+            before = self._quote
         yield self._end
+
+
+def _encoded(output: ReplyTensor, encoding: Encoding) -> tuple[Iterable[bytes], int | None]:
+    """Return the text of a tensor in pieces, without quotes, and its length, if that is known."""
+    kind, data = dtype(output.spec.dtype), output.data
+    if encoding == "list":
+        pieces = list_pieces(np.frombuffer(data, kind.numpy).reshape(output.spec.shape))
+        if prod(output.spec.shape) > NUMBERS:
+            return pieces, None
+        text = b"".join(pieces)
+        return (text,), len(text)
+    header = write_header(kind, output.spec.shape) if encoding == "npy" else b""
+    return base64_pieces(data, header=header), 4 * -(-(len(header) + len(data)) // 3)
 
 
 async def send_result(call: Call, send: Send) -> None:
@@ -102,7 +117,7 @@ async def send_result(call: Call, send: Send) -> None:
 
 async def send_json_result(result: JsonResult, send: Send, timings: Timings) -> None:
     """Send a JSON reply with tensors."""
-    if result.length <= _EAGER:
+    if result.length is not None and result.length <= _EAGER:
         with timings.measure("encode"):
             body = b"".join(result.pieces())
         await send_head(send, "application/json", length=len(body))

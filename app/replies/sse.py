@@ -14,16 +14,20 @@ from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from starlette.types import Send
 
 from app.calls.call import Call, OnProgress
 from app.calls.errors import as_convgrad_error
 from app.calls.events import Begin, End, Event, Progress, TileReady
+from app.intake.options import Encoding
 from app.replies.body import dump, send_head, send_piece
 from app.replies.errors import rpc_error
 from app.replies.heartbeat import INTERVAL_S, Heartbeat
+from app.replies.numbers import list_pieces
 from app.replies.result import base64_pieces, result_members
 from app.telemetry.context import current_context
+from convgrad._dtypes import dtype
 from convgrad._errors import Cancelled
 
 __all__ = ["MEDIA_TYPE", "EventStream", "send_sse", "send_work", "stream_call"]
@@ -136,7 +140,7 @@ async def _message(call: Call, event: Event, request_id: Any) -> Iterable[bytes]
         case Progress(done, total):
             return [_progress(request_id, done, total)]
         case TileReady():
-            return _tile(event, request_id)
+            return _tile(event, request_id, call.prepared.options.encoding)
         case End(last=True):
             return [dump({"jsonrpc": "2.0", "id": request_id, "result": await _result(call)})]
         case Begin() | End():
@@ -151,7 +155,7 @@ def _progress(request_id: Any, done: int, total: int) -> bytes:
     return _notification("progress", {"progressToken": request_id, "progress": done, "total": total})
 
 
-def _tile(tile: TileReady, request_id: Any) -> Iterator[bytes]:
+def _tile(tile: TileReady, request_id: Any, encoding: Encoding) -> Iterator[bytes]:
     text = _notification(
         "tile",
         {
@@ -163,6 +167,11 @@ def _tile(tile: TileReady, request_id: Any) -> Iterator[bytes]:
             "data": "",
         },
     )
+    if encoding == "list":
+        values = np.frombuffer(tile.body(), dtype(tile.output.spec.dtype).numpy).reshape(tile.shape)
+        yield from list_pieces(values, text.removesuffix(b'""}}'))
+        yield b"}}"
+        return
     yield text.removesuffix(b'"}}')
     yield from base64_pieces(tile.body())
     yield b'"}}'

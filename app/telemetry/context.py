@@ -23,6 +23,8 @@ ANYONE = "-"
 REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
 """Request ids that callers may choose."""
 
+# An IPv6 address has at most 45 characters, and its zone some more.
+_LONGEST_ADDRESS = 64
 _APIS = {"rpc": "rpc", "v1": "rest", "v2": "oip"}
 
 # Errors that count as refusals; the others are faults of the request or the service.
@@ -74,12 +76,16 @@ class RequestContext:
         _current.set(self)
 
 
-@lru_cache(maxsize=1024)
 def address_of(host: str) -> str:
     """Return the address to count requests by: for IPv6 its /64 network, in which a host can choose any address.
 
     `ANYONE` for what is not an address, such as the peer of a Unix socket.
     """
+    return _address_of(host) if len(host) <= _LONGEST_ADDRESS else ANYONE  # a proxy may name anything
+
+
+@lru_cache(maxsize=1024)
+def _address_of(host: str) -> str:
     try:
         found = ip_address(host.partition("%")[0])
     except ValueError:

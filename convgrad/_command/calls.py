@@ -17,10 +17,10 @@ from convgrad._bench import measure, random_tensor
 from convgrad._client import Client
 from convgrad._command.connection import connected, draws
 from convgrad._command.exits import FAILED, say
-from convgrad._command.progress import ProgressBar
 from convgrad._command.streams import STREAM, Source, check_output, show, write
 from convgrad._dtypes import dtype_of_array
 from convgrad._events import Array, Result
+from convgrad._progress import ProgressBar
 from convgrad._report import Report, junit
 from convgrad._spec import SHAPES, TENSORS, CallSpec
 from convgrad._tensors import NpyFile, part
@@ -191,7 +191,7 @@ def _verified_graph(options: argparse.Namespace) -> dict[str, Report]:
 
 @contextmanager
 def _bar(options: argparse.Namespace, label: str) -> Iterator[OnProgress | None]:
-    """Draw the progress of what the block computes, where a bar is wanted."""
+    """Draw the progress of the computation in the block, if a bar is wanted."""
     if not draws(options):
         yield None
         return
@@ -200,7 +200,7 @@ def _bar(options: argparse.Namespace, label: str) -> Iterator[OnProgress | None]
 
 
 def _beside(path: str, name: str, count: int) -> Path:
-    """Return the path of one picture: with several, the name of each is part of its file's."""
+    """Return the path of one picture; if there are several, it contains the name of the report."""
     whole = Path(path)
     return whole if count == 1 else whole.with_stem(f"{whole.stem}-{name.replace(' ', '-')}")
 

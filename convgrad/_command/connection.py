@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from convgrad._base import DEFAULT_TIMEOUT
 from convgrad._client import Client
-from convgrad._command.progress import ProgressBar
 from convgrad._events import Health
 from convgrad._local import local
+from convgrad._progress import ProgressBar
 
 __all__ = ["connected", "draws", "opened", "wait"]
 
@@ -26,7 +26,7 @@ def connected(options: argparse.Namespace) -> Iterator[Client]:
 
 
 def opened(options: argparse.Namespace) -> Client:
-    """Return the client that the flags describe, without a wait for a service that is not local."""
+    """Return the client that the flags describe, without waiting for the service unless it is local."""
     timeout = DEFAULT_TIMEOUT if options.timeout is None else options.timeout
     if getattr(options, "local", False):
         return local(timeout=timeout, progress=False if options.quiet else None).open()
@@ -43,7 +43,7 @@ def opened(options: argparse.Namespace) -> Client:
 
 
 def wait(client: Client, options: argparse.Namespace) -> Health:
-    """Wait as long as `--wait` says until the service is ready, with a progress bar on a terminal."""
+    """Wait up to `--wait` seconds until the service is ready, with a progress bar on a terminal."""
     if not draws(options):
         return client.wait_until_ready(options.wait)
     with ProgressBar(sys.stderr, "convgrad") as bar:

@@ -70,7 +70,7 @@ def _members(error: BaseException, message: str, code: int) -> dict[str, Any]:
 
 
 def pipe_closed() -> int:
-    """Return the exit code of a command whose reader has ended; what is left unwritten is dropped in silence."""
+    """Return the exit code of a command whose reader has ended; output that was not written is dropped."""
     # Otherwise Python reports the pipe once more when it flushes standard output at exit.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())

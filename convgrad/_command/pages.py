@@ -1,4 +1,4 @@
-"""The subcommands that ask for a page: ops, describe and health."""
+"""The subcommands ops, describe and health."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def describe(options: argparse.Namespace) -> int:
 
 
 def health(options: argparse.Namespace) -> int:
-    """Ask whether the service accepts calls."""
+    """Show whether the service accepts calls."""
     with opened(options) as client:
         found = client.health() if options.wait is None else wait(client, options)
     show(dict(found.detail), options)

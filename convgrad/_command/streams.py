@@ -1,4 +1,4 @@
-"""Files of the command: `-` is standard input or output, which is never a terminal for binary data."""
+"""Files of the command; `-` is standard input or output, which must not be a terminal for binary data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STREAM = "-"
 
 
 class Source:
-    """Where one command reads its files: by path, and one of them, given as `-`, from standard input."""
+    """The files that a command reads, by path; one of them may be `-`, standard input."""
 
     def __init__(self, dtype: str | None = None) -> None:
         self._dtype = dtype
@@ -59,8 +59,8 @@ class Source:
         return self.array() if path == STREAM else NpyFile(path, self._dtype)
 
     def array(self) -> Array:
-        """Read a `.npy` file from standard input; raises `ParseError` when it is none."""
-        # NumPy seeks in what it recognises as a file, and a pipe can't.
+        """Read a `.npy` file from standard input; raises `ParseError` if it isn't one."""
+        # NumPy seeks in anything that it recognises as a file, which fails for a pipe.
         stream = SimpleNamespace(read=self._stream().read)
         try:
             found: Array = np.lib.format.read_array(stream, allow_pickle=False)
@@ -104,7 +104,7 @@ def _write_all(data: memoryview) -> None:
 
 
 def show(value: Any, options: argparse.Namespace) -> None:
-    """Print a value: with `--json`, and if it is no object, as JSON, else a line for each member."""
+    """Print a value as JSON; without `--json`, an object as a line for each member."""
     if options.json or not isinstance(value, dict):
         print(json.dumps(value, indent=2, ensure_ascii=False))
         return

@@ -1,4 +1,4 @@
-"""Who computes, and tensors of PyTorch on their way to the service and back."""
+"""Compute layers of PyTorch on the service, and convert their tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """Who computes a layer: `client`, by default the one of `convgrad.torch.use`.
+    """Where a layer is computed: by `client`, by default the one of `convgrad.torch.use`.
 
     With `forward="torch"` PyTorch computes outputs, and the service the gradients alone. `reference` selects the
     slow kernel that accumulates in float64; tensors of float64 always use it. A copied or unpickled backend has

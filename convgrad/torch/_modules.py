@@ -17,7 +17,7 @@ L = TypeVar("L", bound="_Layer")
 
 
 class _Layer:
-    """What all layers have in common; the class of PyTorch follows in the order of the bases."""
+    """The base class of all layers; the class of PyTorch comes after it in their bases."""
 
     replaces: ClassVar[type[nn.Module]]
     backend: Backend
@@ -117,7 +117,7 @@ def replace(model: M, backend: Backend | None = None) -> M:
     returned as another module. Subclasses of the layers of `torch.nn`, as `torch.nn.utils.parametrize` and lazy layers
     make them, are left as they are, with a warning: replace first, then parametrize.
     """
-    made: dict[nn.Module, nn.Module] = {}  # a layer that is used in two places stays one
+    made: dict[nn.Module, nn.Module] = {}  # a layer that is used twice is replaced by one layer
     whole = _replaced(model, "the model", backend or Backend(), made)
     for name, parent in [*whole.named_modules()]:
         for key, child in [*parent._modules.items()]:

@@ -31,3 +31,14 @@ def tight_http(tight: Resident) -> Iterator[httpx.Client]:
     """A plain HTTP client for that service."""
     with httpx.Client(base_url=tight.url, timeout=60.0) as client:
         yield client
+
+
+@pytest.fixture
+def nothing_is_left(tight: Resident) -> Iterator[None]:
+    """Check afterwards that `tight` is idle: no call, no job, no working worker, no memory in use."""
+    yield
+    tight.run(tight.service.idle(), 10.0)
+    assert not tight.service.calls
+    assert tight.service.engine.snapshot()["jobs"] == 0
+    tight.until(tight.is_idle)
+    tight.until(lambda: tight.service.segments.stats().used == 0)

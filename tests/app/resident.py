@@ -29,6 +29,8 @@ class Resident:
     url: str
     loop: asyncio.AbstractEventLoop
     service: Service
+    connections: set[Any]
+    """The protocols of the open connections."""
 
     def run(self, work: Coroutine[Any, Any, Any], timeout: float = _WAIT_S) -> Any:
         """Run a coroutine on the service's loop; return its result."""
@@ -43,6 +45,10 @@ class Resident:
                     await asyncio.sleep(0.001)
 
         self.run(look(), timeout + 5)
+
+    def is_idle(self) -> bool:
+        """Return whether no worker has a unit."""
+        return all(worker["unit"] is None for worker in self.service.engine.snapshot()["workers"])
 
 
 @contextmanager
@@ -72,7 +78,7 @@ def resident_service(**settings: Any) -> Iterator[Resident]:
     try:
         assert started.wait(_WAIT_S)
         port = server.servers[0].sockets[0].getsockname()[1]
-        resident = Resident(f"http://127.0.0.1:{port}", loops[0], app.state.service)
+        resident = Resident(f"http://127.0.0.1:{port}", loops[0], app.state.service, server.server_state.connections)
         resident.until(lambda: app.state.service.engine.ready, 280.0)
         yield resident
     finally:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import json
+import os
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -77,6 +78,28 @@ SLOW = Case(
     kernel=(21, 21),
 )
 
+# Several seconds of work for one worker with the reference kernel, with few bytes and early tiles.
+HEAVY = Case(
+    op="ConvolutionBackwardWeights",
+    n=4,
+    src_channels=32,
+    dst_channels=96,
+    src_spatial=(40, 40),
+    dst_spatial=(32, 32),
+    kernel=(9, 9),
+)
+
+# A few seconds for two workers.
+LONG = Case(
+    op="ConvolutionBackwardWeights",
+    n=2,
+    src_channels=128,
+    dst_channels=128,
+    src_spatial=(64, 64),
+    dst_spatial=(32, 32),
+    kernel=(33, 33),
+)
+
 
 def npy(array: Array) -> bytes:
     """Return a .npy file as written by NumPy."""
@@ -99,14 +122,26 @@ def parts(case: Case, inputs: dict[str, Array], **options: Any) -> Files:
     return [("request", ("request.json", request, JSON)), *files]
 
 
-def document(case: Case, inputs: dict[str, Array], *, as_npy: bool = False, **options: Any) -> dict[str, Any]:
+def numbers(array: Array) -> Any:
+    """Return an array as nested lists of numbers."""
+    return array.astype(np.float64).tolist()
+
+
+def part(name: str, content: bytes, content_type: str) -> tuple[str, tuple[str, bytes, str]]:
+    """Return a part of a form."""
+    return name, (name, content, content_type)
+
+
+def document(
+    case: Case, inputs: dict[str, Array], *, as_npy: bool = False, as_numbers: bool = False, **options: Any
+) -> dict[str, Any]:
     """Return the JSON form of a call."""
     tensors: dict[str, Any] = {}
     for name, array in inputs.items():
         if as_npy:
             tensors[name] = {"dtype": case.dtype, "npy": base64.b64encode(npy(array)).decode()}
         else:
-            data = base64.b64encode(array.tobytes()).decode()
+            data = numbers(array) if as_numbers else base64.b64encode(array.tobytes()).decode()
             tensors[name] = {"dtype": case.dtype, "shape": list(array.shape), "data": data}
     return request_object(case, **options) | {"inputs": tensors}
 
@@ -128,8 +163,16 @@ def read_tensor(tensor: dict[str, Any]) -> Array:
     """Return an output tensor of a JSON reply."""
     if "npy" in tensor:
         return read_npy(base64.b64decode(tensor["npy"], validate=True), tensor["dtype"])
-    data = base64.b64decode(tensor["data"], validate=True)
-    return np.frombuffer(data, DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+    return _elements(tensor["data"], tensor["dtype"], tensor["shape"])
+
+
+def _elements(data: Any, dtype: str, shape: list[int]) -> Array:
+    kind = DTYPES[dtype]
+    if isinstance(data, list):
+        array = np.array(data, np.float64 if dtype == "f64" else np.float32)
+        assert array.shape == tuple(shape) or 0 in shape
+        return array.astype(kind).reshape(shape)
+    return np.frombuffer(base64.b64decode(data, validate=True), kind).reshape(shape)
 
 
 def read_json(response: httpx.Response) -> Array:
@@ -150,7 +193,10 @@ def read_events(response: httpx.Response) -> Array:
     *notifications, last = messages(response.text)
     (output,) = last["result"]["outputs"].values()
     tiles = [entry["params"] for entry in notifications if entry["method"] == "notifications/tile"]
-    boxes = [(tile["offset"], tile["shape"], base64.b64decode(tile["data"])) for tile in tiles]
+    boxes = [
+        (tile["offset"], tile["shape"], _elements(tile["data"], output["dtype"], tile["shape"]).tobytes())
+        for tile in tiles
+    ]
     return _assemble(output, boxes, output["sha256"])
 
 
@@ -208,3 +254,34 @@ def read(response: httpx.Response) -> Array:
 def same_bits(first: Array, second: Array) -> bool:
     """Return whether dtype, shape and bits are the same; NaNs with the same bits are equal."""
     return (first.dtype, first.shape, first.tobytes()) == (second.dtype, second.shape, second.tobytes())
+
+
+def rpc_request(
+    case: Case, inputs: dict[str, Array] | None = None, request_id: Any = 1, **options: Any
+) -> dict[str, Any]:
+    """Return a request for a case."""
+    params = document(case, inputs or case.inputs(), **options)
+    return {"jsonrpc": "2.0", "method": case.op, "params": params, "id": request_id}
+
+
+def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
+    """Check that a reply is a complete problem object of the given class; return it."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    found: dict[str, Any] = response.json()
+    assert {"type", "title", "status", "detail", "code", "request_id"} <= set(found)
+    assert (found["status"], found["code"]) == (status, code)
+    assert found["request_id"] == response.headers["x-request-id"]
+    assert found["type"].endswith(code)
+    return found
+
+
+def digest(secret: str) -> str:
+    """Return the checksum of a key as in its line."""
+    return f"sha256:{hashlib.sha256(secret.encode()).hexdigest()}"
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    while not condition():
+        os.sched_yield()

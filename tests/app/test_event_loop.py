@@ -7,6 +7,7 @@ import gc
 import gzip
 import time
 from collections.abc import Callable, Iterator
+from json import dumps
 
 import httpx
 import pytest
@@ -89,6 +90,24 @@ def numbers(case: Case) -> Send:
     return lambda http: oip.post_json(http, case, inputs)
 
 
+def nested(case: Case, accept: str = calls.JSON) -> Send:
+    """Return a function that calls a case with its tensors as nested lists, in and out."""
+    document = calls.document(case, case.inputs(), as_numbers=True, encoding="list")
+    return lambda http: http.post("/v1/ops/" + case.op, json=document, headers={"accept": accept})
+
+
+def nested_in_a_form(case: Case) -> Send:
+    """Return a function that calls a case with one tensor as a nested list in the request of a form."""
+    (first, array), (second, other) = case.inputs().items()
+    document = calls.request_object(case)
+    document["inputs"][first] |= {"shape": list(array.shape), "data": calls.numbers(array)}
+    form = [
+        calls.part("request", dumps(document).encode(), calls.JSON),
+        calls.part(second, calls.npy(other), calls.NPY),
+    ]
+    return lambda http: http.post("/v1/ops/" + case.op, files=form)
+
+
 FORMS = (calls.JSON, calls.NPY, calls.SSE, calls.FRAMES)
 WAYS: dict[str, Send] = {
     **{f"multipart to {accept}": multipart(WIDE, accept) for accept in FORMS},
@@ -99,6 +118,9 @@ WAYS: dict[str, Send] = {
     "compressed": binary(WIDE, compressed=True),
     "compressed numbers": binary(PLAIN, compressed=True, numbers=True),
     "numbers": numbers(PLAIN),
+    "nested numbers": nested(PLAIN),
+    "nested numbers to events": nested(PLAIN, calls.SSE),
+    "nested numbers in a form": nested_in_a_form(PLAIN),
 }
 
 

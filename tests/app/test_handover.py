@@ -11,11 +11,12 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from tests.app.samples import SMALL, post, read, same_bits
-from tests.app.test_main import LONG
+from tests.app.samples import LONG, SMALL, post, read, same_bits
 from tests.deploy.replicas import free_ports
 from tests.faults.leaving import prepared
 from tests.live import LiveService, running_service
+
+pytestmark = pytest.mark.heavy
 
 
 @contextmanager
@@ -81,6 +82,12 @@ def accepts(url: str) -> bool:
         return sock.connect_ex((host, int(port))) == 0
 
 
+def answers(service: LiveService, operator: httpx.Client) -> None:
+    """Wait until the operators' port accepts connections; retries of httpx would sleep through the start."""
+    while not accepts(str(operator.base_url).rstrip("/")):
+        assert service.process.poll() is None
+
+
 def test_connections_are_refused_while_starting() -> None:
     """With listen_when_ready a connection is refused until a worker is ready; the operators' port answers before."""
     main, ops = free_ports(2)
@@ -89,8 +96,9 @@ def test_connections_are_refused_while_starting() -> None:
     seen = []
     with (
         running_service(*flags, wait=False) as service,
-        httpx.Client(base_url=f"http://127.0.0.1:{ops}", transport=httpx.HTTPTransport(retries=9)) as operator,
+        httpx.Client(base_url=f"http://127.0.0.1:{ops}") as operator,
     ):
+        answers(service, operator)
         while (said := operator.get("/readyz")).status_code == 503:
             status = said.json()["status"]
             open_before = accepts(url)
@@ -108,8 +116,9 @@ def test_a_drain_before_the_start_is_over(tmp_path_factory: pytest.TempPathFacto
     cache = str(tmp_path_factory.mktemp("cache"))  # empty, so that the start takes long
     with (
         running_service(*flags, wait=False, NUMBA_CACHE_DIR=cache) as service,
-        httpx.Client(base_url=f"http://127.0.0.1:{ops}", transport=httpx.HTTPTransport(retries=9)) as operator,
+        httpx.Client(base_url=f"http://127.0.0.1:{ops}") as operator,
     ):
+        answers(service, operator)
         assert operator.get("/readyz").json()["status"] == "starting"
         service.process.send_signal(signal.SIGTERM)
         assert service.process.wait(20) == 0

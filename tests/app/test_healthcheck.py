@@ -15,6 +15,8 @@ import trustme
 
 from tests.live import running_service
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -13,20 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.app.samples import FRAMES, JSON, NPY, SMALL, frames, parts, post, read, read_frames, same_bits
+from tests.app.samples import FRAMES, JSON, LONG, NPY, SMALL, frames, parts, post, read, read_frames, same_bits
 from tests.live import LiveService, running_service
-from tests.problems import Case
-
-# A few seconds for two workers.
-LONG = Case(
-    op="ConvolutionBackwardWeights",
-    n=2,
-    src_channels=128,
-    dst_channels=128,
-    src_spatial=(64, 64),
-    dst_spatial=(32, 32),
-    kernel=(33, 33),
-)
 
 
 def children(pid: int) -> set[int]:

@@ -20,7 +20,7 @@ function tensor(shape: number[], values: number[]) {
 
 const inputs = { src: tensor([1, 1, 3], [1, 2, 3]), diff_dst: tensor([1, 1, 2], [1, 1]), weights_shape: [1, 1, 2] };
 const { data } = await client.POST("/v1/ops/ConvolutionBackwardWeights", { body: { attributes, inputs } });
-const bytes = Buffer.from(data!.outputs.diff_weights.data!, "base64");
+const bytes = Buffer.from(data!.outputs.diff_weights.data as string, "base64");
 assert.deepEqual([bytes.readFloatLE(0), bytes.readFloatLE(4)], [3, 5]);
 
 const described = { src: { dtype: "f32" as const, shape: [1, 1, 3] }, diff_dst: inputs.diff_dst, weights_shape: [1, 1, 2] };

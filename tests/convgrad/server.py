@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import re
+import socket
 import socketserver
 import struct
 import threading
@@ -29,6 +30,8 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 OIP = {"FP32": "<f4", "FP16": "<f2", "BF16": ml_dtypes.bfloat16, "FP64": "<f8", "INT64": "<i8"}
 NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "float64": "f64"}
+
+SRC = np.arange(2 * 3 * 40 * 50, dtype=np.float32).reshape(2, 3, 40, 50)
 
 
 @dataclass
@@ -243,3 +246,26 @@ def load(content: bytes, stated: dict[str, Any]) -> Array:
     """Read a `.npy` part with NumPy."""
     array: Array = np.load(io.BytesIO(content), allow_pickle=False)
     return array.view(ml_dtypes.bfloat16) if stated.get("dtype") == "bf16" else array
+
+
+def busy(handler: Handler, _: Received) -> None:
+    """Reject the request for now."""
+    handler.problem(503, "overloaded")
+
+
+def hang_up(handler: Handler, _: Received) -> None:
+    """Close the connection without a reply."""
+    handler.close_connection = True
+
+
+def cut(handler: Handler, _: Received) -> None:
+    """Send a reply that breaks off after its first tile."""
+    handler.frames(stream_of(SRC)[:3], whole=False)
+
+
+def free_port() -> int:
+    """Return a port that is not in use."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,8 +16,18 @@ import pytest
 import convgrad
 from convgrad import AsyncClient, Progress, Tile
 from tests.convgrad.conftest import QUICK
-from tests.convgrad.server import Server, UnixServer, running, stream_of
-from tests.convgrad.test_client import busy, cut, free_port, hang_up
+from tests.convgrad.server import (
+    Handler,
+    Received,
+    Server,
+    UnixServer,
+    busy,
+    cut,
+    free_port,
+    hang_up,
+    running,
+    stream_of,
+)
 
 SRC = np.arange(2 * 3 * 40 * 50, dtype=np.float32).reshape(2, 3, 40, 50)
 T = TypeVar("T")
@@ -162,3 +173,25 @@ def test_transport_replaces_the_network() -> None:
             np.testing.assert_array_equal(await client.run("Op", {"src": SRC}), SRC)
 
     asyncio.run(use())
+
+
+def test_a_call_can_be_cancelled(server: Server) -> None:
+    """A call that is cancelled while it waits for its reply raises `CancelledError`, and the client still works."""
+    waiting, go_on = threading.Event(), threading.Event()
+
+    def wait(handler: Handler, received: Received) -> None:
+        waiting.set()
+        go_on.wait(10)
+        hang_up(handler, received)
+
+    async def use(client: AsyncClient) -> None:
+        server.script.append(wait)
+        call = asyncio.ensure_future(client.run("Op", {"src": SRC}))
+        await asyncio.to_thread(waiting.wait, 10)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        go_on.set()
+        np.testing.assert_array_equal(await client.run("Op", {"src": SRC}), SRC)
+
+    using(server, use)

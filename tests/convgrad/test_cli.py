@@ -17,8 +17,7 @@ import pytest
 
 import convgrad
 from convgrad._cli import main
-from tests.convgrad.server import Handler, Received, Server, stream_of
-from tests.convgrad.test_client import cut, free_port
+from tests.convgrad.server import Handler, Received, Server, cut, free_port, stream_of
 
 SRC = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 STATS = {"kernel": "fast", "compute_ms": 1.5, "gmac": 0.25, "tiles": 2}

@@ -18,9 +18,22 @@ import pytest
 import convgrad
 from convgrad import Client, Progress, Retry, Tile
 from tests.convgrad.conftest import QUICK
-from tests.convgrad.server import Handler, Received, Server, UnixServer, frame, running, stream_of, whole_of
+from tests.convgrad.server import (
+    SRC,
+    Handler,
+    Received,
+    Server,
+    UnixServer,
+    busy,
+    cut,
+    frame,
+    free_port,
+    hang_up,
+    running,
+    stream_of,
+    whole_of,
+)
 
-SRC = np.arange(2 * 3 * 40 * 50, dtype=np.float32).reshape(2, 3, 40, 50)
 ATTRIBUTES = {"strides": [1, 1], "dilations": (1, 1)}
 ATTRIBUTES_SENT = {"strides": [1, 1], "dilations": [1, 1]}
 
@@ -261,16 +274,6 @@ def test_an_error_in_the_stream_is_raised(client: Client, server: Server) -> Non
     assert len(server.received) == 1
 
 
-def busy(handler: Handler, _: Received) -> None:
-    """Reject the request for now."""
-    handler.problem(503, "overloaded")
-
-
-def hang_up(handler: Handler, _: Received) -> None:
-    """Close the connection without a reply."""
-    handler.close_connection = True
-
-
 def limited(handler: Handler, _: Received) -> None:
     """Reject the request for now, with a proxy's bare status."""
     handler.reply(429, b"", Retry_After="0")
@@ -314,11 +317,6 @@ def test_no_retry(server: Server) -> None:
     with Client(server.url, retry=None) as client, pytest.raises(convgrad.Overloaded):
         client.run("Op", {"src": SRC})
     assert len(server.received) == 1
-
-
-def cut(handler: Handler, _: Received) -> None:
-    """Send a reply that breaks off after its first tile."""
-    handler.frames(stream_of(SRC)[:3], whole=False)
 
 
 def test_run_retries_a_reply_that_broke_off(client: Client, server: Server) -> None:
@@ -473,11 +471,3 @@ def test_a_deadline_is_whole_milliseconds(client: Client, server: Server, deadli
         client.run("Op", {"src": SRC}, deadline=deadline)
     sent = server.received[0].document["parameters"].get("timeout")
     assert sent == (None if expected is None else expected * 1000)
-
-
-def free_port() -> int:
-    """Return a port that is not in use."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -10,8 +10,7 @@ import pytest
 
 import convgrad
 from convgrad import Client
-from tests.convgrad.server import Server
-from tests.convgrad.test_client import SRC, free_port
+from tests.convgrad.server import SRC, Server, free_port
 
 
 @pytest.mark.parametrize("deadline", [0, -1, -math.inf])

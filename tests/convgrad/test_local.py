@@ -26,6 +26,8 @@ from convgrad._cli import main
 from kernels.target import NAME, REFERENCE
 from tests.app.samples import SMALL, same_bits
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).parents[2]
 SHM = Path("/dev/shm")
 INPUTS = SMALL.inputs()

@@ -22,6 +22,8 @@ from tests.app.samples import NPY, SMALL, post, read, same_bits
 from tests.confined import without
 from tests.live import LiveService, running_service
 
+pytestmark = pytest.mark.heavy
+
 # As a user that can read root's files: a limit on processes does not apply to root.
 OTHER_USER = [
     *("setpriv", "--reuid=23456", "--regid=23456", "--clear-groups"),

@@ -20,7 +20,7 @@ from app.intake.json import JsonIntake
 from app.intake.lists import NumberLists
 from app.intake.numbers import Numbers
 from app.intake.sinks import Lease, NpySink, TensorFault
-from app.intake.strings import TensorStrings
+from app.intake.values import TensorValues
 from app.pool.buffers import SegmentPool
 from convgrad._assembly import Assembly
 from convgrad._errors import ConvgradError, InvalidParams
@@ -123,7 +123,7 @@ def json_tensors(data: bytes) -> None:
     how, body = data[0] if data else 0, data[1:]
 
     async def read(lease: Lease, how: int) -> Any:
-        intake = JsonIntake(TensorStrings(lease), length=len(body) if how & 8 else None, max_skeleton=_LARGEST)
+        intake = JsonIntake(TensorValues(lease), length=len(body) if how & 8 else None, max_skeleton=_LARGEST)
         for piece in pieces(body, how):
             await intake.take(piece)
         document = intake.finish()
@@ -141,13 +141,14 @@ def lists(data: bytes) -> None:
         intake = JsonIntake(NumberLists(lease), length=len(body), max_skeleton=_LARGEST)
         for piece in pieces(body, how):
             await intake.take(piece)
-        return await intake.finish_async()
+        document = await intake.finish_async()
+        return _fault(document) or document
 
     _compare(body, _outcome(read, how), _outcome(read, 0))
 
 
 def _fault(document: Any) -> ConvgradError | None:
-    if isinstance(document, InlineTensor) and document.fault is not None:
+    if isinstance(document, InlineTensor | Numbers) and document.fault is not None:
         return InvalidParams("a tensor is wrong in itself", errors=[])
     inner = document.values() if isinstance(document, dict) else document if isinstance(document, list) else ()
     return next(filter(None, map(_fault, inner)), None)

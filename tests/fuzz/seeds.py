@@ -133,7 +133,8 @@ def _documents() -> list[bytes]:
     described = [example(find_operation(name)) for name in operation_names()]
     long = {"inputs": {"src": {"dtype": "f32", "shape": [300], "data": base64.b64encode(b"\0" * 1200).decode()}}}
     op = {"id": 0, "kind": TINY.op, "attrs": {"strides": {"type": "s64[]", "value": [1]}}, "inputs": [], "outputs": []}
-    calls = [document(TINY, inputs), document(TINY, inputs, as_npy=True, encoding="npy", deadline_ms=9000)]
+    calls = [document(TINY, inputs, as_numbers=True, encoding="list"), document(TINY, inputs)]
+    calls.append(document(TINY, inputs, as_npy=True, encoding="npy", deadline_ms=9000))
     return [_text(value) for value in (*described, *calls, long, op, {"graph": [op]})]
 
 
@@ -150,6 +151,7 @@ def lists() -> list[bytes]:
         {"name": "src", "data": [[1, 2], [3, 4]]} | shaped,
         {"name": "src", "shape": [0], "datatype": "INT64", "data": []},
         {"data": [[1e30, 2]], "name": "late"},
+        {"dtype": "bf16", "shape": [2, 1], "data": [["NaN"], ["-Infinity"]]},
     ]
     return [bytes((how,)) + _text({"inputs": [tensor]}) for how, tensor in enumerate(tensors)]
 
@@ -172,7 +174,7 @@ def rpc() -> list[bytes]:
 
 def rest() -> list[bytes]:
     """Return calls and validations of every operation."""
-    return _headed(iter(_documents()), itertools.count(32), itertools.count(0, 9)) + _headed(
+    return _headed(iter(_documents()), itertools.count(32), itertools.count(0, 7)) + _headed(
         iter(_documents()[-5:-3]), itertools.repeat(operation_names().index(TINY.op)), iter((8, 16))
     )
 

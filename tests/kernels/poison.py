@@ -52,3 +52,10 @@ def poisoned() -> Iterator[None]:
         if target().dots:
             patch.setattr("kernels.gradient.dots.unit.arena_kept", poisoned_kept)
         yield
+
+
+def later_images_poisoned(array: np.ndarray[Any, Any], images: int) -> np.ndarray[Any, Any]:
+    """Return a copy of a tensor with NaN in all but the first `images` images."""
+    copy = array.copy()
+    copy[images:] = np.nan if array.dtype == np.float32 else 0x7FFF
+    return copy

@@ -13,6 +13,8 @@ from tests.kernels.harness import Run, assert_same_bits, check, compute, problem
 from tests.kernels.sizes import resize
 from tests.problems import Case, Ints
 
+pytestmark = pytest.mark.path
+
 DTYPES = ("f32", "f16", "bf16")
 FORMATS = ("NCX", "NXC")
 BIAS_OPS = ("BiasAdd", "BiasAddBackward")

@@ -9,6 +9,8 @@ import pytest
 from benchmarks import choices, fit
 from kernels.costs import COSTS, Costs
 
+pytestmark = pytest.mark.heavy
+
 MEASURED = fit.read(sorted(fit.DATA.glob("regret-*.json")))
 
 

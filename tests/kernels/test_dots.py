@@ -18,16 +18,18 @@ from kernels.gradient.dots.schedule import dot_schedule
 from kernels.pack.halves import split_f16
 from kernels.pack.split import split_line
 from kernels.target import target
+from tests.kernels.accuracy import assert_accurate, assert_nothing_is_lost
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import assert_same_bits, compute, problem_of
 from tests.kernels.sizes import resize
-from tests.kernels.test_accuracy import assert_accurate, assert_nothing_is_lost
 from tests.problems import OPS, Case, random_case
 
 LAYER = Case(
     dtype="bf16", n=12, src_channels=48, dst_channels=64, src_spatial=(20, 20), dst_spatial=(20, 20), kernel=(3, 3),
     pads_begin=(1, 1), pads_end=(1, 1),
 )  # fmt: skip
+
+pytestmark = pytest.mark.path
 
 
 @numba.njit("void(int64, int64, int64, int64)")

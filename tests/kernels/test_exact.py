@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from tests.kernels.harness import assert_same_bits, check, compute
 from tests.problems import WITH_WEIGHTS, Case, cases, random_case
 
+pytestmark = pytest.mark.path
+
 BLOCKS, PER_BLOCK = 24, 100
 
 

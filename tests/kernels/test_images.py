@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kernels import ConvProblem, plan, run_unit, storage_dtype
+from tests.kernels.poison import later_images_poisoned
 
 SQUARE = ConvProblem(
     op="ConvolutionBackwardWeights", dtype="f32", n=8, src_channels=32, dst_channels=48, groups=1,
@@ -50,13 +51,6 @@ def inputs_of(problem: ConvProblem) -> list[np.ndarray[Any, Any]]:
     return [rng.integers(0x3000, 0x3C00, shape).astype(np.uint16) for shape in problem.input_shapes]
 
 
-def poisoned(array: np.ndarray[Any, Any], images: int) -> np.ndarray[Any, Any]:
-    """Return a copy of a tensor with NaN in all but the first `images` images."""
-    copy = array.copy()
-    copy[images:] = np.nan if array.dtype == np.float32 else 0x7FFF
-    return copy
-
-
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_later_images_are_not_read(name: str) -> None:
     """A unit gives the same bits whatever is in the images after those that it states it reads."""
@@ -70,7 +64,7 @@ def test_later_images_are_not_read(name: str) -> None:
     early = [unit for unit in chosen.units if unit.images is not None and unit.images < problem.n]
     assert early, "the problem has no unit that can run early"
     for unit in chosen.units:
-        some = inputs if unit.images is None else [poisoned(array, unit.images) for array in inputs]
+        some = inputs if unit.images is None else [later_images_poisoned(array, unit.images) for array in inputs]
         assert run_unit(chosen, unit, some, output, again)
     assert output.tobytes() == expected
 

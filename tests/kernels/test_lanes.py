@@ -13,6 +13,8 @@ from kernels.target import target
 from tests.kernels.harness import Tensor, assert_same_bits, check, compute, problem_of
 from tests.problems import Case
 
+pytestmark = pytest.mark.path
+
 
 def _case(kernel: tuple[int, ...], stride: int = 1, dilation: int = 1, pads: int = 1, groups: int = 48) -> Case:
     rank = len(kernel)

@@ -1,7 +1,8 @@
-"""The kernel tests that compute, once for every code path that this processor can run.
+"""The tests marked `path`, once for every code path that this processor can run or imitate.
 
-The path is chosen when the kernels are imported, so each one gets its own process, in which this file is
-skipped. The path with every feature is the one that the suite uses anyway.
+They are those that reach code which differs between paths: widths of vectors and register tiles, fused products,
+conversions, products of bf16. Compiling a path also runs a small exact problem for each compiled function. Searches
+with many more problems: `scripts/hunt`.
 """
 
 from __future__ import annotations
@@ -9,95 +10,33 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from kernels.target import IMITATE, NAME, SETTING, host_target, narrower, target
+from kernels.target import IMITATE, SETTING, host_target
 from kernels.target.known import FEATURE_WORDS
+from tests.kernels.paths import imitated_paths, narrower_paths
 
-INNER = "CONVGRAD_TEST_INNER"
-
-NUMBERS = (
-    "blocks", "dots", "exact", "forward_dots", "images_inside", "memory", "proof", "special_values", "subnormals",
-    "workers",
-)  # fmt: skip
-"""Tests of the numbers, for imitated instructions, which are slow; `workers` tests that units decide no bits."""
-
-_HALVES = ("exact", "forward", "special_values", "subnormals")
-"""Tests of how half-precision numbers are converted."""
-
-_ON_ANY_PATH = {
-    "addresses", "arm", "cache", "cache_folder", "choices", "paths", "prepare", "reference", "schedule_size", "target",
-    "targets", "warmup",
-}  # fmt: skip
-COMPUTING = tuple(
-    name for name in sorted(file.stem.removeprefix("test_") for file in Path(__file__).parent.glob("test_*.py"))
-    if name not in _ON_ANY_PATH
-)  # fmt: skip
-"""Every test that computes something; the others test compiling, caches and choices, which no path changes."""
+ROOT = Path(__file__).resolve().parents[2]
+PATHS = narrower_paths() | imitated_paths()
 
 
-def _other_paths() -> dict[str, dict[str, str]]:
-    """Return the settings for each path other than this process's own.
-
-    The compiler is restricted to the narrower target as well, so it can't emit instructions that the target lacks.
-    """
-    if INNER in os.environ or target().imitated:
-        return {}
-    found = {}
-    step = narrower(target())
-    while step.compiles:
-        found[step.name] = {NAME: step.name}
-        step = narrower(step)
-    if target().features >= FEATURE_WORDS["avx2"] | FEATURE_WORDS["fma"]:
-        found["without-f16c"] = {SETTING: "avx2,fma"}
-    return found
-
-
-OTHER_PATHS = _other_paths()
-
-IMITATED = ("avx512f,amx-bf16", "avx512bf16")
-
-
-def _run(environment: dict[str, str], names: Sequence[str]) -> str:
-    """Run test files in a separate process; return the output of failures."""
-    here = Path(__file__).parent
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "--all",
-        "-p",
-        "no:cacheprovider",
-        *(str(here / f"test_{name}.py") for name in names),
-    ]
-    variables = {**os.environ, **environment, INNER: "1"}
-    done = subprocess.run(command, cwd=here.parents[1], env=variables, capture_output=True, text=True, check=False)
-    return done.stdout[-6000:] + done.stderr[-2000:] if done.returncode else ""
-
-
-@pytest.mark.skipif(INNER in os.environ, reason="already inside")
-@pytest.mark.heavy(minutes=3)
+@pytest.mark.heavy(minutes=2)
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("path", OTHER_PATHS)
-def test_suite_on_path(path: str) -> None:
-    """With features switched off, every test that computes passes; without F16C alone, the tests of conversions."""
-    assert not (wrong := _run(OTHER_PATHS[path], _HALVES if path == "without-f16c" else COMPUTING)), wrong
+@pytest.mark.parametrize("path", PATHS)
+def test_path(path: str) -> None:
+    """Each compiled function of the path passes its proof, and the marked tests pass."""
+    tests = ["-m", "pytest", "-q", "-x", "--all", "-m", "path", "-p", "no:cacheprovider", "tests/kernels"]
+    for command in (["-m", "kernels.prepare", "--jobs", "1"], tests):
+        variables = {**os.environ, **PATHS[path]}
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+        )
+        assert not done.returncode, done.stdout[-6000:] + done.stderr[-2000:]
 
 
-@pytest.mark.skipif(INNER in os.environ, reason="already inside")
-@pytest.mark.heavy(minutes=8)
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("path", IMITATED)
-def test_numbers_on_imitated_path(path: str) -> None:
-    """The paths of processors that this one is not give right numbers with their instructions imitated."""
-    assert not (wrong := _run({IMITATE: path}, NUMBERS)), wrong
-
-
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("path", "instructions", "imitated"),
     [("amx", "amx-bf16", "avx512f,amx-bf16"), ("avx512bf16", "avx512bf16", "avx512bf16")],

@@ -14,6 +14,8 @@ import pytest
 from kernels.emit.compiler import ENTRIES, needs
 from kernels.prepare import _heights, _work
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -11,36 +11,20 @@ from kernels import plan
 from kernels.target import target
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import Tensor, assert_same_bits, compute, problem_of
+from tests.kernels.paths import inside
+from tests.kernels.special import SPECIAL, assert_propagates
 from tests.kernels.workers import large_case, rough, small_units
 from tests.problems import Case, random_case
 from tests.traps import TRAPS
 
-SPECIAL = (np.inf, -np.inf, np.nan)
 
-
-def _spoil(rng: np.random.Generator, tensor: Tensor, count: int) -> None:
-    """Put special values into a tensor, the first ones at its very ends."""
-    flat = tensor.reshape(-1)
-    if not flat.size:
-        return
-    places = [0, flat.size - 1, *rng.integers(flat.size, size=count)]
-    for place in rng.permutation(places)[:count]:
-        flat[place] = rng.choice(SPECIAL)
-
-
-def _assert_propagates(rng: np.random.Generator, case: Case) -> None:
-    inputs = case.inputs()
-    for name in rng.permutation(list(inputs))[: int(rng.integers(1, len(inputs) + 1))]:
-        _spoil(rng, inputs[name], int(rng.integers(1, 4)))
-    assert_same_bits(compute(case, inputs), case.expected(inputs), case)
-
-
+@pytest.mark.path
 @pytest.mark.parametrize("block", range(4))
 def test_random_problems(block: int) -> None:
     """A few Inf and NaN among integers give Inf, NaN and exact integers exactly where the oracle has them."""
     rng = np.random.default_rng([6, block])
     for _ in range(75):
-        _assert_propagates(rng, random_case(rng, macs=40_000))
+        assert_propagates(rng, random_case(rng, macs=40_000))
 
 
 @pytest.mark.parametrize("trap", [trap for trap in TRAPS if trap.macs < 5_000_000], ids=lambda trap: trap.name)
@@ -50,7 +34,7 @@ def test_traps(trap: Case) -> None:
     for dtype in ("f32", "f16", "bf16"):
         for data_format in ("NCX", "NXC"):
             for each in (trap, trap.mirrored()):
-                _assert_propagates(rng, replace(each, dtype=dtype, data_format=data_format))
+                assert_propagates(rng, replace(each, dtype=dtype, data_format=data_format))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
@@ -111,13 +95,15 @@ def _spoil_channel(rng: np.random.Generator, case: Case, inputs: dict[str, Tenso
     return apart
 
 
+@pytest.mark.path
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("forward", [False, True], ids=["gradients", "ConvTranspose"])
 def test_a_channel_changes_no_other(dtype: str, forward: bool) -> None:
     """Inf or NaN in one channel leaves the bits of all sums without it unchanged, even in its block and unit."""
     rng = np.random.default_rng(8)
+    count = 8 if inside() else 24
     taken = 0
-    for number in range(24):
+    for number in range(count):
         with small_units(inside=number % 2 == 1):
             case = large_case(rng, dtype, forward=forward)
             inputs = rough(case)
@@ -131,9 +117,10 @@ def test_a_channel_changes_no_other(dtype: str, forward: bool) -> None:
                 assert np.array_equal(np.isnan(after), np.isnan(expected)), case
             taken += plan(problem_of(case)).kernel.endswith(target().dots or "tiles")
     if dtype in DTYPES[target().dots] and (target().dots == "amx" or not forward):
-        assert taken > 18
+        assert taken > 0.75 * count
 
 
+@pytest.mark.path
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("data_format", ["NCX", "NXC"])
 @pytest.mark.parametrize("name", ["src", "diff_dst"])

@@ -10,9 +10,9 @@ import pytest
 from kernels import plan
 from kernels.target import target
 from tests import naive
+from tests.kernels.accuracy import assert_nothing_is_lost, tolerance
 from tests.kernels.bits import DTYPES
 from tests.kernels.harness import Tensor, assert_same_bits, compute, problem_of
-from tests.kernels.test_accuracy import assert_nothing_is_lost, tolerance
 from tests.kernels.workers import small_units
 from tests.problems import Case
 
@@ -20,6 +20,8 @@ LAYER = Case(
     dtype="bf16", n=5, src_channels=40, dst_channels=48, src_spatial=(9, 12), dst_spatial=(9, 12), kernel=(3, 3),
     pads_begin=(1, 1), pads_end=(1, 1),
 )  # fmt: skip
+
+pytestmark = pytest.mark.path
 FORWARD = replace(LAYER, op="ConvTranspose", n=2, dst_channels=72, groups_axis="O", bias=True)
 SCALES = [(-133, 0), (0, -133), (-133, 100), (-133, 133), (-126, 3), (-100, 20), (-90, -36), (-60, -60), (-64, -64)]
 """Powers of two for both tensors: below -126 bf16 has only subnormal numbers, down to -133."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,12 +29,7 @@ LARGE = Case(  # so much work that one worker's units differ from eight workers'
 )
 
 
-REFERENCE = [
-    False,
-    pytest.param(
-        True, marks=pytest.mark.skipif("CONVGRAD_TEST_INNER" in os.environ, reason="no path changes the reference")
-    ),
-]
+REFERENCE = [False, True]
 
 
 def _some_cases() -> Iterator[Case]:
@@ -106,6 +100,7 @@ def test_units_of_a_stage_run_in_any_order() -> None:
         assert_same_bits(run.output, expected, case)
 
 
+@pytest.mark.path
 def test_a_unit_writes_its_box_alone() -> None:
     """While units run, everything outside the finished boxes stays unchanged."""
     for case in _some_cases():

@@ -7,19 +7,20 @@ import pytest
 
 from kernels.target import target
 from tests.kernels.bits import DTYPES
+from tests.kernels.paths import inside
 from tests.kernels.workers import survey
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.path]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_gradients(dtype: str) -> None:
     """Gradients of mixed magnitudes have the same bits for 1, 2, 3 and 7 workers, however they are split."""
-    count = 40
+    count = 12 if inside() else 40
     counted, wrong = survey(np.random.default_rng(102), dtype, count)
     assert not wrong, wrong
     assert counted["cut"] >= 0.8 * count, counted
-    assert min(counted[how] for how in ("channels", "slabs", "chunks")) >= 0.35 * count, counted
+    assert min(counted[how] for how in ("channels", "slabs", "chunks")) >= 0.3 * count, counted
     if dtype in DTYPES[target().dots]:
         assert counted[f"bwd_weights_{target().dots}"] >= 0.8 * count, counted
 
@@ -27,7 +28,7 @@ def test_gradients(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_forward(dtype: str) -> None:
     """The same holds for ConvTranspose and Convolution."""
-    count = 25
+    count = 8 if inside() else 25
     counted, wrong = survey(np.random.default_rng(103), dtype, count, forward=True)
     assert not wrong, wrong
     assert counted["cut"] >= 0.8 * count, counted

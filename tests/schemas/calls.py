@@ -53,3 +53,17 @@ def refused(op: str, given: Any, inputs: Any, **options: Any) -> dict[tuple[str 
         resolve(op, given, inputs, **options)
     assert caught.value.errors
     return {tuple(error["loc"]): error["msg"] for error in caught.value.errors}
+
+
+def windows(size: int, begin: int, end: int, kernel: int, stride: int, dilation: int) -> int:
+    """Return the number of positions of a kernel in a padded axis, counted one by one."""
+    first, last, count = -begin, size + end - 1, 0
+    while first + (kernel - 1) * dilation <= last:
+        count += 1
+        first += stride
+    return count
+
+
+def spread(size: int, kernel: int, stride: int, dilation: int) -> int:
+    """Return the size that a transposed convolution writes without padding, given by its last write."""
+    return max(x * stride + k * dilation for x in range(size) for k in range(kernel)) + 1

@@ -30,6 +30,17 @@ def test_there_is_a_page_for_each_operation() -> None:
             assert f"`{name}`" in page
 
 
+def test_formulas_fit_a_narrow_screen() -> None:
+    """A page has the whole formula, in lines of at most 40 characters that break no index."""
+    for operation in OPERATIONS:
+        shown = re.findall(r"```text\n(.*?)```", pages()[f"{operation.name}.md"], re.DOTALL)[0]
+        assert max(map(len, shown.splitlines())) <= 40
+        assert all(line.count("[") == line.count("]") for line in shown.splitlines())
+        assert re.sub(r",? where | and (?=y )", " ", " ".join(shown.split())) == re.sub(
+            r", where | and (?=y )", " ", operation.formula
+        )
+
+
 def test_the_docstrings_of_the_client_are_up_to_date() -> None:
     """The client's methods list the attributes of the tables; a changed or missing list is restored."""
     source = CLIENT.read_text(encoding="utf-8")

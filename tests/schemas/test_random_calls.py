@@ -14,8 +14,7 @@ from schemas.describe import example
 from schemas.ops import resolve
 from schemas.shapes import data_shape, weights_shape
 from schemas.tables import find_operation, operation_names
-from tests.schemas.calls import CONVOLUTION, FORWARD, refused, tensors
-from tests.schemas.test_shapes import spread, windows
+from tests.schemas.calls import CONVOLUTION, FORWARD, refused, spread, tensors, windows
 
 NAMES = st.sampled_from([name for name in operation_names() if not name.startswith("BiasAdd")])
 

@@ -354,11 +354,12 @@ def test_the_message_is_the_first_rule() -> None:
 
 
 def test_a_long_list_of_errors_is_cut() -> None:
-    """An error lists at most 32 broken rules, and says how many it left out."""
+    """An error lists at most 64 broken rules, and says how many there are."""
     with pytest.raises(InvalidParams) as caught:
-        resolve(GRADIENT, {f"a{index}": 1 for index in range(60)}, {})
-    assert len(caught.value.errors) == 32
-    assert caught.value.data["omitted"] == 60 + 4 + 3 - 32
+        resolve(GRADIENT, {f"a{index}": 1 for index in range(64)}, {})
+    assert len(caught.value.errors) == 64
+    assert caught.value.data["omitted"] == 4 + 3
+    assert caught.value.message.endswith("(and 70 more broken rules, 63 of which are listed)")
 
 
 @pytest.mark.parametrize("inputs", [None, [], 3, "src"])

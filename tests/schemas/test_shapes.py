@@ -7,23 +7,10 @@ import itertools
 import pytest
 
 from schemas import shapes
+from tests.schemas.calls import spread, windows
 
 # Taps, stride, dilation.
 KERNELS = list(itertools.product(range(1, 6), range(1, 5), range(1, 4)))
-
-
-def windows(size: int, begin: int, end: int, kernel: int, stride: int, dilation: int) -> int:
-    """Return the number of positions of a kernel in a padded axis, counted one by one."""
-    first, last, count = -begin, size + end - 1, 0
-    while first + (kernel - 1) * dilation <= last:
-        count += 1
-        first += stride
-    return count
-
-
-def spread(size: int, kernel: int, stride: int, dilation: int) -> int:
-    """Return the size that a transposed convolution writes without padding, given by its last write."""
-    return max(x * stride + k * dilation for x in range(size) for k in range(kernel)) + 1
 
 
 @pytest.mark.parametrize("size", range(1, 9))

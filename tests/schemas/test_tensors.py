@@ -24,7 +24,7 @@ def test_raw_bytes() -> None:
     """A tensor of raw bytes has dtype, shape and data; the data is not checked."""
     found, problems = read({"dtype": "bf16", "shape": [2, 3], "data": "not base64"})
     assert not problems
-    assert found == WireTensor("bf16", (2, 3), "base64", "not base64")
+    assert found == WireTensor("bf16", (2, 3), "data", "not base64")
     assert found.meta == TensorMeta("bf16", (2, 3))
 
 
@@ -70,7 +70,7 @@ def test_extra_members_of_dumps_are_accepted() -> None:
     [
         (3, (), "src must be a tensor: an object with dtype, shape and data"),
         ([1, 2], (), "src must be a tensor"),
-        ({"dtype": "f32", "shape": [1], "data": 3}, ("data",), "data of src must be base64 text"),
+        ({"dtype": "f32", "shape": [1], "data": 3}, ("data",), "data of src must be base64 text or a list of numbers"),
         ({"npy": ["AA"]}, ("npy",), "npy of src must be base64 text"),
         ({"npy": True}, ("npy",), "npy of src must be base64 text"),
         ({"shape": [1], "data": "AA"}, ("dtype",), "src has data and therefore needs a dtype"),

@@ -225,7 +225,7 @@ class OipIntake:
     async def _meta(self, tensor: InputTensor) -> TensorMeta | list[int]:
         if tensor.numbers is not None:
             with _named(tensor.name):
-                tensor.numbers.check(tensor.shape)
+                tensor.numbers.check(tensor.dtype, tensor.shape)
         if not self._is_shape(tensor):
             return tensor.meta
         _check_shape(tensor)
@@ -245,8 +245,7 @@ class OipIntake:
             self._segments[tensor.name] = self._lease.adopt(region.segment(tensor.nbytes))
             return
         if tensor.numbers is not None:
-            with _named(tensor.name):
-                segment = await tensor.numbers.collect(tensor.dtype)
+            segment = await tensor.numbers.collect()
         else:
             segment = await self._lease.acquire_async(tensor.nbytes)
         self._segments[tensor.name] = segment

@@ -67,4 +67,6 @@ def _message(error: ConvgradError) -> str:
     if not isinstance(error, InvalidParams | Unsupported):
         return error.message
     rules = list(dict.fromkeys(found["msg"] for found in error.data.get("errors", [])))
+    if "omitted" in error.data:
+        rules.append(f"and {error.data['omitted']:,} more")
     return "; ".join(rules) if len(rules) > 1 else error.message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache
@@ -11,7 +10,6 @@ from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from starlette.types import Send
 
 from app.api.oip.body import HEAD_LENGTH
@@ -21,8 +19,8 @@ from app.calls.call import Call
 from app.calls.outputs import CallOutput
 from app.replies.body import dump, send_head, send_piece
 from app.replies.coding import coded
+from app.replies.numbers import NUMBERS, list_pieces
 from convgrad._dtypes import dtype
-from convgrad._errors import Unsupported
 from schemas.ops import TensorSpec
 
 __all__ = ["VERSION", "send_inference"]
@@ -34,10 +32,6 @@ VERSION = "1"
 _SLICE = 1 << 20
 # A reply up to this size is sent in one piece: cheaper than two system calls.
 _WHOLE = 64 << 10
-# Elements that are formatted as text at a time: about a millisecond.
-_NUMBERS = 2048
-# Checking this many elements takes about a millisecond.
-_INLINE = 1 << 20
 
 
 async def send_inference(
@@ -45,13 +39,10 @@ async def send_inference(
 ) -> None:
     """Reply with the outputs of a finished call, each in the form that the request asked for.
 
-    Raises, before the reply begins, `Unsupported` when an output has values that JSON can't represent, and what
-    `Region.write` raises.
+    Raises, before the reply begins, what `Region.write` raises.
     """
     pairs = list(zip(request.outputs, call.outputs, strict=True))
     numbers = [pair for pair in pairs if not pair[0].binary and pair[0].place is None]
-    for wanted, output in numbers:
-        await _check_finite(wanted, output)
     with call.timings.measure("encode"):
         for wanted, output in pairs:
             if wanted.place is not None:
@@ -59,7 +50,6 @@ async def send_inference(
     binary = [output.data for wanted, output in pairs if wanted.binary and wanted.place is None]
     start, described = _head(
         call.prepared.op.called_as,
-        request.id,
         # None for an output in shared memory: Triton's clients would take any parameters for those of binary data.
         tuple(
             [
@@ -68,6 +58,8 @@ async def send_inference(
             ]
         ),
     )
+    if request.id is not None:
+        start = dump({"id": request.id}).removesuffix(b"}") + b"," + start.removeprefix(b"{")
     if not numbers:
         head = start + b",".join(described) + b"]}"
         await _send(send, [head, *binary], coding=coding, head_length=len(head) if binary else None)
@@ -85,11 +77,11 @@ Described = tuple[str, TensorSpec, int | None]
 """An output in the head of a reply: its name, what it is, and its bytes after the head if it is there."""
 
 
-# The same call has the same head.
+# The same call has the same head, but for the caller's id.
 @lru_cache(256)
-def _head(model: str, request_id: str | None, outputs: tuple[Described, ...]) -> tuple[bytes, list[bytes]]:
+def _head(model: str, outputs: tuple[Described, ...]) -> tuple[bytes, list[bytes]]:
     """Return the head as text: what is before its outputs, and each of them."""
-    called = {"model_name": model, "model_version": VERSION} | ({} if request_id is None else {"id": request_id})
+    called = {"model_name": model, "model_version": VERSION}
     found = []
     for name, spec, size in outputs:
         made: dict[str, Any] = {"name": name, "datatype": dtype(spec.dtype).oip, "shape": list(spec.shape)}
@@ -140,7 +132,7 @@ async def _send_numbers(pieces: AsyncGenerator[bytes, None], elements: int, send
         await _send_coded(send, pieces, coding, "application/json", {})
         return
     async with aclosing(pieces):
-        if elements <= _NUMBERS:
+        if elements <= NUMBERS:
             body = b"".join([piece async for piece in pieces])
             await send_head(send, "application/json", length=len(body))
             await send_piece(send, body, last=True)
@@ -161,24 +153,10 @@ async def _with_numbers(
             yield before + text
             before = b","
             continue
-        yield before + text.removesuffix(b"}") + b',"data":['
+        yield before + text.removesuffix(b"}") + b',"data":'
         values = np.frombuffer(output.data, dtype(output.spec.dtype).numpy)
-        for first in range(0, len(values), _NUMBERS):
-            # float64 represents every element exactly, and its text parses to the same bits.
-            with call.timings.measure("encode"):
-                part = json.dumps(values[first : first + _NUMBERS].astype(np.float64).tolist(), separators=(",", ":"))
-            yield (b"," if first else b"") + part[1:-1].encode()
+        for piece in call.timings.each("encode", list_pieces(values)):
+            yield piece
             await asyncio.sleep(0)  # sending or compressing a piece may not yield to the event loop
-        before = b"]},"
+        before = b"},"
     yield before.removesuffix(b",") + b"]}"
-
-
-async def _check_finite(wanted: RequestedOutput, output: CallOutput) -> None:
-    values = np.frombuffer(output.data, dtype(output.spec.dtype).numpy)
-    finite = _finite(values) if len(values) <= _INLINE else await asyncio.to_thread(_finite, values)
-    if not finite:
-        raise Unsupported(f"{wanted.name} has NaN or infinity, which JSON can't represent: request it with binary_data")
-
-
-def _finite(values: npt.NDArray[Any]) -> bool:
-    return bool(np.isfinite(values).all())

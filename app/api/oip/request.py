@@ -15,7 +15,7 @@ from typing import Any, Literal
 from app.intake.numbers import Numbers
 from convgrad._dtypes import DType, dtype_of_oip
 from convgrad._errors import InvalidRequest, Unsupported
-from schemas.problems import Problem, dims, invalid_params, problem, safe_key
+from schemas.problems import Problem, dims, invalid_params, problem, safe_key, unsupported
 from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta, read_shape
 
@@ -123,7 +123,7 @@ def read_request(called: CalledOperation, document: Any, forwarded: Mapping[str,
     timeout = _timeout(parameters.get("timeout"), problems)
     if problems:
         if problems[0]["type"] == "unsupported_dtype":
-            raise Unsupported(problems[0]["msg"], data={"errors": problems})
+            raise unsupported(problems[0]["msg"], problems)
         raise invalid_params(called.called_as, problems)
     options = {name: parameters[name] for name in _OPTIONS if name in parameters}
     if asked:

@@ -11,6 +11,7 @@ from typing import Any
 from app.api.graphs import run_request, validate_request
 from app.calls.call import Call
 from app.calls.cancel import Running
+from app.calls.planning import tensor_bytes
 from app.calls.service import Service
 from app.calls.verifying import report_of
 from app.intake.graphs import GRAPH, MEMBERS, GraphRequest, read_graph_request
@@ -38,10 +39,11 @@ _DOCUMENTS = 4 << 20
 
 
 class Documents:
-    """Count the bytes of the documents in one answer."""
+    """Count the bytes of one answer: of its documents, errors among them, and of the tensors of its results."""
 
     def __init__(self) -> None:
         self._left = _DOCUMENTS
+        self._tensors = 0
 
     def add(self, count: int) -> None:
         """Add the size of a document; raises `TooLarge` when the total exceeds the limit."""
@@ -51,6 +53,15 @@ class Documents:
                 data={"reason": "batch", "limit": _DOCUMENTS},
             )
         self._left -= count
+
+    def add_tensors(self, count: int, limit: int) -> None:
+        """Add the size of a result's tensors; raises `TooLarge` when those of a batch exceed the limit of one call."""
+        if self._tensors and self._tensors + count > limit:
+            raise TooLarge(
+                f"the output tensors in the answer to a batch may have {limit} bytes: request the rest separately",
+                data={"reason": "batch", "limit": limit},
+            )
+        self._tensors += count
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +148,9 @@ def _graph_request(params: Params, ctx: MethodContext) -> GraphRequest:
 async def _run_graph(params: Params, ctx: MethodContext, running: Running) -> AsyncIterator[JsonResult]:
     request = _graph_request(params, ctx)
     call = request.read(ctx.lease)
-    outputs, document, npy = await run_request(ctx.service, request, call, ctx.lease, ctx.context, running)
-    yield JsonResult(document, outputs, npy=npy)
+    outputs, document, encoding = await run_request(ctx.service, request, call, ctx.lease, ctx.context, running)
+    ctx.documents.add_tensors(sum(len(output.data) for output in outputs), ctx.service.settings.output_limit)
+    yield JsonResult(document, outputs, encoding)
 
 
 @asynccontextmanager
@@ -157,6 +169,7 @@ def _operation(called: CalledOperation) -> Method:
         prepared = await ctx.service.prepare(
             called.called_as, request.attributes, request.metas, request.options, started=ctx.context.started
         )
+        ctx.documents.add_tensors(sum(map(tensor_bytes, prepared.op.outputs)), ctx.service.settings.output_limit)
         with ctx.context.timings.measure("decode"):
             tensors = await collect_tensors(request.inputs, ctx.lease)
         async with ctx.service.call(prepared, tensors, ctx.lease, timings=ctx.context.timings) as call:

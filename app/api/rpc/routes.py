@@ -28,7 +28,7 @@ from app.http.context import context_of, headers_of
 from app.http.disconnect import cancel_on_disconnect
 from app.intake.body import declared_length, media_type, read_body
 from app.intake.json import JsonIntake
-from app.intake.strings import TensorStrings
+from app.intake.values import TensorValues
 from app.replies import sse
 from app.replies.accept import choose
 from app.replies.body import dump, send_head, send_piece
@@ -43,6 +43,7 @@ from convgrad._errors import (
     Overloaded,
     RateLimited,
     ShuttingDown,
+    TooLarge,
     UnknownOperation,
     UnsupportedMediaType,
 )
@@ -76,7 +77,7 @@ class _Text:
     """One answer as JSON text."""
 
     pieces: Iterable[bytes]
-    length: int
+    length: int | None
 
 
 _Item = rpc.Request | rpc.Invalid | _Unreadable
@@ -151,8 +152,8 @@ class RpcResponse(Response):
             length = declared_length(headers)
             if ctx.context.denied is not None and (length is None or length > settings.head_limit):
                 return _Unreadable(ctx.context.denied)  # don't read large bodies without a valid key
-            strings = TensorStrings(ctx.lease, ctx.refusal)
-            intake = JsonIntake(strings, length=length, max_skeleton=int(settings.head_limit))
+            values = TensorValues(ctx.lease, ctx.refusal)
+            intake = JsonIntake(values, length=length, max_skeleton=int(settings.head_limit))
             async with asyncio.timeout(settings.deadline_s):
                 await read_body(receive, intake, ctx.context.timings)
                 return rpc.parse_message(await intake.finish_async())
@@ -291,7 +292,7 @@ def _check_content_type(headers: Mapping[str, str]) -> None:
         )
 
 
-def _text(request_id: rpc.Id, result: Iterable[bytes], length: int) -> _Text:
+def _text(request_id: rpc.Id, result: Iterable[bytes], length: int | None) -> _Text:
     before, after = b'{"jsonrpc":"2.0","result":', b',"id":%s}' % dump(request_id)
 
     def pieces() -> Iterator[bytes]:
@@ -299,7 +300,7 @@ def _text(request_id: rpc.Id, result: Iterable[bytes], length: int) -> _Text:
         yield from result
         yield after
 
-    return _Text(pieces(), len(before) + length + len(after))
+    return _Text(pieces(), None if length is None else len(before) + length + len(after))
 
 
 def _plain_text(request_id: rpc.Id, outcome: Any, ctx: MethodContext) -> _Text:
@@ -318,4 +319,8 @@ def _error_text(request_id: rpc.Id, caught: Exception, ctx: MethodContext) -> _T
         fields["data"]["detail"] = fields["message"]
         fields["message"] = _STANDARD_MESSAGES[fields["code"]]
     text = dump(rpc.error_response(request_id, **fields))
+    try:
+        ctx.documents.add(len(text))
+    except TooLarge as full:
+        text = dump(rpc.error_response(request_id, **rpc_error(full)))
     return _Text((text,), len(text))

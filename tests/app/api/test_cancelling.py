@@ -13,25 +13,11 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.app.api.rpc.test_rpc_limits import connection as rpc_connection
-from tests.app.api.rpc.test_rpc_limits import request
-from tests.app.api.test_rest_limits import connection
+from tests.app.bare import rest_connection, rpc_connection
 from tests.app.resident import Resident
-from tests.app.samples import JSON, SLOW, SMALL, SSE, document, read_tensor, same_bits
+from tests.app.samples import JSON, SLOW, SMALL, SSE, document, read_tensor, rpc_request, same_bits
 
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tight: Resident) -> Iterator[None]:
-    """After each of these tests the service is idle, no worker computes, and no memory is in use."""
-    yield
-    tight.run(tight.service.idle(), 10.0)
-    tight.until(lambda: idle(tight))
-    tight.until(lambda: tight.service.segments.stats().used == 0)
-
-
-def idle(tight: Resident) -> bool:
-    """Return whether no worker has a unit."""
-    return all(worker["unit"] is None for worker in tight.service.engine.snapshot()["workers"])
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 def cancel(http: httpx.Client, request_id: Any, **headers: str) -> None:
@@ -48,7 +34,7 @@ def streaming(tight: Resident, body: Any, accept: str = SSE, **headers: str) -> 
         httpx.Client(base_url=tight.url, timeout=60) as client,
         client.stream("POST", "/rpc", json=body, headers={"accept": accept, **headers}) as response,
     ):
-        tight.until(lambda: not idle(tight))
+        tight.until(lambda: not tight.is_idle())
         yield response
 
 
@@ -65,7 +51,7 @@ def test_a_cancelled_stream_ends_with_its_error(
 ) -> None:
     """The work stops, and the stream's last message is -32002 with the id of the call."""
     headers = {session: "s-1"} if session else {}
-    with streaming(tight, request(SLOW, SLOW.floats(), request_id, reference=True), **headers) as response:
+    with streaming(tight, rpc_request(SLOW, SLOW.floats(), request_id, reference=True), **headers) as response:
         cancel(tight_http, request_id, **headers)
         *_, last = events(response)
     assert last["id"] == request_id
@@ -80,7 +66,7 @@ def test_only_the_call_of_the_same_session_is_cancelled(
     tight: Resident, tight_http: httpx.Client, request_id: Any, headers: dict[str, str]
 ) -> None:
     """With another id, another session, no session or no id, the call is not cancelled."""
-    body = request(SLOW, SLOW.floats(), "mine", reference=True, deadline_ms=300)
+    body = rpc_request(SLOW, SLOW.floats(), "mine", reference=True, deadline_ms=300)
     with streaming(tight, body, **{"X-Session-ID": "a"}) as response:
         cancel(tight_http, request_id, **headers)
         *_, last = events(response)
@@ -90,9 +76,9 @@ def test_only_the_call_of_the_same_session_is_cancelled(
 def test_the_other_calls_of_a_batch_continue(tight: Resident, tight_http: httpx.Client) -> None:
     """If one call of a batch is cancelled, the other one still gets the right answer."""
     inputs = SMALL.inputs()
-    batch = [request(SLOW, SLOW.floats(), "slow", reference=True), request(SMALL, inputs, "small")]
+    batch = [rpc_request(SLOW, SLOW.floats(), "slow", reference=True), rpc_request(SMALL, inputs, "small")]
     with streaming(tight, batch) as response:
-        tight.until(lambda: len(tight.service.calls) == 1 and not idle(tight))
+        tight.until(lambda: len(tight.service.calls) == 1 and not tight.is_idle())
         cancel(tight_http, "slow")
         answers = {message["id"]: message for message in events(response) if "id" in message}
     assert answers["slow"]["error"]["code"] == -32002
@@ -124,12 +110,12 @@ def test_verifications_and_graphs_can_be_cancelled(
 ) -> None:
     """They end with the error of their id, beside another call of their batch that is answered."""
     inputs, answers = SMALL.inputs(), []
-    batch = [request(SMALL, inputs, "small"), slow()]
+    batch = [rpc_request(SMALL, inputs, "small"), slow()]
     thread = Thread(
         target=lambda: answers.append(httpx.post(f"{tight.url}/rpc", json=batch, headers={"accept": accept}))
     )
     thread.start()
-    tight.until(lambda: len(tight.service.calls) == 1 and not idle(tight))
+    tight.until(lambda: len(tight.service.calls) == 1 and not tight.is_idle())
     cancel(tight_http, "mine")
     thread.join(60)
     (response,) = answers
@@ -142,9 +128,9 @@ def test_verifications_and_graphs_can_be_cancelled(
 def test_a_plain_answer_can_be_cancelled_too(tight: Resident, tight_http: httpx.Client) -> None:
     """A call with a JSON reply is answered with the error at once."""
     inputs = SMALL.inputs()
-    batch = [request(SMALL, inputs, "small"), request(SLOW, SLOW.floats(), "slow", reference=True)]
+    batch = [rpc_request(SMALL, inputs, "small"), rpc_request(SLOW, SLOW.floats(), "slow", reference=True)]
     with streaming(tight, batch, JSON) as response:
-        tight.until(lambda: len(tight.service.calls) == 1 and not idle(tight))
+        tight.until(lambda: len(tight.service.calls) == 1 and not tight.is_idle())
         cancel(tight_http, "slow")
         small, slow = json.loads(response.read())
     assert same_bits(read_tensor(small["result"]["outputs"]["diff_weights"]), SMALL.expected(inputs))
@@ -160,14 +146,14 @@ def test_cancelled_is_not_a_method(tight_http: httpx.Client) -> None:
 @pytest.mark.parametrize("api", ["rest", "rpc"])
 def test_leaving_the_queue_releases_everything(tight: Resident, api: str) -> None:
     """A client that disconnects while its call is queued frees its place at once."""
-    with connection(tight, SLOW, SSE, reference=True):
-        tight.until(lambda: len(tight.service.calls) == 1 and not idle(tight))
+    with rest_connection(tight.url, SLOW, SSE, reference=True):
+        tight.until(lambda: len(tight.service.calls) == 1 and not tight.is_idle())
         waiting = (
-            connection(tight, SLOW, JSON, reference=True)
+            rest_connection(tight.url, SLOW, JSON, reference=True)
             if api == "rest"
-            else rpc_connection(tight, request(SLOW, SLOW.floats(), reference=True), JSON)
+            else rpc_connection(tight.url, rpc_request(SLOW, SLOW.floats(), reference=True), JSON)
         )
         with waiting:
             tight.until(lambda: len(tight.service.calls) == 2)
         tight.until(lambda: len(tight.service.calls) == 1)
-        assert not idle(tight), "the other call still computes"
+        assert not tight.is_idle(), "the other call still computes"

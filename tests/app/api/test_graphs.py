@@ -15,48 +15,10 @@ import pytest
 
 import convgrad
 from convgrad._cli import main
-from tests import naive
+from tests.app import graph
 from tests.app.resident import Resident
-from tests.app.samples import SSE, Array, messages, read_tensor
+from tests.app.samples import SSE, messages, read_tensor
 from tests.live import LiveService
-
-EXAMPLE = Path(__file__).parents[3] / "examples" / "graph.json"
-SHAPES = {0: (2, 3, 8, 8), 1: (4, 3, 3, 3), 3: (4, 5, 4, 4), 5: (2, 5, 16, 16)}
-
-
-def dump() -> Any:
-    """Return the example: Convolution 0, 1 -> 2; ConvTranspose 2, 3 -> 4; its weight gradient 2, 5 -> 6."""
-    return json.loads(EXAMPLE.read_text(encoding="utf-8"))
-
-
-def tensors(seed: int = 0) -> dict[int, Array]:
-    """Return small integers for the example's inputs."""
-    rng = np.random.default_rng(seed)
-    return {number: rng.integers(-3, 4, shape).astype(np.float32) for number, shape in SHAPES.items()}
-
-
-def expected(given: dict[int, Array]) -> dict[int, Array]:
-    """Return the oracle's results for the example."""
-    shared: dict[str, Any] = {"dilations": (1, 1), "pads_begin": (1, 1), "groups": 1, "data_format": "NCX"}
-    inner = naive.convolution(
-        given[0], given[1], None, dst_spatial=(8, 8), strides=(1, 1), weights_format="OIX", groups_axis="I", **shared
-    )
-    shared |= {"strides": (2, 2), "weights_format": "IOX", "groups_axis": "O"}
-    dst = naive.conv_transpose(inner, given[3], None, dst_spatial=(16, 16), **shared)
-    gradient = naive.bwd_weights("ConvTransposeBackwardWeights", inner, given[5], kernel=(4, 4), **shared)
-    return {number: array.astype(np.float32) for number, array in ((2, inner), (4, dst), (6, gradient))}
-
-
-def sent(array: Array) -> dict[str, Any]:
-    """Return a tensor as JSON."""
-    import base64
-
-    return {"dtype": "f32", "shape": list(array.shape), "data": base64.b64encode(array.tobytes()).decode()}
-
-
-def body(given: dict[int, Array], **members: Any) -> dict[str, Any]:
-    """Return a request."""
-    return {"graph": dump(), "inputs": {str(number): sent(array) for number, array in given.items()}, **members}
 
 
 @pytest.fixture
@@ -68,21 +30,21 @@ def client(service: LiveService) -> Iterator[convgrad.Client]:
 
 def test_the_client(client: convgrad.Client) -> None:
     """All tensors of the graph, intermediate ones too, have the oracle's bits; by default those that nobody reads."""
-    given = tensors()
-    right = expected(given)
-    found = client.run_graph(EXAMPLE, given, [6, 2, 4])
+    given = graph.tensors()
+    right = graph.expected(given)
+    found = client.run_graph(graph.EXAMPLE, given, [6, 2, 4])
     assert list(found) == [6, 2, 4]
     for number, array in found.items():
         np.testing.assert_array_equal(array, right[number])
-    assert list(client.run_graph(dump(), given)) == [4, 6]
+    assert list(client.run_graph(graph.dump(), given)) == [4, 6]
 
 
 def test_json_and_rpc(http: httpx.Client) -> None:
     """REST and JSON-RPC compute the same, and describe every node."""
-    given = tensors(1)
-    right = expected(given)
-    rest = http.post("/v1/graphs", json=body(given, outputs=[2, 6])).json()
-    params = body(given, outputs=["2", "6"], options={"encoding": "npy"})
+    given = graph.tensors(1)
+    right = graph.expected(given)
+    rest = http.post("/v1/graphs", json=graph.body(given, outputs=[2, 6])).json()
+    params = graph.body(given, outputs=["2", "6"], options={"encoding": "npy"})
     answer = http.post("/rpc", json={"jsonrpc": "2.0", "id": 1, "method": "graph.run", "params": params}).json()
     for reply in (rest, answer["result"]):
         assert list(reply["outputs"]) == ["2", "6"]
@@ -97,12 +59,12 @@ def test_json_and_rpc(http: httpx.Client) -> None:
 def test_other_dtypes(client: convgrad.Client, dtype: str) -> None:
     """Every tensor between nodes is rounded to the dtype of the graph, as separate calls round it."""
     kind = np.float16 if dtype == "f16" else ml_dtypes.bfloat16
-    given = {number: array.astype(kind) for number, array in tensors(2).items()}
-    graph = dump()
-    for node in graph["graph"]:
+    given = {number: array.astype(kind) for number, array in graph.tensors(2).items()}
+    dumped = graph.dump()
+    for node in dumped["graph"]:
         for tensor in (*node["inputs"], *node["outputs"]):
             tensor["dtype"] = dtype
-    found = client.run_graph(graph, given, [2, 4])
+    found = client.run_graph(dumped, given, [2, 4])
     attributes = {"strides": [1, 1], "dilations": [1, 1], "pads_begin": [1, 1], "pads_end": [1, 1]}
     layout = {"data_format": "NCX", "weights_format": "OIX"}
     inner = client.run("Convolution", {"src": given[0], "weights": given[1]}, {**attributes, **layout})
@@ -114,16 +76,16 @@ def test_other_dtypes(client: convgrad.Client, dtype: str) -> None:
 
 def test_progress(http: httpx.Client) -> None:
     """As events, the work of all nodes is one total, and the result comes last."""
-    given = tensors()
-    rpc = {"jsonrpc": "2.0", "id": "a", "method": "graph.run", "params": body(given)}
-    for path, request in (("/v1/graphs", body(given)), ("/rpc", rpc)):
+    given = graph.tensors()
+    rpc = {"jsonrpc": "2.0", "id": "a", "method": "graph.run", "params": graph.body(given)}
+    for path, request in (("/v1/graphs", graph.body(given)), ("/rpc", rpc)):
         *progress, last = messages(http.post(path, json=request, headers={"accept": SSE}).text)
         done = [message["params"]["progress"] for message in progress]
         (total,) = {message["params"]["total"] for message in progress}
         assert done[0] == 0
         assert done == sorted(done)
         assert done[-1] == total >= 3
-        assert np.array_equal(read_tensor(last["result"]["outputs"]["6"]), expected(given)[6])
+        assert np.array_equal(read_tensor(last["result"]["outputs"]["6"]), graph.expected(given)[6])
 
 
 def test_a_long_chain(client: convgrad.Client) -> None:
@@ -146,16 +108,16 @@ def test_a_long_chain(client: convgrad.Client) -> None:
 
 def test_strides(http: httpx.Client) -> None:
     """A tensor is taken by index or as it lies in memory, and returned as its strides say if the request asks so."""
-    given = tensors(3)
-    right = expected(given)
-    request = body(given, outputs=[4, 6], layout="memory")
+    given = graph.tensors(3)
+    right = graph.expected(given)
+    request = graph.body(given, outputs=[4, 6], layout="memory")
     request["graph"]["graph"][0]["inputs"][0]["stride"] = [192 + 7, 1, 24, 3]  # channels last, a gap between images
     request["graph"]["graph"][2]["outputs"][0]["stride"] = [1, 4, 100, 20]
     memory = np.full(192 + 7 + 192, 99, np.float32)
     for image in range(2):
         memory[image * 199 : image * 199 + 192] = given[0][image].transpose(1, 2, 0).reshape(-1)
     for first in (given[0], memory):
-        request["inputs"]["0"] = sent(first)
+        request["inputs"]["0"] = graph.sent(first)
         reply = http.post("/v1/graphs", json=request).json()
         np.testing.assert_array_equal(read_tensor(reply["outputs"]["4"]), right[4])
         flat, strides = read_tensor(reply["outputs"]["6"]), reply["outputs"]["6"]["strides"]
@@ -166,7 +128,7 @@ def test_strides(http: httpx.Client) -> None:
 
 def test_validate(client: convgrad.Client) -> None:
     """A valid graph is described without its tensors: inputs, outputs, attributes and cost of each node."""
-    told = client.validate_graph(EXAMPLE)
+    told = client.validate_graph(graph.EXAMPLE)
     assert told["valid"] is True
     assert [tensor["id"] for tensor in told["inputs"]] == [0, 1, 3, 5]
     assert told["nodes"][2]["inputs"] == {"src": 2, "diff_dst": 5}
@@ -188,16 +150,16 @@ def test_validate(client: convgrad.Client) -> None:
 )
 def test_wrong_requests(http: httpx.Client, members: dict[str, Any], loc: list[Any]) -> None:
     """Wrong members are refused with their place."""
-    reply = http.post("/v1/graphs", json={**body(tensors()), **members})
+    reply = http.post("/v1/graphs", json={**graph.body(graph.tensors()), **members})
     assert reply.status_code == 422
     assert reply.json()["errors"][0]["loc"] == loc
 
 
 def test_an_invalid_graph_is_refused_before_its_tensors_arrive(service: LiveService) -> None:
     """With the graph first in the body, its faults are reported while a tensor is still being sent."""
-    graph = dump()
-    graph["graph"][0]["kind"] = "ReLU"
-    begun = json.dumps({"graph": graph, "inputs": {"0": {"dtype": "f32", "shape": [2, 3, 8, 8], "data": "A" * 1000}}})
+    dumped = graph.dump()
+    dumped["graph"][0]["kind"] = "ReLU"
+    begun = json.dumps({"graph": dumped, "inputs": {"0": {"dtype": "f32", "shape": [2, 3, 8, 8], "data": "A" * 1000}}})
     fields = "Host: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 1000000"
     head = f"POST /v1/graphs HTTP/1.1\r\n{fields}\r\n\r\n"
     address = httpx.URL(service.url)
@@ -212,9 +174,9 @@ def test_an_invalid_graph_is_refused_before_its_tensors_arrive(service: LiveServ
 
 def test_wrong_tensors(http: httpx.Client) -> None:
     """Missing and unknown tensors, and those of another shape or dtype, are all reported."""
-    given = tensors()
-    request = body({0: given[0], 1: given[3], 9: given[0]})
-    request["inputs"]["3"] = {"dtype": "f16", "shape": [4, 5, 4, 4], "data": sent(given[3][:2])["data"]}
+    given = graph.tensors()
+    request = graph.body({0: given[0], 1: given[3], 9: given[0]})
+    request["inputs"]["3"] = {"dtype": "f16", "shape": [4, 5, 4, 4], "data": graph.sent(given[3][:2])["data"]}
     errors = {tuple(error["loc"]): error["msg"] for error in http.post("/v1/graphs", json=request).json()["errors"]}
     assert errors["inputs", "1", "shape"] == "tensor 1 must have shape (4, 3, 3, 3), but has (4, 5, 4, 4)"
     assert errors["inputs", "3", "dtype"] == "tensor 3 must be f32, but is f16"
@@ -225,8 +187,8 @@ def test_wrong_tensors(http: httpx.Client) -> None:
 def test_limits_and_memory(tight: Resident) -> None:
     """The work of all nodes together is limited; a graph that ends, and one that is refused, frees its memory."""
     with convgrad.Client(tight.url) as client:
-        client.run_graph(EXAMPLE, tensors())
-        large = dump()
+        client.run_graph(graph.EXAMPLE, graph.tensors())
+        large = graph.dump()
         for node in large["graph"]:
             for tensor in (*node["inputs"], *node["outputs"]):
                 if tensor["id"] not in (1, 3, 6):
@@ -234,7 +196,7 @@ def test_limits_and_memory(tight: Resident) -> None:
         with pytest.raises(convgrad.TooLarge, match="bytes of tensors, but this service allows"):
             client.validate_graph(large)
         with pytest.raises(convgrad.DeadlineExceeded):
-            client.run_graph(EXAMPLE, tensors(), deadline=1e-9)
+            client.run_graph(graph.EXAMPLE, graph.tensors(), deadline=1e-9)
     tight.until(lambda: not tight.service.calls and tight.service.segments.stats().used == 0)
 
 
@@ -242,9 +204,9 @@ def test_the_command(service: LiveService, tmp_path: Path, monkeypatch: pytest.M
     """`convgrad run --graph`, `validate --graph` and `verify --graph` read and write files by tensor id."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CONVGRAD_URL", service.url)
-    given = tensors(4)
-    right = expected(given)
-    call = ["--graph", str(EXAMPLE)]
+    given = graph.tensors(4)
+    right = graph.expected(given)
+    call = ["--graph", str(graph.EXAMPLE)]
     assert main(["validate", *call]) == 0
     for number, array in given.items():
         np.save(f"{number}.npy", array)

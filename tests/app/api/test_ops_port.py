@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from tests.app.http.test_keys import digest
-from tests.app.samples import FRAMES, NPY, SMALL, parts, post, read, same_bits
-from tests.app.test_main import LONG
+from tests.app.samples import FRAMES, LONG, NPY, SMALL, digest, parts, post, read, same_bits
 from tests.live import LiveService, running_service
+
+pytestmark = pytest.mark.heavy
 
 KEY = "cg_the-key-of-the-operators-test"
 

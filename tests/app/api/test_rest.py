@@ -67,13 +67,13 @@ def test_every_reply_form_has_the_oracles_bits(http: httpx.Client, dtype: str, a
     assert same_bits(read(post(http, case, inputs, accept)), case.expected(inputs))
 
 
-@pytest.mark.parametrize("as_npy", [False, True])
-@pytest.mark.parametrize("encoding", ["base64", "npy"])
-def test_json_in_and_out(http: httpx.Client, encoding: str, as_npy: bool) -> None:
-    """A JSON call takes tensors as raw base64 or as .npy files, and returns them as requested."""
+@pytest.mark.parametrize("form", ["base64", "npy", "list"])
+@pytest.mark.parametrize("encoding", ["base64", "npy", "list"])
+def test_json_in_and_out(http: httpx.Client, encoding: str, form: str) -> None:
+    """A JSON call takes tensors as raw base64, as .npy files or as numbers, and returns them as requested."""
     case = replace(SMALL, dtype="bf16")
     inputs = case.inputs()
-    body = document(case, inputs, as_npy=as_npy, encoding=encoding)
+    body = document(case, inputs, as_npy=form == "npy", as_numbers=form == "list", encoding=encoding)
     response = http.post(f"/v1/ops/{case.op}", json=body)
     assert same_bits(read(response), case.expected(inputs))
     assert ("npy" in response.json()["outputs"]["diff_weights"]) == (encoding == "npy")

@@ -21,25 +21,13 @@ from tests.app.samples import (
     npy,
     parts,
     post,
+    problem,
     read,
     request_object,
     same_bits,
 )
-from tests.problems import Case
 
 URL = f"/v1/ops/{SMALL.op}"
-
-
-def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """Check that a reply is a complete problem object of the given class; return it."""
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
-    found: dict[str, Any] = response.json()
-    assert {"type", "title", "status", "detail", "code", "request_id"} <= set(found)
-    assert (found["status"], found["code"]) == (status, code)
-    assert found["request_id"] == response.headers["x-request-id"]
-    assert found["type"].endswith(code)
-    return found
 
 
 def locs(found: dict[str, Any]) -> list[list[Any]]:
@@ -279,24 +267,6 @@ def test_validate_reports_what_the_call_would(http: httpx.Client) -> None:
     inputs = {name: {"dtype": "f32", "shape": [*shape, 1]} for name, shape in SMALL.input_shapes.items()}
     body = {"attributes": SMALL.attributes(), "inputs": inputs}
     problem(http.post(f"{URL}/validate", json=body), 422, "invalid_params")
-
-
-HEAVY = Case(
-    op="ConvolutionBackwardWeights",
-    n=2,
-    src_channels=64,
-    dst_channels=64,
-    src_spatial=(40, 40),
-    dst_spatial=(20, 20),
-    kernel=(21, 21),
-)
-
-
-@pytest.mark.parametrize("accept", [JSON, NPY, SSE, FRAMES])
-def test_a_deadline_that_has_passed_is_504(http: httpx.Client, accept: str) -> None:
-    """A deadline of one millisecond passes before megabytes arrive, and the call gets a 504."""
-    response = post(http, HEAVY, HEAVY.inputs(), accept, deadline_ms=1)
-    problem(response, 504, "deadline_exceeded")
 
 
 def test_an_unsupported_dtype_is_422(http: httpx.Client) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import socket
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import time
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,11 +14,11 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.app.api.test_rest_errors import problem
-from tests.app.bare import connected, multipart, written
+from tests.app.bare import connected, multipart, replies, rest_connection, written
 from tests.app.resident import Resident
 from tests.app.samples import (
     FRAMES,
+    HEAVY,
     JSON,
     NPY,
     SLOW,
@@ -32,6 +31,7 @@ from tests.app.samples import (
     messages,
     parts,
     post,
+    problem,
     read,
     request_object,
     same_bits,
@@ -39,33 +39,24 @@ from tests.app.samples import (
 from tests.problems import Case
 
 FORMS = [JSON, NPY, SSE, FRAMES]
-HEAVY = Case(
-    op="ConvolutionBackwardWeights",
-    n=4,
-    src_channels=32,
-    dst_channels=96,
-    src_spatial=(40, 40),
-    dst_spatial=(32, 32),
-    kernel=(9, 9),
-)
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left(tight: Resident) -> Iterator[None]:
-    """After each of these tests the service is idle, and no memory is in use."""
-    yield
-    tight.run(tight.service.idle(), 10.0)
-    assert not tight.service.calls
-    assert tight.service.engine.snapshot()["jobs"] == 0
-    tight.until(lambda: tight.service.segments.stats().used == 0)
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
-@contextmanager
-def connection(tight: Resident, case: Case, accept: str, *, reference: bool = False) -> Iterator[socket.socket]:
-    """Send a complete call over a raw socket."""
+@pytest.mark.parametrize("accept", FORMS)
+def test_a_deadline_that_has_passed_is_504(tight: Resident, accept: str) -> None:
+    """If a deadline of one millisecond passes before the last byte arrives, the call gets a 504."""
+    head, body = multipart(SMALL, accept, deadline_ms=1)
     with connected(tight.url) as sock:
-        sock.sendall(b"".join(multipart(case, accept, reference=reference)))
-        yield sock
+        sock.sendall(head + body[:-1])
+        tight.until(lambda: tight.service.requests == 1)
+        passed = time.monotonic() + 0.002
+        tight.until(lambda: time.monotonic() > passed)
+        sock.sendall(body[-1:])
+        ((status, reply),) = replies(sock, 1)
+    assert status == 504
+    assert json.loads(reply)["code"] == "deadline_exceeded"
 
 
 def test_a_declared_length_over_the_limit_is_413_before_the_body(tight: Resident) -> None:
@@ -164,7 +155,7 @@ def test_wrong_attributes_are_refused_while_tensors_come(tight: Resident, form: 
 @pytest.mark.parametrize("accept", FORMS)
 def test_a_client_that_leaves_stops_its_call(tight: Resident, accept: str) -> None:
     """If the connection closes during the computation, the work stops and everything is released."""
-    with connection(tight, SLOW, accept, reference=True):
+    with rest_connection(tight.url, SLOW, accept, reference=True):
         tight.until(lambda: bool(tight.service.calls) and tight.service.engine.snapshot()["jobs"] == 1)
     tight.run(tight.service.idle(), 5.0)
 
@@ -180,14 +171,14 @@ def test_a_client_that_leaves_while_sending_holds_nothing(tight: Resident) -> No
 @pytest.mark.parametrize("accept", [SSE, FRAMES, NPY])
 def test_a_client_that_does_not_read_does_not_stop_the_others(tight: Resident, accept: str) -> None:
     """While one reader stalls, another call is answered."""
-    with connection(tight, SMALL, accept), httpx.Client(base_url=tight.url) as client:
+    with rest_connection(tight.url, SMALL, accept), httpx.Client(base_url=tight.url) as client:
         inputs = SMALL.inputs()
         assert same_bits(read(post(client, SMALL, inputs)), SMALL.expected(inputs))
 
 
 def test_a_full_queue_is_503_with_retry_after(tight: Resident, tight_http: httpx.Client) -> None:
     """Calls beyond the queue's length are rejected before their body, and accepted again later."""
-    with connection(tight, SLOW, SSE, reference=True), connection(tight, SLOW, SSE, reference=True):
+    with rest_connection(tight.url, SLOW, SSE, reference=True), rest_connection(tight.url, SLOW, SSE, reference=True):
         tight.until(lambda: len(tight.service.calls) == 2)
         response = post(tight_http, SMALL, SMALL.inputs())
         assert problem(response, 503, "overloaded")["reason"] == "queue"

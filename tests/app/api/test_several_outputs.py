@@ -109,7 +109,7 @@ def test_tiles_name_their_output(client: convgrad.Client) -> None:
     assert done[-1] == next(event.total for event in events if isinstance(event, convgrad.Progress))
 
 
-@pytest.mark.parametrize("encoding", ["base64", "npy"])
+@pytest.mark.parametrize("encoding", ["base64", "npy", "list"])
 def test_json_multipart_and_events(http: httpx.Client, encoding: str) -> None:
     """JSON has every tensor, a multipart reply every file, and the last event every checksum."""
     for case, names in gradients(8, 2):

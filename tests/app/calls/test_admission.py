@@ -15,9 +15,8 @@ from app.settings import Settings
 from app.telemetry.context import RequestContext, address_of
 from convgrad import Overloaded, RateLimited
 from tests.app.bare import connected, multipart
-from tests.app.http.test_keys import digest
 from tests.app.resident import Resident, resident_service
-from tests.app.samples import SLOW, SMALL, SSE, document, post, read, same_bits
+from tests.app.samples import SLOW, SMALL, SSE, digest, document, post, read, same_bits
 
 FLOOD, OTHER, NARROW = "the-key-of-a-flood", "the-key-of-the-other", "the-key-of-few-calls"
 

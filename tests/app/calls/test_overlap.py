@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from tests.app import oip
-from tests.app.bare import connected, written
-from tests.app.http.test_direct_body import form, replies
+from tests.app.bare import connected, form, replies, written
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import NPY, SMALL, npy, parts, post, read, same_bits
 from tests.problems import Case
@@ -54,7 +53,7 @@ def binary(shape: list[int] | None = None, **parameters: Any) -> Request:
 
 def multipart() -> Request:
     """Return the multipart request."""
-    return form(parts(CASE, INPUTS))
+    return form(CASE.op, parts(CASE, INPUTS))
 
 
 APIS: dict[str, Callable[[], Request]] = {"binary": binary, "multipart": multipart}
@@ -115,7 +114,7 @@ def test_a_client_that_leaves(resident: Resident, api: str) -> None:
 
 def test_a_body_that_turns_out_invalid(resident: Resident) -> None:
     """A call that has started and is then rejected leaves nothing behind."""
-    head, body = form([*parts(CASE, INPUTS), ("else", ("else.npy", npy(EXPECTED), NPY))])
+    head, body = form(CASE.op, [*parts(CASE, INPUTS), ("else", ("else.npy", npy(EXPECTED), NPY))])
     with connected(resident.url) as sock:
         rest = send_some(resident, sock, (head, body))
         sock.sendall(rest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -13,10 +14,16 @@ from app.cluster.engine import RayEngine
 from app.pool.engine import Job
 from app.pool.local import LocalEngine
 from kernels import ConvProblem, Plan, Unit, plan
-from tests.app.pool.fleet import Array, Fleet, random_inputs
+from tests.app.pool.fleet import TINY, Array, Fleet, random_inputs
 
 JOIN_S = 150.0
 """Seconds in which a node has joined and is warm, even on a busy machine."""
+
+WIDE = dataclasses.replace(TINY, n=8, src_channels=16, dst_channels=16, src_spatial=(58, 58), dst_spatial=(56, 56))
+DEEP = dataclasses.replace(
+    TINY, n=2, src_channels=256, dst_channels=256, src_spatial=(14, 14), dst_spatial=(12, 12), strides=(1, 1)
+)
+"""Its units are blocks of channels; those of WIDE are sums over some of the images."""
 
 
 class Site:

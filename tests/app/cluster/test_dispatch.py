@@ -15,7 +15,7 @@ from app.cluster.memory import Memory
 from app.cluster.messages import Begin, ComputeHere, DoneHere, Ended, Message, UnitDone
 from app.cluster.node import NodeWorker
 from kernels import compute, plan, run_unit
-from tests.app.cluster.test_units import DEEP
+from tests.app.cluster.site import DEEP
 from tests.app.pool.fleet import random_inputs
 
 CALLS, MACHINES = 2, 5

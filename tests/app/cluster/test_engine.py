@@ -16,9 +16,10 @@ import pytest
 from app.pool.engine import Arrival
 from convgrad._errors import DeadlineExceeded, InternalError, Overloaded, ShuttingDown
 from kernels import compute
-from tests.app.cluster.site import Site, many
-from tests.app.cluster.test_units import WIDE
+from tests.app.cluster.site import WIDE, Site, many
 from tests.app.pool.fleet import Array
+
+pytestmark = pytest.mark.heavy
 
 LONG = dataclasses.replace(WIDE, n=16, src_channels=64, dst_channels=64)
 """Takes one worker so long that the other side has its say."""

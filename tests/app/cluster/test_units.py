@@ -14,13 +14,9 @@ from app.cluster.units import Portion, can_travel, portions
 from kernels import ConvProblem, Plan, compute, plan, run_unit
 from kernels.problem import OpName
 from kernels.verify.unit import plan_verification
+from tests.app.cluster.site import DEEP, WIDE
 from tests.app.pool.fleet import TINY, Array, random_inputs
 
-WIDE = dataclasses.replace(TINY, n=8, src_channels=16, dst_channels=16, src_spatial=(58, 58), dst_spatial=(56, 56))
-DEEP = dataclasses.replace(
-    TINY, n=2, src_channels=256, dst_channels=256, src_spatial=(14, 14), dst_spatial=(12, 12), strides=(1, 1)
-)
-"""Its units are blocks of channels; those of WIDE are sums over some of the images."""
 BIAS = ConvProblem.of_bias("BiasAddBackward", "f32", 40, 32, (40, 40), "NCX")
 PROBLEMS = [
     WIDE,

@@ -17,9 +17,8 @@ import pytest
 from app.http.authentication import FREE_PAGES
 from app.settings import Settings
 from convgrad import Client, Unauthorised
-from tests.app.http.test_keys import digest, wait_for
 from tests.app.resident import Resident, resident_service
-from tests.app.samples import SMALL, document, post, read, same_bits
+from tests.app.samples import SMALL, digest, document, post, read, same_bits, wait_for
 from tests.live import running_service
 
 KEY = "cg_the-key-of-this-test"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ import httpx
 import pytest
 
 from tests.app import oip
-from tests.app.bare import connected, written
+from tests.app.bare import connected, form, replies, written
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import NPY, parts, read_npy, same_bits
 from tests.problems import Case
@@ -41,24 +40,6 @@ def binary() -> tuple[bytes, bytes]:
     return written(httpx.Request("POST", f"http://localhost/v2/models/{LARGE.op}/infer", content=body, headers=headers))
 
 
-def form(files: list[tuple[str, tuple[str, bytes, str]]]) -> tuple[bytes, bytes]:
-    """Return a multipart request for a `.npy` file: head and body."""
-    return written(httpx.Request("POST", f"http://localhost/v1/ops/{LARGE.op}", files=files, headers={"accept": NPY}))
-
-
-def replies(sock: socket.socket, count: int) -> list[tuple[int, bytes]]:
-    """Read `count` replies; return the status and body of each."""
-    found, file = [], sock.makefile("rb")
-    for _ in range(count):
-        status = int(file.readline().split()[1])
-        length = 0
-        while (line := file.readline()) != b"\r\n":
-            if line.lower().startswith(b"content-length:"):
-                length = int(line.split(b":")[1])
-        found.append((status, file.read(length)))
-    return found
-
-
 def check(body: bytes, api: str) -> None:
     """Compare a reply with the oracle."""
     if api == "form":
@@ -72,7 +53,7 @@ def check(body: bytes, api: str) -> None:
 def test_pieces_of_every_size(resident: Resident, api: str, seed: int) -> None:
     """However a body is split on its way, its result is right, and so is the next one on the same connection."""
     rng = random.Random(seed)
-    head, body = binary() if api == "binary" else form(parts(LARGE, INPUTS))
+    head, body = binary() if api == "binary" else form(LARGE.op, parts(LARGE, INPUTS))
     with connected(resident.url) as sock:
         for _ in range(2):
             resident.run(resident.service.idle())
@@ -90,7 +71,7 @@ def test_pieces_of_every_size(resident: Resident, api: str, seed: int) -> None:
 
 def test_bodies_that_arrive_together(resident: Resident) -> None:
     """Several bodies share the turns of the event loop; each result is right, and so are those of the next requests."""
-    requests = [binary(), form(parts(LARGE, INPUTS))] * 4
+    requests = [binary(), form(LARGE.op, parts(LARGE, INPUTS))] * 4
     with ExitStack() as stack, ThreadPoolExecutor(len(requests)) as pool:
         socks = [stack.enter_context(connected(resident.url)) for _ in requests]
         for _ in range(3):
@@ -104,7 +85,7 @@ def test_bodies_that_arrive_together(resident: Resident) -> None:
 @pytest.mark.parametrize("api", ["binary", "form"])
 def test_requests_behind_a_large_body(resident: Resident, api: str) -> None:
     """Data after the body on the connection is another request, even if everything is sent at once."""
-    head, body = binary() if api == "binary" else form(parts(LARGE, INPUTS))
+    head, body = binary() if api == "binary" else form(LARGE.op, parts(LARGE, INPUTS))
     with connected(resident.url) as sock:
         sock.sendall(head + body + HEALTH + head + body + HEALTH)
         found = replies(sock, 4)
@@ -117,7 +98,7 @@ def test_requests_behind_a_large_body(resident: Resident, api: str) -> None:
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.6, 0.99999])
 def test_a_client_that_leaves_inside_its_body(resident: Resident, api: str, share: float) -> None:
     """Nothing is kept of an incomplete body."""
-    head, body = binary() if api == "binary" else form(parts(LARGE, INPUTS))
+    head, body = binary() if api == "binary" else form(LARGE.op, parts(LARGE, INPUTS))
     with connected(resident.url) as sock:
         sock.sendall(head + body[: int(share * len(body))])
         resident.until(lambda: resident.service.requests == 1)
@@ -130,7 +111,7 @@ def test_a_part_that_ends_too_early(resident: Resident) -> None:
     files = parts(LARGE, INPUTS)
     name, (file, data, kind) = files[1]
     files[1] = (name, (file, data[:-1000], kind))
-    head, body = form(files)
+    head, body = form(LARGE.op, files)
     with connected(resident.url) as sock:
         sock.sendall(head + body)
         ((status, found),) = replies(sock, 1)
@@ -143,7 +124,7 @@ def test_a_refusal_in_the_middle(resident: Resident) -> None:
     """An unknown part after a large one is rejected; the rest of the body is read and discarded."""
     files = parts(LARGE, INPUTS)
     files.insert(2, ("else", ("else.npy", files[1][1][1], NPY)))
-    head, body = form(files)
+    head, body = form(LARGE.op, files)
     with connected(resident.url) as sock:
         sock.sendall(head + body)
         ((status, found),) = replies(sock, 1)
@@ -164,7 +145,7 @@ def test_a_client_that_only_sends_reads_its_refusal(resident: Resident, refused:
         )
     else:
         first, *others = parts(LARGE, INPUTS)
-        head, body = form([first, ("else", ("else.npy", large, NPY)), *others])
+        head, body = form(LARGE.op, [first, ("else", ("else.npy", large, NPY)), *others])
     with connected(resident.url) as sock:
         sock.sendall(head + body[: len(body) // 2])
         resident.until(lambda: resident.service.requests == 0 and resident.service.segments.stats().used == 0)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,11 +13,7 @@ import pytest
 from app.http.authentication import make_key_ring
 from app.http.keys import Key, KeyRing, main, parse_keys
 from app.settings import Settings
-
-
-def digest(secret: str) -> str:
-    """Return the checksum of a key as in its line."""
-    return f"sha256:{hashlib.sha256(secret.encode()).hexdigest()}"
+from tests.app.samples import digest, wait_for
 
 
 def test_lines_are_read() -> None:
@@ -64,12 +58,6 @@ def test_only_the_right_key_is_found() -> None:
     assert found.name == "a"
     for wrong in ("", "righ", "right ", digest("right"), "r" * 5000, "\udcff"):
         assert ring.find(wrong) is None
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    while not condition():
-        os.sched_yield()
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:

@@ -84,3 +84,30 @@ def test_fast_clients_are_served(hasty: Resident) -> None:
     """Clients that send and read without pauses are not affected."""
     with httpx.Client(base_url=hasty.url, timeout=60) as http:
         assert post(http, SMALL, SMALL.inputs()).status_code == 200
+
+
+def small_buffers(hasty: Resident, sock: socket.socket) -> None:
+    """Make the service's side of a connection hold little that is not read."""
+    hasty.until(lambda: len(hasty.connections) == 1)
+    (connection,) = hasty.connections
+    connection.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
+def test_unread_small_replies_time_out(hasty: Resident) -> None:
+    """A client that sends calls with small replies and reads none loses its connection; nothing of it is kept."""
+    call = b"".join(multipart(SMALL, JSON))
+    with connected(hasty.url, little_room=True) as sock:
+        small_buffers(hasty, sock)
+        sock.sendall(call * 30)
+        hasty.until(lambda: not hasty.connections, 20)
+    hasty.run(hasty.service.idle())
+    assert hasty.service.requests == 0
+    hasty.until(lambda: hasty.service.segments.stats().used == 0)
+
+
+def test_an_unread_end_of_a_reply_times_out(hasty: Resident) -> None:
+    """A reply that the server has sent as far as it is concerned, and whose end is not read, does not stay for ever."""
+    with connected(hasty.url, little_room=True) as sock:
+        small_buffers(hasty, sock)
+        sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        hasty.until(lambda: not hasty.connections, 20)

@@ -51,6 +51,19 @@ def test_a_compression_bomb_costs_one_piece_more_than_the_limit(coding: str, enc
     assert sum(pieces) <= 1 << 20
 
 
+@pytest.mark.parametrize("text", [b"", b"x"])
+def test_many_members(text: bytes) -> None:
+    """Of a body in thousands of members, few are decompressed at a time, without copying the rest for each."""
+    member = gzip.compress(text)
+    decoder = decoder_of("gzip", 1 << 20)
+    assert decoder is not None
+    rests = [len(decoder._inflate.unused_data) for _ in decoder.pieces(member * 6400)]
+    assert len(rests) == (6400 if text else 100)
+    assert max(rests) < 4096
+    with pytest.raises(ParseError, match="more than 32768 members"):
+        list(decoder.pieces(member * 32768))
+
+
 def test_only_known_codings() -> None:
     """No coding and identity pass data through; anything but gzip and deflate is rejected."""
     assert decoder_of("", 1) is None

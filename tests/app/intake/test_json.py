@@ -20,7 +20,7 @@ from app.intake.json import JsonIntake
 from app.intake.sinks import Lease, RawSink, TensorFault
 from app.intake.strings import TensorStrings
 from app.pool.buffers import SegmentPool
-from convgrad._errors import ConvgradError, ParseError, TooLarge
+from convgrad._errors import ConvgradError, Overloaded, ParseError, TooLarge
 
 MIB = 1 << 20
 
@@ -315,19 +315,44 @@ def test_base64_may_be_escaped_throughout(step: int, escape: str) -> None:
     assert scan(body, [step])["t"]["data"] == base64.b64decode(text)
 
 
-def test_many_small_tensors_take_no_segments() -> None:
-    """A body of thousands of small tensors allocates no segments."""
-    body = json.dumps([json.loads(body_with(base64_of(900))) for _ in range(2000)]).encode()
-    pool = SegmentPool(64 * MIB)
+@pytest.mark.parametrize("count", [3, 100])
+def test_small_tensors_are_counted(count: int) -> None:
+    """Small tensors of one call are on the heap; those of many are in segments that they share."""
+    texts = [base64_of(48_000 + 3 * number) for number in range(count)]
+    body = b"[" + b",".join(map(body_with, texts)) + b"]"
+    pool, size = SegmentPool(64 * MIB), 48_000 * count
 
-    async def run() -> Any:
+    async def run() -> None:
         with Lease(pool) as lease:
-            intake = JsonIntake(TensorStrings(lease), length=len(body))
+            intake = JsonIntake(TensorStrings(lease))
             await intake.take(body)
-            return intake.finish()
+            assert size - 300_000 <= pool.stats().used <= (2 * size if count > 3 else 0)
+            found = [plain(entry["t"]["data"]) for entry in intake.finish()]
+            assert found == [base64.b64decode(text) for text in texts]
 
-    assert len(asyncio.run(run())) == 2000
-    assert pool.stats().created == 0
+    asyncio.run(run())
+    assert pool.stats().used == 0
+
+
+def test_small_tensors_beyond_the_memory_are_refused() -> None:
+    """When the memory is full, a small tensor gets the same error as a large one, and the rest is skipped."""
+    body = b"[" + b",".join([body_with(base64_of(48_000))] * 60) + b"]"
+
+    async def run() -> list[Any]:
+        with Lease(SegmentPool(MIB)) as lease:
+            intake = JsonIntake(TensorStrings(lease))
+            await intake.take(body)
+            return [entry["t"]["data"].fault for entry in intake.finish()]
+
+    faults = asyncio.run(run())
+    assert faults[0] is None
+    assert isinstance(faults[-1], Overloaded)
+
+
+def test_too_many_long_strings() -> None:
+    """A document of thousands of tensors is rejected before they take more memory than their bytes."""
+    with pytest.raises(TooLarge, match="4096"):
+        scan(b"[" + b",".join([b'{"data":"' + b"A" * 516 + b'"}'] * 4097) + b"]", [10**6])
 
 
 @pytest.mark.parametrize("item", [b'{"data":"' + b"A" * 600 + b'"},', b'{"data":"' + b"\\u0041" * 4000 + b'"},'])

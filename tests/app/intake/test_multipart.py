@@ -155,7 +155,7 @@ SRC = npy(arrays()["src"])
         (multipart(parts(request=b"{")), ParseError, "not JSON"),
         (multipart(parts(request=b"{}")), InvalidParams, "required"),
         (multipart(parts(request=request(attribute={}))), InvalidParams, "only the members"),
-        (multipart(parts(request=b'"' + b"x" * 70_000 + b'"')), TooLarge, "65536"),
+        (multipart(parts(request=b'"' + b"x" * 270_000 + b'"')), TooLarge, "262144"),
         (
             multipart(parts(request=request({"src": {"dtype": "f32", "shape": [1], "data": "AAAAAA=="}}))),
             InvalidParams,

@@ -17,6 +17,7 @@ from convgrad import InvalidParams
         ({}, Options()),
         ({"encoding": None, "deadline_ms": None, "reference": None}, Options()),
         ({"encoding": "npy", "deadline_ms": 5, "reference": True}, Options("npy", 5, True)),
+        ({"encoding": "list"}, Options("list")),
     ],
 )
 def test_options_have_defaults(given: Any, expected: Options) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.app.api.test_rest_limits import connection
+from tests.app.bare import rest_connection
 from tests.app.resident import Resident
 from tests.app.samples import FRAMES, JSON, LARGE, NPY, SLOW, SMALL, SSE, document, post
 from tests.faults.apis import APIS, prepare
@@ -93,7 +93,7 @@ def test_a_late_deadline_is_an_outcome(tight: Resident, tight_http: httpx.Client
 def test_refusals_have_reasons(tight: Resident, tight_http: httpx.Client) -> None:
     """A full queue and a body over the limit are counted separately; the gauges show what is running."""
     before = scrape(tight)
-    with connection(tight, SLOW, SSE, reference=True), connection(tight, SLOW, SSE, reference=True):
+    with rest_connection(tight.url, SLOW, SSE, reference=True), rest_connection(tight.url, SLOW, SSE, reference=True):
         tight.until(lambda: len(tight.service.calls) == 2 and tight.service.engine.snapshot()["jobs"] == 2)
         assert post(tight_http, SMALL, SMALL.inputs()).status_code == 503
         during = scrape(tight, idle=False)

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from convgrad._cli import main
-from tests.convgrad.server import Server
-from tests.convgrad.test_client import free_port
+from tests.convgrad.server import Server, free_port
 
 
 class Terminal(io.StringIO):

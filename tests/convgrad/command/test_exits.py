@@ -10,8 +10,7 @@ import pytest
 
 from convgrad._cli import main
 from convgrad._command.exits import EXITS
-from tests.convgrad.server import Server
-from tests.convgrad.test_client import free_port
+from tests.convgrad.server import Server, free_port
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "command.md"
 

@@ -2,86 +2,47 @@
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import httpx
 import pytest
 
-from tests.app.bare import connected, written
+from tests.app.bare import rpc_connection
 from tests.app.resident import Resident
-from tests.app.samples import JSON, SMALL, SSE, Array, document, messages, read_tensor, same_bits
-from tests.problems import Case
+from tests.app.samples import HEAVY, JSON, SMALL, SSE, doubled, messages, read_tensor, rpc_request, same_bits
 
-# Several seconds of work for one worker with the reference kernel, with few bytes and early tiles.
-HEAVY = Case(
-    op="ConvolutionBackwardWeights",
-    n=4,
-    src_channels=32,
-    dst_channels=96,
-    src_spatial=(40, 40),
-    dst_spatial=(32, 32),
-    kernel=(9, 9),
-)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tight: Resident) -> Iterator[None]:
-    """After each of these tests the service is idle, and no memory is in use."""
-    yield
-    tight.run(tight.service.idle(), 10.0)
-    assert not tight.service.calls
-    tight.until(lambda: tight.service.segments.stats().used == 0)
-
-
-def request(case: Case, inputs: dict[str, Array] | None = None, request_id: Any = 1, **options: Any) -> dict[str, Any]:
-    """Return a request for a case."""
-    params = document(case, inputs or case.inputs(), **options)
-    return {"jsonrpc": "2.0", "method": case.op, "params": params, "id": request_id}
-
-
-@contextmanager
-def connection(tight: Resident, body: Any, accept: str, *, share: float = 1.0) -> Iterator[socket.socket]:
-    """Send the first `share` of a request over a raw socket."""
-    head, text = written(httpx.Request("POST", "http://localhost/rpc", json=body, headers={"accept": accept}))
-    with connected(tight.url) as sock:
-        sock.sendall(head + text[: int(len(text) * share)])
-        yield sock
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_client_that_leaves_stops_its_calls(tight: Resident, accept: str, batch: bool) -> None:
     """If the connection closes during the computation, the work stops and everything is released."""
-    body = request(HEAVY, reference=True)
+    body = rpc_request(HEAVY, reference=True)
     listed = {"jsonrpc": "2.0", "method": "ops.list", "id": 2}
-    with connection(tight, [body, listed] if batch else body, accept):
+    with rpc_connection(tight.url, [body, listed] if batch else body, accept):
         tight.until(lambda: len(tight.service.calls) == 1)
     tight.run(tight.service.idle(), 5.0)
 
 
 def test_a_client_that_leaves_while_sending_holds_nothing(tight: Resident) -> None:
     """If the connection closes in the middle of the body, the memory for its tensors is released."""
-    with connection(tight, request(HEAVY), JSON, share=0.5):
+    with rpc_connection(tight.url, rpc_request(HEAVY), JSON, share=0.5):
         tight.until(lambda: tight.service.segments.stats().used > 0)
 
 
 @pytest.mark.parametrize("accept", [JSON, SSE])
 def test_a_full_queue_is_answered_under_the_calls_id(tight: Resident, tight_http: httpx.Client, accept: str) -> None:
     """Calls beyond the queue's length are -32000 with retry_after, and are accepted again later."""
-    heavy = request(HEAVY, reference=True)
-    with connection(tight, heavy, SSE), connection(tight, heavy, SSE):
+    heavy = rpc_request(HEAVY, reference=True)
+    with rpc_connection(tight.url, heavy, SSE), rpc_connection(tight.url, heavy, SSE):
         tight.until(lambda: len(tight.service.calls) == 2)
-        response = tight_http.post("/rpc", json=request(SMALL, request_id="x"), headers={"accept": accept})
+        response = tight_http.post("/rpc", json=rpc_request(SMALL, request_id="x"), headers={"accept": accept})
         answer = response.json() if accept == JSON else next(messages(response.text))
         assert (answer["id"], answer["error"]["code"]) == ("x", -32000)
         assert answer["error"]["data"]["retry_after"] > 0
         assert answer["error"]["data"]["reason"] == "queue"
     tight.run(tight.service.idle(), 5.0)
     inputs = SMALL.inputs()
-    answer = tight_http.post("/rpc", json=request(SMALL, inputs)).json()
+    answer = tight_http.post("/rpc", json=rpc_request(SMALL, inputs)).json()
     (tensor,) = answer["result"]["outputs"].values()
     assert same_bits(read_tensor(tensor), SMALL.expected(inputs))
 
@@ -89,7 +50,7 @@ def test_a_full_queue_is_answered_under_the_calls_id(tight: Resident, tight_http
 @pytest.mark.parametrize("accept", [JSON, SSE])
 def test_a_deadline_during_the_work_is_the_response(tight_http: httpx.Client, accept: str) -> None:
     """A call that misses its deadline is -32001; in a stream that comes after what was already sent."""
-    body = request(HEAVY, request_id=None, deadline_ms=50, reference=True)
+    body = rpc_request(HEAVY, request_id=None, deadline_ms=50, reference=True)
     response = tight_http.post("/rpc", json=body, headers={"accept": accept})
     answer = response.json() if accept == JSON else list(messages(response.text))[-1]
     assert (answer["id"], answer["error"]["code"]) == (None, -32001)
@@ -108,17 +69,37 @@ def test_a_body_over_the_limit_is_a_json_rpc_error(tight_http: httpx.Client, dec
 def test_a_tensor_over_the_memory_limit_costs_only_its_call(tight_http: httpx.Client) -> None:
     """In a batch a tensor that claims too much memory is rejected, and the other call is computed."""
     inputs = SMALL.inputs()
-    greedy = request(SMALL, inputs, "greedy")
+    greedy = rpc_request(SMALL, inputs, "greedy")
     greedy["params"]["inputs"]["src"]["shape"] = [1 << 28]
-    answers = tight_http.post("/rpc", json=[greedy, request(SMALL, inputs, "good")]).json()
+    answers = tight_http.post("/rpc", json=[greedy, rpc_request(SMALL, inputs, "good")]).json()
     assert answers[0]["error"]["code"] == -32602
     (tensor,) = answers[1]["result"]["outputs"].values()
     assert same_bits(read_tensor(tensor), SMALL.expected(inputs))
 
 
+@pytest.mark.parametrize("accept", [JSON, SSE])
+def test_the_results_of_a_batch_are_limited_together(tight_http: httpx.Client, accept: str) -> None:
+    """The outputs of all calls of a batch may have as many bytes as those of one; the other calls are rejected."""
+    case = doubled(400, 1, 4)  # 10 of 16 MiB
+    body = [rpc_request(case, request_id=number) for number in range(2)]
+    response = tight_http.post("/rpc", json=body, headers={"accept": accept})
+    answers = response.json() if accept == JSON else [found for found in messages(response.text) if "id" in found]
+    (error,) = [answer["error"] for answer in answers if "error" in answer]
+    assert (len(answers), error["code"], error["data"]["reason"]) == (2, -32003, "batch")
+
+
+def test_the_errors_of_a_batch_are_limited(http: httpx.Client) -> None:
+    """A batch of calls with many errors gets a reply of limited size; the last errors just say so."""
+    item = {"jsonrpc": "2.0", "method": SMALL.op, "id": 1, "params": {"options": {f"{n}": 1 for n in range(64)}}}
+    response = http.post("/rpc", json=[item] * 470)
+    codes = [answer["error"]["code"] for answer in response.json()]
+    assert (len(codes), codes[0], codes[-1]) == (470, -32602, -32003)
+    assert len(response.content) < 5 << 20
+
+
 def test_a_long_skeleton_is_too_large(tight_http: httpx.Client) -> None:
     """Everything that is not tensor data must be small."""
-    body = request(SMALL)
+    body = rpc_request(SMALL)
     body["params"]["attributes"]["strides"] = [1] * 5000
     assert tight_http.post("/rpc", json=body).json()["error"]["code"] == -32003
 
@@ -126,7 +107,7 @@ def test_a_long_skeleton_is_too_large(tight_http: httpx.Client) -> None:
 def test_a_batch_may_be_longer_than_the_queue(tight_http: httpx.Client) -> None:
     """A batch never uses more places at a time than the queue has."""
     inputs = SMALL.inputs()
-    answers = tight_http.post("/rpc", json=[request(SMALL, inputs, number) for number in range(6)]).json()
+    answers = tight_http.post("/rpc", json=[rpc_request(SMALL, inputs, number) for number in range(6)]).json()
     assert [answer["id"] for answer in answers] == list(range(6))
     for answer in answers:
         (tensor,) = answer["result"]["outputs"].values()

@@ -13,7 +13,7 @@ from convgrad._events import Event, Health, Progress
 
 __all__ = ["ProgressBar"]
 
-_LONGEST = 40
+_MAX_WIDTH = 40
 _FULL, _EMPTY = "█", "░"
 _CLEAR = "\r\x1b[K"
 
@@ -42,18 +42,18 @@ class ProgressBar:
         self._stream.flush()
 
     def uploading(self, sent: int, total: int) -> None:
-        """Draw how many of the bytes of a request have been sent; after the last one, that the call is queued."""
+        """Draw the progress of an upload; once it is complete, that the call is queued."""
         self._show("uploading", sent / total)
         if sent >= total:
             self._draw(f"{self._label}: queued")
 
     def computing(self, event: Event) -> None:
-        """Draw how much is computed if the event is `Progress`."""
+        """Draw the progress of the computation; other events are ignored."""
         if isinstance(event, Progress):
             self._show("computing", event.share)
 
     def waiting(self, health: Health | None) -> None:
-        """Draw what the service, which is None while there is no connection, is doing until it is ready."""
+        """Draw the state of a service that is not ready; None while there is no connection."""
         if health is None:
             self._draw(f"{self._label}: waiting for a connection")
             return
@@ -67,7 +67,7 @@ class ProgressBar:
             self._begun = self._clock(), share
         words = f"{self._label}: {phase} "
         numbers = f" {math.floor(share * 100):3} %{self._left(share)}"
-        width = max(5, min(_LONGEST, shutil.get_terminal_size().columns - len(words) - 20))
+        width = max(5, min(_MAX_WIDTH, shutil.get_terminal_size().columns - len(words) - 20))
         done = math.floor(share * width)
         self._draw(words + _FULL * done + _EMPTY * (width - done) + numbers)
 

@@ -1,8 +1,8 @@
-"""Find the user's own local service, or start it.
+"""Connect to the user's local service, or start it.
 
-A folder for each set of parameters holds the service's sockets, its log, and a lock that the service holds for as long
-as it lives: the kernel releases it however the process ends. Who gets the lock may start a service there, and hands the
-lock over to it; everyone else connects.
+Each set of settings has a folder with the sockets and the log of its service, and a lock that the service holds while
+it runs: the kernel releases it however the process ends. The process that gets the lock starts the service, which
+inherits the lock; all others connect.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from typing import Any
 
 from convgrad import _launch as launch
 from convgrad._errors import ConnectFailed, TimedOut
-from convgrad._shared import Connection, Gone
+from convgrad._shared import Connection, ServiceEnded
 
 if sys.platform != "win32":  # the client itself works there too
     import fcntl
 
-__all__ = ["OwnService", "open_service"]
+__all__ = ["LocalService", "open_service"]
 
 _POLL_S = 0.02
-_LONGEST_PATH = 107  # of a Unix socket
+_MAX_PATH = 107  # of a Unix socket
 _USERS, _HTTP, _LOCK, _LOG = "users", "http", "lock", "log"
 # Variables that choose the compiled code; all other settings are the caller's parameters.
 _CODE = ("CONVGRAD_TARGET", "CONVGRAD_CPU_FEATURES", "CONVGRAD_CPU_IMITATE", "CONVGRAD_PLAN_MEMORY", "NUMBA_CACHE_DIR")
 
 
 @dataclass(frozen=True)
-class OwnService:
+class LocalService:
     """A running local service, and the connection that keeps it running."""
 
     folder: Path
@@ -54,23 +54,23 @@ class OwnService:
         return self.folder / _HTTP
 
     def close(self) -> None:
-        """Leave it; it ends with its last user."""
+        """Disconnect; the service ends with its last user."""
         self.connection.close()
 
     def is_locked(self) -> bool:
-        """Whether it, or another that runs in its folder, still lives."""
+        """Whether this service, or a later one in the same folder, is running."""
         with _lock(self.folder) as lock:
             return lock is None
 
-    def ended(self) -> str:
-        """Say that it has ended, with the last line of its log."""
+    def ended_message(self) -> str:
+        """Return the message of an error: it has ended, with the last line of its log."""
         return f"the local service (process {self.pid}) has ended{_last_line(self.folder)}"
 
 
-def open_service(settings: Mapping[str, Any], *, share: bool, timeout: float) -> OwnService:
+def open_service(settings: Mapping[str, Any], *, share: bool, timeout: float) -> LocalService:
     """Connect to the running service with these settings, or start it; it may not be ready yet.
 
-    Without `share`, a service of the caller's own. Raises `ConnectFailed` when the service is not installed or ends
+    Without `share`, always start a new one. Raises `ConnectFailed` when the service is not installed or ends
     while it starts, `TimedOut` after `timeout` seconds, `OSError` when there is no folder for it.
     """
     if not sys.platform.startswith("linux"):
@@ -103,17 +103,17 @@ def open_service(settings: Mapping[str, Any], *, share: bool, timeout: float) ->
         time.sleep(_POLL_S)
 
 
-def _greeted(connection: Connection, folder: Path, end: float) -> OwnService | None:
-    """Wait until the service knows this user; None if it ended before."""
+def _greeted(connection: Connection, folder: Path, end: float) -> LocalService | None:
+    """Wait for the first packet of the service; None if it ends before."""
     try:
         hello = connection.hello(max(_POLL_S, end - time.monotonic()))
-    except (Gone, TimeoutError):
+    except (ServiceEnded, TimeoutError):
         connection.close()
         return None
     except BaseException:
         connection.close()
         raise
-    return OwnService(folder, int(hello["pid"]), connection)
+    return LocalService(folder, int(hello["pid"]), connection)
 
 
 def _connect(folder: Path) -> Connection | None:
@@ -125,14 +125,14 @@ def _connect(folder: Path) -> Connection | None:
 
 def _start(folder: Path, root: Path, settings: Mapping[str, Any], lock: int) -> Connection:
     """Start a service in a folder whose `lock` this process holds, and connect to it."""
-    for name in (_USERS, _HTTP):  # left behind by a service that was killed
+    for name in (_USERS, _HTTP):  # left by a service that was killed
         (folder / name).unlink(missing_ok=True)
     path = str(folder / _USERS)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with listener, (folder / _LOG).open("wb") as log:
         listener.bind(path)
         listener.listen(128)
-        # Before the service exists: if this process dies meanwhile, the service finds a connection that is closed.
+        # Connect before the service starts: if this process dies meanwhile, the service finds a closed connection.
         connection = Connection(path)
         inherited = {name: value for name, value in os.environ.items() if not _is_setting(name)}
         given = {**settings, "uds": folder / _HTTP}
@@ -179,7 +179,7 @@ def _sweep(base: Path) -> None:
     for folder in base.iterdir():
         with _lock(folder) as lock, contextlib.suppress(OSError):
             if lock is not None:
-                # Out of the way first: meanwhile another process may make a new folder with this name.
+                # Rename it first: another process may create a new folder of this name at any time.
                 gone = tempfile.mkdtemp(prefix="ended-", dir=base)
                 folder.rename(gone)
                 shutil.rmtree(gone, ignore_errors=True)
@@ -195,7 +195,7 @@ def _base_folder() -> Path:
             folder.mkdir(mode=0o700, exist_ok=True)
             found = folder.lstat()
             own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-            if own and len(os.fsencode(folder)) + 40 <= _LONGEST_PATH:
+            if own and len(os.fsencode(folder)) + 40 <= _MAX_PATH:
                 return folder
     raise OSError(f"a local service needs a folder with a short name that is only yours, such as {choices[-1]}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 from convgrad import Health, Progress
-from convgrad._command.progress import ProgressBar
+from convgrad._progress import ProgressBar
 
 
 class Drawn:

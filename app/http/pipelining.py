@@ -1,0 +1,99 @@
+"""Pipelined requests: at most 32 wait for the one before them, and the rest of what the client sent is not parsed yet.
+
+uvicorn parses all that one read brings, up to 256 KiB, and creates objects of some 2 KiB for each request in it before
+any of them has shown a key. And it tells only the last of them that the client has disconnected.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+__all__ = ["MAX_WAITING", "PipeliningProtocol"]
+
+MAX_WAITING = 32
+"""Requests of a connection that may wait for the one before."""
+
+# Every head ends with one; in a body it only cuts what is parsed at a time.
+_EMPTY_LINE = re.compile(rb"\n\r?\n")
+
+
+class PipeliningProtocol(HttpToolsProtocol):
+    """Parse no further while `MAX_WAITING` requests wait; answer all of them, in order."""
+
+    _running: RequestResponseCycle | None = None
+    _unparsed, _at = b"", 0
+
+    def connection_made(self, transport: Any) -> None:
+        """Prepare for requests."""
+        super().connection_made(transport)
+        self.flow = _Flow(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell every request of the connection that its client has disconnected."""
+        self._unparsed, self._at = b"", 0
+        for cycle in (self._running, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        self.pipeline.clear()
+        self._running = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the next bytes, or keep them while too many requests wait."""
+        self._unparsed, self._at = (self._unparsed[self._at :] + data if self._unparsed else data), 0
+        self._parse()
+
+    def on_response_complete(self) -> None:
+        """Start the request that waits next, and parse more."""
+        self._running = None
+        super().on_response_complete()
+        if self._unparsed:
+            self._parse()
+
+    def _parse(self) -> None:
+        while self._at < len(self._unparsed) and (room := MAX_WAITING - len(self.pipeline)) > 0:
+            start, self._at = self._at, _end_of_heads(self._unparsed, self._at, room)
+            super().data_received(self._unparsed[start : self._at])
+            if self.transport.is_closing():
+                self._at = len(self._unparsed)
+        if self._at == len(self._unparsed):
+            self._unparsed = b""
+        self.flow.hold(bool(self._unparsed))  # type: ignore[attr-defined] # of our own class
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+
+class _Flow(FlowControl):
+    """Read nothing while bytes that were received are not parsed, whoever resumes reading."""
+
+    _held = False
+
+    def hold(self, held: bool) -> None:
+        """Stop reading, or continue."""
+        if held == self._held:
+            return
+        self._held = held
+        if held:
+            self.pause_reading()
+        else:
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        """Continue reading, unless that is held."""
+        if not self._held:
+            super().resume_reading()
+
+
+def _end_of_heads(data: bytes, start: int, most: int) -> int:
+    """Return where `most` heads from `start` on may end, at the earliest, or the length of `data` if it has fewer."""
+    for number, line in enumerate(_EMPTY_LINE.finditer(data, start), 1):
+        if number == most:
+            return line.end()
+    return len(data)

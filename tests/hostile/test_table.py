@@ -1,0 +1,64 @@
+"""Every bad request of the table: its answer on each API, and how long another client waits meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from tests.app.samples import NPY, post, read, same_bits
+from tests.hostile.apis import TINY
+from tests.hostile.table import ROWS, Row, ask
+from tests.live import LiveService
+
+INPUTS = TINY.inputs()
+EXPECTED = TINY.expected(INPUTS)
+
+# A stall of the event loop, on any machine: usually the other client waits for a few milliseconds.
+LONGEST_WAIT_S = 5.0
+
+
+@contextmanager
+def another_client(url: str) -> Iterator[Callable[[], float]]:
+    """Call /healthz all the time; yields a function that returns the longest wait, in seconds, since its last call."""
+    waits, stop = [0.0], threading.Event()
+
+    def work() -> None:
+        with httpx.Client(base_url=url, timeout=60.0) as client:
+            while not stop.is_set():
+                began = time.perf_counter()
+                assert client.get("/healthz").status_code == 200
+                waits.append(time.perf_counter() - began)
+                stop.wait(0.002)
+
+    def longest() -> float:
+        count = len(waits)
+        found = max(waits[:count])
+        del waits[: count - 1]
+        return found
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield longest
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_the_table(
+    service: LiveService, http: httpx.Client, row: Row, record_property: Callable[[str, object], None]
+) -> None:
+    """Each API gives the answer of the table, no other client waits for long, and the next call is right."""
+    with another_client(service.url) as longest:
+        for api in row.apis:
+            assert ask(http, api, row) == row.expected(api), api
+            wait = longest()
+            record_property(f"{api}: another client waited, in ms", round(1000 * wait, 1))
+            assert wait < LONGEST_WAIT_S, api
+            assert same_bits(read(post(http, TINY, INPUTS, NPY)), EXPECTED), api

@@ -1,0 +1,60 @@
+"""The code paths that this machine can run or imitate, besides its own: settings that choose each in a new process.
+
+The path is chosen when the kernels are imported, so each one needs its own process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from kernels.target import IMITATE, NAME, SETTING, Target, host_target, narrower, target
+from kernels.target.known import FEATURE_WORDS
+
+__all__ = ["INNER", "imitated_paths", "inside", "narrower_paths", "no_f16c"]
+
+INNER = "CONVGRAD_TEST_INNER"
+"""Set in the processes that test another path."""
+
+_IMITATIONS = {"avx512bf16": "avx512bf16", "amx-bf16": "avx512f,amx-bf16"}
+"""Optional instructions, and what is imitated to run their path without them."""
+
+
+def inside() -> bool:
+    """Return whether this process tests another path than the machine's own."""
+    return INNER in os.environ
+
+
+def _settings(**settings: str) -> dict[str, str]:
+    return {**settings, INNER: "1"}
+
+
+def narrower_paths() -> dict[str, dict[str, str]]:
+    """Return the settings of each path narrower than this process's own, by name.
+
+    The compiler is restricted to the narrower target as well, so it can't emit instructions that the target lacks.
+    """
+    if inside() or target().imitated:
+        return {}
+    return {step.name: _settings(**{NAME: step.name}) for step in _steps()}
+
+
+def _steps() -> Iterator[Target]:
+    step = narrower(target())
+    while step.compiles:
+        yield step
+        step = narrower(step)
+
+
+def no_f16c() -> dict[str, dict[str, str]]:
+    """Return the settings of AVX2 without F16C, which converts f16 in wide vectors without an instruction for it."""
+    wide = target().features >= FEATURE_WORDS["avx2"] | FEATURE_WORDS["fma"]
+    return {"without-f16c": _settings(**{SETTING: "avx2,fma"})} if wide and not inside() else {}
+
+
+def imitated_paths() -> dict[str, dict[str, str]]:
+    """Return the settings of the paths whose instructions this processor lacks and can imitate."""
+    if inside() or target().arch != "x86_64":
+        return {}
+    lacking = {name: how for name, how in _IMITATIONS.items() if not host_target().features >= FEATURE_WORDS[name]}
+    return {name: _settings(**{IMITATE: how}) for name, how in lacking.items()}
