@@ -147,6 +147,9 @@ def _line(found: Problem) -> InitErrorDetails:
     return InitErrorDetails(type=PydanticCustomError(found["type"], text), loc=tuple(found["loc"][1:]), input=None)
 
 
+_OTHER_CHANNELS = str.maketrans("IO", "OI")
+
+
 def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, str]) -> Problem:
     name, *index = found["loc"]
     row = called.operation.attribute[name]
@@ -166,6 +169,9 @@ def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, st
             msg = f"{where} must be one of {', '.join(row.choices)}"
             if (here := format_here(found["input"], row.choices)) is not None:
                 msg += f"; use {here}"
+                if name == "weights_format" and called.operation.transposed:
+                    # JAX's axes are those of the convolution that this one transposes.
+                    msg += f", or {here.translate(_OTHER_CHANNELS)} for jax.lax with transpose_kernel=True"
             elif (hint := near_miss(found["input"], row.choices)) is not None:
                 msg += f"; did you mean {hint}?"
             kind = "choice"

@@ -82,8 +82,8 @@ def _read_outputs(called: CalledOperation, asked: tuple[str, ...], problems: lis
         loc: list[str | int] = ["options", "outputs", index]
         if output is None:
             known = ", ".join(called.wire_names[row.name] for row in called.operation.outputs)
-            msg = f"{safe_key(name)} is not an output of {called.called_as}: it has {known}{advice(called, name, 'output')}"
-            problems.append(problem(loc, msg, "unknown_output"))
+            msg = f"{safe_key(name)} is not an output of {called.called_as}: it has {known}"
+            problems.append(problem(loc, msg + advice(called, name, "output"), "unknown_output"))
         elif output in found:
             msg = f"outputs must name each output once, but {safe_key(name)} is asked for again"
             problems.append(problem(loc, msg, "conflict"))

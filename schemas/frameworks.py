@@ -13,10 +13,14 @@ __all__ = ["NAMES", "OPERATIONS", "Here", "format_here", "name_here", "operation
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """What a thing is here: the first of `names` that the operation has, several as `a b`, and what to know about it."""
+    """What a thing is called here: `names` in order of preference, each one name or several as `a b`, and a note.
+
+    `transposed` is a further note for operations of transposed convolutions.
+    """
 
     names: tuple[str, ...] = ()
     note: str = ""
+    transposed: str = ""
 
 
 _KERNEL = Here(("weights_shape", "weights"), "the shape has the channels too")
@@ -29,7 +33,9 @@ NAMES: dict[str, Here] = {
         "dilates": Here(("dilations",), "dense is 1, not 0"),
         "lhs_dilation": Here((), "a spread input is that of ConvTranspose, whose strides are the distance"),
         "group feature_group_count": Here(("groups",)),
-        "padding pads pad explicit_paddings": Here(("pads_begin pads_end",), "or auto_pad"),
+        "padding pads pad explicit_paddings": Here(
+            ("pads_begin pads_end",), "or auto_pad", "a padding p of jax.lax is dilation * (kernel - 1) - p here"
+        ),
         "padding_l": Here(("pads_begin",)),
         "padding_r": Here(("pads_end",)),
         "padding_mode": Here((), "the padding is always zeros"),
@@ -73,7 +79,7 @@ OPERATIONS: dict[str, Here] = {
 """What operations are here, by their name elsewhere in lower case, without underscores, and with `nd` for 1d to 3d."""
 
 _VALUES = {"channels_first": "NCX", "channels_last": "NXC", "same": "same_upper", "explicit": "none"}
-# Batch, feature and digits are XLA's names of axes; K, C, R, S and T cuDNN's of those of weights. Groups have no axis here.
+# B, F and digits are XLA's axes, K, C, R, S and T those of cuDNN's weights. Groups have no axis here.
 _DATA_AXES = str.maketrans("BFDHWL0123", "NCXXXXXXXX")
 _WEIGHTS_AXES = str.maketrans("KCDHWLRST0123", "OIXXXXXXXXXXX", "G")
 _LONGEST = 64

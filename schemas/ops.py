@@ -191,7 +191,8 @@ def _add_hint(call: Call, data_format: str, weights_format: str, broken: list[Pr
             causes.append((f"the shapes match {data} with {several}", "data_format weights_format"))
     exchanged = _fitting_exchanged(call, data_format, weights_format, fitting)
     if exchanged is not None:
-        causes.append((f"the shapes match{exchanged} if {call.name('src')} and {call.name('diff_dst')} are exchanged", ""))
+        first, second = call.name("src"), call.name("diff_dst")
+        causes.append((f"the shapes match{exchanged} if {first} and {second} are exchanged", ""))
     if len(causes) > 1:
         broken[0]["msg"] += f" (either {', or '.join(cause for cause, _ in causes)})"
     elif causes:

@@ -1,7 +1,7 @@
 """Normalise a call's attributes: canonical names and plain values, from either spelling, wrapped or not.
 
-Only names, wrappers and absent values are handled here; `schemas.attributes` validates the values. `advice` says what an
-unknown name may stand for.
+Only names, wrappers and absent values are handled here; `schemas.attributes` validates the values. `advice` explains
+unknown names.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _unknown(called: CalledOperation, key: object) -> Problem:
 
 
 def advice(called: CalledOperation, name: object, kind: Literal["attribute", "input", "output"]) -> str:
-    """Return the end of the message about an unknown name: what it is instead, or is called here, if that is known."""
+    """Return the end of the message about an unknown name: its kind if it is another, or its name here."""
     operation = called.operation
     spellings = {
         "attribute": operation.attribute_spellings,
@@ -69,7 +69,8 @@ def advice(called: CalledOperation, name: object, kind: Literal["attribute", "in
     if here is None:
         hint = near_miss(name, spellings[kind])
         return f"; did you mean {hint}?" if hint else ""
-    note = f" ({here.note})" if here.note else ""
+    notes = [here.note, here.transposed if operation.transposed else ""]
+    note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
     for names in map(str.split, here.names):
         if all(each in called.wire_names for each in names):
             use = " and ".join(called.wire_names[each] for each in names)
@@ -77,7 +78,7 @@ def advice(called: CalledOperation, name: object, kind: Literal["attribute", "in
             return f"; use {use}{'' if other == kind else f', an {other}'}{note}"
     if not here.names:
         return f"; {here.note}"
-    return f"; it is {here.names[0]} here, which {called.called_as} does not have"
+    return f"; it is {here.names[0].replace(' ', ' and ')} here, which {called.called_as} does not have"
 
 
 def _unwrapped(row: AttributeRow, key: str, raw: Mapping[Any, Any]) -> tuple[Any, Problem | None]:

@@ -25,6 +25,7 @@ __all__ = [
     "CalledOperation",
     "find_operation",
     "near_miss",
+    "operation_hint",
     "operation_names",
     "verified",
 ]
@@ -396,8 +397,8 @@ def operation_names() -> tuple[str, ...]:
 def find_operation(name: object, kind: str = "operation") -> CalledOperation:
     """Return the operation of a name or alias, with or without the suffix `-1`.
 
-    Raises `UnknownOperation`, with what another framework's operation is called here, or with the closest known name.
-    `kind` is what the caller's API calls an operation.
+    Raises `UnknownOperation`, with the name here of an operation of another framework, or the closest known name.
+    `kind` is the caller's word for an operation.
     """
     called = _CALLED.get(name) if isinstance(name, str) else None
     if called is None:
@@ -406,16 +407,23 @@ def find_operation(name: object, kind: str = "operation") -> CalledOperation:
 
 
 def _unknown(name: object, kind: str) -> UnknownOperation:
-    here = operation_here(name)
-    hint = near_miss(name, _CALLED) if here is None else here.names[0]
-    if here is not None:
-        suffix = f"; use {', '.join(filter(None, (hint, here.note)))}"
-    else:
-        suffix = f"; did you mean {hint}?" if hint else ""
+    hint, end = operation_hint(name)
     shown = safe_key(name)
     msg = f"there is no {f'such {kind}' if shown == '?' else f'{kind} {shown}'}"
     known = ", ".join(operation.name for operation in OPERATIONS)
-    return UnknownOperation(f"{msg}: the {kind}s are {known}{suffix}", data={"hint": hint})
+    return UnknownOperation(f"{msg}: the {kind}s are {known}{end}", data={"hint": hint})
+
+
+def operation_hint(name: object, problems: Sized = ()) -> tuple[str | None, str]:
+    """Return what an unknown operation may be here, if that is known, and the end of the message that says so.
+
+    `problems` are as in `near_miss`.
+    """
+    here = operation_here(name)
+    if here is not None:
+        return here.names[0], f"; use {', '.join(filter(None, (here.names[0], here.note)))}"
+    hint = near_miss(name, _CALLED, problems)
+    return hint, f"; did you mean {hint}?" if hint else ""
 
 
 def near_miss(name: object, known: Mapping[str, object] | tuple[str, ...], problems: Sized = ()) -> str | None:

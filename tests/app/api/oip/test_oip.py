@@ -285,7 +285,7 @@ def test_errors_are_exceptions_with_messages(client: Any) -> None:
 def test_load_and_unload(client: Any) -> None:
     """The operations are loaded from the start and can't be unloaded."""
     client.load_model("ConvTranspose")
-    with pytest.raises(InferenceServerException, match="no such operation"):
+    with pytest.raises(InferenceServerException, match="there is no model resnet: the models are"):
         client.load_model("resnet")
     with pytest.raises(InferenceServerException, match="built in"):
         client.unload_model("ConvTranspose")
