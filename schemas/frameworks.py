@@ -44,7 +44,7 @@ NAMES: dict[str, Here] = {
         "input_shape input_size input_sizes": Here(("dst_shape",)),
         "in_channels out_channels": Here((), "the shapes of the tensors have the channels"),
         "dimension_numbers": Here(("data_format weights_format", "data_format")),
-        "memory_format layout": Here(("data_format",)),
+        "memory_format layout": Here(("data_format",), "the order of the shape"),
         "input inputs x lhs": Here(("src",)),
         "weight w kernel rhs filters": Here(("weights",)),
         "use_bias b": Here(("bias",)),
@@ -74,7 +74,7 @@ OPERATIONS: dict[str, Here] = {
         "depthwise_convNd_native_backprop_input": Here(_DATA.names, _GROUPED),
         "bias_add_grad bias.grad": Here(("BiasAddBackward",)),
     }.items()
-    for name in (re.sub("_", "", each.lower()) for each in names.split())
+    for name in names.lower().replace("_", "").split()
 }
 """What operations are here, by their name elsewhere in lower case, without underscores, and with `nd` for 1d to 3d."""
 
@@ -89,9 +89,8 @@ def format_here(text: object, choices: tuple[str, ...]) -> str | None:
     """Return the one of `choices` that a layout (NCHW, HWIO, channels_last) or a padding mode elsewhere stands for."""
     if not isinstance(text, str) or len(text) > _LONGEST:
         return None
-    last = text.rpartition(".")[2]
-    axes = (re.sub("X+", "X", last.upper().translate(letters)) for letters in (_DATA_AXES, _WEIGHTS_AXES))
-    return next((found for found in (_VALUES.get(last.lower()), *axes) if found in choices), None)
+    axes = (re.sub("X+", "X", text.upper().translate(letters)) for letters in (_DATA_AXES, _WEIGHTS_AXES))
+    return next((found for found in (_VALUES.get(text.lower()), *axes) if found in choices), None)
 
 
 def name_here(name: object) -> Here | None:
@@ -104,4 +103,4 @@ def operation_here(name: object) -> Here | None:
     if not isinstance(name, str) or len(name) > _LONGEST:
         return None
     plain = re.sub(r"(?<=[a-z])[123]d", "nd", name.lower().replace("_", "").removesuffix("v2"))
-    return OPERATIONS.get(plain) or OPERATIONS.get(plain.rpartition(".")[2])
+    return OPERATIONS.get(plain) or OPERATIONS.get(re.split("[.:]", plain)[-1])
