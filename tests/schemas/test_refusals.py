@@ -403,12 +403,6 @@ def test_values_are_never_echoed() -> None:
             ((2, 6, 5), (2, 4, 7), [6, 4, 3]),
             "(the shapes match NCX with OIX if src and diff_dst are exchanged)",
         ),
-        (
-            "ConvTransposeBackpropFilters",
-            {"filter_format": "IOX", "pads_begin": [1], "pads_end": [1]},
-            ((2, 6, 5), (2, 4, 5), [4, 6, 3]),
-            "or the shapes match if input_forward and output_delta are exchanged)",
-        ),
     ],
 )
 def test_exchanged_tensors_are_named(
