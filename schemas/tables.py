@@ -17,7 +17,7 @@ from functools import cache, cached_property
 
 from convgrad._errors import UnknownOperation
 from schemas.frameworks import operation_here
-from schemas.problems import MAX_PROBLEMS, safe_key
+from schemas.problems import MAX_PROBLEMS, safe_text
 from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS, AttributeRow, Dialect, Operation, TensorRow
 
 __all__ = [
@@ -408,8 +408,8 @@ def find_operation(name: object, kind: str = "operation") -> CalledOperation:
 
 def _unknown(name: object, kind: str) -> UnknownOperation:
     hint, end = operation_hint(name)
-    shown = safe_key(name)
-    msg = f"there is no {f'such {kind}' if shown == '?' else f'{kind} {shown}'}"
+    shown = safe_text(name)
+    msg = f"there is no {f'{kind} {shown}' if shown else f'such {kind}'}"
     known = ", ".join(operation.name for operation in OPERATIONS)
     return UnknownOperation(f"{msg}: the {kind}s are {known}{end}", data={"hint": hint})
 

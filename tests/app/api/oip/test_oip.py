@@ -287,6 +287,10 @@ def test_load_and_unload(client: Any) -> None:
     client.load_model("ConvTranspose")
     with pytest.raises(InferenceServerException, match="there is no model resnet: the models are"):
         client.load_model("resnet")
+    with pytest.raises(InferenceServerException, match=r"there is no model x{64}\.\.: the models are"):
+        client.get_model_metadata("x" * 300)
+    with pytest.raises(InferenceServerException, match="ConvTranspose has no version 2: the only one is 1"):
+        client.get_model_metadata("ConvTranspose", "2")
     with pytest.raises(InferenceServerException, match="built in"):
         client.unload_model("ConvTranspose")
     with pytest.raises(InferenceServerException, match="built in"):
