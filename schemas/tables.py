@@ -394,24 +394,19 @@ def operation_names() -> tuple[str, ...]:
     return tuple(_CALLED)
 
 
-def find_operation(name: object, kind: str = "operation") -> CalledOperation:
+def find_operation(name: object) -> CalledOperation:
     """Return the operation of a name or alias, with or without the suffix `-1`.
 
     Raises `UnknownOperation`, with the name here of an operation of another framework, or the closest known name.
-    `kind` is the caller's word for an operation.
     """
     called = _CALLED.get(name) if isinstance(name, str) else None
     if called is None:
-        raise _unknown(name, kind)
+        hint, end = operation_hint(name)
+        shown = safe_text(name)
+        msg = f"there is no {f'operation {shown}' if shown else 'such operation'}"
+        known = ", ".join(operation.name for operation in OPERATIONS)
+        raise UnknownOperation(f"{msg}: the operations are {known}{end}", data={"hint": hint})
     return called
-
-
-def _unknown(name: object, kind: str) -> UnknownOperation:
-    hint, end = operation_hint(name)
-    shown = safe_text(name)
-    msg = f"there is no {f'{kind} {shown}' if shown else f'such {kind}'}"
-    known = ", ".join(operation.name for operation in OPERATIONS)
-    return UnknownOperation(f"{msg}: the {kind}s are {known}{end}", data={"hint": hint})
 
 
 def operation_hint(name: object, problems: Sized = ()) -> tuple[str | None, str]:

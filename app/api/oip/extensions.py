@@ -61,7 +61,7 @@ async def index(request: Request) -> Any:
 @router.post("/repository/models/{model}/load")
 async def load(request: Request, model: str) -> Response:
     """Load a model; does nothing, since all models are built in."""
-    find_operation(model, "model")
+    find_operation(model)
     if (await _document(request)).get("parameters"):
         raise Unsupported("the operations are built in and can't be loaded with a configuration or files")
     return JSONResponse({})
@@ -70,7 +70,7 @@ async def load(request: Request, model: str) -> Response:
 @router.post("/repository/models/{model}/unload")
 async def unload(model: str) -> Response:
     """Refuse to unload a model."""
-    raise Unsupported(f"{find_operation(model, 'model').called_as} is built in and can't be unloaded")
+    raise Unsupported(f"{find_operation(model).called_as} is built in and can't be unloaded")
 
 
 @router.get("/systemsharedmemory/status")

@@ -48,7 +48,7 @@ router.include_router(oip_extensions.router)
 
 def find_model(name: str, version: str | None = None) -> CalledOperation:
     """Return the operation of a model; raises `UnknownOperation` for an unknown name or version."""
-    called = find_operation(name, "model")
+    called = find_operation(name)
     if version not in (None, VERSION):
         shown = f"version {safe_text(version)}"
         raise UnknownOperation(f"the model {called.called_as} has no {shown}: the only one is {VERSION}")
