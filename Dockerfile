@@ -1,5 +1,7 @@
 # The first stages install and compile, the last one only runs the service.
-FROM python:3.12-slim AS server
+# Name a digest to build from exactly one image: --build-arg PYTHON_IMAGE=python:3.12-slim@sha256:...
+ARG PYTHON_IMAGE=python:3.12-slim
+FROM ${PYTHON_IMAGE} AS server
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
 COPY requirements/build.txt requirements/server.txt requirements/
@@ -15,6 +17,7 @@ WORKDIR /srv/convgrad
 COPY kernels kernels
 RUN NUMBA_CACHE_DIR=/var/cache/convgrad /opt/convgrad/bin/python -m kernels.prepare --for "$CONVGRAD_TARGETS"
 COPY schemas schemas
+COPY verify verify
 COPY app app
 RUN /opt/convgrad/bin/python -m compileall -q .
 
@@ -29,7 +32,7 @@ COPY convgrad convgrad
 RUN HATCH_BUILD_NO_HOOKS=true pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . \
  && pip --python /opt/convgrad/bin/python install --quiet --no-deps dist/*.whl
 
-FROM python:3.12-slim
+FROM ${PYTHON_IMAGE}
 # Nothing installs packages in a running container.
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin convgrad \
  && PYTHONDONTWRITEBYTECODE=1 pip uninstall --quiet --yes --root-user-action=ignore pip && rm -r /usr/local/lib/python3.*/ensurepip \

@@ -179,17 +179,21 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         attributes: Mapping[str, Any] | None = None,
         *,
         output: str | None = None,
+        explain: bool = False,
+        fast: bool | None = None,
         deadline: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> Report:
         """Compare `result`, of your own kernel, with the float64 reference of `op`; see `Report`.
 
         Inputs and result have the same dtype, which may be float64. `output` names what the result is where the
-        operation has several outputs, such as `diff_bias`. `on_progress` is called with `Progress` while the service
-        computes. Raises what the call would raise; a result that fails is not an error.
+        operation has several outputs, such as `diff_bias`. `explain` tests every hypothesis about the errors, also
+        those of a result that passes. `fast` verifies by random projections, by default only if the reference is
+        beyond the service's limit of work. `on_progress` is called with `Progress` while the service computes.
+        Raises what the call would raise; a result that fails is not an error.
         """
         name = output or core.output_of(op, await self.operations())
-        options = core.options(False, deadline)
+        options = core.options(False, deadline, explain=explain, fast=fast)
         request = core.verification(op, {**inputs, name: result}, attributes, options=options)
         return Report(core.object_of(await self._result(request, deadline, on_progress)))
 
@@ -218,6 +222,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         inputs: GraphInputs,
         results: GraphInputs,
         *,
+        explain: bool = False,
+        fast: bool | None = None,
         deadline: float | None = None,
         on_progress: OnProgress | None = None,
     ) -> dict[int, Report]:
@@ -232,9 +238,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         reports = {}
         for number, node in nodes.items():
             read = {name: given[tensor] for name, tensor in node["inputs"].items() if tensor in given}
-            reports[number] = await self.verify(
-                node["op"], read, results[number], attributes_of(node), deadline=deadline, on_progress=on_progress
-            )
+            more: Any = {"explain": explain, "fast": fast, "deadline": deadline, "on_progress": on_progress}
+            reports[number] = await self.verify(node["op"], read, results[number], attributes_of(node), **more)
         return reports
 
     async def validate_graph(self, graph: Dump) -> dict[str, Any]:

@@ -325,12 +325,23 @@ def error_of(status: int, headers: Mapping[str, str], content: bytes) -> Convgra
     return _class_of(status)(message, data=data)
 
 
-def options(reference: bool, deadline: float | None, outputs: Sequence[str] | None = None) -> dict[str, Any]:
+def options(
+    reference: bool,
+    deadline: float | None,
+    outputs: Sequence[str] | None = None,
+    *,
+    explain: bool = False,
+    fast: bool | None = None,
+) -> dict[str, Any]:
     """Return the options of a call that differ from their defaults; an infinite deadline means none.
 
     Raises `InvalidParams` when `deadline` is not a positive number.
     """
     options: dict[str, Any] = {"reference": True} if reference else {}
+    if explain:
+        options["explain"] = True
+    if fast is not None:
+        options["fast"] = fast
     if outputs is not None:
         options["outputs"] = list(outputs)
     milliseconds = math.inf if deadline is None else deadline * 1000

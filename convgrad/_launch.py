@@ -1,6 +1,6 @@
 """Where the service is, and how a process of its own runs it.
 
-Its packages are called `app`, `kernels` and `schemas`, and only that process has them on its path.
+Its packages are called `app`, `kernels`, `schemas` and `verify`, and only that process has them on its path.
 """
 
 from __future__ import annotations

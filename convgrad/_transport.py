@@ -36,7 +36,11 @@ def translated(url: httpx.URL | None = None) -> Iterator[None]:
         cls, message = next(MAPPING[kind] for kind in type(error).__mro__ if kind in MAPPING)
         if cls is ConnectFailed and url is not None:
             message = message.replace("the service", f"the service at {url.copy_with(userinfo=b'')}", 1)
-        start = "; start one with `convgrad serve`, or use convgrad.local()" if _refused(error) else ""
+        start = (
+            "; start one with `convgrad serve`, or use convgrad.local()"
+            if cls is ConnectFailed and _refused(error)
+            else ""
+        )
         raise cls(f"{message}: {error}{start}" if str(error) else message) from error
     except httpx.StreamError as error:
         raise TransportError(f"the reply was closed before it was read: {error}") from error

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from math import prod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ __all__ = ["REFERENCE", "narrow", "widen"]
 
 Array = npt.NDArray[np.float64]
 Storage = npt.NDArray[np.float32] | npt.NDArray[np.float64] | npt.NDArray[np.uint16]
+Change = Callable[[Array, int], Array]
+"""Changes values of an input before they are summed, given which input it is; may write to its argument."""
 
 
 def widen(stored: Storage, dtype: str) -> Array:
@@ -27,10 +30,10 @@ def widen(stored: Storage, dtype: str) -> Array:
     return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
-def read(stored: Storage, dtype: str, absolute: bool) -> Array:
-    """Return the values of a stored tensor in float64, or their magnitudes."""
+def read(stored: Storage, dtype: str, change: Change | None, place: int) -> Array:
+    """Return values of the input at a place in float64, changed."""
     values = widen(stored, dtype)
-    return np.abs(values, out=values) if absolute else values
+    return values if change is None else change(values, place)
 
 
 def narrow(values: Array, dtype: str) -> Storage:
@@ -65,7 +68,7 @@ def _round_bf16(values: Array) -> npt.NDArray[np.uint16]:
     return chosen
 
 
-def channels_first(tensor: Array, problem: ConvProblem, groups: int) -> Array:
+def channels_first(tensor: npt.NDArray[Any], problem: ConvProblem, groups: int) -> npt.NDArray[Any]:
     """View a data tensor as (N, groups, channels of a group, D, H, W)."""
     if problem.data_format == "NXC":
         tensor = np.moveaxis(tensor, -1, 1)
@@ -100,21 +103,22 @@ def tap_gradient(
     inputs: Sequence[Storage],
     position: tuple[tuple[slice, ...], tuple[slice, ...]],
     stop: Stop,
-    absolute: bool,
+    change: Change | None,
 ) -> Array | None:
     """Compute diff_weights of one kernel position as (groups, wide channels, narrow channels) in float64.
 
     One image at a time, so that the float64 copies stay small; None when `stop` said so before one of them.
     """
     dims = problem.dims
-    src, diff_dst = inputs
-    wide, thin = (diff_dst, src) if problem.op.startswith("ConvT") else (src, diff_dst)
+    places = (1, 0) if problem.op.startswith("ConvT") else (0, 1)
     total = np.zeros((dims.groups, dims.wide_channels, dims.narrow_channels))
     for image in range(dims.n):
         if stop():
             return None
-        a = channels_first(read(wide[image : image + 1], problem.dtype, absolute), problem, dims.groups)
-        b = channels_first(read(thin[image : image + 1], problem.dtype, absolute), problem, dims.groups)
+        a, b = (
+            channels_first(read(inputs[place][image : image + 1], problem.dtype, change, place), problem, dims.groups)
+            for place in places
+        )
         a_part = a[0][(slice(None), slice(None), *position[1])].reshape(dims.groups, dims.wide_channels, -1)
         b_part = b[0][(slice(None), slice(None), *position[0])].reshape(dims.groups, dims.narrow_channels, -1)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -122,13 +126,13 @@ def tap_gradient(
     return total
 
 
-def forward(problem: ConvProblem, inputs: Sequence[Storage], image: int, absolute: bool) -> Array:
+def forward(problem: ConvProblem, inputs: Sequence[Storage], image: int, change: Change | None) -> Array:
     """Compute dst of a forward operation for one image as (groups, O/groups, D, H, W) in float64, bias added."""
     dims = problem.dims
-    src = channels_first(read(inputs[0][image : image + 1], problem.dtype, absolute), problem, dims.groups)[0]
-    out = src if problem.op == "BiasAdd" else _convolved(problem, src, read(inputs[1], problem.dtype, absolute))
+    src = channels_first(read(inputs[0][image : image + 1], problem.dtype, change, 0), problem, dims.groups)[0]
+    out = src if problem.op == "BiasAdd" else _convolved(problem, src, read(inputs[1], problem.dtype, change, 1))
     if problem.bias:
-        bias = read(inputs[-1], problem.dtype, absolute)
+        bias = read(inputs[-1], problem.dtype, change, len(inputs) - 1)
         with np.errstate(invalid="ignore", over="ignore"):
             out = out + bias.reshape(dims.groups, -1, 1, 1, 1)
     return out
@@ -156,14 +160,14 @@ def _convolved(problem: ConvProblem, src: Array, weights: Array) -> Array:
     return out
 
 
-def bias_gradient(problem: ConvProblem, diff_dst: Storage, stop: Stop, absolute: bool) -> Array | None:
+def bias_gradient(problem: ConvProblem, diff_dst: Storage, stop: Stop, change: Change | None) -> Array | None:
     """Compute diff_bias in float64, image by image; None when `stop` said so."""
     total = np.zeros(problem.dst_channels)
     for image in range(problem.n):
         if stop():
             return None
         with np.errstate(invalid="ignore", over="ignore"):
-            values = channels_first(read(diff_dst[image : image + 1], problem.dtype, absolute), problem, 1)
+            values = channels_first(read(diff_dst[image : image + 1], problem.dtype, change, 0), problem, 1)
             total += values.sum((0, 1, 3, 4, 5))
     return total
 
@@ -215,38 +219,43 @@ class ReferenceKernel:
         return values is not None
 
     def values(
-        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop, *, absolute: bool = False
+        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop: Stop, *, change: Change | None = None
     ) -> Array | None:
-        """Compute a unit's box in float64, or with `absolute` the sums of the magnitudes of its products.
+        """Compute a unit's box in float64; with `change` from inputs whose values are changed.
 
         None when `stop` said so.
         """
         if problem.computes == "diff_bias":
-            return bias_gradient(problem, inputs[0], stop, absolute)
+            return bias_gradient(problem, inputs[0], stop, change)
         assert unit.shape is not None
         if problem.forward:
-            result = forward(problem, inputs, unit.part[0], absolute)
+            result = forward(problem, inputs, unit.part[0], change)
             channels = result.reshape(problem.dst_channels, *problem.dst_spatial)
             return (np.moveaxis(channels, 0, -1) if problem.data_format == "NXC" else channels)[None]
         position = [int(at) for at in np.unravel_index(unit.part[0], problem.dims.kernel)]
-        gradient = tap_gradient(problem, inputs, tap_slices(problem.dims, position), stop, absolute)
+        gradient = tap_gradient(problem, inputs, tap_slices(problem.dims, position), stop, change)
         return None if gradient is None else _arrange(gradient, problem).reshape(unit.shape)
 
-    def terms(self, problem: ConvProblem, unit: Unit) -> Array:
-        """Return how many products each element of a unit's box sums, in a shape that broadcasts to it."""
+    def terms(self, problem: ConvProblem) -> Array:
+        """Return how many products each element of the result sums, in a shape that broadcasts to it."""
         dims = problem.dims
-        if problem.op == "BiasAdd":
-            return np.array(2.0)
         if problem.computes == "diff_bias":
-            return np.array(float(problem.n * prod(problem.dst_spatial)))
+            return np.full(1, float(problem.n * prod(problem.dst_spatial)))
+        rank = problem.rank
+        if problem.op == "BiasAdd":
+            return np.full((1,) * (rank + 2), 2.0)
+        counts = np.ones(())
+        for axis in range(3 - rank, 3):
+            if problem.forward:
+                meeting = _meeting_taps(dims, axis)
+            else:
+                low, high = dims.tap_ranges(axis).reshape(-1, 2).T
+                meeting = np.maximum(0, high - low).astype(np.float64)
+            counts = np.multiply.outer(counts, meeting)
         if not problem.forward:
-            position = np.unravel_index(unit.part[0], dims.kernel)
-            ranges = [dims.tap_range(axis, int(tap)) for axis, tap in enumerate(position)]
-            return np.array(float(problem.n * prod(high - low for low, high in ranges)))
-        pixels = np.ones(())
-        for axis in range(3 - problem.rank, 3):
-            pixels = np.multiply.outer(pixels, _meeting_taps(dims, axis))
-        counts = dims.src_channels * pixels + problem.bias
+            x = problem.weights_format.index("X")
+            return (problem.n * counts).reshape((1,) * x + problem.kernel + (1,) * (2 - x))
+        counts = dims.src_channels * counts + problem.bias
         return counts[None, None] if problem.data_format == "NCX" else counts[None, ..., None]
 
 

@@ -146,7 +146,12 @@ def _service_methods() -> list[dict[str, Any]]:
                     op,
                     _param("attributes", _any_of(verifications, "attributes"), "Attributes of the operation."),
                     _param("inputs", _any_of(verifications, "inputs"), "The inputs of the call, and its result."),
-                    _param("options", _ref(CallOptions), "deadline_ms; the others have no effect.", required=False),
+                    _param(
+                        "options",
+                        _ref(CallOptions),
+                        "deadline_ms, explain and fast; the others have no effect.",
+                        required=False,
+                    ),
                 ],
                 _ref(VerifyReply),
             ),

@@ -55,6 +55,12 @@ class CallOptions(BaseModel):
     outputs: Annotated[list[str], Field(min_length=1, max_length=16)] | None = Field(
         default=None, description="Names of the outputs to compute; by default the operation's first."
     )
+    explain: bool | None = Field(
+        default=False, description="In verifications: test every hypothesis, also about a result that passes."
+    )
+    fast: bool | None = Field(
+        default=None, description="In verifications: random projections; by default only beyond the work limit."
+    )
 
 
 class Stats(_Reply):
@@ -87,11 +93,82 @@ class ValidateReply(_Reply):
 
 
 class Verdict(_Reply):
-    """Whether a result passes, by which rule."""
+    """Whether a result passes, how many elements fail, and by which rule."""
 
     passed: bool
     failed: int
     rule: str
+
+
+class Rule(_Reply):
+    """One rule of the verdict: what it measured of so many elements, and its limit.
+
+    `exact` counts wrong elements. `mean_square` is the mean of squared errors in units of those that are expected,
+    `largest` the largest error as a share of what is allowed, `hypotheses` the correlation with the likeliest cause.
+    """
+
+    rule: Literal["exact", "mean_square", "largest", "hypotheses"]
+    passed: bool
+    elements: int
+    measured: float | str
+    limit: float | None
+    text: str
+
+
+class Cause(_Reply):
+    """What the errors are made of: their correlation with those of a cause, and their size as a multiple of them."""
+
+    cause: str
+    text: str
+    correlation: float
+    size: float
+
+
+class WrongAxis(_Reply):
+    """Places of an axis that hold all wrong elements; `step` is None where they are not evenly spaced."""
+
+    axis: str
+    size: int
+    first: int
+    last: int
+    step: int | None
+    count: int
+    text: str
+
+
+class Wrong(_Reply):
+    """Where a result is wrong: axes on which only some places hold wrong elements, and what these have in common."""
+
+    text: str
+    wrong: int
+    elements: int
+    axes: list[WrongAxis]
+    box: int
+    share_of_box: float
+    alike: str | None
+
+
+class Detection(_Reply):
+    """How much the test could see: the share of the products of a sum, of so many, that may be missing unseen."""
+
+    every_element: float
+    one_element: float
+    products: int
+
+
+class Projections(_Reply):
+    """What a fast verification found: how many random projections, their errors, and which part was checked in full.
+
+    `exact` is whether all projections are exact, null where sums are not. All else of the report is about `checked`.
+    """
+
+    count: int
+    passed: bool
+    exact: bool | None
+    mean_square: dict[str, float | str]
+    largest: dict[str, float | str]
+    detection: dict[str, float]
+    checked: dict[str, Any]
 
 
 class VerifyReply(_Reply):
@@ -107,7 +184,14 @@ class VerifyReply(_Reply):
     unequal: int
     max_error: float | str
     ulp: list[dict[str, int | None]]
+    rules: list[Rule]
     verdicts: dict[str, Verdict]
+    causes: list[Cause]
+    product_bits: float | None
+    difficulty: float
+    detection: Detection
+    where: Wrong | None
+    projections: Projections | None = None
     maps: dict[str, Any]
     worst: dict[str, Any] | None
     hints: list[str]

@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("app", "kernels", "schemas", "convgrad")
+PACKAGES = ("app", "kernels", "schemas", "verify", "convgrad")
 FOLDERS = (*PACKAGES, "tests", "benchmarks", "examples")
 
 # Which packages may be imported, ours and third-party; `app` may use every server dependency.
 OURS = {
-    "app": {"schemas", "kernels", "convgrad"},
+    "app": {"schemas", "kernels", "verify", "convgrad"},
     "schemas": {"convgrad"},
+    "verify": {"kernels"},
     "kernels": set(),
     "convgrad": set(),
 }
@@ -29,6 +30,7 @@ OURS = {
 LAYERS = ("api", "http", "replies", "calls", "intake", "cluster", "pool", "telemetry")
 OUTSIDE = {
     "schemas": {"pydantic", "pydantic_core"},
+    "verify": {"numpy"},
     "kernels": {"numpy", "numba", "llvmlite"},
     # matplotlib only where a report is drawn, pytest in the fixture, frameworks in the module of their name
     "convgrad": {"numpy", "httpx", "ml_dtypes", "shtab", "matplotlib", "pytest", "torch", "jax"},
@@ -114,7 +116,7 @@ def of(package: str) -> list[str]:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_imports_between_the_rooms_go_one_way(package: str) -> None:
-    """A package imports only those below it: app -> schemas, kernels, convgrad; schemas -> convgrad."""
+    """A package imports only those below it: app -> all others, schemas -> convgrad, verify -> kernels."""
     rooms = {"tests", "benchmarks", "examples", *PACKAGES} - {package} - OURS[package]
     crossed = {f"{m} imports {i}" for m in of(package) for i in imports(m) if i.split(".")[0] in rooms}
     assert not crossed
@@ -183,7 +185,7 @@ def import_names(requirement: str) -> set[str]:
 
 def test_no_import_cycles() -> None:
     """No module imports itself through any chain; in the service and the kernels not even inside functions."""
-    strict = {*of("app"), *of("kernels"), *of("schemas")}
+    strict = {*of("app"), *of("kernels"), *of("schemas"), *of("verify")}
     graph = {m: {i for i in imports(m, eager=m not in strict) if i in paths() and i != m} for m in paths()}
     try:
         TopologicalSorter(graph).prepare()
@@ -226,7 +228,7 @@ def test_forbidden_calls_and_imports() -> None:
 def test_the_client_and_the_schemas_never_pickle() -> None:
     """Code that reads bytes from outside can't load a pickle: it imports no module that does."""
     picklers = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
-    assert not {m for p in ("convgrad", "schemas", "kernels") for m in of(p) if picklers & set(imports(m))}
+    assert not {m for p in ("convgrad", "schemas", "kernels", "verify") for m in of(p) if picklers & set(imports(m))}
 
 
 def test_compiler_flags_come_from_one_module() -> None:
@@ -260,7 +262,7 @@ def test_compiled_functions_do_not_validate() -> None:
 def test_async_lives_in_the_service_and_the_async_clients() -> None:
     """Schemas and kernels are plain functions; in convgrad only the clients have coroutines."""
     clients = {f"convgrad.{name}" for name in ("_async_client", "_base", "_blocking", "_local", "_stream")}
-    quiet = [*of("schemas"), *of("kernels"), *(m for m in of("convgrad") if m not in clients)]
+    quiet = [*of("schemas"), *of("kernels"), *of("verify"), *(m for m in of("convgrad") if m not in clients)]
     assert not {m for m in quiet if any(isinstance(n, ast.AsyncFunctionDef) for n in ast.walk(modules()[m]))}
 
 

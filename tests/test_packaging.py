@@ -21,7 +21,7 @@ from kernels.target import NAME, REFERENCE
 from tests.live import listening
 
 ROOT = Path(__file__).resolve().parent.parent
-SERVICE = ("app", "kernels", "schemas")
+SERVICE = ("app", "kernels", "schemas", "verify")
 # The packages of the service that a client does without.
 HEAVY = ("fastapi", "llvmlite", "numba", "pydantic", "starlette", "uvicorn")
 
@@ -74,7 +74,7 @@ def run_python(python: Path, code: str, folder: Path) -> subprocess.CompletedPro
 
 
 def test_the_wheel_installs_one_package(wheel: zipfile.ZipFile) -> None:
-    """Only `convgrad` becomes importable: no top-level `app`, `kernels` or `schemas`."""
+    """Only `convgrad` becomes importable: no top-level `app`, `kernels`, `schemas` or `verify`."""
     top = {name.split("/")[0] for name in wheel.namelist()}
     assert {name for name in top if not name.endswith(".dist-info")} == {"convgrad"}
     assert "convgrad/py.typed" in wheel.namelist()

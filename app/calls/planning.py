@@ -13,9 +13,11 @@ from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
 from kernels.problem import Dims
 from kernels.target import target
-from kernels.verify.unit import plan_verification, verification_scratch
 from schemas.ops import ResolvedOp, TensorSpec
 from schemas.problems import dims as written
+from verify.fast import fast_scratch, plan_fast_verification
+from verify.projections import Projection, is_projectable, projected_macs
+from verify.unit import plan_verification, verification_macs, verification_scratch
 
 __all__ = [
     "Computation",
@@ -23,12 +25,14 @@ __all__ = [
     "check_limits",
     "complete_images",
     "describe_plans",
+    "is_fast",
     "is_planned_at_once",
     "plan_call",
     "plan_verification_call",
     "problem_of",
     "tensor_bytes",
     "verification_cost",
+    "work_of_verification",
 ]
 
 _PLAN_LIMITS = {"taps of a filter": 1 << 17, "channels of a group": 1 << 21}
@@ -169,11 +173,25 @@ def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> tu
     return tuple(found)
 
 
-def plan_verification_call(op: ResolvedOp, settings: Settings) -> Computation:
+def is_fast(op: ResolvedOp, settings: Settings, asked: bool | None) -> bool:
+    """Whether the result of `op` is verified by projections: if that was asked for, or the reference takes too long."""
+    beyond = verification_macs(op.dtype, op.macs) > settings.work_limit
+    return asked is not False and bool(asked or beyond) and is_projectable(problem_of(op))
+
+
+def work_of_verification(op: ResolvedOp, *, fast: bool) -> int:
+    """Return the multiply-adds of a verification."""
+    return projected_macs(problem_of(op)) if fast else verification_macs(op.dtype, op.macs)
+
+
+def plan_verification_call(op: ResolvedOp, settings: Settings, *, explain: bool, fast: bool) -> Computation:
     """Plan the verification of a result, the last input of `op`; raises what `plan_call` raises."""
     problem = problem_of(op)
-    _check("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
-    chosen = plan_verification(problem, workers=settings.worker_count)
+    if fast:
+        chosen = plan_fast_verification(problem, explain=explain)
+    else:
+        _check("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
+        chosen = plan_verification(problem, workers=settings.worker_count, explain=explain)
     needed = call_bytes(op) + chosen.scratch_bytes
     _check("scratch", needed, settings.memory_budget, "bytes of tensors and scratch", op, _largest)
     return Computation(op.output, chosen, (*_inputs_of(op, op.output), op.inputs[-1].name))
@@ -186,12 +204,12 @@ def _inputs_of(op: ResolvedOp, output: TensorSpec) -> tuple[str, ...]:
 
 def verification_cost(op: ResolvedOp, settings: Settings) -> dict[str, Any]:
     """Return what verifying the result of `op` costs, as JSON, and whether this service allows it."""
-    problem = problem_of(op)
-    units = max(1, _reference_units(problem))
-    scratch = verification_scratch(problem, units)
+    problem, fast = problem_of(op), is_fast(op, settings, None)
+    units = Projection(problem, 0).blocks if fast else max(1, _reference_units(problem))
+    scratch, macs = (fast_scratch if fast else verification_scratch)(problem), work_of_verification(op, fast=fast)
     needed = call_bytes(op) + tensor_bytes(op.output) + scratch
-    allowed = units <= _REFERENCE_UNITS and needed <= settings.memory_budget and 2 * op.macs <= settings.work_limit
-    return {"gmac": 2 * op.macs / 1e9, "units": units + 1, "scratch_bytes": scratch, "allowed": allowed}
+    allowed = units <= _REFERENCE_UNITS and needed <= settings.memory_budget and macs <= settings.work_limit
+    return {"gmac": macs / 1e9, "units": units + 1, "scratch_bytes": scratch, "allowed": allowed, "fast": fast}
 
 
 def _reference_units(problem: ConvProblem) -> int:

@@ -237,8 +237,8 @@ class Service:
         Raises what `check` and `plan` raise.
         """
         chosen = parse_options(options)
-        op = check_verification(name, attributes, inputs, self.settings)
-        return verify_plan(Checked(op, chosen, self._deadline(chosen, started)), self.settings)
+        op, fast = check_verification(name, attributes, inputs, self.settings, chosen)
+        return verify_plan(Checked(op, chosen, self._deadline(chosen, started)), self.settings, fast=fast)
 
     def _deadline(self, options: Options, started: float | None) -> float:
         allowed = self.settings.deadline_s

@@ -7,22 +7,28 @@ from dataclasses import replace
 from typing import Any
 
 from app.calls.call import Call, Checked, Prepared
-from app.calls.planning import Computation, check_limits, plan_verification_call
+from app.calls.planning import Computation, check_limits, is_fast, plan_verification_call, work_of_verification
+from app.intake.options import Options
 from app.settings import Settings
-from kernels.verify.unit import read_report
 from schemas.ops import ResolvedOp, TensorMeta, resolve
 from schemas.problems import dims, invalid_params, problem
 from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES
 from schemas.tables import find_operation
 from schemas.tensors import TensorSpec
+from verify.unit import read_report
 
 __all__ = ["check_verification", "report_of", "verify_plan"]
 
 Metas = Mapping[str, TensorMeta | list[int]]
 
 
-def check_verification(name: str, attributes: Mapping[str, Any], inputs: Metas, settings: Settings) -> ResolvedOp:
-    """Return the resolved operation whose last input is the result; raises what `Service.check` raises."""
+def check_verification(
+    name: str, attributes: Mapping[str, Any], inputs: Metas, settings: Settings, options: Options
+) -> tuple[ResolvedOp, bool]:
+    """Return the resolved operation whose last input is the result, and whether projections verify it.
+
+    Raises what `Service.check` raises.
+    """
     called = find_operation(name)
     spellings = called.operation.output_spellings
     given = {key: meta for key, meta in inputs.items() if key in spellings}
@@ -34,10 +40,11 @@ def check_verification(name: str, attributes: Mapping[str, Any], inputs: Metas, 
     rest = {name: value for name, value in inputs.items() if name not in given}
     op = resolve(name, attributes, rest, outputs=(spellings[key],))
     _check_result(op, key, meta)
-    # Its magnitudes are summed like the products themselves.
-    doubled = replace(op, inputs=(*op.inputs, TensorSpec(op.output.name, op.dtype, op.output.shape)), macs=2 * op.macs)
-    check_limits(doubled, settings)
-    return doubled
+    result = TensorSpec(op.output.name, op.dtype, op.output.shape)
+    fast = is_fast(op, settings, options.fast)
+    verified = replace(op, inputs=(*op.inputs, result), macs=work_of_verification(op, fast=fast))
+    check_limits(verified, settings)
+    return verified, fast
 
 
 def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> None:
@@ -57,9 +64,9 @@ def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> Non
         raise invalid_params(op.called_as, problems)
 
 
-def verify_plan(checked: Checked, settings: Settings) -> Prepared:
-    """Plan the verification of a checked call; raises `TooLarge` for its scratch memory or units."""
-    computation: Computation = plan_verification_call(checked.op, settings)
+def verify_plan(checked: Checked, settings: Settings, *, fast: bool) -> Prepared:
+    """Plan the verification of a checked call, or a fast one; raises `TooLarge` for its scratch memory or units."""
+    computation: Computation = plan_verification_call(checked.op, settings, explain=checked.options.explain, fast=fast)
     return Prepared(checked.op, (computation,), checked.options, checked.deadline)
 
 

@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.telemetry.context import ANYONE
 from convgrad._keys import add_key_flags, checked_key
 
 __all__ = ["Key", "KeyRing", "main", "parse_keys"]
@@ -59,6 +60,10 @@ def parse_keys(text: str) -> tuple[Key, ...]:
         words = line.partition("#")[0].split()
         if words:
             keys.append(_parse_line(words, number))
+    return _all_different(keys)
+
+
+def _all_different(keys: Sequence[Key]) -> tuple[Key, ...]:
     for what in ("name", "digest"):
         values = [getattr(key, what) for key in keys]
         if len(set(values)) < len(values):
@@ -69,6 +74,8 @@ def parse_keys(text: str) -> tuple[Key, ...]:
 def _parse_line(words: Sequence[str], number: int) -> Key:
     name, digest = words[0], _DIGEST.fullmatch(words[1]) if len(words) > 1 else None
     limits = [_LIMIT.fullmatch(word) for word in words[2:]]
+    if name == ANYONE:
+        raise ValueError(f"line {number}: {ANYONE} stands for requests without a key: choose another name")
     if not _NAME.fullmatch(name) or digest is None or len(limits) > 1 or None in limits:
         raise ValueError(f"line {number} does not have the form NAME sha256:HEX [calls=N]")
     return Key(name, bytes.fromhex(digest[1]), int(limits[0][1]) if limits and limits[0] else None)
@@ -85,10 +92,9 @@ class KeyRing:
         self._file = file
         self._stamp: tuple[int, ...] = ()
         self._checked = time.monotonic()
-        self._keys = parse_keys(text)
+        self._fixed = self._keys = parse_keys(text)
         if file is not None:
-            self._stamp = _stamp(file)
-            self._keys = self._keys + parse_keys(file.read_text("utf-8"))
+            self._stamp, self._keys = _stamp(file), self._with_those_of(file)
         if not self._keys:
             _log.warning("there are no API keys: every call will be rejected")
 
@@ -116,10 +122,13 @@ class KeyRing:
         try:
             stamp = _stamp(self._file)
             if stamp != self._stamp:
-                self._keys, self._stamp = parse_keys(self._file.read_text("utf-8")), stamp
+                self._keys, self._stamp = self._with_those_of(self._file), stamp
                 _log.info("reloaded %d API keys", len(self._keys))
         except (OSError, ValueError) as error:
             _log.error("the API keys can't be reloaded, the previous ones stay valid: %s", error)
+
+    def _with_those_of(self, file: Path) -> tuple[Key, ...]:
+        return _all_different([*self._fixed, *parse_keys(file.read_text("utf-8"))])
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
@@ -152,8 +161,8 @@ def _line(name: str, secret: str, calls: int | None) -> str:
     checked_key(secret)
     if not _SHORTEST <= len(secret) <= _LONGEST:
         raise ValueError(f"a key must have {_SHORTEST} to {_LONGEST} characters, but has {len(secret)}")
-    if not _NAME.fullmatch(name):
-        raise ValueError("NAME must have 1 to 64 letters, digits, '.', '_' and '-'")
+    if name == ANYONE or not _NAME.fullmatch(name):
+        raise ValueError(f"NAME must not be {ANYONE}, and must have 1 to 64 letters, digits, '.', '_' and '-'")
     limit = "" if calls is None else f" calls={calls}"
     if limit and not _LIMIT.fullmatch(limit.strip()):
         raise ValueError(f"--calls must be from 1 to 999999, but is {calls}")
@@ -176,7 +185,7 @@ def _add(path: Path, line: str) -> None:
         new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             with new.open("x", encoding="utf-8") as file:
-                if before:
+                if path.exists():
                     os.fchmod(file.fileno(), path.stat().st_mode)
                 file.write(text)
                 file.flush()

@@ -1,4 +1,4 @@
-"""The `options` of a call: outputs, encoding of the reply, kernel, deadline."""
+"""The `options` of a call: outputs, encoding of the reply, kernel, deadline, and how a result is verified."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class Options:
     deadline_ms: int | None = None
     reference: bool = False
     outputs: tuple[str, ...] = ()
+    explain: bool = False
+    fast: bool | None = None
 
 
 def parse_options(given: object) -> Options:
@@ -76,6 +78,14 @@ def _check_reference(value: object) -> str | None:
     return None if isinstance(value, bool) else "reference must be true or false"
 
 
+def _check_explain(value: object) -> str | None:
+    return None if isinstance(value, bool) else "explain must be true or false"
+
+
+def _check_fast(value: object) -> str | None:
+    return None if isinstance(value, bool) else "fast must be true or false"
+
+
 def _check_outputs(value: object) -> str | None:
     names = isinstance(value, list) and all(isinstance(name, str) for name in value)
     if names and 1 <= len(value) <= _MOST_OUTPUTS:  # type: ignore[arg-type] # a list
@@ -88,6 +98,8 @@ _CHECKS = {
     "deadline_ms": _check_deadline,
     "reference": _check_reference,
     "outputs": _check_outputs,
+    "explain": _check_explain,
+    "fast": _check_fast,
 }
 
 

@@ -176,7 +176,8 @@ def _verified(options: argparse.Namespace) -> dict[str, Report]:
         raise ValueError("--result must be a .npy file")
     op = _op_of(spec)
     with connected(options) as client, _bar(options, op) as on_progress:
-        settings = {"output": options.output, "deadline": options.deadline, "on_progress": on_progress}
+        settings = {"output": options.output, "explain": options.explain, "fast": options.fast}
+        settings |= {"deadline": options.deadline, "on_progress": on_progress}
         return {op: client.verify(op, spec.inputs, result, spec.attributes, **settings)}
 
 
@@ -185,7 +186,13 @@ def _verified_graph(options: argparse.Namespace) -> dict[str, Report]:
     graph, inputs = source.graph(options.graph), _graph_inputs(options, source)
     results = {number: source.file(path) for number, path in map(_numbered, options.result)}
     with connected(options) as client, _bar(options, "verify") as on_progress:
-        reports = client.verify_graph(graph, inputs, results, deadline=options.deadline, on_progress=on_progress)
+        settings: Any = {
+            "explain": options.explain,
+            "fast": options.fast,
+            "deadline": options.deadline,
+            "on_progress": on_progress,
+        }
+        reports = client.verify_graph(graph, inputs, results, **settings)
     return {f"tensor {number}": report for number, report in reports.items()}
 
 

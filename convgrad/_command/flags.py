@@ -112,6 +112,8 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
     _add_graph(command)
     add("--outputs", metavar="NAME", dest="output", help="what the result is, such as diff_bias")
     _add_local(command)
+    add("--explain", action="store_true", help="test every hypothesis about the errors, also if the result passes")
+    add("--fast", action="store_true", default=None, help="verify by random projections, also where there is time")
     add("--png", metavar="FILE", help="draw the errors by tap, channel and ULP")
     add("--junit", metavar="FILE", help="write the verdict as JUnit XML")
     add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")

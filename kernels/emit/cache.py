@@ -106,7 +106,7 @@ def _is_private(folder: Path) -> bool:
         status = folder.stat()
     except OSError:
         return False
-    return status.st_uid in {os.getuid(), 0} and not status.st_mode & stat.S_IWOTH
+    return status.st_uid in {os.getuid(), 0} and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _fill(folder: Path, source: Path) -> None:

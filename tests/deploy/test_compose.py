@@ -59,13 +59,32 @@ def test_ports_are_published_on_the_loopback_address(name: str) -> None:
 def test_internal_networks() -> None:
     """Replicas and nodes are in networks that do not reach the outside, and in no others; the token is made in none."""
     assert SERVICES["ray-token"]["network_mode"] == "none"
-    assert all(COMPOSE["networks"][name]["internal"] for name in ("replicas", "cluster"))
+    assert all(COMPOSE["networks"][name]["internal"] for name in ("replicas", "metrics", "cluster"))
     assert {name: SERVICES[name]["networks"] for name in ("replica-1", "replica-2", "ray-head", "ray-worker")} == {
-        "replica-1": ["replicas"],
-        "replica-2": ["replicas"],
+        "replica-1": ["replicas", "metrics"],
+        "replica-2": ["replicas", "metrics"],
         "ray-head": ["cluster"],
         "ray-worker": ["cluster"],
     }
+
+
+def test_forwarded_addresses_are_believed_from_nginx_alone() -> None:
+    """The replicas trust the addresses of a network that only they and nginx are in."""
+    subnet = SERVICES["replica-1"]["environment"]["FORWARDED_ALLOW_IPS"]
+    assert COMPOSE["networks"]["replicas"]["ipam"]["config"] == [{"subnet": subnet}]
+    assert {name for name, each in SERVICES.items() if "replicas" in each.get("networks", [])} == {
+        "nginx",
+        "replica-1",
+        "replica-2",
+    }
+
+
+def test_nobody_can_log_in_to_grafana() -> None:
+    """There is no administrator with a default password beside the anonymous access."""
+    environment = SERVICES["grafana"]["environment"]
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert environment["GF_AUTH_BASIC_ENABLED"] == "false"
 
 
 @pytest.mark.parametrize("name", OURS)

@@ -41,12 +41,13 @@ def test_without_a_home_it_is_a_temporary_folder(environment: dict[str, str], tm
     assert choose_folder(environment) == tmp_path / f"convgrad-{os.getuid()}" / folder_name()
 
 
-def test_a_folder_that_others_can_write_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
-    """Files in the folder are executed: one that anybody can write to is neither used nor copied."""
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
+def test_a_folder_that_others_can_write_is_refused(environment: dict[str, str], tmp_path: Path, mode: int) -> None:
+    """Files in the folder are executed: one that anybody or its group can write to is neither used nor copied."""
     given = tmp_path / "open"
     (given / folder_name()).mkdir(parents=True)
     (given / folder_name() / "kernel.nbc").write_bytes(b"not ours")
-    given.chmod(0o777)
+    given.chmod(mode)
     chosen = choose_folder(environment | {"NUMBA_CACHE_DIR": str(given)})
     assert chosen.parent != given
     assert not list(chosen.glob("*.nbc"))

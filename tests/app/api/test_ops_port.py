@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
@@ -90,3 +91,12 @@ def test_a_port_that_cannot_be_taken_is_explained(service: LiveService, port: st
     assert done.returncode == 2
     assert word in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_probe_gets_in_when_others_hold_connections() -> None:
+    """Beyond 64 connections the oldest idle one is closed for the next."""
+    with running_service("--ops-port", "0", "--workers", "1") as service, contextlib.ExitStack() as held:
+        port = urlsplit(where(service)).port
+        idle = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(200)]
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+        assert idle[0].recv(1) == b""

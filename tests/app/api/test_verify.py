@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 import convgrad
 from convgrad._cli import main
+from schemas.wire import VerifyReply
 from tests.app.resident import Resident
 from tests.app.samples import SMALL, SSE, document, messages
 from tests.live import LiveService, running_service
@@ -286,3 +288,72 @@ def test_the_command(service: LiveService, tmp_path: Path, monkeypatch: pytest.M
     assert "worst element [7, 5, 2, 2]" in capsys.readouterr().out
     assert Path("out.png").stat().st_size > 10_000
     assert ET.parse("out.xml").getroot().get("failures") == "1"
+
+
+def test_explanations(http: httpx.Client) -> None:
+    """`options.explain` is checked, and tests hypotheses also about a result that passes."""
+    inputs = LAYER.floats()
+    body = document(LAYER, {**inputs, "diff_weights": LAYER.expected(inputs)})
+    wrong = http.post(f"/v1/ops/{LAYER.op}/verify", json={**body, "options": {"explain": "x"}})
+    assert (wrong.status_code, wrong.json()["errors"][0]["loc"]) == (422, ["options", "explain"])
+    report = http.post(f"/v1/ops/{LAYER.op}/verify", json={**body, "options": {"explain": True}}).json()
+    assert (report["passed"], report["causes"], report["where"]) == (True, [], None)
+    assert [rule["rule"] for rule in report["rules"]] == ["exact", "mean_square", "largest", "hypotheses"]
+    VerifyReply.model_validate(report)
+
+
+def test_one_wrong_bit_of_integers_is_an_exit_status(
+    service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The command fails a result of integers with one wrong bit, and says which rule it broke and where."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CONVGRAD_URL", service.url)
+    inputs = LAYER.inputs()
+    result = LAYER.expected(inputs)
+    result[1, 2, 0, 1] = np.nextafter(result[1, 2, 0, 1], np.float32(np.inf))
+    for name, array in (*inputs.items(), ("result", result)):
+        np.save(f"{name}.npy", array)
+    spec = {"op": LAYER.op, "attributes": LAYER.attributes()}
+    Path("spec.json").write_text(json.dumps(spec), encoding="utf-8")
+    call = ["verify", "--spec", "spec.json", "--src", "src.npy", "--diff-dst", "diff_dst.npy", "--explain"]
+    assert main([*call, "--result", "result.npy"]) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED, exact: 1 of 432 elements whose sums are exact have wrong bits" in printed
+    assert "the one wrong element has dst channel = 1, src channel = 2, tap y = 0 and tap x = 1" in printed
+
+
+def test_fast_verification(client: convgrad.Client, http: httpx.Client) -> None:
+    """With `fast` projections judge the result, and one dst channel is checked in full, the one that is wrong."""
+    case = replace(LAYER, n=4, src_channels=48, dst_channels=64)
+    inputs = case.floats()
+    result = case.expected(inputs)
+    report = client.verify(case.op, inputs, result, case.attributes(), fast=True)
+    assert report.passed
+    assert report.data["projections"]["count"] == 16
+    VerifyReply.model_validate(report.data)
+    result[40, 3] *= np.float32(1.01)
+    report = client.verify(case.op, inputs, result, case.attributes(), fast=True)
+    assert not report.passed
+    assert "FAILED, 16 random projections of the whole result" in report.text()
+    assert report.data["where"]["text"].startswith("all 9 wrong elements have dst channel = 40 and src channel = 3")
+    assert client.verify(case.op, inputs, result, case.attributes(), fast=False).data.get("projections") is None
+    body = document(LAYER, {**LAYER.inputs(), "diff_weights": LAYER.expected(LAYER.inputs())})
+    wrong = http.post(f"/v1/ops/{LAYER.op}/verify", json={**body, "options": {"fast": 1}})
+    assert wrong.json()["errors"][0]["loc"] == ["options", "fast"]
+
+
+def test_fast_verification_beyond_the_limit_of_work() -> None:
+    """A layer whose reference would take too long is verified by projections, unless that is refused."""
+    case = replace(LAYER, n=4, src_channels=48, dst_channels=64)
+    inputs = case.inputs()
+    result = case.expected(inputs)
+    with (
+        running_service("--workers", "1", CONVGRAD_WORK_LIMIT=str(case.macs)) as service,
+        convgrad.Client(service.url) as client,
+    ):
+        assert client.validate(case.op, inputs, case.attributes())["plan"]["verify"]["fast"] is True
+        report = client.verify(case.op, inputs, result, case.attributes())
+        assert report.passed
+        assert report.data["projections"]["exact"] is not False
+        with pytest.raises(convgrad.TooLarge, match="multiply-adds"):
+            client.verify(case.op, inputs, result, case.attributes(), fast=False)

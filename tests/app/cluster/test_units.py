@@ -13,9 +13,9 @@ from app.cluster.node import NodeWorker, arguments, cut
 from app.cluster.units import Portion, can_travel, portions
 from kernels import ConvProblem, Plan, compute, plan, run_unit
 from kernels.problem import OpName
-from kernels.verify.unit import plan_verification
 from tests.app.cluster.site import DEEP, WIDE
 from tests.app.pool.fleet import TINY, Array, random_inputs
+from verify.unit import plan_verification
 
 BIAS = ConvProblem.of_bias("BiasAddBackward", "f32", 40, 32, (40, 40), "NCX")
 PROBLEMS = [

@@ -124,7 +124,8 @@ def test_the_command_adds_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture
     ("arguments", "reason"),
     [
         (["a"], "two keys have the same name"),
-        (["na/me"], "NAME must have 1 to 64 letters"),
+        (["na/me"], "NAME must not be -, and must have 1 to 64 letters"),
+        (["-"], "NAME must not be -"),
         (["b", "--calls", "0"], "--calls must be from 1 to 999999, but is 0"),
         (["b", "--file", "none/keys"], "none"),
         (["b", "--file", "broken"], "broken: line 1 does not have the form"),
@@ -157,3 +158,23 @@ def test_keys_that_cannot_be_read_stop_the_start(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keys: line 1"):
         make_key_ring(Settings(keys="junk"))  # type: ignore[arg-type]
     assert make_key_ring(Settings()) is None
+
+
+def test_reloading_the_file_keeps_the_keys_of_the_text(tmp_path: Path) -> None:
+    """The keys of the environment stay valid when the file changes; one with the same name in the file is refused."""
+    path = tmp_path / "keys"
+    path.write_text(f"a {digest('1')}\n")
+    ring = KeyRing(file=path, text=f"fixed {digest('0')}")
+    path.write_text(f"b {digest('2')}\n")
+    wait_for(lambda: ring.find("2") is not None)
+    assert ring.find("0") is not None
+    assert ring.find("1") is None
+    path.write_text(f"fixed {digest('3')}\n")
+    with pytest.raises(ValueError, match="the same name"):
+        KeyRing(file=path, text=f"fixed {digest('0')}")
+
+
+def test_no_key_has_the_name_of_requests_without_one() -> None:
+    """A key called `-` would count as no key in limits and logs."""
+    with pytest.raises(ValueError, match="line 1: - stands for requests without a key"):
+        parse_keys(f"- {digest('1')}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import struct
 
+import httpx
 import numpy as np
 import pytest
 
@@ -18,8 +20,15 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 NOWHERE = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
+def cancelled(tight: Resident) -> float:
+    """Return how many calls ended because nobody waited for them any more."""
+    page = httpx.get(f"{tight.url}/metrics").text
+    return sum(float(each) for each in re.findall(r'convgrad_calls_total{.*outcome="cancelled"} (.*)', page))
+
+
 def test_few_requests_wait_on_a_connection(tight: Resident) -> None:
-    """While one request is computed, 32 more are parsed and no others; when the client leaves, the call stops."""
+    """While one request is computed, 32 more are parsed and no others; if the client leaves, the call is cancelled."""
+    before = cancelled(tight)
     with connected(tight.url) as sock:
         sock.sendall(b"".join(multipart(SLOW, NPY, reference=True)))
         tight.until(lambda: not tight.is_idle())
@@ -28,7 +37,8 @@ def test_few_requests_wait_on_a_connection(tight: Resident) -> None:
         tight.until(lambda: len(connection.pipeline) >= MAX_WAITING)
         assert len(connection.pipeline) <= MAX_WAITING + 1
         assert connection.flow.read_paused
-    tight.run(tight.service.idle(), 5.0)
+    tight.run(tight.service.idle(), 30.0)
+    assert cancelled(tight) == before + 1
     tight.until(lambda: tight.service.segments.stats().used == 0)
 
 

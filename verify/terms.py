@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from itertools import product
-from math import inf, isnan, prod
+from collections.abc import Callable, Sequence
+from math import inf, isnan
 from typing import Any
 
 import numpy as np
@@ -13,18 +12,15 @@ import numpy.typing as npt
 from kernels.plan import Storage
 from kernels.problem import ConvProblem, Dims
 from kernels.reference import channels_first, tap_slices, widen
+from verify.blocks import Block, blocks
 
-__all__ = ["worst_terms"]
+__all__ = ["products_of", "worst_terms"]
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-Block = tuple[slice, ...]
 
 _SHOWN = 24
 """Products that are listed: the largest."""
-
-_BLOCK = 1 << 18
-"""Products that are computed at a time, some megabytes of float64."""
 
 
 def worst_terms(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> dict[str, Any]:
@@ -48,16 +44,26 @@ def worst_terms(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[in
     return (_of_dst if problem.forward else _of_weights)(problem, inputs, index)
 
 
+def products_of(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> Array:
+    """Return all that an element of a result sums, as an array by images and pixels, or by channels and taps."""
+    if problem.computes == "diff_bias":
+        return widen(_channel(problem, inputs[0], index[0]), problem.dtype)
+    if problem.computes == "diff_weights":
+        (a, *_), (b, *_) = _factors(problem, inputs, index)
+        with np.errstate(invalid="ignore", over="ignore"):
+            return widen(a, problem.dtype) * widen(b, problem.dtype)
+    channel = index[1] if problem.data_format == "NCX" else index[-1]
+    summed = [] if problem.op == "BiasAdd" else [_dst_products(problem, inputs, index)[0]]
+    if problem.op == "BiasAdd":
+        summed.append(widen(inputs[0][index].reshape(1), problem.dtype))
+    if problem.bias:
+        summed.append(widen(inputs[-1][channel : channel + 1], problem.dtype))
+    return summed[0] if len(summed) == 1 else np.concatenate([each.reshape(-1) for each in summed])
+
+
 def _of_weights(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> dict[str, Any]:
     """Describe the sum of one element of diff_weights, over images and pixels."""
-    dims, (i, o, group, tap) = problem.dims, _weights_position(problem, index)
-    slices = tap_slices(dims, tap)
-    src_first = problem.op.startswith("ConvT")  # src is the narrow tensor
-    at_src, at_dst = slices if src_first else slices[::-1]
-    src_channel = i + group * (problem.src_channels // problem.groups)
-    dst_channel = o + group * (problem.dst_channels // problem.groups)
-    a = _channel(problem, inputs[0], src_channel)[(slice(None), *at_src)]
-    b = _channel(problem, inputs[1], dst_channel)[(slice(None), *at_dst)]
+    (a, i, at_src), (b, o, at_dst) = _factors(problem, inputs, index)
 
     def products(block: Block) -> Array:
         with np.errstate(invalid="ignore", over="ignore"):
@@ -66,23 +72,55 @@ def _of_weights(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[in
     found = []
     for (n, *pixel), value in _ranked(a.shape, products):
         places = []
-        for channel, at in ((src_channel, at_src), (dst_channel, at_dst)):
+        for channel, at in ((i, at_src), (o, at_dst)):
             spatial = [part.start + (part.step or 1) * x for part, x in zip(at, pixel, strict=True)]
             places.append(_data_index(problem, n, channel, spatial))
         found.append((places, value))
     return _described(a.size, found)
 
 
+def _factors(
+    problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]
+) -> tuple[tuple[Storage, int, tuple[slice, ...]], ...]:
+    """Return what an element of diff_weights multiplies, of src and of diff_dst: values, channel, and place."""
+    dims, (i, o, group, tap) = problem.dims, _weights_position(problem, index)
+    slices = tap_slices(dims, tap)
+    src_first = problem.op.startswith("ConvT")  # src is the narrow tensor
+    at_src, at_dst = slices if src_first else slices[::-1]
+    src_channel = i + group * (problem.src_channels // problem.groups)
+    dst_channel = o + group * (problem.dst_channels // problem.groups)
+    return (
+        (_channel(problem, inputs[0], src_channel)[(slice(None), *at_src)], src_channel, at_src),
+        (_channel(problem, inputs[1], dst_channel)[(slice(None), *at_dst)], dst_channel, at_dst),
+    )
+
+
 def _of_dst(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]) -> dict[str, Any]:
     """Describe the sum of one element of dst, over channels and taps."""
+    products, pixels, places, group = _dst_products(problem, inputs, index)
+    dims = problem.dims
+    found = []
+    for c, *position in _largest(products):
+        spatial = [int(pixels[axis][x]) for axis, x in enumerate(position)]
+        src_index = _data_index(problem, index[0], group * dims.src_channels + c, spatial)
+        place = int(places[(c, *position)])
+        weights_index = [int(x) for x in np.unravel_index(place, problem.weights_shape)]
+        found.append(([src_index, weights_index], products[(c, *position)]))
+    return _described(products.size + int(problem.bias), found)
+
+
+def _dst_products(
+    problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, ...]
+) -> tuple[Array, tuple[Ints, ...], Ints, int]:
+    """Return the products of an element of dst by src channel and tap, their src pixels, weights, and group."""
     dims = problem.dims
     channel = index[1] if problem.data_format == "NCX" else index[-1]
     pixel = index[2:] if problem.data_format == "NCX" else index[1:-1]
     raised = (0,) * (3 - problem.rank) + tuple(pixel)
     group, out = divmod(channel, dims.dst_channels)
     taps, pixels = zip(*(_met(dims, axis, raised[axis]) for axis in range(3)), strict=True)
-    image = channels_first(widen(inputs[0][index[0] : index[0] + 1], problem.dtype), problem, dims.groups)[0, group]
-    src = image[(slice(None), *np.ix_(*pixels))]
+    image = channels_first(inputs[0][index[0] : index[0] + 1], problem, dims.groups)[0, group]
+    src = widen(image[(slice(None), *np.ix_(*pixels))], problem.dtype)
     step_group, step_wide, step_narrow, step_tap = problem.weights_strides
     step_out, step_in = (step_narrow, step_wide) if dims.gathers else (step_wide, step_narrow)
     first, second, third = np.ix_(*taps)
@@ -92,14 +130,7 @@ def _of_dst(problem: ConvProblem, inputs: Sequence[Storage], index: tuple[int, .
     weights = widen(inputs[1].reshape(-1)[places.reshape(-1)], problem.dtype).reshape(places.shape)
     with np.errstate(invalid="ignore", over="ignore"):
         products = weights * src.reshape(places.shape)
-    found = []
-    for c, *position in _largest(products):
-        spatial = [int(pixels[axis][x]) for axis, x in enumerate(position)]
-        src_index = _data_index(problem, index[0], group * dims.src_channels + c, spatial)
-        place = int(places[(c, *position)])
-        weights_index = [int(x) for x in np.unravel_index(place, problem.weights_shape)]
-        found.append(([src_index, weights_index], products[(c, *position)]))
-    return _described(products.size + int(problem.bias), found)
+    return products, pixels, places, group
 
 
 def _met(dims: Dims, axis: int, x: int) -> tuple[Ints, Ints]:
@@ -151,7 +182,7 @@ def _largest(values: Array) -> list[list[int]]:
 def _ranked(shape: tuple[int, ...], values_of: Callable[[Block], Array]) -> list[tuple[list[int], float]]:
     """Return the largest magnitudes as `_largest` does, and their values, of an array that is computed in blocks."""
     found: list[tuple[list[int], float]] = []
-    for block in _blocks(shape):
+    for block in blocks(shape):
         values = values_of(block)
         found += [
             ([part.start + x for part, x in zip(block, at, strict=True)], float(values[tuple(at)]))
@@ -160,19 +191,6 @@ def _ranked(shape: tuple[int, ...], values_of: Callable[[Block], Array]) -> list
         found.sort(key=lambda each: -inf if isnan(each[1]) else -abs(each[1]))
         del found[_SHOWN:]
     return found
-
-
-def _blocks(shape: tuple[int, ...]) -> Iterator[Block]:
-    """Cut an array into blocks of about `_BLOCK` elements along its two longest axes."""
-    longest = sorted(range(len(shape)), key=lambda axis: -shape[axis])[:2]
-    steps, size = list(shape), prod(shape)
-    for axis in longest:
-        if size > _BLOCK:
-            steps[axis] = max(1, steps[axis] * _BLOCK // size)
-            size = prod(steps)
-    ranges = [range(0, extent, max(1, step)) for extent, step in zip(shape, steps, strict=True)]
-    for starts in product(*ranges):
-        yield tuple([slice(at, at + step) for at, step in zip(starts, steps, strict=True)])
 
 
 def _described(terms: int, found: Sequence[tuple[list[list[int]], float]]) -> dict[str, Any]:

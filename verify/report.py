@@ -1,21 +1,17 @@
-"""Compare a result with the reference, element by element, and describe the errors as JSON.
+"""Judge a result, element by element, and describe it as JSON.
 
-The bound of an element is ``8 * 2**-23 * sqrt(n) * sum of |a * b|`` for the f32 sum of its n products, and half a unit
-in the last place (ULP) for rounding it; f16 and bf16 may be a whole ULP off. Sums of random numbers in any order stay
-far below it. For f64 it is ``2**-52``, which leaves room for the error of the reference itself, a sum in f64 too.
-
-oneDNN's own tests judge in two ways. benchdnn fills tensors with integers so small that every partial sum is exact, and
-wants the very bits of the rounded reference. Its gtests take any f32 and allow a relative error of 1e-4, absolute where
-the reference is no larger; here f16 and bf16 are allowed one unit of their last digit in the same way. oneDNN Graph has
-no f64; it is allowed what f32 is, in units of the last digit.
+`verify.rules` has the rules of our own verdict. oneDNN's tests judge in two other ways. benchdnn fills tensors with
+integers so small that every partial sum is exact, and wants the very bits of the rounded reference. Its gtests take any
+f32 and allow a relative error of 1e-4, absolute where the reference is no larger; here f16 and bf16 are allowed one
+unit of their last digit in the same way. oneDNN Graph has no f64, which is allowed as many units as f32.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import inf, isfinite, prod
+from dataclasses import dataclass, field
+from math import isfinite, prod
 from typing import Any
 
 import numpy as np
@@ -24,123 +20,128 @@ import numpy.typing as npt
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
-from kernels.verify.hints import hints
-from kernels.verify.terms import worst_terms
+from verify.hints import hints
+from verify.hypotheses import Cause, causes
+from verify.rules import Block, Compared, Shares, Tally, judge
+from verify.terms import worst_terms
+from verify.where import where
 
-__all__ = ["Compared", "sum_bound", "write_report"]
+__all__ = ["as_json", "report_on", "write_report"]
 
 Array = npt.NDArray[np.float64]
-
-_SLICE = 1 << 18
-"""Elements that are compared at a time, some tens of megabytes of float64."""
 
 _BINS = 64
 """Most entries of an axis of a map: larger axes are joined to this many."""
 
-_DIGITS = {"f32": 24, "f16": 11, "bf16": 8, "f64": 53}
-_LEAST = {"f32": -149, "f16": -24, "bf16": -133, "f64": -1074}
-"""Exponent of the smallest subnormal number."""
-
-_LARGEST = {"f32": 128, "f16": 16, "bf16": 128, "f64": 1024}
-"""Exponent of the smallest power of two that is too large."""
-
 _RELATIVE = {"f32": 1e-4, "f16": 2.0**-10, "bf16": 2.0**-7, "f64": 1e-4 * 2.0**-29}
-_HALF_AN_ULP = ("f32", "f64")
 _EDGES = [0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025, 2049, 4097, 65537]
 """The ULP of the first element of each bucket of the histogram."""
 
 
-@dataclass(frozen=True)
-class Compared:
-    """What a report is about: the call, the result to verify, exact values, bounds of the sums, and the largest sum."""
-
-    problem: ConvProblem
-    inputs: Sequence[Storage]
-    result: Storage
-    exact: Array
-    bound: Array
-    peak: float
-
-
-def sum_bound(magnitudes: Array, terms: Array, dtype: str) -> Array:
-    """Return the bound of the error of sums of so many products, given the sums of their magnitudes.
-
-    The sums are accumulated in f32, those of f64 in f64.
-    """
-    return 8 * 2.0 ** -_sum_digits(dtype) * np.sqrt(terms) * magnitudes
-
-
 def write_report(compared: Compared, stop: Stop) -> bytes | None:
-    """Compare everything and return the report as JSON; None when `stop` said so. Overwrites the bounds."""
-    problem = compared.problem
-    totals = _Totals(problem.dtype)
-    size = prod(problem.output_shape)
-    result, exact, share = (each.reshape(-1) for each in (compared.result, compared.exact, compared.bound))
-    for start in range(0, size, _SLICE):
-        if stop():
-            return None
-        part = slice(start, start + _SLICE)
-        share[part] = totals.add(result[part], exact[part], share[part])
-    exact_sums = compared.peak < 2 ** (_sum_digits(problem.dtype) + 1)
-    integers = exact_sums and all(_integers(each, problem.dtype) for each in compared.inputs)
-    report = {
+    """Judge a result and return the report as JSON; None when `stop` said so."""
+    report = report_on(compared, stop)
+    return None if report is None else as_json(report)
+
+
+def as_json(report: dict[str, Any]) -> bytes:
+    """Return a report as JSON, in which Inf and NaN are their names."""
+    return json.dumps(_plain(report), allow_nan=False, separators=(",", ":")).encode()
+
+
+def report_on(
+    compared: Compared, stop: Stop, *, whole: Sequence[int] | None = None, first: Sequence[int] | None = None
+) -> dict[str, Any] | None:
+    """Judge a result, or a part of a `whole` one that begins at `first`; None when `stop` said so."""
+    problem, size = compared.problem, prod(compared.problem.output_shape)
+    totals, share = _Totals(problem.dtype), np.zeros(problem.output_shape, np.float32)
+    judged = judge(compared, share, totals.add, stop)
+    if judged is None:
+        return None
+    model, tally = judged
+    failed = bool(tally.exact_failed or tally.failed or not tally.mean_square_passed)
+    around = tally.worst[0].index if tally.worst else (0,) * compared.exact.ndim
+    found = None
+    if tally.judged:  # where every sum is exact no rounding needs an explanation
+        found = causes(compared, model, around, tally.distinct, stop, thorough=failed or compared.explain)
+    if tally.judged and found is None:
+        return None
+    failed = failed or bool(found)
+    worst = _worst(compared, share)
+    wrong = _wrong(share, tally) if failed else None
+    described = (
+        None if wrong is None else where(problem, wrong, compared.result, compared.exact, whole=whole, first=first)
+    )
+    guesses: list[str] | None = []
+    if failed and not (found and not tally.failed and not tally.exact_failed):
+        guesses = hints(compared, share, tuple(worst["index"]) if worst else around, stop)
+    if guesses is None or stop():
+        return None
+    rules = _rules(problem, tally, found or [])
+    return {
         "dtype": problem.dtype,
         "shape": list(problem.output_shape),
         "elements": size,
         **totals.describe(),
-        "verdicts": _verdicts(problem, totals, share, integers),
+        "rules": rules,
+        "verdicts": _verdicts(problem, totals, tally, rules),
+        "passed": not failed,
+        "causes": [cause.as_data() for cause in found or []],
+        "product_bits": tally.bits,
+        "difficulty": tally.witnessed,
+        "detection": {
+            "every_element": tally.visible_everywhere,
+            "one_element": tally.visible_in_one,
+            "products": int(compared.terms.max(initial=0)),
+        },
+        "where": None if described is None else {"text": described.text, **described.data},
+        "maps": _maps(problem, share),
+        "worst": worst,
+        "hints": guesses,
     }
-    report["passed"] = report["verdicts"]["convgrad"]["passed"]
-    shares = share.reshape(problem.output_shape)
-    if stop():
-        return None
-    report |= {"maps": _maps(problem, shares), "worst": _worst(compared, shares), "hints": []}
-    if not report["passed"]:
-        found = hints(problem, compared.result, compared.exact, stop)
-        if found is None:
-            return None
-        report["hints"] = found
-    return json.dumps(_plain(report), allow_nan=False, separators=(",", ":")).encode()
 
 
+def _wrong(share: Shares, tally: Tally) -> npt.NDArray[np.bool_]:
+    """Return which elements are wrong: by rules 0 and 2, or if only the mean square is, those that are far off."""
+    return share > (1.0 if tally.failed or tally.exact_failed else 0.5)
+
+
+@dataclass
 class _Totals:
     """Sums and extremes of the errors seen so far."""
 
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
-        self.unequal = self.not_finite = self.relative_failed = self.count = 0
-        self.largest = self.relative = self.total = self.squares = 0.0
-        self.histogram = np.zeros(len(_EDGES), np.int64)
+    dtype: str
+    unequal: int = 0
+    not_finite: int = 0
+    relative_failed: int = 0
+    count: int = 0
+    largest: float = 0.0
+    relative: float = 0.0
+    total: float = 0.0
+    squares: float = 0.0
+    histogram: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_EDGES), np.int64))
 
-    def add(self, stored: Storage, exact: Array, bound: Array) -> Array:
-        """Compare some elements; return the error of each as a share of its bound, infinite where none is allowed."""
-        dtype = self.dtype
-        rounded = narrow(exact, dtype)
-        got, nearest = widen(stored, dtype), widen(rounded, dtype)
-        equal = (got == nearest) | (np.isnan(got) & np.isnan(nearest))
-        # An overflow counts as the first number that is too large, so that a sum just below it may overflow too.
-        huge = inf if dtype == "f64" else 2.0 ** _LARGEST[dtype]
-        finite = np.isfinite(exact) & ~np.isnan(got)
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            error = np.where(finite, np.abs(np.clip(got, -huge, huge) - exact), np.inf)
-            error[equal & ~np.isfinite(got)] = 0.0  # an Inf is as far off as the exact value is large, but right
-            allowed = bound + _ulp(exact, dtype) * (0.5 if dtype in _HALF_AN_ULP else 1.0)
-            share = np.where(error == 0, 0.0, error / allowed)
-            share = np.where(np.isnan(share), np.inf, share)
+    def add(self, block: Block) -> None:
+        """Compare some elements."""
+        got, nearest, exact, equal = block.got, block.nearest, block.exact, block.equal
+        between = np.isfinite(got) & np.isfinite(nearest)
+        error = np.where(np.isfinite(got), block.error, np.inf)
         known = np.isfinite(error)
         self.count += int(known.sum())
         self.unequal += int((~equal).sum())
-        self.not_finite += int((~equal & ~(np.isfinite(got) & np.isfinite(nearest))).sum())
+        self.not_finite += int((~equal & ~between).sum())
+        sizes = np.abs(exact)
         if known.any():
-            self._measure(error[known], np.abs(exact[known]))
-        limit = _RELATIVE[dtype]
+            self._measure(error[known], sizes[known])
+        limit = _RELATIVE[self.dtype]
         with np.errstate(invalid="ignore", over="ignore"):
-            allowed_by_gtest = np.where(np.abs(exact) <= limit, limit, limit * np.abs(exact))
+            allowed_by_gtest = np.where(sizes <= limit, limit, limit * sizes)
             self.relative_failed += int((~equal & ~(error <= allowed_by_gtest)).sum())
-        between = np.isfinite(got) & np.isfinite(nearest)
-        places = np.searchsorted(_EDGES, _steps(stored[between], rounded[between]), side="right") - 1
-        self.histogram += np.bincount(places, minlength=len(_EDGES))
-        return share
+        steps = _steps(block.stored[between], block.rounded[between])
+        few = np.bincount(steps[steps < _EDGES[-2]].astype(np.int64), minlength=_EDGES[-2])
+        self.histogram[:-2] += np.add.reduceat(few, _EDGES[:-2])
+        self.histogram[-2] += int(((steps >= _EDGES[-2]) & (steps < _EDGES[-1])).sum())
+        self.histogram[-1] += int((steps >= _EDGES[-1]).sum())
 
     @np.errstate(over="ignore")
     def _measure(self, errors: Array, sizes: Array) -> None:
@@ -172,13 +173,34 @@ class _Totals:
         }
 
 
-def _verdicts(problem: ConvProblem, totals: _Totals, share: Array, integers: bool) -> dict[str, Any]:
-    worst = float(share.max(initial=0.0))
-    rounding = "half an ULP" if problem.dtype in _HALF_AN_ULP else "one ULP"
-    if integers:
+def _rules(problem: ConvProblem, tally: Tally, found: Sequence[Cause]) -> list[dict[str, Any]]:
+    """Describe each rule, with what it measured and its limit."""
+    measured, limit = tally.mean_square
+    sums = "f64" if problem.dtype == "f64" else "f32"
+    worst = 0.0 if tally.judged == 0 else tally.worst_share
+    return [
+        _rule("exact", tally.exact_failed == 0, tally.exact, float(tally.exact_failed), 0.0,
+              f"where every partial sum is exact in {sums}, an element has the bits of the rounded reference"),
+        _rule("mean_square", tally.mean_square_passed, tally.judged, measured, limit,
+              f"in the mean, squared errors are no larger than those of an honest {sums} sum"),
+        _rule("largest", tally.failed == 0, tally.judged, worst, 1.0,
+              f"no element is off by more than half an ULP and 8 standard deviations of an honest {sums} sum"),
+        _rule("hypotheses", not found, tally.judged, found[0].correlation if found else 0.0, None,
+              "the errors are not those that narrower inputs or partial sums would make"),
+    ]  # fmt: skip
+
+
+def _rule(name: str, passed: bool, elements: int, measured: float, limit: float | None, text: str) -> dict[str, Any]:
+    return {
+        "rule": name, "passed": passed, "elements": elements, "measured": measured, "limit": limit, "text": text,
+    }  # fmt: skip
+
+
+def _verdicts(problem: ConvProblem, totals: _Totals, tally: Tally, rules: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if tally.judged == 0:
         name, rule, failed = (
             "benchdnn",
-            "the inputs are integers and every sum is exact: each element must equal the rounded reference",
+            "every partial sum is exact: each element must equal the rounded reference",
             totals.unequal,
         )
     else:
@@ -186,19 +208,19 @@ def _verdicts(problem: ConvProblem, totals: _Totals, share: Array, integers: boo
         name = "gtest"
         rule = f"relative error at most {limit}, or absolute where the reference is at most {limit}"
         failed = totals.relative_failed
+    broken = [each for each in rules if not each["passed"]]
     return {
         "convgrad": {
-            "passed": worst <= 1.0,
-            "failed": int((share > 1.0).sum()),
-            "rule": f"error at most 8 * 2^-{_sum_digits(problem.dtype)} * sqrt(n) * sum of |a * b| over the n products,"
-            f" and {rounding}",
-            "max_share": worst,
+            "passed": not broken,
+            "failed": tally.failed + tally.exact_failed,
+            "rule": broken[0]["text"] if broken else "all four rules hold",
+            "max_share": tally.worst_share,
         },
         "onednn": {"passed": failed == 0, "failed": failed, "test": name, "rule": rule},
     }
 
 
-def _maps(problem: ConvProblem, share: Array) -> dict[str, Any]:
+def _maps(problem: ConvProblem, share: Shares) -> dict[str, Any]:
     """Return the largest shares by the axes of the result: by tap and pairs of channels, or by channel and pixel."""
     found: dict[str, Any] = {}
     for name, axes in _axes_of(problem).items():
@@ -209,7 +231,7 @@ def _maps(problem: ConvProblem, share: Array) -> dict[str, Any]:
     return found
 
 
-def _largest_by(share: Array, axes: tuple[int, ...]) -> Array:
+def _largest_by(share: Shares, axes: tuple[int, ...]) -> Array:
     """Return the largest share at each place of these axes, the longest of them joined already.
 
     Joining it part by part needs little memory where the places are nearly all elements, as the channels of a 1x1 are.
@@ -250,7 +272,7 @@ def _joined(values: Array, axis: int) -> Array:
     return np.maximum.reduceat(values, [size * part // _BINS for part in range(_BINS)], axis)
 
 
-def _worst(compared: Compared, share: Array) -> dict[str, Any] | None:
+def _worst(compared: Compared, share: Shares) -> dict[str, Any] | None:
     """Describe the element with the largest error as a share of its bound; None if all are exact."""
     problem = compared.problem
     if share.size == 0:
@@ -272,18 +294,6 @@ def _worst(compared: Compared, share: Array) -> dict[str, Any] | None:
     }
 
 
-def _ulp(values: Array, dtype: str) -> Array:
-    """Return the distance of the numbers of a dtype around each value."""
-    exponent = np.frexp(np.abs(np.where(np.isfinite(values), values, 0.0)))[1] - _DIGITS[dtype]
-    step: Array = np.ldexp(1.0, np.clip(exponent, _LEAST[dtype], _LARGEST[dtype] - _DIGITS[dtype]))
-    return step
-
-
-def _sum_digits(dtype: str) -> int:
-    """Return the binary digits after the point of the type that sums are accumulated in: f32, and f64 for f64."""
-    return 52 if dtype == "f64" else 23
-
-
 def _steps(stored: Storage, rounded: Storage) -> npt.NDArray[np.uint64]:
     """Count the numbers of the dtype from one value to the other."""
     one, other = _ordinal(stored), _ordinal(rounded)
@@ -297,15 +307,6 @@ def _ordinal(stored: Storage) -> npt.NDArray[np.int64]:
     plain = stored.view(f"i{stored.itemsize}").astype(np.int64)
     magnitude = plain & ((1 << sign) - 1)
     return np.where(plain < 0, -magnitude, magnitude)
-
-
-def _integers(stored: Storage, dtype: str) -> bool:
-    flat = stored.reshape(-1)
-    for start in range(0, flat.size, _SLICE):
-        values = widen(flat[start : start + _SLICE], dtype)
-        if not (values == np.rint(values)).all():
-            return False
-    return True
 
 
 def _plain(value: Any) -> Any:

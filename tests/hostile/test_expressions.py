@@ -1,0 +1,121 @@
+"""Regular expressions that meet bytes from outside take time in proportion to their input, whatever it is."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import time
+from collections import deque
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import app
+import convgrad
+import schemas
+
+SIZE = 1 << 16
+"""At least the bound of each input. A quadratic expression takes half a minute for it, a linear one a millisecond."""
+
+WORST: dict[str, list[str]] = {
+    # what the expression meets, in its worst order: what it takes for the beginning, again and again, and no end
+    "app.api.oip.regions._KEY": ["a" * SIZE + "/"],
+    "app.api.oip.regions._NAME": ["a" * SIZE + " "],
+    "app.api.oip.request._INTEGER": ["1" * SIZE, "-" + "1" * SIZE + "x"],
+    "app.api.oip.request._LIST": [
+        "[" + " " * SIZE, "[" + "1, " * SIZE, "1 ," * SIZE, "[" + "1" * SIZE, "[1" + " " * SIZE + "x",
+        "[" + "-12345678901234567 , " * (SIZE // 16) + "x",
+    ],
+    "app.http.cross_origin._HOST": ["a" * SIZE + ":x", "[" + ":" * SIZE, "a:" + "1" * SIZE + "x"],
+    "app.http.overload._CALL": ["/v1/ops/" + "a" * SIZE + "/", "/v2/models/" + "a" * SIZE + "/versions/" + "b" * SIZE],
+    "app.http.overload._GIVEN_ID": ["\nx-request-id:" + " " * SIZE, "\nx-request-id:" * (SIZE // 14), "\n" * SIZE],
+    "app.http.overload._LINE": ["GET " + "a" * SIZE, "GET /" + "?" * SIZE + " HTTP/1.1", "G" * SIZE],
+    "app.http.overload._PROXIED": ["\nforwarded" + " " * SIZE, "\nforwarded " * (SIZE // 11)],
+    "app.http.pipelining._EMPTY_LINE": ["\n\r" * SIZE, "\r" * SIZE, "\n" * SIZE],
+    "app.intake.json._GAP": [" " * SIZE, " " * SIZE + ":" + " " * SIZE],
+    "app.intake.json._STRING": ["\\" * SIZE, "a" * SIZE, "\\a" * SIZE],
+    "app.intake.numbers._STRING": ['"' + "a" * SIZE, '"' * SIZE, '"' + "\\" * SIZE],
+    "app.intake.numbers._WORD": ["N" * SIZE, "-" * SIZE, "1" * SIZE, "-Infinit" * SIZE, '"' * SIZE],
+    "app.intake.parts._HEADER": ["X:" + " " * SIZE + "\x00", "X:" + " a" * SIZE + "\x00", "X" * SIZE],
+    "app.intake.strict_json._COMMA": [" " * SIZE],
+    "app.intake.strict_json._KEY": ['"' + "\\" * SIZE, '"' + "a" * SIZE, '"a"' + " " * SIZE, " " * SIZE],
+    "app.intake.strict_json._START": [" " * SIZE],
+    "app.intake.strict_json._SURROGATE": ["\\ud" * SIZE],
+    "app.intake.strings._ASCII_ESCAPE": ["\\u00" * SIZE],
+    "app.intake.strings._ESCAPED": ["\\u0041" * SIZE, "a" * SIZE + "\\"],
+    "app.intake.strings._ESCAPE_CUT": ["\\" * SIZE, "\\u" * SIZE],
+    "app.intake.strings._STRING": ["\\" * SIZE, "a" * SIZE],
+    "app.replies.accept._QUALITY": ["0." + "1" * SIZE],
+    "app.replies.accept._RANGE": ["a" * SIZE, "a/" + "a" * SIZE + " "],
+    "app.replies.coding._ITEM": ["a" * SIZE + " ;", "a" + " " * SIZE + ";q", "a;" + " " * SIZE + "q=2"],
+    "app.telemetry.context.REQUEST_ID": ["a" * SIZE],
+    "app.telemetry.logs._CONTROL": ["a" * SIZE],
+    "app.telemetry.logs._CONTROL_IN_JSON": ["a" * SIZE],
+    "app.telemetry.logs._CONTROL_IN_TRACEBACK": ["a" * SIZE],
+    "app.telemetry.traceparent._FORM": ["0" * SIZE, "00-" + "0" * 32 + "-" + "0" * 16 + "-00-" + "x" * SIZE + "\n"],
+    "convgrad._npy._PRINTABLE_DESCR": ["<f" + "1" * SIZE],
+    "convgrad._npy._TOKEN": [" " * SIZE, "'" + "a" * SIZE, "9" * SIZE],
+    "convgrad._core._OP": ["a" * SIZE + "/"],
+    "convgrad._graphs._HEAD": ['name="' * SIZE],
+}  # fmt: skip
+
+OURS = {
+    "app.http.keys._DIGEST", "app.http.keys._LIMIT", "app.http.keys._NAME", "app.settings._HOST_NAME",
+    "app.settings_table._LITERAL", "app.settings_table._WORD",
+    "convgrad._multipart._NAME", "convgrad._spec._DESCRIBED", "convgrad._spec._INTEGERS", "schemas.describe._NAME",
+}  # fmt: skip
+"""Expressions that meet only what the operator or the user of the command wrote, or our own texts."""
+
+
+@cache
+def expressions() -> dict[str, re.Pattern[Any]]:
+    """Return the compiled expressions of all modules by name."""
+    found = {}
+    for package in (app, schemas, convgrad):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if module.name.endswith("__main__") or module.name.startswith(("convgrad.torch", "convgrad.jax")):
+                continue
+            loaded: ModuleType = importlib.import_module(module.name)
+            for name, value in vars(loaded).items():
+                if isinstance(value, re.Pattern):
+                    found[f"{module.name}.{name}"] = value
+    return found
+
+
+def used(name: str) -> set[str]:
+    """Return the methods of an expression that its module calls; both kinds of match if others use it."""
+    module, _, variable = name.rpartition(".")
+    source = inspect.getsource(importlib.import_module(module))
+    return set(re.findall(rf"\b{variable}\.(\w+)\(", source)) or {"match", "fullmatch"}
+
+
+def apply(expression: re.Pattern[Any], method: str, text: Any) -> None:
+    """Call a method of an expression, to its end."""
+    if method == "sub":
+        expression.sub(text[:0], text)
+    elif method == "finditer":
+        deque(expression.finditer(text), 0)
+    else:
+        getattr(expression, method)(text)
+
+
+def test_every_expression_has_a_row() -> None:
+    """A new expression needs its worst inputs here, or a word that it meets nothing from outside."""
+    imported = {name for name in expressions() if name.endswith(".REQUEST_ID")} - WORST.keys()
+    assert expressions().keys() - imported == WORST.keys() | OURS
+
+
+@pytest.mark.parametrize("name", WORST)
+def test_the_worst_inputs_take_no_time(name: str) -> None:
+    """Each use that the module makes of the expression ends within a second of processor time."""
+    expression = expressions()[name]
+    for text in WORST[name]:
+        worst: Any = text.encode("latin-1") if isinstance(expression.pattern, bytes) else text
+        started = time.process_time()
+        for method in used(name):
+            apply(expression, method, worst)
+        assert time.process_time() - started < 1.0, f"{text[:20]!r}..."

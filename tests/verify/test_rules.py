@@ -1,0 +1,231 @@
+"""The rules: honest sums pass, losses of precision are found and named, and the report says where a result is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kernels.reference import REFERENCE
+from tests.kernels.harness import problem_of, stored
+from tests.problems import Case, Tensor
+from tests.verify.judged import verify
+from verify.sums import unit_sums
+
+LONG = Case(
+    n=4, src_channels=12, dst_channels=12, src_spatial=(24, 24), dst_spatial=(24, 24), kernel=(1, 1), seed=3
+)  # fmt: skip
+LAYER = Case(
+    n=3, src_channels=6, dst_channels=8, src_spatial=(12, 10), dst_spatial=(12, 10), kernel=(3, 3), pads_begin=(1, 1),
+    pads_end=(1, 1),
+)  # fmt: skip
+
+
+def broken(report: dict[str, Any]) -> list[str]:
+    """Return the rules that a result breaks."""
+    return [rule["rule"] for rule in report["rules"] if not rule["passed"]]
+
+
+def cut(tensor: Tensor, bits: int) -> Tensor:
+    """Drop low bits of f32, to nearest."""
+    wide = tensor.view(np.uint32) + np.uint32(1 << (bits - 1))
+    return (wide & ~np.uint32((1 << bits) - 1)).view(np.float32)
+
+
+@pytest.mark.parametrize(("bits", "name"), [(13, "TF32"), (16, "bf16"), (8, "two bf16 each")])
+@pytest.mark.parametrize("positive", [False, True])
+def test_narrow_inputs_are_named(bits: int, name: str, positive: bool) -> None:
+    """Inputs cut to fewer bits fail, also where the errors of an honest sum hide them, and the cause is named."""
+    inputs = {key: np.abs(tensor) if positive else tensor for key, tensor in LONG.floats().items()}
+    report = verify(LONG, inputs, LONG.expected({key: cut(tensor, bits) for key, tensor in inputs.items()}))
+    assert not report["passed"]
+    cause = report["causes"][0]
+    assert cause["cause"].startswith(f"the inputs were read as {name}")
+    assert cause["correlation"] > 0.9
+    assert 0.9 < cause["size"] < 1.1
+
+
+def test_one_narrow_input_is_named() -> None:
+    """Where one input alone was cut, the report says which."""
+    inputs = LONG.floats()
+    report = verify(LONG, inputs, LONG.expected({**inputs, "diff_dst": cut(inputs["diff_dst"], 13)}))
+    assert report["causes"][0]["cause"] == "the second input, diff_dst, was read as TF32"
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_images_added_in_the_narrow_dtype(dtype: str) -> None:
+    """Sums of images that were rounded one by one fail the mean square, and are named."""
+    case = replace(LONG, dtype=dtype, n=16)
+    inputs = case.floats()
+    total = np.zeros(case.output_shape)
+    for image in range(case.n):
+        one = {name: values[image : image + 1] for name, values in inputs.items()}
+        total = case.rounded(total + replace(case, n=1).exact(one)).astype(np.float64)
+    report = verify(case, inputs, case.rounded(total))
+    assert "mean_square" in broken(report)
+    assert report["causes"][0]["cause"] == f"the images' sums were added in {dtype}, one after the other"
+
+
+def test_wrong_integers_fail() -> None:
+    """One product of integers that is missing in one element fails the exact rule, though it is small."""
+    inputs = LONG.inputs()
+    result = LONG.expected(inputs)
+    result[3, 4, 0, 0] = np.nextafter(result[3, 4, 0, 0], np.float32(np.inf))
+    report = verify(LONG, inputs, result)
+    assert broken(report) == ["exact"]
+    assert report["worst"]["index"] == [3, 4, 0, 0]
+    assert report["detection"] == {"every_element": 0.0, "one_element": 0.0, "products": 2304}
+
+
+def test_a_sum_of_equal_numbers_is_excused() -> None:
+    """Summing 0.1 again and again rounds in one direction: a naive sum passes that is far off by the model alone."""
+    case = replace(LONG, n=1, src_channels=2, dst_channels=2, src_spatial=(200, 200), dst_spatial=(200, 200))
+    inputs = {name: np.full(shape, 0.1, np.float32) for name, shape in case.input_shapes.items()}
+    total = np.add.accumulate(np.full(200 * 200, np.float32(0.1) * np.float32(0.1)), dtype=np.float32)[-1]
+    result = np.full(case.output_shape, total)
+    report = verify(case, inputs, result)
+    assert report["passed"]
+    assert report["max_relative_error"] > 1e-4
+    assert not verify(case, inputs, result * np.float32(0.99))["passed"]
+
+
+def test_a_sequential_sum_of_a_trend_passes() -> None:
+    """Partial sums that rise and fall again are larger than those of a random order; an honest sum of them passes."""
+    case = replace(LONG, n=1, src_channels=1, dst_channels=1, src_spatial=(300, 300), dst_spatial=(300, 300))
+    ramp = np.linspace(-1, 1, 90000, dtype=np.float32).reshape(1, 1, 300, 300)
+    inputs = {"src": ramp, "diff_dst": np.full_like(ramp, 0.7)}
+    products = (ramp * np.float32(0.7)).reshape(-1)
+    result = np.add.accumulate(products, dtype=np.float32)[-1].reshape(1, 1, 1, 1)
+    assert verify(case, inputs, result)["passed"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (np.s_[6:, :, :, :], "all 108 wrong elements have dst channel >= 6, and they are 0"),
+        (np.s_[:, 2, :, :], "all 72 wrong elements have src channel = 2, and they are 0"),
+        (np.s_[:, :, 2, :], "all 144 wrong elements have tap y = 2, and they are 0"),
+        (np.s_[1::2, :, :, :], "all 216 wrong elements have dst channel = 1 modulo 2, and they are 0"),
+        (np.s_[2:4, :, 0, :], "all 36 wrong elements have dst channel from 2 to 3 and tap y = 0, and they are 0"),
+    ],
+)  # fmt: skip
+def test_where_a_result_is_wrong(wrong: tuple[slice, ...], text: str) -> None:
+    """Wrong elements are described by the channels and taps that hold them, and by what they have in common."""
+    inputs = LAYER.floats()
+    result = LAYER.expected(inputs)
+    result[wrong] = 0
+    assert verify(LAYER, inputs, result)["where"]["text"] == text
+
+
+def test_unwritten_and_repeated_elements() -> None:
+    """NaN and the values of other channels are recognised."""
+    inputs = LAYER.floats()
+    result = LAYER.expected(inputs)
+    result[4:] = np.nan
+    assert verify(LAYER, inputs, result)["where"]["text"].endswith("dst channel >= 4, and they are NaN")
+    result[4:] = result[:4]
+    assert verify(LAYER, inputs, result)["where"]["text"].endswith("they are what is right at dst channel - 4")
+
+
+def hinted(case: Case, inputs: dict[str, Tensor], result: Tensor, *words: str) -> None:
+    """Check that a result fails, and that each of these words is in one of its hints."""
+    report = verify(case, inputs, result)
+    assert not report["passed"]
+    for word in words:
+        assert any(word in hint for hint in report["hints"]), (word, report["hints"])
+
+
+def test_attributes_that_were_ignored() -> None:
+    """Strides, dilations and pads that a kernel ignored are named."""
+    case = replace(
+        LAYER, op="Convolution", src_spatial=(24, 24), dst_spatial=(12, 12), strides=(2, 2), pads_end=(0, 0)
+    )  # fmt: skip
+    inputs = case.floats()
+    dense = replace(case, strides=(1, 1), dst_spatial=(23, 23)).expected(inputs)[:, :, :12, :12].copy()
+    hinted(case, inputs, dense, "as if strides were 1")
+    case = replace(LAYER, dilations=(2, 2), pads_begin=(2, 2), pads_end=(2, 2))
+    inputs = case.floats()
+    dense = replace(case, dilations=(1, 1), pads_end=(0, 0)).expected(inputs)
+    hinted(case, inputs, dense, "as if dilations were 1")
+
+
+def test_group_offsets_and_images() -> None:
+    """A group that reads the channels of the next one, and an image that was left out, are named."""
+    case = replace(LAYER, groups=2)
+    inputs = case.floats()
+    result = case.expected({**inputs, "src": np.roll(inputs["src"], -3, 1)})
+    hinted(case, inputs, result, "every group read the src channels of the next one")
+    inputs = LAYER.floats()
+    without = replace(LAYER, n=2).expected({name: tensor[:2] for name, tensor in inputs.items()})
+    hinted(LAYER, inputs, without, "image 2 of 3 is left out")
+    result = LAYER.expected(inputs)
+    result[5, 3, 2, 1] = without[5, 3, 2, 1]
+    hinted(LAYER, inputs, result, "image 2 of 3 is left out in the wrong elements")
+
+
+def test_padding_that_was_not_masked() -> None:
+    """A kernel that reads the end of the row before instead of zeros is recognised."""
+    case = replace(LAYER, op="Convolution", kernel=(1, 3), pads_begin=(0, 1), pads_end=(0, 1))
+    inputs = case.floats()
+    flat = inputs["src"].reshape(3, 6, -1)
+    padded = np.pad(flat, ((0, 0), (0, 0), (1, 1))).astype(np.float64)
+    result = sum(
+        np.einsum("oi,nix->nox", inputs["weights"][:, :, 0, tap].astype(np.float64), padded[:, :, tap : tap + 120])
+        for tap in range(3)
+    )
+    hinted(case, inputs, np.asarray(result, np.float32).reshape(case.output_shape), "padding were not masked")
+
+
+def test_layouts() -> None:
+    """Swapped taps and other layouts of the weights are named; what looks alike is all named."""
+    case = replace(LAYER, src_channels=8)
+    inputs = case.floats()
+    right = case.expected(inputs)
+    hinted(case, inputs, np.swapaxes(right, 2, 3).copy(), "last two axes of its taps swapped")
+    swapped = np.swapaxes(right, 0, 1).copy()
+    hinted(case, inputs, swapped, "two channel axes swapped", "src and diff_dst are not swapped")
+    other = np.ascontiguousarray(right.transpose(0, 2, 3, 1)).reshape(right.shape)
+    hinted(case, inputs, other, "the result has the layout OXI instead of OIX")
+
+
+@pytest.mark.parametrize("magnitudes", [(0, 0), (-20, 20), (-300, -290), (150, 160)])
+def test_sums_in_f64_are_exact(magnitudes: tuple[int, int]) -> None:
+    """The reference of f64 results is right to a millionth of what their last digit is worth."""
+    case = Case(n=2, src_channels=2, dst_channels=2, src_spatial=(9,), dst_spatial=(9,), kernel=(1,), dtype="f64")
+    rng = np.random.default_rng(5)
+    src, diff_dst = (rng.standard_normal(shape) for shape in case.input_shapes.values())
+    src *= 10.0 ** rng.integers(magnitudes[0], magnitudes[1] + 1, src.shape)
+    problem = problem_of(case)
+    found = unit_sums(problem, REFERENCE.units(problem, 1)[0][0], [src, diff_dst], lambda: False)
+    assert found is not None
+    assert found.low is not None
+    for o, i in np.ndindex(2, 2):
+        pairs = zip(src[:, i].ravel().tolist(), diff_dst[:, o].ravel().tolist(), strict=True)
+        exact = sum(Fraction(a) * Fraction(b) for a, b in pairs)
+        got = Fraction(found.high[o, i, 0].item()) + Fraction(found.low[o, i, 0].item())
+        assert abs(got - exact) <= Fraction(2.0**-73) * Fraction(found.spread[o, i, 0].item())
+
+
+def test_the_report_says_how_much_it_could_see() -> None:
+    """Less than the stated share of the products may be missing unseen: twice as many are found."""
+    case = replace(LONG, n=1, src_spatial=(60, 60), dst_spatial=(60, 60))
+    inputs = case.floats()
+    seen = verify(case, inputs, case.expected(inputs))["detection"]
+    assert 0 < seen["every_element"] < seen["one_element"] < 1e-3
+    missing = dict(inputs)
+    missing["src"] = inputs["src"].copy()
+    missing["src"][0, :, 0, 0] = 0  # one of 3,600 products
+    assert seen["every_element"] < 1 / 3600
+    assert "mean_square" in broken(verify(case, inputs, case.expected(missing)))
+
+
+def test_results_are_stored_as_given() -> None:
+    """Judging changes neither the inputs nor the result."""
+    inputs = LAYER.floats()
+    result = LAYER.expected(inputs) * np.float32(1.001)
+    before = [stored(tensor).tobytes() for tensor in (*inputs.values(), result)]
+    verify(LAYER, inputs, result)
+    assert [stored(tensor).tobytes() for tensor in (*inputs.values(), result)] == before

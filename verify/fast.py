@@ -1,0 +1,177 @@
+"""The units of a fast verification: project images, then judge the projections and one dst channel in full."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from kernels.plan import Plan, Stop, Storage, Unit, box
+from kernels.problem import ConvProblem
+from kernels.reference import REFERENCE
+from kernels.registry import register
+from verify.parts import Part, origin, part_of
+from verify.projections import Projected, Projection, projected_macs
+from verify.report import as_json, report_on
+from verify.rules import Compared
+from verify.sums import unit_sums
+from verify.unit import REPORT_BYTES, write_output
+
+__all__ = ["VERIFY_FAST", "FastVerification", "fast_scratch", "plan_fast_verification"]
+
+
+_AT_RANDOM = 64
+"""Elements of a result that passes which are verified in full: a few channels, for all taps or pixels."""
+
+
+@dataclass(frozen=True)
+class FastVerification:
+    """The verification of a problem's result by random projections, which `seed` draws; the output is a report."""
+
+    problem: ConvProblem
+    seed: int
+    explain: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the inputs."""
+        return self.problem.dtype
+
+    @property
+    def n(self) -> int:
+        """Number of images."""
+        return self.problem.n
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds of all projections."""
+        return projected_macs(self.problem)
+
+    @property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the inputs and of the result to verify."""
+        return *self.problem.input_shapes, self.problem.output_shape
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the report."""
+        return (REPORT_BYTES,)
+
+    @property
+    def output_dtype(self) -> np.dtype[Any]:
+        """Dtype of the report: bytes."""
+        return np.dtype(np.uint8)
+
+
+def plan_fast_verification(problem: ConvProblem, *, explain: bool = False, seed: int | None = None) -> Plan:
+    """Plan a fast verification, with a random seed by default: no kernel can know the projections."""
+    task = FastVerification(problem, secrets.randbits(62) if seed is None else seed, explain)
+    blocks = Projection(problem, 0).blocks
+    units = [Unit(block, 0, None, None, task.macs // blocks, (0, block)) for block in range(blocks)]
+    last = Unit(blocks, 1, None, None, 0, (1, 0))
+    return Plan(task, VERIFY_FAST.name, (*units, last), 2, fast_scratch(problem), ())
+
+
+def fast_scratch(problem: ConvProblem) -> int:
+    """Return the bytes of scratch of a fast verification."""
+    projection = Projection(problem, 0)
+    return 8 * projection.slots * projection.blocks
+
+
+class FastKernel:
+    """Computes the units of `plan_fast_verification`."""
+
+    name = "verify_fast"
+
+    def run(
+        self, task: FastVerification, unit: Unit, inputs: Sequence[Storage], output: Storage,
+        scratch: Storage | None, stop: Stop,
+    ) -> bool:  # fmt: skip
+        """Project one block, or write the report."""
+        if stop():
+            return False
+        assert scratch is not None
+        problem, (*given, result) = task.problem, inputs
+        projection = Projection(problem, task.seed)
+        slots = scratch.view(np.float64).reshape(projection.blocks, projection.slots)
+        stage, block = unit.part
+        if stage == 0:
+            return projection.run(block, given, result, slots[block], stop)
+        report = _report(task, projection, given, result, slots, stop)
+        if report is None:
+            return False
+        write_output(as_json(report), output)
+        return True
+
+
+def _report(
+    task: FastVerification, projection: Projection, inputs: Sequence[Storage], result: Storage,
+    slots: np.ndarray[Any, Any], stop: Stop,
+) -> dict[str, Any] | None:  # fmt: skip
+    problem = task.problem
+    projected = projection.judge(inputs, slots, stop)
+    if projected is None:
+        return None
+    if projected.passed:
+        rng = np.random.default_rng([task.seed, 4])
+        around = tuple([int(rng.integers(size)) for size in problem.output_shape])
+        part: Part | None = part_of(problem, inputs, around, _AT_RANDOM)
+    else:
+        part = projection.suspect(inputs, result, stop)
+    report = None if part is None else _part_report(task, part, result, stop)
+    if part is None or report is None:
+        return None
+    if not projected.passed and report["passed"] and report["difficulty"] > 1:
+        projected = projection.judge(inputs, slots, stop, report["difficulty"])
+        if projected is None:
+            return None
+    return report | {
+        "shape": list(problem.output_shape),
+        "elements": prod(problem.output_shape),
+        "passed": report["passed"] and projected.passed,
+        "projections": _described(projection, projected, part, report["elements"]),
+    }
+
+
+def _described(projection: Projection, projected: Projected, part: Part, elements: int) -> dict[str, Any]:
+    return {
+        "count": projection.count,
+        "passed": projected.passed,
+        "exact": projected.exact,
+        "mean_square": {"measured": projected.mean_square[0], "limit": projected.mean_square[1]},
+        "largest": {"measured": projected.largest[0], "limit": projected.largest[1]},
+        "detection": {"every_element": projected.every_element, "one_element": projected.one_element},
+        "checked": {"first": origin(part.place), "shape": list(part.problem.output_shape), "elements": elements},
+    }  # fmt: skip
+
+
+def _part_report(task: FastVerification, part: Part, result: Storage, stop: Stop) -> dict[str, Any] | None:
+    """Judge a part of the result in full, with the indexes of the whole tensors."""
+    problem, first = part.problem, origin(part.place)
+    high, spread = np.zeros(problem.output_shape), np.zeros(problem.output_shape)
+    for unit in REFERENCE.units(problem, 1)[0]:
+        sums = unit_sums(problem, unit, part.inputs, stop)
+        if sums is None:
+            return None
+        box(high, unit)[...], box(spread, unit)[...] = sums.high, sums.spread
+    some = np.ascontiguousarray(result[part.place])
+    compared = Compared(problem, part.inputs, some, high, None, spread, task.explain)
+    report = report_on(compared, stop, whole=task.problem.output_shape, first=first)
+    if report is None or report["worst"] is None:
+        return report
+    worst = report["worst"]
+    worst["index"] = [at + start for at, start in zip(worst["index"], first, strict=True)]
+    for term in worst["largest"]:
+        term["at"] = [
+            [at + start for at, start in zip(index, origin(place), strict=True)]
+            for index, place in zip(term["at"], part.input_places, strict=False)
+        ]
+    return report
+
+
+VERIFY_FAST = FastKernel()
+register(VERIFY_FAST)

@@ -1,0 +1,309 @@
+"""What the errors of a result are made of: compare them with the errors that known losses of precision predict.
+
+For each hypothesis the reference is computed from inputs that were rounded as the hypothesis says. Its difference p
+from the exact sums is correlated with the errors e, both in units of the errors that are expected and without their
+part along the sums themselves, since what naive sums of equal numbers lose is a share of the sum. For honest results
+e is independent of p, and the correlation of N independent elements is below 8 / sqrt(N). Where it is more, and e is
+p times about 1, the hypothesis is true, also where the errors are hidden among those of an honest sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.plan import Stop, Storage
+from kernels.problem import ConvProblem
+from kernels.reference import narrow, widen
+from verify.blocks import blocks
+from verify.model import DIGITS, Model, ulp
+from verify.parts import Part, evaluate, part_of
+from verify.rules import Compared
+
+__all__ = ["Cause", "causes"]
+
+Array = npt.NDArray[np.float64]
+Rounding = Callable[[Array], Array]
+
+_SIGNIFICANT = 8.0
+_SIZES = (0.5, 1.5)
+_ELEMENTS = {False: (256, 144), True: (4096, 1024, 256, 144)}
+"""Elements whose errors are explained, at first glance and in earnest; fewer of long sums."""
+
+_FIRST = 5
+"""Most hypotheses of a first glance."""
+
+_SHARE = 8
+"""A first glance computes at most this part of the reference's products."""
+
+_FREE = 1 << 28
+"""Multiply-adds that take a tenth of a second or so."""
+
+_MOST = 1 << 32
+"""Most multiply-adds of all hypotheses."""
+
+
+_PIECES = 128
+_PIECE_ELEMENTS = 1 << 23
+"""Partial sums are looked at where they are no more than this."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A hypothesis that is true of a result: errors correlate with those that it predicts, and are `size` of them."""
+
+    name: str
+    correlation: float
+    size: float
+    significance: float
+
+    @property
+    def text(self) -> str:
+        """The cause in words."""
+        return f"{self.name} (correlation {self.correlation:.3f}, size {self.size:.2f})"
+
+    def as_data(self) -> dict[str, Any]:
+        """Return the cause as JSON."""
+        return {"text": self.text, "cause": self.name, "correlation": self.correlation, "size": self.size}
+
+
+def causes(
+    compared: Compared, model: Model, around: tuple[int, ...], distinct: float, stop: Stop, *, thorough: bool
+) -> list[Cause] | None:
+    """Return the losses of precision that the errors show, the likeliest first; None when `stop` said so.
+
+    Looks at some channels and images of the result, one of its elements at `around`; `thorough` looks at more of them,
+    and at partial sums too.
+    """
+    problem = compared.problem
+    if compared.exact.size == 0 or problem.macs == 0:
+        return []
+    for elements in _ELEMENTS[thorough]:
+        part = part_of(problem, compared.inputs, around, elements)
+        roundings = list(_roundings(problem, part.inputs))
+        work = part.problem.macs * (2 * len(roundings) if thorough else _FIRST)
+        if work <= (_MOST if thorough else max(_FREE, problem.macs // _SHARE)):
+            break
+    else:
+        return []
+    sums = _Errors.of(compared, model, part, distinct)
+    if sums is None:
+        return []
+    if not thorough:
+        noticed = _notice(sums, roundings, stop)
+        if not noticed:
+            return noticed
+        return causes(compared, model, around, distinct, stop, thorough=True)
+    found = []
+    for name, rounding in roundings:
+        predicted = _predicted(part, rounding, stop)
+        if predicted is None:
+            return None
+        found += _of_inputs(sums, name, predicted, problem)
+    partial = _partial(part, stop)
+    if partial is None:
+        return None
+    found += [cause for name, values in partial if (cause := sums.explained(name, values)) is not None]
+    return sorted(found, key=lambda cause: -round(cause.correlation, 2))[:3]  # of what is alike the first
+
+
+def _notice(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop) -> list[Cause] | None:
+    """Return causes if the first hypotheses about all inputs explain anything; None when `stop` said so."""
+    found = []
+    for name, rounding in roundings[:_FIRST]:
+
+        def change(values: Array, place: int, rounding: Rounding = rounding) -> Array:  # noqa: ARG001
+            with np.errstate(over="ignore", invalid="ignore"):
+                return rounding(values)
+
+        values = evaluate(sums.part.problem, sums.part.inputs, stop, change)
+        if values is None:
+            return None
+        cause = sums.explained(name, values)
+        if cause is not None:
+            found.append(cause)
+    return found
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Errors of the elements of a part, in units of what is expected, and the exact sums."""
+
+    part: Part
+    errors: Array
+    exact: Array
+    weight: Array
+    known: npt.NDArray[np.bool_]
+    independent: float
+
+    @classmethod
+    def of(cls, compared: Compared, model: Model, part: Part, distinct: float) -> _Errors | None:
+        """Return the errors of a part; None if too few are known."""
+        dtype, at = compared.problem.dtype, part.place
+        exact, got = compared.exact[at], widen(compared.result[at], dtype)
+        low = 0.0 if compared.low is None else compared.low[at]
+        terms = np.broadcast_to(compared.terms, compared.exact.shape)[at]
+        with np.errstate(all="ignore"):
+            error = (got - exact) - low
+            sigma = np.hypot(model.summing(exact, compared.spread[at], terms), ulp(exact, dtype) / sqrt(12))
+        known = np.isfinite(error) & (compared.spread[at] > 0)
+        if known.sum() < 4:
+            return None
+        weight = 1 / np.maximum(sigma[known], 2.0**-1022)
+        shown = np.unique(np.abs(exact[known])).size
+        return cls(part, error[known] * weight, exact, weight, known, min(float(shown), distinct))
+
+    def explained(self, name: str, values: Array) -> Cause | None:
+        """Return the cause if the errors are those of these values of the part."""
+        with np.errstate(all="ignore"):
+            predicted = (values - self.exact)[self.known] * self.weight
+            along = self.exact[self.known] * self.weight
+            along /= np.linalg.norm(along) or 1.0
+            rest = predicted - (predicted @ along) * along
+            errors = self.errors - (self.errors @ along) * along
+            norms = float(np.linalg.norm(rest)), float(np.linalg.norm(errors))
+            if not all(0 < norm < np.inf for norm in norms):
+                return None
+            product = float(rest @ errors)
+        correlation, size = product / (norms[0] * norms[1]), product / norms[0] ** 2
+        significance = correlation * sqrt(max(0.0, self.independent - 2))
+        if significance < _SIGNIFICANT or not _SIZES[0] <= size <= _SIZES[1]:
+            return None
+        return Cause(name, correlation, size, significance)
+
+
+def _of_inputs(sums: _Errors, name: str, predicted: Sequence[Array], problem: ConvProblem) -> list[Cause]:
+    """Return the cause that an input, or both, were rounded, whichever explains more."""
+    if len(predicted) == 1:
+        found = [sums.explained(f"the input was read as {name}", predicted[0])]
+    else:
+        first, second = _INPUTS[problem.computes]
+        with np.errstate(invalid="ignore", over="ignore"):
+            both = predicted[0] + predicted[1] - sums.exact
+        found = [
+            sums.explained(f"the inputs were read as {name}", both),
+            sums.explained(f"the first input, {first}, was read as {name}", predicted[0]),
+            sums.explained(f"the second input, {second}, was read as {name}", predicted[1]),
+        ]
+    return sorted([cause for cause in found if cause is not None], key=lambda cause: -round(cause.correlation, 2))[:1]
+
+
+_INPUTS = {"diff_weights": ("src", "diff_dst"), "dst": ("the data", "the weights"), "diff_bias": ("diff_dst", "")}
+
+
+def _predicted(part: Part, rounding: Rounding, stop: Stop) -> list[Array] | None:
+    """Return the results of a part with each input rounded alone; both together err by the sum of the two."""
+    found = []
+    for rounded in range(1 if part.problem.op in ("BiasAdd", "BiasAddBackward") else 2):
+
+        def change(values: Array, place: int, rounded: int = rounded) -> Array:
+            every = part.problem.op == "BiasAdd"
+            with np.errstate(over="ignore", invalid="ignore"):
+                return rounding(values) if every or place == rounded else values
+
+        values = evaluate(part.problem, part.inputs, stop, change)
+        if values is None:
+            return None
+        found.append(values)
+    return found
+
+
+def _roundings(problem: ConvProblem, inputs: Sequence[Storage]) -> Iterator[tuple[str, Rounding]]:
+    """Yield what inputs of a dtype may have been rounded to."""
+    if problem.dtype == "f64":
+        yield "f32", lambda values: values.astype(np.float32).astype(np.float64)
+        yield "TF32", lambda values: _rounded(values, 11)
+    elif problem.dtype == "f32":
+        yield "TF32", lambda values: _rounded(values, 11)
+        yield "TF32, truncated", lambda values: _truncated(values, 11)
+        yield "bf16", lambda values: _rounded(values, 8)
+        yield "bf16, truncated", lambda values: _truncated(values, 8)
+        yield "two bf16 each, with 16 bits", lambda values: _rounded(values, 16)
+        yield "f16", lambda values: widen(narrow(values, "f16"), "f16")
+    elif problem.dtype == "f16":
+        yield "bf16", lambda values: _rounded(values, 8)
+    least = {"f32": 2.0**-126, "bf16": 2.0**-126, "f16": 2.0**-14, "f64": 2.0**-1022}[problem.dtype]
+    if any(_has_subnormals(tensor, problem.dtype, least) for tensor in inputs):
+        yield "numbers whose subnormals are zero", lambda values: np.where(np.abs(values) < least, 0.0, values)
+
+
+def _has_subnormals(tensor: Storage, dtype: str, least: float) -> bool:
+    for part in blocks(tensor.shape):
+        magnitudes = np.abs(widen(tensor[part], dtype))
+        if ((magnitudes > 0) & (magnitudes < least)).any():
+            return True
+    return False
+
+
+def _rounded(values: Array, digits: int) -> Array:
+    """Round to so many significant bits, to nearest even."""
+    mantissa, exponent = np.frexp(values)
+    rounded: Array = np.ldexp(np.rint(np.ldexp(mantissa, digits)), exponent - digits)
+    return rounded
+
+
+def _truncated(values: Array, digits: int) -> Array:
+    mantissa, exponent = np.frexp(values)
+    truncated: Array = np.ldexp(np.trunc(np.ldexp(mantissa, digits)), exponent - digits)
+    return truncated
+
+
+def _partial(part: Part, stop: Stop) -> list[tuple[str, Array]] | None:
+    """Return the results of a part whose partial sums, of an image or a tap each, are kept in a narrow dtype."""
+    problem = part.problem
+    found: list[tuple[str, Array]] = []
+    if problem.op == "BiasAdd":
+        return []
+    pieces = _by_image(part, stop) if not problem.forward else _by_tap(part, stop)
+    if pieces is None:
+        return None
+    what = "the images'" if not problem.forward else "the taps'"
+    for kind in ("bf16", "f16") if len(pieces) > 1 else ():
+        if DIGITS[kind] > DIGITS[problem.dtype]:
+            continue
+        total = np.zeros_like(pieces[0])
+        for piece in pieces:
+            total = widen(narrow(total + piece, kind), kind)
+        found.append((f"{what} sums were added in {kind}, one after the other", total))
+        apart = sum(widen(narrow(piece, kind), kind) for piece in pieces)
+        found.append((f"{what} sums were rounded to {kind} before they were added", np.asarray(apart)))
+    return found
+
+
+def _by_image(part: Part, stop: Stop) -> list[Array] | None:
+    if part.problem.n > _PIECES:
+        return []
+    single = replace(part.problem, n=1)
+    images = [tuple(tensor[at : at + 1] for tensor in part.inputs) for at in range(part.problem.n)]
+    return _all(single, images, stop)
+
+
+def _by_tap(part: Part, stop: Stop) -> list[Array] | None:
+    """Return what each tap adds to the result of a forward operation."""
+    problem = replace(part.problem, bias=False)
+    count = prod(problem.kernel)
+    if count > _PIECES or count * prod(problem.output_shape) > _PIECE_ELEMENTS:
+        return []
+    x = problem.weights_format.index("X")
+    found = []
+    for position in np.ndindex(*problem.kernel):
+        weights = np.zeros_like(part.inputs[1])
+        at = (slice(None),) * x + position
+        weights[at] = part.inputs[1][at]
+        found.append((part.inputs[0], weights))
+    return _all(problem, found, stop)
+
+
+def _all(problem: ConvProblem, inputs: Sequence[tuple[Storage, ...]], stop: Stop) -> list[Array] | None:
+    found = []
+    for each in inputs:
+        values = evaluate(problem, each, stop)
+        if values is None:
+            return None
+        found.append(values)
+    return found

@@ -1,0 +1,352 @@
+"""Verification of full-size layers in a fraction of the time: by random projections (Freivalds, 1977).
+
+With random signs s over the src channels and t over the dst channels, t . dW . s for each tap is the gradient of the
+projected tensors, of one channel each: (I + O) multiply-adds for each pixel and projection, and one for each tap, not
+I O. A forward result is projected over its images and channels. A wrong element changes every projection; errors that
+are independent add up to a projection whose variance is the sum of theirs. So the mean square and the largest of the
+projected errors are judged by the model of an honest sum, and sums of integers stay exact.
+
+Where a projected result fails, projections over the other channels alone say which dst channel is worst, and a part of
+the result with that channel is judged in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil, prod
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.plan import Stop, Storage
+from kernels.problem import ConvProblem
+from kernels.reference import REFERENCE, channels_first, widen
+from verify.model import DIGITS, EXACT, Model, accumulation_slack, ulp
+from verify.parts import Part, evaluate, part_of
+
+__all__ = ["Projected", "Projection", "is_projectable", "projected_macs"]
+
+Array = npt.NDArray[np.float64]
+
+_MANY, _FEW = 16, 4
+"""Projections of results with few and with many positions (taps or pixels)."""
+
+_POSITIONS = 256
+_BLOCK = 1 << 22
+"""Values of a tensor that are projected at a time."""
+
+_BLOCKS = 32
+"""Most blocks, each with sums of its own."""
+
+_ROUNDING = 3.0
+"""Largest square of a rounding error over its expectation: sums may lie halfway between numbers everywhere."""
+
+
+def is_projectable(problem: ConvProblem) -> bool:
+    """Whether projections are cheaper than the whole reference, and precise enough."""
+    convolves = problem.op not in ("BiasAdd", "BiasAddBackward") and problem.dtype != "f64"
+    return convolves and problem.n > 0 and 2 * projected_macs(problem) < problem.macs
+
+
+def projected_macs(problem: ConvProblem) -> int:
+    """Return about how many multiply-adds projections take."""
+    projection = Projection(problem, 0)
+    tensors = sum(map(prod, problem.input_shapes)) + prod(problem.output_shape)
+    return (projection.count + 1) * (tensors + projection.problem.macs // (projection.count + 1))
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The random projections of a problem, drawn from a seed."""
+
+    original: ConvProblem
+    seed: int
+
+    @property
+    def count(self) -> int:
+        """Number of projections."""
+        return _MANY if prod(self.positions) <= _POSITIONS else _FEW
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Taps or pixels of the result, which are not projected."""
+        return self.original.dst_spatial if self.original.forward else self.original.kernel
+
+    @property
+    def problem(self) -> ConvProblem:
+        """The problem that computes all projections, and sums of squares as one more, each group of each apart."""
+        many, one = (self.count + 1) * self.original.groups, self.original
+        return replace(
+            one, dtype="f64", n=1 if one.forward else one.n, data_format="NCX", weights_format="OIX", groups_axis="I",
+            groups=many, src_channels=(self.count + 1) * one.src_channels if one.forward else many, dst_channels=many,
+            bias=False,
+        )  # fmt: skip
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks of images that the work is cut into; their sums take less memory than the tensors."""
+        one = self.original
+        size = max(prod(one.src_shape), prod(one.dst_shape))
+        return min(_BLOCKS, one.n, max(1, min(ceil(size / _BLOCK), size // (4 * self.slots))))
+
+    @property
+    def slots(self) -> int:
+        """Values that each block writes: its sums, and three of `_facts`."""
+        one, places = self.original, prod(self.positions)
+        if not one.forward:
+            return (2 * self.count + 3) * places + 3
+        return (self.count + 1) * one.src_channels * prod(one.src_spatial) + (self.count + 2) * places + 3
+
+    def signs(self, what: str, size: int) -> Array:
+        """Return random signs, a row for each projection."""
+        stream = {"src": 0, "dst": 1, "images": 2}[what]
+        rng = np.random.default_rng([self.seed, stream])
+        return np.where(rng.integers(0, 2, (self.count, size)) == 0, -1.0, 1.0)
+
+    def images(self, block: int) -> slice:
+        """Return the images of a block."""
+        n = self.original.n
+        return slice(n * block // self.blocks, n * (block + 1) // self.blocks)
+
+    def run(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> bool:
+        """Write the sums of a block; False when `stop` said so."""
+        images, data = self.images(block), inputs[:1] if self.original.forward else inputs
+        slot[-3:] = _facts([tensor[images] for tensor in data], self.original.dtype)
+        return (self._forward if self.original.forward else self._weights)(block, inputs, result, slot[:-3], stop)
+
+    def _weights(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> bool:
+        """Write the projected gradient of some images; that of the result with the first block."""
+        one, count, places = self.original, self.count, prod(self.positions)
+        exact = np.zeros((count + 1, places))
+        for image in range(self.images(block).start, self.images(block).stop):
+            tensors = []
+            for name, tensor in zip(("src", "dst"), inputs, strict=True):
+                values = _pixels(tensor[image : image + 1], one)  # groups, channels, pixels
+                signs = self.signs(name, values.shape[0] * values.shape[1])
+                signs = signs.reshape(count, values.shape[0], values.shape[1]).transpose(1, 0, 2)
+                squares = np.einsum("gcx,gcx->gx", values, values)[:, None]
+                both = np.concatenate([signs @ values, squares], 1).transpose(1, 0, 2)
+                spatial = one.src_spatial if name == "src" else one.dst_spatial
+                tensors.append(np.ascontiguousarray(both).reshape(1, -1, *spatial))
+            sums = evaluate(replace(self.problem, n=1), tensors, stop)
+            if sums is None:
+                return False
+            exact += sums.reshape(count + 1, one.groups, places).sum(1)
+        slot[:] = 0
+        rows = slot.reshape(2 * count + 3, places)
+        rows[: count + 1] = exact
+        if block == 0:
+            values = _weight_taps(widen(result, one.dtype), one)  # groups, O, I, taps
+            s = self.signs("src", one.src_channels).reshape(count, one.groups, -1)
+            t = self.signs("dst", one.dst_channels).reshape(count, one.groups, -1)
+            with np.errstate(invalid="ignore", over="ignore"):
+                rows[count + 1 : 2 * count + 1] = np.einsum("pgo,goik,pgi->pk", t, values, s, optimize=True)
+                rows[-2] = np.square(values).sum((0, 1, 2))
+                rows[-1] = np.square(_weight_taps(ulp(widen(result, one.dtype), one.dtype), one)).sum((0, 1, 2))
+        return True
+
+    def _forward(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> bool:
+        """Write the projected src of some images, and their projected results."""
+        one, count, images = self.original, self.count, self.images(block)
+        pixels = prod(one.dst_spatial)
+        size = one.src_channels * prod(one.src_spatial)
+        src, of_result = slot[: (count + 1) * size].reshape(count + 1, size), slot[(count + 1) * size :]
+        rows = of_result.reshape(count + 2, pixels)
+        slot[:] = 0
+        over_images, t = self.signs("images", one.n), self.signs("dst", one.dst_channels)
+        for image in range(images.start, images.stop):
+            if stop():
+                return False
+            values = _pixels(inputs[0][image : image + 1], one).reshape(-1)
+            for row in range(count):
+                src[row] += over_images[row, image] * values
+            src[count] += np.square(values)
+            got = _pixels(result[image : image + 1], one).reshape(one.dst_channels, pixels)
+            with np.errstate(invalid="ignore", over="ignore"):
+                rows[:count] += over_images[:, image, None] * (t @ got)
+                rows[count] += np.einsum("cx,cx->x", got, got)
+                rows[count + 1] += np.square(ulp(got, one.dtype)).sum(0)
+        return True
+
+    def judge(self, inputs: Sequence[Storage], slots: Array, stop: Stop, difficulty: float = 1.0) -> Projected | None:
+        """Judge the projected errors, of data that are harder to sum than a random order; None when `stop` said so."""
+        one, count, places = self.original, self.count, prod(self.positions)
+        total, facts = slots[:, :-3].sum(0), slots[:, -3:].max(0)
+        if one.forward:
+            size = one.src_channels * prod(one.src_spatial)
+            src = total[: (count + 1) * size].reshape(1, -1, *one.src_spatial)
+            sums = evaluate(self.problem, [src, self._projected_weights(inputs[1])], stop)
+            if sums is None:
+                return None
+            exact = sums.reshape(count + 1, one.groups, places).sum(1)
+            rows = total[(count + 1) * size :].reshape(count + 2, places)
+            got, squares, steps = rows[:count], rows[count], rows[count + 1]
+            if one.bias:
+                bias = widen(inputs[2], one.dtype)
+                over_images, t = self.signs("images", one.n), self.signs("dst", one.dst_channels)
+                exact[:count] += (over_images.sum(1) * (t @ bias))[:, None]
+                exact[count] += one.n * float(bias @ bias)
+        else:
+            rows = total.reshape(2 * count + 3, places)
+            exact, got, squares, steps = rows[: count + 1], rows[count + 1 : -2], rows[-2], rows[-1]
+        terms = np.broadcast_to(REFERENCE.terms(one).reshape(-1), (places,))
+        many = prod(one.output_shape) // max(1, places)
+        if one.forward:
+            more = _facts(inputs[1:], one.dtype)
+            facts = np.array([facts[0], max(more[0], more[1]), max(facts[2], more[2])])
+        # sums that no rounding can change, in the result nor in its projections
+        largest = float(terms.max(initial=0.0)) * facts[0] * facts[1]
+        exactly = facts[2] == 0 and largest < EXACT * 2.0 ** DIGITS[one.dtype] and largest * many < 2.0**53
+        errors = got - exact[:count]
+        return Projected.of(
+            one, errors, exact[count], squares, steps / 12, terms, many, difficulty, exactly=bool(exactly)
+        )
+
+    def _projected_weights(self, weights: Storage) -> Array:
+        """Return the weights projected over dst channels, and the sums of their squares, as OIX of the problem."""
+        one, count = self.original, self.count
+        values = _weight_taps(widen(weights, one.dtype), one)  # groups, O, I, taps
+        t = self.signs("dst", one.dst_channels).reshape(count, one.groups, -1)
+        both = np.concatenate([np.einsum("pgo,goik->pgik", t, values, optimize=True), np.square(values).sum(1)[None]])
+        return np.ascontiguousarray(both).reshape(self.problem.weights_shape)
+
+    def suspect(self, inputs: Sequence[Storage], result: Storage, stop: Stop) -> Part | None:
+        """Return the part with the worst dst channel; None when `stop` said so."""
+        one, signs = self.original, np.random.default_rng([self.seed, 3])
+        dst = one.dst_channels
+        if one.forward:
+            over = signs.integers(0, 2, one.n) * 2.0 - 1.0
+            exact, got = 0.0, 0.0
+            for image in range(one.n):
+                exact = exact + over[image] * widen(inputs[0][image : image + 1], one.dtype)
+                got = got + over[image] * widen(result[image : image + 1], one.dtype)
+            wide = [np.asarray(exact), *(widen(each, one.dtype) for each in inputs[1:2])]
+            sums = evaluate(replace(one, n=1, dtype="f64", bias=False), wide, stop)
+            if sums is None:
+                return None
+            axis = 1 if one.data_format == "NCX" else one.rank + 1
+            if one.bias:
+                shape = [-1 if at == axis else 1 for at in range(one.rank + 2)]
+                sums = sums + over.sum() * widen(inputs[2], one.dtype).reshape(shape)
+            others = tuple(at for at in range(one.rank + 2) if at != axis)
+            errors = np.abs(np.asarray(got) - sums).max(others)
+            image, channel = 0, int(np.argmax(np.nan_to_num(errors, nan=np.inf)))
+            around = (image, channel, *(0,) * one.rank) if axis == 1 else (image, *(0,) * one.rank, channel)
+            return part_of(one, inputs, around, 1, one_dst=True)
+        s = (signs.integers(0, 2, one.src_channels) * 2.0 - 1.0).reshape(one.groups, -1)
+        total = np.zeros((one.groups, dst // one.groups, prod(one.kernel)))
+        smaller = replace(
+            one, n=1, dtype="f64", data_format="NCX", weights_format="OIX", groups_axis="I", src_channels=one.groups
+        )  # fmt: skip
+        for image in range(one.n):
+            src = np.einsum("gi,gix->gx", s, _pixels(inputs[0][image : image + 1], one)).reshape(
+                1, -1, *one.src_spatial
+            )
+            other = _pixels(inputs[1][image : image + 1], one).reshape(1, dst, *one.dst_spatial)
+            sums = evaluate(smaller, [np.ascontiguousarray(src), np.ascontiguousarray(other)], stop)
+            if sums is None:
+                return None
+            total += sums.reshape(total.shape)
+        with np.errstate(invalid="ignore", over="ignore"):
+            taps = np.einsum("gi,goik->gok", s, _weight_taps(widen(result, one.dtype), one))
+        worst = np.argmax(np.nan_to_num(np.abs(taps - total), nan=np.inf).max(2).reshape(-1))
+        group, o = divmod(int(worst), dst // one.groups)
+        letters = {"I": 0 if one.groups_axis == "I" else group * (one.src_channels // one.groups), "O": o, "X": 0}
+        if one.groups_axis == "I":
+            letters["O"] = group * (dst // one.groups) + o
+        around = tuple(
+            [each for letter in one.weights_format
+             for each in ((0,) * one.rank if letter == "X" else (letters[letter],))]
+        )  # fmt: skip
+        return part_of(one, inputs, around, 1, one_dst=True)
+
+
+@dataclass(frozen=True)
+class Projected:
+    """Projected errors in units of what is expected, and the limits of an honest result."""
+
+    exact: bool | None
+    mean_square: tuple[float, float]
+    largest: tuple[float, float]
+    every_element: float
+    one_element: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the projected errors are those of an honest result."""
+        if self.exact is not None:
+            return self.exact
+        return all(measured <= limit for measured, limit in (self.mean_square, self.largest))
+
+    @classmethod
+    def of(
+        cls,
+        problem: ConvProblem,
+        errors: Array,
+        squares: Array,
+        results: Array,
+        once: Array,
+        terms: Array,
+        many: int,
+        difficulty: float,
+        *,
+        exactly: bool,
+    ) -> Projected:
+        """Judge errors by projection and position, given sums over all elements of a position.
+
+        `squares` sums the squared products, `results` the squared results, `once` the variances of the roundings.
+        """
+        count, places = errors.shape
+        with np.errstate(all="ignore"):
+            some = squares > 0
+            coherence = float(np.nan_to_num(np.mean(results[some] / squares[some]), nan=1.0)) if some.any() else 1.0
+            likely = np.maximum(results, coherence * squares)
+            walk = terms * (likely / 3 + max(1.0, coherence) * squares / 6)
+            model = Model.of(problem, coherence)
+            summing = 0.18 * (model.unit * difficulty) ** 2 * (walk + squares) + terms / 12 * many * 2.0**-298
+            expected = once + summing + 2.0**-1000
+            slack = accumulation_slack(count * places)
+            allowed = np.maximum(slack, 4.0) * (summing + _ROUNDING / 4 * once)
+            sizes = np.square(errors) / expected
+            measured, limit = float(np.mean(sizes)), float(np.mean(allowed / expected))
+            # each position alone: the mean of few squares, among many
+            alone = accumulation_slack(count) * (summing + _ROUNDING / 4 * once)
+            by_place = np.nan_to_num(np.square(errors).mean(0) / (alone + 2.0**-1000), nan=np.inf)
+            typical = float(np.mean(squares / expected))
+            every = min(1.0, limit / typical) if typical > 0 else 1.0
+            one = float(np.median(alone / np.maximum(squares / many, 2.0**-1000)))
+        measured = measured if np.isfinite(measured) else np.inf
+        if exactly:
+            return cls(not errors.any(), (measured, limit), (float(by_place.max(initial=0.0)), 1.0), 0.0, 0.0)
+        return cls(None, (measured, limit), (float(by_place.max(initial=0.0)), 1.0), every, min(1.0, one))
+
+
+def _facts(tensors: Sequence[Storage], dtype: str) -> Array:
+    """Return the largest magnitude of the first tensor and of the others, and 0 if all values are integers."""
+    largest, fractions = [0.0, 0.0], 0.0
+    for place, tensor in enumerate(tensors):
+        for image in tensor.reshape(tensor.shape[0], -1):
+            values = widen(image, dtype)
+            largest[min(place, 1)] = max(largest[min(place, 1)], float(np.abs(values).max(initial=0.0)))
+            fractions = max(fractions, float((values != np.rint(values)).any()))
+    return np.array([*largest, fractions])
+
+
+def _pixels(tensor: Storage, problem: ConvProblem) -> Array:
+    """Return one image as (groups, channels of a group, pixels)."""
+    found = channels_first(widen(tensor, problem.dtype), problem, problem.groups)[0]
+    return np.ascontiguousarray(found).reshape(*found.shape[:2], -1)
+
+
+def _weight_taps(weights: Array, problem: ConvProblem) -> Array:
+    """Return weights as (groups, O of a group, I of a group, taps)."""
+    x = problem.weights_format.index("X")
+    taps = prod(problem.kernel)
+    flat = weights.reshape(*weights.shape[:x], taps, *weights.shape[x + problem.rank :])
+    order = [problem.weights_format.index(letter) for letter in "OIX"]
+    o, i = problem.dst_channels // problem.groups, problem.src_channels // problem.groups
+    oix = flat.transpose(order)
+    if problem.groups_axis == "I":
+        return oix.reshape(problem.groups, o, i, taps)
+    return oix.reshape(o, problem.groups, i, taps).transpose(1, 0, 2, 3)

@@ -1,0 +1,158 @@
+"""The units of a verification: first the exact sums, box by box; then one unit judges and writes the report.
+
+The scratch has the `verify.sums.Sums` of all elements: two float64 for each, three where the dtype is f64.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.plan import Plan, Stop, Storage, Unit, box
+from kernels.problem import ConvProblem
+from kernels.reference import REFERENCE
+from kernels.registry import register
+from verify.report import write_report
+from verify.rules import Compared
+from verify.sums import unit_sums
+
+__all__ = [
+    "VERIFY",
+    "Verification",
+    "plan_verification",
+    "read_report",
+    "verification_macs",
+    "verification_scratch",
+    "write_output",
+]
+
+REPORT_BYTES = 1 << 20
+"""A report takes some tens of kilobytes; the first 8 bytes are its length."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verification of a problem's result, which follows the problem's own inputs; the output is a report."""
+
+    problem: ConvProblem
+    explain: bool = False
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the inputs."""
+        return self.problem.dtype
+
+    @property
+    def n(self) -> int:
+        """Number of images."""
+        return self.problem.n
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds, all of them."""
+        return verification_macs(self.dtype, self.problem.macs)
+
+    @property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the inputs and of the result to verify."""
+        return *self.problem.input_shapes, self.problem.output_shape
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the report."""
+        return (REPORT_BYTES,)
+
+    @property
+    def output_dtype(self) -> np.dtype[Any]:
+        """Dtype of the report: bytes."""
+        return np.dtype(np.uint8)
+
+
+def plan_verification(problem: ConvProblem, *, workers: int = 1, explain: bool = False) -> Plan:
+    """Plan the verification of a problem's result; `explain` also tests hypotheses about one that passes."""
+    first, _ = REFERENCE.units(problem, workers)
+    units = [
+        Unit(unit.index, 0, None, None, verification_macs(problem.dtype, unit.macs), (0, unit.index)) for unit in first
+    ]
+    last = Unit(len(units), 1, None, None, 0, (1, 0))
+    return Plan(Verification(problem, explain), VERIFY.name, (*units, last), 2, verification_scratch(problem), ())
+
+
+def verification_macs(dtype: str, macs: int) -> int:
+    """Return the multiply-adds of a verification: of sums and of squares, and for f64 of about ten pairs of slices."""
+    return (11 if dtype == "f64" else 2) * macs
+
+
+def verification_scratch(problem: ConvProblem) -> int:
+    """Return the bytes of scratch of a verification."""
+    return 8 * max(1, _arrays(problem) * prod(problem.output_shape))
+
+
+def _arrays(problem: ConvProblem) -> int:
+    return 3 if problem.dtype == "f64" else 2
+
+
+def read_report(output: bytes | memoryview) -> dict[str, Any]:
+    """Return the report in a verification's output."""
+    length = int.from_bytes(output[:8], "little")
+    found: dict[str, Any] = json.loads(bytes(output[8 : 8 + length]))
+    return found
+
+
+class VerifyKernel:
+    """Computes the units of `plan_verification`."""
+
+    name = "verify"
+
+    def run(
+        self, verification: Verification, unit: Unit, inputs: Sequence[Storage], output: Storage,
+        scratch: Storage | None, stop: Stop,
+    ) -> bool:  # fmt: skip
+        """Compute the exact sums of one box, or the report."""
+        if stop():
+            return False
+        assert scratch is not None
+        problem, (*given, result) = verification.problem, inputs
+        shape = (_arrays(problem), *problem.output_shape)
+        exact, spread, *low = scratch.view(np.float64)[: prod(shape)].reshape(shape)
+        stage, index = unit.part
+        if stage == 0:
+            return _write_sums(problem, index, given, [exact, spread, *low], stop)
+        compared = Compared(problem, given, result, exact, low[0] if low else None, spread, verification.explain)
+        text = write_report(compared, stop)
+        if text is None:
+            return False
+        write_output(text, output)
+        return True
+
+
+def write_output(text: bytes, output: Storage) -> None:
+    """Write a report, which `read_report` reads, to the output of a verification."""
+    data = np.frombuffer(len(text).to_bytes(8, "little") + text, np.uint8)
+    assert data.size <= output.size
+    output[: data.size] = data
+
+
+def _write_sums(
+    problem: ConvProblem, index: int, inputs: Sequence[Storage], arrays: Sequence[npt.NDArray[np.float64]], stop: Stop
+) -> bool:
+    """Write the exact sums of one unit of the reference kernel; False when `stop` said so."""
+    unit = REFERENCE.units(problem, 1)[0][index]
+    if arrays[0].size == 0:
+        return True
+    sums = unit_sums(problem, unit, inputs, stop)
+    if sums is None:
+        return False
+    for array, values in zip(arrays, (sums.high, sums.spread, sums.low), strict=False):
+        box(array, unit)[...] = values
+    return True
+
+
+VERIFY = VerifyKernel()
+register(VERIFY)
