@@ -1,4 +1,4 @@
-"""The command: `convgrad run|validate|verify|ops|describe|health|bench|serve|completion`."""
+"""The command: `convgrad run|validate|verify|ops|describe|health|bench|serve|keys|completion`."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(given: list[str]) -> int:
-    if given[:1] == ["serve"]:
-        return _serve(given[1:])
+    if given and given[0] in _MODULES:
+        return _delegate(_MODULES[given[0]], given[1:])
     try:
         options = parser(_COMMANDS).parse_args(given)
         command: Command = options.command
@@ -40,15 +40,19 @@ def _main(given: list[str]) -> int:
         return failed(error, as_json="--json" in given)
 
 
-def _serve(arguments: Sequence[str]) -> int:
+def _delegate(module: str, arguments: Sequence[str]) -> int:
+    """Run a module of the service with the rest of the command line."""
     try:
         root = launch.service_root()
     except launch.NotInstalled as error:
         _say(str(error))
         return 2
     # The service replaces this process, so that it receives the signals of a supervisor.
-    return os.execve(sys.executable, launch.command(arguments), launch.environment(root, os.environ))  # noqa: S606
+    return os.execve(sys.executable, launch.command(arguments, module), launch.environment(root, os.environ))  # noqa: S606
 
+
+_MODULES = {"serve": "app", "keys": "app.http.keys"}
+"""The modules of the service that are subcommands."""
 
 _COMMANDS: dict[str, Command] = {
     "run": calls.run,

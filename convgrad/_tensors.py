@@ -15,7 +15,7 @@ import ml_dtypes
 import numpy as np
 
 from convgrad._dtypes import DType, dtype_of_array
-from convgrad._errors import ParseError, Unsupported
+from convgrad._errors import CallerError, ParseError, Unsupported
 from convgrad._events import Array
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header, write_header
 
@@ -151,11 +151,12 @@ def _slices(data: memoryview) -> Iterator[memoryview]:
 
 
 def _file_part(path: Path, declared: str | None) -> Part:
-    header, size = _file_header(path)
-    # Only ml_dtypes writes <V2, for bfloat16; <u2 may be anything, so it has to be declared.
-    if declared is None and header.descr.endswith("V2"):
-        declared = "bf16"
-    dtype = header.dtype(declared)
+    try:
+        header, size = _file_header(path)
+        # Only ml_dtypes writes <V2, for bfloat16; <u2 may be anything, so it has to be declared.
+        dtype = header.dtype("bf16" if declared is None and header.descr.endswith("V2") else declared)
+    except CallerError as error:
+        raise type(error)(f"{path}: {error.message}", data=error.data) from error
     whole = header.offset + header.nbytes
     if size != whole:
         raise ParseError(f"{path} must have {whole} bytes by its header, but has {size}")
@@ -170,7 +171,7 @@ def _file_header(path: Path) -> tuple[NpyHeader, int]:
         size = os.fstat(file.fileno()).st_size
     header = parse_header(start)
     if header is None:
-        raise ParseError(f"{path} ends within its .npy header")
+        raise ParseError("the file ends within its .npy header")
     return header, size
 
 

@@ -36,6 +36,22 @@ def translated(url: httpx.URL | None = None) -> Iterator[None]:
         cls, message = next(MAPPING[kind] for kind in type(error).__mro__ if kind in MAPPING)
         if cls is ConnectFailed and url is not None:
             message = message.replace("the service", f"the service at {url.copy_with(userinfo=b'')}", 1)
-        raise cls(f"{message}: {error}" if str(error) else message) from error
+        start = (
+            "; start one with `convgrad serve`, or use convgrad.local()"
+            if cls is ConnectFailed and _refused(error)
+            else ""
+        )
+        raise cls(f"{message}: {error}{start}" if str(error) else message) from error
     except httpx.StreamError as error:
         raise TransportError(f"the reply was closed before it was read: {error}") from error
+
+
+def _refused(error: BaseException | None) -> bool:
+    """Whether nothing listens at the address or Unix socket."""
+    while error is not None:
+        several = getattr(error, "exceptions", ())
+        if isinstance(error, ConnectionRefusedError | FileNotFoundError) or any(map(_refused, several)):
+            return True
+        # httpcore's errors have the OSError as their context only; that of an OSError may be the caller's.
+        error = error.__cause__ or (None if isinstance(error, OSError) else error.__context__)
+    return False

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+from schemas.frameworks import format_here
 from schemas.problems import Problem, members_problem, number, problem
 from schemas.rows import MAX_DIMS, AttributeRow, Dialect
 from schemas.shapes import INT64_MAX
@@ -146,6 +147,9 @@ def _line(found: Problem) -> InitErrorDetails:
     return InitErrorDetails(type=PydanticCustomError(found["type"], text), loc=tuple(found["loc"][1:]), input=None)
 
 
+_OTHER_CHANNELS = str.maketrans("IO", "OI")
+
+
 def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, str]) -> Problem:
     name, *index = found["loc"]
     row = called.operation.attribute[name]
@@ -162,8 +166,14 @@ def _from_pydantic(called: CalledOperation, found: Any, spelled: Mapping[str, st
         case "too_long":
             msg, kind = f"{where} must have at most {MAX_DIMS} values, but has more", "too_long"
         case "literal_error":
-            hint = near_miss(found["input"], row.choices)
-            msg = f"{where} must be one of {', '.join(row.choices)}" + (f"; did you mean {hint}?" if hint else "")
+            msg = f"{where} must be one of {', '.join(row.choices)}"
+            if (here := format_here(found["input"], row.choices)) is not None:
+                msg += f"; use {here}"
+                if name == "weights_format" and called.operation.transposed:
+                    # JAX's axes are those of the convolution that this one transposes.
+                    msg += f", or {here.translate(_OTHER_CHANNELS)} for jax.lax with transpose_kernel=True"
+            elif (hint := near_miss(found["input"], row.choices)) is not None:
+                msg += f"; did you mean {hint}?"
             kind = "choice"
         case "tuple_type":
             msg, kind = f"{where} must be a list of integers", "list_type"

@@ -55,7 +55,8 @@ def resolve_axis(call: Call, axis: Axis, problems: list[Problem]) -> None:
     """Set padding, output padding and the inferred size of an axis; append the rules it breaks to `problems`."""
     effective = axis.effective
     if effective > INT64_MAX:
-        msg = f"the weights span {axis.span} on spatial axis {axis.index}, but must span at most {INT64_MAX}"
+        where = f"with {call.name('dilations')}[{axis.index}] = {axis.dilation}"
+        msg = f"{where} the weights span {axis.span} on spatial axis {axis.index}, but must span at most {INT64_MAX}"
         problems.append(problem(["attributes", call.name("dilations"), axis.index], msg, "overflow"))
         return
     mode = call.given.auto_pad
@@ -132,7 +133,9 @@ def _resolve_wide(call: Call, axis: Axis, effective: int, problems: list[Problem
         msg = f"{name}[{axis.index}] {rule}, but is {extra}"
         problems.append(problem(["attributes", name, axis.index], msg, "output_padding"))
     if transposed_size(axis.narrow, 0, 0, effective, stride, stride) > INT64_MAX:
-        msg = f"{stride} * {axis.narrow} + {effective} must be at most {INT64_MAX} on spatial axis {axis.index}"
+        size = f"{stride} * {axis.narrow} + {effective}"
+        rule = f"{call.name('strides')}[{axis.index}] is {stride}, but {size} must be at most {INT64_MAX}"
+        msg = f"{rule} on spatial axis {axis.index}"
         problems.append(problem(["attributes", call.name("strides"), axis.index], msg, "overflow"))
         return
     least = transposed_size(axis.narrow, axis.begin, axis.end, effective, stride, 0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from schemas.attributes import Given, read_attributes
 from schemas.inputs import Inputs, read_inputs
 from schemas.problems import Problem, dims, problem, safe_key
+from schemas.spelling import advice
 from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta, read_meta
 
@@ -82,7 +83,7 @@ def _read_outputs(called: CalledOperation, asked: tuple[str, ...], problems: lis
         if output is None:
             known = ", ".join(called.wire_names[row.name] for row in called.operation.outputs)
             msg = f"{safe_key(name)} is not an output of {called.called_as}: it has {known}"
-            problems.append(problem(loc, msg, "unknown_output"))
+            problems.append(problem(loc, msg + advice(called, name, "output"), "unknown_output"))
         elif output in found:
             msg = f"outputs must name each output once, but {safe_key(name)} is asked for again"
             problems.append(problem(loc, msg, "conflict"))

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from convgrad._errors import InvalidParams, UnknownOperation, Unsupported
+from convgrad._errors import InvalidParams, Unsupported
 from schemas.ops import ResolvedOp, resolve
 from schemas.problems import MAX_PROBLEMS, Problem, dims, invalid_params, problem, safe_key
 from schemas.rows import DTYPE_NAMES, MAX_DIMS, REFERENCE_DTYPES
 from schemas.shapes import INT64_MAX
-from schemas.tables import OPERATIONS, CalledOperation, find_operation
+from schemas.tables import OPERATIONS, CalledOperation, find_operation, operation_hint, operation_names
 from schemas.tensors import TensorMeta
 
 __all__ = ["Graph", "LogicalTensor", "Node", "ResolvedGraph", "read_graph", "resolve_graph"]
@@ -234,13 +234,13 @@ class _Reader:
         return Node(position, number, name, called, attributes, dict(zip(rows, inputs, strict=False)), outputs[0])
 
     def _called(self, kind: object, loc: list[str | int], label: str) -> CalledOperation | None:
-        try:
+        if isinstance(kind, str) and kind in operation_names():
             return find_operation(kind)
-        except UnknownOperation:
-            shown = safe_key(kind)[:_SHOWN] if isinstance(kind, str) else "?"
-            known = ", ".join(operation.name for operation in OPERATIONS)
-            self._wrong([*loc, "kind"], f"{label}: {shown} is not supported; the kinds are {known}", "kind")
-            return None
+        known = ", ".join(operation.name for operation in OPERATIONS)
+        end = operation_hint(kind, self._problems)[1]
+        rule = f"{label}: {safe_key(kind)[:_SHOWN]} is not supported; the kinds are {known}{end}"
+        self._wrong([*loc, "kind"], rule, "kind")
+        return None
 
     def _tensors(self, given: object, loc: list[str | int], label: str) -> list[int] | None:
         if not isinstance(given, list) or len(given) > _MOST_TENSORS:

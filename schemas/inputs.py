@@ -8,8 +8,8 @@ from typing import Any
 from schemas.problems import Problem, members_problem, number, problem, safe_key
 from schemas.rows import DTYPE_NAMES, MAX_DIMS, REFERENCE_DTYPES
 from schemas.shapes import INT32_MAX
-from schemas.spelling import same_value
-from schemas.tables import CalledOperation, near_miss
+from schemas.spelling import advice, same_value
+from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta, read_meta
 
 __all__ = ["Inputs", "read_inputs"]
@@ -66,11 +66,9 @@ def _by_name(called: CalledOperation, given: Any, found: Inputs, problems: list[
     for key, value in given.items():
         name = spellings.get(key) if isinstance(key, str) else None
         if name is None:
-            hint, shown = near_miss(key, spellings), safe_key(key)
+            shown = safe_key(key)
             msg = f"{'this input' if shown == '?' else shown} is not an input of {called.called_as}"
-            problems.append(
-                problem(["inputs", shown], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_input")
-            )
+            problems.append(problem(["inputs", shown], msg + advice(called, key, "input"), "unknown_input"))
         elif value is None:
             continue
         elif name in values and not same_value(values[name], value):

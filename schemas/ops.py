@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -174,24 +175,55 @@ def _ignored_pads(call: Call, made: Geometry) -> list[str]:
 
 
 def _add_hint(call: Call, data_format: str, weights_format: str, broken: list[Problem]) -> None:
-    """Add a hint to the first problem if the shapes are valid in other formats."""
-    convolves = call.called.operation.convolves
-    weights, data_name = call.weights_loc[1], call.name("data_format")
-    weights_name = call.name("weights_format") if convolves else ""
-    fitting = [
-        (data, order)
-        for data in (data_format, *(other for other in DATA_FORMATS if other != data_format))
-        for order in (WEIGHTS_FORMATS if convolves else ("",))
-        if (data, order) != (data_format, weights_format) and not infer_geometry(call, data, order)[1]
-    ]
-    if not fitting:
-        return
-    data, order = fitting[0]
-    if data == data_format:
-        orders = " or ".join(other for same, other in fitting if same == data)
-        hint = f"{weights} matches {orders}; pass {weights_name}"
-    elif order == weights_format:
-        hint = f"the shapes match {data}; pass {data_name}"
-    else:
-        hint = f"the shapes match {data} with {order}; pass {data_name} and {weights_name}"
-    broken[0]["msg"] += f" ({hint})"
+    """Add to the first problem what would make the shapes valid: other formats, or two tensors exchanged.
+
+    All causes are named, because the remedy for a wrong one gives a valid call with a wrong result.
+    """
+    fitting = _fitting_formats(call, data_format, weights_format)
+    causes = []
+    for data, orders in fitting.items():
+        several = " or ".join(orders)
+        if data == data_format:
+            causes.append((f"{call.weights_loc[1]} matches {several}", "weights_format"))
+        elif orders == [weights_format] or (weights_format in orders and "weights_format" in call.given.spelled):
+            causes.append((f"the shapes match {data}", "data_format"))
+        else:
+            causes.append((f"the shapes match {data} with {several}", "data_format weights_format"))
+    exchanged = _fitting_exchanged(call, data_format, weights_format, fitting)
+    if exchanged is not None:
+        first, second = call.name("src"), call.name("diff_dst")
+        causes.append((f"the shapes match{exchanged} if {first} and {second} are exchanged", ""))
+    if len(causes) > 1:
+        broken[0]["msg"] += f" (either {', or '.join(cause for cause, _ in causes)})"
+    elif causes:
+        ((cause, names),) = causes
+        remedy = " and ".join(call.name(name) for name in names.split())
+        broken[0]["msg"] += f" ({cause}; pass {remedy})" if remedy else f" ({cause})"
+
+
+def _fitting_formats(call: Call, data_format: str, weights_format: str) -> dict[str, list[str]]:
+    """Return the weights formats that the shapes fit by data format, the call's own one first."""
+    found: dict[str, list[str]] = {}
+    for data in (data_format, *(other for other in DATA_FORMATS if other != data_format)):
+        for order in WEIGHTS_FORMATS if call.called.operation.convolves else ("",):
+            if (data, order) != (data_format, weights_format) and not infer_geometry(call, data, order)[1]:
+                found.setdefault(data, []).append(order)
+    return found
+
+
+def _fitting_exchanged(
+    call: Call, data_format: str, weights_format: str, fitting: Mapping[str, list[str]]
+) -> str | None:
+    """Return the formats that the shapes fit with `src` and `diff_dst` exchanged: the call's own, or usual ones."""
+    metas = call.inputs.metas
+    if not {"src", "diff_dst"} <= metas.keys():
+        return None
+    exchanged = {**metas, "src": metas["diff_dst"], "diff_dst": metas["src"]}
+    other = replace(call, inputs=replace(call.inputs, metas=exchanged))
+    if not infer_geometry(other, data_format, weights_format)[1]:
+        return ""
+    usual = ("XOI", "IOX") if call.transposed else ("XIO", "OIX")
+    if any(order in usual for orders in fitting.values() for order in orders):
+        return None
+    pairs = ((data, order) for data in DATA_FORMATS for order in usual)
+    return next((f" {data} with {order}" for data, order in pairs if not infer_geometry(other, data, order)[1]), None)

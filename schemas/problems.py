@@ -18,6 +18,7 @@ __all__ = [
     "number",
     "problem",
     "safe_key",
+    "safe_text",
     "some",
     "too_large",
     "unsupported",
@@ -61,6 +62,14 @@ def dims(shape: Iterable[int]) -> str:
 def safe_key(key: object) -> str:
     """Return a name chosen by the caller if it is short printable ASCII, which `loc` may contain, otherwise `?`."""
     return key if isinstance(key, str) and len(key) <= 64 and key.isascii() and key.isprintable() else "?"
+
+
+def safe_text(name: object) -> str:
+    """Return the printable ASCII of the beginning of a name chosen by the caller, with `..` if it is cut."""
+    if not isinstance(name, str):
+        return ""
+    shown = "".join(each for each in name[:64] if each.isascii() and each.isprintable()).strip()
+    return f"{shown}.." if len(name) > 64 else shown
 
 
 def some(names: Collection[object]) -> str:

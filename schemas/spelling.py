@@ -1,18 +1,20 @@
 """Normalise a call's attributes: canonical names and plain values, from either spelling, wrapped or not.
 
-Only names, wrappers and absent values are handled here; `schemas.attributes` validates the values.
+Only names, wrappers and absent values are handled here; `schemas.attributes` validates the values. `advice` explains
+unknown names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
+from schemas.frameworks import name_here
 from schemas.problems import Problem, problem, safe_key
 from schemas.rows import MAX_DIMS, AttributeRow
 from schemas.tables import CalledOperation, near_miss
 
-__all__ = ["canonical", "same_value"]
+__all__ = ["advice", "canonical", "same_value"]
 
 
 def canonical(called: CalledOperation, given: Any) -> tuple[dict[str, Any], dict[str, str], list[Problem]]:
@@ -47,10 +49,36 @@ def canonical(called: CalledOperation, given: Any) -> tuple[dict[str, Any], dict
 
 
 def _unknown(called: CalledOperation, key: object) -> Problem:
-    hint = near_miss(key, called.operation.attribute_spellings)
     name = safe_key(key)
     msg = f"{'this attribute' if name == '?' else name} is not an attribute of {called.called_as}"
-    return problem(["attributes", name], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_attribute")
+    return problem(["attributes", name], msg + advice(called, key, "attribute"), "unknown_attribute")
+
+
+def advice(called: CalledOperation, name: object, kind: Literal["attribute", "input", "output"]) -> str:
+    """Return the end of the message about an unknown name: its kind if it is another, or its name here."""
+    operation = called.operation
+    spellings = {
+        "attribute": operation.attribute_spellings,
+        "input": operation.input_spellings,
+        "output": operation.output_spellings,
+    }
+    others = [other for other, names in spellings.items() if name in names]
+    if others:
+        return f"; it is an {others[0]}"
+    here = name_here(name)
+    if here is None:
+        hint = near_miss(name, spellings[kind])
+        return f"; did you mean {hint}?" if hint else ""
+    notes = [here.note, here.transposed if operation.transposed else ""]
+    note = f" ({'; '.join(filter(None, notes))})" if any(notes) else ""
+    for names in map(str.split, here.names):
+        if all(each in called.wire_names for each in names):
+            use = " and ".join(called.wire_names[each] for each in names)
+            other = next(other for other in (kind, *spellings) if names[0] in spellings[other].values())
+            return f"; use {use}{'' if other == kind else f', an {other}'}{note}"
+    if not here.names:
+        return f"; {here.note}"
+    return f"; it is {here.names[0].replace(' ', ' and ')} here, which {called.called_as} does not have"
 
 
 def _unwrapped(row: AttributeRow, key: str, raw: Mapping[Any, Any]) -> tuple[Any, Problem | None]:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 
 from convgrad._errors import UnknownOperation
-from schemas.problems import MAX_PROBLEMS
+from schemas.frameworks import operation_here
+from schemas.problems import MAX_PROBLEMS, safe_text
 from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS, AttributeRow, Dialect, Operation, TensorRow
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "CalledOperation",
     "find_operation",
     "near_miss",
+    "operation_hint",
     "operation_names",
     "verified",
 ]
@@ -395,15 +397,28 @@ def operation_names() -> tuple[str, ...]:
 def find_operation(name: object) -> CalledOperation:
     """Return the operation of a name or alias, with or without the suffix `-1`.
 
-    Raises `UnknownOperation`, with the closest known name if there is one.
+    Raises `UnknownOperation`, with the name here of an operation of another framework, or the closest known name.
     """
     called = _CALLED.get(name) if isinstance(name, str) else None
     if called is None:
-        hint = near_miss(name, _CALLED)
+        hint, end = operation_hint(name)
+        shown = safe_text(name)
+        msg = f"there is no {f'operation {shown}' if shown else 'such operation'}"
         known = ", ".join(operation.name for operation in OPERATIONS)
-        suffix = f"; did you mean {hint}?" if hint else ""
-        raise UnknownOperation(f"no such operation: the operations are {known}{suffix}", data={"hint": hint})
+        raise UnknownOperation(f"{msg}: the operations are {known}{end}", data={"hint": hint})
     return called
+
+
+def operation_hint(name: object, problems: Sized = ()) -> tuple[str | None, str]:
+    """Return what an unknown operation may be here, if that is known, and the end of the message that says so.
+
+    `problems` are as in `near_miss`.
+    """
+    here = operation_here(name)
+    if here is not None:
+        return here.names[0], f"; use {', '.join(filter(None, (here.names[0], here.note)))}"
+    hint = near_miss(name, _CALLED, problems)
+    return hint, f"; did you mean {hint}?" if hint else ""
 
 
 def near_miss(name: object, known: Mapping[str, object] | tuple[str, ...], problems: Sized = ()) -> str | None:

@@ -15,6 +15,8 @@ import numpy.typing as npt
 import pytest
 
 import convgrad
+from schemas.frameworks import NAMES, OPERATIONS, Here, format_here, name_here, operation_here
+from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS
 from tests.live import LiveService
 
 Array = npt.NDArray[Any]
@@ -315,3 +317,36 @@ def test_the_same_weights_the_other_way(client: convgrad.Client) -> None:
     gradient = client.run("ConvolutionBackwardData", inputs, {**PLAIN, "dst_shape": SRC})
     transposed = client.run("ConvTranspose", {"src": diff_dst, "weights": weights}, {**PLAIN, "weights_format": "IOX"})
     np.testing.assert_array_equal(gradient, transposed)
+
+
+def written(here: Here) -> str:
+    """Return the cell of the page for what a name is here."""
+    names = " or ".join(" and ".join(f"`{name}`" for name in each.split()) for each in here.names)
+    notes = "; ".join(filter(None, (here.note, here.transposed and f"transposed: {here.transposed}")))
+    return ", ".join(filter(None, (names, notes)))
+
+
+def test_names_in_errors() -> None:
+    """The names that errors translate are those of the page."""
+    found = [(name, here) for names, here in rows("Names in errors") for name in re.findall(r"`([^`]+)`", names)]
+    expected = [(name, written(here)) for name, here in NAMES.items()]
+    expected += [(name, written(here)) for name, here in OPERATIONS.items()]
+    operations = [(name.lower().replace("_", ""), here) for name, here in found[len(NAMES) :]]
+    assert found[: len(NAMES)] + operations == expected
+
+
+def test_errors_translate_the_tables() -> None:
+    """The first name of a cell of the tables is translated to one in the last cell."""
+    for *cells, here in (row[1:] for title in ("Tensors", "Attributes") for row in rows(title)):
+        ours = set(re.findall(r"`(\w+)", here))
+        for name in re.findall(r"^`([a-zX_]+)[=`]", "\n".join(cells), re.MULTILINE):
+            translated = name_here(name)
+            known = name in ours or (translated and ours & set(re.findall(r"\w+", written(translated))))
+            # JAX's padding has the further pixels of a transposed convolution too.
+            assert known or (name == "padding" and ours == {"output_padding"}), (name, here)
+    for *cells, here in rows("Operations"):
+        for name in re.findall(r"^`([\w.]+)`(?! of)", "\n".join(cells), re.MULTILINE):
+            found = operation_here(name)
+            assert name in here or (found and f"`{found.names[0]}`" in here), (name, here)
+    assert [format_here(name, DATA_FORMATS) for name in ("NCHW", "NHWC")] == ["NCX", "NXC"]
+    assert [format_here(name, WEIGHTS_FORMATS) for name in ("OIHW", "HWIO")] == ["OIX", "XIO"]

@@ -141,6 +141,14 @@ def test_the_wheel_has_a_local_service(installed: Path, tmp_path: Path) -> None:
     assert done.stdout == "[12. 12.]\n", done.stderr
 
 
+def test_the_wheel_creates_keys(installed: Path, tmp_path: Path) -> None:
+    """`convgrad keys` of the wheel adds a key to a file."""
+    command = [str(installed.with_name("convgrad")), "keys", "team-a", "--file", "keys"]
+    done = subprocess.run(command, cwd=tmp_path, env=plain_environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert (tmp_path / "keys").read_text(encoding="utf-8").startswith("team-a sha256:")
+
+
 def test_the_wheel_serves(installed: Path, tmp_path: Path) -> None:
     """`convgrad serve` of the wheel computes a call, from a folder that has nothing in it, and leaves nothing there."""
     folder = tmp_path / "empty"

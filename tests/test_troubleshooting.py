@@ -203,7 +203,7 @@ PROVOKED: dict[str, Callable[[Provoker], str]] = {
     "the request body exceeds": Provoker.large_body,
     "the Content-Type must be": lambda p: p.post(content_type="application/x-www-form-urlencoded"),
     "the body is not JSON": lambda p: p.post(b"{attributes: {}}"),
-    "no such operation": lambda p: p.call(op="ConvBackwardWeights"),
+    "there is no operation": lambda p: p.call(op="ConvBackwardWeights"),
     "src: float64 is computed only": lambda p: p.call(src=ones(1, 1, 3, dtype=np.float64)),
     "src: int32 is not computed": lambda p: p.call(src=ones(1, 1, 3, dtype=np.int32)),
     "diff_dst must be f32": lambda p: p.call(diff_dst=ones(1, 1, 2, dtype=np.float16)),

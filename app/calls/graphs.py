@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import storage_dtype
 from schemas.graphs import LogicalTensor, ResolvedGraph
+from schemas.problems import dims, too_large
 from schemas.tensors import TensorSpec
 
 if TYPE_CHECKING:
@@ -74,16 +75,25 @@ async def prepare_graph(
     """Check the limits of all nodes together and plan each; raises what preparing a call raises."""
     settings = service.settings
     check_encoding(options, ((str(number), _reply_shape(graph.tensors[number], layout)) for number in wanted))
-    _check("work", graph.macs, settings.work_limit, "multiply-adds")
+    if graph.macs > settings.work_limit:
+        node, op = max(graph.nodes, key=lambda each: each[1].macs)
+        most = f"{node.label} needs {op.macs} of them"
+        raise _too_large("work", graph.macs, settings.work_limit, "multiply-adds", most, ["graph", node.position])
     tensors = sum(_bytes(tensor) for tensor in graph.tensors.values() if tensor.shape is not None)
     if layout == "memory":
         tensors += sum(graph.tensors[number].span * dtype(graph.tensors[number].dtype).itemsize for number in wanted)
     largest = max(call_bytes(op) for _, op in graph.nodes)
-    _check("memory", tensors + largest, settings.memory_budget, "bytes of tensors")
+    if tensors + largest > settings.memory_budget:
+        tensor = max(graph.tensors.values(), key=_bytes)
+        most = f"tensor {tensor.id} is {dims(tensor.shape or ())}"
+        raise _too_large("memory", tensors + largest, settings.memory_budget, "bytes of tensors", most)
     planned = []
     for node, op in graph.nodes:
-        check_limits(op, settings)
-        planned.append((node, await service.plan(Checked(op, options, deadline))))
+        try:
+            check_limits(op, settings)
+            planned.append((node, await service.plan(Checked(op, options, deadline))))
+        except TooLarge as error:
+            raise too_large(error, ["graph", node.position, *error.data.get("loc", [])], node.label) from None
     return PreparedGraph(graph, tuple(planned), wanted, layout, options)
 
 
@@ -210,9 +220,11 @@ def _described(tensor: LogicalTensor) -> dict[str, Any]:
     return found | ({} if tensor.strides is None else {"strides": list(tensor.strides)})
 
 
-def _check(reason: str, value: int, limit: int, what: str) -> None:
-    if value > limit:
-        raise TooLarge(
-            f"the graph needs {value} {what}, but this service allows {limit}",
-            data={"reason": reason, "limit": limit, "value": value},
-        )
+def _too_large(
+    reason: str, value: int, limit: int, what: str, most: str, loc: Sequence[str | int] = ("graph",)
+) -> TooLarge:
+    """Return the error for a graph that exceeds a limit; `most` says what needs the most, and `loc` where it is."""
+    return TooLarge(
+        f"the graph needs {value} {what}, but this service allows {limit}: {most}",
+        data={"reason": reason, "limit": limit, "value": value, "loc": list(loc)},
+    )

@@ -118,10 +118,12 @@ def check_limits(op: ResolvedOp, settings: Settings) -> None:
     """Raise `TooLarge` when work, output, all tensors or the plan exceed a limit, before anything is planned."""
     _check("work", op.macs, settings.work_limit, "multiply-adds", op, _largest)
     if not target().compiles and op.macs > _REFERENCE_MACS:
+        place, name, shape = _largest(op)
         raise TooLarge(
             f"the call needs {op.macs} multiply-adds; no compiled code works on this machine's processor (/readyz has"
-            f" the reason), and the reference kernel, used instead, is limited to {_REFERENCE_MACS}",
-            data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs},
+            f" the reason), and the reference kernel, used instead, is limited to {_REFERENCE_MACS}:"
+            f" {name} is {written(shape)}",
+            data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs, "loc": [place, name]},
         )
     _check("output", sum(map(tensor_bytes, op.outputs)), settings.output_limit, "bytes of output", op, _output)
     _check("memory", call_bytes(op), settings.memory_budget, "bytes of tensors", op, _largest)

@@ -12,6 +12,7 @@ from app.intake.options import Options
 from app.settings import Settings
 from schemas.ops import ResolvedOp, TensorMeta, resolve
 from schemas.problems import dims, invalid_params, problem
+from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES
 from schemas.tables import find_operation
 from schemas.tensors import TensorSpec
 from verify.unit import read_report
@@ -53,6 +54,8 @@ def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> Non
     else:
         if meta.dtype != op.dtype:
             msg = f"{key} must be {op.dtype} like the inputs, but is {meta.dtype}"
+            if meta.dtype in (*DTYPE_NAMES, *REFERENCE_DTYPES):
+                msg += f": to verify a result of {meta.dtype}, convert the inputs to {meta.dtype}"
             problems.append(problem([*loc, "dtype"], msg, "mixed_dtypes"))
         if meta.shape != op.output.shape:
             msg = f"{key} must have shape {dims(op.output.shape)}, but has {dims(meta.shape)}"

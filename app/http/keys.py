@@ -4,13 +4,14 @@ One key per line; `#` begins a comment::
 
     team-a  sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08  calls=8
 
-`python -m app.http.keys team-a` creates a key and its line. A key has 256 random bits, so a plain SHA-256 of it can't
+`convgrad keys team-a` creates a key and its line. A key has 256 random bits, so a plain SHA-256 of it can't
 be reversed by search, and reading the file gives nobody access.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import hmac
 import logging
@@ -19,12 +20,13 @@ import re
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from app.telemetry.context import ANYONE
-from convgrad._keys import checked_key
+from convgrad._keys import add_key_flags, checked_key
 
 __all__ = ["Key", "KeyRing", "main", "parse_keys"]
 
@@ -135,29 +137,73 @@ def _stamp(file: Path) -> tuple[int, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Create a key: its line goes to standard output, the key itself to standard error only."""
-    parser = argparse.ArgumentParser(prog="python -m app.http.keys", description=main.__doc__)
-    parser.add_argument("name", help="the key's id in logs and metrics: letters, digits, '.', '_' and '-'")
-    parser.add_argument("--calls", type=int, metavar="N", help="most calls of the key at a time")
-    parser.add_argument("--stdin", action="store_true", help="read the key from standard input instead of creating one")
+    """Create an API key: its line goes to standard output or a key file, the key itself to standard error only."""
+    parser = argparse.ArgumentParser(prog="convgrad keys", description=main.__doc__)
+    add_key_flags(parser)
     options = parser.parse_args(arguments)
     secret = sys.stdin.readline().strip() if options.stdin else f"cg_{secrets.token_urlsafe(32)}"
     try:
-        checked_key(secret)
-    except ValueError as error:
-        parser.error(str(error))
-    if not _SHORTEST <= len(secret) <= _LONGEST:
-        parser.error(f"a key must have {_SHORTEST} to {_LONGEST} characters, but has {len(secret)}")
-    limit = "" if options.calls is None else f" calls={options.calls}"
-    line = f"{options.name} sha256:{hashlib.sha256(secret.encode()).hexdigest()}{limit}"
-    try:
-        parse_keys(line)
-    except ValueError as error:
+        line = _line(options.name, secret, options.calls)
+        if options.file is None:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+        else:
+            _add(Path(options.file), line)
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     if not options.stdin:
         os.write(2, f"the key, shown only once: {secret}\n".encode())
-    sys.stdout.write(f"{line}\n")
     return 0
+
+
+def _line(name: str, secret: str, calls: int | None) -> str:
+    """Return the line of a key; raises `ValueError`, which does not contain the key."""
+    checked_key(secret)
+    if not _SHORTEST <= len(secret) <= _LONGEST:
+        raise ValueError(f"a key must have {_SHORTEST} to {_LONGEST} characters, but has {len(secret)}")
+    if name == ANYONE or not _NAME.fullmatch(name):
+        raise ValueError(f"NAME must not be {ANYONE}, and must have 1 to 64 letters, digits, '.', '_' and '-'")
+    limit = "" if calls is None else f" calls={calls}"
+    if limit and not _LIMIT.fullmatch(limit.strip()):
+        raise ValueError(f"--calls must be from 1 to 999999, but is {calls}")
+    return f"{name} sha256:{hashlib.sha256(secret.encode()).hexdigest()}{limit}\n"
+
+
+def _add(path: Path, line: str) -> None:
+    """Add a line to a key file, which is replaced as a whole: a service that reads it meanwhile sees no part of a line.
+
+    Raises `ValueError` if the file has a wrong line, or the key or its name already, and `OSError`.
+    """
+    path = path.resolve()  # what a symbolic link names is replaced, not the link
+    with _locked(path.parent):
+        before = path.read_text("utf-8") if path.exists() else ""
+        text = before + ("\n" if before and not before.endswith("\n") else "") + line
+        try:
+            parse_keys(text)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+        try:
+            with new.open("x", encoding="utf-8") as file:
+                if path.exists():
+                    os.fchmod(file.fileno(), path.stat().st_mode)
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(path)
+        finally:
+            new.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time add keys to the files of a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 if __name__ == "__main__":

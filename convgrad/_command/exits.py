@@ -38,6 +38,10 @@ REPORTED = tuple(_CODES)
 """The exceptions that end the command with an exit code and a message instead of a traceback."""
 
 
+_FLAGS = {"convgrad.local()": "--local of run and verify", "reference=True": "--reference of run"}
+"""The flags in place of what messages of the client recommend."""
+
+
 class UsageError(ValueError):
     """The command line can't be parsed; `usage` is that of the subcommand."""
 
@@ -50,13 +54,17 @@ def failed(error: BaseException, *, as_json: bool = False) -> int:
     """Print an error, as one line of JSON if asked, and return the exit code for it."""
     code = next(code for cls, code in _CODES.items() if isinstance(error, cls))
     message = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+    for python, flag in _FLAGS.items():
+        message = message.replace(python, flag)
     if as_json:
         print(json.dumps({"error": _members(error, message, code)}, ensure_ascii=False), file=sys.stderr)
         return code
     if isinstance(error, UsageError):
         sys.stderr.write(error.usage)
     say(message)
-    for fault in error.errors if isinstance(error, InvalidParams) else []:
+    faults = error.errors if isinstance(error, InvalidParams) else []
+    # The message usually has the first one.
+    for fault in faults[1:] if faults and faults[0].get("msg", "") in message else faults:
         say(f"  {'.'.join(map(str, fault.get('loc', [])))}: {fault.get('msg', '')}")
     return code
 

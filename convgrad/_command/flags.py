@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from convgrad import __version__
 from convgrad._base import DEFAULT_URL
 from convgrad._command.exits import EXITS, UsageError
+from convgrad._keys import add_key_flags
 from convgrad._spec import SHAPES, TENSORS, attribute, integers, named, names
 
 __all__ = ["COMMANDS", "SHELLS", "Command", "parser"]
@@ -49,8 +50,10 @@ def parser(commands: Mapping[str, Command]) -> argparse.ArgumentParser:
         add_flags(command)
         if name != "completion":
             _add_connection(command)
-    # For the list of commands only: `serve` is handled before parsing, and its flags are the service's settings.
+    # For the list of commands and completion: these two are handled before parsing, by the service, and the flags of
+    # `serve` are its settings.
     subparsers.add_parser("serve", help="run the service; convgrad serve --help shows its settings")
+    add_key_flags(subparsers.add_parser("keys", help="create an API key for a service"))
     return top
 
 
@@ -205,4 +208,4 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], Any]]] = {
         _add_completion,
     ),
 }
-"""The help and the flags of each subcommand but `serve`."""
+"""The help and the flags of each subcommand but `serve` and `keys`."""

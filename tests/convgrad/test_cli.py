@@ -262,8 +262,11 @@ def test_bench_stops_at_an_error(server: Server) -> None:
     ],
 )
 def test_exit_codes(server: Server, capsys: pytest.CaptureFixture[str], status: int, code: str, exit_code: int) -> None:
-    """The exit code shows the kind of error, and every broken rule is printed on its own line."""
-    errors = [{"loc": ["attributes", "strides", 0], "msg": "must be positive", "type": "range"}]
+    """The exit code shows the kind of error; each broken rule is printed once, the first as the message."""
+    errors = [
+        {"loc": ["attributes", "groups"], "msg": "rule", "type": "range"},
+        {"loc": ["attributes", "strides", 0], "msg": "must be positive", "type": "range"},
+    ]
     server.script.append(lambda handler, _: handler.problem(status, code, errors=errors))
     assert main(["run", "Op", "--src", "src.npy"]) == exit_code
     lines = capsys.readouterr().err.splitlines()
@@ -274,7 +277,14 @@ def test_exit_codes(server: Server, capsys: pytest.CaptureFixture[str], status: 
 def test_no_service(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a service at the address the exit code is 5."""
     assert main(["health", "--url", f"http://127.0.0.1:{free_port()}"]) == 5
-    assert "can't connect" in capsys.readouterr().err
+    assert "; start one with `convgrad serve`, or use --local of run and verify" in capsys.readouterr().err
+
+
+def test_a_tensor_of_float64(capsys: pytest.CaptureFixture[str], server: Server) -> None:
+    """The error recommends the command's flag, not the parameter of the client."""
+    np.save("src.npy", np.ones(3))
+    assert main(["run", "Op", "--src", "src.npy", "--url", server.url]) == 3
+    assert "float64 is computed only with --reference of run, slowly: convert it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

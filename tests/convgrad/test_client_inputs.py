@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +42,30 @@ def test_no_connection_names_the_address() -> None:
         ) as caught,
     ):
         client.run("Op", {"src": SRC})
+    assert str(caught.value).endswith("; start one with `convgrad serve`, or use convgrad.local()")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"text", "a .npy file must begin with"),
+        (b"", "the file ends within its .npy header"),
+        (b"\x93NUMPY\x09\x00", "the .npy format version must be"),
+    ],
+)
+def test_a_file_of_another_format_is_named(
+    client: Client, server: Server, tmp_path: Path, content: bytes, reason: str
+) -> None:
+    """The error names the file that is no .npy file."""
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(convgrad.ParseError, match=f"^{re.escape(f'{path}: {reason}')}"):
+        client.run("Op", {"src": path})
+    np.save(path.with_suffix(".npy"), np.ones(3, np.complex64))
+    with pytest.raises(convgrad.Unsupported, match=r"^src: .*notes.npy: the descr"):
+        client.run("Op", {"src": path.with_suffix(".npy")})
+    assert not server.received
 
 
 def test_a_wrong_dtype_names_the_input_and_the_remedy(client: Client, server: Server) -> None:

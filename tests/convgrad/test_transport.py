@@ -47,6 +47,22 @@ def test_the_most_specific_class_wins(cls: type[Exception], ours: type[convgrad.
     assert type(caught.value) is ours
 
 
+@pytest.mark.parametrize(
+    ("cause", "refused"),
+    [
+        (ConnectionRefusedError(111, "refused"), True),
+        (FileNotFoundError(2, "no such socket"), True),
+        (ExceptionGroup("several addresses", [OSError("unreachable"), ConnectionRefusedError(111, "refused")]), True),
+        (OSError("unreachable"), False),
+    ],
+)
+def test_nothing_listens(cause: Exception, refused: bool) -> None:
+    """Where nothing listens at the address or socket, the error names the ways to start a service."""
+    with pytest.raises(convgrad.ConnectFailed) as caught, translated():
+        raise httpx.ConnectError("reason") from cause
+    assert caught.value.message.endswith("use convgrad.local()") == refused
+
+
 def test_reading_a_closed_reply_is_a_transport_error() -> None:
     """Using a stream outside its `with` raises one of our errors."""
     with pytest.raises(convgrad.TransportError, match="closed"), translated():

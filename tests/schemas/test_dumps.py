@@ -133,7 +133,7 @@ def test_the_output_stands_in_for_an_unset_weights_shape() -> None:
             "must be ConvTransposeBackwardWeights, the operation called",
         ),
         ({"kind": 3}, ("attributes", "kind"), "kind must name an operation"),
-        ({"kind": "MatMul"}, ("attributes", "kind"), "no such operation"),
+        ({"kind": "MatMul"}, ("attributes", "kind"), "there is no operation MatMul"),
         ({"graph": []}, ("attributes", "graph"), "must have 1 op, but has 0"),
         ({"graph": [3]}, ("attributes",), "must be an object with kind, attrs, inputs and outputs"),
     ],

@@ -379,3 +379,68 @@ def test_values_are_never_echoed() -> None:
         )
     assert secret not in repr(caught.value.data)
     assert secret not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "shapes", "hint"),
+    [
+        # With the channels alone exchanged, the weights of the other order fit as well.
+        (
+            GRADIENT,
+            {"weights_format": "IOX", "pads_begin": [1], "pads_end": [1]},
+            ((2, 6, 5), (2, 4, 5), [4, 6, 3]),
+            "(either weights_shape matches OIX, or the shapes match if src and diff_dst are exchanged)",
+        ),
+        (
+            CONVOLUTION,
+            {"weights_format": "OIX"},
+            ((2, 6, 5), (2, 4, 7), [6, 4, 3]),
+            "(the shapes match if src and diff_dst are exchanged)",
+        ),
+        (
+            CONVOLUTION,
+            {},
+            ((2, 6, 5), (2, 4, 7), [6, 4, 3]),
+            "(the shapes match NCX with OIX if src and diff_dst are exchanged)",
+        ),
+    ],
+)
+def test_exchanged_tensors_are_named(
+    name: str, given: dict[str, Any], shapes: tuple[tuple[int, ...], tuple[int, ...], list[int]], hint: str
+) -> None:
+    """Where `src` and `diff_dst` may have been exchanged, no single format is recommended."""
+    src, diff_dst, weights_shape = shapes
+    with pytest.raises(InvalidParams) as caught:
+        resolve(name, attributes(1, **given), tensors(src=src, diff_dst=diff_dst, weights_shape=weights_shape))
+    assert hint in caught.value.message
+    assert "pass" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [
+        (
+            "padding",
+            "; use pads_begin and pads_end (or auto_pad; a padding p of jax.lax is dilation * (kernel - 1) - p here)",
+        ),
+        ("kernel_size", "; use weights_shape (the shape has the channels too)"),
+        ("weight", "; use weights, an input"),
+        ("src", "; it is an input"),
+        ("padding_mode", "; the padding is always zeros"),
+        ("output_size", "; use output_padding"),
+        ("input_size", "; it is dst_shape here, which ConvTransposeBackwardWeights does not have"),
+    ],
+)
+def test_attributes_of_other_frameworks(name: str, end: str) -> None:
+    """An attribute of another framework is translated, or the error says what takes its place."""
+    found = refused(GRADIENT, attributes(**IOX, **{name: 1}), gradient())
+    assert found["attributes", name] == f"{name} is not an attribute of {GRADIENT}{end}"
+
+
+@pytest.mark.parametrize(
+    ("name", "end"), [("weight", "use weights"), ("grad_output", "use diff_dst"), ("x", "use src")]
+)
+def test_inputs_of_other_frameworks(name: str, end: str) -> None:
+    """A tensor of another framework is translated."""
+    found = refused(GRADIENT, attributes(**IOX), gradient(**{name: tensor(1)}))
+    assert found["inputs", name] == f"{name} is not an input of {GRADIENT}; {end}"

@@ -45,10 +45,33 @@ def test_every_name_is_listed_once() -> None:
     "name", ["", "Conv", "ConvTranspose-2", "convtranspose", "x" * 10**6, "\ud800", None, 3, [], {}]
 )
 def test_unknown_names(name: object) -> None:
-    """Any other name is an unknown operation, and the message does not repeat it."""
-    with pytest.raises(UnknownOperation) as caught:
+    """Any other name is an unknown operation; the message repeats it only if it is short and printable."""
+    with pytest.raises(UnknownOperation, match=r"there is no (such operation|operation [ -~]{1,66}): the") as caught:
         find_operation(name)
-    assert len(caught.value.message) < 250
+    assert len(caught.value.message) < 350
+    assert caught.value.message.isascii()
+
+
+@pytest.mark.parametrize(
+    ("name", "here"),
+    [
+        ("conv2d_weight", "ConvolutionBackwardWeights"),
+        ("torch.nn.grad.conv3d_input", "ConvolutionBackwardData"),
+        ("Conv2DBackpropFilter", "ConvolutionBackwardWeights"),
+        ("Conv3DBackpropInputV2", "ConvolutionBackwardData"),
+        ("ConvTranspose2d", "ConvTranspose"),
+        ("F.conv_transpose1d", "ConvTranspose"),
+        ("tf.nn.conv2d_transpose", "ConvTranspose"),
+        ("jax.lax.conv_general_dilated", "Convolution"),
+        ("DepthwiseConv2dNativeBackpropFilter", "ConvolutionBackwardWeights, with groups, one for each channel"),
+        ("tf.raw_ops.BiasAddGrad", "BiasAddBackward"),
+    ],
+)
+def test_names_of_other_frameworks(name: str, here: str) -> None:
+    """The error for an operation of another framework gives its name here."""
+    with pytest.raises(UnknownOperation, match=rf"; use {here}(, with .*)?$") as caught:
+        find_operation(name)
+    assert caught.value.data["hint"] == here.partition(",")[0]
 
 
 def test_a_misspelt_name_gets_a_hint() -> None:

@@ -21,6 +21,7 @@ from app.api.oip.infer import Inference, OipState
 from app.api.oip.reply import VERSION
 from app.calls.service import Service
 from convgrad._errors import UnknownOperation
+from schemas.problems import safe_text
 from schemas.tables import CalledOperation, find_operation, operation_names
 
 __all__ = ["OipState", "router", "shortcuts"]
@@ -49,7 +50,8 @@ def find_model(name: str, version: str | None = None) -> CalledOperation:
     """Return the operation of a model; raises `UnknownOperation` for an unknown name or version."""
     called = find_operation(name)
     if version not in (None, VERSION):
-        raise UnknownOperation(f"the model {called.called_as} has no such version: the only one is {VERSION}")
+        shown = f"version {safe_text(version)}"
+        raise UnknownOperation(f"the model {called.called_as} has no {shown}: the only one is {VERSION}")
     return called
 
 

@@ -49,7 +49,7 @@ from convgrad._errors import (
 )
 from schemas import rpc
 from schemas.problems import safe_key
-from schemas.tables import near_miss
+from schemas.tables import near_miss, operation_hint
 
 __all__ = ["RpcResponse", "router", "shortcuts"]
 
@@ -258,12 +258,11 @@ class RpcResponse(Response):
             raise InvalidRequest(item.message)
         method = self._methods.get(item.method)
         if method is None:
-            hint = near_miss(item.method, tuple(self._methods))
-            known = "rpc.discover lists the methods"
-            raise UnknownOperation(
-                f"there is no method {safe_key(item.method)}: {known}" + (f"; did you mean {hint}?" if hint else ""),
-                data={"hint": hint},
-            )
+            hint, end = operation_hint(item.method)
+            if hint is None and (hint := near_miss(item.method, tuple(self._methods))) is not None:
+                end = f"; did you mean {hint}?"
+            msg = f"there is no method {safe_key(item.method)}: rpc.discover lists the methods{end}"
+            raise UnknownOperation(msg, data={"hint": hint})
         return await stack.enter_async_context(method(item.params, ctx, running))
 
     async def _run_concurrently(self, work: Callable[[int], Awaitable[None]], count: int) -> None:

@@ -162,4 +162,4 @@ def test_mixed_dtypes(http: httpx.Client) -> None:
     body["inputs"]["diff_weights"] = {"dtype": "f64", "shape": list(SMALL.weights_shape), "data": wrong}
     reply = http.post(f"{URL}/verify", json=body)
     assert reply.status_code == 422
-    assert "diff_weights must be f32 like the inputs, but is f64" in reply.text
+    assert "diff_weights must be f32 like the inputs, but is f64: to verify a result of f64, convert" in reply.text

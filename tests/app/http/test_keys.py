@@ -79,7 +79,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 
 def test_the_command_creates_a_key_and_its_line() -> None:
     """The printed line belongs to the printed key and does not contain it."""
-    command = [sys.executable, "-m", "app.http.keys", "team-a", "--calls", "4"]
+    command = [sys.executable, "-m", "convgrad", "keys", "team-a", "--calls", "4"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     secret = done.stderr.strip().rpartition(" ")[2]
     assert secret not in done.stdout
@@ -100,6 +100,55 @@ def test_the_command_reads_a_key_from_stdin(
         with pytest.raises(SystemExit):
             main(["me", "--stdin"])
         assert wrong not in capsys.readouterr().err
+
+
+def test_the_command_adds_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Lines are added to the file, also through a link and after a line without an end; its mode is kept."""
+    path, link = tmp_path / "keys", tmp_path / "link"
+    link.symlink_to(path)
+    assert main(["a", "--file", str(link)]) == 0
+    path.write_text(f"# comment\n{path.read_text().strip()}")
+    path.chmod(0o640)
+    assert main(["b", "--calls", "2", "--file", str(path)]) == 0
+    out, err = capfd.readouterr()
+    assert not out
+    ring = KeyRing(file=path)
+    found = [ring.find(line.rpartition(" ")[2]) for line in err.splitlines()]
+    assert [(key.name, key.calls) for key in found if key] == [("a", None), ("b", 2)]
+    assert link.is_symlink()
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert sorted(tmp_path.iterdir()) == [path, link]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["a"], "two keys have the same name"),
+        (["na/me"], "NAME must not be -, and must have 1 to 64 letters"),
+        (["-"], "NAME must not be -"),
+        (["b", "--calls", "0"], "--calls must be from 1 to 999999, but is 0"),
+        (["b", "--file", "none/keys"], "none"),
+        (["b", "--file", "broken"], "broken: line 1 does not have the form"),
+    ],
+)
+def test_a_failed_command_changes_nothing(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    reason: str,
+) -> None:
+    """The exit code is 2, no file is made or changed, and no key is shown."""
+    monkeypatch.chdir(tmp_path)
+    files = {"keys": f"a {digest('1')}\n", "broken": "junk\n"}
+    for name, text in files.items():
+        Path(name).write_text(text)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--file", "keys", *arguments])
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+    err = capfd.readouterr().err
+    assert reason in err
+    assert "shown only once" not in err
 
 
 def test_keys_that_cannot_be_read_stop_the_start(tmp_path: Path) -> None:

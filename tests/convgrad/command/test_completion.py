@@ -49,7 +49,7 @@ def complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Complete:
 
 def test_bash_completes(complete: Complete) -> None:
     """Subcommands, flags, operations, attributes, choices and files are suggested."""
-    assert complete("") >= {*COMMANDS, "serve"}
+    assert complete("") >= {*COMMANDS, "serve", "keys"}
     assert complete("ver") == {"verify"}
     assert complete("run", "--re") == {"--reference"}
     assert complete("run", "ConvT") == {name for name in OPERATIONS if name.startswith("ConvT")}
@@ -57,6 +57,8 @@ def test_bash_completes(complete: Complete) -> None:
     assert complete("run", "Convolution", "--attr", "pads") == {"pads_begin=", "pads_end="}
     assert complete("run", "Convolution", "--dtype", "b") == {"bf16"}
     assert complete("run", "Convolution", "--src", "lay") == {"layer.npy"}
+    assert complete("keys", "--c") == {"--calls"}
+    assert complete("keys", "me", "--file", "lay") == {"layer.npy"}
     assert complete("completion", "") >= set(SHELLS)
 
 

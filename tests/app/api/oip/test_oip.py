@@ -285,8 +285,12 @@ def test_errors_are_exceptions_with_messages(client: Any) -> None:
 def test_load_and_unload(client: Any) -> None:
     """The operations are loaded from the start and can't be unloaded."""
     client.load_model("ConvTranspose")
-    with pytest.raises(InferenceServerException, match="no such operation"):
+    with pytest.raises(InferenceServerException, match="there is no operation resnet: the operations are"):
         client.load_model("resnet")
+    with pytest.raises(InferenceServerException, match=r"there is no operation x{64}\.\.: the operations are"):
+        client.get_model_metadata("x" * 300)
+    with pytest.raises(InferenceServerException, match="ConvTranspose has no version 2: the only one is 1"):
+        client.get_model_metadata("ConvTranspose", "2")
     with pytest.raises(InferenceServerException, match="built in"):
         client.unload_model("ConvTranspose")
     with pytest.raises(InferenceServerException, match="built in"):

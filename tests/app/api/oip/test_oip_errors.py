@@ -96,7 +96,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     ),
     "parameters no object": (lambda d: d.update(parameters=[1]), "must be an object"),
     "input parameters no object": (lambda d: src(d).update(parameters="x"), "must be an object"),
-    "attribute unknown": (lambda d: d["parameters"].update(stride=1), "did you mean strides"),
+    "attribute unknown": (lambda d: d["parameters"].update(stride=1), "; use strides"),
     "attribute wrong": (lambda d: d["parameters"].update(strides="2,x"), "strides must be a list"),
     "attribute of floats": (lambda d: d["parameters"].update(strides=[2.0, 2.0]), "must be an integer"),
     "two rules": (lambda d: d["parameters"].update(strides=[0, 2], groups=0), "strides.*; groups"),

@@ -1,0 +1,106 @@
+"""What other frameworks call an operation, an attribute, a tensor or a layout, for errors that translate it.
+
+docs/names.md has the same names; a test compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+__all__ = ["NAMES", "OPERATIONS", "Here", "format_here", "name_here", "operation_here"]
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What a thing is called here: `names` in order of preference, each one name or several as `a b`, and a note.
+
+    `transposed` is a further note for operations of transposed convolutions.
+    """
+
+    names: tuple[str, ...] = ()
+    note: str = ""
+    transposed: str = ""
+
+
+_KERNEL = Here(("weights_shape", "weights"), "the shape has the channels too")
+
+NAMES: dict[str, Here] = {
+    name: here
+    for names, here in {
+        "stride window_strides": Here(("strides",)),
+        "dilation rhs_dilation dilation_rate": Here(("dilations",)),
+        "dilates": Here(("dilations",), "dense is 1, not 0"),
+        "lhs_dilation": Here((), "a spread input is that of ConvTranspose, whose strides are the distance"),
+        "group feature_group_count": Here(("groups",)),
+        "padding pads pad explicit_paddings": Here(
+            ("pads_begin pads_end",), "or auto_pad", "a padding p of jax.lax is dilation * (kernel - 1) - p here"
+        ),
+        "padding_l": Here(("pads_begin",)),
+        "padding_r": Here(("pads_end",)),
+        "padding_mode": Here((), "the padding is always zeros"),
+        "kernel_shape kernel_size weight_shape weight_size filter_sizes": _KERNEL,
+        "output_shape output_size": Here(("dst_shape", "output_padding")),
+        "input_shape input_size input_sizes": Here(("dst_shape",)),
+        "in_channels out_channels": Here((), "the shapes of the tensors have the channels"),
+        "dimension_numbers": Here(("data_format weights_format", "data_format")),
+        "memory_format layout": Here(("data_format",), "the order of the shape"),
+        "input inputs x lhs": Here(("src",)),
+        "weight w kernel rhs filters": Here(("weights",)),
+        "use_bias b": Here(("bias",)),
+        "grad_output dy cotangent out_backprop": Here(("diff_dst",)),
+        "grad_input dx": Here(("diff_src",)),
+        "grad_weight weight.grad dw": Here(("diff_weights",)),
+        "grad_bias bias.grad db": Here(("diff_bias",)),
+    }.items()
+    for name in names.split()
+}
+"""What attributes and tensors are here, by their name elsewhere in lower case."""
+
+_WEIGHTS, _DATA = Here(("ConvolutionBackwardWeights",)), Here(("ConvolutionBackwardData",))
+_GROUPED = "with groups, one for each channel"
+
+OPERATIONS: dict[str, Here] = {
+    name: here
+    for names, here in {
+        "convNd conv conv_general_dilated": Here(("Convolution",)),
+        "conv_transposeNd convNd_transpose": Here(("ConvTranspose",)),
+        "conv_transpose": Here(("ConvTranspose",), "which is JAX's with transpose_kernel=True"),
+        "convNd_weight convNd_backprop_filter": _WEIGHTS,
+        "convNd_input convNd_backprop_input": _DATA,
+        "convolution_backward": Here(_WEIGHTS.names, "with options.outputs for the other gradients"),
+        "depthwise_convNd depthwise_convNd_native": Here(("Convolution",), _GROUPED),
+        "depthwise_convNd_native_backprop_filter": Here(_WEIGHTS.names, _GROUPED),
+        "depthwise_convNd_native_backprop_input": Here(_DATA.names, _GROUPED),
+        "bias_add_grad bias.grad": Here(("BiasAddBackward",)),
+    }.items()
+    for name in names.lower().replace("_", "").split()
+}
+"""What operations are here, by their name elsewhere in lower case, without underscores, and with `nd` for 1d to 3d."""
+
+_VALUES = {"channels_first": "NCX", "channels_last": "NXC", "same": "same_upper", "explicit": "none"}
+# B, F and digits are XLA's axes, K, C, R, S and T those of cuDNN's weights. Groups have no axis here.
+_DATA_AXES = str.maketrans("BFDHWL0123", "NCXXXXXXXX")
+_WEIGHTS_AXES = str.maketrans("KCDHWLRST0123", "OIXXXXXXXXXXX", "G")
+_LONGEST = 64
+
+
+def format_here(text: object, choices: tuple[str, ...]) -> str | None:
+    """Return the one of `choices` that a layout (NCHW, HWIO, channels_last) or a padding mode elsewhere stands for."""
+    if not isinstance(text, str) or len(text) > _LONGEST:
+        return None
+    axes = (re.sub("X+", "X", text.upper().translate(letters)) for letters in (_DATA_AXES, _WEIGHTS_AXES))
+    return next((found for found in (_VALUES.get(text.lower()), *axes) if found in choices), None)
+
+
+def name_here(name: object) -> Here | None:
+    """Return what an attribute or tensor of another framework is here."""
+    return NAMES.get(name.lower()) if isinstance(name, str) and len(name) <= _LONGEST else None
+
+
+def operation_here(name: object) -> Here | None:
+    """Return what an operation of another framework is here; its module may precede it."""
+    if not isinstance(name, str) or len(name) > _LONGEST:
+        return None
+    plain = re.sub(r"(?<=[a-z])[123]d", "nd", name.lower().replace("_", "").removesuffix("v2"))
+    return OPERATIONS.get(plain) or OPERATIONS.get(re.split("[.:]", plain)[-1])
