@@ -107,6 +107,24 @@ def test_memory_is_allocated_when_the_turn_comes() -> None:
     asyncio.run(scenario())
 
 
+def test_a_lease_that_is_closed_passes_its_turn_on() -> None:
+    """A request that fails while its tensors arrive does not keep the next one waiting."""
+
+    async def scenario() -> None:
+        pool, (first, second) = SegmentPool(4 * LARGE), turns(1, 2)
+        with Lease(pool, turn=first) as failed:
+            await failed.acquire_async(LARGE)
+            wait = asyncio.ensure_future(second.begin())
+            await asyncio.sleep(0)
+            assert not wait.done()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert wait.done()
+        second.end()
+
+    asyncio.run(scenario())
+
+
 def test_a_cancelled_request_takes_no_turn() -> None:
     """A client that disconnects while it waits does not block the ones behind it."""
 
