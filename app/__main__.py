@@ -39,6 +39,7 @@ from app.main import create_app
 from app.pool.messages import Unfit
 from app.settings import Settings, unknown_variables
 from app.telemetry.logs import configure
+from kernels.emit.cache import refused_folder
 from kernels.target import IMITATE, NAME, REFERENCE, SETTING
 
 __all__ = ["Server", "main"]
@@ -179,6 +180,8 @@ def main(arguments: Sequence[str] | None = None, *, prepare: Callable[[FastAPI],
     configure(settings.log_format)
     for line in unknown_variables(os.environ):
         _log.warning("%s", line)
+    if reason := refused_folder(os.environ):
+        _log.warning("%s", reason)
     try:
         app = create_app(settings)
         if prepare is not None:

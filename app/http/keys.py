@@ -185,8 +185,12 @@ def _add(path: Path, line: str) -> None:
         new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:
             with new.open("x", encoding="utf-8") as file:
-                if path.exists():
-                    os.fchmod(file.fileno(), path.stat().st_mode)
+                if path.exists():  # the service, which may be another user, can read it as before
+                    was = path.stat()
+                    os.fchown(file.fileno(), was.st_uid, was.st_gid)
+                    os.fchmod(file.fileno(), was.st_mode)
+                else:
+                    os.fchmod(file.fileno(), 0o600)
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())

@@ -23,7 +23,16 @@ import numba
 
 from kernels.target import target
 
-__all__ = ["VERDICT", "cache_folder", "choose_folder", "folder_name", "is_unpacked", "locked", "pack"]
+__all__ = [
+    "VERDICT",
+    "cache_folder",
+    "choose_folder",
+    "folder_name",
+    "is_unpacked",
+    "locked",
+    "pack",
+    "refused_folder",
+]
 
 VERDICT = "verdict.json"
 """A file that is written when all code is there and has been tried."""
@@ -93,9 +102,23 @@ def _temporary_folders() -> Iterator[str]:
     yield "/dev/shm"  # noqa: S108 - a folder of our own is made there, and looked at as all others are
 
 
+def refused_folder(environment: Mapping[str, str]) -> str | None:
+    """Explain why the folder that `NUMBA_CACHE_DIR` names is not used; None if it is, or does not exist yet."""
+    given = Path(environment.get("NUMBA_CACHE_DIR") or "/nonexistent")
+    if not given.exists() or _is_private(given):
+        return None
+    status = given.stat()
+    return (
+        f"NUMBA_CACHE_DIR: {given} is not used: code from it is run, so only its owner, this user or root, may write to"
+        f" it, but it belongs to user {status.st_uid} and has mode {stat.S_IMODE(status.st_mode):04o}"
+    )
+
+
 def _usable(folder: Path) -> bool:
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in reversed([folder, *folder.parents]):  # `parents=True` would make the others as the umask says
+            if not each.exists():
+                each.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return False
     return _is_private(folder) and os.access(folder, os.W_OK | os.X_OK)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels.emit.cache import choose_folder, folder_name, is_unpacked, pack
+from kernels.emit.cache import choose_folder, folder_name, is_unpacked, pack, refused_folder
 
 
 @pytest.fixture
@@ -51,6 +51,23 @@ def test_a_folder_that_others_can_write_is_refused(environment: dict[str, str], 
     chosen = choose_folder(environment | {"NUMBA_CACHE_DIR": str(given)})
     assert chosen.parent != given
     assert not list(chosen.glob("*.nbc"))
+    reason = refused_folder({"NUMBA_CACHE_DIR": str(given)})
+    assert reason is not None
+    assert f"{given} is not used" in reason
+    assert f"has mode {mode:04o}" in reason
+
+
+def test_all_folders_that_are_made_are_private(environment: dict[str, str], tmp_path: Path) -> None:
+    """Also those above the cache, which could otherwise be replaced as a whole; the umask has no influence."""
+    given = tmp_path / "a" / "b"
+    before = os.umask(0o002)
+    try:
+        choose_folder(environment | {"NUMBA_CACHE_DIR": str(given)})
+    finally:
+        os.umask(before)
+    assert {each.stat().st_mode & 0o777 for each in (given.parent, given, given / folder_name())} == {0o700}
+    assert refused_folder({"NUMBA_CACHE_DIR": str(given)}) is None
+    assert refused_folder({}) is None
 
 
 @pytest.mark.parametrize("packed", [False, True])

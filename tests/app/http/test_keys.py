@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,12 +104,15 @@ def test_the_command_reads_a_key_from_stdin(
 
 
 def test_the_command_adds_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Lines are added to the file, also through a link and after a line without an end; its mode is kept."""
+    """Lines are added to the file, also through a link and after a line without an end; its mode and owner are kept."""
     path, link = tmp_path / "keys", tmp_path / "link"
     link.symlink_to(path)
     assert main(["a", "--file", str(link)]) == 0
     path.write_text(f"# comment\n{path.read_text().strip()}")
+    assert path.stat().st_mode & 0o777 == 0o600
     path.chmod(0o640)
+    owner = (10001, 10001) if os.getuid() == 0 else (os.getuid(), os.getgid())
+    os.chown(path, *owner)
     assert main(["b", "--calls", "2", "--file", str(path)]) == 0
     out, err = capfd.readouterr()
     assert not out
@@ -117,6 +121,7 @@ def test_the_command_adds_to_a_file(tmp_path: Path, capfd: pytest.CaptureFixture
     assert [(key.name, key.calls) for key in found if key] == [("a", None), ("b", 2)]
     assert link.is_symlink()
     assert path.stat().st_mode & 0o777 == 0o640
+    assert (path.stat().st_uid, path.stat().st_gid) == owner
     assert sorted(tmp_path.iterdir()) == [path, link]
 
 
