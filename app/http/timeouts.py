@@ -73,9 +73,11 @@ class _Waits:
     async def send(self, message: Message) -> None:
         transport = exchange_of(self._scope).transport
         if transport is not None:
-            if transport.is_closing():  # reset by the client: the server is told in the next turn of the event loop
+            if (
+                transport.is_closing()
+            ):  # reset by the client, of which uvicorn learns in the next turn of the event loop
                 await asyncio.sleep(0)
-                raise Cancelled("the client disconnected before its reply was complete")
+                return  # as uvicorn does then: the call is stopped by the disconnect
             if not transport.get_write_buffer_size():  # sending never waits for what is not there
                 await self._send(message)
                 return

@@ -386,7 +386,7 @@ ROWS: list[Row] = [
     ),
     Row(
         "a huge stride of a longer axis",
-        (413, "too_large", None),
+        (413, "too_large", ["graph"]),
         members=_with_stride(1, 1, 2**62),
         apis=("graph",),
     ),

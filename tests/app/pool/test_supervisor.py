@@ -351,7 +351,7 @@ def test_no_descriptors_for_a_fork_server(two: Fleet) -> None:
         kill(victim)
         await two.until(lambda: victim not in two.pids)
         await two.whole()
-        assert len(descriptors(os.getpid())) == len(before)
+        assert len(descriptors(os.getpid())) <= len(before)  # what earlier tests left may have been closed
 
     two.run(scenario())
 
