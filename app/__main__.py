@@ -241,7 +241,7 @@ def _server_config(settings: Settings, app: FastAPI) -> uvicorn.Config:
         port=settings.port,
         uds=None if settings.uds is None else str(settings.uds),
         loop="uvloop" if sys.platform != "win32" else "asyncio",
-        http=timeout_protocol(settings.slow_s),
+        http=timeout_protocol(settings.slow_s, int(settings.slow_rate)),
         ws="none",
         lifespan="on",
         access_log=False,

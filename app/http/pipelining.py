@@ -10,7 +10,9 @@ import re
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from app.http.heads import HeadLimitProtocol
 
 __all__ = ["MAX_WAITING", "PipeliningProtocol"]
 
@@ -21,7 +23,7 @@ MAX_WAITING = 32
 _EMPTY_LINE = re.compile(rb"\n\r?\n")
 
 
-class PipeliningProtocol(HttpToolsProtocol):
+class PipeliningProtocol(HeadLimitProtocol):
     """Parse no further while `MAX_WAITING` requests wait; answer all of them, in order."""
 
     _running: RequestResponseCycle | None = None

@@ -21,8 +21,6 @@ __all__ = ["TimeoutProtocol", "Timeouts", "timeout_protocol"]
 
 # How often in `slow_s` a connection with unsent bytes is looked at: one that reads has fewer of them at some look.
 _LOOKS = 8
-# The parser joins the pieces of a header with every read: a long one would block the event loop.
-_LONGEST_HEAD = 64 << 10
 
 
 class Timeouts:
@@ -104,6 +102,7 @@ class TimeoutProtocol(DirectBodyProtocol):
     """
 
     slow_s = 30.0
+    slow_rate = 16 << 10
     once = False
     """Whether the connection closes after one request."""
     entered: Callable[[], object] | None = None
@@ -113,7 +112,7 @@ class TimeoutProtocol(DirectBodyProtocol):
 
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
-    _head_length = 0
+    _due = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
         """Start the timeout of the first request."""
@@ -135,13 +134,8 @@ class TimeoutProtocol(DirectBodyProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; bytes between two requests do not extend the timeout."""
-        waiting = self._timer
         super().data_received(data)
-        if waiting is not None and self._timer is waiting:  # all of them belong to one head
-            self._head_length += len(data)
-            if self._head_length > _LONGEST_HEAD and not self.transport.is_closing():
-                self.send_400_response(f"The request head exceeds {_LONGEST_HEAD} bytes.")
-        elif self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
+        if self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
             self._wait()
 
     def on_message_begin(self) -> None:
@@ -154,7 +148,6 @@ class TimeoutProtocol(DirectBodyProtocol):
     def on_headers_complete(self) -> None:
         """Start handling the request."""
         self._stop_waiting()
-        self._head_length = 0
         super().on_headers_complete()
         if self.once and self.cycle is not None:
             self.cycle.default_headers = [*self.cycle.default_headers, (b"connection", b"close")]
@@ -162,24 +155,37 @@ class TimeoutProtocol(DirectBodyProtocol):
     def on_response_complete(self) -> None:
         """Watch whether the client reads what is not sent yet; nobody else waits for that."""
         super().on_response_complete()
-        if self._unread is None and (unsent := self.transport.get_write_buffer_size()):
-            self._watch(unsent, 0)
+        if unsent := self.transport.get_write_buffer_size():
+            self._due = self.loop.time() + self.slow_s + unsent / self.slow_rate
+            if self._unread is None:
+                self._watch(unsent, 0)
 
     def _watch(self, unsent: int, looks: int) -> None:
         self._unread = self.loop.call_later(self.slow_s / _LOOKS, self._look, unsent, looks)
 
     def _look(self, before: int, looks: int) -> None:
         self._unread = None
-        unsent = self.transport.get_write_buffer_size()
+        if not (unsent := self.transport.get_write_buffer_size()):
+            return
         looks = 0 if unsent < before else looks + 1
-        if looks == _LOOKS:
+        if self._running is not None:  # its own timeouts apply
+            self._watch(unsent, 0)
+        elif looks == _LOOKS or self.loop.time() > self._due:
             self.transport.abort()
-        elif unsent:
+        else:
             self._watch(unsent, looks)
 
     def _wait(self) -> None:
         if self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_later(self.slow_s, self.transport.abort)
+            self._timer = self.loop.call_later(self.slow_s, self._missing)
+
+    def _missing(self) -> None:
+        """Close the connection, unless nothing is read from it while requests wait for the one before."""
+        self._timer = None
+        if self.flow.read_paused:
+            self._wait()
+        else:
+            self.transport.abort()
 
     def _stop_waiting(self) -> None:
         if self._timer is not None:
@@ -187,6 +193,6 @@ class TimeoutProtocol(DirectBodyProtocol):
             self._timer = None
 
 
-def timeout_protocol(slow_s: float) -> type[asyncio.Protocol]:
-    """Create the protocol class for uvicorn that waits `slow_s` seconds for a request head."""
-    return type("TimeoutProtocol", (TimeoutProtocol,), {"slow_s": slow_s})
+def timeout_protocol(slow_s: float, slow_rate: int) -> type[asyncio.Protocol]:
+    """Create the protocol class for uvicorn with these limits, which are those of `Timeouts`."""
+    return type("TimeoutProtocol", (TimeoutProtocol,), {"slow_s": slow_s, "slow_rate": slow_rate})

@@ -55,7 +55,7 @@ class Resident:
 def resident_service(**settings: Any) -> Iterator[Resident]:
     """Run the application with these settings until the block ends; yields when it is ready."""
     chosen = Settings(port=0, **settings)
-    app, protocol = create_app(chosen), timeout_protocol(chosen.slow_s)
+    app, protocol = create_app(chosen), timeout_protocol(chosen.slow_s, int(chosen.slow_rate))
     config = uvicorn.Config(app, port=0, loop="uvloop", http=protocol, log_config=None, lifespan="on")
     server = uvicorn.Server(config)
     started = threading.Event()

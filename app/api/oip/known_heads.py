@@ -1,6 +1,7 @@
 """A cache of the heads of inference requests: training sends the same head with every call, and only new tensors.
 
-A head is the JSON before the tensors' bytes, so no tensor is kept here.
+A head is the JSON before the tensors' bytes, so no tensor is kept here. But a head of some hundred bytes may have a plan
+of megabytes, and is known before its tensors arrive.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 
 from app.api.oip.request import InferRequest, InputTensor
 from app.calls.call import Prepared
+from kernels.cache import size_of
 
 __all__ = ["Head", "Heads"]
 
@@ -16,6 +18,7 @@ _MOST_HEADS = 256
 _LONGEST = 4 << 10
 # Calls per head, with different values of their shape input.
 _MOST_CALLS = 16
+_MOST_PLAN_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
@@ -32,6 +35,8 @@ class Head:
     nbytes: int
     passed: bool = False
     calls: dict[bytes, Prepared] = field(default_factory=dict)
+    plan_bytes: int = 0
+    """Size of the plans of `calls`."""
 
     def shape_bytes(self, rest: memoryview) -> bytes | None:
         """Return the shapes from the first bytes after the head; None when these are too few."""
@@ -48,11 +53,16 @@ class Head:
         """Cache a prepared call."""
         if len(self.calls) >= _MOST_CALLS:
             self.calls.clear()
+            self.plan_bytes = 0
         self.calls[shapes] = prepared
+        self.plan_bytes += sum(size_of(computation.plan).total for computation in prepared.computations)
 
 
 class Heads:
-    """The heads of calls that passed their checks; when full, the least recently used one is dropped."""
+    """The heads of calls that passed their checks; the least recently used ones are dropped for new ones.
+
+    There are at most 256, with plans of 32 MiB together.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, bytes], Head] = {}
@@ -67,6 +77,11 @@ class Heads:
     def keep(self, model: str, text: bytes, head: Head) -> None:
         """Cache a head, unless it contains numbers or is very long."""
         if len(text) <= _LONGEST and all(tensor.source != "json" for tensor in head.request.inputs):
-            if len(self._known) >= _MOST_HEADS:
-                del self._known[next(iter(self._known))]
             self._known[model, text] = head
+            while len(self._known) > _MOST_HEADS or self.plan_bytes > _MOST_PLAN_BYTES:
+                del self._known[next(iter(self._known))]
+
+    @property
+    def plan_bytes(self) -> int:
+        """Size of the plans of all heads."""
+        return sum(head.plan_bytes for head in self._known.values())
