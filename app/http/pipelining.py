@@ -50,6 +50,13 @@ class PipeliningProtocol(HeadLimitProtocol):
         self._unparsed, self._at = (self._unparsed[self._at :] + data if self._unparsed else data), 0
         self._parse()
 
+    def send_400_response(self, msg: str) -> None:
+        """Reply to a request that can't be parsed; only close the connection if that would be amid another reply."""
+        if self._running is not None and self._running.response_started:
+            self.transport.close()
+        else:
+            super().send_400_response(msg)
+
     def on_response_complete(self) -> None:
         """Start the request that waits next, and parse more."""
         self._running = None
