@@ -115,7 +115,7 @@ class RequestContextMiddleware:
             level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
             if _log.isEnabledFor(level):
                 _log.log(
-                    level, "%s %s %s", scope["method"], scope["path"], status or "-", extra=_facts(context, status)
+                    level, "%s %.256s %s", scope["method"], scope["path"], status or "-", extra=_facts(context, status)
                 )
 
     async def _answer(self, scope: Scope, send: Send, error: ConvgradError, *, started: bool) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Tracing"]
 
 _WRITTEN_WITHIN_S = 5
+_LONGEST_PATH = 256
 
 
 class Tracing:
@@ -63,7 +64,7 @@ class Tracing:
 
         names = ("traceparent", "tracestate")
         parent = TraceContextTextMapPropagator().extract({name: headers[name] for name in names if name in headers})
-        attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        attributes = {"http.request.method": scope["method"], "url.path": scope["path"][:_LONGEST_PATH]}
         span = self._tracer.start_span(
             f"{scope['method']} {context.api}", context=parent, kind=SpanKind.SERVER, attributes=attributes
         )

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from app.http.heads import MAX_FIELDS
 from tests.app import oip
 from tests.app.resident import Resident
 from tests.app.samples import JSON, NPY, document, parts, post, read, same_bits
@@ -110,6 +111,47 @@ def test_a_long_head_is_answered(service: LiveService) -> None:
         for _ in range(66):  # only the last one is too much: the service does not close a connection while data arrives
             sock.sendall(b"a" * 1000)
         assert status(read_all(sock)) == 400
+
+
+@pytest.mark.parametrize(("count", "expected"), [(MAX_FIELDS, 200), (MAX_FIELDS + 1, 400), (10_000, 400)])
+def test_fields_of_a_head(service: LiveService, count: int, expected: int) -> None:
+    """A head with more fields than the limit is rejected, and the answer names the limit."""
+    reply = talk(service.url, head("/healthz", LAST, *[b"a:b"] * (count - 2), method="GET"))
+    assert status(reply) == expected
+    assert (b"more than %d fields" % MAX_FIELDS in reply) == (expected == 400)
+
+
+@pytest.mark.parametrize(
+    ("start", "piece"),
+    [(b"0\r\n", b"a: b\r\n" * 1000), (b"0\r\na: ", b"a" * 6000), (b"1;", b"a" * 6000)],
+    ids=["trailers", "long trailer", "extension"],
+)
+def test_trailers_and_extensions_without_end(service: LiveService, start: bytes, piece: bytes) -> None:
+    """Trailers and extensions of chunks without an end are rejected like heads without an end."""
+    with connect(service.url) as sock:
+        sock.sendall(head("/rpc", b"transfer-encoding: chunked") + b"1\r\n{\r\n" + start)
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            sock.sendall(piece * 2000)
+
+
+def test_trailers_are_no_headers(service: LiveService) -> None:
+    """A trailer does not replace a header that is missing."""
+    trailer = b"0\r\nx-request-id: trailer\r\n\r\n"
+    body = chunked(QUESTION).removesuffix(b"0\r\n\r\n") + trailer
+    reply = talk(service.url, head("/rpc", b"transfer-encoding: chunked", LAST) + body)
+    assert status(reply) == 200
+    assert b"x-request-id: trailer" not in reply
+
+
+def test_cookies_are_ignored(resident: Resident) -> None:
+    """No page gets to parse a cookie, which takes seconds for one of 60 KB."""
+    lines = b"cookie: a=b", b"Cookie: a=b", b"content-length: 1"
+    with connect(resident.url) as sock:
+        sock.sendall(head("/rpc", *lines))
+        resident.until(lambda: any(each.cycle is not None for each in resident.connections))
+        names = [name for each in resident.connections if each.cycle for name, _ in each.headers]
+    assert b"content-length" in names
+    assert b"cookie" not in names
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,13 @@ def test_malformed_heads_can_be_answered(data: bytes) -> None:
     assert answer(head, Overloaded("full", retry_after=1, data={"reason": "x"})).startswith(b"HTTP/1.1 503 ")
 
 
+def test_only_complete_heads_are_let_in_beyond_the_limit() -> None:
+    """A head that has no end yet would occupy a place that is reserved for health and metrics."""
+    for lines in (b"GET /healthz HTTP/1.1\r\n", b"HEAD /metrics HTTP/1.1\r\nhost: localhost\r\n"):
+        assert Head(lines + b"\r\n").is_watching
+        assert not Head(lines).is_watching
+
+
 def test_rejections_are_the_api_s_problem_objects() -> None:
     """A rejection's body is the problem object that a full request would get, with or without its own id."""
     error = Overloaded("full", retry_after=2, data={"reason": "queue", "limit": 4})

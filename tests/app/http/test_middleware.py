@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -67,6 +68,24 @@ def test_an_unexpected_error_is_a_500_without_details() -> None:
     assert start["status"] == 500
     assert json.loads(body["body"])["code"] == "internal_error"
     assert b"secret" not in body["body"]
+
+
+def test_a_long_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """A line of the log repeats the beginning of the path only."""
+    caplog.set_level(logging.INFO)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send_bytes(send, b"", "text/plain")
+
+    given = {**scope(), "path": "/" + "x" * 60_000}
+    asyncio.run(RequestContextMiddleware(app)(given, asyncio.Event().wait, _ignored))  # type: ignore[arg-type]
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "convgrad.request"]
+    assert line.startswith("POST /xxx")
+    assert len(line) < 300
+
+
+async def _ignored(message: Message) -> None:
+    """Send nothing."""
 
 
 def test_an_error_of_ours_has_its_status_and_headers() -> None:

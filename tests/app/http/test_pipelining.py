@@ -15,6 +15,7 @@ from app.http.pipelining import MAX_WAITING
 from tests.app.bare import connected, form, multipart, replies
 from tests.app.resident import Resident
 from tests.app.samples import NPY, SLOW, doubled, parts, read_npy, same_bits
+from tests.hostile.wire import read_all
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 NOWHERE = b"GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -68,6 +69,16 @@ def test_empty_lines_in_a_body_are_data(tight: Resident) -> None:
     assert [status for status, _ in found] == [200] * 4
     for _, body in found[1::2]:
         assert same_bits(read_npy(body, "f32"), case.expected(inputs))
+
+
+def test_an_invalid_request_does_not_disturb_a_reply(tight: Resident) -> None:
+    """A reply is cut rather than continued with the answer to a request behind it that can't be parsed."""
+    with connected(tight.url, little_room=True) as sock:
+        sock.sendall(b"".join(multipart(doubled(512, 1, 1), NPY)))
+        start = sock.recv(1000)
+        assert start.startswith(b"HTTP/1.1 200")
+        sock.sendall(b"?\r\n\r\n")
+        assert b"HTTP/1.1" not in read_all(sock)
 
 
 def test_a_reset_connection_is_no_error(tight: Resident, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.app.bare import connected, multipart
+from tests.app.bare import connected, multipart, replies
 from tests.app.resident import Resident, resident_service
-from tests.app.samples import FRAMES, JSON, LARGE, NPY, SMALL, SSE, post
+from tests.app.samples import FRAMES, JSON, LARGE, NPY, SLOW, SMALL, SSE, post
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +111,29 @@ def test_an_unread_end_of_a_reply_times_out(hasty: Resident) -> None:
         small_buffers(hasty, sock)
         sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
         hasty.until(lambda: not hasty.connections, 20)
+
+
+def test_an_end_of_a_reply_that_is_read_too_slowly_times_out(hasty: Resident) -> None:
+    """A client that reads a little between any two looks at what is unsent loses its connection all the same."""
+    with connected(hasty.url, little_room=True) as sock:
+        small_buffers(hasty, sock)
+        (connection,) = hasty.connections
+        sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        hasty.until(lambda: connection._unread is not None)
+        while hasty.connections and connection.transport.get_write_buffer_size():
+            sock.recv(1000)
+            hasty.until(lambda look=connection._unread: connection._unread is not look)  # type: ignore[misc]
+    assert not hasty.connections
+
+
+def test_a_head_that_is_not_read_does_not_time_out(hasty: Resident) -> None:
+    """While requests wait nothing is read: the head after them is late because of the service, not of the client."""
+    health = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connected(hasty.url) as sock:
+        sock.sendall(b"".join(multipart(SLOW, NPY, reference=True)))
+        hasty.until(lambda: not hasty.is_idle())
+        (connection,) = hasty.connections
+        sock.sendall(health + health[:20])
+        hasty.until(lambda: connection.flow.read_paused)
+        sock.sendall(health[20:])
+        assert [status for status, _ in replies(sock, 3)] == [200] * 3

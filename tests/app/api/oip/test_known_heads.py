@@ -9,7 +9,13 @@ import numpy as np
 
 from app.api.oip.known_heads import Head, Heads
 from app.api.oip.request import InferRequest, InputTensor, RequestedOutput
+from app.calls.call import Prepared
+from app.calls.planning import plan_call
+from app.intake.options import parse_options
+from app.settings import Settings
 from convgrad._dtypes import DTYPES
+from schemas.ops import resolve
+from schemas.tensors import TensorMeta
 from tests.app import oip
 from tests.app.samples import SMALL, same_bits
 
@@ -30,6 +36,23 @@ def test_the_least_recently_used_head_is_dropped() -> None:
         heads.keep("op", b"%d" % number, head("binary"))
         assert heads.find("op", b"mine") is mine
     assert sum(heads.find("op", b"%d" % number) is not None for number in range(1000)) < 256
+
+
+def test_plans_are_counted() -> None:
+    """Heads whose plans are large are dropped before the number of heads is reached."""
+    attributes = {"strides": [1], "pads_begin": [0], "pads_end": [0], "dilations": [1], "weights_format": "OIX"}
+    metas = {"src": TensorMeta("f32", (4096, 1, 1)), "weights": TensorMeta("f32", (1, 1, 1))}
+    op = resolve("Convolution", attributes | {"data_format": "NCX"}, metas)
+    options = parse_options({"reference": True})
+    prepared = Prepared(op, plan_call(op, Settings(), reference=True), options, 0.0)
+    heads = Heads()
+    for number in range(30):
+        each = head("binary")
+        each.remember(b"", prepared)
+        heads.keep("op", b"%d" % number, each)
+        assert heads.plan_bytes <= 32 << 20
+    assert heads.find("op", b"29") is not None
+    assert heads.find("op", b"0") is None
 
 
 def test_a_head_belongs_to_its_model() -> None:
