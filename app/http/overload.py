@@ -52,7 +52,7 @@ class Head:
 
     @property
     def is_watching(self) -> bool:
-        """Whether it asks for health or metrics, which are always answered: at once, so their heads must be complete."""
+        """Whether it is a complete request for health or metrics, which are always answered."""
         return self.path in _WATCHED and self.method in ("GET", "HEAD") and self._data.endswith(b"\r\n\r\n")
 
     @property

@@ -1,7 +1,7 @@
 """A cache of the heads of inference requests: training sends the same head with every call, and only new tensors.
 
-A head is the JSON before the tensors' bytes, so no tensor is kept here. But a head of some hundred bytes may have a plan
-of megabytes, and is known before its tensors arrive.
+A head is the JSON before the tensors' bytes, so no tensor is kept here. But a head of some hundred bytes may have a
+plan of megabytes, and is cached before its tensors arrive.
 """
 
 from __future__ import annotations
