@@ -28,6 +28,8 @@ class PipeliningProtocol(HeadLimitProtocol):
 
     _running: RequestResponseCycle | None = None
     _unparsed, _at = b"", 0
+    _rejection: str | None = None
+    """Reply to what follows the waiting requests, if that is invalid."""
 
     def connection_made(self, transport: Any) -> None:
         """Prepare for requests."""
@@ -46,16 +48,11 @@ class PipeliningProtocol(HeadLimitProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the next bytes, or keep them while too many requests wait."""
+        """Parse the next bytes, or keep them while too many requests wait; ignore what follows an invalid request."""
+        if self._rejection is not None:
+            return
         self._unparsed, self._at = (self._unparsed[self._at :] + data if self._unparsed else data), 0
         self._parse()
-
-    def send_400_response(self, msg: str) -> None:
-        """Reply to a request that can't be parsed; only close the connection if that would be amid another reply."""
-        if self._running is not None and self._running.response_started:
-            self.transport.close()
-        else:
-            super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
         """Start the request that waits next, and parse more."""
@@ -63,12 +60,30 @@ class PipeliningProtocol(HeadLimitProtocol):
         super().on_response_complete()
         if self._unparsed:
             self._parse()
+        elif self._rejection is not None and self._running is None and not self.transport.is_closing():
+            super().send_400_response(self._rejection)
+
+    def send_400_response(self, msg: str) -> None:
+        """Reject an invalid request once those before it are answered, and close the connection.
+
+        uvicorn would write its reply at once: as that to an earlier request, or into the middle of one.
+        """
+        if self.pipeline and self.cycle.more_body:  # the invalid one waits itself, and its body never ends
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment] # one runs
+        elif self._running is None or (self.cycle is self._running and self.cycle.more_body):
+            if self._running is not None and self._running.response_started:
+                self.transport.close()
+            else:
+                super().send_400_response(msg)
+            return
+        self._rejection = msg
 
     def _parse(self) -> None:
         while self._at < len(self._unparsed) and (room := MAX_WAITING - len(self.pipeline)) > 0:
             start, self._at = self._at, _end_of_heads(self._unparsed, self._at, room)
             super().data_received(self._unparsed[start : self._at])
-            if self.transport.is_closing():
+            if self.transport.is_closing() or self._rejection is not None:
                 self._at = len(self._unparsed)
         if self._at == len(self._unparsed):
             self._unparsed = b""

@@ -152,6 +152,11 @@ class TimeoutProtocol(DirectBodyProtocol):
         if self.once and self.cycle is not None:
             self.cycle.default_headers = [*self.cycle.default_headers, (b"connection", b"close")]
 
+    def send_400_response(self, msg: str) -> None:
+        """Wait no longer for the rest of an invalid head: the requests before it may take longer."""
+        self._stop_waiting()
+        super().send_400_response(msg)
+
     def on_response_complete(self) -> None:
         """Watch whether the client reads what is not sent yet; nobody else waits for that."""
         super().on_response_complete()

@@ -80,6 +80,14 @@ def test_an_unread_reply_times_out(hasty: Resident, accept: str) -> None:
     assert 'convgrad_refusals_total{api="rest",reason="slow_reader"}' in httpx.get(f"{hasty.url}/metrics").text
 
 
+def test_an_invalid_head_has_no_timeout(hasty: Resident) -> None:
+    """A call that takes longer than the timeout is answered, whatever invalid request the client has sent behind it."""
+    call = b"".join(multipart(SLOW, NPY, reference=True))
+    with connected(hasty.url) as sock:
+        sock.sendall(call + b"GET / HTTP/1.1\r\n\0: x\r\n\r\n")
+        assert [status for status, _ in replies(sock, 2)] == [200, 400]
+
+
 def test_fast_clients_are_served(hasty: Resident) -> None:
     """Clients that send and read without pauses are not affected."""
     with httpx.Client(base_url=hasty.url, timeout=60) as http:
