@@ -33,6 +33,8 @@ __all__ = ["MultipartIntake", "OnArrival"]
 
 _MAX_BOUNDARY = 70  # RFC 2046
 _HEADER_BYTES = 4096
+# Clients name the inputs of the operations; other names are refused.
+_LONGEST_CACHED = 256
 _ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
 
 Check = Callable[[RequestedCall], Awaitable[object]]
@@ -257,10 +259,15 @@ class _TensorPart:
             raise too_large(error, ["inputs", self.name], self.name) from None
 
 
-# Clients write the same few headers in every call.
-@lru_cache(256)
 def _name(disposition: bytes, encoding: bytes) -> str:
     """Return a part's name; raises `InvalidRequest` without one, or for an encoded part."""
+    find = _usual_name if len(disposition) + len(encoding) <= _LONGEST_CACHED else _usual_name.__wrapped__
+    return find(disposition, encoding)
+
+
+# Clients write the same few headers in every call.
+@lru_cache(256)
+def _usual_name(disposition: bytes, encoding: bytes) -> str:
     kind, options = parse_options_header(disposition)
     if kind != b"form-data" or b"name" not in options:
         raise InvalidRequest('every part needs the header Content-Disposition: form-data; name=".."')

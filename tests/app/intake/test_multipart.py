@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.intake.multipart import MultipartIntake
+from app.intake.multipart import MultipartIntake, _usual_name
 from app.intake.sinks import Lease
 from app.pool.buffers import SegmentPool
 from convgrad._errors import (
@@ -51,6 +51,15 @@ def parts(**others: bytes) -> list[tuple[str, bytes]]:
 def expected(dtype: str = "f4") -> dict[str, bytes]:
     """Return the bytes that the kernels should get."""
     return {name: array.tobytes() for name, array in arrays(dtype).items()}
+
+
+def test_long_names_of_parts_are_not_cached() -> None:
+    """A part whose name is long is rejected as others are, and its headers are not kept."""
+    read_parts(multipart(parts()))
+    before = _usual_name.cache_info().currsize
+    with pytest.raises(InvalidRequest):
+        read_parts(multipart([("x" * 1000, b"")]))
+    assert _usual_name.cache_info().currsize == before > 0
 
 
 @given(st.integers(1, 3000), st.booleans())
