@@ -82,7 +82,7 @@ def compiled(function: F) -> F:
 
 @compiled
 def _sequential(a: Array, b: Array, block: int, found: Array) -> None:
-    """Sum in order, block after block; a block is summed apart and then added."""
+    """Sum each block in order, then add the blocks in order."""
     n = a.shape[1]
     for o in range(b.shape[0]):
         for i in range(a.shape[0]):

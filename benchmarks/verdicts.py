@@ -29,7 +29,7 @@ def _images(n: int) -> int:
 
 
 def try_honest(results: int, most: int, seed: int) -> None:
-    """Judge honest results until there are so many, and print what failed."""
+    """Judge a given number of honest results and print those that fail."""
     rng = np.random.default_rng(seed)
     count, failed, began = 0, 0, time.time()
     shares: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
@@ -225,7 +225,7 @@ _SPECIAL: dict[str, tuple[float, Callable[[Array], Array]]] = {
 
 
 def _effect(one: Trial, fault: Array) -> tuple[float, float]:
-    """Return what a fault does, as the share of random products that would do as much: everywhere, and at the most.
+    """Return the size of a fault as the share of random products with the same effect: on average, and at its largest.
 
     The limits are those of typical elements: some have limits that are a few times as large.
     """

@@ -195,7 +195,7 @@ def _detection(data: Mapping[str, Any]) -> str:
 
 
 def _projections(data: Mapping[str, Any]) -> list[str]:
-    """Return what a fast verification found, before what it says of the part that was checked in full."""
+    """Return the results of the projections, or nothing if the verification was not a fast one."""
     found = data.get("projections")
     if not found:
         return []

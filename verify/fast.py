@@ -19,7 +19,7 @@ from verify.projections import Projected, Projection, projected_macs
 from verify.report import as_json, report_on
 from verify.rules import Compared
 from verify.sums import unit_sums
-from verify.unit import REPORT_BYTES, write_output
+from verify.unit import Verification, write_output
 
 __all__ = ["VERIFY_FAST", "FastVerification", "fast_scratch", "plan_fast_verification"]
 
@@ -29,47 +29,20 @@ _AT_RANDOM = 64
 
 
 @dataclass(frozen=True)
-class FastVerification:
-    """The verification of a problem's result by random projections, which `seed` draws; the output is a report."""
+class FastVerification(Verification):
+    """The verification of a problem's result by random projections, which `seed` draws."""
 
-    problem: ConvProblem
-    seed: int
-    explain: bool = False
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the inputs."""
-        return self.problem.dtype
-
-    @property
-    def n(self) -> int:
-        """Number of images."""
-        return self.problem.n
+    seed: int = 0
 
     @property
     def macs(self) -> int:
         """Multiply-adds of all projections."""
         return projected_macs(self.problem)
 
-    @property
-    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the inputs and of the result to verify."""
-        return *self.problem.input_shapes, self.problem.output_shape
-
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Shape of the report."""
-        return (REPORT_BYTES,)
-
-    @property
-    def output_dtype(self) -> np.dtype[Any]:
-        """Dtype of the report: bytes."""
-        return np.dtype(np.uint8)
-
 
 def plan_fast_verification(problem: ConvProblem, *, explain: bool = False, seed: int | None = None) -> Plan:
     """Plan a fast verification, with a random seed by default: no kernel can know the projections."""
-    task = FastVerification(problem, secrets.randbits(62) if seed is None else seed, explain)
+    task = FastVerification(problem, explain, secrets.randbits(62) if seed is None else seed)
     blocks = Projection(problem, 0).blocks
     units = [Unit(block, 0, None, None, task.macs // blocks, (0, block)) for block in range(blocks)]
     last = Unit(blocks, 1, None, None, 0, (1, 0))

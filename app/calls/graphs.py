@@ -158,7 +158,7 @@ async def run_graph(
 
 
 def _reply_shape(tensor: LogicalTensor, layout: str) -> tuple[int, ...]:
-    """Return the shape of a result in the reply: that of its memory, if the request asks for that."""
+    """Return the shape of a result in the reply: for layout `memory` that of its memory."""
     assert tensor.shape is not None
     return tensor.shape if layout == "logical" or tensor.strides is None else (tensor.span,)
 

@@ -75,7 +75,7 @@ def _parse_line(words: Sequence[str], number: int) -> Key:
     name, digest = words[0], _DIGEST.fullmatch(words[1]) if len(words) > 1 else None
     limits = [_LIMIT.fullmatch(word) for word in words[2:]]
     if name == ANYONE:
-        raise ValueError(f"line {number}: {ANYONE} stands for requests without a key: choose another name")
+        raise ValueError(f"line {number}: a key can't be named {ANYONE}, which is the name for requests without a key")
     if not _NAME.fullmatch(name) or digest is None or len(limits) > 1 or None in limits:
         raise ValueError(f"line {number} does not have the form NAME sha256:HEX [calls=N]")
     return Key(name, bytes.fromhex(digest[1]), int(limits[0][1]) if limits and limits[0] else None)

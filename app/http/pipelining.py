@@ -29,7 +29,7 @@ class PipeliningProtocol(HeadLimitProtocol):
     _running: RequestResponseCycle | None = None
     _unparsed, _at = b"", 0
     _rejection: str | None = None
-    """Reply to what follows the waiting requests, if that is invalid."""
+    """Why the request after the waiting ones is invalid, if it is."""
 
     def connection_made(self, transport: Any) -> None:
         """Prepare for requests."""
@@ -48,7 +48,7 @@ class PipeliningProtocol(HeadLimitProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the next bytes, or keep them while too many requests wait; ignore what follows an invalid request."""
+        """Parse the next bytes, or store them while too many requests wait; ignore bytes after an invalid request."""
         if self._rejection is not None:
             return
         self._unparsed, self._at = (self._unparsed[self._at :] + data if self._unparsed else data), 0
@@ -95,7 +95,7 @@ class PipeliningProtocol(HeadLimitProtocol):
 
 
 class _Flow(FlowControl):
-    """Read nothing while bytes that were received are not parsed, whoever resumes reading."""
+    """Keep reading paused while it is held: uvicorn resumes it whenever an application waits for a message."""
 
     _held = False
 

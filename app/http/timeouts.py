@@ -19,7 +19,7 @@ from convgrad._errors import Cancelled, DeadlineExceeded
 
 __all__ = ["TimeoutProtocol", "Timeouts", "timeout_protocol"]
 
-# How often in `slow_s` a connection with unsent bytes is looked at: one that reads has fewer of them at some look.
+# Checks of a connection with unsent bytes in `slow_s`: if the client reads, some check finds fewer than the one before.
 _LOOKS = 8
 
 
@@ -71,12 +71,12 @@ class _Waits:
     async def send(self, message: Message) -> None:
         transport = exchange_of(self._scope).transport
         if transport is not None:
-            if (
-                transport.is_closing()
-            ):  # reset by the client, of which uvicorn learns in the next turn of the event loop
+            if transport.is_closing():
+                # The client has reset the connection; uvicorn is told in the next turn of the event loop, and then
+                # ignores what is sent, too. The disconnect stops the call.
                 await asyncio.sleep(0)
-                return  # as uvicorn does then: the call is stopped by the disconnect
-            if not transport.get_write_buffer_size():  # sending never waits for what is not there
+                return
+            if not transport.get_write_buffer_size():  # with nothing unsent, sending does not wait
                 await self._send(message)
                 return
         size = len(message.get("body", b""))
@@ -158,7 +158,7 @@ class TimeoutProtocol(DirectBodyProtocol):
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
-        """Watch whether the client reads what is not sent yet; nobody else waits for that."""
+        """Check from now on that the client reads the bytes that are still unsent."""
         super().on_response_complete()
         if unsent := self.transport.get_write_buffer_size():
             self._due = self.loop.time() + self.slow_s + unsent / self.slow_rate
@@ -185,7 +185,7 @@ class TimeoutProtocol(DirectBodyProtocol):
             self._timer = self.loop.call_later(self.slow_s, self._missing)
 
     def _missing(self) -> None:
-        """Close the connection, unless nothing is read from it while requests wait for the one before."""
+        """Close the connection, unless reading is paused because requests wait for the one before."""
         self._timer = None
         if self.flow.read_paused:
             self._wait()

@@ -20,7 +20,7 @@ _DTYPES = DTYPES | {entry.oip: entry for entry in DTYPES.values()}
 
 
 class NumberLists:
-    """Parse lists into segments while they arrive; a `Numbers` stands for each in the document.
+    """Parse lists into segments while they arrive; in the document each becomes a `Numbers`.
 
     A fault inside a list is kept in its `Numbers`, so that it affects only the call that the tensor belongs to. A list
     may have `most` numbers. With a `refusal` no tensor is received: each is skipped and has that fault. Raises

@@ -107,7 +107,7 @@ class Numbers:
         return self._rest.write(chunk, start)
 
     def result(self) -> Numbers:
-        """Return itself, which stands for the array in the document."""
+        """Return itself: the value that the array has in the document."""
         return self
 
     async def supply(self) -> None:

@@ -31,7 +31,7 @@ _ASCII_ESCAPE = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
 
 
 class TensorStrings:
-    """Decode long strings into segments while they arrive; an `InlineTensor` stands for each in the document.
+    """Decode long strings into segments while they arrive; in the document each becomes an `InlineTensor`.
 
     A fault inside a string is kept in its `InlineTensor`, so that it affects only the call that the tensor belongs to.
     With a `refusal` no tensor is received: each is skipped and has that fault. Raises `TooLarge` for too many strings.

@@ -13,7 +13,7 @@ __all__ = ["TensorValues"]
 
 
 class TensorValues:
-    """Receive tensors while they arrive: an `InlineTensor` or a `Numbers` stands for each in the document.
+    """Decode tensors into segments while they arrive; in the document each becomes an `InlineTensor` or a `Numbers`.
 
     With a `refusal` no tensor is received: each is skipped and has that fault.
     """

@@ -17,6 +17,7 @@ import convgrad
 from convgrad import AsyncClient, Progress, Tile
 from tests.convgrad.conftest import QUICK
 from tests.convgrad.server import (
+    SRC,
     Handler,
     Received,
     Server,
@@ -29,7 +30,6 @@ from tests.convgrad.server import (
     stream_of,
 )
 
-SRC = np.arange(2 * 3 * 40 * 50, dtype=np.float32).reshape(2, 3, 40, 50)
 T = TypeVar("T")
 
 

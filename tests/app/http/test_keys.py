@@ -181,5 +181,5 @@ def test_reloading_the_file_keeps_the_keys_of_the_text(tmp_path: Path) -> None:
 
 def test_no_key_has_the_name_of_requests_without_one() -> None:
     """A key called `-` would count as no key in limits and logs."""
-    with pytest.raises(ValueError, match="line 1: - stands for requests without a key"):
+    with pytest.raises(ValueError, match="line 1: a key can't be named -"):
         parse_keys(f"- {digest('1')}")
