@@ -104,6 +104,7 @@ def test_small_caches(way: Way, dtype: str, data_format: str, monkeypatch: pytes
             _check(replace(convolution, dtype=dtype, data_format=data_format), way)
 
 
+@pytest.mark.path
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_scratch_is_not_overrun(way: Way, small: bool, monkeypatch: pytest.MonkeyPatch) -> None:
