@@ -14,6 +14,8 @@ import trustme
 
 from kernels.target import NAME
 
+pytestmark = pytest.mark.heavy
+
 
 def check(*flags: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the service with `--check`."""

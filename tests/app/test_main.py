@@ -16,6 +16,8 @@ import pytest
 from tests.app.samples import FRAMES, JSON, LONG, NPY, SMALL, frames, parts, post, read, read_frames, same_bits
 from tests.live import LiveService, running_service
 
+pytestmark = pytest.mark.heavy
+
 
 def children(pid: int) -> set[int]:
     """Return all descendants of a process."""
