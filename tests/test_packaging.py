@@ -20,6 +20,8 @@ import convgrad
 from kernels.target import NAME, REFERENCE
 from tests.live import listening
 
+pytestmark = pytest.mark.heavy
+
 ROOT = Path(__file__).resolve().parent.parent
 SERVICE = ("app", "kernels", "schemas", "verify")
 # The packages of the service that a client does without.

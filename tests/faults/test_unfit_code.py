@@ -117,6 +117,7 @@ def _check_that_the_narrower_path_serves(settings: dict[str, str], fault: str) -
             assert same_bits(read(post(http, case, inputs, NPY)), case.expected(inputs)), case
 
 
+@pytest.mark.heavy
 def test_without_compiled_code_small_calls_are_computed() -> None:
     """The reference, which needs no compiled code, computes small calls; large ones are rejected with advice."""
     running = running_service("--workers", "1", **{NAME: "reference"})  # type: ignore[arg-type]

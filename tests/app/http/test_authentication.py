@@ -138,6 +138,7 @@ def test_public_addresses_need_a_setting() -> None:
         Settings(host=host, keys="x")  # type: ignore[arg-type]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("flags", "word"),
     [

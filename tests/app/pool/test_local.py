@@ -74,6 +74,7 @@ def test_a_cancel_does_not_interrupt_the_end_of_a_failed_job(two: Fleet) -> None
     two.run(scenario())
 
 
+@pytest.mark.heavy
 def test_the_number_of_workers_changes_no_bit(two: Fleet) -> None:
     """One, two and three workers give the same bits for sums that depend on their order."""
     inputs = random_inputs(WIDE)

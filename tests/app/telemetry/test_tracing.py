@@ -15,6 +15,8 @@ import pytest
 from tests.app.samples import SMALL, post
 from tests.live import running_service
 
+pytestmark = pytest.mark.heavy
+
 pytest.importorskip("opentelemetry.sdk")
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
