@@ -18,6 +18,8 @@ from tests.faults.chaos import CALLS, Tally, family_service, prepare_all
 from tests.faults.draining import drain
 from tests.faults.leaving import LONG, MOMENTS, busy, idle, leave, prepared, seconds_until, sent
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def resident() -> Iterator[Resident]:

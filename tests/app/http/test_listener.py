@@ -22,6 +22,8 @@ from tests.app.bare import connected
 from tests.app.samples import NPY, SMALL, post, read, same_bits
 from tests.live import LiveService, running_service
 
+pytestmark = pytest.mark.heavy
+
 BOUND = 8
 PATH = f"/v1/ops/{SMALL.op}"
 # How to find the reason in each API's rejection.

@@ -12,6 +12,8 @@ from tests.app.bare import connected, multipart, replies
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import FRAMES, JSON, LARGE, NPY, SLOW, SMALL, SSE, post
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Resident]:
