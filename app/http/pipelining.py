@@ -117,7 +117,9 @@ class _Flow(FlowControl):
 
 def _end_of_heads(data: bytes, start: int, most: int) -> int:
     """Return where `most` heads from `start` on may end, at the earliest, or the length of `data` if it has fewer."""
-    for number, line in enumerate(_EMPTY_LINE.finditer(data, start), 1):
-        if number == most:
-            return line.end()
+    first = data.find(b"\n", start)  # base64 has none, and this search takes a tenth of the time
+    if first >= 0:
+        for number, line in enumerate(_EMPTY_LINE.finditer(data, first), 1):
+            if number == most:
+                return line.end()
     return len(data)
