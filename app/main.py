@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import lru_cache
 from importlib.util import find_spec
 
 from fastapi import FastAPI, Request
@@ -14,21 +13,20 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from app.api import console, graphs, rest
+from app.api import console, rest
 from app.api import docs as docs_pages
 from app.api import pages as ops_pages
+from app.api.bare import BareRoutes
 from app.api.oip import routes as oip
-from app.api.oip.errors import OipErrors
 from app.api.openapi import install_openapi, operation_id
 from app.api.rpc import routes as rpc
 from app.calls.service import Service
 from app.calls.state import ServiceState
 from app.http.authentication import FREE_PAGES, Authentication, make_key_ring
 from app.http.cross_origin import CrossOriginProtection
-from app.http.middleware import BodyLimit, RequestContextMiddleware
-from app.http.timeouts import Timeouts
+from app.http.exchange import ErrorReplies, Exchanges, Limits
 from app.pool.buffers import SegmentPool
 from app.pool.engine import Engine
 from app.pool.local import LocalEngine
@@ -47,20 +45,19 @@ from convgrad._errors import (
 
 __all__ = ["create_app"]
 
+# The calls first: every route is tried in turn.
 _ROUTERS = (
-    graphs.router,
-    rest.router,
+    rest.calls,
+    oip.calls,
     rpc.router,
+    rest.graphs,
+    rest.router,
     oip.router,
     ops_pages.health,
     ops_pages.router,
     console.router,
     docs_pages.router,
 )
-
-# Limits of the route cache: the APIs have some dozens of paths, and other requests must not fill the memory.
-_MOST_PATHS = 256
-_LONGEST_PATH = 256
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -84,7 +81,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             if settings.otlp_endpoint is not None:
                 await asyncio.to_thread(telemetry.tracing.close)
 
-    app = _Application(
+    app = FastAPI(
         title="convgrad",
         version=__version__,
         summary="Convolution gradients over HTTP.",
@@ -104,60 +101,22 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     free = FREE_PAGES | docs_pages.PATHS
     if settings.ops_port is not None:
         free -= {"/metrics"}
-    app.add_middleware(Authentication, keys=make_key_ring(settings), free=free)
-    app.add_middleware(CrossOriginProtection, settings=settings)
-    app.add_middleware(OipErrors)
-    app.add_middleware(Timeouts, slow_s=settings.slow_s, slow_rate=int(settings.slow_rate))
-    app.add_middleware(RequestContextMiddleware, telemetry=telemetry)
-    app.add_middleware(BodyLimit, limit=int(settings.body_limit))  # outside, to end error replies properly too
+    app.add_middleware(ErrorReplies)
+    install_openapi(app)
+    checks = [CrossOriginProtection(settings).check, Authentication(make_key_ring(settings), free).check]
+    limits = Limits(int(settings.body_limit), settings.deadline_s, settings.slow_s, int(settings.slow_rate))
+    bare = BareRoutes(app.build_middleware_stack(), [route for router in _ROUTERS for route in router.routes])
+    stack: ASGIApp = Exchanges(bare, limits, telemetry, checks)
     if settings.cors:
-        app.add_middleware(
-            CORSMiddleware,
+        stack = CORSMiddleware(
+            stack,
             allow_origins=list(settings.cors),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse"],
         )
-    install_openapi(app)
-    app.add_shortcuts([*rest.shortcuts(), *oip.shortcuts(), *rpc.shortcuts()])
+    app.middleware_stack = stack
     return app
-
-
-class _Application(FastAPI):
-    """Route calls through our own middlewares only, and everything else through FastAPI."""
-
-    def add_shortcuts(self, routes: Sequence[Route]) -> None:
-        """Match these routes before FastAPI sees a request; call it after adding all middlewares."""
-
-        @lru_cache(_MOST_PATHS)
-        def find(method: str, path: str, root: str) -> Scope | None:
-            asked = {"type": "http", "method": method, "path": path, "root_path": root}
-            for route in routes:
-                match, found = route.matches(asked)
-                if match is Match.FULL:
-                    return {**found, "app": self, "route": route}
-            return None
-
-        self._find_shortcut = find
-        self._shortcut_app: ASGIApp = _handle
-        for middleware in reversed(self.user_middleware):
-            self._shortcut_app = middleware.cls(self._shortcut_app, *middleware.args, **middleware.kwargs)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request, or the lifespan."""
-        found = None
-        if scope["type"] == "http" and len(scope["path"]) <= _LONGEST_PATH:
-            found = self._find_shortcut(scope["method"], scope["path"], scope.get("root_path", ""))
-        if found is not None:
-            scope.update(found)
-            await self._shortcut_app(scope, receive, send)
-            return
-        await super().__call__(scope, receive, send)
-
-
-async def _handle(scope: Scope, receive: Receive, send: Send) -> None:
-    route: Route = scope["route"]
-    await route.handle(scope, receive, send)
 
 
 def make_engine(settings: Settings, segments: SegmentPool) -> Engine:

@@ -21,10 +21,10 @@ from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message
 
 import app.__main__ as service_main
-from app.http import direct_body, timeouts
+from app.http import direct_body, exchange, timeouts
 from benchmarks.overload import flood
 from benchmarks.service_cases import APIS, CASES, Wire
 from benchmarks.service_load import Connection, latencies, throughput
@@ -44,7 +44,7 @@ def take_out(part: str) -> None:
     elif part == "listener":
         service_main.Server.startup = _startup  # type: ignore[method-assign]
     elif part == "timeouts":
-        timeouts.Timeouts.__call__ = _pass_on  # type: ignore[method-assign]
+        exchange.Exchange._receive_in_time = _receive  # type: ignore[method-assign]
         timeouts.TimeoutProtocol._wait = lambda _: None  # type: ignore[method-assign,assignment]
 
 
@@ -55,8 +55,8 @@ async def _startup(self: service_main.Server, sockets: list[socket.socket] | Non
         service_main._log.info("listening on http://127.0.0.1:%d", each.getsockname()[1])
 
 
-async def _pass_on(self: timeouts.Timeouts, scope: Scope, receive: Receive, send: Send) -> None:
-    await self._app(scope, receive, send)
+async def _receive(self: exchange.Exchange) -> Message:
+    return await self._receive()
 
 
 def _request(api: str, case: str) -> Wire:

@@ -23,6 +23,7 @@ __all__ = [
     "Request",
     "bind_params",
     "error_response",
+    "id_of",
     "notification",
     "parse_message",
     "response",
@@ -90,6 +91,11 @@ def _parse_request(item: object) -> Request | Invalid:
     if "params" in item and not isinstance(params, Mapping | list | tuple):
         return Invalid("params must be an object or an array", given)
     return Request(method, params, given, "id" not in item)
+
+
+def id_of(item: Mapping[Any, Any]) -> Id:
+    """Return the id to answer a request with, also if the request is invalid."""
+    return _read_id(item)[0]
 
 
 def _read_id(item: Mapping[Any, Any]) -> tuple[Id, bool]:

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 from app.api import pages as ops_pages
 from app.calls.service import Service
-from app.http.middleware import BodyLimit
+from app.http.exchange import Exchanges, Limits
 from app.http.timeouts import TimeoutProtocol
 from app.settings import Settings
 
@@ -40,7 +40,7 @@ class OpsPort:
         app = FastAPI(openapi_url=None, redirect_slashes=False)
         app.state.service = service
         app.include_router(ops_pages.health)
-        app.add_middleware(BodyLimit, limit=0)  # no page reads a body
+        app.add_middleware(Exchanges, limits=Limits(0))  # no page reads a body
         protocol = type("OpsProtocol", (_OpsProtocol,), {"slow_s": service.settings.slow_s})
         config = uvicorn.Config(
             app,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -13,6 +13,7 @@ from app.calls.errors import as_convgrad_error
 from app.calls.events import Begin, End, Event, Progress, TileReady
 from app.calls.outputs import CallOutput
 from app.calls.planning import Computation
+from app.calls.work import OnProgress, Result
 from app.intake.options import Options
 from app.pool.engine import Arrival, Job
 from app.telemetry.context import current_context
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
     from app.pool.engine import Engine
     from app.telemetry.metrics import Telemetry
 
-__all__ = ["Call", "Checked", "OnProgress", "Prepared", "Resources"]
-
-OnProgress = Callable[[int, int], Awaitable[None]]
-"""Gets how many units of work are done, of how many."""
+__all__ = ["Call", "Checked", "Prepared", "Resources"]
 
 # A call of thousands of units reports its progress about this many times.
 _PROGRESS_STEPS = 100
@@ -256,6 +254,18 @@ class Call:
         }
         if len(each) > 1:
             self.stats["outputs"] = each
+
+    @property
+    def output_bytes(self) -> int:
+        """Size of the output tensors."""
+        return sum(output.nbytes for output in self.outputs)
+
+    def result(self) -> Result:
+        """Return the reply of a finished call."""
+        op = self.prepared.op
+        document = {"op": op.called_as, "outputs": {}, "resolved": op.reply_attributes(), "stats": self.stats}
+        document |= {"warnings": list(op.warnings)} if op.warnings else {}
+        return Result(document, self.outputs, self.prepared.options.encoding)
 
     def cancel(self) -> None:
         """Stop the work at the caller's request: `events` raises `Cancelled` when it next waits for a unit."""

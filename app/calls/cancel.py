@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from app.calls.call import Call, OnProgress
+    from app.calls.work import Work
 
 __all__ = ["NOTIFICATION", "Cancellations", "Running", "session_of"]
 
@@ -30,43 +30,23 @@ def session_of(headers: Mapping[str, str]) -> str:
 
 
 class Running:
-    """What a request computes: one call, or those of a graph's nodes one after the other.
+    """What a request with an id runs, from before its work is opened."""
 
-    `on_progress`, if set, gets the units that `finish` has computed.
-    """
-
-    def __init__(self, on_progress: OnProgress | None = None) -> None:
-        self.on_progress = on_progress
+    def __init__(self) -> None:
         self.cancelled = False
-        self._call: Call | None = None
+        self._work: Work | None = None
 
-    @contextmanager
-    def call(self, call: Call) -> Iterator[None]:
-        """Let `cancel` stop a call while the block runs; at once if the request is cancelled already."""
-        self._call = call
+    def add(self, work: Work) -> None:
+        """Let `cancel` stop this work; at once if the request is cancelled already."""
+        self._work = work
         if self.cancelled:
-            call.cancel()
-        try:
-            yield
-        finally:
-            self._call = None
-
-    async def finish(self, call: Call, before: int = 0, total: int | None = None) -> None:
-        """Run a call to its end, unless it is cancelled; `before` units of a `total` were computed by others."""
-        report = self.on_progress
-
-        async def add(done: int, own: int) -> None:
-            assert report is not None
-            await report(before + done, total or own)
-
-        with self.call(call):
-            await call.finish(None if report is None else add)
+            work.cancel()
 
     def cancel(self) -> None:
-        """Stop the call that runs, and those that follow."""
+        """Stop the work that runs, or will."""
         self.cancelled = True
-        if self._call is not None:
-            self._call.cancel()
+        if self._work is not None:
+            self._work.cancel()
 
 
 class Cancellations:

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from app.calls.call import Call, Checked, Prepared
-from app.calls.cancel import Running
 from app.calls.planning import call_bytes, check_limits, tensor_bytes
+from app.calls.work import OnProgress, Result
 from app.intake.options import Options, check_encoding
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from app.telemetry.timings import Timings
     from schemas.graphs import Node
 
-__all__ = ["GraphOutput", "PreparedGraph", "dense", "describe_graph", "prepare_graph", "run_graph"]
+__all__ = ["GraphOutput", "GraphRun", "PreparedGraph", "dense", "describe_graph", "prepare_graph"]
 
 # Copying this much takes well under a millisecond.
 _INLINE = 256 << 10
@@ -121,40 +121,98 @@ def describe_graph(prepared: PreparedGraph, inputs: list[LogicalTensor]) -> dict
     }
 
 
-async def run_graph(
-    service: Service,
-    prepared: PreparedGraph,
-    tensors: Mapping[str, Segment],
-    lease: Lease,
-    timings: Timings,
-    running: Running,
-) -> tuple[list[GraphOutput], dict[str, Any]]:
-    """Compute all nodes; return the tensors asked for and the rest of the reply. `lease` owns all memory.
+class GraphRun:
+    """The calls of a graph's nodes, one after the other; the `lease` owns all memory.
 
-    `tensors` are the segments of the graph's inputs by id, in C order. Raises what running a call raises.
+    `tensors` are the segments of the graph's inputs by id; those in `in_memory` hold the elements as they lie in the
+    tensor's memory, all others in C order.
     """
-    values = {int(name): segment for name, segment in tensors.items()}
-    uses = Counter(prepared.wanted)
-    for node, _ in prepared.nodes:
-        uses.update(node.inputs.values())
-    started, described, done, units = time.perf_counter(), [], 0, sum(each.units for _, each in prepared.nodes)
-    for node, each in prepared.nodes:
-        inputs = {row: lease.share(values[node.inputs[row]]) for row in _rows(each) if row in node.inputs}
-        async with service.call(each, inputs, lease, timings=timings) as call:
-            await running.finish(call, done, units)
-            values[node.output] = lease.share(_segment(call))
-            described.append(
-                {"id": node.id, "name": node.name, "op": each.op.called_as, "stats": call.stats}
-                | {"resolved": each.op.reply_attributes()}
-            )
-        done += each.units
-        uses.subtract(node.inputs.values())
-        for number in {*node.inputs.values(), node.output} & values.keys():
-            if not uses[number]:
-                lease.release(values.pop(number))
-    outputs = [await _output(prepared, number, values[number], lease) for number in prepared.wanted]
-    milliseconds = round((time.perf_counter() - started) * 1000, 3)
-    return outputs, {"nodes": described, "stats": {"gmac": prepared.graph.macs / 1e9, "compute_ms": milliseconds}}
+
+    def __init__(
+        self,
+        service: Service,
+        prepared: PreparedGraph,
+        tensors: Mapping[str, Segment],
+        in_memory: Set[int],
+        lease: Lease,
+        timings: Timings,
+    ) -> None:
+        self._service = service
+        self._prepared = prepared
+        self._values = {int(name): segment for name, segment in tensors.items()}
+        self._in_memory = in_memory
+        self._lease = lease
+        self._timings = timings
+        self._running: Call | None = None
+        self._cancelled = False
+        self._result: Result | None = None
+
+    @property
+    def output_bytes(self) -> int:
+        """Size of the tensors asked for."""
+        tensors = self._prepared.graph.tensors
+        return sum(_bytes(tensors[number], self._prepared.layout) for number in self._prepared.wanted)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Leave the memory to the lease."""
+
+    def result(self) -> Result:
+        """Return the tensors asked for, and what was computed."""
+        assert self._result is not None
+        return self._result
+
+    def cancel(self) -> None:
+        """Stop the call that runs, and those that follow."""
+        self._cancelled = True
+        if self._running is not None:
+            self._running.cancel()
+
+    async def finish(self, on_progress: OnProgress | None = None) -> None:
+        """Compute all nodes; raises what running a call raises."""
+        prepared, values, lease = self._prepared, self._values, self._lease
+        for number in self._in_memory:
+            values[number] = await dense(prepared.graph.tensors[number], values[number], lease)
+        uses = Counter(prepared.wanted)
+        for node, _ in prepared.nodes:
+            uses.update(node.inputs.values())
+        started, described, done = time.perf_counter(), [], 0
+        for node, each in prepared.nodes:
+            inputs = {row: lease.share(values[node.inputs[row]]) for row in _rows(each) if row in node.inputs}
+            async with self._service.call(each, inputs, lease, timings=self._timings) as call:
+                await self._run(call, done, on_progress)
+                values[node.output] = lease.share(_segment(call))
+                described.append(
+                    {"id": node.id, "name": node.name, "op": each.op.called_as, "stats": call.stats}
+                    | {"resolved": each.op.reply_attributes()}
+                )
+            done += each.units
+            uses.subtract(node.inputs.values())
+            for number in {*node.inputs.values(), node.output} & values.keys():
+                if not uses[number]:
+                    lease.release(values.pop(number))
+        outputs = [await _output(prepared, number, values[number], lease) for number in prepared.wanted]
+        milliseconds = round((time.perf_counter() - started) * 1000, 3)
+        stats = {"gmac": prepared.graph.macs / 1e9, "compute_ms": milliseconds}
+        self._result = Result({"nodes": described, "stats": stats}, outputs, prepared.options.encoding)
+
+    async def _run(self, call: Call, before: int, on_progress: OnProgress | None) -> None:
+        """Run a node's call; `before` units were computed by the others."""
+        units = sum(each.units for _, each in self._prepared.nodes)
+
+        async def add(done: int, _: int) -> None:
+            assert on_progress is not None
+            await on_progress(before + done, units)
+
+        self._running = call
+        if self._cancelled:
+            call.cancel()
+        try:
+            await call.finish(None if on_progress is None else add)
+        finally:
+            self._running = None
 
 
 def _reply_shape(tensor: LogicalTensor, layout: str) -> tuple[int, ...]:
@@ -211,8 +269,9 @@ async def _copy(tensor: LogicalTensor, packed: Segment, memory: Segment, *, scat
         await asyncio.to_thread(np.copyto, target, source)
 
 
-def _bytes(tensor: LogicalTensor) -> int:
-    return tensor_bytes(TensorSpec("", tensor.dtype, tensor.shape or ()))
+def _bytes(tensor: LogicalTensor, layout: str = "logical") -> int:
+    shape = () if tensor.shape is None else _reply_shape(tensor, layout)
+    return tensor_bytes(TensorSpec("", tensor.dtype, shape))
 
 
 def _described(tensor: LogicalTensor) -> dict[str, Any]:

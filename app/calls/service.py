@@ -1,9 +1,9 @@
 """The operations of the service, shared by every API: validate, prepare, call.
 
-How an API makes a call::
+`app.calls.tasks` says how requests use them, and `app.api.answer` how APIs use that. A call on tensors in memory::
 
-    with service.admit(), service.lease() as lease:                 # may refuse, before the body is read
-        ...                                                         # intake writes tensors to the lease
+    with service.admit(), service.lease() as lease:                 # may refuse
+        ...                                                         # tensors are written to segments of the lease
         prepared = await service.prepare(name, attributes, inputs, options)    # every check, no bytes needed
         async with service.call(prepared, tensors, lease, timings=timings) as call:
             async for event in call.events():       # Begin, Progress, TileReady, .., End (app.calls.events)
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.calls.admission import Admission
 from app.calls.call import Call, Checked, Prepared, Resources
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["Checked", "Prepared", "Service"]
 
 _log = logging.getLogger("convgrad")
+
+C = TypeVar("C", bound=Call)
 
 
 class Service:
@@ -199,14 +201,15 @@ class Service:
         attributes: Mapping[str, Any],
         inputs: Mapping[str, TensorMeta | list[int]],
         options: object = None,
+        *,
+        started: float | None = None,
     ) -> dict[str, Any]:
         """Check a call without its tensors; return its resolved attributes, outputs, plan and cost as JSON.
 
         It counts as a call while it runs. Raises what `prepare` raises, and what entering a `Call` does.
         """
-        context = current_context()
-        checked = self.check(name, attributes, inputs, options, started=context.started)
-        with self.admission.call(context):
+        checked = self.check(name, attributes, inputs, options, started=started)
+        with self.admission.call(current_context()):
             prepared = await self.plan(checked)
         op = prepared.op
         reply: dict[str, Any] = {
@@ -238,9 +241,10 @@ class Service:
         """
         chosen = parse_options(options)
         op, fast = check_verification(name, attributes, inputs, self.settings, chosen)
-        return verify_plan(Checked(op, chosen, self._deadline(chosen, started)), self.settings, fast=fast)
+        return verify_plan(Checked(op, chosen, self.deadline(chosen, started)), self.settings, fast=fast)
 
-    def _deadline(self, options: Options, started: float | None) -> float:
+    def deadline(self, options: Options, started: float | None = None) -> float:
+        """Return when a request has to end that arrived at `started`, by default now; by `time.monotonic()`."""
         allowed = self.settings.deadline_s
         if options.deadline_ms is not None:
             allowed = min(allowed, options.deadline_ms / 1000)
@@ -267,7 +271,7 @@ class Service:
             require_reference(op)
         check_encoding(chosen, ((op.wire_name(spec.name), spec.shape) for spec in op.outputs))
         check_limits(op, self.settings)
-        return Checked(op, chosen, self._deadline(chosen, started))
+        return Checked(op, chosen, self.deadline(chosen, started))
 
     async def plan(self, checked: Checked) -> Prepared:
         """Plan a checked call; raises `TooLarge` for its scratch memory or units, and `DeadlineExceeded`."""
@@ -307,14 +311,15 @@ class Service:
         lease: Lease,
         *,
         timings: Timings | None = None,
-    ) -> Call:
+        kind: type[C] = Call,  # type: ignore[assignment] # a default of the bound
+    ) -> C:
         """Return the call of `prepared` on these tensors, named in either spelling; it takes them from `lease`.
 
         The segments hold the elements of `prepared.op.inputs` from byte 0, in C order and little-endian. Use the
         result with ``async with``: entering it queues the call and raises `Overloaded` when the queue or the memory
         is full, `RateLimited` when the key has reached its limit of calls.
         """
-        return Call(self._resources, prepared, tensors, lease, timings or Timings(), f"call-{next(self._ids)}")
+        return kind(self._resources, prepared, tensors, lease, timings or Timings(), f"call-{next(self._ids)}")
 
     def snapshot(self) -> dict[str, Any]:
         """Return the current state: calls, draining, engine."""

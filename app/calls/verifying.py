@@ -8,6 +8,7 @@ from typing import Any
 
 from app.calls.call import Call, Checked, Prepared
 from app.calls.planning import Computation, check_limits, is_fast, plan_verification_call, work_of_verification
+from app.calls.work import Result
 from app.intake.options import Options
 from app.settings import Settings
 from schemas.ops import ResolvedOp, TensorMeta, resolve
@@ -17,7 +18,7 @@ from schemas.tables import find_operation
 from schemas.tensors import TensorSpec
 from verify.unit import read_report
 
-__all__ = ["check_verification", "report_of", "verify_plan"]
+__all__ = ["Verification", "check_verification", "verify_plan"]
 
 Metas = Mapping[str, TensorMeta | list[int]]
 
@@ -70,11 +71,14 @@ def verify_plan(checked: Checked, settings: Settings, *, fast: bool) -> Prepared
     return Prepared(checked.op, (computation,), checked.options, checked.deadline)
 
 
-def report_of(call: Call) -> dict[str, Any]:
-    """Return the report of a finished verification."""
-    op, (output,) = call.prepared.op, call.outputs
-    found = read_report(output.data)
-    factors = [op.wire_name(name) for name in output.computation.inputs[:-1]]
-    report = {"op": op.called_as, "output": output.name, "passed": found.pop("passed"), **found, "factors": factors[:2]}
-    report |= {"resolved": op.reply_attributes(), "stats": call.stats}
-    return report | ({"warnings": list(op.warnings)} if op.warnings else {})
+class Verification(Call):
+    """A call whose output is a report."""
+
+    def result(self) -> Result:
+        """Return the report of a finished verification."""
+        op, (output,) = self.prepared.op, self.outputs
+        found = read_report(output.data)
+        factors = [op.wire_name(name) for name in output.computation.inputs[:-1]]
+        report = {"op": op.called_as, "output": output.name, "passed": found.pop("passed"), **found}
+        report |= {"factors": factors[:2], "resolved": op.reply_attributes(), "stats": self.stats}
+        return Result(report | ({"warnings": list(op.warnings)} if op.warnings else {}))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from app.http.context import context_of, headers_of
+from app.http.exchange import Exchange
 from app.http.keys import KeyRing
 from app.settings import Settings
 from convgrad._errors import Unauthorised
@@ -42,25 +40,19 @@ def make_key_ring(settings: Settings) -> KeyRing | None:
 
 
 class Authentication:
-    """Pass requests with a known key and requests for `free` pages; without `keys` pass everything.
+    """Accept requests with a known key and requests for `free` pages; without `keys` accept everything."""
 
-    Raises `Unauthorised`, except for JSON-RPC, which reports `context.denied` itself under the ids of the calls.
-    """
-
-    def __init__(self, app: ASGIApp, keys: KeyRing | None, free: Collection[str] = FREE_PAGES) -> None:
-        self._app = app
+    def __init__(self, keys: KeyRing | None, free: Collection[str] = FREE_PAGES) -> None:
         self._keys = keys
         self._free = free
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] == "http" and self._keys is not None and scope["path"] not in self._free:
-            self._check(scope, self._keys)
-        await self._app(scope, receive, send)
-
-    def _check(self, scope: Scope, keys: KeyRing) -> None:
-        context, secret = context_of(scope), _secret(headers_of(scope))
-        key = None if secret is None else keys.find(secret)
+    def check(self, exchange: Exchange) -> None:
+        """Raise `Unauthorised`; for JSON-RPC, which reports it under the ids of the calls, set `context.denied`."""
+        path = exchange.scope["path"]
+        if self._keys is None or path in self._free:
+            return
+        context, secret = exchange.context, _secret(exchange.headers)
+        key = None if secret is None else self._keys.find(secret)
         if key is not None:
             context.key, context.calls_limit = key.name, key.calls
             return
@@ -70,7 +62,7 @@ class Authentication:
             else "this API key is not valid"
         )
         error = Unauthorised(message, data={"reason": "no_key" if secret is None else "unknown_key"})
-        if scope["path"] != _RPC:
+        if path != _RPC:
             raise error
         context.denied = error
 

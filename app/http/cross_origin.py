@@ -11,9 +11,7 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from app.http.context import headers_of
+from app.http.exchange import Exchange
 from app.intake.body import media_type
 from app.settings import Settings, is_loopback
 from convgrad._errors import Forbidden, UnsupportedMediaType
@@ -35,25 +33,19 @@ _TAKEN = ("application/json", "application/octet-stream", "multipart/form-data")
 
 
 class CrossOriginProtection:
-    """Reject requests for hosts, and from pages of origins, that the settings do not allow.
+    """Reject requests for hosts, and from pages of origins, that the settings do not allow."""
 
-    Raises `Forbidden`, or `UnsupportedMediaType` for a content type that only forms have.
-    """
-
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app = app
+    def __init__(self, settings: Settings) -> None:
         self._hosts = settings.hosts
         self._origins = frozenset(settings.cors)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] == "http":
-            headers = headers_of(scope)
-            if _ANY not in self._hosts and scope["path"] not in _HEALTH:
-                self._check_host(headers)
-            if "origin" in headers or "sec-fetch-site" in headers:
-                self._check_page(scope["method"], headers)
-        await self._app(scope, receive, send)
+    def check(self, exchange: Exchange) -> None:
+        """Raise `Forbidden`, or `UnsupportedMediaType` for a content type that only forms have."""
+        headers = exchange.headers
+        if _ANY not in self._hosts and exchange.scope["path"] not in _HEALTH:
+            self._check_host(headers)
+        if "origin" in headers or "sec-fetch-site" in headers:
+            self._check_page(exchange.scope["method"], headers)
 
     def _check_host(self, headers: Mapping[str, str]) -> None:
         host = headers.get("host")

@@ -15,7 +15,7 @@ from typing import ClassVar, cast
 from starlette.types import Message, Receive, Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from app.http.context import exchange_of
+from app.http.exchange import connection_of
 from app.http.upgrades import UpgradeIgnoringProtocol, make_parser
 
 __all__ = ["DirectBodyProtocol", "DirectReader"]
@@ -38,7 +38,7 @@ class DirectBodyProtocol(UpgradeIgnoringProtocol):
         length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self._direct_body = None
         if length >= _LEAST and self.scheme == "http":
-            self._direct_body = exchange_of(cast("Scope", self.scope)).direct_body = DirectReader(self, length)
+            self._direct_body = connection_of(cast("Scope", self.scope)).direct_body = DirectReader(self, length)
 
     def on_body(self, body: bytes) -> None:
         """Receive bytes of a body whose destination is not known yet."""

@@ -18,7 +18,7 @@ from http import HTTPStatus
 from typing import Any
 
 from app.replies.body import dump
-from app.replies.errors import problem, problem_headers, reply_of, rpc_error
+from app.replies.errors import error_reply, rpc_error
 from app.telemetry.context import REQUEST_ID, api_of
 from convgrad._errors import Overloaded
 
@@ -96,15 +96,13 @@ def answer(head: Head, error: Overloaded) -> bytes:
 @lru_cache(maxsize=256)
 def _words(api: str, message: str, *data: tuple[str, Any], retry_after: float | None) -> tuple[bytes, bytes, bytes]:
     """Build status and headers, and the body before and after the request's id."""
-    error, media_type = Overloaded(message, retry_after=retry_after, data=dict(data)), "application/json"
+    error = Overloaded(message, retry_after=retry_after, data=dict(data))
+    reply = error_reply(error, api, _PLACE)
+    body, media_type = reply.body, reply.media_type
     if api == "rpc":
-        body = dump({"jsonrpc": "2.0", "error": rpc_error(error), "id": None})
-    elif api == "oip":
-        body = dump({"error": error.message})
-    else:
-        body, media_type = dump(problem(error, _PLACE)), _PROBLEM
-    status = HTTPStatus(reply_of(error).status)
-    fields = {"content-type": media_type, **problem_headers(error), "connection": "close"}
+        body, media_type = dump({"jsonrpc": "2.0", "error": rpc_error(error), "id": None}), "application/json"
+    status = HTTPStatus(reply.status)
+    fields = {"content-type": media_type, **reply.headers, "connection": "close"}
     lines = [f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in fields.items()), ""]
     before, _, after = body.partition(_PLACE.encode())
     return "\r\n".join(lines).encode("latin-1"), before, after

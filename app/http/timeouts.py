@@ -1,98 +1,23 @@
-"""Timeouts for clients: sending the head of a request, sending its body, reading the reply.
+"""Timeouts of a connection between its requests: for the head of the next one, and for reading the last reply.
 
-A slow client occupies no worker, but a connection, memory, or a place in the queue.
+`Exchange` has those of a request. A slow client occupies no worker, but a connection and memory.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import cast
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
-from app.http.context import context_of, exchange_of
 from app.http.direct_body import DirectBodyProtocol
-from app.telemetry.context import RequestContext
-from convgrad._errors import Cancelled, DeadlineExceeded
+from app.http.exchange import connection_of
 
-__all__ = ["TimeoutProtocol", "Timeouts", "timeout_protocol"]
+__all__ = ["TimeoutProtocol", "timeout_protocol"]
 
 # Checks of a connection with unsent bytes in `slow_s`: if the client reads, some check finds fewer than the one before.
 _LOOKS = 8
-
-
-class Timeouts:
-    """End requests whose client sends or reads nothing for `slow_s`, or less than `slow_rate` bytes per second."""
-
-    def __init__(self, app: ASGIApp, slow_s: float, slow_rate: int) -> None:
-        self._app = app
-        self._slow_s = slow_s
-        self._slow_rate = slow_rate
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        waits = _Waits(scope, receive, send, self._slow_s, self._slow_rate)
-        await self._app(scope, waits.receive, waits.send)
-
-
-class _Waits:
-    def __init__(self, scope: Scope, receive: Receive, send: Send, slow_s: float, slow_rate: int) -> None:
-        self._scope = scope
-        self._receive = receive
-        self._send = send
-        self._slow_s = slow_s
-        self._slow_rate = slow_rate
-        self._waited = 0.0
-        self._received = 0
-        self._complete = False
-
-    async def receive(self) -> Message:
-        if self._complete:  # the next message is the disconnect, which may take any time
-            return await self._receive()
-        start = time.monotonic()
-        try:
-            async with asyncio.timeout(self._slow_s + min(0.0, self._received / self._slow_rate - self._waited)):
-                message = await self._receive()
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the body arrived too slowly: {self._received} bytes in {self._waited + self._slow_s:.0f} s",
-                data={"reason": "slow_sender"},
-            ) from None
-        self._waited += time.monotonic() - start
-        self._received += len(message.get("body", b""))
-        self._complete = not message.get("more_body", False)
-        return message
-
-    async def send(self, message: Message) -> None:
-        transport = exchange_of(self._scope).transport
-        if transport is not None:
-            if transport.is_closing():
-                # The client has reset the connection; uvicorn is told in the next turn of the event loop, and then
-                # ignores what is sent, too. The disconnect stops the call.
-                await asyncio.sleep(0)
-                return
-            if not transport.get_write_buffer_size():  # with nothing unsent, sending does not wait
-                await self._send(message)
-                return
-        size = len(message.get("body", b""))
-        try:
-            async with asyncio.timeout(self._slow_s + size / self._slow_rate):
-                await self._send(message)
-        except TimeoutError:
-            await self._cut(context_of(self._scope))
-            raise Cancelled("the client reads its reply too slowly") from None
-
-    async def _cut(self, context: RequestContext) -> None:
-        context.refusals.append("slow_reader")
-        if (transport := exchange_of(self._scope).transport) is not None:
-            # An orderly close would wait for the client to read what was sent.
-            transport.abort()
-            await asyncio.sleep(0)
 
 
 class TimeoutProtocol(DirectBodyProtocol):
@@ -139,10 +64,10 @@ class TimeoutProtocol(DirectBodyProtocol):
             self._wait()
 
     def on_message_begin(self) -> None:
-        """Begin a request and put the connection's hooks into its exchange."""
+        """Begin a request and tell it of its connection."""
         super().on_message_begin()
-        exchange = exchange_of(cast("Scope", self.scope))
-        exchange.transport, exchange.on_counted = self.transport, self.on_counted
+        connection = connection_of(cast("Scope", self.scope))
+        connection.transport, connection.on_counted = self.transport, self.on_counted
         self._wait()
 
     def on_headers_complete(self) -> None:
@@ -199,5 +124,5 @@ class TimeoutProtocol(DirectBodyProtocol):
 
 
 def timeout_protocol(slow_s: float, slow_rate: int) -> type[asyncio.Protocol]:
-    """Create the protocol class for uvicorn with these limits, which are those of `Timeouts`."""
+    """Create the protocol class for uvicorn with these limits, those of `app.http.exchange.Limits`."""
     return type("TimeoutProtocol", (TimeoutProtocol,), {"slow_s": slow_s, "slow_rate": slow_rate})

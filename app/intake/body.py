@@ -1,30 +1,43 @@
-"""Pass the body of an HTTP request to its reader as it arrives, in slices that don't block the event loop."""
+"""A JSON body whose tensors are base64 or numbers, and what the headers of any body say."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
 
-from starlette.types import Message, Receive
+from app.intake.arrivals import Begun, Known, News
+from app.intake.json import JsonIntake
+from app.intake.requests import RequestObject
+from app.intake.sinks import Lease
+from convgrad._errors import UnsupportedMediaType
 
-from app.telemetry.timings import Timings
-from convgrad._errors import Cancelled, UnsupportedMediaType
-
-__all__ = ["SLICE", "BodyReader", "declared_length", "media_type", "read_body"]
-
-SLICE = 256 * 1024
-"""Bytes that are parsed before other requests get a turn; one read of uvloop is slightly smaller, so it is not cut."""
-
+__all__ = ["begun_documents", "declared_length", "json_news", "media_type"]
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 
 
-class BodyReader(Protocol):
-    """Receives the bytes of a body in order."""
+async def json_news(
+    chunks: AsyncIterator[bytes | memoryview],
+    document: JsonIntake,
+    read_request: Callable[[Any], RequestObject],
+    lease: Lease,
+    *,
+    need_data: bool = True,
+) -> AsyncIterator[News]:
+    """Read a JSON body; yield what has arrived. `read_request` makes a request object of the whole document."""
+    async for begun in begun_documents(chunks, document):
+        yield begun
+    yield Known(read_request(await document.finish_async()).read(lease, need_data=need_data))
 
-    async def take(self, chunk: bytes) -> None:
-        """Receive the next bytes; raises a `ConvgradError` to reject the request."""
+
+async def begun_documents(chunks: AsyncIterator[bytes | memoryview], document: JsonIntake) -> AsyncIterator[Begun]:
+    """Read a JSON body into `document`; yield what has arrived of an object before its memory is allocated."""
+    async for chunk in chunks:
+        assert isinstance(chunk, bytes)
+        await document.take(chunk)
+        if isinstance(begun := document.begun(), dict):
+            yield Begun(begun)
+        await document.supply()
 
 
 def declared_length(headers: Mapping[str, str]) -> int | None:
@@ -44,35 +57,3 @@ def media_type(headers: Mapping[str, str]) -> str:
         if key.strip().lower() == "charset" and value.strip(' "').lower() not in _CHARSETS:
             raise UnsupportedMediaType("text must be UTF-8, but the Content-Type header names another charset")
     return name.strip().lower()
-
-
-class BodyPlacer(Protocol):
-    """Knows the destination of the next bytes of a body."""
-
-    def place(self) -> None:
-        """Have them written there, if the destination is known."""
-
-    async def placed(self, count: int) -> None:
-        """Handle bytes that were written there; raises a `ConvgradError` to reject the request."""
-
-
-async def read_body(receive: Receive, reader: BodyReader, timings: Timings, placer: BodyPlacer | None = None) -> None:
-    """Pass the whole body to `reader`; raises what it raises, and `Cancelled` if the client disconnects."""
-    more = True
-    while more:
-        with timings.measure("receive"):
-            message: Message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Cancelled("the client disconnected before its request was complete")
-        chunk, more = message.get("body", b""), message.get("more_body", False)
-        if placer is not None and isinstance(chunk, memoryview):
-            with timings.measure("decode"):
-                await placer.placed(len(chunk))
-            continue
-        for start in range(0, len(chunk), SLICE):
-            if start:
-                await asyncio.sleep(0)
-            with timings.measure("decode"):
-                await reader.take(chunk[start : start + SLICE])
-        if placer is not None and more:
-            placer.place()

@@ -11,6 +11,7 @@ from typing import Any
 
 from app.intake.options import parse_options
 from app.intake.requests import RequestedCall, RequestObject
+from app.intake.strict_json import Partial, PartialList
 from app.intake.tensors import Tensor
 from schemas.graphs import Graph, LogicalTensor, ResolvedGraph, read_graph, resolve_graph
 from schemas.problems import Problem, dims, invalid_params, problem, safe_key, some
@@ -45,7 +46,7 @@ class GraphRequest(RequestObject):
     layout: str
 
 
-def read_graph_request(_: CalledOperation, request: Any) -> GraphRequest:
+def read_graph_request(request: Any) -> GraphRequest:
     """Read a request object.
 
     Raises `InvalidParams` with every fault of the graph, also of its attributes and shapes if the dump has all shapes.
@@ -81,7 +82,7 @@ def read_graph_request(_: CalledOperation, request: Any) -> GraphRequest:
 
 def check_graph(request: Mapping[str, Any]) -> None:
     """Check the graph of a request, if it has arrived, before its tensors have; raises what `read_graph` raises."""
-    if "graph" in request:
+    if "graph" in request and not isinstance(request["graph"], Partial | PartialList):
         graph = read_graph(request["graph"])
         if graph.known:
             resolve_graph(graph)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Protocol
 
-from app.intake.strict_json import BOM, leading_members, parse_document
+from app.intake.strict_json import BOM, parse_document, partial_document
 from convgrad._errors import ParseError, TooLarge
 
 __all__ = ["HEAD_LIMIT", "JsonIntake", "ValueReader", "Values"]
@@ -29,6 +29,8 @@ _STEPS = 64
 
 # A document of this size is parsed in about a millisecond at most.
 _PARSE_INLINE = 32 * 1024
+# So is as much of a document that is still arriving, in all.
+_MOST_BEGUN = 64 * 1024
 
 # Replaces a value. It can't be forged: the scanner rejects N and I outside strings.
 _MARK = b"NaN"
@@ -72,8 +74,7 @@ class JsonIntake:
     """Receive a JSON document in chunks of any size; `finish` returns it, its long values as their readers left them.
 
     `length` is the declared size of the body, if known: it limits how long a value can still get. Raises `ParseError`
-    for invalid JSON, `TooLarge` if the skeleton has more than `max_skeleton` bytes, and what `values` raise. `begun` is
-    called once, with the members that are complete while a value is still arriving; it rejects the document by raising.
+    for invalid JSON, `TooLarge` if the skeleton has more than `max_skeleton` bytes, and what `values` raise.
     """
 
     def __init__(
@@ -82,11 +83,11 @@ class JsonIntake:
         *,
         length: int | None = None,
         max_skeleton: int = HEAD_LIMIT,
-        begun: Callable[[dict[str, Any]], object] | None = None,
     ) -> None:
         self._values = values
         self._patterns = _patterns(values.names, values.openings)
-        self._begun = begun
+        self._begun = 0  # bytes of the skeleton that `begun` has parsed last, and in all
+        self._parsed = 0
         self._remaining = length
         self._max_skeleton = max_skeleton
         self._skeleton = bytearray()
@@ -107,19 +108,29 @@ class JsonIntake:
             pass
 
     async def take(self, chunk: bytes) -> None:
-        """Process the next bytes of the body; yield to other requests when that takes many steps."""
+        """Process the next bytes of the body; yield to other requests when that takes many steps.
+
+        To be followed by `supply`.
+        """
         for _ in self._steps(chunk):
             await self.supply()
             await asyncio.sleep(0)
-        self._tell()
-        await self.supply()
 
-    def _tell(self) -> None:
-        if self._begun is None or self._state != self._in_value:
-            return
-        begun, self._begun = self._begun, None
-        if len(self._skeleton) <= _PARSE_INLINE:
-            begun(leading_members(bytes(self._skeleton)))
+    def begun(self) -> Any:
+        """Return what has arrived of the document (`partial_document`); None if that is no more than at the last call.
+
+        Also None if all of it has, and once all of these took too much time: a body may arrive byte by byte.
+        """
+        length = len(self._skeleton)
+        if self._remaining == 0 or length == self._begun or self._parsed + length > _MOST_BEGUN:
+            return None
+        self._begun, self._parsed = length, self._parsed + length
+        open_value = self._readers[-1].result() if self._state == self._in_value else None
+        return partial_document(bytes(self._skeleton), [*self._closed(), open_value])
+
+    def _closed(self) -> list[object]:
+        """Return the values that have been taken out and are complete."""
+        return [reader.result() for reader in self._readers[: len(self._marks)]]
 
     def _steps(self, chunk: bytes) -> Iterator[None]:
         if self._remaining is not None:
@@ -147,7 +158,7 @@ class JsonIntake:
             raise ParseError(f"the JSON document ends inside one of {self._values.plural}")
         if self._held or self._state == self._in_string:
             raise ParseError("the JSON document ends inside a string")
-        return parse_document(bytes(self._skeleton), [reader.result() for reader in self._readers], self._marks)
+        return parse_document(bytes(self._skeleton), self._closed(), self._marks)
 
     async def finish_async(self) -> Any:
         """Parse the skeleton, in a thread if it is large."""

@@ -1,26 +1,26 @@
 """Read a multipart/form-data body as it arrives: the request object first, then one `.npy` part per tensor.
 
-The call is checked as soon as the header of the last tensor is known, before that tensor's data is received.
+The call is known as soon as the header of the last tensor is, before that tensor's data is received.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 from python_multipart.multipart import parse_options_header
 
+from app.intake.arrivals import Arrived, Begun, Known, News
 from app.intake.json import HEAD_LIMIT, JsonIntake
 from app.intake.numbers import NUMBER_SLICE
 from app.intake.parts import PartReader
-from app.intake.requests import RequestedCall, RequestObject, check_attributes, take_apart
+from app.intake.requests import RequestedCall, RequestObject
 from app.intake.sinks import Lease, NpySink, TensorFault
 from app.intake.tensors import Input, npy_tensor, shape_list
 from app.intake.values import TensorValues
-from app.pool.buffers import Segment
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError, TooLarge, Unsupported, UnsupportedMediaType
 from convgrad._npy import NpyHeader
 from schemas.dumps import is_dump
@@ -29,7 +29,7 @@ from schemas.rows import MAX_DIMS
 from schemas.tables import CalledOperation
 from schemas.tensors import WireTensor, read_tensor
 
-__all__ = ["MultipartIntake", "OnArrival"]
+__all__ = ["MultipartIntake"]
 
 _MAX_BOUNDARY = 70  # RFC 2046
 _HEADER_BYTES = 4096
@@ -37,104 +37,103 @@ _HEADER_BYTES = 4096
 _LONGEST_CACHED = 256
 _ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
 
-Check = Callable[[RequestedCall], Awaitable[object]]
-OnArrival = Callable[[Mapping[str, Segment], Mapping[str, int]], Awaitable[None]]
-
 
 class MultipartIntake:
-    """Read a multipart body from chunks of any size; `finish` returns the call with its tensors.
+    """Read a multipart body; `news` yields what has arrived.
 
-    `check` gets the call, without its data, once the header of every tensor it needs is known; it rejects the call by
-    raising. `take_apart` splits the request object, of at most `max_request` bytes. After the check `on_arrival` gets
-    the number of bytes of each tensor in its segment. Raises `UnsupportedMediaType` for a content type without a usable
-    boundary, `ParseError` for a body that is not multipart, `InvalidRequest` when the request does not come first, and
-    `InvalidParams` for unknown parts and invalid tensors.
+    `read_request` makes a request object of the JSON in the first part, of at most `max_request` bytes. With
+    `need_data=False` a tensor may be just dtype and shape. Raises `UnsupportedMediaType` for a content type without a
+    usable boundary, `ParseError` for a body that is not multipart, `InvalidRequest` when the request does not come
+    first, and `InvalidParams` for unknown parts and invalid tensors.
     """
 
     def __init__(
         self,
         content_type: str,
-        called: CalledOperation,
+        read_request: Callable[[Any], RequestObject],
         lease: Lease,
         *,
         length: int | None = None,
-        check: Check | None = None,
-        on_arrival: OnArrival | None = None,
-        take_apart: Callable[[CalledOperation, Any], RequestObject] = take_apart,
+        need_data: bool = True,
         max_request: int = HEAD_LIMIT,
     ) -> None:
-        self._called = called
-        self._take_apart = take_apart
+        self._read_request = read_request
         self._max_request = max_request
         self._lease = lease
-        self._check = check
-        self._on_arrival = on_arrival
+        self._need_data = need_data
         self._bound = length
         self._request: RequestObject | None = None
-        self._attributes_checked = False
+        self._told = self._begun = False  # whether `Known`, and `Begun`, was yielded
         self._head: JsonIntake | None = None
         self._body: _TensorPart | None = None
         self._parts: dict[str, _TensorPart] = {}  # by canonical name
         self._coming: dict[str, _TensorPart] = {}  # those that were not complete at the last `supply`
-        self._missing: set[str] = set()  # inputs of which the check needs to know more
+        self._missing: set[str] = set()  # inputs of which the rules need to know more
         self._reader = PartReader(_boundary(content_type), self, max_header_bytes=_HEADER_BYTES)
 
-    def feed(self, chunk: bytes) -> None:
-        """Read the next bytes of the body, without allocating memory."""
+    async def news(self, chunks: AsyncIterator[bytes | memoryview]) -> AsyncIterator[News]:
+        """Read the whole body."""
+        async for chunk in chunks:
+            if isinstance(chunk, memoryview):
+                if (arrived := self._placed(len(chunk))) is not None:
+                    yield arrived
+            else:
+                at = 0
+                while at < len(chunk):
+                    if at:
+                        await asyncio.sleep(0)
+                    # Numbers in the request are parsed a slice at a time.
+                    stop = at + NUMBER_SLICE if self._body is None else len(chunk)
+                    self._feed(chunk[at:stop])
+                    if (known := self._known()) is not None:
+                        yield known
+                    await self._supply()
+                    at = stop
+                if self._body is not None and self._reader.in_body:
+                    self._lease.place([self._body.sink.room()])
+        if not self._reader.ended:
+            raise ParseError("the multipart body ends before its closing boundary")
+        if self._request is None:
+            raise _no_request()
+        yield Known(self._call(need_data=self._need_data))
+
+    def _feed(self, chunk: bytes) -> None:
         self._reader.feed(chunk)
         if self._bound is not None:
             self._bound -= len(chunk)
 
-    async def take(self, chunk: bytes) -> None:
-        """Read the next bytes of the body."""
-        at = 0
-        while at < len(chunk):
-            if at:
-                await asyncio.sleep(0)
-            # Numbers in the request are parsed a slice at a time.
-            stop = at + NUMBER_SLICE if self._body is None else len(chunk)
-            self.feed(chunk[at:stop])
-            await self.supply()
-            at = stop
-
-    def place(self) -> None:
-        """Let the next bytes be read straight into their tensor, if it has its memory."""
-        if self._body is not None and self._reader.in_body:
-            self._lease.place([self._body.sink.room()])
-
-    async def placed(self, count: int) -> None:
+    def _placed(self, count: int) -> Arrived | None:
         """Count bytes that were read straight into their tensor."""
         assert self._body is not None
         self._body.sink.placed(count)
         if self._bound is not None:
             self._bound -= count
-        if self._on_arrival is not None and self._check is None:
-            there = {row: part.sink.data for row, part in self._parts.items() if part.in_place}
-            segments = {row: sink.segment for row, sink in there.items()}
-            await self._on_arrival(segments, {row: sink.nbytes for row, sink in there.items()})
+        if not self._told:
+            return None
+        there = {row: part.sink.data for row, part in self._parts.items() if part.in_place}
+        segments = {row: sink.segment for row, sink in there.items()}
+        return Arrived(segments, {row: sink.nbytes for row, sink in there.items()})
 
-    async def supply(self) -> None:
-        """Check the call once possible, then allocate the memory that the bytes so far need."""
+    def _known(self) -> Begun | Known | None:
+        """Return the call once dtype and shape of every tensor are known; before that its request object, once."""
         self._missing.difference_update([row for row, part in self._coming.items() if part.known])
-        if self._check is not None and self._request is not None and not self._missing:
-            check, self._check = self._check, None
-            await check(self._call(need_data=False))
-        elif self._check is not None and self._request is not None and not self._attributes_checked:
-            self._attributes_checked = True
-            check_attributes(self._called, {"attributes": self._request.attributes, "options": self._request.options})
+        if self._request is None or self._told:
+            return None
+        if not self._missing:
+            self._told = True
+            return Known(self._call(need_data=False))
+        if self._begun:
+            return None
+        self._begun = True
+        return Begun({"attributes": self._request.attributes, "options": self._request.options})
+
+    async def _supply(self) -> None:
+        """Allocate the memory that the bytes so far need."""
         if self._head is not None:
             await self._head.supply()
         for part in self._coming.values():
             await part.supply()
         self._coming = {row: part for row, part in self._coming.items() if not part.closed}
-
-    def finish(self, *, need_data: bool = True) -> RequestedCall:
-        """Return the call; the whole body must have been fed and supplied. See `read_call` for `need_data`."""
-        if not self._reader.ended:
-            raise ParseError("the multipart body ends before its closing boundary")
-        if self._request is None:
-            raise _no_request()
-        return self._call(need_data=need_data)
 
     # Called by the reader, in this order for each part.
 
@@ -160,35 +159,35 @@ class MultipartIntake:
         if self._body is not None:
             self._body.close()
         elif self._head is not None:
-            self._request = self._take_apart(self._called, self._head.finish())
-            self._called = self._request.called
+            self._request = self._read_request(self._head.finish())
             self._missing = _needed(self._request)
 
     def _tensor_part(self, name: str) -> _TensorPart:
         assert self._request is not None
-        row = self._called.operation.input_spellings.get(name)
+        called = self._request.called
+        row = called.operation.input_spellings.get(name)
         if row is None:
-            known = ", ".join(self._called.operation.input_spellings)
+            known = ", ".join(called.operation.input_spellings)
             message = f"there is no part {safe_key(name)}: the parts are request, {known}"
-            raise _refusal(self._called, safe_key(name), message, "unknown_input")
+            raise _refusal(called, safe_key(name), message, "unknown_input")
         if row in self._parts:
-            raise _refusal(self._called, name, f"the part {name} is given twice", "conflict")
+            raise _refusal(called, name, f"the part {name} is given twice", "conflict")
         problems: list[Problem] = []
         given = self._request.described(row)
         wire = WireTensor(None, None) if given is None else read_tensor(given, ["inputs", name], problems)
         if problems or wire is None:
-            raise invalid_params(self._called.called_as, problems)
+            raise invalid_params(called.called_as, problems)
         if wire.member is not None:
-            raise _refusal(self._called, name, f"{name} is in the request and in a part: give one", "conflict")
-        part = _TensorPart(self._called, name, wire, self._lease, self._bound)
+            raise _refusal(called, name, f"{name} is in the request and in a part: give one", "conflict")
+        part = _TensorPart(called, name, wire, self._lease, self._bound)
         self._parts[row] = self._coming[row] = part
         self._missing.add(row)
         return part
 
     def _call(self, *, need_data: bool) -> RequestedCall:
         assert self._request is not None
-        landed = {row: (part.name, part.input()) for row, part in self._parts.items()}
-        return self._request.read(self._lease, landed=landed, need_data=need_data)
+        parts = {row: (part.name, part.input()) for row, part in self._parts.items()}
+        return self._request.read(self._lease, parts=parts, need_data=need_data)
 
 
 class _TensorPart:

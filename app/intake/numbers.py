@@ -132,9 +132,10 @@ class Numbers:
         _cast(np.array([self._peak]), dtype.numpy)
         self._dtype = dtype
 
-    def integers(self) -> list[int]:
-        """Return the values of a small tensor that `check` was told to be of integers."""
-        return [int(value) for value in np.frombuffer(self._sink.content(), self._kind)]
+    def content(self) -> bytes:
+        """Return the elements of a small tensor as the dtype that `check` was given."""
+        assert self._dtype is not None
+        return _cast(np.frombuffer(self._sink.content(), self._kind), self._dtype.numpy).tobytes()
 
     async def collect(self) -> Segment:
         """Collect all elements in one segment, as the dtype that `check` was given."""

@@ -8,37 +8,26 @@ from typing import Any
 
 from app.intake.options import parse_options
 from app.intake.sinks import Lease
-from app.intake.tensors import Input, metas, read_inputs
+from app.intake.strict_json import Partial
+from app.intake.tensors import Input, check_begun_tensor, metas, read_inputs
 from schemas.attributes import read_attributes
 from schemas.dumps import call_of_dump, is_dump
 from schemas.problems import Problem, invalid_params, problem, safe_key
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
 
-__all__ = ["MEMBERS", "RequestObject", "RequestedCall", "check_attributes", "read_call", "take_apart"]
+__all__ = ["MEMBERS", "RequestObject", "RequestedCall", "check_begun", "read_call", "take_apart"]
 
 MEMBERS = ("attributes", "inputs", "options")
 """The members of a request object, in the order of positional params."""
 
 
 @dataclass(frozen=True, slots=True)
-class RequestedCall:
-    """A request with its inputs read; `attributes` may be a whole op object as dumped by oneDNN Graph."""
-
-    called: CalledOperation
-    attributes: Mapping[str, Any]
-    inputs: dict[str, Input]
-    options: Any
-
-    @property
-    def metas(self) -> dict[str, TensorMeta | list[int]]:
-        """What the operation's rules need to know about the inputs."""
-        return metas(self.inputs)
-
-
-@dataclass(frozen=True, slots=True)
 class RequestObject:
-    """The parts of a request before its inputs are read; `inputs` by name, in whatever form the request had."""
+    """The parts of a request before its inputs are read; `inputs` by name, in whatever form the request had.
+
+    `attributes` may be a whole op object as dumped by oneDNN Graph.
+    """
 
     called: CalledOperation
     attributes: Mapping[str, Any]
@@ -54,15 +43,38 @@ class RequestObject:
         self,
         lease: Lease,
         *,
-        landed: Mapping[str, tuple[str, Input]] | None = None,
+        parts: Mapping[str, tuple[str, Input]] | None = None,
         need_data: bool = True,
     ) -> RequestedCall:
-        """Read the inputs; those that `landed` as separate parts, by canonical name, replace their descriptions."""
-        found = landed or {}
+        """Read the inputs; those that came as separate `parts`, by canonical name, replace their descriptions."""
+        found = parts or {}
         spellings = self.called.operation.input_spellings
         rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in found}
         inputs = read_inputs(self.called.operation, rest | dict(found.values()), lease, need_data=need_data)
-        return RequestedCall(self.called, self.attributes, inputs, self.options)
+        return RequestedCall(self, inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedCall:
+    """A request with its inputs read."""
+
+    request: RequestObject
+    inputs: dict[str, Input]
+
+    @property
+    def attributes(self) -> Mapping[str, Any]:
+        """The attributes as the caller wrote them."""
+        return self.request.attributes
+
+    @property
+    def options(self) -> Any:
+        """The options as the caller wrote them."""
+        return self.request.options
+
+    @property
+    def metas(self) -> dict[str, TensorMeta | list[int]]:
+        """What the operation's rules need to know about the inputs."""
+        return metas(self.inputs)
 
 
 def read_call(called: CalledOperation, request: Any, lease: Lease, *, need_data: bool = True) -> RequestedCall:
@@ -73,17 +85,27 @@ def read_call(called: CalledOperation, request: Any, lease: Lease, *, need_data:
     return take_apart(called, request).read(lease, need_data=need_data)
 
 
-def check_attributes(called: CalledOperation, request: Mapping[str, Any]) -> None:
-    """Check the attributes and options of a request before its tensors have arrived.
+def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int) -> None:
+    """Check what has arrived of a request object (`partial_document`), so that it can be rejected before the rest has.
 
-    Raises `InvalidParams` for rules that they break by themselves; rules that involve shapes are checked later.
+    Raises `InvalidParams` for attributes and options that break rules by themselves, and for a tensor that can't be
+    read; `TooLarge` for one that exceeds the `memory` of the service. Rules that involve several of them, or what may
+    still come, are checked later.
     """
     attributes = request.get("attributes")
     if isinstance(attributes, Mapping) and not is_dump(attributes) and not is_dump(request):
-        _, problems = read_attributes(called, attributes)
+        arriving = isinstance(attributes, Partial)
+        _, problems = read_attributes(called, attributes.complete() if isinstance(attributes, Partial) else attributes)
+        problems = [found for found in problems if not (arriving and found["type"] == "missing")]
         if problems:
             raise invalid_params(called.called_as, problems)
-    parse_options(request.get("options"))
+    options = request.get("options")
+    if not isinstance(options, Partial):
+        parse_options(options)
+    inputs = request.get("inputs")
+    for name, given in inputs.items() if isinstance(inputs, Mapping) else ():
+        if isinstance(given, Mapping):
+            check_begun_tensor(name, given.complete() if isinstance(given, Partial) else given, memory)
 
 
 def take_apart(called: CalledOperation, request: Any) -> RequestObject:

@@ -178,6 +178,12 @@ class RawSink:
             self._waiting.append(rest)
 
     @property
+    def missing(self) -> int:
+        """How many of the expected bytes have not arrived."""
+        assert self._expected is not None
+        return self._expected - self.nbytes
+
+    @property
     def in_place(self) -> bool:
         """Whether all bytes received are in their final segment, with room for the rest."""
         return self._expected is not None and bool(self._pieces) and not self._waiting

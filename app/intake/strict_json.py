@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from json import JSONDecoder
 from typing import Any
 
 from convgrad._errors import ParseError
 
-__all__ = ["BOM", "MAX_DEPTH", "leading_members", "members_before", "parse_document"]
+__all__ = ["BOM", "MAX_DEPTH", "Partial", "PartialList", "members_before", "parse_document", "partial_document"]
 
 BOM = b"\xef\xbb\xbf"
 
@@ -19,7 +20,10 @@ MAX_DEPTH = 64
 # Bytes before a value that are searched for the members beside it.
 _TAIL = 4096
 
-_START = re.compile(r"[ \t\r\n]*\{")
+# Levels of objects and lists that are read while they arrive: a JSON-RPC request's are params, inputs and a tensor.
+_PARTIAL_DEPTH = 5
+
+_SPACE = re.compile(r"[ \t\r\n]*")
 _KEY = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*')
 _COMMA = re.compile(r"[ \t\r\n]*,")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -58,26 +62,81 @@ def parse_document(skeleton: bytes, values: Sequence[object] = (), marks: list[t
     return document
 
 
-def leading_members(skeleton: bytes) -> dict[str, Any]:
-    """Return the complete members at the start of an object that is still arriving.
+class Partial(dict[str, Any]):
+    """The members that have arrived of an object that is still arriving."""
 
-    Stops at a fault without raising: parsing the whole document reports it.
+    def complete(self) -> dict[str, Any]:
+        """Return those that are complete."""
+        return {name: value for name, value in self.items() if not isinstance(value, Partial | PartialList)}
+
+
+class PartialList(list[Any]):
+    """The entries that have arrived of a list that is still arriving."""
+
+
+def partial_document(skeleton: bytes, values: Sequence[object] = ()) -> Any:
+    """Return what has arrived of a document: an object or list that is not complete has its first members or entries.
+
+    Such an object is a `Partial`, such a list a `PartialList`. `values` are those of `parse_document`, and last the one
+    that is still arriving. None if nothing is known; a fault ends it without an error, which parsing the whole document
+    reports.
     """
-    found: dict[str, Any] = {}
+    left = iter(values)
+    decoder = JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=lambda _: next(left, None))
     try:
         text = skeleton.removeprefix(BOM).decode()
-        begin = _START.match(text)
-        at = -1 if begin is None else begin.end()
-        while at >= 0 and (key := _KEY.match(text, at)) is not None:
-            value, end = _DECODER.raw_decode(text, key.end())
-            comma = _COMMA.match(text, end)
-            if comma is None:
-                break
-            found[json.loads(key[1])] = value
+    except UnicodeDecodeError:
+        return None
+    return _partial(text, 0, decoder, left, _PARTIAL_DEPTH)[0]
+
+
+def _partial(text: str, start: int, decoder: JSONDecoder, left: Iterator[object], depth: int) -> tuple[Any, int | None]:
+    """Return a value and where it ends, which is None if it is not complete; (None, None) if nothing is known of it."""
+    at = _SPACE.match(text, start).end()  # type: ignore[union-attr] # matches the empty string
+    opening = text[at : at + 1]
+    if opening not in ("{", "[") or not depth:
+        return _plain(text, at, decoder, left)
+    found: Any = Partial() if opening == "{" else PartialList()
+    closing, at = "}" if opening == "{" else "]", at + 1
+    while True:
+        key = None
+        if (end := _closes(text, at, closing)) is not None:
+            return (dict(found) if opening == "{" else list(found)), end
+        if opening == "{":
+            if (key := _KEY.match(text, at)) is None:
+                return found, None
+            at = key.end()
+        value, end = _partial(text, at, decoder, left, depth - 1)
+        if end is not None or value is not None:
+            if key is None:
+                found.append(value)
+            elif (name := json.loads(key[1])) not in found:
+                found[name] = value
+            else:
+                return found, None
+        comma = None if end is None else _COMMA.match(text, end)
+        if comma is not None:
             at = comma.end()
+        elif end is None or _closes(text, end, closing) is None:
+            return found, None
+        else:
+            at = end
+
+
+def _closes(text: str, at: int, closing: str) -> int | None:
+    end = _SPACE.match(text, at).end()  # type: ignore[union-attr] # matches the empty string
+    return end + 1 if text[end : end + 1] == closing else None
+
+
+def _plain(text: str, at: int, decoder: JSONDecoder, left: Iterator[object]) -> tuple[Any, int | None]:
+    if at == len(text):  # where the value that is still arriving was taken out
+        return next(left, None), None
+    try:
+        value, end = decoder.raw_decode(text, at)
     except (ValueError, RecursionError, ParseError):
-        pass
-    return found
+        return None, None
+    # A number may go on.
+    return (value, end) if end < len(text) or isinstance(value, str | list | dict) else (None, None)
 
 
 def members_before(skeleton: bytes | bytearray) -> dict[str, Any]:
@@ -113,9 +172,6 @@ def _finite(text: str) -> float:
     if number in (float("inf"), float("-inf")):
         raise ParseError("a number of the JSON document is out of range")
     return number
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite)
 
 
 def _check_depth(document: Any) -> None:

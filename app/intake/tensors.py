@@ -10,7 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,17 +20,37 @@ from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import InvalidParams, TooLarge, Unsupported
-from schemas.problems import Problem, invalid_params, problem, too_large, unsupported
+from schemas.problems import Problem, dims, invalid_params, problem, safe_key, too_large, unsupported
 from schemas.rows import MAX_DIMS, Operation
 from schemas.tensors import MAX_NUMBERS, TensorMeta, WireTensor, read_meta, read_tensor
 
-__all__ = ["Tensor", "collect_tensors", "metas", "npy_tensor", "read_inputs", "shape_list"]
+__all__ = [
+    "Elements",
+    "Input",
+    "Tensor",
+    "check_begun_tensor",
+    "collect_tensors",
+    "metas",
+    "npy_tensor",
+    "read_inputs",
+    "shape_list",
+]
 
 # Reordering this much takes well under a millisecond.
 _INLINE = 256 << 10
 _SWAP_STEP = 1 << 18
 _WHAT = "invalid inputs"
 _WIRE_DTYPES = ("f32", "f16", "bf16", "f64", "s32")
+
+
+class Elements(Protocol):
+    """What holds the elements of a tensor, or will when they have arrived."""
+
+    async def collect(self) -> Segment:
+        """Collect all elements in one segment."""
+
+    def content(self) -> bytes:
+        """Return a copy of all bytes; for small tensors."""
 
 
 @dataclass(slots=True)
@@ -42,7 +62,7 @@ class Tensor:
 
     dtype: DType
     shape: tuple[int, ...]
-    sink: RawSink | Numbers | None = None
+    sink: Elements | None = None
     fortran: bool = False
     swapped: bool = False
 
@@ -96,6 +116,22 @@ def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: b
     return found
 
 
+def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None:
+    """Check the size of a tensor that is still arriving, as far as its description tells.
+
+    Raises `InvalidParams` if the body can't contain it, and `TooLarge` if it exceeds the `memory` of the service.
+    """
+    loc, size = ["inputs", safe_key(name)], nbytes_of(given.get("dtype"), given.get("shape"))
+    if size is not None and size > memory:
+        shape = tuple(given["shape"])
+        message = f"{loc[1]} has {size} bytes, but this service allows {memory} for a call: it is {dims(shape)}"
+        raise TooLarge(message, data={"reason": "scratch", "limit": memory, "value": size, "loc": loc})
+    data = given.get("data", given.get("npy"))
+    if isinstance(data, InlineTensor | Numbers) and isinstance(data.fault, TensorFault):
+        message = f"data of {loc[1]}: {data.fault.message}"
+        raise invalid_params(_WHAT, [problem([*loc, "data"], message, data.fault.kind)])
+
+
 def metas(inputs: Mapping[str, Input]) -> dict[str, TensorMeta | list[int]]:
     """Return what the operation's rules need to know about each input."""
     return {name: value.meta if isinstance(value, Tensor) else value for name, value in inputs.items()}
@@ -126,8 +162,6 @@ def shape_list(tensor: Tensor) -> list[int]:
     if len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
         raise TensorFault(f"must have 1 dimension of at most {MAX_DIMS} values", "rank")
     assert tensor.sink is not None
-    if isinstance(tensor.sink, Numbers):
-        return tensor.sink.integers()
     values = np.frombuffer(tensor.sink.content(), tensor.dtype.numpy)
     return [int(value) for value in (values.byteswap() if tensor.swapped else values)]
 

@@ -1,4 +1,4 @@
-"""The mapping of every error class to its JSON-RPC code, HTTP status and title."""
+"""Errors in the format of each API: every class has a JSON-RPC code, an HTTP status and a title."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from app.replies.body import dump
 from convgrad import _errors as errors
 from convgrad._errors import ConvgradError
 
-__all__ = ["MAPPING", "Reply", "problem", "problem_headers", "reply_of", "rpc_error"]
+__all__ = ["MAPPING", "ErrorReply", "Reply", "error_reply", "problem", "problem_headers", "reply_of", "rpc_error"]
 
+_PROBLEM = "application/problem+json"
 _PROBLEM_TYPE = "urn:convgrad:problem:"
 
 
@@ -82,6 +84,39 @@ def problem(error: ConvgradError, request_id: str) -> dict[str, Any]:
         **extra,
         "request_id": request_id,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorReply:
+    """An HTTP reply that reports an error."""
+
+    status: int
+    body: bytes
+    media_type: str
+    headers: dict[str, str]
+
+
+def error_reply(error: ConvgradError, api: str, request_id: str, *, accept: str = "") -> ErrorReply:
+    """Build the reply for `error`: a problem object, or the Open Inference Protocol's `{"error": ".."}`.
+
+    The protocol has one status for all invalid requests. A client of it that accepts problem objects, which have more
+    detail, gets one.
+    """
+    status, headers = reply_of(error).status, problem_headers(error)
+    if api == "oip" and _PROBLEM not in accept:
+        status, body = 400 if status == 422 else status, dump({"error": _all_rules(error)})
+        return ErrorReply(status, body, "application/json", headers)
+    return ErrorReply(status, dump(problem(error, request_id)), _PROBLEM, headers)
+
+
+def _all_rules(error: ConvgradError) -> str:
+    """Return all broken rules in one message: the Open Inference Protocol has no other place for them."""
+    if not isinstance(error, errors.InvalidParams | errors.Unsupported):
+        return error.message
+    rules = list(dict.fromkeys(found["msg"] for found in error.data.get("errors", [])))
+    if "omitted" in error.data:
+        rules.append(f"and {error.data['omitted']:,} more")
+    return "; ".join(rules) if len(rules) > 1 else error.message
 
 
 _RESERVED = frozenset({"type", "title", "status", "detail", "code", "request_id"})

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from starlette.types import Send
 
-from app.calls.call import Call
+from app.calls.work import Work
 from app.replies.body import dump, send_head, send_piece
-from app.replies.result import ReplyTensor, result_members
 from app.telemetry.timings import Timings
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
 
-__all__ = ["MEDIA_TYPE", "send_multipart", "send_parts"]
+__all__ = ["MEDIA_TYPE", "send_multipart"]
 
 MEDIA_TYPE = "multipart/form-data"
 
@@ -23,17 +20,14 @@ MEDIA_TYPE = "multipart/form-data"
 _SLICE = 1 << 20
 
 
-async def send_multipart(call: Call, send: Send) -> None:
-    """Run the call to its end and reply with its JSON object, in which outputs have no data, and their files."""
-    await call.finish()
-    await send_parts(result_members(call, {}), call.outputs, send, call.timings)
-
-
-async def send_parts(document: Mapping[str, Any], outputs: Sequence[ReplyTensor], send: Send, timings: Timings) -> None:
-    """Send a JSON object, with dtype and shape of each output, and a file for each."""
+async def send_multipart(work: Work, send: Send, timings: Timings) -> None:
+    """Run the work to its end; reply with its JSON object, in which outputs have no data, and a file for each."""
+    await work.finish()
+    result = work.result()
+    outputs = result.outputs
     boundary = f"convgrad-{secrets.token_hex(16)}"
     with timings.measure("encode"):
-        text = dump({**document, "outputs": {output.name: output.describe() for output in outputs}})
+        text = dump({**result.document, "outputs": {output.name: output.describe() for output in outputs}})
         heads = [_head(boundary, "reply", "application/json") + text]
         heads += [
             b"\r\n"

@@ -1,25 +1,24 @@
-"""The JSON reply of a call, whose tensors are encoded in slices so that no call blocks the event loop."""
+"""The JSON reply, whose tensors are encoded in slices so that no call blocks the event loop."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from math import prod
-from typing import Any, Protocol
+from typing import cast
 
 import numpy as np
 import pybase64
 from starlette.types import Send
 
-from app.calls.call import Call
+from app.calls.work import ReplyTensor, Result, Work
 from app.intake.options import Encoding
 from app.replies.body import dump, send_head, send_piece
 from app.replies.numbers import NUMBERS, list_pieces
 from app.telemetry.timings import Timings
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
-from schemas.ops import TensorSpec
 
-__all__ = ["JsonResult", "ReplyTensor", "base64_pieces", "result_members", "send_json_result", "send_result"]
+__all__ = ["JsonResult", "base64_pieces", "send_result"]
 
 # Bytes encoded at a time, a multiple of 3; about a third of a millisecond.
 _SLICE = 3 << 18
@@ -37,59 +36,31 @@ def base64_pieces(data: memoryview, *, header: bytes = b"") -> Iterator[bytes]:
         yield pybase64.b64encode(data[position : position + _SLICE])
 
 
-def result_members(call: Call, outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Build the reply of a finished call around the objects of its output tensors."""
-    op = call.prepared.op
-    reply = {"op": op.called_as, "outputs": outputs, "resolved": op.reply_attributes(), "stats": call.stats}
-    return reply | ({"warnings": list(op.warnings)} if op.warnings else {})
-
-
-class ReplyTensor(Protocol):
-    """An output tensor in a reply."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Its dtype and shape."""
-
-    @property
-    def data(self) -> memoryview:
-        """Its bytes."""
-
-    def describe(self) -> dict[str, Any]:
-        """Return dtype and shape as JSON."""
-
-
 class JsonResult:
-    """A reply with tensors as JSON text, in pieces; valid while the memory of the tensors is.
+    """A result as JSON text, in pieces; valid while the memory of its tensors is.
 
-    `document` gets a member `outputs`, whose tensors have their bytes or a whole `.npy` file as base64, or numbers.
-    `length` is None if numbers are too many to be formatted in advance.
+    They have their bytes or a whole `.npy` file as base64, or numbers. `length` is None if numbers are too many to be
+    formatted in advance.
     """
 
-    def __init__(self, document: Mapping[str, Any], outputs: Sequence[ReplyTensor], encoding: Encoding) -> None:
-        key, self._quote = "npy" if encoding == "npy" else "data", b"" if encoding == "list" else b'"'
+    def __init__(self, result: Result) -> None:
+        encoding, outputs = result.encoding, result.outputs
+        key, self._quote = "npy" if encoding == "npy" else "data", b"" if encoding == "list" or not outputs else b'"'
         described = {output.name: output.describe() | {key: ""} for output in outputs}
+        text = dump({**result.document, "outputs": described} if outputs else result.document)
         # The tensors go where their key has an empty string; nothing else in the object has that key.
-        *texts, last = dump({**document, "outputs": described}).split(b'"%s":""' % key.encode())
+        *texts, last = text.split(b'"%s":""' % key.encode()) if outputs else [text]
         self._texts = [text + b'"%s":' % key.encode() + self._quote for text in texts]
         self._end = self._quote + last
-        self._tensors, lengths = zip(*(_encoded(output, encoding) for output in outputs), strict=True)
+        self._tensors = [_encoded(output, encoding) for output in outputs]
+        lengths = [length for _, length in self._tensors]
         around = sum(map(len, self._texts)) + len(self._quote) * (len(texts) - 1) + len(self._end)
-        self.length = None if None in lengths else around + sum(lengths)
-
-    @classmethod
-    def of(cls, call: Call) -> JsonResult:
-        """Return the reply of a finished call."""
-        return cls(result_members(call, {}), call.outputs, call.prepared.options.encoding)
+        self.length = None if None in lengths else around + sum(cast("list[int]", lengths))
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the text in pieces."""
         before = b""
-        for text, tensor in zip(self._texts, self._tensors, strict=True):
+        for text, (tensor, _) in zip(self._texts, self._tensors, strict=True):
             yield before + text
             yield from tensor
             before = self._quote
@@ -109,14 +80,10 @@ def _encoded(output: ReplyTensor, encoding: Encoding) -> tuple[Iterable[bytes], 
     return base64_pieces(data, header=header), 4 * -(-(len(header) + len(data)) // 3)
 
 
-async def send_result(call: Call, send: Send) -> None:
-    """Run the call to its end and reply with its JSON object."""
-    await call.finish()
-    await send_json_result(JsonResult.of(call), send, call.timings)
-
-
-async def send_json_result(result: JsonResult, send: Send, timings: Timings) -> None:
-    """Send a JSON reply with tensors."""
+async def send_result(work: Work, send: Send, timings: Timings) -> None:
+    """Run the work to its end and reply with its JSON object."""
+    await work.finish()
+    result = JsonResult(work.result())
     if result.length is not None and result.length <= _EAGER:
         with timings.measure("encode"):
             body = b"".join(result.pieces())

@@ -7,7 +7,7 @@ checksum instead of data. An error after the first byte is sent as the response.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
 from itertools import chain
@@ -17,20 +17,21 @@ from typing import Any, Self
 import numpy as np
 from starlette.types import Send
 
-from app.calls.call import Call, OnProgress
+from app.calls.call import Call
 from app.calls.errors import as_convgrad_error
 from app.calls.events import Begin, End, Event, Progress, TileReady
+from app.calls.work import Work
 from app.intake.options import Encoding
 from app.replies.body import dump, send_head, send_piece
 from app.replies.errors import rpc_error
 from app.replies.heartbeat import INTERVAL_S, Heartbeat
 from app.replies.numbers import list_pieces
-from app.replies.result import base64_pieces, result_members
+from app.replies.result import JsonResult, base64_pieces
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import Cancelled
 
-__all__ = ["MEDIA_TYPE", "EventStream", "send_sse", "send_work", "stream_call"]
+__all__ = ["MEDIA_TYPE", "EventStream", "send_sse", "stream_work"]
 
 MEDIA_TYPE = "text/event-stream"
 
@@ -89,40 +90,28 @@ class EventStream:
             await send_piece(self._send, b": ping\n\n")
 
 
-async def send_work(work: Callable[[OnProgress], Awaitable[Iterable[bytes]]], send: Send, request_id: Any) -> None:
-    """Do some work and send its progress and its result, which is JSON in pieces, as the whole reply.
-
-    Errors before the first progress are raised.
-    """
+async def send_sse(work: Work, send: Send, request_id: Any) -> None:
+    """Run the work and send its messages as the whole reply."""
     async with EventStream(send) as stream:
-        try:
-            result = await work(partial(stream.progress, request_id))
-        except Exception as caught:
-            if not stream.started or isinstance(caught, Cancelled):
-                raise
-            await stream.message({"jsonrpc": "2.0", "id": request_id, "error": _error(caught)})
-        else:
-            before, after = b'{"jsonrpc":"2.0","id":%s,"result":' % dump(request_id), b"}"
-            await stream.pieces(chain([before], result, [after]))
+        await stream_work(work, stream, request_id)
 
 
-async def send_sse(call: Call, send: Send, request_id: Any) -> None:
-    """Run the call and send its messages as the whole reply."""
-    async with EventStream(send) as stream:
-        await stream_call(call, stream, request_id)
-
-
-async def stream_call(call: Call, stream: EventStream, request_id: Any) -> None:
-    """Run the call and send its messages, the response or the error response last.
+async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
+    """Run the work and send its messages: those of a call's tiles, and the response or the error response last.
 
     `request_id` is the `id` of the JSON-RPC request, or another name of the call. Errors before the first message are
     raised.
     """
     try:
-        async with aclosing(call.events()) as events:
-            async for event in events:
-                if (pieces := await _message(call, event, request_id)) is not None:
-                    await stream.pieces(call.timings.each("encode", pieces))
+        if type(work) is Call:
+            async with aclosing(work.events()) as events:
+                async for event in events:
+                    if (pieces := await _message(work, event, request_id)) is not None:
+                        await stream.pieces(work.timings.each("encode", pieces))
+        else:
+            await work.finish(partial(stream.progress, request_id))
+            before, after = b'{"jsonrpc":"2.0","id":%s,"result":' % dump(request_id), b"}"
+            await stream.pieces(chain([before], JsonResult(work.result()).pieces(), [after]))
     except Exception as caught:
         if not stream.started or isinstance(caught, Cancelled):
             raise
@@ -180,4 +169,4 @@ def _tile(tile: TileReady, request_id: Any, encoding: Encoding) -> Iterator[byte
 async def _result(call: Call) -> dict[str, Any]:
     with call.timings.measure("encode"):
         outputs = {output.name: output.describe() | {"sha256": await output.sha256()} for output in call.outputs}
-    return result_members(call, outputs)
+    return {**call.result().document, "outputs": outputs}

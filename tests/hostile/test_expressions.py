@@ -43,7 +43,7 @@ WORST: dict[str, list[str]] = {
     "app.intake.parts._HEADER": ["X:" + " " * SIZE + "\x00", "X:" + " a" * SIZE + "\x00", "X" * SIZE],
     "app.intake.strict_json._COMMA": [" " * SIZE],
     "app.intake.strict_json._KEY": ['"' + "\\" * SIZE, '"' + "a" * SIZE, '"a"' + " " * SIZE, " " * SIZE],
-    "app.intake.strict_json._START": [" " * SIZE],
+    "app.intake.strict_json._SPACE": [" " * SIZE],
     "app.intake.strict_json._SURROGATE": ["\\ud" * SIZE],
     "app.intake.strings._ASCII_ESCAPE": ["\\u00" * SIZE],
     "app.intake.strings._ESCAPED": ["\\u0041" * SIZE, "a" * SIZE + "\\"],

@@ -1,63 +1,52 @@
 """Read an Open Inference Protocol request as it arrives: JSON first, then the tensors' bytes in the order of the JSON.
 
-The header `Inference-Header-Content-Length` gives the length of the JSON, the head of the body. The call is checked as
-soon as the head has arrived; then the memory of every tensor is allocated, and each following byte is written once.
+The header `Inference-Header-Content-Length` gives the length of the JSON, the head of the body. The call is known as
+soon as the head has arrived; then the memory of each tensor is allocated, and each following byte is written once.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from starlette.types import Receive
 
 from app.api.oip.known_heads import Head, Heads
-from app.api.oip.regions import LentRegion, Region, Regions
+from app.api.oip.regions import Region, Regions
 from app.api.oip.request import InferRequest, InputTensor, read_request
-from app.calls.call import Prepared
-from app.intake.coding import Decoder, decoder_of
+from app.intake.arrivals import Arrived, Known, News
+from app.intake.coding import Decoder
 from app.intake.json import JsonIntake
 from app.intake.lists import NumberLists
-from app.intake.sinks import Lease, TensorFault
+from app.intake.requests import RequestedCall, RequestObject
+from app.intake.sinks import Lease, RawSink, TensorFault
 from app.intake.strict_json import parse_document
-from app.pool.buffers import Segment
-from app.telemetry.timings import Timings
-from convgrad._errors import Cancelled, InvalidParams, InvalidRequest, ParseError
+from app.intake.tensors import Elements, Input, Tensor
+from convgrad._dtypes import DTYPES
+from convgrad._errors import InvalidParams, InvalidRequest, ParseError
 from schemas.problems import problem
 from schemas.rows import MAX_DIMS
 from schemas.tables import CalledOperation
-from schemas.tensors import TensorMeta
 
-__all__ = ["HEAD_LENGTH", "Metas", "OipIntake", "read_inference"]
+__all__ = ["HEAD_LENGTH", "InferenceBody", "decompressed"]
 
 HEAD_LENGTH = "inference-header-content-length"
 _HEADER = "Inference-Header-Content-Length"
-
-Metas = Mapping[str, TensorMeta | list[int]]
-Check = Callable[[InferRequest, Metas, bool], Awaitable[Prepared | None]]
-Checked = Callable[[InferRequest, Prepared], None]
-OnArrival = Callable[[InferRequest, Prepared, Mapping[str, Segment], Mapping[str, int]], Awaitable[None]]
 
 _INTEGERS = ("s32", "s64")
 # A document of this size is parsed in less than a millisecond.
 _SMALL = 16 << 10
 
 
-class OipIntake:
-    """Read the body of one inference request in chunks; `finish` returns it with its tensors in segments.
+class InferenceBody:
+    """Read the body of one inference request; `news` yields what has arrived.
 
-    `check` gets request and inputs before any tensor's bytes are received; it rejects the call by raising, or returns
-    it prepared. Its last argument says whether the values of the shape input are known: if they arrive later
-    it returns None and is called again at the end. Calls whose head is in `heads` have passed it before; `checked` gets
-    every call and may reject it. While tensors arrive, `on_arrival` gets the call, or, if a shape is still to
-    come, the last call with the same head. `forwarded` are parameters from outside the body.
-
-    Raises `ParseError` and `InvalidRequest` for a body that violates the protocol, `InvalidParams` for inputs that
-    don't match their description, `TooLarge` and `Overloaded` when there is no memory for them.
+    Calls whose head is in `heads` have been prepared before. Raises `ParseError` and `InvalidRequest` for a body that
+    violates the protocol, `InvalidParams` for inputs that don't match their description, `TooLarge` and `Overloaded`
+    when there is no memory for them.
     """
 
     def __init__(
@@ -70,10 +59,6 @@ class OipIntake:
         head_length: int | None,
         length: int | None,
         head_limit: int,
-        check: Check,
-        checked: Checked,
-        on_arrival: OnArrival | None = None,
-        forwarded: Mapping[str, str] | None = None,
     ) -> None:
         self._called = called
         self._lease = lease
@@ -85,54 +70,50 @@ class OipIntake:
         self._head_length = head_length
         self._head_limit = head_limit
         self._length = length
-        self._check = check
-        self._checked = checked
-        self._on_arrival = on_arrival
-        self._forwarded = forwarded
         self._json: JsonIntake | None = None
         self._text = b""
-        self._head: Head | None = None
-        self._prepared: Prepared | None = None
-        self._found: dict[str, Region] = {}
-        self._segments: dict[str, Segment] = {}
-        self._shapes: list[bytearray] = []  # of shape inputs: a few bytes, not from the pool
-        self._targets: deque[memoryview] = deque()
+        self._sinks: dict[str, RawSink] = {}
+        """Where the binary tensors arrive, by name."""
+        self._coming: deque[RawSink] = deque()
+        self.regions: dict[str, Region] = {}
+        """The registered regions that inputs and outputs of the request are in, by name."""
+        self.request: InferRequest | None = None
+        """The request, once its head has arrived."""
 
-    async def take(self, chunk: bytes) -> None:
-        """Read the next bytes of the body."""
-        if self._head is not None:
-            self._write(memoryview(chunk))
-            return
-        text = chunk if self._head_left is None else chunk[: self._head_left]
-        if (head := await self._take_head(text)) is not None:
-            rest = memoryview(chunk)[len(text) :]
-            await self._open(head, rest)
-            self._write(rest)
-            if self._length is not None:
-                self._lease.place(self._targets)
-
-    async def placed(self, count: int) -> None:
-        """Count bytes that were read straight into their tensor."""
-        self._advance(count)
-        head = self._head
-        assert head is not None
-        if self._on_arrival is not None and (likely := self._prepared or head.last_call) is not None:
-            await self._on_arrival(head.request, likely, self._segments, self._received_bytes(head))
-
-    async def finish(self) -> tuple[InferRequest, Prepared, dict[str, Segment]]:
-        """Return the request, its call and its tensors' segments by name; the whole body must have been read."""
-        if self._head is None:
+    async def news(self, chunks: AsyncIterator[bytes | memoryview]) -> AsyncIterator[News]:
+        """Read the whole body."""
+        head = known = None
+        async for chunk in chunks:
+            if isinstance(chunk, memoryview):
+                self._placed(len(chunk))
+                yield self._arrived()
+                continue
+            rest = chunk
+            if head is None:
+                text = chunk if self._head_left is None else chunk[: self._head_left]
+                if (head := await self._take_head(text)) is None:
+                    continue
+                rest = chunk[len(text) :]
+                known = await self._known(head, memoryview(rest))
+                yield known
+                self._check_length(head.nbytes)
+            await self._write(memoryview(rest))
+            if self._coming and self._length is not None:
+                self._lease.place([self._coming[0].room()])
+        if head is None:
             if self._head_left:
                 raise ParseError(f"the body ends within the {self._head_length} bytes of its inference header")
-            await self._open(self._parse_head(await self._lists().finish_async()), memoryview(b""))
-        if self._targets:
-            missing = sum(map(len, self._targets))
+            head = self._parse_head(await self._lists().finish_async())
+            known = await self._known(head, memoryview(b""))
+        if self._coming:
+            missing = sum(sink.missing for sink in self._coming)
             raise ParseError(f"the body is {missing} bytes too short for its binary tensors")
-        head = self._head
-        assert head is not None
-        if self._prepared is None:
-            self._prepared = await self._complete(head, b"".join(self._shapes))
-        return head.request, self._prepared, self._segments
+        assert known is not None
+        shapes = b"".join([self._sinks[tensor.name].content() for tensor, _ in head.shapes])
+        if known.prepared is None and shapes:
+            known = await self._known(head, memoryview(shapes), only_shapes=True)
+        yield known
+        self._remember(head, shapes, known)
 
     async def _take_head(self, text: bytes) -> Head | None:
         """Read bytes of the head; return it once it is complete."""
@@ -141,16 +122,18 @@ class OipIntake:
         if short and self._json is None and b'"data"' not in text:
             # In one chunk and without lists of numbers, as most heads are.
             self._head_left = 0
-            self._text = b"" if self._forwarded else text
-            known = self._heads.find(self._called.called_as, self._text)
+            self._text = text
+            known = self._heads.find(self._called.called_as, text)
             if known is not None and not (known.binary and self._head_length is None):
                 return known
             return self._parse_head(parse_document(text))
-        await self._lists().take(text)
+        document = self._lists()
+        await document.take(text)
+        await document.supply()
         if self._head_left is None:
             return None
         self._head_left -= len(text)
-        return None if self._head_left else self._parse_head(await self._lists().finish_async())
+        return None if self._head_left else self._parse_head(await document.finish_async())
 
     def _lists(self) -> JsonIntake:
         if self._json is None:
@@ -159,7 +142,7 @@ class OipIntake:
         return self._json
 
     def _parse_head(self, document: Any) -> Head:
-        request = read_request(self._called, document, self._forwarded)
+        request = read_request(self._called, document)
         binary = tuple(tensor for tensor in request.inputs if tensor.source == "binary")
         if binary and self._head_length is None:
             raise InvalidRequest(f"binary tensors need the header {_HEADER}: the length of the JSON before them")
@@ -171,45 +154,39 @@ class OipIntake:
             at += tensor.nbytes
         return Head(request, binary, tuple(shapes), at)
 
-    async def _open(self, head: Head, rest: memoryview) -> None:
-        """Check what is known of the call, then allocate memory for its tensors."""
-        # A region may be unregistered meanwhile: this call keeps using the one it found.
-        self._found = {tensor.name: self._regions.find(tensor.place) for tensor in head.request.inputs if tensor.place}
-        if (shapes := head.shape_bytes(rest)) is not None:
-            self._prepared = await self._complete(head, shapes)
-        elif not head.passed:
-            await self._check(head.request, await self._metas(head), False)
-            head.passed = True
-        self._check_length(head.nbytes)
-        for tensor in head.request.inputs:
-            if not self._is_shape(tensor):
-                await self._place(tensor)
-        for tensor in head.binary:
-            if self._is_shape(tensor):
-                self._shapes.append(bytearray(tensor.nbytes))
-                target = memoryview(self._shapes[-1])
-            else:
-                target = self._segments[tensor.name].view[: tensor.nbytes]
-            if tensor.nbytes:
-                self._targets.append(target)
-        self._head = head
+    async def _known(self, head: Head, rest: memoryview, *, only_shapes: bool = False) -> Known:
+        """Return what is known of the call: the head, and its shape if that is at the beginning of the `rest`.
 
-    async def _complete(self, head: Head, shapes: bytes) -> Prepared:
-        """Check the whole call, unless the same call passed before."""
-        if (known := head.calls.get(shapes)) is None:
-            metas, at = await self._metas(head), 0
-            for tensor, _ in head.shapes:
-                metas[tensor.name] = _integers(tensor, shapes[at : at + tensor.nbytes])
+        The rest may also be `only_shapes`, one after the other.
+        """
+        request = self.request = head.request
+        if not self._sinks:
+            # A region may be unregistered meanwhile: this call keeps using the one it found.
+            places = {each.name: each.place for each in request.inputs if each.place is not None}
+            places |= {each.name: each.place for each in request.outputs if each.place is not None}
+            self.regions = {name: self._regions.find(place) for name, place in places.items()}
+            self._sinks = {each.name: RawSink(self._lease, expected=each.nbytes, bound=None) for each in head.binary}
+            self._coming = deque(sink for sink in self._sinks.values() if sink.missing)
+        shapes = bytes(rest) if only_shapes else head.shape_bytes(rest)
+        inputs: dict[str, Input] = {}
+        at = 0
+        for tensor in request.inputs:
+            if shapes is not None and tensor.source == "binary" and self._is_shape(tensor):
+                inputs[tensor.name] = _integers(tensor, shapes[at : at + tensor.nbytes])
                 at += tensor.nbytes
-            known = await self._check(head.request, metas, True)
-            assert known is not None
-            # A shape in shared memory may be different the next time.
-            if not any(tensor.place and self._is_shape(tensor) for tensor in head.request.inputs):
-                head.remember(shapes, known)
-                if self._text:
-                    self._heads.keep(self._called.called_as, self._text, head)
-        self._checked(head.request, known)
-        return known
+            else:
+                inputs[tensor.name] = await self._input(tensor)
+        call = RequestedCall(RequestObject(self._called, request.attributes, {}, request.options), inputs)
+        return Known(call, None if shapes is None else head.calls.get(shapes), head.last_call)
+
+    def _remember(self, head: Head, shapes: bytes, known: Known) -> None:
+        """Cache what the call was prepared to, for later calls with the same head."""
+        # A shape in shared memory may be different the next time.
+        fixed = not any(tensor.place and self._is_shape(tensor) for tensor in head.request.inputs)
+        if known.prepared is not None and fixed and shapes not in head.calls:
+            head.remember(shapes, known.prepared)
+            if self._text:
+                self._heads.keep(self._called.called_as, self._text, head)
 
     def _check_length(self, binary: int) -> None:
         """Check the length of the body, if known, against the sizes in the head."""
@@ -218,100 +195,63 @@ class OipIntake:
         if (rest := self._length - self._head_length) != binary:
             raise ParseError(f"the binary tensors need {binary} bytes after the JSON, but the body has {rest}")
 
-    async def _metas(self, head: Head) -> dict[str, TensorMeta | list[int]]:
-        """Return what the check needs of the inputs: dtype and shape, or the values of a shape input."""
-        return {tensor.name: await self._meta(tensor) for tensor in head.request.inputs}
-
-    async def _meta(self, tensor: InputTensor) -> TensorMeta | list[int]:
+    async def _input(self, tensor: InputTensor) -> Input:
+        """Return an input, or the values of a shape; a shape that has not arrived is a tensor."""
         if tensor.numbers is not None:
             with _named(tensor.name):
                 tensor.numbers.check(tensor.dtype, tensor.shape)
+        elements: Elements | None = tensor.numbers or self._sinks.get(tensor.name)
+        if tensor.place is not None:
+            elements = self.regions[tensor.name].elements(tensor.place, self._lease)
         if not self._is_shape(tensor):
-            return tensor.meta
+            return Tensor(tensor.dtype, tensor.shape, elements)
         _check_shape(tensor)
-        if tensor.numbers is not None:
-            with _named(tensor.name):
-                return tensor.numbers.integers()
         if tensor.place is not None:
             room = bytearray(tensor.nbytes)
-            await self._found[tensor.name].read(tensor.place.offset, memoryview(room))
+            await self.regions[tensor.name].read(tensor.place.offset, memoryview(room))
             return _integers(tensor, room)
-        return TensorMeta("s32", tensor.shape)  # the rules know s32 only, but s64 is as good
-
-    async def _place(self, tensor: InputTensor) -> None:
-        """Allocate the memory of a tensor, and fill in data that is not binary."""
-        region = self._found.get(tensor.name)
-        if isinstance(region, LentRegion) and tensor.place is not None and tensor.place.offset == 0:
-            self._segments[tensor.name] = self._lease.adopt(region.segment(tensor.nbytes))
-            return
         if tensor.numbers is not None:
-            segment = await tensor.numbers.collect()
-        else:
-            segment = await self._lease.acquire_async(tensor.nbytes)
-        self._segments[tensor.name] = segment
-        if tensor.place is not None:
-            await self._found[tensor.name].read(tensor.place.offset, segment.view[: tensor.nbytes])
+            return _integers(tensor, tensor.numbers.content())
+        return Tensor(DTYPES["s32"], tensor.shape)  # the rules know s32 only, but s64 is as good
 
     def _is_shape(self, tensor: InputTensor) -> bool:
         return self._called.operation.input_spellings.get(tensor.name) == self._called.operation.shape_input
 
-    def _write(self, data: memoryview) -> None:
+    async def _write(self, data: memoryview) -> None:
         while data:
-            if not self._targets:
+            if not self._coming:
                 raise ParseError(f"the body has {len(data)} bytes or more after its last tensor")
-            target = self._targets[0]
-            count = min(len(target), len(data))
-            target[:count] = data[:count]
+            sink = self._coming[0]
+            count = min(sink.missing, len(data))
+            sink.write(data[:count])
             data = data[count:]
-            self._advance(count)
+            if not sink.missing:
+                sink.close()
+                self._coming.popleft()
+            await sink.supply()
 
-    def _received_bytes(self, head: Head) -> dict[str, int]:
-        """Count the bytes of each input that are in its segment; binary tensors arrive one after the other."""
-        received, left = {}, sum(map(len, self._targets))
-        for tensor in reversed(head.request.inputs):
-            missing = min(left, tensor.nbytes) if tensor.source == "binary" else 0
-            left -= missing
-            received[self._called.operation.input_spellings[tensor.name]] = tensor.nbytes - missing
-        return received
+    def _placed(self, count: int) -> None:
+        """Count bytes that were read straight into their tensor."""
+        sink = self._coming[0]
+        sink.placed(count)
+        if not sink.missing:
+            sink.close()
+            self._coming.popleft()
 
-    def _advance(self, count: int) -> None:
-        rest = self._targets[0][count:]
-        if rest:
-            self._targets[0] = rest
-        else:
-            self._targets.popleft()
-
-
-async def read_inference(
-    receive: Receive, headers: Mapping[str, str], intake: OipIntake, timings: Timings, *, body_limit: int
-) -> None:
-    """Pass the body to `intake` as it arrives, decompressed if needed; raises what that raises.
-
-    Raises `Cancelled` when the client disconnects, `UnsupportedMediaType` for an unknown content coding.
-    """
-    decoder = decoder_of(headers.get("content-encoding", ""), body_limit)
-    more = True
-    while more:
-        with timings.measure("receive"):
-            message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Cancelled("the client disconnected before its request was complete")
-        chunk, more = message.get("body", b""), message.get("more_body", False)
-        with timings.measure("decode"):
-            await _pass_on(chunk, intake, decoder)
-    if decoder is not None:
-        decoder.close()
+    def _arrived(self) -> Arrived:
+        rows = self._called.operation.input_spellings
+        there = {rows[name]: sink for name, sink in self._sinks.items() if sink.in_place}
+        segments = {row: sink.segment for row, sink in there.items()}
+        return Arrived(segments, {row: sink.nbytes for row, sink in there.items()})
 
 
-async def _pass_on(chunk: bytes | memoryview, intake: OipIntake, decoder: Decoder | None) -> None:
-    if isinstance(chunk, memoryview):
-        await intake.placed(len(chunk))
-    elif decoder is None:
-        await intake.take(chunk)
-    else:
-        for piece in decoder.pieces(chunk):
-            await intake.take(piece)
+async def decompressed(chunks: AsyncIterator[bytes | memoryview], decoder: Decoder) -> AsyncIterator[bytes]:
+    """Yield a body without its content coding; raises what the decoder raises."""
+    async for chunk in chunks:
+        for piece in decoder.pieces(bytes(chunk)):
+            yield piece
             await asyncio.sleep(0)
+    decoder.close()
 
 
 @contextmanager
@@ -329,5 +269,5 @@ def _check_shape(tensor: InputTensor) -> None:
         raise InvalidParams(message, errors=[problem(["inputs", tensor.name], message, "shape_dtype")])
 
 
-def _integers(tensor: InputTensor, data: bytes | bytearray) -> list[int]:
+def _integers(tensor: InputTensor, data: bytes | bytearray | memoryview) -> list[int]:
     return [int(value) for value in np.frombuffer(data, tensor.dtype.numpy)]

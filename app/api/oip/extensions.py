@@ -1,7 +1,7 @@
 """Triton's model repository and shared memory extensions, under `/v2`.
 
 The models are built in: loading one does nothing, and unloading one is an error. CUDA memory is not supported, but
-clients that unregister it before they start, as Triton's examples do, succeed.
+clients that unregister it before they start, as Triton's examples for system memory do, succeed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from app.api.oip.documents import repository_index
 from app.api.oip.infer import OipState
 from app.api.oip.regions import Regions
 from app.calls.service import Service
-from app.http.context import context_of
+from app.http.exchange import exchange_of
 from app.intake.strict_json import parse_document
 from convgrad._errors import InvalidRequest, TooLarge, Unsupported
 from schemas.tables import find_operation
@@ -44,7 +44,7 @@ async def _document(request: Request) -> dict[str, Any]:
 
 def _regions(request: Request) -> Regions:
     state: OipState = request.app.state.oip
-    return state.regions.of(context_of(request.scope).key)
+    return state.regions.of(exchange_of(request.scope).context.key)
 
 
 @router.get("/repository/index")
@@ -107,22 +107,8 @@ async def unregister(request: Request, region: str) -> Any:
     return {}
 
 
-@router.get("/cudasharedmemory/status", include_in_schema=False)
-async def no_cuda_regions(request: Request) -> Any:
-    """List the CUDA regions: none."""
-    _regions(request).status()
-    return []
-
-
 @router.post("/cudasharedmemory/unregister", include_in_schema=False)
-@router.post("/cudasharedmemory/region/{region}/unregister", include_in_schema=False)
 async def unregister_cuda(request: Request) -> Any:
-    """Unregister CUDA regions, of which there are none."""
+    """Unregister all CUDA regions, of which there are none."""
     _regions(request).status()
     return {}
-
-
-@router.post("/cudasharedmemory/region/{region}/register", include_in_schema=False)
-async def register_cuda() -> Response:
-    """Refuse a CUDA region."""
-    raise Unsupported("this service computes on CPUs and does not support CUDA memory")

@@ -25,15 +25,13 @@ _MOST_PLAN_BYTES = 32 << 20
 class Head:
     """A parsed head, and the prepared calls that had it, by the bytes of their shape input.
 
-    `shapes` are the binary tensors that hold a shape, each with the offset of its bytes after the head. `passed` means
-    that everything else was checked.
+    `shapes` are the binary tensors that hold a shape, each with the offset of its bytes after the head.
     """
 
     request: InferRequest
     binary: tuple[InputTensor, ...]
     shapes: tuple[tuple[InputTensor, int], ...]
     nbytes: int
-    passed: bool = False
     calls: dict[bytes, Prepared] = field(default_factory=dict)
     plan_bytes: int = 0
     """Size of the plans of `calls`."""

@@ -17,10 +17,13 @@ import re
 import stat
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.api.oip.request import Place
+from app.intake.sinks import Lease
+from app.intake.tensors import Elements
 from app.pool.buffers import LentBlock, Segment
 from convgrad._errors import CallerError, InvalidParams, InvalidRequest, NotFound, Unsupported
 from schemas.problems import safe_key
@@ -53,6 +56,10 @@ class Region:
         """Describe the region as the protocol's status does."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
+    def elements(self, place: Place, lease: Lease) -> Elements:
+        """Return the elements of a tensor at a place in the region."""
+        return _RegionElements(self, place, lease)
+
     async def read(self, offset: int, into: memoryview) -> None:
         """Fill `into` from an offset of the region; raises `InvalidRequest` when its memory was truncated."""
         await _off_loop(len(into), self._read, offset, into)
@@ -79,6 +86,25 @@ class Region:
                 done += os.pwritev(self._descriptor, [data[done:]], self.offset + offset + done)
         except OSError as error:
             raise InvalidRequest(f"the region {self.name} can't be written: {error.strerror}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _RegionElements:
+    """The elements of a tensor in a region, which are copied from there, or used in place if it is lent."""
+
+    region: Region
+    place: Place
+    lease: Lease
+
+    async def collect(self) -> Segment:
+        if isinstance(self.region, LentRegion) and self.place.offset == 0:
+            return self.lease.adopt(self.region.segment(self.place.byte_size))
+        segment = await self.lease.acquire_async(self.place.byte_size)
+        await self.region.read(self.place.offset, segment.view[: self.place.byte_size])
+        return segment
+
+    def content(self) -> bytes:
+        raise NotImplementedError  # shapes are read from a region without it
 
 
 class LentRegion(Region):

@@ -91,8 +91,8 @@ class InferRequest:
     outputs: tuple[RequestedOutput, ...]
 
 
-def read_request(called: CalledOperation, document: Any, forwarded: Mapping[str, str] | None = None) -> InferRequest:
-    """Read an inference request; its own parameters take precedence over the `forwarded` ones.
+def read_request(called: CalledOperation, document: Any) -> InferRequest:
+    """Read an inference request.
 
     Raises `InvalidRequest` when its structure is wrong, `InvalidParams` with every fault of its tensors and
     `Unsupported` for a datatype that no operation has.
@@ -102,7 +102,7 @@ def read_request(called: CalledOperation, document: Any, forwarded: Mapping[str,
     request_id = document.get("id")
     if request_id is not None and not isinstance(request_id, str):
         raise InvalidRequest("id must be a string")
-    parameters = {**(forwarded or {}), **_parameters(document, "the request")}
+    parameters = _parameters(document, "the request")
     problems: list[Problem] = []
     inputs = [
         tensor

@@ -12,19 +12,20 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
+from app.api.bare import BareRoute
 from app.api.oip import extensions as oip_extensions
 from app.api.oip.documents import model_config, model_metadata, server_metadata
-from app.api.oip.infer import Inference, OipState
+from app.api.oip.infer import OipState
+from app.api.oip.infer import infer as run_inference
 from app.api.oip.reply import VERSION
 from app.calls.service import Service
+from app.http.exchange import exchange_of
 from convgrad._errors import UnknownOperation
 from schemas.problems import safe_text
 from schemas.tables import CalledOperation, find_operation, operation_names
 
-__all__ = ["OipState", "router", "shortcuts"]
+__all__ = ["OipState", "calls", "router"]
 
 
 class OipError(BaseModel):
@@ -33,16 +34,15 @@ class OipError(BaseModel):
     error: str
 
 
-router = APIRouter(
-    prefix="/v2",
-    tags=["Open Inference Protocol"],
-    responses={
-        400: {"model": OipError, "description": "The request breaks a rule of the protocol or of the operation."},
-        401: {"model": OipError, "description": "The API key is missing or not valid, where the service has keys."},
-        403: {"model": OipError, "description": "The Host header, or the calling page's origin, is not allowed."},
-        404: {"model": OipError, "description": "There is no such model, version or page."},
-    },
-)
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": OipError, "description": "The request breaks a rule of the protocol or of the operation."},
+    401: {"model": OipError, "description": "The API key is missing or not valid, where the service has keys."},
+    403: {"model": OipError, "description": "The Host header, or the calling page's origin, is not allowed."},
+    404: {"model": OipError, "description": "There is no such model, version or page."},
+}
+router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"], responses=_ERRORS)
+calls = APIRouter(prefix="/v2", tags=["Open Inference Protocol"], responses=_ERRORS, route_class=BareRoute)
+"""Routes that read their bodies themselves."""
 router.include_router(oip_extensions.router)
 
 
@@ -169,29 +169,11 @@ _INFER: dict[str, Any] = {
 }
 
 
-@router.post("/models/{model}/infer", **_INFER)
-@router.post("/models/{model}/versions/{version}/infer", **_INFER)
-async def infer(request: Request, model: str, version: str | None = None) -> Response:
+@calls.post("/models/{model}/infer", **_INFER)
+@calls.post("/models/{model}/versions/{version}/infer", **_INFER)
+async def infer(request: Request, model: str, version: str | None = None) -> None:
     """Compute an operation: JSON, optionally followed by the bytes of the tensors, in request and reply."""
-    return Inference(find_model(model, version), _service(request), _state(request))
-
-
-class _Infer:
-    """`infer` as a bare ASGI application."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        model, state = scope["path_params"], scope["app"].state
-        called = find_model(model["model"], model.get("version"))
-        await Inference(called, state.service, state.oip)(scope, receive, send)
-
-
-def shortcuts() -> list[Route]:
-    """Return the routes of `infer` for matching before all other routes.
-
-    Matching a FastAPI route among all others and resolving its parameters takes a third of the time of a small call.
-    """
-    paths = ("/v2/models/{model}/infer", "/v2/models/{model}/versions/{version}/infer")
-    return [Route(path, _Infer(), methods=["POST"], include_in_schema=False) for path in paths]
+    await run_inference(exchange_of(request.scope), find_model(model, version), _service(request), _state(request))
 
 
 def _service(request: Request) -> Service:

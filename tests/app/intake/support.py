@@ -6,16 +6,19 @@ import asyncio
 import base64
 import io
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from app.intake.body import BodyReader
+from app.intake.arrivals import Known, News
+from app.intake.body import begun_documents
+from app.intake.json import JsonIntake
 from app.intake.multipart import MultipartIntake
-from app.intake.requests import RequestedCall, read_call
+from app.intake.requests import RequestedCall, read_call, take_apart
 from app.intake.sinks import Lease
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool
@@ -75,10 +78,29 @@ def request(inputs: dict[str, Any] | None = None, **members: Any) -> bytes:
     return json.dumps(given | members).encode()
 
 
-async def pour(body: bytes, reader: BodyReader, step: int) -> None:
-    """Feed a body in pieces of `step` bytes."""
+async def chunks(body: bytes, step: int) -> AsyncIterator[bytes]:
+    """Yield a body in pieces of `step` bytes."""
     for start in range(0, len(body), step):
-        await reader.take(body[start : start + step])
+        yield body[start : start + step]
+
+
+async def pour(body: bytes, document: JsonIntake, step: int) -> None:
+    """Feed a JSON body in pieces of `step` bytes."""
+    async for _ in begun_documents(chunks(body, step), document):
+        pass
+
+
+async def read_news(
+    news: AsyncIterator[News], check: Callable[[RequestedCall], object] = lambda _: None
+) -> RequestedCall:
+    """Check a call as soon as it is known; return it once it is complete."""
+    found = None
+    async for each in news:
+        if isinstance(each, Known):
+            found = each.call
+            check(found)
+    assert found is not None
+    return found
 
 
 def read_parts(
@@ -88,9 +110,8 @@ def read_parts(
 
     async def run(lease: Lease) -> dict[str, bytes]:
         length = len(body) if declared else None
-        intake = MultipartIntake(CONTENT_TYPE, called, lease, length=length, check=checked)
-        await pour(body, intake, step)
-        return await collected(intake.finish(), lease)
+        intake = MultipartIntake(CONTENT_TYPE, partial(take_apart, called), lease, length=length)
+        return await collected(await read_news(intake.news(chunks(body, step)), checked), lease)
 
     return in_pool(run)
 
@@ -104,15 +125,15 @@ def read_object(value: Any, *, called: CalledOperation = OPERATION) -> dict[str,
     return in_pool(run)
 
 
-async def checked(call: RequestedCall) -> None:
+def checked(call: RequestedCall) -> None:
     """Check a call against the rules of its operation."""
-    resolve(call.called.called_as, call.attributes, call.metas)
+    resolve(call.request.called.called_as, call.attributes, call.metas)
 
 
 async def collected(call: RequestedCall, lease: Lease) -> dict[str, bytes]:
     """Check a call and return copies of its tensors."""
-    op = resolve(call.called.called_as, call.attributes, call.metas)
-    spellings = call.called.operation.input_spellings
+    op = resolve(call.request.called.called_as, call.attributes, call.metas)
+    spellings = call.request.called.operation.input_spellings
     found = {spellings[name]: segment for name, segment in (await collect_tensors(call.inputs, lease)).items()}
     return {
         spec.name: bytes(found[spec.name].view[: prod(spec.shape) * dtype(spec.dtype).itemsize]) for spec in op.inputs

@@ -37,6 +37,7 @@ def scan(body: bytes, sizes: list[int] | None = None, **limits: Any) -> Any:
             while at < len(body):
                 size = max(1, steps[min(turn, len(steps) - 1)])
                 await intake.take(body[at : at + size])
+                await intake.supply()
                 at, turn = at + size, turn + 1
             return plain(await intake.finish_async())
 
@@ -267,6 +268,7 @@ def test_a_tensor_is_held_once() -> None:
             intake = JsonIntake(TensorStrings(lease), length=len(body))
             for at in range(0, len(body), 1 << 16):
                 await intake.take(body[at : at + (1 << 16)])
+                await intake.supply()
             sink = intake.finish()["t"]["data"].sink
             assert isinstance(sink, RawSink)
             assert sink.nbytes == nbytes
@@ -292,6 +294,7 @@ def test_no_memory_is_a_fault_of_the_tensor() -> None:
             intake = JsonIntake(TensorStrings(lease), length=len(body))
             for at in range(0, len(body), 1 << 16):
                 await intake.take(body[at : at + (1 << 16)])
+                await intake.supply()
             return intake.finish()
 
     document = asyncio.run(run())
@@ -326,6 +329,7 @@ def test_small_tensors_are_counted(count: int) -> None:
         with Lease(pool) as lease:
             intake = JsonIntake(TensorStrings(lease))
             await intake.take(body)
+            await intake.supply()
             assert size - 300_000 <= pool.stats().used <= (2 * size if count > 3 else 0)
             found = [plain(entry["t"]["data"]) for entry in intake.finish()]
             assert found == [base64.b64decode(text) for text in texts]
@@ -342,6 +346,7 @@ def test_small_tensors_beyond_the_memory_are_refused() -> None:
         with Lease(SegmentPool(MIB)) as lease:
             intake = JsonIntake(TensorStrings(lease))
             await intake.take(body)
+            await intake.supply()
             return [entry["t"]["data"].fault for entry in intake.finish()]
 
     faults = asyncio.run(run())
@@ -372,6 +377,7 @@ def test_others_get_a_turn(item: bytes) -> None:
         with Lease(SegmentPool(64 * MIB)) as lease:
             intake = JsonIntake(TensorStrings(lease))
             await intake.take(b"[" + item * count)
+            await intake.supply()
         task.cancel()
 
     asyncio.run(run())

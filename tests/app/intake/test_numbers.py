@@ -175,7 +175,7 @@ def test_integers_are_whole() -> None:
     document, lease = read(b'{"data": [3, 2.0, 1e1]}', [])
     with lease:
         document["data"].check(DTYPES["s64"], (3,))
-        assert document["data"].integers() == [3, 2, 10]
+        assert np.frombuffer(document["data"].content(), "<i8").tolist() == [3, 2, 10]
     for wrong in ("[3, 2.5]", '[3, "NaN"]', '["Infinity", 3]', "[3, 1e30]"):
         document, lease = read(b'{"data": %s}' % wrong.encode(), [])
         with lease, pytest.raises(TensorFault, match=r"integers|range"):

@@ -337,19 +337,6 @@ def test_the_documents_list_the_api(http: httpx.Client) -> None:
     assert {"/v2", "/v2/health/live", "/v2/models/{model}/infer", "/v2/models/stats"} <= set(paths)
 
 
-def test_parameters_as_headers(client: Any) -> None:
-    """A client that can't set parameters sends headers; parameters in the body override them."""
-    inputs = SMALL.inputs()
-    attributes = {key: str(value) for key, value in SMALL.attributes().items()}
-    headers = {f"Convgrad-Parameter-{key.replace('_', '-')}": value for key, value in attributes.items()}
-    sent = oip.triton_inputs(SMALL, inputs)
-    result = client.infer(SMALL.op, sent, headers=dict(headers))
-    assert same_bits(result.as_numpy("diff_weights"), SMALL.expected(inputs))
-    headers["Convgrad-Parameter-Strides"] = "7,7"
-    result = client.infer(SMALL.op, sent, headers=dict(headers), parameters={"strides": [2, 2]})
-    assert same_bits(result.as_numpy("diff_weights"), SMALL.expected(inputs))
-
-
 def test_a_client_may_have_the_reply_in_frames(http: httpx.Client) -> None:
     """If Accept names its media type, the reply is the tensor stream of `/v1`, with the same bits."""
     inputs = SMALL.inputs()

@@ -188,7 +188,6 @@ def test_status_and_unregister(client: Any) -> None:
         with pytest.raises(InferenceServerException, match="already registered"):
             client.register_system_shared_memory("one", one["key"], 10)
     assert client.get_system_shared_memory_status() == []
-    assert client.get_cuda_shared_memory_status() == []
     client.unregister_system_shared_memory("one")
     with pytest.raises(InferenceServerException, match="no shared memory region one") as caught:
         client.get_system_shared_memory_status("one")

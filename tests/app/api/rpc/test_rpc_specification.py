@@ -4,37 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from app.api.rpc import methods as rpc_methods
-from app.api.rpc.methods import Method, MethodContext, Params
-from app.api.rpc.routes import RpcResponse
-from app.calls.cancel import Running
+from app.api.rpc.methods import Method, PlainMethod
+from app.api.rpc.routes import answer_rpc
 from app.calls.service import Service
-from app.http.middleware import BodyLimit
+from app.http.exchange import Exchanges, Limits, exchange_of
 from app.pool.buffers import SegmentPool
 from app.pool.local import LocalEngine
 from app.settings import Settings
-from convgrad._errors import Cancelled
 from schemas.rpc import bind_params
 
 
 def method(function: Callable[..., Any], *names: str) -> Method:
     """Return a method that calls a function."""
-
-    @asynccontextmanager
-    async def made(params: Params, ctx: MethodContext, running: Running) -> AsyncIterator[Any]:
-        if names:
-            yield function(**bind_params(params, names, required=names))
-        else:
-            yield function(*(params or ()))
-
-    return made
+    if names:
+        return PlainMethod(lambda params: function(**bind_params(params, names, required=names)))
+    return PlainMethod(lambda params: function(*(params or ())))
 
 
 METHODS = {
@@ -47,6 +39,15 @@ METHODS = {
 }
 
 
+def application(service: Service, methods: Mapping[str, Method], limit: int = 1 << 30) -> Exchanges:
+    """Return an application that answers every request as JSON-RPC."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer_rpc(exchange_of(scope), service, methods)
+
+    return Exchanges(answer, Limits(limit))
+
+
 def post(
     body: bytes, *, methods: Mapping[str, Method] = METHODS, limit: int = 1 << 20, content_type: str = ""
 ) -> httpx.Response:
@@ -55,7 +56,7 @@ def post(
     service = Service(Settings(), LocalEngine(pool, workers=1), pool)
 
     async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app=BodyLimit(RpcResponse(methods, service), limit))
+        transport = httpx.ASGITransport(app=application(service, methods, limit))
         async with httpx.AsyncClient(transport=transport, base_url="http://API") as client:
             return await client.post("/rpc", content=body, headers={"content-type": content_type})
 
@@ -265,7 +266,6 @@ def test_a_client_that_leaves_while_it_sends_costs_nothing() -> None:
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/rpc", "headers": [], "query_string": b""}
-    with pytest.raises(Cancelled):
-        asyncio.run(RpcResponse(rpc_methods.METHODS, service)(scope, receive, send))
+    asyncio.run(application(service, METHODS | rpc_methods.METHODS)(scope, receive, send))
     assert not sent
     assert pool.stats().used == 0

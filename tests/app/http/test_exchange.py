@@ -1,4 +1,4 @@
-"""The middleware against bare ASGI, without a server."""
+"""Exchanges against bare ASGI, without a server."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.http.context import context_of
-from app.http.disconnect import cancel_on_disconnect
-from app.http.middleware import BodyLimit, RequestContextMiddleware
+from app.http.exchange import Exchange, Exchanges, Limits, exchange_of
 from app.replies.body import send_bytes, send_head, send_piece
 from convgrad import Cancelled, Overloaded
+
+ANY = Limits(1 << 40)
 
 
 def scope(**headers: str) -> Scope:
@@ -64,7 +64,7 @@ def test_an_unexpected_error_is_a_500_without_details() -> None:
     async def broken(*_: Any) -> None:
         raise ZeroDivisionError("secret")
 
-    start, body = call(RequestContextMiddleware(broken))
+    start, body = call(Exchanges(broken, ANY))
     assert start["status"] == 500
     assert json.loads(body["body"])["code"] == "internal_error"
     assert b"secret" not in body["body"]
@@ -78,7 +78,7 @@ def test_a_long_path_is_cut_in_the_log(caplog: pytest.LogCaptureFixture) -> None
         await send_bytes(send, b"", "text/plain")
 
     given = {**scope(), "path": "/" + "x" * 60_000}
-    asyncio.run(RequestContextMiddleware(app)(given, asyncio.Event().wait, _ignored))  # type: ignore[arg-type]
+    asyncio.run(Exchanges(app, ANY)(given, asyncio.Event().wait, _ignored))  # type: ignore[arg-type]
     (line,) = [record.getMessage() for record in caplog.records if record.name == "convgrad.request"]
     assert line.startswith("POST /xxx")
     assert len(line) < 300
@@ -94,7 +94,7 @@ def test_an_error_of_ours_has_its_status_and_headers() -> None:
     async def full(*_: Any) -> None:
         raise Overloaded("full", retry_after=3)
 
-    start, _ = call(RequestContextMiddleware(full), x_request_id="abc")
+    start, _ = call(Exchanges(full, ANY), x_request_id="abc")
     assert start["status"] == 503
     assert headers_of(start)["retry-after"] == "3"
     assert headers_of(start)["x-request-id"] == "abc"
@@ -108,7 +108,7 @@ def test_an_error_after_the_first_byte_leaves_the_reply_unfinished() -> None:
         await send_piece(send, b"half")
         raise ValueError
 
-    sent = call(RequestContextMiddleware(half))
+    sent = call(Exchanges(half, ANY))
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
     assert sent[-1]["more_body"]
 
@@ -117,17 +117,17 @@ def test_timings_are_sent() -> None:
     """The times that an API measured are in Server-Timing."""
 
     async def timed(inner: Scope, _: Receive, send: Send) -> None:
-        context_of(inner).timings.add("compute", 0.001)
+        exchange_of(inner).context.timings.add("compute", 0.001)
         await send_bytes(send, b"", "text/plain")
 
-    start, _ = call(RequestContextMiddleware(timed))
+    start, _ = call(Exchanges(timed, ANY))
     assert headers_of(start)["server-timing"] == "compute;dur=1.000"
 
 
 @pytest.mark.parametrize("headers", [{"content_length": "11"}, {"transfer_encoding": "chunked"}])
 def test_a_body_over_the_limit_is_refused(headers: dict[str, str]) -> None:
     """It is rejected by its declared length, or when it passes the limit; the rest is read before closing."""
-    app = BodyLimit(RequestContextMiddleware(_echo), limit=10)
+    app = Exchanges(_echo, Limits(10))
     sent = call(app, b"123456", b"78901", b"rest", **headers)
     assert sent[0]["status"] == 413
     assert json.loads(sent[1]["body"])["reason"] == "body"
@@ -136,7 +136,7 @@ def test_a_body_over_the_limit_is_refused(headers: dict[str, str]) -> None:
 
 def test_a_body_within_the_limit_passes() -> None:
     """A body of exactly the limit is accepted."""
-    app = BodyLimit(RequestContextMiddleware(_echo), limit=10)
+    app = Exchanges(_echo, Limits(10))
     assert call(app, b"12345", b"67890", transfer_encoding="chunked")[0]["status"] == 200
 
 
@@ -146,17 +146,17 @@ def test_a_large_unread_body_closes_the_connection() -> None:
     async def early(_: Scope, __: Receive, send: Send) -> None:
         await send_bytes(send, b"no", "text/plain", status=422)
 
-    sent = call(BodyLimit(early, limit=1 << 40), b"a", b"b", content_length=str(1 << 30))
+    sent = call(Exchanges(early, ANY), b"a", b"b", content_length=str(1 << 30))
     assert headers_of(sent[0])["connection"] == "close"
     assert [message.get("body") for message in sent[1:]] == [b"no", b""]
-    waiting = call(BodyLimit(early, limit=1 << 40), b"a", content_length=str(1 << 30), expect="100-continue")
+    waiting = call(Exchanges(early, ANY), b"a", content_length=str(1 << 30), expect="100-continue")
     assert headers_of(waiting[0])["connection"] == "close"
     assert len(waiting) == 2
 
 
 def test_the_rest_is_dropped_when_the_request_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request's resources are released before its unread body has arrived, of which a bounded part is read."""
-    monkeypatch.setattr("app.http.middleware._LINGER_BYTES", 20)
+    monkeypatch.setattr("app.http.exchange._LINGER_BYTES", 20)
     held, came = False, 0
 
     async def early(_: Scope, __: Receive, send: Send) -> None:
@@ -175,7 +175,7 @@ def test_the_rest_is_dropped_when_the_request_is_over(monkeypatch: pytest.Monkey
         ends.append(not message.get("more_body", message["type"] == "http.response.start"))
 
     ends: list[bool] = []
-    asyncio.run(BodyLimit(early, limit=1 << 40)(scope(content_length=str(1 << 30)), receive, send))
+    asyncio.run(Exchanges(early, ANY)(scope(content_length=str(1 << 30)), receive, send))
     assert ends == [False, False, True]
     assert came == 3
 
@@ -192,7 +192,7 @@ def test_a_client_that_leaves_cancels_the_block() -> None:
 
         asyncio.get_running_loop().call_soon(gone.set)
         with pytest.raises(Cancelled):
-            async with cancel_on_disconnect(receive):
+            async with Exchange(scope(), receive, _ignored, ANY).watched():
                 await asyncio.Event().wait()
         await asyncio.sleep(0)
         task = asyncio.current_task()
@@ -210,7 +210,7 @@ def test_a_block_that_ends_is_not_cancelled() -> None:
             await asyncio.Event().wait()
             raise AssertionError
 
-        async with cancel_on_disconnect(receive):
+        async with Exchange(scope(), receive, _ignored, ANY).watched():
             await asyncio.sleep(0)
         return "done"
 

@@ -1,0 +1,63 @@
+"""The way of every request, whatever its API: admit, receive and check, compute, reply, free everything."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+from app.calls.tasks import Opening, Task
+from app.calls.work import Work
+from app.http.exchange import Exchange
+from app.intake.arrivals import News
+from app.intake.body import declared_length, json_news, media_type
+from app.intake.json import JsonIntake
+from app.intake.multipart import MultipartIntake
+from app.intake.sinks import Lease
+from app.intake.values import TensorValues
+from convgrad._errors import UnsupportedMediaType
+
+__all__ = ["REQUEST_TYPES", "Decode", "Encode", "answer", "decode"]
+
+Decode = Callable[[Exchange, Task, Lease], AsyncIterator[News]]
+"""Reads the body of a request in one format."""
+
+Encode = Callable[[Work, Exchange], Awaitable[None]]
+"""Runs the work and sends its reply in one format."""
+
+REQUEST_TYPES = ("application/json", "multipart/form-data")
+"""Content types of requests to `/v1`."""
+
+
+async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode) -> None:
+    """Answer one request, which asks for one task.
+
+    It is rejected before its body is read if the service or its key has no room, and while it arrives as soon as it is
+    known that it is invalid. Raises what makes it fail.
+    """
+    service = task.service
+    with service.admit(), service.lease(exchange.direct_body) as lease:
+        async with Opening(task, lease, exchange.context) as opening:
+            work = await opening.receive(decode(exchange, task, lease))
+            async with exchange.watched(), work:
+                await encode(work, exchange)
+
+
+def decode(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[News]:
+    """Read a body of one of the `REQUEST_TYPES`; raises `UnsupportedMediaType` for another."""
+    headers, limit = exchange.headers, int(task.service.settings.head_limit)
+    length, name = declared_length(headers), check_media_type(exchange, REQUEST_TYPES)
+    if name == "application/json":
+        document = JsonIntake(TensorValues(lease), length=length, max_skeleton=limit)
+        return json_news(exchange.chunks(), document, task.read, lease, need_data=task.need_data)
+    parts = MultipartIntake(
+        headers["content-type"], task.read, lease, length=length, need_data=task.need_data, max_request=limit
+    )
+    return parts.news(exchange.chunks())
+
+
+def check_media_type(exchange: Exchange, supported: Sequence[str]) -> str:
+    """Return the media type of the body; raises `UnsupportedMediaType` unless it is one of the `supported` ones."""
+    name = media_type(exchange.headers)
+    if name in supported:
+        return name
+    names = " or ".join(filter(None, supported))
+    raise UnsupportedMediaType(f"the Content-Type must be {names}", data={"supported": list(filter(None, supported))})

@@ -1,0 +1,304 @@
+"""What a request can ask for, the same for every API: to compute, verify or validate an operation, or a graph of them.
+
+A `Task` knows how its request object is read, what is checked when, and which `Work` computes it. `Opening` takes one
+request from its first bytes to its work.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Self, cast
+
+from app.calls.call import Call, Prepared
+from app.calls.graphs import GraphRun, PreparedGraph, describe_graph, prepare_graph
+from app.calls.planning import complete_images
+from app.calls.service import Service
+from app.calls.verifying import Verification
+from app.calls.work import Answered, Work
+from app.intake.arrivals import Arrived, Begun, Known, News
+from app.intake.graphs import GRAPH, GraphRequest, check_graph, read_graph_request, resolved_of
+from app.intake.options import parse_options
+from app.intake.requests import RequestedCall, RequestObject, check_begun, take_apart
+from app.intake.sinks import Lease
+from app.intake.tensors import Tensor, collect_tensors
+from app.pool.buffers import Segment
+from app.telemetry.context import RequestContext, current_context
+from app.telemetry.timings import Timings
+from convgrad._errors import InvalidParams, Overloaded, RateLimited
+from schemas.problems import invalid_params
+from schemas.tables import CalledOperation, verified
+from schemas.tensors import TensorMeta
+
+__all__ = ["Compute", "Opening", "RunGraph", "Task", "Validate", "ValidateGraph", "Verify"]
+
+
+class Task(ABC):
+    """One of the things that a request can ask for, for the operation `called`."""
+
+    called: CalledOperation
+    need_data = True
+    """Whether a tensor needs its data, and not just dtype and shape."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+
+    def read(self, document: Any) -> RequestObject:
+        """Read a request object; raises `InvalidParams`."""
+        return take_apart(self.called, document)
+
+    def check_begun(self, document: Mapping[str, Any]) -> None:
+        """Check the part of a request object that has arrived; raises what `app.intake.requests.check_begun` does."""
+        check_begun(self.called, document, int(self.service.settings.memory_budget))
+
+    @abstractmethod
+    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Any:
+        """Check a request that arrived at `started`, and plan it.
+
+        Returns what `open` needs, or None if that depends on what has not arrived: not for a `complete` request. Raises
+        what `Service.check` and `Service.plan` raise.
+        """
+
+    @abstractmethod
+    def open(
+        self, prepared: Any, call: RequestedCall, tensors: Mapping[str, Segment], lease: Lease, timings: Timings
+    ) -> Work:
+        """Return the work of a prepared request on these tensors, which it takes from the lease."""
+
+
+class Compute(Task):
+    """Compute an operation; `check` may reject what was prepared."""
+
+    def __init__(
+        self, service: Service, called: CalledOperation, check: Callable[[Prepared], object] = lambda _: None
+    ) -> None:
+        super().__init__(service)
+        self.called = called
+        self._check = check
+
+    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:  # noqa: ARG002
+        """Check and plan the call."""
+        name, metas, rows = self.called.called_as, call.metas, self.called.operation.input_spellings
+        shape = self.called.operation.shape_input
+        if any(isinstance(meta, TensorMeta) and rows.get(key) == shape for key, meta in metas.items()):
+            self._check_without_shape(call, metas, started)
+            return None
+        prepared = await self.service.prepare(name, call.attributes, metas, call.options, started=started)
+        self._check(prepared)
+        return prepared
+
+    def _check_without_shape(self, call: RequestedCall, metas: Mapping[str, Any], started: float) -> None:
+        """Check a call whose shape input has not arrived: its values take precedence over the attribute."""
+        name, spellings = self.called.called_as, self.called.operation.attribute_spellings
+        shape = self.called.operation.shape_input
+        attributes = {key: value for key, value in call.attributes.items() if spellings.get(key) != shape}
+        try:
+            self.service.check(name, attributes, metas, call.options, started=started)
+        except InvalidParams as error:
+            errors = [
+                found
+                for found in error.errors
+                if not (found["type"] == "missing" and spellings.get(found["loc"][-1]) == shape)
+            ]
+            if errors:
+                raise invalid_params(name, errors) from None
+
+    def open(
+        self,
+        prepared: Prepared,
+        call: RequestedCall,  # noqa: ARG002
+        tensors: Mapping[str, Segment],
+        lease: Lease,
+        timings: Timings,
+    ) -> Call:
+        """Return the call."""
+        return self.service.call(prepared, tensors, lease, timings=timings)
+
+
+class Verify(Task):
+    """Compare a result with the reference: the result is one more input, named like the output."""
+
+    def __init__(self, service: Service, called: CalledOperation) -> None:
+        super().__init__(service)
+        self.called = verified(called)
+
+    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:
+        """Check and plan the verification."""
+        name, metas = self.called.called_as, call.metas
+        if complete or self.called.operation.output_spellings.keys() & metas.keys():
+            return await self.service.prepare_verification(name, call.attributes, metas, call.options, started=started)
+        # The result may still come; a verification computes the reference, whatever the options.
+        self.service.check(name, call.attributes, metas, {"reference": True}, started=started)
+        return None
+
+    def open(
+        self,
+        prepared: Prepared,
+        call: RequestedCall,  # noqa: ARG002
+        tensors: Mapping[str, Segment],
+        lease: Lease,
+        timings: Timings,
+    ) -> Verification:
+        """Return the verification."""
+        return self.service.call(prepared, tensors, lease, timings=timings, kind=Verification)
+
+
+class Validate(Task):
+    """Check a call without computing it; its tensors may be just dtype and shape."""
+
+    need_data = False
+
+    def __init__(self, service: Service, called: CalledOperation) -> None:
+        super().__init__(service)
+        self.called = called
+
+    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> dict[str, Any] | None:
+        """Describe the call once it is complete."""
+        if not complete:
+            return None
+        name = self.called.called_as
+        return await self.service.validate(name, call.attributes, call.metas, call.options, started=started)
+
+    def open(self, prepared: Any, *_: Any, **__: Any) -> Answered:
+        """Return the description."""
+        return Answered(prepared)
+
+
+class RunGraph(Task):
+    """Compute the nodes of a graph in order."""
+
+    called = GRAPH
+
+    def read(self, document: Any) -> GraphRequest:
+        """Read a request object with every fault of its graph."""
+        return read_graph_request(document)
+
+    def check_begun(self, document: Mapping[str, Any]) -> None:
+        """Check the graph, once it has arrived."""
+        check_graph(document)
+
+    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Any:  # noqa: ARG002
+        """Check and plan all nodes."""
+        return await self._plan(call, started)
+
+    async def _plan(self, call: RequestedCall, started: float) -> PreparedGraph:
+        request, options = cast("GraphRequest", call.request), parse_options(call.options)
+        graph = resolved_of(request, call, need_all=self.need_data)
+        deadline = self.service.deadline(options, started)
+        return await prepare_graph(self.service, graph, request.wanted, request.layout, options, deadline)
+
+    def open(
+        self,
+        prepared: Any,
+        call: RequestedCall,
+        tensors: Mapping[str, Segment],
+        lease: Lease,
+        timings: Timings,
+    ) -> Work:
+        """Return the run."""
+        graph = prepared.graph.tensors
+        in_memory = {
+            int(name)
+            for name, given in call.inputs.items()
+            if isinstance(given, Tensor) and graph[int(name)].strides is not None
+            if given.shape != graph[int(name)].shape
+        }
+        return GraphRun(self.service, prepared, tensors, in_memory, lease, timings)
+
+
+class ValidateGraph(RunGraph):
+    """Check a graph without computing it; its tensors may be missing, or just dtype and shape."""
+
+    need_data = False
+
+    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Any:
+        """Describe the graph once it is complete."""
+        if not complete:
+            return None
+        with self.service.admission.call(current_context()):
+            prepared = await self._plan(call, started)
+        return describe_graph(prepared, cast("GraphRequest", call.request).graph.inputs)
+
+    def open(self, prepared: Any, *_: Any, **__: Any) -> Answered:
+        """Return the description."""
+        return Answered(prepared)
+
+
+class Opening:
+    """Take one request from its first bytes to its work; use ``async with`` around its whole handling.
+
+    A call begins as soon as the first unit of its plan has its inputs, while the others arrive. Leaving the block stops
+    a call that was begun and never entered.
+    """
+
+    def __init__(self, task: Task, lease: Lease, context: RequestContext) -> None:
+        self._task = task
+        self._lease = lease
+        self._context = context
+        self._known: Known | None = None
+        self._call: Call | None = None
+        self._overlaps = isinstance(task, Compute)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._call is not None:
+            await self._call.abandon()
+
+    async def receive(self, news: AsyncIterator[News]) -> Work:
+        """Check the request as it arrives; return its work, to be entered with ``async with``.
+
+        Raises what the decoder raises that yields the `news`, and what the task raises.
+        """
+        async with aclosing(cast("Any", news)):
+            async for each in news:
+                match each:
+                    case Begun(document):
+                        self._task.check_begun(document)
+                    case Known():
+                        await self._check(each, complete=False)
+                    case Arrived():
+                        await self._advance(each)
+        known = self._known
+        assert known is not None
+        await self._check(known, complete=True)
+        with self._context.timings.measure("decode"):
+            tensors = await collect_tensors(known.call.inputs, self._lease) if self._task.need_data else {}
+        begun, self._call = self._call, None
+        if begun is not None and begun.prepared.op == known.prepared.op:
+            self._call = begun
+            return begun
+        if begun is not None:
+            await begun.abandon()
+        return self._open(known.prepared, known.call, tensors)
+
+    def _open(self, prepared: Any, call: RequestedCall, tensors: Mapping[str, Segment]) -> Work:
+        return self._task.open(prepared, call, tensors, self._lease, self._context.timings)
+
+    async def _check(self, known: Known, *, complete: bool) -> None:
+        """Prepare what is known, unless it is the same as before: an optional input may arrive after the first time."""
+        before, self._known = self._known, known
+        if known.prepared is None and before not in (None, known) and before.call.metas == known.call.metas:
+            known.prepared = before.prepared
+        if known.prepared is None and (complete or known.likely is None):
+            known.prepared = await self._task.prepare(known.call, self._context.started, complete=complete)
+
+    async def _advance(self, arrived: Arrived) -> None:
+        """Begin or advance the call."""
+        assert self._known is not None
+        prepared = self._known.prepared or self._known.likely
+        if not self._overlaps or prepared is None:
+            return
+        images, first = complete_images(prepared.op, arrived.received), prepared.plan.units[0].images
+        if self._call is not None:
+            self._call.advance(images)
+        elif first is not None and first <= images < prepared.op.n:
+            call = cast("Call", self._open(prepared, self._known.call, arrived.segments))
+            try:
+                await call.begin(images)
+            except (Overloaded, RateLimited):
+                self._overlaps = False  # the complete call may find room later
+            else:
+                self._call = call

@@ -1,0 +1,91 @@
+"""What a request asks for, once it is accepted: something that runs to a result, which the replies encode."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from app.intake.options import Encoding
+from schemas.tensors import TensorSpec
+
+__all__ = ["Answered", "OnProgress", "ReplyTensor", "Result", "Work"]
+
+OnProgress = Callable[[int, int], Awaitable[None]]
+"""Gets how many units of work are done, of how many."""
+
+
+class ReplyTensor(Protocol):
+    """An output tensor in a reply."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Its dtype and shape."""
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return dtype and shape as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A JSON object whose member `outputs` gets the output tensors, if there are any."""
+
+    document: Mapping[str, Any]
+    outputs: Sequence[ReplyTensor] = ()
+    encoding: Encoding = "base64"
+
+
+class Work(Protocol):
+    """Use with ``async with``: leaving the block stops it and frees its memory."""
+
+    @property
+    def output_bytes(self) -> int:
+        """Size of the output tensors."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def finish(self, on_progress: OnProgress | None = None) -> None:
+        """Run to the end."""
+
+    def result(self) -> Result:
+        """Return the result of finished work; valid inside the block."""
+
+    def cancel(self) -> None:
+        """Stop at the caller's request: `finish` raises `Cancelled`."""
+
+
+@dataclass(slots=True)
+class Answered:
+    """Work that is already done, such as a validation."""
+
+    document: Mapping[str, Any]
+    output_bytes: int = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Free nothing."""
+
+    async def finish(self, on_progress: OnProgress | None = None) -> None:
+        """Do nothing."""
+
+    def result(self) -> Result:
+        """Return the result."""
+        return Result(self.document)
+
+    def cancel(self) -> None:
+        """Do nothing."""

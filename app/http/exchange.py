@@ -1,0 +1,378 @@
+"""One HTTP request and its reply: limits and timeouts of both directions, request id, timings, and the error reply.
+
+`Exchanges` is the outermost middleware. It puts an `Exchange` into the scope of each request, from which everything
+else takes what it needs. Pages that use ASGI's `receive` and `send` get those of the exchange, with the same limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, cast
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.calls.errors import as_convgrad_error
+from app.intake.sinks import DirectBody
+from app.replies.body import send_bytes
+from app.replies.errors import error_reply
+from app.telemetry.context import ANYONE, REQUEST_ID, RequestContext, address_of, api_of
+from app.telemetry.metrics import Telemetry
+from convgrad._errors import Cancelled, DeadlineExceeded, TooLarge
+
+__all__ = ["Connection", "ErrorReplies", "Exchange", "Exchanges", "Limits", "connection_of", "exchange_of"]
+
+_log = logging.getLogger("convgrad.request")
+
+_KEY, _CONNECTION = "convgrad.exchange", "convgrad.connection"
+
+# Requested every few seconds by monitoring.
+_QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
+
+# The rest of a rejected body is read and dropped before the connection closes: a client that sends without reading
+# would otherwise see a reset instead of the answer. At most for this time, while bytes arrive at least every few
+# seconds (a client under load is slow too), and for this many bytes.
+_LINGER_S, _LINGER_IDLE_S, _LINGER_BYTES = 30.0, 3.0, 256 << 20
+# Up to this size, the rest of a rejected body is read and the connection kept open.
+_KEEP_ALIVE_REST = 1 << 20
+# Most small calls are over before watching for a disconnect is worth it.
+_UNWATCHED_S = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of one request: bytes of its body, seconds until it must have arrived, and the slowest client.
+
+    A client that sends or reads nothing for `slow_s`, or less than `slow_rate` bytes per second, is cut.
+    """
+
+    body: int
+    deadline_s: float = 3600.0
+    slow_s: float = 30.0
+    slow_rate: int = 16 << 10
+
+
+@dataclass(slots=True)
+class Connection:
+    """What the protocol of a connection knows of a request.
+
+    `on_counted` is what `RequestContext.on_counted` calls; `direct_body` is set for large bodies without TLS.
+    """
+
+    transport: asyncio.Transport | None = None
+    on_counted: Any = None
+    direct_body: DirectBody | None = None
+
+
+def connection_of(scope: MutableMapping[str, Any]) -> Connection:
+    """Return the connection of a request, which is kept in its scope."""
+    if _CONNECTION not in scope:
+        scope[_CONNECTION] = Connection()
+    return cast("Connection", scope[_CONNECTION])
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """Return the exchange of a request; only inside `Exchanges`."""
+    return cast("Exchange", scope[_KEY])
+
+
+class Exchange:
+    """One request and its reply.
+
+    `chunks` and `receive` raise `TooLarge` for a body over its limit, `DeadlineExceeded` for one that arrives too late
+    or too slowly; `chunks` also `Cancelled` when the client disconnects. `send` raises `Cancelled` for a client that
+    reads too slowly.
+    """
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
+        self.scope = scope
+        self.headers: Mapping[str, str] = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
+        }
+        """By lower-case name; the first one where a name is repeated."""
+        connection = connection_of(scope)
+        self.direct_body = connection.direct_body
+        self._transport = connection.transport
+        given, peer = self.headers.get("x-request-id", ""), scope.get("client")
+        self.context = RequestContext(
+            given if REQUEST_ID.fullmatch(given) else os.urandom(16).hex(),
+            api=api_of(scope["path"]),
+            address=address_of(peer[0]) if peer else ANYONE,
+        )
+        if connection.on_counted is not None:
+            self.context.on_counted = connection.on_counted
+        self.status = 0
+        self._receive = receive
+        self._send = send
+        self._limits = limits
+        length = self.headers.get("content-length", "")
+        self._declared = int(length) if length.isdecimal() else None
+        # Whether the whole body was received: ASGI's next message is the disconnect.
+        self._complete = self._declared == 0 or (self._declared is None and "transfer-encoding" not in self.headers)
+        self._asked = self._replied = self._end_pending = False
+        self._waited = 0.0
+
+    # The request.
+
+    async def receive(self) -> Message:
+        """Return the next message: a piece of the body, or after the body the disconnect."""
+        if self._declared is not None and self._declared > self._limits.body:
+            raise self._too_large()
+        self._asked = True
+        if self._complete:
+            message = await self._receive()
+            while message["type"] == "http.disconnect" and self._replied:
+                # Servers send it after every reply too; `watched` must not see that.
+                await asyncio.Event().wait()
+            return message
+        message = await self._receive_in_time()
+        context = self.context
+        context.received += len(message.get("body", b""))
+        self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+        if context.received > self._limits.body:
+            raise self._too_large()
+        return message
+
+    async def _receive_in_time(self) -> Message:
+        received, limits, start = self.context.received, self._limits, time.monotonic()
+        patience = limits.slow_s + min(0.0, received / limits.slow_rate - self._waited)
+        left = limits.deadline_s - (start - self.context.started)
+        try:
+            async with asyncio.timeout(min(patience, left)):
+                message = await self._receive()
+        except TimeoutError:
+            if left <= patience:
+                raise DeadlineExceeded("the deadline passed before the whole request arrived") from None
+            raise DeadlineExceeded(
+                f"the body arrived too slowly: {received} bytes in {self._waited + limits.slow_s:.0f} s",
+                data={"reason": "slow_sender"},
+            ) from None
+        self._waited += time.monotonic() - start
+        return message
+
+    async def chunks(self) -> AsyncIterator[bytes | memoryview]:
+        """Yield the body as it arrives; what was read straight to its destination comes as `memoryview`.
+
+        A piece has at most a few hundred kilobytes: what one read brings.
+        """
+        timings, more = self.context.timings, True
+        while more:
+            with timings.measure("receive"):
+                message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise Cancelled("the client disconnected before its request was complete")
+            chunk, more = message.get("body", b""), message.get("more_body", False)
+            if chunk:
+                with timings.measure("decode"):
+                    yield chunk
+
+    def watched(self) -> _Watched:
+        """Return a block, for use after the body was read, that is cancelled when the client disconnects."""
+        return _Watched(self.receive)
+
+    # The reply.
+
+    async def send(self, message: Message) -> None:
+        """Send the next message of the reply."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self._reply_headers()]
+            await self._send_in_time(message)
+            return
+        self.context.sent += len(message.get("body", b""))
+        self._replied = not message.get("more_body", False)
+        if self._replied and not (self._complete or self._awaits_continue):
+            # The end follows when the request's memory is released and its body read.
+            message, self._end_pending = {**message, "more_body": True}, True
+        await self._send_in_time(message)
+
+    def _reply_headers(self) -> list[tuple[bytes, bytes]]:
+        context = self.context
+        found = [(b"x-request-id", context.request_id.encode())]
+        if context.trace is not None:
+            found.append((b"traceresponse", context.trace.header().encode()))
+        if timing := context.timings.header():
+            found.append((b"server-timing", timing.encode()))
+        if not self._complete and (
+            self._declared is None or self._declared - context.received > _KEEP_ALIVE_REST or self._awaits_continue
+        ):
+            found.append((b"connection", b"close"))
+        return found
+
+    @property
+    def _awaits_continue(self) -> bool:
+        # The client waits for "100 Continue" and gets the final answer instead.
+        return "expect" in self.headers and not self._asked
+
+    async def _send_in_time(self, message: Message) -> None:
+        if (transport := self._transport) is not None:
+            if transport.is_closing():
+                # The client has reset the connection; uvicorn is told in the next turn of the event loop, and then
+                # ignores what is sent, too. The disconnect stops the call.
+                await asyncio.sleep(0)
+                return
+            if not transport.get_write_buffer_size():  # with nothing unsent, sending does not wait
+                await self._send(message)
+                return
+        size = len(message.get("body", b""))
+        try:
+            async with asyncio.timeout(self._limits.slow_s + size / self._limits.slow_rate):
+                await self._send(message)
+        except TimeoutError:
+            self.context.refusals.append("slow_reader")
+            if transport is not None:
+                # An orderly close would wait for the client to read what was sent.
+                transport.abort()
+                await asyncio.sleep(0)
+            raise Cancelled("the client reads its reply too slowly") from None
+
+    async def fail(self, caught: Exception) -> None:
+        """Reply with an error, in the format of the API.
+
+        After the first byte of another reply the server closes the connection instead, so that the client sees an
+        incomplete body.
+        """
+        # Reading the rest of a rejected body may take seconds: the traceback would keep the call's memory.
+        error = as_convgrad_error(caught, log=_log).with_traceback(None)
+        self.context.fail(error)
+        if not self.status and not isinstance(error, Cancelled):
+            context = self.context
+            reply = error_reply(error, context.api, context.request_id, accept=self.headers.get("accept", ""))
+            await send_bytes(self.send, reply.body, reply.media_type, status=reply.status, headers=reply.headers)
+
+    async def end(self) -> None:
+        """End a reply that was sent before the whole request arrived; called after the request's memory is released."""
+        if not self._end_pending:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LINGER_S):
+                await self._drain()
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _drain(self) -> None:
+        left = _LINGER_BYTES
+        while not self._complete and left > 0:
+            async with asyncio.timeout(_LINGER_IDLE_S):
+                message = await self._receive()
+            left -= len(message.get("body", b""))
+            self._complete = message["type"] != "http.request" or not message.get("more_body", False)
+
+    def _too_large(self) -> TooLarge:
+        limit = self._limits.body
+        return TooLarge(f"the request body exceeds the limit of {limit} bytes", data={"reason": "body", "limit": limit})
+
+
+class _Watched:
+    """Cancel the block when the client disconnects, and raise `Cancelled`."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._gone = False
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._start = asyncio.get_running_loop().call_later(_UNWATCHED_S, self._begin)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._start.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        if self._gone:
+            self._task.uncancel()
+            if kind is not None and issubclass(kind, asyncio.CancelledError):
+                raise Cancelled("the client disconnected before its reply was complete") from error
+
+    def _begin(self) -> None:
+        self._watcher = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        self._task.cancel()
+
+
+class Exchanges:
+    """Give each request its `Exchange`, run the `checks`, and answer errors that no API handled."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        telemetry: Telemetry | None = None,
+        checks: Sequence[Callable[[Exchange], object]] = (),
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._telemetry = telemetry or Telemetry()
+        self._checks = checks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = scope[_KEY] = Exchange(scope, receive, send, self._limits)
+        exchange.context.enter()
+        with self._telemetry.tracing.request(scope, exchange.headers, exchange.context):
+            await self._handle(exchange)
+        await exchange.end()
+
+    async def _handle(self, exchange: Exchange) -> None:
+        scope, context = exchange.scope, exchange.context
+        try:
+            for check in self._checks:
+                check(exchange)
+            await self._app(scope, exchange.receive, exchange.send)
+        except Exception as caught:  # noqa: BLE001 - every error is answered here
+            await exchange.fail(caught)
+        finally:
+            context.on_counted()
+            self._telemetry.request_done(context)
+            level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+            if _log.isEnabledFor(level):
+                _log.log(
+                    level,
+                    "%s %.256s %s",
+                    *(scope["method"], scope["path"], exchange.status or "-"),
+                    extra=_facts(context, exchange.status),
+                )
+
+
+class ErrorReplies:
+    """Answer the errors of the pages that FastAPI runs, before it does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        try:
+            await self._app(scope, receive, send)
+        except Exception as caught:
+            if scope["type"] != "http":
+                raise
+            await exchange_of(scope).fail(caught)
+
+
+def _facts(context: RequestContext, status: int) -> dict[str, Any]:
+    facts = {
+        "request_id": context.request_id,
+        "key": context.key,
+        "address": context.address,
+        "status": status,
+        "outcome": context.outcome,
+        "ms": round(context.age() * 1000, 3),
+    }
+    return facts | ({"trace_id": context.trace.trace_id} if context.trace else {})
