@@ -225,7 +225,8 @@ class Exchange:
             async with asyncio.timeout(self._limits.slow_s + size / self._limits.slow_rate):
                 await self._send(message)
         except TimeoutError:
-            self.context.refusals.append("slow_reader")
+            context = self.context
+            context.refusals.append("slow_reader")
             if transport is not None:
                 # An orderly close would wait for the client to read what was sent.
                 transport.abort()

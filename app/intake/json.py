@@ -86,7 +86,10 @@ class JsonIntake:
     ) -> None:
         self._values = values
         self._patterns = _patterns(values.names, values.openings)
-        self._begun = 0  # bytes of the skeleton that `begun` has parsed last, and in all
+        self._begun = (
+            0,
+            False,
+        )  # what had arrived at the last call of `begun`, and the bytes that it has parsed in all
         self._parsed = 0
         self._remaining = length
         self._max_skeleton = max_skeleton
@@ -122,10 +125,11 @@ class JsonIntake:
         Also None if all of it has, and once all of these took too much time: a body may arrive byte by byte.
         """
         length = len(self._skeleton)
-        if self._remaining == 0 or length == self._begun or self._parsed + length > _MOST_BEGUN:
-            return None
-        self._begun, self._parsed = length, self._parsed + length
         open_value = self._readers[-1].result() if self._state == self._in_value else None
+        arrived = length, isinstance(open_value, bytes)  # bytes: a value that may still be too short to be taken out
+        if self._remaining == 0 or arrived == self._begun or self._parsed + length > _MOST_BEGUN:
+            return None
+        self._begun, self._parsed = arrived, self._parsed + length
         return partial_document(bytes(self._skeleton), [*self._closed(), open_value])
 
     def _closed(self) -> list[object]:

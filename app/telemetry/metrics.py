@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 
-from app.telemetry.counters import Counter, Histogram
 from app.telemetry.tracing import Tracing
 from convgrad._errors import Overloaded
 
@@ -23,6 +22,9 @@ __all__ = ["Telemetry"]
 
 # From the time of a small call to the default deadline, about two steps per decade.
 _SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+
+
+disable_created_metrics()  # type: ignore[no-untyped-call] # lines with the time when each series began
 
 
 class Telemetry:
@@ -51,27 +53,27 @@ class Telemetry:
     def request_done(self, context: RequestContext) -> None:
         """Count a finished request."""
         api = context.api
-        self._requests.add(1, api, context.outcome)
+        self._requests.labels(api, context.outcome).inc()
         for reason in context.refusals:
-            self._refusals.add(1, api, reason)
+            self._refusals.labels(api, reason).inc()
         if api == "pages":
             return
-        self._received.add(context.received, api)
-        self._sent.add(context.sent, api)
-        self._seconds.observe(context.age(), api)
+        self._received.labels(api).inc(context.received)
+        self._sent.labels(api).inc(context.sent)
+        self._seconds.labels(api).observe(context.age())
         for part, seconds in context.timings.seconds.items():
-            self._parts.observe(seconds, api, part)
+            self._parts.labels(api, part).observe(seconds)
 
     def turned_away(self, api: str, error: Overloaded) -> None:
         """Count a request that was refused by its head alone."""
-        self._requests.add(1, api, error.code)
-        self._refusals.add(1, api, str(error.data["reason"]))
+        self._requests.labels(api, error.code).inc()
+        self._refusals.labels(api, str(error.data["reason"])).inc()
 
     def call_done(
         self, name: str, op: ResolvedOp, plan: Plan, context: RequestContext, outcome: str, seconds: float
     ) -> None:
         """Count and trace the finished call `name`."""
-        self._calls.add(1, op.op, op.dtype, context.api, outcome)
+        self._calls.labels(op.op, op.dtype, context.api, outcome).inc()
         self.tracing.call(
             op.op,
             seconds,
@@ -91,11 +93,7 @@ class Telemetry:
         return encode(self.registry), content_type
 
     def _counter(self, name: str, what: str, *labels: str) -> Counter:
-        counter = Counter(f"convgrad_{name}", what, *labels)
-        self.registry.register(counter)
-        return counter
+        return Counter(f"convgrad_{name}", what, labels, registry=self.registry)
 
     def _histogram(self, name: str, what: str, *labels: str) -> Histogram:
-        histogram = Histogram(f"convgrad_{name}", what, *labels, bounds=_SECONDS)
-        self.registry.register(histogram)
-        return histogram
+        return Histogram(f"convgrad_{name}", what, labels, registry=self.registry, buckets=_SECONDS)
