@@ -41,9 +41,9 @@ class BareRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
         for route in self._routes.get(_first_segment(scope["path"]), ()) if scope["type"] == "http" else ():
-            match, found = route.matches(scope)
+            match, child_scope = route.matches(scope)
             if match is Match.FULL:
-                scope.update(found)
+                scope.update(child_scope)
                 await route.handle(scope, receive, send)
                 return
         await self._app(scope, receive, send)

@@ -36,13 +36,13 @@ def operation_paths(responses: Mapping[str, Mapping[Any, Any]], *, ref: str) -> 
 
     `responses` are those of `""`, `/validate` and `/verify`, by status; `ref` is the reference to a model by name.
     """
-    found = {}
+    paths = {}
     for row in OPERATIONS:
         for suffix, (make, prefix, text) in _KINDS.items():
             words = {"summary": row.summary, "formula": row.formula, "name": row.name}
             summary, _, description = text.format(**words).partition("\n\n")
             model = make(_called(row), plain=True)
-            found[f"/v1/ops/{row.name}{suffix}"] = {
+            paths[f"/v1/ops/{row.name}{suffix}"] = {
                 "post": {
                     "tags": ["operations"],
                     "summary": summary,
@@ -58,7 +58,7 @@ def operation_paths(responses: Mapping[str, Mapping[Any, Any]], *, ref: str) -> 
                     "responses": {str(status): answer for status, answer in responses[suffix].items()},
                 }
             }
-    return found
+    return paths
 
 
 def any_parts() -> dict[str, Any]:

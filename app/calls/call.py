@@ -359,8 +359,8 @@ def _segments_of(op: ResolvedOp, tensors: Mapping[str, Segment]) -> dict[str, Se
     """Return the segments of the inputs that are read, by canonical name; raises `InvalidParams` if one is missing."""
     operation = find_operation(op.called_as).operation
     spellings = {**operation.output_spellings, **operation.input_spellings}  # a result to verify is an input too
-    found = {spellings.get(name, name): segment for name, segment in tensors.items()}
-    missing = [op.wire_name(spec.name) for spec in op.inputs if spec.name not in found]
+    segments = {spellings.get(name, name): segment for name, segment in tensors.items()}
+    missing = [op.wire_name(spec.name) for spec in op.inputs if spec.name not in segments]
     if missing:
         raise InvalidParams(
             f"the data of {missing[0]} is missing",
@@ -369,4 +369,4 @@ def _segments_of(op: ResolvedOp, tensors: Mapping[str, Segment]) -> dict[str, Se
                 for name in missing
             ],
         )
-    return {spec.name: found[spec.name] for spec in op.inputs}
+    return {spec.name: segments[spec.name] for spec in op.inputs}

@@ -65,8 +65,8 @@ class GraphOutput:
 
     def describe(self) -> dict[str, Any]:
         """Return dtype, shape and strides as JSON."""
-        found: dict[str, Any] = {"dtype": self.spec.dtype, "shape": list(self.spec.shape)}
-        return found | ({} if self.strides is None else {"strides": list(self.strides)})
+        described: dict[str, Any] = {"dtype": self.spec.dtype, "shape": list(self.spec.shape)}
+        return described | ({} if self.strides is None else {"strides": list(self.strides)})
 
 
 async def prepare_graph(
@@ -245,10 +245,10 @@ async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease:
 async def dense(tensor: LogicalTensor, segment: Segment, lease: Lease) -> Segment:
     """Return the elements of a tensor's memory in C order; the given segment is released."""
     assert tensor.shape is not None
-    found = await lease.acquire_async(_bytes(tensor))
-    await _copy(tensor, found, segment, scatter=False)
+    packed = await lease.acquire_async(_bytes(tensor))
+    await _copy(tensor, packed, segment, scatter=False)
     lease.release(segment)
-    return found
+    return packed
 
 
 async def _copy(tensor: LogicalTensor, packed: Segment, memory: Segment, *, scatter: bool) -> None:
@@ -275,8 +275,8 @@ def _bytes(tensor: LogicalTensor, layout: str = "logical") -> int:
 
 
 def _described(tensor: LogicalTensor) -> dict[str, Any]:
-    found: dict[str, Any] = {"id": tensor.id, "dtype": tensor.dtype, "shape": list(tensor.shape or ())}
-    return found | ({} if tensor.strides is None else {"strides": list(tensor.strides)})
+    described: dict[str, Any] = {"id": tensor.id, "dtype": tensor.dtype, "shape": list(tensor.shape or ())}
+    return described | ({} if tensor.strides is None else {"strides": list(tensor.strides)})
 
 
 def _too_large(

@@ -155,22 +155,22 @@ def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> tu
 
     Raises `TooLarge` when the scratch memory or the units exceed a limit.
     """
-    found = []
+    computations = []
     for spec in op.outputs:
         problem = problem_of(op, spec.name)
         if reference:
             _check("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
         chosen = plan(problem, workers=settings.planned_workers, reference=reference)
-        found.append(Computation(spec, chosen, _inputs_of(op, spec)))
+        computations.append(Computation(spec, chosen, _inputs_of(op, spec)))
     _check(
         "scratch",
-        call_bytes(op) + sum(each.plan.scratch_bytes for each in found),
+        call_bytes(op) + sum(each.plan.scratch_bytes for each in computations),
         settings.memory_budget,
         "bytes of tensors and scratch",
         op,
         _largest,
     )
-    return tuple(found)
+    return tuple(computations)
 
 
 def is_fast(op: ResolvedOp, settings: Settings, asked: bool | None) -> bool:
@@ -231,13 +231,13 @@ def complete_images(op: ResolvedOp, received: Mapping[str, int]) -> int:
     return images
 
 
-def describe_plans(op: ResolvedOp, found: Sequence[Computation]) -> dict[str, Any]:
+def describe_plans(op: ResolvedOp, computations: Sequence[Computation]) -> dict[str, Any]:
     """Describe how a call would be computed and what it costs, as JSON; several outputs also one by one."""
-    if len(found) == 1:
-        return _describe(found[0].plan)
-    each = {op.wire_name(one.output.name): _describe(one.plan) for one in found}
+    if len(computations) == 1:
+        return _describe(computations[0].plan)
+    each = {op.wire_name(one.output.name): _describe(one.plan) for one in computations}
     summed = {key: sum(one[key] for one in each.values()) for key in ("gmac", "units", "tiles", "scratch_bytes")}
-    return {**_describe(found[0].plan), **summed, "outputs": each}
+    return {**_describe(computations[0].plan), **summed, "outputs": each}
 
 
 def _describe(chosen: Plan) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from app.calls.work import Answered, Work
 from app.intake.arrivals import Arrived, Begun, Known, News
 from app.intake.graphs import GRAPH, GraphRequest, check_graph, read_graph_request, resolved_of
 from app.intake.options import parse_options
-from app.intake.requests import RequestedCall, RequestObject, check_begun, take_apart
+from app.intake.requests import RequestedCall, RequestObject, check_begun, read_request_object
 from app.intake.sinks import Lease
 from app.intake.tensors import Tensor, collect_tensors
 from app.pool.buffers import Segment
@@ -46,7 +46,7 @@ class Task(ABC):
 
     def read(self, document: Any) -> RequestObject:
         """Read a request object; raises `InvalidParams`."""
-        return take_apart(self.called, document)
+        return read_request_object(self.called, document)
 
     def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check the part of a request object that has arrived; raises what `app.intake.requests.check_begun` does."""

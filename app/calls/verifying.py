@@ -77,8 +77,8 @@ class Verification(Call):
     def result(self) -> Result:
         """Return the report of a finished verification."""
         op, (output,) = self.prepared.op, self.outputs
-        found = read_report(output.data)
+        judged = read_report(output.data)
         factors = [op.wire_name(name) for name in output.computation.inputs[:-1]]
-        report = {"op": op.called_as, "output": output.name, "passed": found.pop("passed"), **found}
+        report = {"op": op.called_as, "output": output.name, "passed": judged.pop("passed"), **judged}
         report |= {"factors": factors[:2], "resolved": op.reply_attributes(), "stats": self.stats}
         return Result(report | ({"warnings": list(op.warnings)} if op.warnings else {}))

@@ -92,8 +92,8 @@ def is_allowed_host(host: str, allowed: frozenset[str]) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_allowed_host(host: str, allowed: frozenset[str]) -> bool:
-    found = _HOST.fullmatch(host.lower())
-    if found is None:
+    match = _HOST.fullmatch(host.lower())
+    if match is None:
         return False
-    name = found[1] or found[2].removesuffix(".")
+    name = match[1] or match[2].removesuffix(".")
     return name in allowed or ("localhost" in allowed and is_loopback(name))

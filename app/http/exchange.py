@@ -194,16 +194,16 @@ class Exchange:
 
     def _reply_headers(self) -> list[tuple[bytes, bytes]]:
         context = self.context
-        found = [(b"x-request-id", context.request_id.encode())]
+        headers = [(b"x-request-id", context.request_id.encode())]
         if context.trace is not None:
-            found.append((b"traceresponse", context.trace.header().encode()))
+            headers.append((b"traceresponse", context.trace.header().encode()))
         if timing := context.timings.header():
-            found.append((b"server-timing", timing.encode()))
+            headers.append((b"server-timing", timing.encode()))
         if not self._complete and (
             self._declared is None or self._declared - context.received > _KEEP_ALIVE_REST or self._awaits_continue
         ):
-            found.append((b"connection", b"close"))
-        return found
+            headers.append((b"connection", b"close"))
+        return headers
 
     @property
     def _awaits_continue(self) -> bool:

@@ -108,11 +108,11 @@ class KeyRing:
         if len(secret) > _LONGEST:
             return None
         digest = hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
-        found = None
+        match = None
         for key in self._keys:
             if hmac.compare_digest(key.digest, digest):
-                found = key
-        return found
+                match = key
+        return match
 
     def _reload_if_changed(self) -> None:
         now = time.monotonic()
@@ -132,8 +132,8 @@ class KeyRing:
 
 
 def _stamp(file: Path) -> tuple[int, ...]:
-    found = file.stat()
-    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_dev
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

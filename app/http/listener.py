@@ -27,7 +27,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from app.calls.service import Service
-from app.http.overload import HEAD_BYTES, Head, TurnedAway, answer
+from app.http.overload import HEAD_BYTES, RejectedConnection, RequestStart, answer
 from app.pool.heap import give_back
 from app.telemetry.context import ANYONE, address_of
 from convgrad._errors import Overloaded
@@ -71,10 +71,12 @@ async def bind(config: uvicorn.Config, *, listening: bool) -> list[socket.socket
 
 async def _bind_addresses(config: uvicorn.Config) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    infos = await loop.getaddrinfo(
+        config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
     listeners: list[socket.socket] = []
     try:
-        for family, _, _, _, address in dict.fromkeys(found):
+        for family, _, _, _, address in dict.fromkeys(infos):
             listeners.append(listener := socket.socket(family, socket.SOCK_STREAM))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
@@ -135,7 +137,7 @@ class _Waiting:
 
 
 _Queue = MutableMapping[int, Any]
-"""Connections that are a `_Waiting` or a `TurnedAway`."""
+"""Connections that are a `_Waiting` or a `RejectedConnection`."""
 
 
 class Listener:
@@ -158,7 +160,7 @@ class Listener:
         self._numbers = itertools.count()
         # By descriptor, the oldest first.
         self._waiting: dict[int, _Waiting] = {}
-        self._leaving: dict[int, TurnedAway] = {}
+        self._leaving: dict[int, RejectedConnection] = {}
         share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE
         self._queues: tuple[tuple[_Queue, int], ...] = (
             (self._leaving, min(_LEAVING, share)),
@@ -279,14 +281,14 @@ class Listener:
         except OSError:
             data = b""
         if data:
-            self._decide(sock, address, Head(data))
+            self._decide(sock, address, RequestStart(data))
         else:
             self._close(sock)
 
     def _on_first_bytes(self, sock: socket.socket, address: Any) -> None:
         self._inspect(sock, address)
 
-    def _decide(self, sock: socket.socket, address: Any, head: Head) -> None:
+    def _decide(self, sock: socket.socket, address: Any, head: RequestStart) -> None:
         over = self.open >= self._most
         if head.is_watching and self.open < self._most + _RESERVED:
             self._serve(sock, once=over)
@@ -332,11 +334,11 @@ class Listener:
         finally:
             self._coming.pop(number, None)
 
-    def _reject(self, sock: socket.socket, head: Head, error: Overloaded) -> None:
-        self._service.telemetry.turned_away(head.api, error)
+    def _reject(self, sock: socket.socket, head: RequestStart, error: Overloaded) -> None:
+        self._service.telemetry.request_rejected(head.api, error)
         self._refused += 1
         descriptor = sock.fileno()
-        each = TurnedAway(self._loop, sock, lambda: self._leaving.pop(descriptor).close())
+        each = RejectedConnection(self._loop, sock, lambda: self._leaving.pop(descriptor).close())
         if each.begin(answer(head, error)):
             self._waiting.pop(descriptor, None)
             self._leaving[descriptor] = each
@@ -377,7 +379,7 @@ class Listener:
             return False
         if queue is self._waiting:
             count = len(queue)
-            self._reject(oldest.sock, Head(b""), _too_many(f"{count} connections are waiting", count))
+            self._reject(oldest.sock, RequestStart(b""), _too_many(f"{count} connections are waiting", count))
         else:
             queue.pop(descriptor).close()
         return True

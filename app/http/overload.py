@@ -22,7 +22,7 @@ from app.replies.errors import error_reply, rpc_error
 from app.telemetry.context import REQUEST_ID, api_of
 from convgrad._errors import Overloaded
 
-__all__ = ["Head", "TurnedAway", "answer"]
+__all__ = ["RejectedConnection", "RequestStart", "answer"]
 
 HEAD_BYTES = 4096
 """Bytes of a request that are inspected."""
@@ -42,7 +42,7 @@ _PROBLEM = "application/problem+json"
 _PLACE = "<request id>"
 
 
-class Head:
+class RequestStart:
     """The first bytes of a request, as far as its rejection depends on them."""
 
     def __init__(self, data: bytes) -> None:
@@ -83,7 +83,7 @@ class Head:
         return _PROBLEM.encode() in self._data
 
 
-def answer(head: Head, error: Overloaded) -> bytes:
+def answer(head: RequestStart, error: Overloaded) -> bytes:
     """Build the whole reply that rejects a request, in the format of its API."""
     api = "pages" if head.api == "oip" and head.wants_problem else head.api
     fields, before, after = _words(api, error.message, *error.data.items(), retry_after=error.retry_after)
@@ -108,7 +108,7 @@ def _words(api: str, message: str, *data: tuple[str, Any], retry_after: float | 
     return "\r\n".join(lines).encode("latin-1"), before, after
 
 
-class TurnedAway:
+class RejectedConnection:
     """A rejected connection: closed once the client has finished sending, or stops.
 
     If it were closed at once, a client that sends without reading would see a reset instead of the answer.

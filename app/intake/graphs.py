@@ -76,8 +76,8 @@ def read_graph_request(request: Any) -> GraphRequest:
         resolve_graph(graph)
     shapes = _shape_inputs(graph)
     rows = tuple([TensorRow(str(tensor.id), "", required=tensor.id not in shapes) for tensor in graph.inputs])
-    found = {"graph": given.get("graph")}
-    return GraphRequest(_operation(rows), found, inputs, given.get("options"), graph, wanted, layout)
+    document = {"graph": given.get("graph")}
+    return GraphRequest(_operation(rows), document, inputs, given.get("options"), graph, wanted, layout)
 
 
 def check_graph(request: Mapping[str, Any]) -> None:
@@ -99,20 +99,20 @@ def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
     if len(asked) > len(made):
         msg = f"outputs must have at most {len(made)} ids, as the nodes compute no more tensors, but has {len(asked)}"
         raise invalid_params("graph", [problem(["outputs"], msg, "too_long")])
-    found: list[int] = []
+    wanted: list[int] = []
     problems: list[Problem] = []
     for index, entry in enumerate(asked):
         number = int(entry) if isinstance(entry, str) and entry.isascii() and entry.isdecimal() else entry
         if type(number) is not int or number not in made:
             msg = f"outputs[{index}] must be the id of a tensor that a node computes: {known}"
             problems.append(problem(["outputs", index], msg, "unknown_output"))
-        elif number in found:
+        elif number in wanted:
             problems.append(problem(["outputs", index], f"tensor {number} is asked for twice", "conflict"))
         else:
-            found.append(number)
+            wanted.append(number)
     if problems:
         raise invalid_params("graph", problems)
-    return tuple(found)
+    return tuple(wanted)
 
 
 def resolved_of(request: GraphRequest, call: RequestedCall, *, need_all: bool = True) -> ResolvedGraph:
@@ -154,12 +154,12 @@ def _shape_inputs(graph: Graph) -> set[int]:
 
 
 def _wrong(tensor: LogicalTensor, meta: TensorMeta) -> list[Problem]:
-    loc, found = ["inputs", str(tensor.id)], []
+    loc, problems = ["inputs", str(tensor.id)], []
     if meta.dtype != tensor.dtype:
         msg = f"tensor {tensor.id} must be {tensor.dtype}, but is {meta.dtype}"
-        found.append(problem([*loc, "dtype"], msg, "mixed_dtypes"))
+        problems.append(problem([*loc, "dtype"], msg, "mixed_dtypes"))
     if tensor.shape is not None and meta.shape not in (tensor.shape, (tensor.span,)):
         memory = f", or ({tensor.span}) as it lies in memory" if tensor.strides is not None else ""
         msg = f"tensor {tensor.id} must have shape {dims(tensor.shape)}{memory}, but has {dims(meta.shape)}"
-        found.append(problem([*loc, "shape"], msg, "shape"))
-    return found
+        problems.append(problem([*loc, "shape"], msg, "shape"))
+    return problems

@@ -282,9 +282,9 @@ _patterns = cache(_Patterns)
 
 def end_of(pattern: re.Pattern[bytes], data: bytes | bytearray, start: int = 0) -> int:
     """Return where a pattern that matches at least the empty string ends."""
-    found = pattern.match(data, start)
-    assert found is not None
-    return found.end()
+    match = pattern.match(data, start)
+    assert match is not None
+    return match.end()
 
 
 def _checked_start(piece: bytes) -> bytes:

@@ -367,8 +367,8 @@ def _check_order(outline: bytes) -> None:
         raise TensorFault("has a bracket or a comma in the wrong place", "nesting")
 
 
-def _zeros(found: re.Match[bytes]) -> bytes:
-    return b"0" * len(found[0])
+def _zeros(match: re.Match[bytes]) -> bytes:
+    return b"0" * len(match[0])
 
 
 def _cast(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -16,7 +16,7 @@ from schemas.problems import Problem, invalid_params, problem, safe_key
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
 
-__all__ = ["MEMBERS", "RequestObject", "RequestedCall", "check_begun", "read_call", "take_apart"]
+__all__ = ["MEMBERS", "RequestObject", "RequestedCall", "check_begun", "read_request_object"]
 
 MEMBERS = ("attributes", "inputs", "options")
 """The members of a request object, in the order of positional params."""
@@ -47,10 +47,10 @@ class RequestObject:
         need_data: bool = True,
     ) -> RequestedCall:
         """Read the inputs; those that came as separate `parts`, by canonical name, replace their descriptions."""
-        found = parts or {}
+        replaced = parts or {}
         spellings = self.called.operation.input_spellings
-        rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in found}
-        inputs = read_inputs(self.called.operation, rest | dict(found.values()), lease, need_data=need_data)
+        rest = {name: value for name, value in self.inputs.items() if spellings.get(name) not in replaced}
+        inputs = read_inputs(self.called.operation, rest | dict(replaced.values()), lease, need_data=need_data)
         return RequestedCall(self, inputs)
 
 
@@ -77,14 +77,6 @@ class RequestedCall:
         return metas(self.inputs)
 
 
-def read_call(called: CalledOperation, request: Any, lease: Lease, *, need_data: bool = True) -> RequestedCall:
-    """Read a request object, `{"attributes", "inputs", "options"}` or a dumped op with tensors in its inputs.
-
-    Raises `InvalidParams` with every error in its structure, and what `read_inputs` raises.
-    """
-    return take_apart(called, request).read(lease, need_data=need_data)
-
-
 def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int) -> None:
     """Check what has arrived of a request object (`partial_document`), so that it can be rejected before the rest has.
 
@@ -108,7 +100,7 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
             check_begun_tensor(name, given.complete() if isinstance(given, Partial) else given, memory)
 
 
-def take_apart(called: CalledOperation, request: Any) -> RequestObject:
+def read_request_object(called: CalledOperation, request: Any) -> RequestObject:
     """Split a request into its parts; a dumped op may replace attributes and inputs, or the attributes only.
 
     Raises `InvalidParams` when it has neither form.

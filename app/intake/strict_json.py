@@ -96,29 +96,29 @@ def _partial(text: str, start: int, decoder: JSONDecoder, left: Iterator[object]
     opening = text[at : at + 1]
     if opening not in ("{", "[") or not depth:
         return _plain(text, at, decoder, left)
-    found: Any = Partial() if opening == "{" else PartialList()
+    value_so_far: Any = Partial() if opening == "{" else PartialList()
     closing, at = "}" if opening == "{" else "]", at + 1
     while True:
         key = None
         if (end := _closes(text, at, closing)) is not None:
-            return (dict(found) if opening == "{" else list(found)), end
+            return (dict(value_so_far) if opening == "{" else list(value_so_far)), end
         if opening == "{":
             if (key := _KEY.match(text, at)) is None:
-                return found, None
+                return value_so_far, None
             at = key.end()
         value, end = _partial(text, at, decoder, left, depth - 1)
         if end is not None or value is not None:
             if key is None:
-                found.append(value)
-            elif (name := json.loads(key[1])) not in found:
-                found[name] = value
+                value_so_far.append(value)
+            elif (name := json.loads(key[1])) not in value_so_far:
+                value_so_far[name] = value
             else:
-                return found, None
+                return value_so_far, None
         comma = None if end is None else _COMMA.match(text, end)
         if comma is not None:
             at = comma.end()
         elif end is None or _closes(text, end, closing) is None:
-            return found, None
+            return value_so_far, None
         else:
             at = end
 
@@ -161,10 +161,10 @@ def _next_value(values: Iterator[object]) -> object:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    members = dict(pairs)
+    if len(members) != len(pairs):
         raise ParseError("an object of the JSON document has the same name twice")
-    return found
+    return members
 
 
 def _finite(text: str) -> float:

@@ -10,9 +10,9 @@ from app.intake.sinks import Lease
 from app.intake.strict_json import members_before
 from convgrad._errors import ConvgradError, ParseError, TooLarge
 
-__all__ = ["DIVERT_OVER", "TensorStrings"]
+__all__ = ["LONG_STRING", "TensorStrings"]
 
-DIVERT_OVER = 512
+LONG_STRING = 512
 """A `data` or `npy` string of more raw bytes than this is decoded while it arrives."""
 
 # Strings that are decoded while they arrive, each of which takes about a kilobyte besides its bytes: more than four in
@@ -50,12 +50,12 @@ class TensorStrings:
         """Begin a string."""
         return _String(self, name, skeleton, bound)
 
-    def divert(self, name: str, skeleton: bytearray, bound: int | None) -> InlineTensor:
+    def begin(self, name: str, skeleton: bytearray, bound: int | None) -> InlineTensor:
         """Begin to decode a string; dtype and shape, if they come before it, say how long it must be."""
         self._count += 1
         if self._count > _MOST_STRINGS:
             raise TooLarge(
-                f"JSON may have {_MOST_STRINGS} data and npy strings of more than {DIVERT_OVER} characters",
+                f"JSON may have {_MOST_STRINGS} data and npy strings of more than {LONG_STRING} characters",
                 data={"reason": "head", "limit": _MOST_STRINGS},
             )
         expected = None
@@ -76,7 +76,7 @@ class _String:
         self._name = name
         self._skeleton = skeleton
         self._bound = bound
-        self._begin = bytearray()  # until the string ends or is long enough to divert
+        self._begin = bytearray()  # until the string ends or is long enough to be decoded
         self._text = b""
         self._tensor: InlineTensor | None = None
         self._cut_escape = b""
@@ -96,14 +96,14 @@ class _String:
         if self._tensor is not None:
             return self._decode(self._tensor, chunk, start)
         before = len(self._begin)
-        self._begin += chunk[start : start + DIVERT_OVER + 1 - before]
+        self._begin += chunk[start : start + LONG_STRING + 1 - before]
         end = end_of(_STRING, self._begin)
         if end < len(self._begin) and self._begin[end] == _QUOTE:
             self._text = b'"' + self._begin[: end + 1]
             return start + end + 1 - before, True
-        if len(self._begin) > DIVERT_OVER:
+        if len(self._begin) > LONG_STRING:
             raw, position = bytes(self._begin), 0
-            self._tensor = self._strings.divert(self._name, self._skeleton, self._bound)
+            self._tensor = self._strings.begin(self._name, self._skeleton, self._bound)
             while position < len(raw):
                 position, _ = self._decode(self._tensor, raw, position)
         return start + len(self._begin) - before, False

@@ -92,28 +92,28 @@ def read_inputs(operation: Operation, inputs: Any, lease: Lease, *, need_data: b
         inputs = {}
     if not isinstance(inputs, Mapping):
         raise invalid_params(_WHAT, [problem(["inputs"], "inputs must be an object", "object_type")])
-    found: dict[str, Input] = {}
+    read: dict[str, Input] = {}
     problems: list[Problem] = []
     for name, value in inputs.items():
         row = operation.input_spellings.get(name)
         if value is None or row is None or isinstance(value, Tensor):
             # The operation rejects unknown names, together with its other errors.
             if value is not None:
-                found[name] = value if isinstance(value, Tensor) else []
+                read[name] = value if isinstance(value, Tensor) else []
             continue
         is_shape = row == operation.shape_input
         if is_shape and isinstance(value, list):
-            found[name] = value  # its elements are checked with the attributes
+            read[name] = value  # its elements are checked with the attributes
             continue
         tensor = _read(value, ["inputs", name], problems, lease, need_data=need_data)
         if tensor is not None:
             has_values = is_shape and tensor.sink is not None
-            found[name] = _values(tensor, ["inputs", name], problems) if has_values else tensor
+            read[name] = _values(tensor, ["inputs", name], problems) if has_values else tensor
     if problems:
-        if all(found["type"] == "unsupported_dtype" for found in problems):
+        if all(read["type"] == "unsupported_dtype" for read in problems):
             raise unsupported(problems[0]["msg"], problems)
         raise invalid_params(_WHAT, problems)
-    return found
+    return read
 
 
 def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None:

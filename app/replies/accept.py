@@ -50,10 +50,10 @@ def _parse(part: str) -> tuple[str, float] | None:
 
 def _quality(offer: str, ranges: list[tuple[str, float]]) -> float:
     """Return the quality of the most specific range that matches `offer`."""
-    found = 0.0
+    highest = 0.0
     for pattern in (offer, offer.partition("/")[0] + "/*", "*/*"):
         matching = [quality for name, quality in ranges if name == pattern]
         if matching:
-            found = max(matching)
+            highest = max(matching)
             break
-    return found
+    return highest

@@ -35,14 +35,14 @@ def choose_coding(accept_encoding: str | None) -> str | None:
 
 @lru_cache(256)
 def _choose(header: str) -> str | None:
-    found = dict(_items(header))
-    named = {name: quality for name, quality in found.items() if name in _WBITS and quality > 0}
+    qualities = dict(_items(header))
+    named = {name: quality for name, quality in qualities.items() if name in _WBITS and quality > 0}
     if not named:
         return None
     best = max(named, key=lambda name: named[name])
-    plain = found.get("identity", found.get("*"))
+    plain = qualities.get("identity", qualities.get("*"))
     if plain is None:
-        return best if len([name for name, quality in found.items() if quality > 0]) == 1 else None
+        return best if len([name for name, quality in qualities.items() if quality > 0]) == 1 else None
     return best if named[best] > plain else None
 
 

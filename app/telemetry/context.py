@@ -87,12 +87,12 @@ def address_of(host: str) -> str:
 @lru_cache(maxsize=1024)
 def _address_of(host: str) -> str:
     try:
-        found = ip_address(host.partition("%")[0])
+        address = ip_address(host.partition("%")[0])
     except ValueError:
         return ANYONE
-    if isinstance(found, IPv6Address):
-        return str(found.ipv4_mapped or IPv6Network((found, 64), strict=False))
-    return str(found)
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or IPv6Network((address, 64), strict=False))
+    return str(address)
 
 
 def current_context() -> RequestContext:

@@ -22,8 +22,8 @@ _CONTROL_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029]")
 _CONTROL_IN_TRACEBACK = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 
 
-def _escaped(found: re.Match[str]) -> str:
-    return json.dumps(found[0])[1:-1] if found[0] < "\x7f" else f"\\u{ord(found[0]):04x}"
+def _escaped(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1] if match[0] < "\x7f" else f"\\u{ord(match[0]):04x}"
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class Telemetry:
         for part, seconds in context.timings.seconds.items():
             self._parts.labels(api, part).observe(seconds)
 
-    def turned_away(self, api: str, error: Overloaded) -> None:
+    def request_rejected(self, api: str, error: Overloaded) -> None:
         """Count a request that was refused by its head alone."""
         self._requests.labels(api, error.code).inc()
         self._refusals.labels(api, str(error.data["reason"])).inc()

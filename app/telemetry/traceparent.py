@@ -23,10 +23,10 @@ class TraceParent:
     @classmethod
     def read(cls, header: str) -> Self | None:
         """Parse a header; None when it is malformed and, by the standard, has to be ignored."""
-        found = _FORM.fullmatch(header.strip())
-        if found is None:
+        match = _FORM.fullmatch(header.strip())
+        if match is None:
             return None
-        version, trace_id, span_id, flags, more = found.groups()
+        version, trace_id, span_id, flags, more = match.groups()
         # Later versions may add fields, version 00 may not; an id of zeros is invalid.
         if version == "ff" or (version == "00" and more) or not (int(trace_id, 16) and int(span_id, 16)):
             return None

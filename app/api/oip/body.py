@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from app.api.oip.known_heads import Head, Heads
+from app.api.oip.head_cache import CachedHead, HeadCache
 from app.api.oip.regions import Region, Regions
 from app.api.oip.request import InferRequest, InputTensor, read_request
 from app.intake.arrivals import Arrived, Known, News
@@ -54,7 +54,7 @@ class InferenceBody:
         called: CalledOperation,
         lease: Lease,
         regions: Regions,
-        heads: Heads,
+        heads: HeadCache,
         *,
         head_length: int | None,
         length: int | None,
@@ -115,7 +115,7 @@ class InferenceBody:
         yield known
         self._remember(head, shapes, known)
 
-    async def _take_head(self, text: bytes) -> Head | None:
+    async def _take_head(self, text: bytes) -> CachedHead | None:
         """Read bytes of the head; return it once it is complete."""
         whole = self._length if self._head_length is None else self._head_length
         short = len(text) == whole and len(text) <= min(_SMALL, self._head_limit)
@@ -141,7 +141,7 @@ class InferenceBody:
             self._json = JsonIntake(NumberLists(self._lease), length=length, max_skeleton=self._head_limit)
         return self._json
 
-    def _parse_head(self, document: Any) -> Head:
+    def _parse_head(self, document: Any) -> CachedHead:
         request = read_request(self._called, document)
         binary = tuple(tensor for tensor in request.inputs if tensor.source == "binary")
         if binary and self._head_length is None:
@@ -152,9 +152,9 @@ class InferenceBody:
                 _check_shape(tensor)
                 shapes.append((tensor, at))
             at += tensor.nbytes
-        return Head(request, binary, tuple(shapes), at)
+        return CachedHead(request, binary, tuple(shapes), at)
 
-    async def _known(self, head: Head, rest: memoryview, *, only_shapes: bool = False) -> Known:
+    async def _known(self, head: CachedHead, rest: memoryview, *, only_shapes: bool = False) -> Known:
         """Return what is known of the call: the head, and its shape if that is at the beginning of the `rest`.
 
         The rest may also be `only_shapes`, one after the other.
@@ -179,7 +179,7 @@ class InferenceBody:
         call = RequestedCall(RequestObject(self._called, request.attributes, {}, request.options), inputs)
         return Known(call, None if shapes is None else head.calls.get(shapes), head.last_call)
 
-    def _remember(self, head: Head, shapes: bytes, known: Known) -> None:
+    def _remember(self, head: CachedHead, shapes: bytes, known: Known) -> None:
         """Cache what the call was prepared to, for later calls with the same head."""
         # A shape in shared memory may be different the next time.
         fixed = not any(tensor.place and self._is_shape(tensor) for tensor in head.request.inputs)

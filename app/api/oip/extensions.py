@@ -36,10 +36,10 @@ async def _document(request: Request) -> dict[str, Any]:
         body += chunk
         if len(body) > _MOST_BYTES:
             raise TooLarge(f"the body of this request may have {_MOST_BYTES} bytes", data={"limit": _MOST_BYTES})
-    found = parse_document(body) if body.strip() else {}
-    if not isinstance(found, dict):
+    document = parse_document(body) if body.strip() else {}
+    if not isinstance(document, dict):
         raise InvalidRequest("the body must be a JSON object")
-    return found
+    return document
 
 
 def _regions(request: Request) -> Regions:

@@ -9,7 +9,7 @@ from typing import cast
 
 from app.api.answer import answer, check_media_type
 from app.api.oip.body import HEAD_LENGTH, InferenceBody, decompressed
-from app.api.oip.known_heads import Heads
+from app.api.oip.head_cache import HeadCache
 from app.api.oip.regions import Registry
 from app.api.oip.reply import send_inference
 from app.api.oip.statistics import Statistics
@@ -43,7 +43,7 @@ class OipState:
 
     def __init__(self, *, shared_memory: bool) -> None:
         self.statistics = Statistics()
-        self.heads = Heads()
+        self.heads = HeadCache()
         self.regions = Registry(enabled=shared_memory)
 
 

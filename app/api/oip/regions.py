@@ -157,15 +157,15 @@ class Regions:
             raise InvalidRequest(f"shared memory region {name} is already registered: unregister it first")
         if len(self._regions) >= _MOST_REGIONS:
             raise InvalidRequest(f"{_MOST_REGIONS} shared memory regions are already registered: unregister some")
-        found = _KEY.fullmatch(key) if isinstance(key, str) else None
-        if found is None or found[1].startswith(_FOREIGN) or not isinstance(key, str):
+        match = _KEY.fullmatch(key) if isinstance(key, str) else None
+        if match is None or match[1].startswith(_FOREIGN) or not isinstance(key, str):
             raise InvalidRequest("key must be the name of a POSIX shared memory object, without a folder")
         for what, value, least in (("offset", offset, 0), ("byte_size", byte_size, 1)):
             if type(value) is not int or not least <= value <= _INT64_MAX:
                 raise InvalidRequest(f"{what} must be an integer of at least {least}")
         assert isinstance(offset, int)
         assert isinstance(byte_size, int)
-        descriptor = _open(found[1])
+        descriptor = _open(match[1])
         try:
             _check_object(descriptor, key, offset + byte_size)
         except CallerError:
@@ -222,11 +222,11 @@ def _open(key: str) -> int:
 
 
 def _check_object(descriptor: int, key: str, end: int) -> None:
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         raise InvalidRequest(f"{key} is not shared memory of the user who runs this service")
-    if found.st_size < end:
-        raise InvalidRequest(f"{key} has {found.st_size} bytes, but offset and byte_size need {end}")
+    if status.st_size < end:
+        raise InvalidRequest(f"{key} has {status.st_size} bytes, but offset and byte_size need {end}")
 
 
 async def _off_loop(nbytes: int, work: Callable[[int, memoryview], None], *args: Any) -> None:

@@ -82,11 +82,11 @@ Described = tuple[str, TensorSpec, int | None]
 def _head(model: str, outputs: tuple[Described, ...]) -> tuple[bytes, list[bytes]]:
     """Return the head as text: what is before its outputs, and each of them."""
     called = {"model_name": model, "model_version": VERSION}
-    found = []
+    described = []
     for name, spec, size in outputs:
         made: dict[str, Any] = {"name": name, "datatype": dtype(spec.dtype).oip, "shape": list(spec.shape)}
-        found.append(dump(made | ({} if size is None else {"parameters": {"binary_data_size": size}})))
-    return dump(called | {"outputs": []}).removesuffix(b"]}"), found
+        described.append(dump(made | ({} if size is None else {"parameters": {"binary_data_size": size}})))
+    return dump(called | {"outputs": []}).removesuffix(b"]}"), described
 
 
 async def _send(

@@ -272,18 +272,18 @@ def _outputs(
     operation = called.operation
     if not given:
         return (RequestedOutput(called.wire_names[operation.output.name], binary),)
-    found: dict[str, RequestedOutput] = {}
+    outputs: dict[str, RequestedOutput] = {}
     for entry in given:
         name, output = safe_key(entry["name"]), operation.output_spellings.get(entry["name"])
         if output is None:
             known = ", ".join(called.wire_names[row.name] for row in operation.outputs)
             msg = f"{name} is not an output of {called.called_as}: it has {known}"
             problems.append(problem(["outputs", name], msg, "unknown_output"))
-        elif output in found:
+        elif output in outputs:
             problems.append(problem(["outputs"], f"{name} is requested more than once", "conflict"))
         else:
-            found[output] = _output(entry, binary, problems)
-    return tuple(found.values())
+            outputs[output] = _output(entry, binary, problems)
+    return tuple(outputs.values())
 
 
 def _output(given: Mapping[str, Any], binary: bool, problems: list[Problem]) -> RequestedOutput:

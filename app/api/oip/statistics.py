@@ -59,7 +59,7 @@ class Statistics:
         """Return the protocol's object for one model; zeros if it was never called."""
         entry = self._models.get(model) or _Model()
         done = entry.durations["success"].count
-        found = {name: duration.report() for name, duration in entry.durations.items()}
+        durations = {name: duration.report() for name, duration in entry.durations.items()}
         unused = _Duration().report()  # there is no response cache
         return {
             "name": model,
@@ -67,8 +67,8 @@ class Statistics:
             "last_inference": entry.last_ms,
             "inference_count": done,
             "execution_count": done,
-            "inference_stats": {**found, "cache_hit": unused, "cache_miss": unused},
-            "batch_stats": [{"batch_size": 1, **{name: found[name] for name in _COMPUTE}}] if done else [],
+            "inference_stats": {**durations, "cache_hit": unused, "cache_miss": unused},
+            "batch_stats": [{"batch_size": 1, **{name: durations[name] for name in _COMPUTE}}] if done else [],
         }
 
     def _entry(self, model: str) -> _Model:

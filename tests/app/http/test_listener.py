@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.http.overload import Head, answer
+from app.http.overload import RequestStart, answer
 from app.replies.errors import problem
 from benchmarks.startup import memory_mib
 from convgrad._errors import Overloaded
@@ -222,7 +222,7 @@ def test_connections_reset_while_they_wait(narrow: LiveService) -> None:
 @pytest.mark.parametrize("data", [b"", b"\x16\x03\x01", b"GET", b"POST /v1/ops/x HTTP/1.1", b"\xff" * 4096])
 def test_malformed_heads_can_be_answered(data: bytes) -> None:
     """Whatever the first bytes are, they are assigned to an API and can be answered."""
-    head = Head(data)
+    head = RequestStart(data)
     assert not head.is_watching
     assert not head.is_call
     assert answer(head, Overloaded("full", retry_after=1, data={"reason": "x"})).startswith(b"HTTP/1.1 503 ")
@@ -231,15 +231,15 @@ def test_malformed_heads_can_be_answered(data: bytes) -> None:
 def test_only_complete_heads_are_let_in_beyond_the_limit() -> None:
     """A head that has no end yet would occupy a place that is reserved for health and metrics."""
     for lines in (b"GET /healthz HTTP/1.1\r\n", b"HEAD /metrics HTTP/1.1\r\nhost: localhost\r\n"):
-        assert Head(lines + b"\r\n").is_watching
-        assert not Head(lines).is_watching
+        assert RequestStart(lines + b"\r\n").is_watching
+        assert not RequestStart(lines).is_watching
 
 
 def test_rejections_are_the_api_s_problem_objects() -> None:
     """A rejection's body is the problem object that a full request would get, with or without its own id."""
     error = Overloaded("full", retry_after=2, data={"reason": "queue", "limit": 4})
     for given in ("mine", ""):
-        head = Head(f"POST {PATH} HTTP/1.1\r\nX-Request-Id: {given}\r\n\r\n".encode())
+        head = RequestStart(f"POST {PATH} HTTP/1.1\r\nX-Request-Id: {given}\r\n\r\n".encode())
         start, _, body = answer(head, error).partition(b"\r\n\r\n")
         said = json.loads(body)
         assert said == problem(error, said["request_id"])

@@ -18,7 +18,7 @@ from app.intake.arrivals import Known, News
 from app.intake.body import begun_documents
 from app.intake.json import JsonIntake
 from app.intake.multipart import MultipartIntake
-from app.intake.requests import RequestedCall, read_call, take_apart
+from app.intake.requests import RequestedCall, read_request_object
 from app.intake.sinks import Lease
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool
@@ -110,7 +110,7 @@ def read_parts(
 
     async def run(lease: Lease) -> dict[str, bytes]:
         length = len(body) if declared else None
-        intake = MultipartIntake(CONTENT_TYPE, partial(take_apart, called), lease, length=length)
+        intake = MultipartIntake(CONTENT_TYPE, partial(read_request_object, called), lease, length=length)
         return await collected(await read_news(intake.news(chunks(body, step)), checked), lease)
 
     return in_pool(run)
@@ -120,7 +120,7 @@ def read_object(value: Any, *, called: CalledOperation = OPERATION) -> dict[str,
     """Read a parsed request object as the service does; return the tensors that the kernels would get."""
 
     async def run(lease: Lease) -> dict[str, bytes]:
-        return await collected(read_call(called, value, lease), lease)
+        return await collected(read_request_object(called, value).read(lease), lease)
 
     return in_pool(run)
 

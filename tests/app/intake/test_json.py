@@ -47,7 +47,7 @@ def scan(body: bytes, sizes: list[int] | None = None, **limits: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Replace every diverted string by its decoded bytes, or by its fault."""
+    """Replace every decoded string by its decoded bytes, or by its fault."""
     if isinstance(value, dict):
         return {key: plain(child) for key, child in value.items()}
     if isinstance(value, list):
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
 
 
 def decoded(value: Any) -> Any:
-    """Decode the remaining strings under `data`, so that it does not matter which ones were diverted."""
+    """Decode the remaining strings under `data`, so that it does not matter which ones were decoded."""
     if isinstance(value, list):
         return [decoded(child) for child in value]
     if not isinstance(value, dict):
@@ -129,7 +129,7 @@ def test_damaged_documents_raise_only_convgrad_errors(data: st.DataObject, sizes
 
 
 def has_fault(value: Any) -> bool:
-    """Return whether a diverted string of the document has a fault."""
+    """Return whether a decoded string of the document has a fault."""
     if isinstance(value, dict | list):
         return any(has_fault(child) for child in (value.values() if isinstance(value, dict) else value))
     return isinstance(value, TensorFault | ConvgradError)
@@ -303,7 +303,7 @@ def test_no_memory_is_a_fault_of_the_tensor() -> None:
 
 
 def test_an_error_is_placed_in_the_whole_body() -> None:
-    """The position in a message includes the characters of diverted strings."""
+    """The position in a message includes the characters of decoded strings."""
     body = body_with("A" * 4000)[:-1] + b" oops"
     with pytest.raises(ParseError, match=f"character {len(body) - 4}"):
         scan(body, [100])

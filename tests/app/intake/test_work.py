@@ -15,7 +15,7 @@ import pytest
 
 from app.intake.graphs import read_graph_request
 from app.intake.multipart import MultipartIntake
-from app.intake.requests import take_apart
+from app.intake.requests import read_request_object
 from app.intake.sinks import Lease
 from app.pool.buffers import SegmentPool
 from convgrad._errors import InvalidParams
@@ -50,7 +50,7 @@ def graph(count: int, **members: Any) -> dict[str, Any]:
 MEMBERS = {f"attributes{number}": 1 for number in range(1000)}
 TENSORS = {str(number): {f"shape{k}": 1 for k in range(20)} for number in range(150) if number % 3 < 2}
 SEARCHES: dict[str, Callable[[Lease], object]] = {
-    "members of a call": lambda _: take_apart(OPERATION, MEMBERS),
+    "members of a call": lambda _: read_request_object(OPERATION, MEMBERS),
     "members of a graph": lambda _: read_graph_request(MEMBERS),
     "attributes": lambda _: read_graph_request(graph(200, attrs={f"data_format{k}": 1 for k in range(8)})),
     "kinds": lambda _: read_graph_request(graph(500, kind="BiasAd")),

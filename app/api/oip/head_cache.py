@@ -12,7 +12,7 @@ from app.api.oip.request import InferRequest, InputTensor
 from app.calls.call import Prepared
 from kernels.cache import size_of
 
-__all__ = ["Head", "Heads"]
+__all__ = ["CachedHead", "HeadCache"]
 
 _MOST_HEADS = 256
 _LONGEST = 4 << 10
@@ -22,7 +22,7 @@ _MOST_PLAN_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
-class Head:
+class CachedHead:
     """A parsed head, and the prepared calls that had it, by the bytes of their shape input.
 
     `shapes` are the binary tensors that hold a shape, each with the offset of its bytes after the head.
@@ -56,23 +56,23 @@ class Head:
         self.plan_bytes += sum(size_of(computation.plan).total for computation in prepared.computations)
 
 
-class Heads:
+class HeadCache:
     """The heads of calls that passed their checks; the least recently used ones are dropped for new ones.
 
     There are at most 256, with plans of 32 MiB together.
     """
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, bytes], Head] = {}
+        self._known: dict[tuple[str, bytes], CachedHead] = {}
 
-    def find(self, model: str, text: bytes) -> Head | None:
+    def find(self, model: str, text: bytes) -> CachedHead | None:
         """Return a cached head, or None."""
         head = self._known.pop((model, text), None)
         if head is not None:
             self._known[model, text] = head  # a dictionary keeps the order of insertion
         return head
 
-    def keep(self, model: str, text: bytes, head: Head) -> None:
+    def keep(self, model: str, text: bytes, head: CachedHead) -> None:
         """Cache a head, unless it contains numbers or is very long."""
         if len(text) <= _LONGEST and all(tensor.source != "json" for tensor in head.request.inputs):
             self._known[model, text] = head

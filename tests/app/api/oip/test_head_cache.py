@@ -7,7 +7,7 @@ import json
 import httpx
 import numpy as np
 
-from app.api.oip.known_heads import Head, Heads
+from app.api.oip.head_cache import CachedHead, HeadCache
 from app.api.oip.request import InferRequest, InputTensor, RequestedOutput
 from app.calls.call import Prepared
 from app.calls.planning import plan_call
@@ -22,15 +22,15 @@ from tests.app.samples import SMALL, same_bits
 F32, S64 = DTYPES["f32"], DTYPES["s64"]
 
 
-def head(*sources: str) -> Head:
+def head(*sources: str) -> CachedHead:
     """Return a head with an input from each of these places."""
     inputs = [InputTensor(f"input{at}", F32, (1,), source) for at, source in enumerate(sources)]  # type: ignore[arg-type]
-    return Head(InferRequest(None, {}, {}, None, inputs, (RequestedOutput("dst", True),)), (), (), 0)
+    return CachedHead(InferRequest(None, {}, {}, None, inputs, (RequestedOutput("dst", True),)), (), (), 0)
 
 
 def test_the_least_recently_used_head_is_dropped() -> None:
     """However many different heads arrive, a bounded number is kept, and those in use are among them."""
-    heads, mine = Heads(), head("binary")
+    heads, mine = HeadCache(), head("binary")
     heads.keep("op", b"mine", mine)
     for number in range(1000):
         heads.keep("op", b"%d" % number, head("binary"))
@@ -39,13 +39,13 @@ def test_the_least_recently_used_head_is_dropped() -> None:
 
 
 def test_plans_are_counted() -> None:
-    """Heads whose plans are large are dropped before the number of heads is reached."""
+    """HeadCache whose plans are large are dropped before the number of heads is reached."""
     attributes = {"strides": [1], "pads_begin": [0], "pads_end": [0], "dilations": [1], "weights_format": "OIX"}
     metas = {"src": TensorMeta("f32", (4096, 1, 1)), "weights": TensorMeta("f32", (1, 1, 1))}
     op = resolve("Convolution", attributes | {"data_format": "NCX"}, metas)
     options = parse_options({"reference": True})
     prepared = Prepared(op, plan_call(op, Settings(), reference=True), options, 0.0)
-    heads = Heads()
+    heads = HeadCache()
     for number in range(30):
         each = head("binary")
         each.remember(b"", prepared)
@@ -57,14 +57,14 @@ def test_plans_are_counted() -> None:
 
 def test_a_head_belongs_to_its_model() -> None:
     """The same text for another model is a different call."""
-    heads = Heads()
+    heads = HeadCache()
     heads.keep("op", b"text", head("binary"))
     assert heads.find("other", b"text") is None
 
 
 def test_heads_with_numbers_are_not_cached() -> None:
     """A head that contains numbers is parsed every time."""
-    heads = Heads()
+    heads = HeadCache()
     heads.keep("op", b"text", head("binary", "json"))
     assert heads.find("op", b"text") is None
 
@@ -72,7 +72,7 @@ def test_heads_with_numbers_are_not_cached() -> None:
 def test_shapes_are_read_from_the_first_bytes_if_present() -> None:
     """The bytes of a shape are found after the tensors before it, but only when all of them have arrived."""
     shape = InputTensor("weights_shape", S64, (2,), "binary")
-    found = Head(head("binary").request, (), ((shape, 3),), 19)
+    found = CachedHead(head("binary").request, (), ((shape, 3),), 19)
     assert found.shape_bytes(memoryview(b"abc" + bytes(range(16)) + b"more")) == bytes(range(16))
     assert found.shape_bytes(memoryview(b"abc" + bytes(range(15)))) is None
 
