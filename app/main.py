@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api import console, rest
 from app.api import docs as docs_pages
@@ -81,7 +81,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             if settings.otlp_endpoint is not None:
                 await asyncio.to_thread(telemetry.tracing.close)
 
-    app = FastAPI(
+    app = _Application(
         title="convgrad",
         version=__version__,
         summary="Convolution gradients over HTTP.",
@@ -115,8 +115,19 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse"],
         )
-    app.middleware_stack = stack
+    app.stack = stack
     return app
+
+
+class _Application(FastAPI):
+    """FastAPI within our own middleware."""
+
+    stack: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, or the lifespan."""
+        scope["app"] = self
+        await self.stack(scope, receive, send)
 
 
 def make_engine(settings: Settings, segments: SegmentPool) -> Engine:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
+from functools import lru_cache
 
 from fastapi import Request
 from fastapi.routing import APIRoute
@@ -11,6 +11,11 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 __all__ = ["BareRoute", "BareRoutes"]
+
+
+# Limits of the cache of routes: the APIs have some dozens of paths, and other requests must not fill the memory.
+_MOST_PATHS = 256
+_LONGEST_PATH = 256
 
 
 class BareRoute(APIRoute):
@@ -33,21 +38,27 @@ class BareRoutes:
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app = app
-        self._routes = defaultdict[str, list[BareRoute]](list)  # by the first segment of the path
-        for route in routes:
-            if isinstance(route, BareRoute):
-                self._routes[_first_segment(route.path)].append(route)
+        bare = [route for route in routes if isinstance(route, BareRoute)]
+
+        @lru_cache(_MOST_PATHS)
+        def find(method: str, path: str, root: str) -> tuple[BareRoute, Scope] | None:
+            scope = {"type": "http", "method": method, "path": path, "root_path": root}
+            for route in bare:
+                match, child_scope = route.matches(scope)
+                if match is Match.FULL:
+                    return route, child_scope
+            return None
+
+        self._find = find
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        for route in self._routes.get(_first_segment(scope["path"]), ()) if scope["type"] == "http" else ():
-            match, child_scope = route.matches(scope)
-            if match is Match.FULL:
-                scope.update(child_scope)
-                await route.handle(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-
-def _first_segment(path: str) -> str:
-    return path[1:].partition("/")[0]
+        match = None
+        if scope["type"] == "http" and len(scope["path"]) <= _LONGEST_PATH:
+            match = self._find(scope["method"], scope["path"], scope.get("root_path", ""))
+        if match is None:
+            await self._app(scope, receive, send)
+        else:
+            route, child_scope = match
+            scope.update(child_scope)
+            await route.handle(scope, receive, send)
