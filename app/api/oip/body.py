@@ -162,9 +162,7 @@ class InferenceBody:
         request = self.request = head.request
         if not self._sinks:
             # A region may be unregistered meanwhile: this call keeps using the one it found.
-            places = {each.name: each.place for each in request.inputs if each.place is not None}
-            places |= {each.name: each.place for each in request.outputs if each.place is not None}
-            self.regions = {name: self._regions.find(place) for name, place in places.items()}
+            self.regions = {name: self._regions.find(place) for name, place in request.places.items()}
             self._sinks = {each.name: RawSink(self._lease, expected=each.nbytes, bound=None) for each in head.binary}
             self._coming = deque(sink for sink in self._sinks.values() if sink.missing)
         shapes = bytes(rest) if only_shapes else head.shape_bytes(rest)
@@ -182,8 +180,8 @@ class InferenceBody:
     def _remember(self, head: CachedHead, shapes: bytes, known: Known) -> None:
         """Cache what the call was prepared to, for later calls with the same head."""
         # A shape in shared memory may be different the next time.
-        fixed = not any(tensor.place and self._is_shape(tensor) for tensor in head.request.inputs)
-        if known.prepared is not None and fixed and shapes not in head.calls:
+        fixed = not any(self._is_shape(tensor) for tensor in head.request.inputs if tensor.place is not None)
+        if shapes not in head.calls and fixed:
             head.remember(shapes, known.prepared)
             if self._text:
                 self._heads.keep(self._called.called_as, self._text, head)

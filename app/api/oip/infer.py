@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import replace
 from typing import cast
 
 from app.api.answer import answer, check_media_type
@@ -101,7 +100,8 @@ class _Inference(Compute):
         allowed = self.service.settings.deadline_s
         if request.timeout_us is not None:
             allowed = min(allowed, request.timeout_us / 1e6)
-        due = replace(prepared, deadline=self._exchange.context.started + allowed)
+        deadline = self._exchange.context.started + allowed
+        due = Prepared(prepared.op, prepared.computations, prepared.options, deadline)
         return super().open(due, call, tensors, lease, timings)
 
     async def encode(self, work: Work, exchange: Exchange) -> None:
@@ -109,13 +109,13 @@ class _Inference(Compute):
         assert self._body is not None
         request, headers, call = self._body.request, exchange.headers, cast("Call", work)
         assert request is not None
-        regions = {output.name: self._body.regions[output.name] for output in request.outputs if output.place}
-        if frames.MEDIA_TYPE in headers.get("accept", "") and not regions:
+        placed = any(output.place is not None for output in request.outputs)
+        if not placed and frames.MEDIA_TYPE in headers.get("accept", ""):
             await frames.send_frames(call, exchange.send)
             return
         await call.finish()
         coding = choose_coding(headers.get("accept-encoding"))
-        await send_inference(call, request, exchange.send, coding=coding, regions=regions)
+        await send_inference(call, request, exchange.send, coding=coding, regions=self._body.regions)
 
 
 def _length(headers: Mapping[str, str], name: str) -> int | None:

@@ -89,6 +89,12 @@ class InferRequest:
     timeout_us: int | None
     inputs: list[InputTensor]
     outputs: tuple[RequestedOutput, ...]
+    places: dict[str, Place] = field(init=False)
+    """Where inputs and outputs are in shared memory, by name."""
+
+    def __post_init__(self) -> None:
+        tensors = (*self.inputs, *self.outputs)
+        self.places = {tensor.name: tensor.place for tensor in tensors if tensor.place is not None}
 
 
 def read_request(called: CalledOperation, document: Any) -> InferRequest:
