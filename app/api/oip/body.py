@@ -175,7 +175,9 @@ class InferenceBody:
             else:
                 inputs[tensor.name] = await self._input(tensor)
         call = RequestedCall(RequestObject(self._called, request.attributes, {}, request.options), inputs)
-        return Known(call, None if shapes is None else head.calls.get(shapes), head.last_call)
+        if shapes is None:
+            return Known(call, likely=head.last_call)
+        return Known(call, head.calls.get(shapes))
 
     def _remember(self, head: CachedHead, shapes: bytes, known: Known) -> None:
         """Cache what the call was prepared to, for later calls with the same head."""

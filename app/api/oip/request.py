@@ -93,8 +93,8 @@ class InferRequest:
     """Where inputs and outputs are in shared memory, by name."""
 
     def __post_init__(self) -> None:
-        tensors = (*self.inputs, *self.outputs)
-        self.places = {tensor.name: tensor.place for tensor in tensors if tensor.place is not None}
+        self.places = {tensor.name: tensor.place for tensor in self.inputs if tensor.place is not None}
+        self.places |= {output.name: output.place for output in self.outputs if output.place is not None}
 
 
 def read_request(called: CalledOperation, document: Any) -> InferRequest:
