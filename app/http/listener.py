@@ -71,9 +71,7 @@ async def bind(config: uvicorn.Config, *, listening: bool) -> list[socket.socket
 
 async def _bind_addresses(config: uvicorn.Config) -> list[socket.socket]:
     loop = asyncio.get_running_loop()
-    infos = await loop.getaddrinfo(
-        config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-    )
+    infos = await loop.getaddrinfo(config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     listeners: list[socket.socket] = []
     try:
         for family, _, _, _, address in dict.fromkeys(infos):
