@@ -1,4 +1,4 @@
-"""What other frameworks call an operation, an attribute, a tensor or a layout, for errors that translate it.
+"""What other frameworks call an operation, an attribute, a tensor, a layout or a dtype, for errors that translate it.
 
 docs/names.md has the same names; a test compares them.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-__all__ = ["NAMES", "OPERATIONS", "Here", "format_here", "name_here", "operation_here"]
+from convgrad._dtypes import DTYPES, DType
+
+__all__ = ["NAMES", "OPERATIONS", "Here", "dtype_here", "format_here", "name_here", "operation_here"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,19 @@ _GROUPED = "with groups, one for each channel"
 OPERATIONS: dict[str, Here] = {
     name: here
     for names, here in {
-        "convNd conv conv_general_dilated": Here(("Convolution",)),
-        "conv_transposeNd convNd_transpose": Here(("ConvTranspose",)),
+        "convNd conv conv_general_dilated cudnnConvolutionForward": Here(("Convolution",)),
+        "conv_transposeNd convNd_transpose deconvolution deconvNd": Here(("ConvTranspose",)),
         "conv_transpose": Here(("ConvTranspose",), "which is JAX's with transpose_kernel=True"),
-        "convNd_weight convNd_backprop_filter": _WEIGHTS,
-        "convNd_input convNd_backprop_input": _DATA,
+        "convNd_weight convNd_backprop_filter cudnnConvolutionBackwardFilter": _WEIGHTS,
+        "convNd_input convNd_backprop_input cudnnConvolutionBackwardData": _DATA,
+        "deconvolution_backward_weights": Here(("ConvTransposeBackwardWeights",)),
+        "deconvolution_backward_data": Here(("ConvTransposeBackwardData",)),
         "convolution_backward": Here(_WEIGHTS.names, "with options.outputs for the other gradients"),
         "depthwise_convNd depthwise_convNd_native": Here(("Convolution",), _GROUPED),
-        "depthwise_convNd_native_backprop_filter": Here(_WEIGHTS.names, _GROUPED),
-        "depthwise_convNd_native_backprop_input": Here(_DATA.names, _GROUPED),
-        "bias_add_grad bias.grad": Here(("BiasAddBackward",)),
+        "depthwise_convNd_backprop_filter depthwise_convNd_native_backprop_filter": Here(_WEIGHTS.names, _GROUPED),
+        "depthwise_convNd_backprop_input depthwise_convNd_native_backprop_input": Here(_DATA.names, _GROUPED),
+        "bias_add": Here(("BiasAdd",)),
+        "bias_add_grad bias.grad cudnnConvolutionBackwardBias": Here(("BiasAddBackward",)),
     }.items()
     for name in names.lower().replace("_", "").split()
 }
@@ -82,6 +87,8 @@ _VALUES = {"channels_first": "NCX", "channels_last": "NXC", "same": "same_upper"
 # B, F and digits are XLA's axes, K, C, R, S and T those of cuDNN's weights. Groups have no axis here.
 _DATA_AXES = str.maketrans("BFDHWL0123", "NCXXXXXXXX")
 _WEIGHTS_AXES = str.maketrans("KCDHWLRST0123", "OIXXXXXXXXXXX", "G")
+_DTYPES = {"float": DTYPES["f32"], "half": DTYPES["f16"], "double": DTYPES["f64"]}
+_DTYPES |= {name.lower(): each for each in DTYPES.values() for name in (each.name, each.oip, str(each.numpy), each.npy)}
 _LONGEST = 64
 
 
@@ -91,6 +98,11 @@ def format_here(text: object, choices: tuple[str, ...]) -> str | None:
         return None
     axes = (re.sub("X+", "X", text.upper().translate(letters)) for letters in (_DATA_AXES, _WEIGHTS_AXES))
     return next((found for found in (_VALUES.get(text.lower()), *axes) if found in choices), None)
+
+
+def dtype_here(name: str) -> DType | None:
+    """Return what an element type elsewhere is here; its module may precede it: `float32`, `torch.half`, `<f4`."""
+    return _DTYPES.get(name[:_LONGEST].lower().rpartition(".")[2])
 
 
 def name_here(name: object) -> Here | None:

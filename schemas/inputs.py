@@ -68,7 +68,9 @@ def _by_name(called: CalledOperation, given: Any, found: Inputs, problems: list[
         if name is None:
             shown = safe_key(key)
             msg = f"{'this input' if shown == '?' else shown} is not an input of {called.called_as}"
-            problems.append(problem(["inputs", shown], msg + advice(called, key, "input"), "unknown_input"))
+            known = ", ".join(called.wire_names[row.name] for row in called.operation.inputs)
+            msg += advice(called, key, "input") or f": it has {known}"
+            problems.append(problem(["inputs", shown], msg, "unknown_input"))
         elif value is None:
             continue
         elif name in values and not same_value(values[name], value):

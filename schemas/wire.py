@@ -225,7 +225,7 @@ class AnyCall(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    attributes: dict[str, Any] = Field(description="Attributes by name, in either spelling.")
+    attributes: dict[str, Any] | None = Field(default=None, description="Attributes by name, in either spelling.")
     inputs: dict[str, DataTensor | NpyTensor | TensorDescription | list[int] | None] = Field(
         description="Tensors and shapes by name, in either spelling."
     )
@@ -259,13 +259,15 @@ def _request(
     called, described = find_operation(name), kind == "Validate"
     tensor: Any = DataTensor | NpyTensor | TensorDescription if described else DataTensor | NpyTensor
     examples = [example(called)] if described else None
+    attributes: Any = plain_attributes_model(called) if plain else attributes_model(called)
+    needed = not plain or any(field.is_required() for field in attributes.model_fields.values())
     return create_model(
         f"{name}{kind}",
         __config__=ConfigDict(extra="forbid"),
         __doc__=f"A call of {name}. {row.summary}",
         attributes=(
-            plain_attributes_model(called) if plain else attributes_model(called),
-            Field(description=f"Attributes of {name}.", examples=None),
+            attributes if needed else attributes | None,
+            Field(default=... if needed else None, description=f"Attributes of {name}."),
         ),
         inputs=(
             create_model(

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import convgrad
-from schemas.frameworks import NAMES, OPERATIONS, Here, format_here, name_here, operation_here
+from schemas.frameworks import NAMES, OPERATIONS, Here, dtype_here, format_here, name_here, operation_here
 from schemas.rows import DATA_FORMATS, WEIGHTS_FORMATS
 from tests.live import LiveService
 
@@ -350,3 +350,12 @@ def test_errors_translate_the_tables() -> None:
             assert name in here or (found and f"`{found.names[0]}`" in here), (name, here)
     assert [format_here(name, DATA_FORMATS) for name in ("NCHW", "NHWC")] == ["NCX", "NXC"]
     assert [format_here(name, WEIGHTS_FORMATS) for name in ("OIHW", "HWIO")] == ["OIX", "XIO"]
+
+
+@pytest.mark.parametrize("name", ["float32", "torch.float32", "torch.float", "FP32", "F32", "numpy.float32", "<f4"])
+def test_names_of_dtypes(name: str) -> None:
+    """Names that other frameworks give an element type are translated."""
+    here = dtype_here(name)
+    assert here is not None
+    assert here.name == "f32"
+    assert dtype_here(f"{name}x") is None

@@ -12,6 +12,7 @@ import re
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
@@ -45,6 +46,7 @@ _FLOATS = ("f32", "f16", "bf16", "f64")
 _INLINE = 1 << 20
 _NESTED = "must be flat, or nested like its shape"
 _BF16 = DTYPES["bf16"].numpy
+_NAMES = {each.numpy: each.name for each in DTYPES.values()}
 
 
 class Numbers:
@@ -298,7 +300,7 @@ class Numbers:
             raise TensorFault("has an extra comma", "number_type")
         infinite = int(np.isinf(values).sum())
         if infinite and infinite != text.count(b"Infinity"):
-            raise TensorFault("has a number outside the range of float64", "range")
+            raise TensorFault("has a number outside the range of f64", "range")
         if self._dtype is None or self._dtype.numpy != self._kind:  # for `check`, where the dtype is known
             finite = values[np.isfinite(values)]
             self._whole = self._whole and len(finite) == len(values) and bool((finite == np.trunc(finite)).all())
@@ -377,7 +379,9 @@ def _cast(values: npt.NDArray[Any], kind: np.dtype[Any]) -> npt.NDArray[Any]:
         made = (_odd(values) if kind == _BF16 else values).astype(kind)
     lost = made != values if kind.kind == "i" else np.isfinite(made) != np.isfinite(values)
     if lost.any():
-        raise TensorFault("has a number outside the range of its datatype", "range")
+        limits = np.iinfo if kind.kind == "i" else ml_dtypes.finfo  # NumPy's finfo does not take bf16
+        end = float(limits(kind).max)
+        raise TensorFault(f"has a number outside the range of {_NAMES[kind]}, which ends at {end:.8g}", "range")
     return made
 
 

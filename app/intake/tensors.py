@@ -20,6 +20,7 @@ from app.intake.sinks import Lease, NpySink, RawSink, TensorFault
 from app.pool.buffers import Segment
 from convgrad._dtypes import DTYPES, DType
 from convgrad._errors import InvalidParams, TooLarge, Unsupported
+from schemas.frameworks import dtype_here
 from schemas.problems import Problem, dims, invalid_params, problem, safe_key, too_large, unsupported
 from schemas.rows import MAX_DIMS, Operation
 from schemas.tensors import MAX_NUMBERS, TensorMeta, WireTensor, read_meta, read_tensor
@@ -180,7 +181,9 @@ def _read(value: Any, loc: list[str | int], problems: list[Problem], lease: Leas
     if wire is None:
         return None
     if wire.dtype is not None and wire.dtype not in _WIRE_DTYPES:
+        here = dtype_here(wire.dtype)
         message = f"the dtype of {loc[-1]} must be one of {', '.join(_WIRE_DTYPES)}"
+        message += f"; use {here.name}" if here is not None and here.name in _WIRE_DTYPES else ""
         problems.append(problem([*loc, "dtype"], message, "unsupported_dtype"))
         return None
     try:

@@ -438,9 +438,15 @@ def test_attributes_of_other_frameworks(name: str, end: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "end"), [("weight", "use weights"), ("grad_output", "use diff_dst"), ("x", "use src")]
+    ("name", "end"),
+    [
+        ("weight", "; use weights"),
+        ("grad_output", "; use diff_dst"),
+        ("x", "; use src"),
+        ("mask", ": it has src, diff_dst, weights_shape, weights"),
+    ],
 )
 def test_inputs_of_other_frameworks(name: str, end: str) -> None:
-    """A tensor of another framework is translated."""
+    """A tensor of another framework is translated; for another unknown name the error lists the inputs."""
     found = refused(GRADIENT, attributes(**IOX), gradient(**{name: tensor(1)}))
-    assert found["inputs", name] == f"{name} is not an input of {GRADIENT}; {end}"
+    assert found["inputs", name] == f"{name} is not an input of {GRADIENT}{end}"

@@ -64,6 +64,10 @@ def test_unknown_names(name: object) -> None:
         ("tf.nn.conv2d_transpose", "ConvTranspose"),
         ("jax.lax.conv_general_dilated", "Convolution"),
         ("DepthwiseConv2dNativeBackpropFilter", "ConvolutionBackwardWeights, with groups, one for each channel"),
+        ("tf.nn.depthwise_conv2d_backprop_input", "ConvolutionBackwardData, with groups, one for each channel"),
+        ("deconvolution_backward_weights", "ConvTransposeBackwardWeights"),
+        ("cudnnConvolutionBackwardFilter", "ConvolutionBackwardWeights"),
+        ("tf.nn.bias_add", "BiasAdd"),
         ("tf.raw_ops.BiasAddGrad", "BiasAddBackward"),
     ],
 )

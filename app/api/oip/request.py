@@ -15,7 +15,9 @@ from typing import Any, Literal
 from app.intake.numbers import Numbers
 from convgrad._dtypes import DType, dtype_of_oip
 from convgrad._errors import InvalidRequest, Unsupported
+from schemas.frameworks import dtype_here
 from schemas.problems import Problem, dims, invalid_params, problem, safe_key, unsupported
+from schemas.spelling import advice
 from schemas.tables import CalledOperation
 from schemas.tensors import TensorMeta, read_shape
 
@@ -215,6 +217,8 @@ def _datatype(value: Any, name: str, problems: list[Problem]) -> DType | None:
         return dtype_of_oip(value)
     except Unsupported:
         msg = f"the datatype of {name} must be FP32, FP16 or BF16, FP64 with reference, or INT32 or INT64 for a shape"
+        here = dtype_here(value)
+        msg += f"; use {here.oip}" if here is not None else ""
         problems.append(problem(["inputs", name, "datatype"], msg, "unsupported_dtype"))
         return None
 
@@ -284,6 +288,7 @@ def _outputs(
         if output is None:
             known = ", ".join(called.wire_names[row.name] for row in operation.outputs)
             msg = f"{name} is not an output of {called.called_as}: it has {known}"
+            msg += advice(called, entry["name"], "output")
             problems.append(problem(["outputs", name], msg, "unknown_output"))
         elif output in outputs:
             problems.append(problem(["outputs"], f"{name} is requested more than once", "conflict"))

@@ -270,10 +270,13 @@ def test_validate_reports_what_the_call_would(http: httpx.Client) -> None:
 
 
 def test_an_unsupported_dtype_is_422(http: httpx.Client) -> None:
-    """s32 is a valid dtype of tensors, but the operation does not support it."""
+    """s32 is a dtype of tensors that the operation does not support; the name of a dtype elsewhere is translated."""
     inputs = {name: {"dtype": "s32", "shape": list(shape)} for name, shape in SMALL.input_shapes.items()}
     body = {"attributes": SMALL.attributes(), "inputs": inputs}
     problem(http.post(f"{URL}/validate", json=body), 422, "unsupported")
+    inputs["src"]["dtype"] = "float32"
+    response = http.post(f"{URL}/validate", json=body)
+    assert problem(response, 422, "unsupported")["detail"].endswith("; use f32")
 
 
 @pytest.mark.parametrize("api", ["json", "parts"])

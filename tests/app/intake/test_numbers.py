@@ -214,7 +214,7 @@ def test_the_range_of_a_dtype(dtype: str, most: str, over: str, first: bool) -> 
     ):
         about, data = f'"dtype": "{dtype}", "shape": [1]', f'"data": [{text}]'
         body = f"{{{data}, {about}}}" if first else f"{{{about}, {data}}}"
-        with nullcontext() if fits else pytest.raises(TensorFault, match="outside the range"):
+        with nullcontext() if fits else pytest.raises(TensorFault, match=f"outside the range of {dtype}"):
             document, lease = read(body.encode(), [])
             with lease:
                 elements(document["data"], dtype, (1,))

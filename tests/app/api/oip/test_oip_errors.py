@@ -83,6 +83,7 @@ WRONG: dict[str, tuple[Change, str]] = {
     "shape long": (lambda d: src(d).update(shape=[1] * 13), "at most 12 dimensions"),
     "datatype missing": (lambda d: src(d).pop("datatype"), "needs a datatype"),
     "datatype unknown": (lambda d: src(d).update(datatype="FP8"), "FP32, FP16 or BF16"),
+    "datatype of NumPy": (lambda d: src(d).update(datatype="float32"), "; use FP32$"),
     "datatype of integers": (lambda d: src(d).update(datatype="INT32"), "f32, f16 or bf16"),
     "size wrong": (lambda d: src(d)["parameters"].update(binary_data_size=4), "binary_data_size of src is 4"),
     "size no integer": (lambda d: src(d)["parameters"].update(binary_data_size="640"), "must be an integer"),
@@ -105,7 +106,10 @@ WRONG: dict[str, tuple[Change, str]] = {
     "reference": (lambda d: d["parameters"].update(reference="yes"), "reference must be true or false"),
     "binary output": (lambda d: d["parameters"].update(binary_data_output="yes"), "must be a bool"),
     "id no string": (lambda d: d.update(id=7), "id must be a string"),
-    "output unknown": (lambda d: d.update(outputs=[{"name": "dw"}]), "it has diff_weights, diff_bias, diff_src"),
+    "output unknown": (
+        lambda d: d.update(outputs=[{"name": "dw"}]),
+        "it has diff_weights, diff_bias, diff_src; use diff_weights$",
+    ),
     "output twice": (lambda d: d.update(outputs=[{"name": "diff_weights"}] * 2), "more than once"),
     "classification": (
         lambda d: d.update(outputs=[{"name": "diff_weights", "parameters": {"classification": 3}}]),
