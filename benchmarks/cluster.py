@@ -9,14 +9,18 @@ sent to a node other than this one where there is one.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from app.cluster.node import NodeWorker, arguments
+from app.cluster.machines import submit
+from app.cluster.node import arguments, check
+from app.cluster.node import compute as compute_unit
 from app.cluster.units import portions
 from kernels import ConvProblem, compute, plan
 
@@ -53,20 +57,19 @@ def inputs_of(problem: ConvProblem) -> list[np.ndarray[Any, Any]]:
 def main() -> None:
     """Measure and print."""
     import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", default="auto", help="the cluster's head (default: that of this machine's node)")
-    ray.init(address=parser.parse_args().address, log_to_driver=False)
+    path = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    ray.init(address=parser.parse_args().address, log_to_driver=False, runtime_env={"env_vars": path})
     mine = ray.get_runtime_context().get_node_id()
     others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != mine]
-    there = NodeAffinitySchedulingStrategy(others[0] if others else mine, soft=False)
-    worker = ray.remote(NodeWorker).options(num_cpus=1, scheduling_strategy=there).remote()
-    ray.get(worker.warm.remote())
+    there = others[:1] or [mine]
+    ray.get(submit(check, there))
 
     tiny = plan(layer(2, 4, 8))
     references = [ray.put(tensor) for tensor in inputs_of(layer(2, 4, 8))]
-    unit_s = seconds(lambda: ray.get(worker.compute.remote(*arguments(tiny, 0), *references)))
+    unit_s = seconds(lambda: ray.get(submit(compute_unit, there, *arguments(tiny, 0), *references)))
 
     tensor = np.ones(_MIB << 18, np.float32)
     put_s = seconds(lambda: ray.put(tensor))
@@ -77,7 +80,7 @@ def main() -> None:
 
     def send() -> None:
         reference = ray.put(whole)
-        calls = [worker.compute.remote(*arguments(bias, unit.index), reference) for unit in bias.units[:1]]
+        calls = [submit(compute_unit, there, *arguments(bias, unit.index), reference) for unit in bias.units[:1]]
         ray.get(calls)
 
     assert all(portion.high is None or portion.high == 1 for portion in portions(bias, bias.units[0]))

@@ -1,4 +1,4 @@
-"""The server's end of the bridge: start it, listen to it, kill it when it is silent, and start it again."""
+"""The server's end of the bridge: start it, kill it when it is silent, and start it again."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import asyncio
 import contextlib
 import logging
 import os
-import pickle
-import queue
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import sendfds
 from pathlib import Path
+from typing import Any
 
-from app.cluster.messages import Beat, Message
+from app.pool.channel import Channel
 from app.pool.local import finish
+from app.pool.messages import Foreign, Message
 
 __all__ = ["Link"]
 
@@ -34,8 +30,6 @@ _CONNECT_S = 30.0
 
 _RETRY_FIRST_S, _RETRY_LAST_S = 0.5, 5.0
 
-_Item = tuple[Message, list[int]]
-
 
 class Link:
     """Keep a bridge running that is started with `arguments`; everything is called on the event loop.
@@ -44,12 +38,11 @@ class Link:
     """
 
     def __init__(
-        self, arguments: Sequence[str], on_message: Callable[[Message], None], on_down: Callable[[], None]
+        self, arguments: Sequence[str], on_message: Callable[[Any], None], on_down: Callable[[], None]
     ) -> None:
-        self._command = [sys.executable, "-P", "-m", "app.cluster.bridge"]
         self._arguments = arguments
         self._on_message, self._on_down = on_message, on_down
-        self._outbox: queue.SimpleQueue[_Item | None] | None = None
+        self._channel: Channel | None = None
         self._heard = 0.0
         self._task: asyncio.Task[None] | None = None
         self.up = False
@@ -68,21 +61,10 @@ class Link:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def send(self, message: Message, descriptors: Sequence[int] = ()) -> bool:
-        """Send a message, and say whether there is a bridge; the descriptors are duplicated, so they may be closed.
-
-        Raises `OSError` where too many are open.
-        """
-        if self._outbox is None:
-            return False
-        copies: list[int] = []
-        try:
-            copies.extend(map(os.dup, descriptors))
-        except OSError:
-            _close(copies)
-            raise
-        self._outbox.put((message, copies))
-        return True
+    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
+        """Send a message, if there is a bridge; raises `OSError` where too many descriptors are open."""
+        if self._channel is not None:
+            self._channel.send(Foreign(message), descriptors)
 
     async def _run(self) -> None:
         delay = _RETRY_FIRST_S
@@ -102,42 +84,17 @@ class Link:
 
     async def _run_bridge(self) -> None:
         """Start a bridge and return when it has ended."""
-        mine, theirs = socket.socketpair()
-        command = [*self._command, str(theirs.fileno()), *self._arguments]
-        starting = asyncio.ensure_future(asyncio.to_thread(_start, command, theirs))
+        ended = asyncio.Event()
+        channel = Channel(self._receive, ended.set)
+        process: subprocess.Popen[bytes] | None = None
         try:
-            await finish(starting)
-        except asyncio.CancelledError:
-            mine.close()
-            await _end(starting.result())
-            raise
-        except OSError:
-            mine.close()
-            raise
-        finally:
-            theirs.close()
-        process = starting.result()
-        self.pid, self._heard = process.pid, time.monotonic()
-        outbox = self._outbox = queue.SimpleQueue()
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-        def deliver(message: Message | None) -> None:
-            if outbox is not self._outbox:
-                return
-            if message is None:
-                ended.set()
-            else:
-                self._heard = time.monotonic()
-                self.up = self.up or isinstance(message, Beat)
-                self._on_message(message)
-
-        def tell(message: Message | None) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(deliver, message)
-
-        try:
-            for work in (lambda: _listen(mine, tell), lambda: _write(mine, outbox)):
-                threading.Thread(target=work, daemon=True).start()
+            starting = asyncio.ensure_future(asyncio.to_thread(_start, channel.peer.fileno(), self._arguments))
+            try:
+                await finish(starting)
+            finally:
+                process = starting.result()
+            channel.hand_over()
+            self._channel, self.pid, self._heard = channel, process.pid, time.monotonic()
             while not ended.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), 0.25)
@@ -145,63 +102,32 @@ class Link:
                     _log.warning("the bridge to the cluster is silent: killing it")
                     break
         finally:
-            self.up, self.pid, self._outbox = False, None, None
-            outbox.put(None)
-            with contextlib.suppress(OSError):
-                mine.shutdown(socket.SHUT_RDWR)
-            await finish(_end(process))
-            self._on_down()
+            self.up, self.pid, self._channel = False, None, None
+            channel.close()
+            if process is not None:
+                await finish(asyncio.to_thread(_end, process))
+                self._on_down()
+
+    def _receive(self, message: Message, _: list[int]) -> None:
+        assert isinstance(message, Foreign)
+        self.up, self._heard = True, time.monotonic()
+        self._on_message(message.content)
 
 
-def _start(command: list[str], theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _start(descriptor: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
     service = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(dict.fromkeys([service, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]))
     return subprocess.Popen(  # noqa: S603 - our own module in our own interpreter
-        command,
-        pass_fds=[theirs.fileno()],
+        [sys.executable, "-P", "-m", "app.cluster.bridge", str(descriptor), *arguments],
+        pass_fds=[descriptor],
         env={**os.environ, "PYTHONPATH": path, "RAY_USAGE_STATS_ENABLED": "0"},
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
 
 
-async def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill a bridge and what it has started; it is gone when it has let go of its memory, which takes a while."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    await asyncio.to_thread(process.wait)
-
-
-def _listen(sock: socket.socket, tell: Callable[[Message | None], None]) -> None:
-    connection = Connection(os.dup(sock.fileno()))
-    try:
-        while True:
-            tell(pickle.loads(connection.recv_bytes()))  # noqa: S301 - from our own process
-    except (EOFError, OSError):
-        tell(None)
-    finally:
-        connection.close()
-
-
-def _write(sock: socket.socket, outbox: queue.SimpleQueue[_Item | None]) -> None:
-    """Write what is in the outbox: the bridge may read slowly, and the event loop does not wait for it."""
-    connection = Connection(os.dup(sock.fileno()))
-    reads = True
-    while (item := outbox.get()) is not None:
-        message, descriptors = item
-        try:
-            if reads:
-                connection.send_bytes(pickle.dumps(message, protocol=5))
-                if descriptors:
-                    sendfds(sock, descriptors)
-        except OSError:  # the bridge has ended, which the other thread reports
-            reads = False
-        finally:
-            _close(descriptors)
-    connection.close()
-    sock.close()
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+    process.wait()

@@ -1,100 +1,73 @@
-"""Messages between the server and the bridge, pickled on a private socket pair."""
+"""Messages between the server and the bridge; they travel in `Foreign` messages of a `Channel`."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from kernels import Plan
 
-__all__ = [
-    *("Beat", "Begin", "ComputeHere", "DoneHere", "Ended", "Message", "Node", "Release", "Released", "Said", "Started"),
-    "UnitDone",
-]
+__all__ = ["Answer", "Begin", "Compute", "Node", "Nodes", "Outcome", "Recall", "Release", "Released"]
+
+Outcome = Literal["done", "recalled", "lost", "failed", "away"]
+"""A unit is in the job's memory, comes back on request, or was lost with its worker; its kernel, or Ray, has failed."""
 
 
 class Begin(NamedTuple):
-    """Server to bridge: compute the first stage of a plan on at most `nodes` machines and `here` workers of the server.
-
-    The descriptors of its inputs, its output and, if it has any, its scratch follow.
-    """
+    """To the bridge: take a job for at most `nodes` machines; descriptors: inputs, output, scratch if there is one."""
 
     job: int
-    owner: str
     plan: Plan
     nodes: int
-    here: int
+
+
+class Compute(NamedTuple):
+    """To the bridge: run a unit of the first stage on the cluster."""
+
+    job: int
+    unit: int
+
+
+class Recall(NamedTuple):
+    """To the bridge: stop waiting for a unit. Its memory may be written to until the `Answer`."""
+
+    job: int
+    unit: int
 
 
 class Release(NamedTuple):
-    """Server to bridge: forget a job, whose results are not wanted any more."""
+    """To the bridge: forget a job. Its memory may be used until it is `Released`."""
 
     job: int
 
 
 class Released(NamedTuple):
-    """Bridge to server: the memory of a job is neither read nor written any more."""
+    """From the bridge: the memory of a job is not used any more."""
 
     job: int
 
 
+class Answer(NamedTuple):
+    """From the bridge: what became of a unit, its seconds if it is done, and a line for the log if something failed."""
+
+    job: int
+    unit: int
+    outcome: Outcome
+    seconds: float = 0.0
+    detail: str = ""
+
+
 class Node(NamedTuple):
-    """A machine of the cluster as the bridge sees it; `refused` says why it gets no work."""
+    """A machine: workers that are ready and wanted; why it is refused, or why its check failed for now."""
 
     name: str
     ready: int
     wanted: int
     refused: str | None = None
+    failure: str | None = None
 
 
-class Beat(NamedTuple):
-    """Bridge to server, several times a second: it is alive, and this is the cluster."""
+class Nodes(NamedTuple):
+    """From the bridge, ten times a second: the machines of the cluster, and how many run a unit that was abandoned."""
 
     nodes: tuple[Node, ...]
-
-
-class Started(NamedTuple):
-    """Bridge to server: the first unit of a job is on a worker."""
-
-    job: int
-
-
-class UnitDone(NamedTuple):
-    """Bridge to server: a unit is in the job's memory, and took so many seconds; `lost` workers had it before."""
-
-    job: int
-    unit: int
-    seconds: float
-    lost: int
-
-
-class ComputeHere(NamedTuple):
-    """Bridge to server: one of the server's own workers shall compute a unit, which `lost` workers had before."""
-
-    job: int
-    unit: int
-    lost: int
-
-
-class DoneHere(NamedTuple):
-    """Server to bridge: the worker is free again; the unit is done, or nobody needs it from this worker any more."""
-
-    job: int
-    unit: int
-
-
-class Ended(NamedTuple):
-    """Bridge to server: a job has failed; `reason` is ``lost``, ``memory``, ``ray`` or ``kernel``."""
-
-    job: int
-    reason: str
-    detail: str
-
-
-class Said(NamedTuple):
-    """Bridge to server: a line for the log."""
-
-    level: int
-    text: str
-
-
-Message = Begin | Release | Released | Beat | Started | UnitDone | ComputeHere | DoneHere | Ended | Said
+    abandoned: int

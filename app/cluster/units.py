@@ -5,13 +5,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
-from kernels import Plan, Unit
+import numpy.typing as npt
+
+from kernels import Plan, Unit, box
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.reference import ReferenceKernel
 
-__all__ = ["Portion", "can_travel", "first_stage", "portions", "scratch_share", "single"]
+__all__ = ["Portion", "arguments", "can_travel", "first_stage", "portions", "write"]
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +90,27 @@ def _channels(problem: ConvProblem, unit: Unit, letter: Literal["I", "O"]) -> Po
     return Portion(low, low + size, problem.rank + 1 if inner else 1)
 
 
-def scratch_share(plan: Plan, unit: Unit) -> slice:
-    """Return the bytes of the scratch that a unit of the first stage writes: the shares are equal and in order."""
-    size = plan.scratch_bytes // first_stage(plan)
-    return slice(unit.index * size, (unit.index + 1) * size)
-
-
 def first_stage(plan: Plan) -> int:
     """Return the number of units of the first stage, which come before all others."""
     return bisect_left(plan.units, 1, key=lambda unit: unit.stage)
 
 
-def single(plan: Plan, unit: Unit) -> Plan:
-    """Return a plan of this unit alone, which is quick to send."""
-    return replace(plan, units=(replace(unit, index=0, stage=0),), stages=1, refusals=())
+def arguments(plan: Plan, index: int) -> tuple[Plan, tuple[Portion, ...], slice | None]:
+    """Return what a unit of the first stage takes beside its inputs: its own plan, its portions and its share."""
+    unit = plan.units[index]
+    single = replace(plan, units=(replace(unit, index=0, stage=0),), stages=1, refusals=())  # quick to send
+    return single, portions(plan, unit), _share(plan, unit) if unit.offset is None else None
+
+
+def write(plan: Plan, unit: Unit, result: Array, output: Array, scratch: Array) -> None:
+    """Put the result of a unit of the first stage in its place: a box of the output, or its share of the scratch."""
+    if unit.offset is None:
+        scratch[_share(plan, unit)] = result
+    else:
+        box(output, unit)[...] = result
+
+
+def _share(plan: Plan, unit: Unit) -> slice:
+    """Return the bytes of the scratch that a unit of the first stage writes: the shares are equal and in order."""
+    size = plan.scratch_bytes // first_stage(plan)
+    return slice(unit.index * size, (unit.index + 1) * size)

@@ -14,13 +14,14 @@ import struct
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 __all__ = [
     "Decoder",
     "Done",
     "Exited",
     "Failed",
+    "Foreign",
     "Forget",
     "Hello",
     "Loaded",
@@ -137,7 +138,13 @@ class Done(NamedTuple):
     detail: str = ""
 
 
-Message = Spawn | Spawned | Exited | Warming | Unfit | Loaded | Failed | Probe | Hello | Run | Forget | Done
+class Foreign(NamedTuple):
+    """Either way: a message of another protocol, such as that of `app.cluster`."""
+
+    content: Any
+
+
+Message = Spawn | Spawned | Exited | Warming | Unfit | Loaded | Failed | Probe | Hello | Run | Forget | Done | Foreign
 _KINDS: tuple[type[Message], ...] = get_args(Message)
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 

@@ -69,7 +69,7 @@ class Lab:
         """Yield the processes of a node that have loaded kernels."""
         for pid in self.pids(node):
             with suppress(OSError):
-                if "NodeWorker" in Path(f"/proc/{pid}/cmdline").read_text():
+                if "llvmlite" in Path(f"/proc/{pid}/maps").read_text():
                     yield pid
 
     def cut(self, node: int) -> None:

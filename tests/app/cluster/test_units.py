@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.cluster.memory import Memory
-from app.cluster.node import NodeWorker, arguments, cut
+from app.cluster.node import arguments, compute as compute_unit
 from app.cluster.units import Portion, can_travel, portions
 from kernels import ConvProblem, Plan, compute, plan, run_unit
 from kernels.problem import OpName
