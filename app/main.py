@@ -132,19 +132,19 @@ class _Application(FastAPI):
 
 def make_engine(settings: Settings, segments: SegmentPool) -> Engine:
     """Create the engine that the settings name; raises ValueError when its package is not installed."""
-    local = LocalEngine(segments, workers=settings.worker_count)
     if settings.engine == "local":
-        return local
+        return LocalEngine(segments, workers=settings.worker_count)
     if find_spec("ray") is None:
         raise ValueError("engine ray needs the extra [ray]: ray is not installed")
     from app.cluster.costs import Costs
     from app.cluster.engine import RayEngine
 
     return RayEngine(
-        local,
+        segments,
+        workers=settings.worker_count,
         address=settings.ray_address,
         join=int(settings.ray_join),
-        workers=settings.ray_workers,
+        expected=settings.ray_workers,
         fallback=settings.ray_away == "fall_back",
         mixed=settings.ray_mixed,
         costs=Costs(),

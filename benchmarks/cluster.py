@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from app.cluster.machines import submit
-from app.cluster.node import arguments, check
+from app.cluster.node import check
 from app.cluster.node import compute as compute_unit
-from app.cluster.units import portions
+from app.cluster.units import arguments, portions
 from kernels import ConvProblem, compute, plan
 
 _ROUNDS = 7

@@ -40,7 +40,7 @@ def test_every_error_has_its_row() -> None:
 def test_every_metric_has_its_row() -> None:
     """The table of metrics names each metric of a service, with the engine that has the most."""
     service = create_app(Settings(workers=1)).state.service
-    service.engine = RayEngine(service.engine, address="", workers=1, costs=None)
+    service.engine = RayEngine(service.segments, workers=1, address="", expected=1, costs=None)
     found = {
         f"{family.name}_total" if family.type == "counter" else family.name
         for family in service.telemetry.registry.collect()

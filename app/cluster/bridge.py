@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,13 +27,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from app.cluster.machines import Machines, submit
-from app.cluster.messages import Answer, Begin, Compute, Nodes, Outcome, Recall, Release, Released
+from app.cluster.messages import Away, KernelFailed, Lost, Nodes, Reply, Request
 from app.cluster.node import compute
 from app.cluster.units import Array, Portion, arguments, write
 from app.pool.messages import Decoder, Foreign, receive, send
-from kernels import storage_dtype
+from kernels import Plan, storage_dtype
 from kernels.target import NAME, SETTING, target
 
 __all__ = ["main"]
@@ -44,7 +46,7 @@ _STUCK_S, _SLOW_RATE = 10.0, 50e6
 """Seconds after which a call of Ray's is taken to block for good, and bytes a second that it copies at least."""
 
 _GRACE_S = 5.0
-"""Seconds that a worker may go on with an abandoned unit; its processor is not given others meanwhile."""
+"""Seconds that a worker may go on with an abandoned unit; its processor is given no others meanwhile."""
 
 _INLINE_BYTES = 64 << 10
 """Inputs up to this size are sent with the unit; Ray would fetch them in a round trip of its own."""
@@ -52,11 +54,11 @@ _INLINE_BYTES = 64 << 10
 
 @dataclass(eq=False)
 class _Job:
-    begin: Begin
+    plan: Plan
+    nodes: int
     tensors: list[Array]
     """The inputs, the output, and the scratch if there is one."""
     machines: set[str] = field(default_factory=set)
-    units: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     references: dict[tuple[int, Portion], Any] = field(default_factory=dict)
     """Inputs in Ray's memory, each put once."""
 
@@ -77,19 +79,19 @@ async def _serve(descriptor: int, identity: str, address: str, mixed: str, join:
     if int(join):
         _join(address, int(join))
     environment = {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    if mixed == "common":
-        environment |= _target_settings()
-    where, quiet = address or "auto", {"log_to_driver": False, "logging_level": logging.ERROR}
-    ray.init(where, namespace="convgrad", runtime_env={"env_vars": environment}, **quiet)
+    if mixed == "common":  # machines choose this process's target, if they can run it, and not what they have set
+        names = (NAME, SETTING, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
+        given = {name: os.environ[name] for name in names if os.environ.get(name)} or {NAME: target().name}
+        environment |= {NAME: "", SETTING: "", **given}
+    ray.init(
+        address=address or "auto",
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        namespace="convgrad",
+        runtime_env={"env_vars": environment},
+    )
     machines = Machines(identity=identity, home=ray.get_runtime_context().get_node_id())
     await _Bridge(socket.socket(fileno=descriptor), machines).serve()
-
-
-def _target_settings() -> dict[str, str]:
-    """Return the environment in which a machine chooses this process's target, if it can run it."""
-    names = (NAME, SETTING, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
-    given = {name: os.environ[name] for name in names if os.environ.get(name)} or {NAME: target().name}
-    return {NAME: "", SETTING: "", **given}  # not what the machine itself has set
 
 
 def _join(address: str, memory: int) -> None:
@@ -97,14 +99,10 @@ def _join(address: str, memory: int) -> None:
 
     Raises `RuntimeError` with Ray's output when that does not succeed.
     """
-    ray = Path(sys.executable).with_name("ray")
     options = (f"--address={address}", "--num-cpus=0", f"--object-store-memory={memory}", "--block")
+    pipe, ray = subprocess.PIPE, Path(sys.executable).with_name("ray")
     node = subprocess.Popen(  # noqa: S603 - Ray's own command beside our interpreter
-        [ray, "start", *options],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        [ray, "start", *options], stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT, text=True
     )
     assert node.stdout is not None
     lines: list[str] = []
@@ -124,11 +122,12 @@ def _end() -> NoReturn:
 
 
 class _Bridge:
-    """Run the server's units as Ray tasks, and write their results to the memory of their jobs."""
+    """Run the server's units as Ray tasks: its methods without underscores are what the server calls."""
 
     def __init__(self, sock: socket.socket, machines: Machines) -> None:
         self._sock, self._machines = sock, machines
         self._jobs: dict[int, _Job] = {}
+        self._requests: dict[int, asyncio.Task[None]] = {}
         self._abandoned: set[asyncio.Task[None]] = set()
         self._calls = ThreadPoolExecutor(1)  # in order: a job's memory is released after the last call that reads it
         self._until = math.inf
@@ -143,6 +142,29 @@ class _Bridge:
             await asyncio.sleep(_BEAT_S)
         raise RuntimeError("Ray does not return from a call")
 
+    async def begin(self, number: int, plan: Plan, nodes: int, *descriptors: int) -> None:
+        """Take a job for at most `nodes` machines, with the descriptors of its inputs, its output and its scratch."""
+        self._jobs[number] = _Job(plan, nodes, _mapped(plan, descriptors))
+
+    async def compute(self, number: int, unit: int) -> float:
+        """Compute a unit as a Ray task, and write its result to the job's memory; return the seconds that it took."""
+        job = self._jobs[number]
+        reference = await self._in_order(self._submit, job, unit)
+        try:
+            result, seconds = await asyncio.wrap_future(reference.future())
+        except asyncio.CancelledError:
+            self._abandoned.add(task := asyncio.create_task(_abandon(reference)))
+            task.add_done_callback(self._abandoned.discard)
+            raise
+        write(job.plan, job.plan.units[unit], result, job.tensors[len(job.plan.problem.input_shapes)], job.tensors[-1])
+        return float(seconds)
+
+    async def release(self, number: int) -> None:
+        """Forget a job, and its memory."""
+        if (job := self._jobs.pop(number, None)) is not None:
+            await self._in_order(job.references.clear)
+            job.tensors.clear()
+
     def _send(self, message: Any) -> None:
         if not send(self._sock, Foreign(message)):
             _end()  # the server is gone
@@ -152,70 +174,33 @@ class _Bridge:
         while (found := receive(self._sock, decoder)) is not None:
             message, descriptors = found
             assert isinstance(message, Foreign)
-            self._loop.call_soon_threadsafe(self._on_message, message.content, descriptors)
+            self._loop.call_soon_threadsafe(self._on_request, message.content, descriptors)
         _end()
 
-    def _on_message(self, message: Any, descriptors: list[int]) -> None:
-        job = self._jobs.get(message.job)
-        match message:
-            case Begin():
-                self._begin(message, descriptors)
-            case Compute(unit=unit) if job is not None:
-                job.units[unit] = asyncio.create_task(self._compute(job, unit))
-            case Recall(number, unit) if job is not None and unit in job.units:
-                job.units.pop(unit).cancel()
-                self._send(Answer(number, unit, "recalled"))
-            case Release(number) if job is not None:
-                for task in self._jobs.pop(number).units.values():
-                    task.cancel()
-                self._calls.submit(self._release, job)
+    def _on_request(self, request: Request, descriptors: list[int]) -> None:
+        if request.method is not None:
+            self._requests[request.number] = asyncio.create_task(self._answer(request, descriptors))
+        elif (task := self._requests.get(request.number)) is not None:
+            task.cancel()
 
-    def _begin(self, begin: Begin, descriptors: list[int]) -> None:
-        """Map a job's memory; what units read of it is copied to Ray's when the first of them is submitted."""
-        problem, item = begin.plan.problem, storage_dtype(begin.plan.problem.dtype)
-        inputs = [(shape, item, mmap.PROT_READ) for shape in problem.input_shapes]
-        both = mmap.PROT_READ | mmap.PROT_WRITE
-        output, scratch = (problem.output_shape, problem.output_dtype, both), ((begin.plan.scratch_bytes,), np.uint8, both)
-        tensors: list[Array] = []
+    async def _answer(self, request: Request, descriptors: list[int]) -> None:
         try:
-            for descriptor, (shape, dtype, access) in zip(descriptors, [*inputs, output, scratch], strict=False):
-                tensors.append(np.ndarray(shape, dtype, mmap.mmap(descriptor, 0, prot=access)))
-        except OSError:
-            traceback.print_exc()  # units find that tensors are missing, as where there are too few descriptors
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-        self._jobs[begin.job] = _Job(begin, tensors)
-
-    def _release(self, job: _Job) -> None:
-        job.references.clear()
-        job.tensors.clear()
-        self._loop.call_soon_threadsafe(self._send, Released(job.begin.job))
-
-    async def _compute(self, job: _Job, unit: int) -> None:
-        """Compute a unit as a Ray task, and write its result."""
-        plan, reference, seconds, detail = job.begin.plan, None, 0.0, ""
-        outcome: Outcome = "done"
-        try:
-            reference = await self._loop.run_in_executor(self._calls, self._submit, job, unit)
-            result, seconds = await asyncio.wrap_future(reference.future())
-            write(plan, plan.units[unit], result, job.tensors[len(plan.problem.input_shapes)], job.tensors[-1])
+            result = await getattr(self, str(request.method))(*request.arguments, *descriptors)
         except asyncio.CancelledError:
-            if reference is not None:
-                self._abandoned.add(task := asyncio.create_task(_abandon(reference)))
-                task.add_done_callback(self._abandoned.discard)
-            raise
+            result = None
         except Exception as error:  # noqa: BLE001 - whatever Ray or the kernel raises
-            outcome, detail = _outcome(error), str(error)
-        del job.units[unit]
-        self._send(Answer(job.begin.job, unit, outcome, seconds, detail))
+            result = _reason(error)
+        del self._requests[request.number]
+        self._send(Reply(request.number, result))
+
+    async def _in_order(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await self._loop.run_in_executor(self._calls, call, *arguments)
 
     def _submit(self, job: _Job, unit: int) -> Any:
-        """Submit a unit to Ray, in the thread for calls that may block."""
         self._until = time.monotonic() + _STUCK_S + sum(tensor.nbytes for tensor in job.tensors) / _SLOW_RATE
         try:
-            job.machines = self._machines.choose(job.machines, job.begin.nodes, self._load)
-            plan, read, share = arguments(job.begin.plan, unit)
+            job.machines = self._machines.choose(job.machines, job.nodes, self._load)
+            plan, read, share = arguments(job.plan, unit)
             parts = [self._reference(job, number, portion) for number, portion in enumerate(read)]
             return submit(compute, job.machines, plan, read, share, *parts)
         finally:
@@ -244,13 +229,33 @@ async def _abandon(reference: Any) -> None:
     ray.cancel(reference, force=True)  # nothing happens to a task that has ended
 
 
-def _outcome(error: Exception) -> Outcome:
+def _reason(error: Exception) -> Exception:
     """Tell a worker that has ended from a unit that has raised, and from a cluster that lacks memory."""
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayError, RayTaskError
 
     if isinstance(error, RayTaskError):
-        return "away" if isinstance(error.cause, RayError | MemoryError) else "failed"
-    return "lost" if isinstance(error, RayError) and not isinstance(error, ObjectStoreFullError | OutOfDiskError) else "away"
+        return (Away if isinstance(error.cause, RayError | MemoryError) else KernelFailed)(str(error))
+    if isinstance(error, RayError) and not isinstance(error, ObjectStoreFullError | OutOfDiskError):
+        return Lost(str(error))
+    return Away(f"{type(error).__name__}: {error}")
+
+
+def _mapped(plan: Plan, descriptors: Sequence[int]) -> list[Array]:
+    """Map a job's memory; raises `OSError` where this process has no room for a descriptor or a mapping."""
+    problem, both = plan.problem, mmap.PROT_READ | mmap.PROT_WRITE
+    kinds: list[tuple[tuple[int, ...], npt.DTypeLike, int]] = [
+        *((shape, storage_dtype(problem.dtype), mmap.PROT_READ) for shape in problem.input_shapes),
+        (problem.output_shape, problem.output_dtype, both),
+        *([((plan.scratch_bytes,), np.uint8, both)] if plan.scratch_bytes else ()),
+    ]
+    try:
+        if len(descriptors) < len(kinds):  # the kernel drops those that it has no room for
+            raise OSError("too many files are open")
+        maps = [mmap.mmap(each, 0, prot=access) for each, (_, _, access) in zip(descriptors, kinds, strict=True)]
+        return [np.ndarray(shape, dtype, memory) for memory, (shape, dtype, _) in zip(maps, kinds, strict=True)]
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -7,15 +7,15 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from app.cluster.costs import Costs
 from app.cluster.link import Link
-from app.cluster.messages import Answer, Begin, Compute, Node, Nodes, Recall, Release, Released
+from app.cluster.messages import Away, KernelFailed, Lost, Node, Nodes
 from app.cluster.node import identity
-from app.cluster.split import Split
+from app.cluster.split import Split, processors
 from app.cluster.units import can_travel, first_stage
 from app.pool.buffers import SegmentPool
 from app.pool.engine import Demand, Job
@@ -31,10 +31,6 @@ _RELEASE_S = 0.5
 """Seconds that the end of a job waits for the bridge to release its memory."""
 
 
-class _Away(Exception):  # noqa: N818 - a state of the cluster, not an error of ours
-    """The cluster does not finish a job; the message says why."""
-
-
 @dataclass(eq=False)
 class _Shared:
     """A job that is shared with the cluster, on at most `nodes` machines."""
@@ -43,13 +39,12 @@ class _Shared:
     number: int
     split: Split
     nodes: int
-    news: asyncio.Queue[int | Exception | None] = field(default_factory=asyncio.Queue)
-    """Units that are done, what went wrong, or None when there is something else to look at."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    """Units on this machine's workers."""
-    memory: tuple[object, ...] = ()
+    memory: tuple[object, ...]
     """Held until the bridge has released it."""
-    released: asyncio.Event = field(default_factory=asyncio.Event)
+    news: asyncio.Queue[int | Exception | None] = field(default_factory=asyncio.Queue)
+    """Units that are done, what went wrong, or None when units may be given."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """One for each unit that is with a worker."""
 
 
 class RayEngine(LocalEngine):
@@ -75,9 +70,10 @@ class RayEngine(LocalEngine):
     ) -> None:
         super().__init__(segments, workers=workers)
         self._expected, self._fallback, self._costs = expected, fallback, costs
-        self._link = Link([identity(), address, mixed, str(join)], self._on_message, self._on_down)
+        self._link = Link([identity(), address, mixed, str(join)], self._on_nodes)
         self._numbers = itertools.count(1)
         self._shared: dict[int, _Shared] = {}
+        self._releases: set[asyncio.Task[None]] = set()
         self._counters = {"cluster_jobs": 0, "cluster_units": 0, "cluster_retried_units": 0, "cluster_fallbacks": 0}
         self._running = 0
         self._idle = asyncio.Event()
@@ -126,9 +122,11 @@ class RayEngine(LocalEngine):
                         async for unit in shared:
                             done.add(unit.index)
                             yield unit
-                except _Away as reason:
+                except (Away, OSError) as reason:
                     if not self._fallback:
-                        raise Overloaded(str(reason), retry_after=5.0, data={"reason": "cluster"}) from None
+                        message = f"the cluster was lost during the call: {reason}"
+                        raise Overloaded(message, retry_after=5.0, data={"reason": "cluster"}) from None
+                    self._counters["cluster_fallbacks"] += 1
                     _log.warning("job %s goes on without the cluster: %s", job.id, reason)
             left = tuple(unit for unit in job.plan.units if unit.index not in done)
             if left:
@@ -166,17 +164,20 @@ class RayEngine(LocalEngine):
         return nodes
 
     async def _share(self, job: Job, nodes: int) -> AsyncGenerator[Unit, None]:
-        """Compute the first stage on both sides; raises `_Away` when that has to go on here."""
+        """Compute the first stage on both sides; raises `Away` when that has to go on here."""
         since, left = time.monotonic(), first_stage(job.plan)
         split = Split(left, nbytes=sum(segment.size for segment in job.inputs), workers=self.workers[1])
-        shared = _Shared(job, next(self._numbers), split, nodes)
+        segments = *job.inputs, job.output, *((job.scratch,) if job.scratch else ())
+        shared = _Shared(job, next(self._numbers), split, nodes, tuple(segment.hold() for segment in segments))
         self._shared[shared.number] = shared
         try:
             if job.arrival is not None:  # the inputs travel once, in whole pieces
                 job.arrival.on_more = lambda: shared.news.put_nowait(None)
                 while job.arrival.images < job.plan.problem.n:
                     await self._next(shared)
-            self._begin(shared)
+            descriptors = [segment.fd for segment in segments]
+            await self._link.call("begin", shared.number, job.plan, nodes, descriptors=descriptors)
+            self._counters["cluster_jobs"] += 1
             job.times.queue_s = time.monotonic() - since
             while left:
                 self._fill(shared)
@@ -184,52 +185,54 @@ class RayEngine(LocalEngine):
                     split.done(index)
                     left -= 1
                     yield job.plan.units[index]
-        except _Away:
-            self._counters["cluster_fallbacks"] += self._fallback
-            raise
         finally:
             await self._leave(shared)
 
-    def _begin(self, shared: _Shared) -> None:
-        """Hand a job to the bridge."""
-        job = shared.job
-        segments = *job.inputs, job.output, *((job.scratch,) if job.scratch else ())
-        try:
-            self._link.send(Begin(shared.number, job.plan, shared.nodes), [segment.fd for segment in segments])
-        except OSError as error:
-            raise _Away(f"its memory can't be shared: {error}") from None
-        self._counters["cluster_jobs"] += 1
-        shared.memory = tuple(segment.hold() for segment in segments)
-
     def _fill(self, shared: _Shared) -> None:
-        """Give units to whichever side is free, and recall overdue ones."""
-        split, number = shared.split, shared.number
-        while (unit := split.next_here()) is not None:
-            task = asyncio.create_task(self._compute_here(shared, unit))
-            shared.tasks.add(task)
-            task.add_done_callback(shared.tasks.discard)
-        while (unit := split.next_there(self._processors(shared))) is not None:
-            self._link.send(Compute(number, unit))
-        for unit in split.overdue():
-            self._link.send(Recall(number, unit))
+        """Give units to whichever side is free."""
+        while (unit := shared.split.next_here()) is not None:
+            self._start(shared, self._compute_here(shared, unit))
+        free, ready = self.cluster_workers - self._abandoned, sum(node.ready > 0 for node in self.nodes)
+        jobs = sum(other.job.owner == shared.job.owner for other in self._shared.values())
+        count = processors(free, ready, most=shared.nodes, jobs=jobs)
+        while (unit := shared.split.next_there(count)) is not None:
+            self._start(shared, self._compute_there(shared, unit))
 
-    def _processors(self, shared: _Shared) -> int:
-        """Return how many processors of the cluster a job may use; the jobs of an owner have as many as one job."""
-        ready = sum(node.ready > 0 for node in self.nodes)
-        most = (self.cluster_workers - self._abandoned) * min(shared.nodes, ready) // max(1, ready)
-        return -(-most // sum(other.job.owner == shared.job.owner for other in self._shared.values()))
+    def _start(self, shared: _Shared, work: Coroutine[Any, Any, int | None]) -> None:
+        async def run() -> None:
+            try:
+                shared.news.put_nowait(await work)
+            except Exception as error:  # noqa: BLE001 - the job's reader raises it
+                shared.news.put_nowait(error)
 
-    async def _compute_here(self, shared: _Shared, index: int) -> None:
-        """Compute one unit on this machine's workers; the outcome is news for the job's reader."""
+        shared.tasks.add(task := asyncio.create_task(run()))
+        task.add_done_callback(shared.tasks.discard)
+
+    async def _compute_here(self, shared: _Shared, index: int) -> int:
+        """Compute one unit on this machine's workers."""
         alone = replace(shared.job, units=(shared.job.plan.units[index],), arrival=None, demand=Demand())
-        news: int | Exception = index
+        async with contextlib.aclosing(super().run(alone)) as units:
+            async for _ in units:
+                pass
+        return index
+
+    async def _compute_there(self, shared: _Shared, index: int) -> int | None:
+        """Compute one unit on the cluster, or return it."""
+        lost = False
         try:
-            async with contextlib.aclosing(super().run(alone)) as units:
-                async for _ in units:
-                    pass
-        except Exception as error:  # noqa: BLE001 - the reader raises it
-            news = error
-        shared.news.put_nowait(news)
+            async with asyncio.timeout(shared.split.patience):
+                shared.job.times.compute_s += await self._link.call("compute", shared.number, index)
+        except KernelFailed as error:
+            _log.error("job %s failed on the cluster: %s", shared.job.id, error)
+            raise InternalError("a kernel failed; the log has the details") from None
+        except (TimeoutError, Lost) as error:
+            lost = isinstance(error, Lost)
+            shared.split.returned(index, lost=lost)
+            self._counters["cluster_retried_units"] += lost
+            shared.job.times.retried_units += lost
+            return None
+        self._counters["cluster_units"] += 1
+        return index
 
     async def _next(self, shared: _Shared) -> int | None:
         """Wait for news of a job, at most until its deadline, and raise what has gone wrong with it."""
@@ -245,66 +248,34 @@ class RayEngine(LocalEngine):
 
     async def _leave(self, shared: _Shared) -> None:
         """Stop what is still computed for a job, and wait until its memory is free."""
-        self._link.send(Release(shared.number))
         for task in shared.tasks:
             task.cancel()
         await finish(asyncio.gather(*shared.tasks, return_exceptions=True))
-        if shared.memory:
-            # The next call may need the memory; a bridge that is busy keeps it a little longer.
-            with contextlib.suppress(TimeoutError):
-                await finish(asyncio.wait_for(shared.released.wait(), _RELEASE_S))
-        else:
-            self._shared.pop(shared.number, None)
+        # The next call may need the memory; a bridge that is busy keeps it a little longer.
+        self._releases.add(releasing := asyncio.create_task(self._release(shared)))
+        releasing.add_done_callback(self._releases.discard)
+        await finish(asyncio.wait({releasing}, timeout=_RELEASE_S))
 
-    def _on_message(self, message: Any) -> None:
-        match message:
-            case Nodes():
-                self._on_nodes(message)
-            case Released(number):
-                self._free(number)
-            case Answer(number) if number in self._shared:
-                self._on_answer(message, self._shared[number])
+    async def _release(self, shared: _Shared) -> None:
+        with contextlib.suppress(Away):
+            await self._link.call("release", shared.number)
+        shared.memory = ()  # not when the last reference is gone: an exception may be in a cycle with it
+        del self._shared[shared.number]
 
-    def _on_answer(self, answer: Answer, shared: _Shared) -> None:
-        times = shared.job.times
-        match answer.outcome:
-            case "done":
-                self._counters["cluster_units"] += 1
-                times.compute_s += answer.seconds
-                shared.news.put_nowait(answer.unit)
-            case "recalled" | "lost" as outcome:
-                lost = outcome == "lost"
-                self._counters["cluster_retried_units"] += lost
-                times.retried_units += lost
-                shared.split.returned(answer.unit, lost=lost)
-                shared.news.put_nowait(None)
-            case outcome:
-                _log.error("job %s failed on the cluster: %s", shared.job.id, answer.detail)
-                kernel = InternalError("a kernel failed; the log has the details")
-                shared.news.put_nowait(kernel if outcome == "failed" else _Away("Ray does not take its units"))
-
-    def _on_nodes(self, message: Nodes) -> None:
-        nodes, before, self._abandoned = message.nodes, self.nodes, message.abandoned
-        if nodes != before:
-            self.nodes = nodes
-            _log.info("cluster: %d workers on %d machines", self.cluster_workers, len(nodes))
-        for node in set(nodes) - set(before):
+    def _on_nodes(self, message: Nodes | None) -> None:
+        before, lost = self.nodes, None
+        self.nodes, self._abandoned = message or ((), 0)
+        if self.nodes != before:
+            _log.info("cluster: %d workers on %d machines", self.cluster_workers, len(self.nodes))
+        for node in set(self.nodes) - set(before):
             if why := node.refused or node.failure:
                 _log.warning("cluster: %s gets no work: %s", node.name, why)
-        lost = not self._fallback and not any(node.wanted and not node.refused for node in nodes)
-        self._tell(_Away("no machine of the cluster is left") if lost else None)
-
-    def _on_down(self) -> None:
-        self.nodes, self._abandoned = (), 0
-        self._tell(_Away("the cluster was lost during the call"))
-        for number in tuple(self._shared):
-            self._free(number)
+        if message is None:
+            lost = Away("the connection to it was lost")
+        elif not self._fallback and not any(node.wanted and not node.refused for node in self.nodes):
+            lost = Away("no machine is left")
+        self._tell(lost)
 
     def _tell(self, news: Exception | None) -> None:
         for shared in self._shared.values():
             shared.news.put_nowait(news)
-
-    def _free(self, number: int) -> None:
-        if (shared := self._shared.pop(number, None)) is not None:
-            shared.memory = ()  # not when the last reference is gone: an exception may be in a cycle with it
-            shared.released.set()

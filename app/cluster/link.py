@@ -1,9 +1,10 @@
-"""The server's end of the bridge: start it, kill it when it is silent, and start it again."""
+"""The server's end of the bridge: start it, call it, kill it when it is silent, and start it again."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from app.cluster.messages import Away, Nodes, Reply, Request
 from app.pool.channel import Channel
 from app.pool.local import finish
 from app.pool.messages import Foreign, Message
@@ -22,27 +24,21 @@ __all__ = ["Link"]
 
 _log = logging.getLogger(__name__)
 
-_SILENT_S = 3.0
-"""Seconds without a sign of life after which a bridge is killed."""
+_SILENT_S, _CONNECT_S = 3.0, 30.0
+"""Seconds without a sign of life after which a bridge is killed, and those that it has to connect to the cluster."""
 
-_CONNECT_S = 30.0
-"""Seconds that a bridge has to connect to the cluster."""
-
-_RETRY_FIRST_S, _RETRY_LAST_S = 0.5, 5.0
+_RETRY_S = 2.0
+"""Seconds until another bridge is started."""
 
 
 class Link:
-    """Keep a bridge running that is started with `arguments`; everything is called on the event loop.
+    """Keep a bridge running that is started with `arguments`; `on_nodes` gets its signs of life, None when it ends."""
 
-    `on_message` gets what the bridge sends; `on_down` is called when a bridge has ended.
-    """
-
-    def __init__(
-        self, arguments: Sequence[str], on_message: Callable[[Any], None], on_down: Callable[[], None]
-    ) -> None:
-        self._arguments = arguments
-        self._on_message, self._on_down = on_message, on_down
+    def __init__(self, arguments: Sequence[str], on_nodes: Callable[[Nodes | None], None]) -> None:
+        self._arguments, self._on_nodes = arguments, on_nodes
         self._channel: Channel | None = None
+        self._numbers = itertools.count(1)
+        self._replies: dict[int, asyncio.Future[Any]] = {}
         self._heard = 0.0
         self._task: asyncio.Task[None] | None = None
         self.up = False
@@ -52,66 +48,76 @@ class Link:
 
     def start(self) -> None:
         """Start the first bridge, in the background."""
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
         """End the bridge."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task})
 
-    def send(self, message: Any, descriptors: Sequence[int] = ()) -> None:
-        """Send a message, if there is a bridge; raises `OSError` where too many descriptors are open."""
-        if self._channel is not None:
-            self._channel.send(Foreign(message), descriptors)
+    async def call(self, method: str, *arguments: Any, descriptors: Sequence[int] = ()) -> Any:
+        """Call a method of the bridge. A caller that is cancelled waits until the method has ended.
+
+        Raises what the method raises, `Away` if the bridge ends, and `OSError` where too many descriptors are open.
+        """
+        if self._channel is None:
+            raise Away("it is not connected")
+        number = next(self._numbers)
+        self._channel.send(Foreign(Request(number, method, arguments)), descriptors)
+        reply = self._replies[number] = asyncio.get_running_loop().create_future()
+        try:
+            return await asyncio.shield(reply)
+        except asyncio.CancelledError:
+            if self._channel is not None:
+                self._channel.send(Foreign(Request(number)))
+            with contextlib.suppress(Exception):
+                await finish(reply)
+            raise
+        finally:
+            del self._replies[number]
 
     async def _run(self) -> None:
-        delay = _RETRY_FIRST_S
         while True:
-            started = time.monotonic()
             try:
                 await self._run_bridge()
-            except OSError as error:
-                _log.warning("the bridge to the cluster can't be started: %s", error)
             except Exception:  # noqa: BLE001 - the next one may do better
-                _log.exception("the bridge to the cluster has failed")
-            if time.monotonic() - started > _CONNECT_S:
-                delay = _RETRY_FIRST_S
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _RETRY_LAST_S)
+                _log.exception("the bridge to the cluster can't be started")
+            await asyncio.sleep(_RETRY_S)
             self.restarts += 1
 
     async def _run_bridge(self) -> None:
         """Start a bridge and return when it has ended."""
         ended = asyncio.Event()
         channel = Channel(self._receive, ended.set)
-        process: subprocess.Popen[bytes] | None = None
+        starting = asyncio.ensure_future(asyncio.to_thread(_start, channel.peer.fileno(), self._arguments))
         try:
-            starting = asyncio.ensure_future(asyncio.to_thread(_start, channel.peer.fileno(), self._arguments))
-            try:
-                await finish(starting)
-            finally:
-                process = starting.result()
+            await finish(starting)
             channel.hand_over()
-            self._channel, self.pid, self._heard = channel, process.pid, time.monotonic()
-            while not ended.is_set():
+            self._channel, self.pid, self._heard = channel, starting.result().pid, time.monotonic()
+            while not ended.is_set() and time.monotonic() - self._heard < (_SILENT_S if self.up else _CONNECT_S):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), 0.25)
-                if time.monotonic() - self._heard > (_SILENT_S if self.up else _CONNECT_S):
-                    _log.warning("the bridge to the cluster is silent: killing it")
-                    break
+            _log.warning("the bridge to the cluster has ended" if ended.is_set() else "it is silent: killing it")
         finally:
             self.up, self.pid, self._channel = False, None, None
             channel.close()
-            if process is not None:
-                await finish(asyncio.to_thread(_end, process))
-                self._on_down()
+            await finish(asyncio.to_thread(_end, starting.result()))
+            for reply in self._replies.values():
+                if not reply.done():
+                    reply.set_exception(Away("the connection to it was lost"))
+            self._on_nodes(None)
 
     def _receive(self, message: Message, _: list[int]) -> None:
         assert isinstance(message, Foreign)
         self.up, self._heard = True, time.monotonic()
-        self._on_message(message.content)
+        match message.content:
+            case Nodes() as nodes:
+                self._on_nodes(nodes)
+            case Reply(number, Exception() as error):
+                self._replies[number].set_exception(error)
+            case Reply(number, result):
+                self._replies[number].set_result(result)
 
 
 def _start(descriptor: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]:

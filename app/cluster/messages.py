@@ -1,59 +1,25 @@
-"""Messages between the server and the bridge; they travel in `Foreign` messages of a `Channel`."""
+"""What travels between the server and the bridge, in `Foreign` messages of a `Channel`."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
-from kernels import Plan
-
-__all__ = ["Answer", "Begin", "Compute", "Node", "Nodes", "Outcome", "Recall", "Release", "Released"]
-
-Outcome = Literal["done", "recalled", "lost", "failed", "away"]
-"""A unit is in the job's memory, comes back on request, or was lost with its worker; its kernel, or Ray, has failed."""
+__all__ = ["Away", "KernelFailed", "Lost", "Node", "Nodes", "Reply", "Request"]
 
 
-class Begin(NamedTuple):
-    """To the bridge: take a job for at most `nodes` machines; descriptors: inputs, output, scratch if there is one."""
+class Request(NamedTuple):
+    """To the bridge: call its `method`, or cancel the request of that number if there is none."""
 
-    job: int
-    plan: Plan
-    nodes: int
-
-
-class Compute(NamedTuple):
-    """To the bridge: run a unit of the first stage on the cluster."""
-
-    job: int
-    unit: int
+    number: int
+    method: str | None = None
+    arguments: tuple[Any, ...] = ()
 
 
-class Recall(NamedTuple):
-    """To the bridge: stop waiting for a unit. Its memory may be written to until the `Answer`."""
+class Reply(NamedTuple):
+    """From the bridge: what a method has returned, or the exception that it has raised."""
 
-    job: int
-    unit: int
-
-
-class Release(NamedTuple):
-    """To the bridge: forget a job. Its memory may be used until it is `Released`."""
-
-    job: int
-
-
-class Released(NamedTuple):
-    """From the bridge: the memory of a job is not used any more."""
-
-    job: int
-
-
-class Answer(NamedTuple):
-    """From the bridge: what became of a unit, its seconds if it is done, and a line for the log if something failed."""
-
-    job: int
-    unit: int
-    outcome: Outcome
-    seconds: float = 0.0
-    detail: str = ""
+    number: int
+    result: Any
 
 
 class Node(NamedTuple):
@@ -67,7 +33,19 @@ class Node(NamedTuple):
 
 
 class Nodes(NamedTuple):
-    """From the bridge, ten times a second: the machines of the cluster, and how many run a unit that was abandoned."""
+    """From the bridge, ten times a second: the machines of the cluster, and the number of abandoned tasks."""
 
     nodes: tuple[Node, ...]
     abandoned: int
+
+
+class Away(Exception):  # noqa: N818 - a state of the cluster
+    """The cluster does not finish a job; the message says why."""
+
+
+class Lost(Exception):  # noqa: N818 - no error of ours either
+    """The worker that had a unit has ended."""
+
+
+class KernelFailed(Exception):  # noqa: N818
+    """A unit has raised."""

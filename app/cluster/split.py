@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 
-__all__ = ["Split"]
+__all__ = ["Split", "processors"]
 
 _OVERDUE_S, _OVERDUE_TIMES, _SEND_RATE = 1.0, 4.0, 100e6
-"""A unit is overdue after these seconds, the transfer of all inputs, and so many times the job's slowest unit.
-
-Ray itself gives up on a machine only when its node fails health checks, and never on a worker that hangs.
-"""
+"""A unit is overdue after these seconds, the transfer of all inputs, and so many times the job's slowest unit."""
 
 _MOST_LOSSES = 3
-"""Workers of the cluster that may end during a unit; then this machine's compute it, which find out what it does."""
+"""Workers of the cluster that may end during a unit; then this machine's compute it."""
 
 
 class Split:
-    """Share the units of one job between `workers` of this machine and Ray; both take the next one when they are free.
-
-    A unit is in one place at a time: an overdue one has to come back from Ray before it is computed here.
-    """
+    """Share the units of one job between `workers` of this machine and Ray: each takes the next one when it is free."""
 
     def __init__(self, units: int, *, nbytes: int, workers: int) -> None:
         self._waiting, self._returned = deque(range(units)), deque[int]()
         self._here: dict[int, float] = {}
         self._there: dict[int, float] = {}
-        self._recalled: set[int] = set()
-        self._losses: dict[int, int] = {}
+        self._losses = Counter[int]()
         self._workers, self._transfer_s, self._slowest_s = workers, nbytes / _SEND_RATE, 0.0
 
+    @property
+    def patience(self) -> float:
+        """Seconds after which a unit is overdue: Ray notices that a node is gone, but not that a worker hangs."""
+        return _OVERDUE_S + self._transfer_s + _OVERDUE_TIMES * self._slowest_s
+
     def next_here(self) -> int | None:
-        """Take a unit for this machine if a worker is free; what came back from Ray is first."""
+        """Take a unit for this machine if a worker is free; those that came back from Ray are first."""
         if len(self._here) >= self._workers or not (units := self._returned or self._waiting):
             return None
         self._here[unit := units.popleft()] = time.monotonic()
@@ -50,27 +48,22 @@ class Split:
         self._there[unit := self._waiting.popleft()] = time.monotonic()
         return unit
 
-    def overdue(self) -> list[int]:
-        """Return the units that Ray has had for too long, each once."""
-        before = time.monotonic() - self._patience()
-        found = [unit for unit, since in self._there.items() if since < before and unit not in self._recalled]
-        self._recalled.update(found)
-        return found
-
     def done(self, unit: int) -> None:
-        """Take note that a unit is done, by either side."""
-        since = self._here.pop(unit, None) or self._there.pop(unit, None)
-        if since is not None and unit not in self._recalled:
-            self._slowest_s = max(self._slowest_s, time.monotonic() - since)
+        """Note that either side has computed a unit."""
+        since = self._here.pop(unit, 0.0) or self._there.pop(unit)
+        self._slowest_s = max(self._slowest_s, time.monotonic() - since)
 
     def returned(self, unit: int, *, lost: bool) -> None:
         """Take a unit back from Ray: one `lost` with its worker may go to another machine, an overdue one may not."""
         del self._there[unit]
-        self._losses[unit] = self._losses.get(unit, 0) + lost
-        if lost and self._losses[unit] < _MOST_LOSSES:
-            self._waiting.appendleft(unit)
-        else:
-            self._returned.append(unit)
+        self._losses[unit] += lost
+        again = lost and self._losses[unit] < _MOST_LOSSES
+        (self._waiting if again else self._returned).appendleft(unit)
 
-    def _patience(self) -> float:
-        return _OVERDUE_S + self._transfer_s + _OVERDUE_TIMES * self._slowest_s
+
+def processors(workers: int, machines: int, *, most: int, jobs: int) -> int:
+    """Return how many of the `workers` on `machines` a job may use that may use `most` machines.
+
+    The `jobs` of its owner share them, so that the jobs of each owner together have as many.
+    """
+    return -(-(workers * min(most, machines) // max(1, machines)) // jobs)

@@ -31,9 +31,8 @@ class Site:
 
     def __init__(self, address: str, **options: Any) -> None:
         self.fleet = Fleet(1)
-        self.local: LocalEngine = self.fleet.engine
-        self.ray = RayEngine(self.local, address=address, workers=8, costs=None, **options)
-        self.fleet.engine = self.ray  # type: ignore[assignment] # the same interface
+        self.ray = RayEngine(self.fleet.segments, workers=1, address=address, expected=8, costs=None, **options)
+        self.fleet.engine = self.ray
 
     @classmethod
     @contextmanager
@@ -69,11 +68,17 @@ class Site:
 
     def here(self, chosen: Plan, inputs: list[Array]) -> Array:
         """Compute a plan on this machine's workers."""
-        self.fleet.engine = self.local
+        job = self.fleet.job(chosen, inputs)
+
+        async def finish() -> Array:
+            async for _ in LocalEngine.run(self.ray, job):
+                pass
+            return self._result(job)
+
         try:
-            return self.fleet.run(self.fleet.finish(self.fleet.job(chosen, inputs)))[0]
+            return self.fleet.run(finish())
         finally:
-            self.fleet.engine = self.ray  # type: ignore[assignment]
+            self.fleet.release(job)
 
     def there(
         self, chosen: Plan, inputs: list[Array], after_first: Callable[[], object] = lambda: None, **more: Any
@@ -85,16 +90,22 @@ class Site:
         return self.fleet.run(self._compute(self.fleet.job(chosen, inputs, **more), after_first), 120.0)
 
     async def _compute(self, job: Job, after_first: Callable[[], object]) -> tuple[Array, float]:
-        problem, start = job.plan.problem, 0.0
+        start = 0.0
         try:
             async with aclosing(self.ray.run(job)) as units:
                 seen = await _watch(units, after_first)
                 start = seen[1]
-            result = np.frombuffer(bytes(job.output.view), problem.output_dtype).reshape(problem.output_shape)
+            result = self._result(job)
             assert sorted(seen[0]) == list(range(len(job.plan.units)))
         finally:
             self.fleet.release(job)
         return result, time.monotonic() - start
+
+
+    @staticmethod
+    def _result(job: Job) -> Array:
+        problem = job.plan.problem
+        return np.frombuffer(bytes(job.output.view), problem.output_dtype).reshape(problem.output_shape)
 
 
 async def _watch(units: AsyncIterator[Unit], after_first: Callable[[], object]) -> tuple[list[int], float]:

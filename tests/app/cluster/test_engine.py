@@ -40,6 +40,13 @@ class Machines:
         spare.write_text(json.dumps({"machines": machines, "broken": broken or {}, "put": put}), "utf-8")
         spare.replace(self.file)
 
+    def used(self) -> set[str]:
+        """Return the machines that have had units since the last call of this method."""
+        units = self.file.with_suffix(".units")
+        found = set(units.read_text("utf-8").split()) if units.exists() else set()
+        units.unlink(missing_ok=True)
+        return found
+
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
@@ -118,16 +125,21 @@ def test_a_deadline_that_passes(site: Site, machines: Machines) -> None:
 
 
 def test_a_silent_machine(site: Site, machines: Machines) -> None:
-    """What it has is computed here, and so is the rest of the call."""
+    """What it has is computed here, and so is the next call, until the machine answers."""
     result, _ = site.there(PLAN, INPUTS, lambda: machines.set({"one": "silent"}, one=1))
     assert right(site, result)
+    machines.used()
+    assert right(site, site.there(PLAN, INPUTS)[0])
+    assert not machines.used()
 
 
 def test_a_machine_that_joins(site: Site, machines: Machines) -> None:
     """It gets work; one that leaves loses it."""
     machines.set(one=1, two=2)
     site.until(lambda: site.ready() == 3)
+    machines.used()
     assert right(site, site.there(PLAN, INPUTS)[0])
+    assert machines.used() == {"one", "two"}
     machines.set(two=2)
     site.until(lambda: [(node.name, node.ready) for node in site.ray.nodes] == [("two", 2)])
     assert right(site, site.there(PLAN, INPUTS)[0])
@@ -142,8 +154,10 @@ def test_a_machine_that_is_refused(
     site.until(lambda: len(site.ray.nodes) == 2 and site.ray.nodes[1].refused)
     assert reason in str(site.ray.nodes[1].refused)
     assert any("two gets no work" in line and reason in line for line in caplog.messages)
+    machines.used()
     assert right(site, site.there(PLAN, INPUTS)[0])
     assert site.ready() == 1
+    assert machines.used() == {"one"}, "neither the other machine nor the service's own node"
 
 
 def test_a_worker_that_does_not_start(site: Site, machines: Machines) -> None:

@@ -8,9 +8,8 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 
-from app.cluster.memory import Memory
-from app.cluster.node import arguments, compute as compute_unit
-from app.cluster.units import Portion, can_travel, portions
+from app.cluster.node import compute as compute_unit
+from app.cluster.units import Portion, arguments, can_travel, portions, write
 from kernels import ConvProblem, Plan, compute, plan, run_unit
 from kernels.problem import OpName
 from tests.app.cluster.site import DEEP, WIDE
@@ -41,18 +40,18 @@ CHANNELS = [
 
 
 def remotely(chosen: Plan, inputs: list[Array]) -> Array:
-    """Compute a plan as the engine does: the first stage by `NodeWorker`, the others on the server's memory."""
+    """Compute a plan as the engine does: the first stage by itself, the others on the server's memory."""
     output = np.empty(chosen.problem.output_shape, chosen.problem.output_dtype)
     scratch = np.empty(chosen.scratch_bytes, np.uint8)
     for unit in chosen.units:
         if unit.stage:
             run_unit(chosen, unit, inputs, output, scratch)
             continue
-        parts = [cut(tensor, portion).copy() for tensor, portion in zip(inputs, portions(chosen, unit), strict=True)]
+        parts = [tensor[portion.index].copy() for tensor, portion in zip(inputs, portions(chosen, unit), strict=True)]
         for part in parts:
             part.flags.writeable = False  # as Ray gives them
-        result, _ = NodeWorker().compute(*arguments(chosen, unit.index), *parts)
-        Memory(tuple(inputs), output, scratch).write(chosen, unit, result)
+        result, _ = compute_unit(*arguments(chosen, unit.index), *parts)
+        write(chosen, unit, result, output, scratch)
     return output
 
 

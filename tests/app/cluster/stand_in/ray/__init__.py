@@ -2,23 +2,26 @@
 
 It has what the engine uses of Ray. The file, named by `STAND_IN`, holds an object: `machines` gives each machine's
 number of processors, `broken` what is wrong with some, one of `FAULTS`, and `put` what happens when an input is copied:
-``full`` or ``hang``.
+``full`` or ``hang``. The machine of each unit is a line in a file beside it, with the suffix ``.units``.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import queue
+import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import Future
+from contextlib import suppress
+from concurrent.futures import InvalidStateError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ray.exceptions import ObjectLostError, ObjectStoreFullError, RayActorError, RayTaskError
+from ray.exceptions import ObjectLostError, ObjectStoreFullError, RayTaskError, WorkerCrashedError
 
 RAISED: dict[str, type[Exception]] = {
     "raises": ValueError, "no_memory": MemoryError, "full": ObjectStoreFullError, "lost": ObjectLostError,
@@ -33,10 +36,12 @@ def state() -> dict[str, Any]:
     return found
 
 
-def init(**_: object) -> None:
+def init(*, runtime_env: dict[str, Any], **_: object) -> None:
     """Connect, unless there is no cluster."""
     if not state()["machines"]:
         raise ConnectionError("there is no cluster")
+    _cluster.told = bool(runtime_env["env_vars"].get("CONVGRAD_TARGET"))
+    threading.Thread(target=_cluster.schedule, daemon=True).start()
 
 
 def get_runtime_context() -> SimpleNamespace:
@@ -66,90 +71,131 @@ def put(tensor: Any) -> Any:
     return copy
 
 
-def kill(actor: _Actor) -> None:
-    """End a worker."""
-    actor.end()
+def cancel(task: _Task, *, force: bool) -> None:
+    """End a task, and the worker that runs it."""
+    assert force
+    task.end(WorkerCrashedError())
 
 
-def remote(kind: type) -> _Kind:
-    """Return what makes workers."""
-    return _Kind(kind)
+def remote(*, num_cpus: int, max_retries: int, scheduling_strategy: str) -> Callable[[Callable[..., Any]], _Function]:
+    """Return what makes a function one that runs on machines, as they become free, and once."""
+    assert (num_cpus, max_retries, scheduling_strategy) == (1, 0, "SPREAD")
+    return _Function
 
 
-class _Kind:
-    def __init__(self, kind: type) -> None:
-        self._kind = kind
-        self._node, self._told = "", False
+class _Function:
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._machines: set[str] = set()
 
-    def options(self, *, scheduling_strategy: Any, runtime_env: dict[str, Any], **_: object) -> _Kind:
-        """Say on which machine the worker runs, and in which environment."""
-        self._node = scheduling_strategy.node_id
-        self._told = bool(runtime_env["env_vars"].get("CONVGRAD_TARGET"))
-        return self
+    def options(self, *, label_selector: dict[str, str]) -> _Function:
+        """Return the function on some of the machines."""
+        chosen = _Function(self._function)
+        (found,) = re.findall(r"^in\((.+)\)$", label_selector["ray.io/node-id"])
+        chosen._machines = set(found.split(","))
+        return chosen
 
-    def remote(self) -> _Actor:
-        """Start a worker."""
-        return _Actor(self._kind(), self._node, told=self._told)
+    def remote(self, *arguments: Any) -> _Task:
+        """Start a task."""
+        task = _Task(self._function, arguments, self._machines)
+        with _cluster.lock:
+            _cluster.waiting.append(task)
+        return task
 
 
-class _Actor:
-    """A worker: one call after the other, in a thread of its own."""
+class _Task:
+    """A call of a function, and the futures that get its result."""
 
-    def __init__(self, made: Any, node: str, *, told: bool) -> None:
-        self._node, self._told = node, told
-        self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._open: set[Future[Any]] = set()
-        self.warm = self._method(lambda: self._warm(made))
-        self.compute = self._method(made.compute)
-        threading.Thread(target=self._run, daemon=True).start()
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...], machines: set[str]) -> None:
+        self.function, self.arguments, self.machines = function, arguments, machines
+        self._result: Future[Any] = Future()
 
-    def end(self) -> None:
-        """Fail all calls as Ray does those of a dead worker."""
-        for future in tuple(self._open):
-            self._finish(future.set_exception, RayActorError())
+    @property
+    def over(self) -> bool:
+        """Whether it has a result, or was cancelled."""
+        return self._result.done()
 
-    def _method(self, call: Callable[..., Any]) -> SimpleNamespace:
-        def submit(*arguments: Any) -> SimpleNamespace:
-            future: Future[Any] = Future()
-            self._open.add(future)
-            future.add_done_callback(self._open.discard)
-            self._calls.put((lambda: call(*arguments), future))
-            return SimpleNamespace(future=lambda: future)
+    def future(self) -> Future[Any]:
+        """Return another future, which may be cancelled."""
+        future: Future[Any] = Future()
 
-        return SimpleNamespace(remote=submit)
+        def copy(result: Future[Any]) -> None:
+            with suppress(InvalidStateError):
+                if (error := result.exception()) is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result.result())
 
-    def _fault(self) -> str | None:
-        fault: str | None = state().get("broken", {}).get(self._node)
-        return fault
+        self._result.add_done_callback(copy)
+        return future
 
-    def _warm(self, made: Any) -> Any:
-        if self._fault() == "does_not_start":
-            self.end()
-        identity, unfit = made.warm()
-        if self._fault() == "other" and not self._told:
-            return "other", unfit
-        return identity, "it is broken" if self._fault() == "unfit" else unfit
+    def end(self, error: Exception) -> None:
+        """Let it fail, unless it has ended."""
+        with suppress(InvalidStateError):
+            self._result.set_exception(error)
 
-    def _run(self) -> None:
-        while True:
-            call, future = self._calls.get()
-            while self._fault() == "silent":
-                time.sleep(0.01)
-            if self._fault() == "dies" or self._node not in state()["machines"]:
-                self.end()
-                return
-            try:
-                if (error := RAISED.get(self._fault() or "")) is not None:
-                    raise RayTaskError(error())
-                result = call()
-            except Exception as error:  # noqa: BLE001 - whatever a unit raises
-                self._finish(future.set_exception, error)
-            else:
-                self._finish(future.set_result, result)
+    def run(self, machine: str, *, told: bool) -> None:
+        """Call the function on a machine."""
 
-    @staticmethod
-    def _finish(how: Callable[[Any], None], outcome: Any) -> None:
-        try:
-            how(outcome)
-        except InvalidStateError:  # it has ended meanwhile
+        def fault() -> str | None:
+            found: str | None = state().get("broken", {}).get(machine)
+            return found
+
+        unit = self.function.__name__ == "compute"
+        if unit:
+            with Path(os.environ["STAND_IN"]).with_suffix(".units").open("a", encoding="utf-8") as file:
+                file.write(f"{machine}\n")
+        while unit and fault() == "silent" and not self.over:
+            time.sleep(0.01)
+        broken = fault()
+        if machine not in state()["machines"] or broken == ("dies" if unit else "does_not_start"):
+            self.end(WorkerCrashedError())
             return
+        try:
+            if unit and (error := RAISED.get(broken or "")) is not None:
+                raise RayTaskError(error())
+            result = self.function(*self.arguments)
+            if not unit and broken == "other" and not told:
+                result = "other", result[1]
+            if not unit and broken == "unfit":
+                result = result[0], "it is broken"
+        except Exception as error:  # noqa: BLE001 - whatever a unit raises
+            self.end(error)
+        else:
+            with suppress(InvalidStateError):
+                self._result.set_result(result)
+
+
+class _Cluster:
+    """Give waiting tasks to machines that have a processor free, in turns."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.waiting: deque[_Task] = deque()
+        self.told = False
+        self._running: list[tuple[str, _Task]] = []
+
+    def schedule(self) -> None:
+        """Look for work, for ever."""
+        while True:
+            with self.lock:
+                self._running = [(machine, task) for machine, task in self._running if not task.over]
+                for task in tuple(self.waiting):
+                    self._place(task)
+            time.sleep(0.001)
+
+    def _place(self, task: _Task) -> None:
+        machines = state()["machines"]
+        loads = {name: sum(name == each for each, _ in self._running) for name in task.machines & machines.keys()}
+        if not loads or task.over:
+            self.waiting.remove(task)
+            task.end(WorkerCrashedError())  # as Ray ends a task whose machines are gone
+            return
+        machine = min(loads, key=lambda name: loads[name] / machines[name])
+        if loads[machine] < machines[machine]:
+            self.waiting.remove(task)
+            self._running.append((machine, task))
+            threading.Thread(target=task.run, args=(machine,), kwargs={"told": self.told}, daemon=True).start()
+
+
+_cluster = _Cluster()

@@ -13,7 +13,7 @@ class RayTaskError(RayError):
         self.cause = cause
 
 
-class RayActorError(RayError):
+class WorkerCrashedError(RayError):
     """A worker has ended."""
 
 

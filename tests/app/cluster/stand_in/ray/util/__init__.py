@@ -1,1 +1,0 @@
-"""Nothing but the stand-in of a module in it."""

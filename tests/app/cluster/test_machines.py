@@ -1,0 +1,64 @@
+"""The machines of a job, and what is written of its units."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import os
+import socket
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from app.cluster.bridge import _Bridge
+from app.cluster.machines import Machines
+from app.cluster.messages import Lost, Node
+from kernels import plan
+from tests.app.cluster.site import DEEP
+from tests.app.pool.fleet import random_inputs
+
+PLAN, INPUTS = plan(DEEP, workers=8), random_inputs(DEEP)
+
+
+def machines(**ready: int) -> Machines:
+    """Return machines with these numbers of workers that are ready."""
+    made = Machines(identity="", home="home")
+    made.states = {name: Node(name, count, 1) for name, count in ready.items()}
+    return made
+
+
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_a_job_uses_as_many_machines_as_it_may(most: int) -> None:
+    """They are ready, and those with the fewest jobs."""
+    load = Counter(one=3, two=1, three=2)
+    found = machines(one=1, two=1, three=1, broken=0).choose((), most, load.__getitem__)
+    assert found == set(("two", "three", "one")[:most])
+
+
+def test_another_machine_takes_the_place_of_a_lost_one() -> None:
+    """The machines that already have the inputs of a job are kept."""
+    load = Counter(one=9)
+    assert machines(one=1, two=1, three=1).choose({"one", "gone"}, 2, load.__getitem__) == {"one", "two"}
+
+
+@pytest.fixture
+def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The stand-in for Ray, in this process, with a silent machine."""
+    before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "ray"}
+    for name in before:
+        del sys.modules[name]
+    monkeypatch.syspath_prepend(str(Path(__file__).with_name("stand_in")))
+    monkeypatch.setenv("STAND_IN", str(tmp_path / "state"))
+    (tmp_path / "state").write_text(json.dumps({"machines": {"one": 1}, "broken": {"one": "silent"}}), "utf-8")
+    made = importlib.import_module("ray")
+    made.init(runtime_env={"env_vars": {}})
+    yield made
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ray"]:
+        del sys.modules[name]
+    sys.modules.update(before)
