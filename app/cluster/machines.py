@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from app.cluster.messages import Node
-from app.cluster.node import check
+from app.cluster.node import check, load
 
 __all__ = ["Machines", "submit"]
 
@@ -41,13 +41,14 @@ class Machines:
 
         while True:
             with suppress(Exception):  # whatever Ray raises: the head is away, and the machines may still work
-                found = {node["NodeID"]: node for node in await asyncio.to_thread(ray.nodes) if node["Alive"]}
+                nodes = [node for node in await asyncio.to_thread(ray.nodes) if node["Alive"]]
+                found = {node["NodeID"]: node for node in nodes if node["Resources"].get("CPU")}
                 for name in self.states.keys() - found.keys():
                     del self.states[name]
                     self._checks.pop(name).cancel()
                 for name in found.keys() - self.states.keys() - {self._home}:
-                    processors = int(found[name]["Resources"].get("CPU", 0))
-                    self.states[name] = Node(found[name]["NodeManagerAddress"], 0, processors)
+                    node = found[name]
+                    self.states[name] = Node(node["NodeManagerAddress"], 0, int(node["Resources"]["CPU"]))
                     self._checks[name] = asyncio.create_task(self._check(name))
             await asyncio.sleep(_LOOK_S)
 
@@ -56,8 +57,9 @@ class Machines:
         delay, state, refused = _RETRY_FIRST_S, self.states[name], None
         while True:
             try:
-                reference = await asyncio.to_thread(submit, check, {name})
-                theirs, unfit = await asyncio.wrap_future(reference.future())
+                theirs, unfit = await _run(check, name)
+                # As many tasks at a time as there are processors, so that each is in a process of its own.
+                await asyncio.gather(*(_run(load, name) for _ in range(0 if unfit else state.wanted)))
                 break
             except Exception as error:  # noqa: BLE001 - whatever Ray raises
                 failure = str(error).strip().rpartition("\n")[2]
@@ -75,6 +77,11 @@ def submit(function: Callable[..., Any], machines: Collection[str], *arguments: 
     """Run a function as a Ray task on one of the machines, and return the reference to its result."""
     selector = {"ray.io/node-id": f"in({','.join(machines)})"}
     return _task(function).options(label_selector=selector).remote(*arguments)
+
+
+async def _run(function: Callable[[], Any], machine: str) -> Any:
+    reference = await asyncio.to_thread(submit, function, {machine})
+    return await asyncio.wrap_future(reference.future())
 
 
 @cache

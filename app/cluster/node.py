@@ -16,7 +16,7 @@ from app.cluster.units import Array, Portion
 from kernels import Plan, box, run_unit, warmup
 from kernels.target import target
 
-__all__ = ["check", "compute", "identity"]
+__all__ = ["check", "compute", "identity", "load"]
 
 
 @cache
@@ -59,7 +59,7 @@ def compute(plan: Plan, read: tuple[Portion, ...], share: slice | None, *parts: 
 
     Returns the box of the output that it writes, or its `share` of the scratch, and the seconds.
     """
-    _load()
+    load()
     start = time.perf_counter()
     (unit,) = plan.units
     problem = plan.problem
@@ -77,8 +77,8 @@ def compute(plan: Plan, read: tuple[Portion, ...], share: slice | None, *parts: 
 
 
 @cache
-def _load() -> None:
-    """Load the kernels, once in each process: Ray computes in those that it has, and starts more when one has ended."""
+def load() -> None:
+    """Load the kernels, once in each process."""
     for _ in warmup():
         pass
 

@@ -155,9 +155,9 @@ class _Task:
             if unit and (error := RAISED.get(broken or "")) is not None:
                 raise RayTaskError(error())
             result = self.function(*self.arguments)
-            if not unit and broken == "other" and not told:
+            if self.function.__name__ == "check" and broken == "other" and not told:
                 result = "other", result[1]
-            if not unit and broken == "unfit":
+            if self.function.__name__ == "check" and broken == "unfit":
                 result = result[0], "it is broken"
         except Exception as error:  # noqa: BLE001 - whatever a unit raises
             self.end(error)
