@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,14 +66,14 @@ class _Job:
 def main() -> None:
     """Serve one server until it is gone."""
     try:
-        asyncio.run(_serve(int(sys.argv[1]), *sys.argv[2:]))
+        asyncio.run(_serve(*sys.argv[1:]))
     except BaseException:  # noqa: BLE001 - whatever it is, the node that was started has to end too
         traceback.print_exc()
     finally:
         _end()
 
 
-async def _serve(descriptor: int, identity: str, address: str, mixed: str, join: str) -> None:
+async def _serve(descriptor: str, identity: str, address: str, mixed: str, join: str) -> None:
     import ray
 
     if int(join):
@@ -83,15 +83,10 @@ async def _serve(descriptor: int, identity: str, address: str, mixed: str, join:
         names = (NAME, SETTING, "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
         given = {name: os.environ[name] for name in names if os.environ.get(name)} or {NAME: target().name}
         environment |= {NAME: "", SETTING: "", **given}
-    ray.init(
-        address=address or "auto",
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        namespace="convgrad",
-        runtime_env={"env_vars": environment},
-    )
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    ray.init(address or "auto", namespace="convgrad", runtime_env={"env_vars": environment}, **quiet)
     machines = Machines(identity=identity, home=ray.get_runtime_context().get_node_id())
-    await _Bridge(socket.socket(fileno=descriptor), machines).serve()
+    await _Bridge(socket.socket(fileno=int(descriptor)), machines).serve()
 
 
 def _join(address: str, memory: int) -> None:
@@ -149,7 +144,7 @@ class _Bridge:
     async def compute(self, number: int, unit: int) -> float:
         """Compute a unit as a Ray task, and write its result to the job's memory; return the seconds that it took."""
         job = self._jobs[number]
-        reference = await self._in_order(self._submit, job, unit)
+        reference = await self._loop.run_in_executor(self._calls, self._submit, job, unit)
         try:
             result, seconds = await asyncio.wrap_future(reference.future())
         except asyncio.CancelledError:
@@ -162,7 +157,7 @@ class _Bridge:
     async def release(self, number: int) -> None:
         """Forget a job, and its memory."""
         if (job := self._jobs.pop(number, None)) is not None:
-            await self._in_order(job.references.clear)
+            await self._loop.run_in_executor(self._calls, job.references.clear)
             job.tensors.clear()
 
     def _send(self, message: Any) -> None:
@@ -193,21 +188,16 @@ class _Bridge:
         del self._requests[request.number]
         self._send(Reply(request.number, result))
 
-    async def _in_order(self, call: Callable[..., Any], *arguments: Any) -> Any:
-        return await self._loop.run_in_executor(self._calls, call, *arguments)
-
     def _submit(self, job: _Job, unit: int) -> Any:
         self._until = time.monotonic() + _STUCK_S + sum(tensor.nbytes for tensor in job.tensors) / _SLOW_RATE
         try:
-            job.machines = self._machines.choose(job.machines, job.nodes, self._load)
+            others = [machine for each in tuple(self._jobs.values()) for machine in each.machines]
+            job.machines = self._machines.choose(job.machines, job.nodes, others.count)
             plan, read, share = arguments(job.plan, unit)
             parts = [self._reference(job, number, portion) for number, portion in enumerate(read)]
             return submit(compute, job.machines, plan, read, share, *parts)
         finally:
             self._until = math.inf
-
-    def _load(self, machine: str) -> int:
-        return sum(machine in job.machines for job in tuple(self._jobs.values()))
 
     def _reference(self, job: _Job, number: int, portion: Portion) -> Any:
         import ray

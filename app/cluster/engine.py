@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 from app.cluster.costs import Costs
@@ -41,9 +42,9 @@ class _Shared:
     nodes: int
     memory: tuple[object, ...]
     """Held until the bridge has released it."""
-    news: asyncio.Queue[int | Exception | None] = field(default_factory=asyncio.Queue)
+    news: asyncio.Queue[int | BaseException | None] = field(default_factory=asyncio.Queue)
     """Units that are done, what went wrong, or None when units may be given."""
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    tasks: set[asyncio.Task[int | None]] = field(default_factory=set)
     """One for each unit that is with a worker."""
 
 
@@ -73,12 +74,9 @@ class RayEngine(LocalEngine):
         self._link = Link([identity(), address, mixed, str(join)], self._on_nodes)
         self._numbers = itertools.count(1)
         self._shared: dict[int, _Shared] = {}
-        self._releases: set[asyncio.Task[None]] = set()
         self._counters = {"cluster_jobs": 0, "cluster_units": 0, "cluster_retried_units": 0, "cluster_fallbacks": 0}
-        self._running = 0
+        self._running, self._abandoned, self._closing = 0, 0, False
         self._idle = asyncio.Event()
-        self._closing = False
-        self._abandoned = 0
         self.nodes: tuple[Node, ...] = ()
         """The machines of the cluster; none while it is away."""
 
@@ -124,12 +122,10 @@ class RayEngine(LocalEngine):
                             yield unit
                 except (Away, OSError) as reason:
                     if not self._fallback:
-                        message = f"the cluster was lost during the call: {reason}"
-                        raise Overloaded(message, retry_after=5.0, data={"reason": "cluster"}) from None
+                        raise _overloaded(f"the cluster was lost during the call: {reason}") from None
                     self._counters["cluster_fallbacks"] += 1
                     _log.warning("job %s goes on without the cluster: %s", job.id, reason)
-            left = tuple(unit for unit in job.plan.units if unit.index not in done)
-            if left:
+            if left := tuple(unit for unit in job.plan.units if unit.index not in done):
                 async with contextlib.aclosing(super().run(replace(job, units=left))) as units:
                     async for unit in units:
                         yield unit
@@ -152,16 +148,14 @@ class RayEngine(LocalEngine):
 
     def _nodes_for(self, job: Job) -> int:
         """Return on how many machines of the cluster a job is computed; 0 for none."""
-        here, nodes = self.workers[1], max(1, sum(node.ready > 0 for node in self.nodes))
-        if not can_travel(job.plan) or (self._costs is not None and self._costs.stays(job.plan, here)):
-            nodes = 0
-        elif self._costs is not None:
-            nodes = self._costs.nodes(job.plan, here=here, there=self.cluster_workers or self._expected, nodes=nodes)
-        if nodes and not self.cluster_workers:
-            if not self._fallback:
-                raise Overloaded("the cluster is away", retry_after=5.0, data={"reason": "cluster"})
-            nodes = 0
-        return nodes
+        plan, here, nodes = job.plan, self.workers[1], max(1, sum(node.ready > 0 for node in self.nodes))
+        if not can_travel(plan) or (self._costs is not None and self._costs.stays(plan, here)):
+            return 0
+        if self._costs is not None:
+            nodes = self._costs.nodes(plan, here=here, there=self.cluster_workers or self._expected, nodes=nodes)
+        if nodes and not self.cluster_workers and not self._fallback:
+            raise _overloaded("the cluster is away")
+        return nodes if self.cluster_workers else 0
 
     async def _share(self, job: Job, nodes: int) -> AsyncGenerator[Unit, None]:
         """Compute the first stage on both sides; raises `Away` when that has to go on here."""
@@ -199,14 +193,13 @@ class RayEngine(LocalEngine):
             self._start(shared, self._compute_there(shared, unit))
 
     def _start(self, shared: _Shared, work: Coroutine[Any, Any, int | None]) -> None:
-        async def run() -> None:
-            try:
-                shared.news.put_nowait(await work)
-            except Exception as error:  # noqa: BLE001 - the job's reader raises it
-                shared.news.put_nowait(error)
+        def tell(task: asyncio.Task[int | None]) -> None:
+            shared.tasks.discard(task)
+            if not task.cancelled():
+                shared.news.put_nowait(task.exception() or task.result())
 
-        shared.tasks.add(task := asyncio.create_task(run()))
-        task.add_done_callback(shared.tasks.discard)
+        shared.tasks.add(task := asyncio.create_task(work))
+        task.add_done_callback(tell)
 
     async def _compute_here(self, shared: _Shared, index: int) -> int:
         """Compute one unit on this machine's workers."""
@@ -218,18 +211,17 @@ class RayEngine(LocalEngine):
 
     async def _compute_there(self, shared: _Shared, index: int) -> int | None:
         """Compute one unit on the cluster, or return it."""
-        lost = False
+        times = shared.job.times
         try:
             async with asyncio.timeout(shared.split.patience):
-                shared.job.times.compute_s += await self._link.call("compute", shared.number, index)
+                times.compute_s += await self._link.call("compute", shared.number, index)
         except KernelFailed as error:
             _log.error("job %s failed on the cluster: %s", shared.job.id, error)
             raise InternalError("a kernel failed; the log has the details") from None
         except (TimeoutError, Lost) as error:
-            lost = isinstance(error, Lost)
-            shared.split.returned(index, lost=lost)
+            shared.split.returned(index, lost=(lost := isinstance(error, Lost)))
             self._counters["cluster_retried_units"] += lost
-            shared.job.times.retried_units += lost
+            times.retried_units += lost
             return None
         self._counters["cluster_units"] += 1
         return index
@@ -242,7 +234,7 @@ class RayEngine(LocalEngine):
                 news = await shared.news.get()
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the result was complete") from None
-        if isinstance(news, Exception):
+        if isinstance(news, BaseException):
             raise news
         return news
 
@@ -251,14 +243,13 @@ class RayEngine(LocalEngine):
         for task in shared.tasks:
             task.cancel()
         await finish(asyncio.gather(*shared.tasks, return_exceptions=True))
+        release = asyncio.create_task(self._link.call("release", shared.number))
+        release.add_done_callback(partial(self._released, shared))
         # The next call may need the memory; a bridge that is busy keeps it a little longer.
-        self._releases.add(releasing := asyncio.create_task(self._release(shared)))
-        releasing.add_done_callback(self._releases.discard)
-        await finish(asyncio.wait({releasing}, timeout=_RELEASE_S))
+        await finish(asyncio.wait({release}, timeout=_RELEASE_S))
 
-    async def _release(self, shared: _Shared) -> None:
-        with contextlib.suppress(Away):
-            await self._link.call("release", shared.number)
+    def _released(self, shared: _Shared, release: asyncio.Task[Any]) -> None:
+        release.exception()  # the cluster may be away
         shared.memory = ()  # not when the last reference is gone: an exception may be in a cycle with it
         del self._shared[shared.number]
 
@@ -279,3 +270,7 @@ class RayEngine(LocalEngine):
     def _tell(self, news: Exception | None) -> None:
         for shared in self._shared.values():
             shared.news.put_nowait(news)
+
+
+def _overloaded(message: str) -> Overloaded:
+    return Overloaded(message, retry_after=5.0, data={"reason": "cluster"})

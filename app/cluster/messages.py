@@ -39,11 +39,11 @@ class Nodes(NamedTuple):
     abandoned: int
 
 
-class Away(Exception):  # noqa: N818 - a state of the cluster
+class Away(Exception):  # noqa: N818 - as the other two, no error of ours
     """The cluster does not finish a job; the message says why."""
 
 
-class Lost(Exception):  # noqa: N818 - no error of ours either
+class Lost(Exception):  # noqa: N818
     """The worker that had a unit has ended."""
 
 

@@ -101,7 +101,6 @@ class Site:
             self.fleet.release(job)
         return result, time.monotonic() - start
 
-
     @staticmethod
     def _result(job: Job) -> Array:
         problem = job.plan.problem

@@ -40,10 +40,10 @@ class Machines:
         spare.write_text(json.dumps({"machines": machines, "broken": broken or {}, "put": put}), "utf-8")
         spare.replace(self.file)
 
-    def used(self) -> set[str]:
+    def used(self) -> frozenset[str]:
         """Return the machines that have had units since the last call of this method."""
         units = self.file.with_suffix(".units")
-        found = set(units.read_text("utf-8").split()) if units.exists() else set()
+        found = frozenset(units.read_text("utf-8").split() if units.exists() else ())
         units.unlink(missing_ok=True)
         return found
 

@@ -18,7 +18,7 @@ import pytest
 
 from app.cluster.bridge import _Bridge
 from app.cluster.machines import Machines
-from app.cluster.messages import Lost, Node
+from app.cluster.messages import Node
 from kernels import plan
 from tests.app.cluster.site import DEEP
 from tests.app.pool.fleet import random_inputs
@@ -62,3 +62,35 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in [name for name in sys.modules if name.partition(".")[0] == "ray"]:
         del sys.modules[name]
     sys.modules.update(before)
+
+
+def memory(array: np.ndarray[Any, Any]) -> int:
+    """Return the descriptor of a file in memory with these elements."""
+    descriptor = os.memfd_create("test")
+    os.pwrite(descriptor, array.tobytes(), 0)
+    return descriptor
+
+
+def test_the_answer_of_a_cancelled_unit_is_not_written(ray: Any, tmp_path: Path) -> None:
+    """The server computes the unit meanwhile, and an answer would be written over in parts."""
+    before = np.full(DEEP.output_shape, 7.0, DEEP.output_dtype).tobytes()
+    output = memory(np.frombuffer(before))
+    sock, other = socket.socketpair()
+
+    async def scenario() -> None:
+        bridge = _Bridge(other, machines(one=1))
+        await bridge.begin(1, PLAN, 1, *map(memory, INPUTS), os.dup(output))
+        unit = asyncio.create_task(bridge.compute(1, 0))
+        while not (tmp_path / "state.units").exists():  # noqa: ASYNC110 - a thread writes it
+            await asyncio.sleep(0.001)
+        unit.cancel()
+        await asyncio.wait({unit})
+        (tmp_path / "state").write_text(json.dumps({"machines": {"one": 1}}), "utf-8")
+        while bridge._abandoned:  # noqa: ASYNC110 - the answer comes
+            await asyncio.sleep(0.001)
+        await bridge.release(1)
+
+    with sock, other:
+        asyncio.run(scenario())
+    assert os.pread(output, len(before), 0) == before
+    os.close(output)

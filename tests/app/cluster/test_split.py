@@ -21,7 +21,9 @@ def take(split: Split, count: int) -> tuple[list[int], list[int]]:
 
 def test_each_unit_is_given_once() -> None:
     """Both sides take units until none is left; the last ones go to whichever side is free first."""
-    split, seen, most = Split(UNITS, nbytes=0, workers=2), [], []
+    split = Split(UNITS, nbytes=0, workers=2)
+    seen: list[int] = []
+    most: list[int] = []
     while len(seen) < UNITS:
         here, there = take(split, 3)
         most.append(len(there))

@@ -14,9 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from concurrent.futures import InvalidStateError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +35,7 @@ def state() -> dict[str, Any]:
     return found
 
 
-def init(*, runtime_env: dict[str, Any], **_: object) -> None:
+def init(_address: str = "", *, runtime_env: dict[str, Any], **_: object) -> None:
     """Connect, unless there is no cluster."""
     if not state()["machines"]:
         raise ConnectionError("there is no cluster")
