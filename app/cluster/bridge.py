@@ -176,7 +176,7 @@ class _Bridge:
         if request.method is not None:
             self._requests[request.number] = asyncio.create_task(self._answer(request, descriptors))
         elif (task := self._requests.get(request.number)) is not None:
-            task.cancel()
+            self._loop.call_soon(task.cancel)  # not before it has started, or it would not answer
 
     async def _answer(self, request: Request, descriptors: list[int]) -> None:
         try:

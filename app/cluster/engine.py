@@ -170,7 +170,7 @@ class RayEngine(LocalEngine):
                 while job.arrival.images < job.plan.problem.n:
                     await self._next(shared)
             descriptors = [segment.fd for segment in segments]
-            await self._link.call("begin", shared.number, job.plan, nodes, descriptors=descriptors)
+            self._start(shared, self._link.call("begin", shared.number, job.plan, nodes, descriptors=descriptors))
             self._counters["cluster_jobs"] += 1
             job.times.queue_s = time.monotonic() - since
             while left:

@@ -54,12 +54,17 @@ def check() -> tuple[str, str | None]:
     return identity(), verdict.unfit if verdict else None
 
 
+def load() -> None:
+    """Load the kernels, so that the first unit of this process does not have to."""
+    for _ in warmup():
+        pass
+
+
 def compute(plan: Plan, read: tuple[Portion, ...], share: slice | None, *parts: Array) -> tuple[Array, float]:
     """Compute the only unit of `plan` from the parts of its inputs that it reads (see `portions`).
 
     Returns the box of the output that it writes, or its `share` of the scratch, and the seconds.
     """
-    load()
     start = time.perf_counter()
     (unit,) = plan.units
     problem = plan.problem
@@ -74,13 +79,6 @@ def compute(plan: Plan, read: tuple[Portion, ...], share: slice | None, *parts: 
         assert scratch is not None
         result = scratch[share].copy()
     return result, time.perf_counter() - start
-
-
-@cache
-def load() -> None:
-    """Load the kernels, once in each process."""
-    for _ in warmup():
-        pass
 
 
 def _whole(part: Array, shape: tuple[int, ...], portion: Portion) -> Array:

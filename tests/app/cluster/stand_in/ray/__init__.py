@@ -7,6 +7,7 @@ number of processors, `broken` what is wrong with some, one of `FAULTS`, and `pu
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import re
@@ -84,6 +85,7 @@ def remote(*, num_cpus: int, max_retries: int, scheduling_strategy: str) -> Call
 
 class _Function:
     def __init__(self, function: Callable[..., Any]) -> None:
+        assert inspect.isfunction(function), "Ray takes no other callable"
         self._function = function
         self._machines: set[str] = set()
 
