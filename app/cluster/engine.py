@@ -259,11 +259,11 @@ class RayEngine(LocalEngine):
         if self.nodes != before:
             _log.info("cluster: %d workers on %d machines", self.cluster_workers, len(self.nodes))
         for node in set(self.nodes) - set(before):
-            if why := node.refused or node.failure:
-                _log.warning("cluster: %s gets no work: %s", node.name, why)
+            if node.refused:
+                _log.warning("cluster: %s gets no work: %s", node.name, node.refused)
         if message is None:
             lost = Away("the connection to it was lost")
-        elif not self._fallback and not any(node.wanted and not node.refused for node in self.nodes):
+        elif not self._fallback and not any(not node.refused for node in self.nodes):
             lost = Away("no machine is left")
         self._tell(lost)
 

@@ -54,23 +54,26 @@ class Machines:
 
     async def _check(self, name: str) -> None:
         """Make a machine ready, or refuse it; try again where the check itself fails."""
-        delay, state, refused = _RETRY_FIRST_S, self.states[name], None
+        delay, state = _RETRY_FIRST_S, self.states[name]
         while True:
             try:
-                theirs, unfit = await _run(check, name)
-                # As many tasks at a time as there are processors, so that each is in a process of its own.
-                await asyncio.gather(*(_run(load, name) for _ in range(0 if unfit else state.wanted)))
-                break
+                self.states[name] = await self._checked(name, state)
+                return
             except Exception as error:  # noqa: BLE001 - whatever Ray raises
                 failure = str(error).strip().rpartition("\n")[2]
-                self.states[name] = state._replace(failure=f"its kernels can't be prepared: {failure}")
+                self.states[name] = state._replace(refused=f"its kernels can't be prepared: {failure}")
             await asyncio.sleep(delay)
             delay = min(2 * delay, _RETRY_LAST_S)
+
+    async def _checked(self, name: str, state: Node) -> Node:
+        theirs, unfit = await _run(check, name)
         if unfit is not None:
-            refused = f"the kernels do not work on its processor: {unfit}"
-        elif theirs != self._identity:
-            refused = f"its kernels are {theirs}; the server's are {self._identity}"
-        self.states[name] = state._replace(ready=0 if refused else state.wanted, refused=refused)
+            return state._replace(refused=f"the kernels do not work on its processor: {unfit}")
+        if theirs != self._identity:
+            return state._replace(refused=f"its kernels are {theirs}; the server's are {self._identity}")
+        # As many tasks at a time as there are processors, so that each is in a process of its own.
+        await asyncio.gather(*(_run(load, name) for _ in range(state.wanted)))
+        return state._replace(ready=state.wanted)
 
 
 def submit(function: Callable[..., Any], machines: Collection[str], *arguments: Any) -> Any:

@@ -23,13 +23,12 @@ class Reply(NamedTuple):
 
 
 class Node(NamedTuple):
-    """A machine: workers that are ready and wanted; why it is refused, or why its check failed for now."""
+    """A machine: workers that are ready and wanted, and why it gets no work, if so."""
 
     name: str
     ready: int
     wanted: int
     refused: str | None = None
-    failure: str | None = None
 
 
 class Nodes(NamedTuple):

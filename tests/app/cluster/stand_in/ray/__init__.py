@@ -41,7 +41,14 @@ def init(_address: str = "", *, runtime_env: dict[str, Any], **_: object) -> Non
     if not state()["machines"]:
         raise ConnectionError("there is no cluster")
     _cluster.told = bool(runtime_env["env_vars"].get("CONVGRAD_TARGET"))
-    threading.Thread(target=_cluster.schedule, daemon=True).start()
+    _cluster.thread = threading.Thread(target=_cluster.schedule, daemon=True)
+    _cluster.thread.start()
+
+
+def shutdown() -> None:
+    """Disconnect; no task may be running."""
+    _cluster.over = True
+    _cluster.thread.join()
 
 
 def get_runtime_context() -> SimpleNamespace:
@@ -173,12 +180,13 @@ class _Cluster:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.waiting: deque[_Task] = deque()
-        self.told = False
+        self.thread = threading.Thread()
+        self.told = self.over = False
         self._running: list[tuple[str, _Task]] = []
 
     def schedule(self) -> None:
-        """Look for work, for ever."""
-        while True:
+        """Look for work until the end."""
+        while not self.over:
             with self.lock:
                 self._running = [(machine, task) for machine, task in self._running if not task.over]
                 for task in tuple(self.waiting):

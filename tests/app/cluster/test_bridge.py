@@ -1,4 +1,4 @@
-"""The machines of a job, and what is written of its units."""
+"""The bridge: the machines of a job, what is written of its units, and the answers to the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ import pytest
 
 from app.cluster.bridge import _Bridge
 from app.cluster.machines import Machines
-from app.cluster.messages import Node
+from app.cluster.messages import Node, Reply, Request
+from app.pool.messages import Decoder, Foreign, receive
 from kernels import plan
 from tests.app.cluster.site import DEEP
 from tests.app.pool.fleet import random_inputs
@@ -59,6 +60,7 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made = importlib.import_module("ray")
     made.init(runtime_env={"env_vars": {}})
     yield made
+    made.shutdown()
     for name in [name for name in sys.modules if name.partition(".")[0] == "ray"]:
         del sys.modules[name]
     sys.modules.update(before)
@@ -85,7 +87,8 @@ def test_the_answer_of_a_cancelled_unit_is_not_written(ray: Any, tmp_path: Path)
             await asyncio.sleep(0.001)
         unit.cancel()
         await asyncio.wait({unit})
-        (tmp_path / "state").write_text(json.dumps({"machines": {"one": 1}}), "utf-8")
+        (tmp_path / "new").write_text(json.dumps({"machines": {"one": 1}}), "utf-8")
+        (tmp_path / "new").replace(tmp_path / "state")
         while bridge._abandoned:  # noqa: ASYNC110 - the answer comes
             await asyncio.sleep(0.001)
         await bridge.release(1)
@@ -94,3 +97,22 @@ def test_the_answer_of_a_cancelled_unit_is_not_written(ray: Any, tmp_path: Path)
         asyncio.run(scenario())
     assert os.pread(output, len(before), 0) == before
     os.close(output)
+
+
+def test_a_request_that_is_cancelled_at_once_is_answered(ray: Any) -> None:
+    """The server waits for the answer before it gives the memory to others."""
+    sock, other = socket.socketpair()
+    sock.settimeout(30.0)
+
+    async def scenario() -> None:
+        bridge = _Bridge(other, machines(one=1))
+        await bridge.begin(1, PLAN, 1, *map(memory, INPUTS), memory(np.zeros(DEEP.output_shape, DEEP.output_dtype)))
+        bridge._on_request(Request(7, "compute", (1, 0)), [])
+        bridge._on_request(Request(7), [])
+        while bridge._requests:  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.001)
+        await bridge.release(1)
+
+    with sock, other:
+        asyncio.run(scenario())
+        assert receive(sock, Decoder()) == (Foreign(Reply(7, None)), [])
