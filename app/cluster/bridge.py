@@ -58,6 +58,8 @@ class _Job:
     nodes: int
     tensors: list[Array]
     """The inputs, the output, and the scratch if there is one."""
+    units: set[int] = field(default_factory=set)
+    """Those that the server waits for, or has waited for."""
     machines: set[str] = field(default_factory=set)
     references: dict[tuple[int, Portion], Any] = field(default_factory=dict)
     """Inputs in Ray's memory, each put once."""
@@ -144,11 +146,14 @@ class _Bridge:
     async def compute(self, number: int, unit: int) -> float:
         """Compute a unit as a Ray task, and write its result to the job's memory; return the seconds that it took."""
         job = self._jobs[number]
-        reference = await self._loop.run_in_executor(self._calls, self._submit, job, unit)
+        job.units.add(unit)
+        submitted = self._loop.run_in_executor(self._calls, self._submit, job, unit)
         try:
-            result, seconds = await asyncio.wrap_future(reference.future())
+            await asyncio.wait({submitted})
+            result, seconds = await asyncio.wrap_future(submitted.result().future())
         except asyncio.CancelledError:
-            self._abandoned.add(task := asyncio.create_task(_abandon(reference)))
+            job.units.discard(unit)
+            self._abandoned.add(task := asyncio.create_task(_abandon(submitted)))
             task.add_done_callback(self._abandoned.discard)
             raise
         write(job.plan, job.plan.units[unit], result, job.tensors[len(job.plan.problem.input_shapes)], job.tensors[-1])
@@ -191,6 +196,8 @@ class _Bridge:
     def _submit(self, job: _Job, unit: int) -> Any:
         self._until = time.monotonic() + _STUCK_S + sum(tensor.nbytes for tensor in job.tensors) / _SLOW_RATE
         try:
+            if unit not in job.units:
+                raise LookupError("it was cancelled")
             others = [machine for each in tuple(self._jobs.values()) for machine in each.machines]
             job.machines = self._machines.choose(job.machines, job.nodes, others.count)
             plan, read, share = arguments(job.plan, unit)
@@ -210,13 +217,15 @@ class _Bridge:
         return job.references[key]
 
 
-async def _abandon(reference: Any) -> None:
+async def _abandon(submitted: asyncio.Future[Any]) -> None:
     """Let a worker end its unit; kill it where that takes too long, as another process takes seconds to start."""
     import ray
 
-    with suppress(Exception):
-        await asyncio.wait_for(asyncio.wrap_future(reference.future()), _GRACE_S)
-    ray.cancel(reference, force=True)  # nothing happens to a task that has ended
+    with suppress(Exception):  # it was not submitted
+        reference = await submitted
+        with suppress(Exception):
+            await asyncio.wait_for(asyncio.wrap_future(reference.future()), _GRACE_S)
+        ray.cancel(reference, force=True)  # nothing happens to a task that has ended
 
 
 def _reason(error: Exception) -> Exception:

@@ -44,19 +44,25 @@ def test_a_job_uses_as_many_machines_as_it_may(most: int) -> None:
 
 def test_another_machine_takes_the_place_of_a_lost_one() -> None:
     """The machines that already have the inputs of a job are kept."""
-    load = Counter(one=9)
+    load = Counter(one=9, three=1)
     assert machines(one=1, two=1, three=1).choose({"one", "gone"}, 2, load.__getitem__) == {"one", "two"}
+
+
+def set_state(folder: Path, **broken: str) -> None:
+    """Say what is wrong with the machine."""
+    (folder / "new").write_text(json.dumps({"machines": {"one": 1}, "broken": broken}), "utf-8")
+    (folder / "new").replace(folder / "state")
 
 
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The stand-in for Ray, in this process, with a silent machine."""
+    """The stand-in for Ray, in this process, with one machine."""
     before = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "ray"}
     for name in before:
         del sys.modules[name]
     monkeypatch.syspath_prepend(str(Path(__file__).with_name("stand_in")))
     monkeypatch.setenv("STAND_IN", str(tmp_path / "state"))
-    (tmp_path / "state").write_text(json.dumps({"machines": {"one": 1}, "broken": {"one": "silent"}}), "utf-8")
+    set_state(tmp_path)
     made = importlib.import_module("ray")
     made.init(runtime_env={"env_vars": {}})
     yield made
@@ -77,6 +83,7 @@ def test_the_answer_of_a_cancelled_unit_is_not_written(ray: Any, tmp_path: Path)
     """The server computes the unit meanwhile, and an answer would be written over in parts."""
     before = np.full(DEEP.output_shape, 7.0, DEEP.output_dtype).tobytes()
     output = memory(np.frombuffer(before))
+    set_state(tmp_path, one="silent")
     sock, other = socket.socketpair()
 
     async def scenario() -> None:
@@ -87,8 +94,8 @@ def test_the_answer_of_a_cancelled_unit_is_not_written(ray: Any, tmp_path: Path)
             await asyncio.sleep(0.001)
         unit.cancel()
         await asyncio.wait({unit})
-        (tmp_path / "new").write_text(json.dumps({"machines": {"one": 1}}), "utf-8")
-        (tmp_path / "new").replace(tmp_path / "state")
+        assert bridge._abandoned
+        set_state(tmp_path)
         while bridge._abandoned:  # noqa: ASYNC110 - the answer comes
             await asyncio.sleep(0.001)
         await bridge.release(1)
@@ -109,7 +116,7 @@ def test_a_request_that_is_cancelled_at_once_is_answered(ray: Any) -> None:
         await bridge.begin(1, PLAN, 1, *map(memory, INPUTS), memory(np.zeros(DEEP.output_shape, DEEP.output_dtype)))
         bridge._on_request(Request(7, "compute", (1, 0)), [])
         bridge._on_request(Request(7), [])
-        while bridge._requests:  # noqa: ASYNC110 - there is no event for it
+        while bridge._requests or bridge._abandoned:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.001)
         await bridge.release(1)
 
