@@ -2,7 +2,8 @@
 
 It has what the engine uses of Ray. The file, named by `STAND_IN`, holds an object: `machines` gives each machine's
 number of processors, `broken` what is wrong with some, one of `FAULTS`, and `put` what happens when an input is copied:
-``full`` or ``hang``. The machine of each unit is a line in a file beside it, with the suffix ``.units``.
+``full`` or ``hang``. Beside it are files with a line for each unit that is submitted (``.submitted``), and with the
+machine of each that has begun (``.units``).
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ class _Function:
     def remote(self, *arguments: Any) -> _Task:
         """Start a task."""
         task = _Task(self._function, arguments, self._machines)
+        task.note("submitted", "")
         with _cluster.lock:
             _cluster.waiting.append(task)
         return task
@@ -142,6 +144,12 @@ class _Task:
         with suppress(InvalidStateError):
             self._result.set_exception(error)
 
+    def note(self, what: str, line: str) -> None:
+        """Add a line to a file, if this is a unit."""
+        if self.function.__name__ == "compute":
+            with Path(os.environ["STAND_IN"]).with_suffix(f".{what}").open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+
     def run(self, machine: str, *, told: bool) -> None:
         """Call the function on a machine."""
 
@@ -150,9 +158,7 @@ class _Task:
             return found
 
         unit = self.function.__name__ == "compute"
-        if unit:
-            with Path(os.environ["STAND_IN"]).with_suffix(".units").open("a", encoding="utf-8") as file:
-                file.write(f"{machine}\n")
+        self.note("units", machine)
         while unit and fault() == "silent" and not self.over:
             time.sleep(0.01)
         broken = fault()
