@@ -133,7 +133,7 @@ def _start(descriptor: int, arguments: Sequence[str]) -> subprocess.Popen[bytes]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a bridge and what it has started; it is gone when it has let go of its memory, which takes a while."""
+    """Kill a bridge and what it has started; wait until it is gone, and its memory freed."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
