@@ -112,6 +112,12 @@ class Lease:
         self._held[id(shared)] = shared
         return shared
 
+    def received(self) -> None:
+        """End the request's turn: its body has arrived, and nothing that it allocates from now on waits for one."""
+        if self._turn is not None:
+            self._turn.end()
+            self._turn = None
+
     def release(self, segment: Segment) -> None:
         """Return one segment early."""
         if self._held.pop(id(segment), None) is not None:
