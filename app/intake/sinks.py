@@ -318,11 +318,6 @@ class NpySink:
         assert self._data is not None
         return self._data
 
-    @property
-    def small(self) -> bool:
-        """Whether the tensor needs no segment yet."""
-        return self._data is None or self._data.small
-
     async def supply(self) -> None:
         """Allocate the memory that the bytes so far need; raises `Overloaded` or `TooLarge`."""
         if self._data is not None:
