@@ -1,4 +1,4 @@
-"""The way of every request, whatever its API: admit, receive and check, compute, reply, free everything."""
+"""How every request is handled, on every API: admit, receive and check, compute, reply, free everything."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode)
     """Answer one request, which asks for one task.
 
     It is rejected before its body is read if the service or its key has no room, and while it arrives as soon as it is
-    known that it is invalid. Raises what makes it fail.
+    known that it is invalid. Raises the error of a request that fails.
     """
     service = task.service
     with service.admit(), service.lease(exchange.direct_body) as lease:

@@ -1,7 +1,7 @@
 """Admission control: requests and calls are counted per tenant, and no tenant can take all of the queue.
 
 A tenant is an API key, or an address if no keys are required (`RequestContext.tenant`). A key may have as many requests
-and calls at a time as its own limit allows. A tenant may hold as many places in the queue as it leaves free: alone it
+and calls at a time as its own limit allows. A tenant may hold no more places in the queue than it leaves free: alone it
 can fill half of the queue, beside one full tenant a third, and so on. So there is always a place for a tenant that has
 nothing in the queue yet. The same holds for requests that are still being received, and for the memory of all requests
 of a tenant but its first (`SegmentPool.acquire`).

@@ -30,7 +30,7 @@ def session_of(headers: Mapping[str, str]) -> str:
 
 
 class Running:
-    """What a request with an id runs, from before its work is opened."""
+    """A request's work; exists before the work does, so that it can always be cancelled."""
 
     def __init__(self) -> None:
         self.cancelled = False
@@ -43,7 +43,7 @@ class Running:
             work.cancel()
 
     def cancel(self) -> None:
-        """Stop the work that runs, or will."""
+        """Stop the work, or refuse to start it."""
         self.cancelled = True
         if self._work is not None:
             self._work.cancel()

@@ -1,4 +1,4 @@
-"""What an exception of whatever kind is to those who called: an error of the tree."""
+"""Turn any exception into the `ConvgradError` that the caller sees."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class TileReady:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The whole output is final; `stats` are the call's after the last one, or what is known of this output."""
+    """The whole output is final; `stats`: the whole call's with the last output, before that this output's."""
 
     output: CallOutput
     stats: dict[str, Any]

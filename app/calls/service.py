@@ -244,7 +244,7 @@ class Service:
         return verify_plan(Checked(op, chosen, self.deadline(chosen, started)), self.settings, fast=fast)
 
     def deadline(self, options: Options, started: float | None = None) -> float:
-        """Return when a request has to end that arrived at `started`, by default now; by `time.monotonic()`."""
+        """Return the deadline (`time.monotonic()`) of a request that arrived at `started`, by default now."""
         allowed = self.settings.deadline_s
         if options.deadline_ms is not None:
             allowed = min(allowed, options.deadline_ms / 1000)

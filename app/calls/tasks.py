@@ -27,7 +27,8 @@ from app.pool.buffers import Segment
 from app.telemetry.context import RequestContext, current_context
 from app.telemetry.timings import Timings
 from convgrad._errors import InvalidParams, Overloaded, RateLimited
-from schemas.problems import invalid_params
+from schemas.ops import resolve
+from schemas.problems import Problem, invalid_params
 from schemas.tables import CalledOperation, verified
 from schemas.tensors import TensorMeta
 
@@ -56,8 +57,8 @@ class Task(ABC):
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Any:
         """Check a request that arrived at `started`, and plan it.
 
-        Returns what `open` needs, or None if that depends on what has not arrived: not for a `complete` request. Raises
-        what `Service.check` and `Service.plan` raise.
+        Returns what `open` needs, or None while too little has arrived; never None if it is `complete`. Raises what
+        `Service.check` and `Service.plan` raise.
         """
 
     @abstractmethod
@@ -128,8 +129,7 @@ class Verify(Task):
         name, metas = self.called.called_as, call.metas
         if complete or self.called.operation.output_spellings.keys() & metas.keys():
             return await self.service.prepare_verification(name, call.attributes, metas, call.options, started=started)
-        # The result may still come; a verification computes the reference, whatever the options.
-        self.service.check(name, call.attributes, metas, {"reference": True}, started=started)
+        resolve(name, call.attributes, metas)  # the result may still come
         return None
 
     def open(
@@ -261,6 +261,7 @@ class Opening:
                         await self._check(each, complete=False)
                     case Arrived():
                         await self._advance(each)
+        self._lease.received()
         known = self._known
         assert known is not None
         await self._check(known, complete=True)
@@ -278,12 +279,23 @@ class Opening:
         return self._task.open(prepared, call, tensors, self._lease, self._context.timings)
 
     async def _check(self, known: Known, *, complete: bool) -> None:
-        """Prepare what is known, unless it is the same as before: an optional input may arrive after the first time."""
+        """Plan the request, and again if something has changed since then, such as an optional input."""
         before, self._known = self._known, known
-        if known.prepared is None and before not in (None, known) and before.call.metas == known.call.metas:
+        if (
+            known.prepared is None
+            and before is not None
+            and before is not known
+            and before.call.metas == known.call.metas
+        ):
             known.prepared = before.prepared
         if known.prepared is None and (complete or known.likely is None):
-            known.prepared = await self._task.prepare(known.call, self._context.started, complete=complete)
+            try:
+                known.prepared = await self._task.prepare(known.call, self._context.started, complete=complete)
+            except InvalidParams as error:
+                # Which inputs are required may depend on the outputs, and they may still come.
+                errors = [found for found in error.errors if complete or not _is_missing_input(found)]
+                if errors:
+                    raise invalid_params(known.call.request.called.called_as, errors) from None
 
     async def _advance(self, arrived: Arrived) -> None:
         """Begin or advance the call."""
@@ -302,3 +314,7 @@ class Opening:
                 self._overlaps = False  # the complete call may find room later
             else:
                 self._call = call
+
+
+def _is_missing_input(found: Problem) -> bool:
+    return bool(found["type"] == "missing" and found["loc"][:1] == ["inputs"])

@@ -35,7 +35,7 @@ def check_verification(
     given = {key: meta for key, meta in inputs.items() if key in spellings}
     if len(given) != 1:
         names = " or ".join(called.wire_names[row.name] for row in called.operation.outputs)
-        msg = f"give the one result to verify, as the input {names}"
+        msg = f"send exactly one result to verify, as the input {names}"
         raise invalid_params(name, [problem(["inputs"], msg, "missing" if not given else "conflict")])
     ((key, meta),) = given.items()
     rest = {name: value for name, value in inputs.items() if name not in given}

@@ -1,4 +1,4 @@
-"""What a request asks for, once it is accepted: something that runs to a result, which the replies encode."""
+"""Accepted work: run it, then encode its result."""
 
 from __future__ import annotations
 

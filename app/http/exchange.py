@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
@@ -60,7 +60,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Connection:
-    """What the protocol of a connection knows of a request.
+    """What the connection's protocol tells a request.
 
     `on_counted` is what `RequestContext.on_counted` calls; `direct_body` is set for large bodies without TLS.
     """
@@ -92,10 +92,13 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, limits: Limits) -> None:
         self.scope = scope
-        self.headers: Mapping[str, str] = {
+        self.headers: dict[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
         }
-        """By lower-case name; the first one where a name is repeated."""
+        """By lower-case name; the first one where a name is repeated, but all of a repeated Accept."""
+        if len(self.headers) < len(scope["headers"]):
+            accept = [value.decode("latin-1") for name, value in scope["headers"] if name == b"accept"]
+            self.headers |= {"accept": ", ".join(accept)} if accept else {}
         connection = connection_of(scope)
         self.direct_body = connection.direct_body
         self._transport = connection.transport
@@ -121,7 +124,7 @@ class Exchange:
     # The request.
 
     async def receive(self) -> Message:
-        """Return the next message: a piece of the body, or after the body the disconnect."""
+        """Return the next message: the next piece of the body; after the last one, the disconnect."""
         if self._declared is not None and self._declared > self._limits.body:
             raise self._too_large()
         self._asked = True
@@ -150,7 +153,7 @@ class Exchange:
             if left <= patience:
                 raise DeadlineExceeded("the deadline passed before the whole request arrived") from None
             raise DeadlineExceeded(
-                f"the body arrived too slowly: {received} bytes in {self._waited + limits.slow_s:.0f} s",
+                f"the body arrived too slowly: {received} bytes in {self._waited + patience:.0f} s",
                 data={"reason": "slow_sender"},
             ) from None
         self._waited += time.monotonic() - start
@@ -173,7 +176,7 @@ class Exchange:
                     yield chunk
 
     def watched(self) -> _Watched:
-        """Return a block, for use after the body was read, that is cancelled when the client disconnects."""
+        """Cancel the ``async with`` block when the client disconnects; the body must have been read."""
         return _Watched(self.receive)
 
     # The reply.
@@ -236,8 +239,7 @@ class Exchange:
     async def fail(self, caught: Exception) -> None:
         """Reply with an error, in the format of the API.
 
-        After the first byte of another reply the server closes the connection instead, so that the client sees an
-        incomplete body.
+        If a reply has begun, the server closes the connection instead, so that the client sees an incomplete body.
         """
         # Reading the rest of a rejected body may take seconds: the traceback would keep the call's memory.
         error = as_convgrad_error(caught, log=_log).with_traceback(None)
@@ -245,7 +247,8 @@ class Exchange:
         if not self.status and not isinstance(error, Cancelled):
             context = self.context
             reply = error_reply(error, context.api, context.request_id, accept=self.headers.get("accept", ""))
-            await send_bytes(self.send, reply.body, reply.media_type, status=reply.status, headers=reply.headers)
+            with suppress(Cancelled):  # a client that reads too slowly may not read this either
+                await send_bytes(self.send, reply.body, reply.media_type, status=reply.status, headers=reply.headers)
 
     async def end(self) -> None:
         """End a reply that was sent before the whole request arrived; called after the request's memory is released."""

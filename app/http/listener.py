@@ -42,8 +42,8 @@ _BACKLOG = 65535
 _AT_ONCE = 16
 # Connections beyond the limit, for health and metrics.
 _RESERVED = 32
-# The most connections without a first byte, the most that have got their rejection, and the share of the descriptors
-# that each may use. Then the oldest is closed for the next, if it is old enough; until then none is accepted.
+# Limits on silent connections, on rejected ones, and the share of the descriptors for each. At the limit, the oldest is
+# closed for the next, if it is old enough; until then none is accepted.
 _WAITING, _LEAVING, _SHARE, _LEAST_AGE_S = 8192, 8192, 4, 2.0
 # Idle connections that are closed at a time when the limit is near.
 _CLEARED, _CLEAR_S = 32, 0.1

@@ -27,7 +27,7 @@ __all__ = ["RejectedConnection", "RequestStart", "answer"]
 HEAD_BYTES = 4096
 """Bytes of a request that are inspected."""
 
-# As in `app.http.middleware` for the bodies of rejected requests.
+# As in `app.http.exchange` for the bodies of rejected requests.
 _LINGER_S, _LINGER_IDLE_S, _LINGER_BYTES = 30.0, 3.0, 256 << 20
 # Discarded in one call; Linux drops the bytes without writing to this buffer, whose pages are never touched.
 _DROPPED = bytearray(1 << 20)

@@ -16,7 +16,7 @@ from app.http.exchange import connection_of
 
 __all__ = ["TimeoutProtocol", "timeout_protocol"]
 
-# Checks of a connection with unsent bytes in `slow_s`: if the client reads, some check finds fewer than the one before.
+# Checks per `slow_s` that the unsent bytes have become fewer.
 _LOOKS = 8
 
 

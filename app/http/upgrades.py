@@ -57,7 +57,7 @@ class _Parser(httptools.HttpRequestParser):
             self._http.parser.feed_data(rest)
 
     def _successor(self) -> httptools.HttpRequestParser:
-        """Create the parser for what follows the head; this one takes the body for another protocol."""
+        """Create the parser for what follows the head; the current one mistakes the body for another protocol."""
         framing = [b"%s: %s\r\n" % field for field in self._http.headers if field[0] in _FRAMING]
         if not framing:
             return make_parser(self._http)

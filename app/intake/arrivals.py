@@ -27,8 +27,8 @@ class Begun:
 class Known:
     """Dtype and shape of every tensor are known; the last one that a decoder yields has all of their data.
 
-    `prepared` is what an earlier request was prepared to that is the same but for the data of its tensors, or what this
-    one is prepared to. `likely` is the same for a request that differs at most in a shape that has not arrived.
+    `prepared` is the plan of this request, perhaps made for an earlier one that differed only in its data. `likely` is
+    that of an earlier request that may differ in a shape, too, which has not arrived.
     """
 
     call: RequestedCall

@@ -31,7 +31,7 @@ async def json_news(
 
 
 async def begun_documents(chunks: AsyncIterator[bytes | memoryview], document: JsonIntake) -> AsyncIterator[Begun]:
-    """Read a JSON body into `document`; yield what has arrived of an object before its memory is allocated."""
+    """Read a JSON body into `document`; if it is an object, yield its members so far, before allocating memory."""
     async for chunk in chunks:
         assert isinstance(chunk, bytes)
         await document.take(chunk)

@@ -34,7 +34,7 @@ def _operation(inputs: tuple[TensorRow, ...]) -> CalledOperation:
 
 
 GRAPH = _operation(())
-"""What stands for an operation before the graph is known."""
+"""A placeholder operation until the graph has been read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class JsonIntake:
     def begun(self) -> Any:
         """Return what has arrived of the document (`partial_document`); None if that is no more than at the last call.
 
-        Also None if all of it has, and once all of these took too much time: a body may arrive byte by byte.
+        Also None once the whole body has arrived, or when parsing it early has cost enough: it may arrive byte by byte.
         """
         length = len(self._skeleton)
         open_value = self._readers[-1].result() if self._state == self._in_value else None
@@ -159,7 +159,7 @@ class JsonIntake:
     def finish(self) -> Any:
         """Parse the skeleton; the whole body must have been processed."""
         if self._state == self._in_value:
-            raise ParseError(f"the JSON document ends inside one of {self._values.plural}")
+            raise ParseError("the JSON document ends in the middle of a tensor's data")
         if self._held or self._state == self._in_string:
             raise ParseError("the JSON document ends inside a string")
         return parse_document(bytes(self._skeleton), self._closed(), self._marks)
@@ -254,7 +254,7 @@ class JsonIntake:
         self._skeleton += piece
         if len(self._skeleton) > self._max_skeleton:
             raise TooLarge(
-                f"JSON may have {self._max_skeleton} bytes beside {self._values.plural}",
+                f"the JSON without {self._values.plural} may have at most {self._max_skeleton} bytes",
                 data={"reason": "head", "limit": self._max_skeleton},
             )
 

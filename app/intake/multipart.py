@@ -33,7 +33,7 @@ __all__ = ["MultipartIntake"]
 
 _MAX_BOUNDARY = 70  # RFC 2046
 _HEADER_BYTES = 4096
-# Clients name the inputs of the operations; other names are refused.
+# Longer headers are not cached.
 _LONGEST_CACHED = 256
 _ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
 
@@ -115,7 +115,7 @@ class MultipartIntake:
         return Arrived(segments, {row: sink.nbytes for row, sink in there.items()})
 
     def _known(self) -> Begun | Known | None:
-        """Return the call once dtype and shape of every tensor are known; before that its request object, once."""
+        """Return the call once every dtype and shape is known; before that, its attributes and options, once."""
         self._missing.difference_update([row for row, part in self._coming.items() if part.known])
         if self._request is None or self._told:
             return None
@@ -284,7 +284,7 @@ def _boundary(content_type: str) -> bytes:
 
 
 def _needed(request: RequestObject) -> set[str]:
-    """Return the inputs of which the check needs to know more than the request says."""
+    """Return the inputs whose dtype or shape is still missing."""
     operation = request.called.operation
     described = {operation.input_spellings.get(name): given for name, given in request.inputs.items()}
     needed = {row.name for row in operation.inputs if row.required or described.get(row.name) is not None}

@@ -86,9 +86,13 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
     """
     attributes = request.get("attributes")
     if isinstance(attributes, Mapping) and not is_dump(attributes) and not is_dump(request):
-        arriving = isinstance(attributes, Partial)
-        _, problems = read_attributes(called, attributes.complete() if isinstance(attributes, Partial) else attributes)
-        problems = [found for found in problems if not (arriving and found["type"] == "missing")]
+        if isinstance(attributes, Partial):  # also of a dump, which only its other members show
+            known = called.operation.attribute_spellings
+            attributes = {name: value for name, value in attributes.complete().items() if name in known}
+            _, problems = read_attributes(called, attributes)
+            problems = [found for found in problems if found["type"] != "missing"]
+        else:
+            _, problems = read_attributes(called, attributes)
         if problems:
             raise invalid_params(called.called_as, problems)
     options = request.get("options")

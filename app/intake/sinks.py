@@ -112,6 +112,12 @@ class Lease:
         self._held[id(shared)] = shared
         return shared
 
+    def received(self) -> None:
+        """End the request's turn: its body has arrived, and nothing that it allocates from now on waits for one."""
+        if self._turn is not None:
+            self._turn.end()
+            self._turn = None
+
     def release(self, segment: Segment) -> None:
         """Return one segment early."""
         if self._held.pop(id(segment), None) is not None:
@@ -311,11 +317,6 @@ class NpySink:
         """The sink of the data; only once the header has arrived."""
         assert self._data is not None
         return self._data
-
-    @property
-    def small(self) -> bool:
-        """Whether the tensor needs no segment yet."""
-        return self._data is None or self._data.small
 
     async def supply(self) -> None:
         """Allocate the memory that the bytes so far need; raises `Overloaded` or `TooLarge`."""

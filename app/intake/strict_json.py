@@ -23,6 +23,7 @@ _TAIL = 4096
 # Levels of objects and lists that are read while they arrive: a JSON-RPC request's are params, inputs and a tensor.
 _PARTIAL_DEPTH = 5
 
+_DELIMITERS = (",", "]", "}", " ", "\t", "\r", "\n")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _KEY = re.compile(r'[ \t\r\n]*("(?:[^"\\]|\\.)*")[ \t\r\n]*:[ \t\r\n]*')
 _COMMA = re.compile(r"[ \t\r\n]*,")
@@ -78,7 +79,7 @@ def partial_document(skeleton: bytes, values: Sequence[object] = ()) -> Any:
     """Return what has arrived of a document: an object or list that is not complete has its first members or entries.
 
     Such an object is a `Partial`, such a list a `PartialList`. `values` are those of `parse_document`, and last the one
-    that is still arriving. None if nothing is known; a fault ends it without an error, which parsing the whole document
+    that is still arriving. None if nothing is known; it stops silently at a fault, which the final parse
     reports.
     """
     left = iter(values)
@@ -110,7 +111,7 @@ def _partial(text: str, start: int, decoder: JSONDecoder, left: Iterator[object]
         if end is not None or value is not None:
             if key is None:
                 value_so_far.append(value)
-            elif (name := json.loads(key[1])) not in value_so_far:
+            elif (name := _name(key[1])) is not None and name not in value_so_far:
                 value_so_far[name] = value
             else:
                 return value_so_far, None
@@ -136,7 +137,16 @@ def _plain(text: str, at: int, decoder: JSONDecoder, left: Iterator[object]) -> 
     except (ValueError, RecursionError, ParseError):
         return None, None
     # A number may go on.
-    return (value, end) if end < len(text) or isinstance(value, str | list | dict) else (None, None)
+    over = isinstance(value, str | list | dict) or text[end : end + 1] in _DELIMITERS
+    return (value, end) if over else (None, None)
+
+
+def _name(text: str) -> str | None:
+    try:
+        name = json.loads(text)
+    except ValueError:
+        return None
+    return name if isinstance(name, str) else None
 
 
 def members_before(skeleton: bytes | bytearray) -> dict[str, Any]:

@@ -126,11 +126,12 @@ def check_begun_tensor(name: str, given: Mapping[str, Any], memory: int) -> None
     if size is not None and size > memory:
         shape = tuple(given["shape"])
         message = f"{loc[1]} has {size} bytes, but this service allows {memory} for a call: it is {dims(shape)}"
-        raise TooLarge(message, data={"reason": "scratch", "limit": memory, "value": size, "loc": loc})
-    data = given.get("data", given.get("npy"))
-    if isinstance(data, InlineTensor | Numbers) and isinstance(data.fault, TensorFault):
-        message = f"data of {loc[1]}: {data.fault.message}"
-        raise invalid_params(_WHAT, [problem([*loc, "data"], message, data.fault.kind)])
+        raise TooLarge(message, data={"reason": "memory", "limit": memory, "value": size, "loc": loc})
+    for member in ("data", "npy"):
+        data = given.get(member)
+        if isinstance(data, InlineTensor | Numbers) and isinstance(data.fault, TensorFault):
+            message = f"{member} of {loc[1]}: {data.fault.message}"
+            raise invalid_params(_WHAT, [problem([*loc, member], message, data.fault.kind)])
 
 
 def metas(inputs: Mapping[str, Input]) -> dict[str, TensorMeta | list[int]]:
@@ -193,7 +194,9 @@ def _read(value: Any, loc: list[str | int], problems: list[Problem], lease: Leas
         if tensor is not None and wire.member == "data":
             tensor.sink = _data(wire.payload, tensor, lease)
         elif need_data and len(problems) == before:
-            problems.append(problem(loc, f"{loc[-1]} needs data: the base64 of its elements, or numbers", "missing"))
+            problems.append(
+                problem(loc, f"{loc[-1]} has no data: send its elements as base64 or as numbers", "missing")
+            )
             return None
     except TensorFault as fault:
         member = wire.member or "data"

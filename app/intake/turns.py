@@ -32,8 +32,8 @@ class Turns:
     def turn(self, check: Callable[[], object], received: Callable[[], int]) -> Turn:
         """Return the turn of one request.
 
-        `check` raises an error if the request is to be rejected by then; `received` returns how many bytes of its body
-        have arrived.
+        `check` is called when the turn comes, and raises if the request must be rejected; `received` returns how many
+        bytes of its body have arrived.
         """
         return Turn(self._free, check, received)
 
@@ -44,6 +44,7 @@ class Turn:
     def __init__(self, free: asyncio.Semaphore, check: Callable[[], object], received: Callable[[], int]) -> None:
         self._free, self._check, self._received = free, check, received
         self._had = False
+        self._beginning = asyncio.Lock()  # the items of a batch share a turn
         self._timer: asyncio.TimerHandle | None = None
 
     async def begin(self) -> None:
@@ -51,8 +52,11 @@ class Turn:
 
         Raises `Overloaded` if it does not come within a few seconds, and what `check` raises.
         """
-        if self._had:
-            return
+        async with self._beginning:
+            if not self._had:
+                await self._begin()
+
+    async def _begin(self) -> None:
         try:
             async with asyncio.timeout(_LONGEST_WAIT_S):
                 await self._free.acquire()

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.types import Send
 
-__all__ = ["dump", "send_bytes", "send_head", "send_json", "send_piece"]
+__all__ = ["dump", "send_bytes", "send_head", "send_piece"]
 
 # Numbers of this length may have taken a millisecond to format; writing 32 KiB to a socket takes some 10 us.
 _GIVES_WAY = 4 << 10
@@ -50,15 +50,3 @@ async def send_bytes(
     """Send a whole reply."""
     await send_head(send, media_type, status=status, length=len(body), headers=headers)
     await send_piece(send, body, last=True)
-
-
-async def send_json(
-    send: Send,
-    value: Any,
-    *,
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-    media_type: str = "application/json",
-) -> None:
-    """Send a whole JSON reply."""
-    await send_bytes(send, dump(value), media_type, status=status, headers=headers)

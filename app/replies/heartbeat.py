@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from convgrad._errors import Cancelled
 
 __all__ = ["INTERVAL_S", "Heartbeat"]
 
@@ -39,11 +42,12 @@ class Heartbeat:
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(self._last + self._interval - loop.time())
-            if loop.time() >= self._last + self._interval:
-                # This waits for a running write, after which the stream is not idle any more.
-                await self.write(self._beat_if_quiet)
+        with suppress(Cancelled):  # the client reads too slowly, which the next write finds too
+            while True:
+                await asyncio.sleep(self._last + self._interval - loop.time())
+                if loop.time() >= self._last + self._interval:
+                    # This waits for a running write, after which the stream is not idle any more.
+                    await self.write(self._beat_if_quiet)
 
     async def _beat_if_quiet(self) -> None:
         if asyncio.get_running_loop().time() >= self._last + self._interval:

@@ -102,7 +102,7 @@ class InferenceBody:
                 self._lease.place([self._coming[0].room()])
         if head is None:
             if self._head_left:
-                raise ParseError(f"the body ends within the {self._head_length} bytes of its inference header")
+                raise ParseError(f"the body is shorter than the {self._head_length} bytes of JSON that {_HEADER} gives")
             head = self._parse_head(await self._lists().finish_async())
             known = await self._known(head, memoryview(b""))
         if self._coming:
@@ -110,7 +110,7 @@ class InferenceBody:
             raise ParseError(f"the body is {missing} bytes too short for its binary tensors")
         assert known is not None
         shapes = b"".join([self._sinks[tensor.name].content() for tensor, _ in head.shapes])
-        if known.prepared is None and shapes:
+        if known.prepared is None and head.shapes:
             known = await self._known(head, memoryview(shapes), only_shapes=True)
         yield known
         self._remember(head, shapes, known)
@@ -155,7 +155,7 @@ class InferenceBody:
         return CachedHead(request, binary, tuple(shapes), at)
 
     async def _known(self, head: CachedHead, rest: memoryview, *, only_shapes: bool = False) -> Known:
-        """Return what is known of the call: the head, and its shape if that is at the beginning of the `rest`.
+        """Return the call. Its shape input is read from `rest`, the bytes after the head, if it is there.
 
         The rest may also be `only_shapes`, one after the other.
         """
@@ -180,7 +180,7 @@ class InferenceBody:
         return Known(call, head.calls.get(shapes))
 
     def _remember(self, head: CachedHead, shapes: bytes, known: Known) -> None:
-        """Cache what the call was prepared to, for later calls with the same head."""
+        """Cache the plan for later calls with the same head."""
         # A shape in shared memory may be different the next time.
         fixed = not any(self._is_shape(tensor) for tensor in head.request.inputs if tensor.place is not None)
         if shapes not in head.calls and fixed:
@@ -212,7 +212,7 @@ class InferenceBody:
             return _integers(tensor, room)
         if tensor.numbers is not None:
             return _integers(tensor, tensor.numbers.content())
-        return Tensor(DTYPES["s32"], tensor.shape)  # the rules know s32 only, but s64 is as good
+        return Tensor(DTYPES["s32"], tensor.shape)  # the rules accept only s32 here
 
     def _is_shape(self, tensor: InputTensor) -> bool:
         return self._called.operation.input_spellings.get(tensor.name) == self._called.operation.shape_input

@@ -19,7 +19,7 @@ from schemas.frameworks import dtype_here
 from schemas.problems import Problem, dims, invalid_params, problem, safe_key, unsupported
 from schemas.spelling import advice
 from schemas.tables import CalledOperation
-from schemas.tensors import TensorMeta, read_shape
+from schemas.tensors import read_shape
 
 __all__ = ["InferRequest", "InputTensor", "Place", "RequestedOutput", "read_request"]
 
@@ -62,11 +62,6 @@ class InputTensor:
 
     def __post_init__(self) -> None:
         self.nbytes = math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def meta(self) -> TensorMeta:
-        """What the operation's rules need to know."""
-        return TensorMeta(self.dtype.name, self.shape)
 
 
 @dataclass(frozen=True, slots=True)

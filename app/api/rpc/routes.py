@@ -59,6 +59,9 @@ _CONTENT_TYPES = ("application/json", "application/json-rpc")
 _MAX_CONCURRENT = 4
 # The messages that the specification defines; ours go to `data.detail`.
 _STANDARD_MESSAGES = {-32700: "Parse error", -32600: "Invalid Request", -32601: "Method not found"}
+# An invalid request whose id has not arrived may be a notification, which gets no reply. It is answered without an id
+# only if nothing more of it, but perhaps of a tensor, arrives for this long.
+_ID_WITHIN_S = 0.5
 # A batch could request a document of tens of kilobytes a thousand times: the answer's documents are limited in total.
 _DOCUMENTS = 4 << 20
 
@@ -156,22 +159,34 @@ class _Message:
             if denied is not None and (length is None or length > limit):
                 return _Unreadable(denied)  # don't read large bodies without a valid key
             document = JsonIntake(TensorValues(self._lease, self._refusal), length=length, max_skeleton=limit)
-            async for begun in begun_documents(self._exchange.chunks(), document):
+            news, error = begun_documents(self._exchange.chunks(), document), None
+            while True:
                 try:
-                    self._check_begun(begun.document)
-                except ConvgradError as error:
-                    return _Unreadable(error, rpc.id_of(begun.document))
+                    async with asyncio.timeout(None if error is None else _ID_WITHIN_S):
+                        begun = (await anext(news)).document
+                except StopAsyncIteration:
+                    break
+                except TimeoutError:
+                    assert error is not None
+                    return _Unreadable(error)
+                error = error or self._check_begun(begun)
+                if error is not None and "id" in begun:
+                    return _Unreadable(error, rpc.id_of(begun))
             return rpc.parse_message(await document.finish_async())
         except (Cancelled, UnsupportedMediaType):
             raise
         except ConvgradError as error:
             return _Unreadable(error)
 
-    def _check_begun(self, request: Mapping[str, Any]) -> None:
+    def _check_begun(self, request: Mapping[str, Any]) -> ConvgradError | None:
         """Check a request that is still arriving; in a batch the others have to be answered, and so read, anyway."""
         method = self._methods.get(str(request.get("method")))
-        if self._refusal is None and isinstance(method, TaskMethod):
-            method.check_begun(self._service, request.get("params"))
+        if self._refusal is None and isinstance(method, TaskMethod) and request.get("jsonrpc") == "2.0":
+            try:
+                method.check_begun(self._service, request.get("params"))
+            except ConvgradError as error:
+                return error.with_traceback(None)
+        return None
 
     def _cancel_calls(self, items: Iterable[_Item]) -> None:
         """Handle the notifications that cancel calls."""
@@ -295,7 +310,7 @@ class _Message:
         """Count the bytes of a document of the answer; raises `TooLarge` when they exceed the limit in total."""
         if count > self._documents:
             raise TooLarge(
-                f"the documents in the answer to a batch may have {_DOCUMENTS} bytes: request the rest separately",
+                f"the reply to a batch is limited to {_DOCUMENTS} bytes of JSON: send the rest in another request",
                 data={"reason": "batch", "limit": _DOCUMENTS},
             )
         self._documents -= count
@@ -305,7 +320,7 @@ class _Message:
         limit = int(self._service.settings.output_limit)
         if self._tensors and self._tensors + count > limit:
             raise TooLarge(
-                f"the output tensors in the answer to a batch may have {limit} bytes: request the rest separately",
+                f"the reply to a batch is limited to {limit} bytes of tensors: send the rest in another request",
                 data={"reason": "batch", "limit": limit},
             )
         self._tensors += count

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
+import numpy as np
 import pytest
 
 from app.intake.requests import check_begun
 from app.intake.strict_json import partial_document
-from schemas.tables import find_operation
+from schemas.tables import CalledOperation, find_operation
 from tests.app.bare import connected, replies
-from tests.app.samples import SMALL
+from tests.app.intake.support import npy
+from tests.app.samples import JSON, SMALL
 from tests.live import LiveService
 
 REST, RPC = f"/v1/ops/{SMALL.op}", "/rpc"
@@ -106,11 +109,84 @@ def test_a_multipart_request(service: LiveService) -> None:
     assert (status, *error_of(REST, reply)) == (422, "invalid_params", ["attributes", "strides", 0])
 
 
+def in_two(service: LiveService, path: str, body: bytes, cut: int, content_type: str = JSON) -> tuple[int, Any]:
+    """Send a whole request, of whose body the first `cut` bytes arrive before the rest; return the reply."""
+    fields = f"host: localhost\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}"
+    with connected(service.url) as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body[:cut])
+        with connected(service.url) as other:  # whose reply shows that the first part has been read
+            other.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            replies(other, 1)
+        sock.sendall(body[cut:])
+        ((status, reply),) = replies(sock, 1)
+    return status, json.loads(reply) if reply else None
+
+
+def test_a_notification_gets_no_reply(service: LiveService) -> None:
+    """An invalid call without an id is one, if no id comes."""
+    call = {"jsonrpc": "2.0", "method": SMALL.op, "params": {"attributes": {"strides": [0, 0]}, "x": "y"}}
+    body = json.dumps(call).encode()
+    assert in_two(service, RPC, body, len(body) - 5) == (204, None)
+
+
+@pytest.mark.parametrize("value", ["7", '"b"', "1.5"])
+def test_an_id_that_comes_last(service: LiveService, value: str) -> None:
+    """It is the id of the answer, wherever the network cuts the request."""
+    call = {"jsonrpc": "2.0", "method": SMALL.op, "params": {"attributes": {"strides": [0, 0]}}, "id": "@"}
+    body = json.dumps(call).replace('"@"', value).encode()
+    for cut in (body.index(b'"id"'), len(body) - 2):
+        _, reply = in_two(service, RPC, body, cut)
+        assert reply["id"] == json.loads(value)
+        assert reply["error"]["code"] == -32602
+
+
+@pytest.mark.parametrize("text", [rb'{"\x": 1, "b": 2}', b'{"a\n": 1, "b": 2}'])
+def test_malformed_names(service: LiveService, text: bytes) -> None:
+    """They are no JSON, also in two pieces."""
+    status, reply = in_two(service, REST, text, len(text) - 3)
+    assert (status, reply["code"]) == (400, "parse_error")
+
+
+def parts(*names: str, outputs: list[str] | None = None) -> bytes:
+    """Return a multipart call of which the request describes no tensor."""
+    weights = SMALL.weights_shape
+    arrays = SMALL.inputs() | {"weights": np.ones(weights, "f4"), "diff_src": np.zeros(SRC["shape"], "f4")}
+    options = {"options": {"outputs": outputs}} if outputs else {}
+    request = json.dumps({"attributes": SMALL.attributes(), **options}).encode()
+    files = [("request", request), *((name, npy(arrays[name])) for name in names)]
+    texts = [b'--x\r\nContent-Disposition: form-data; name="%b"\r\n\r\n%b\r\n' % (n.encode(), c) for n, c in files]
+    return b"".join(texts) + b"--x--\r\n"
+
+
+@pytest.mark.parametrize("outputs", [["diff_src"], ["diff_weights", "diff_src"]])
+def test_an_input_that_an_output_needs_may_come_last(service: LiveService, outputs: list[str]) -> None:
+    """Nothing is missing before the end, wherever the network cuts the body."""
+    body = parts("src", "diff_dst", "weights", outputs=outputs)
+    status, reply = in_two(service, REST, body, body.index(b'name="weights"'), "multipart/form-data; boundary=x")
+    assert status == 200
+    assert list(reply["outputs"]) == outputs
+
+
+def test_a_result_to_verify_may_come_first(service: LiveService) -> None:
+    """The inputs that the reference needs follow it."""
+    body = parts("diff_src", "src", "diff_dst", "weights")
+    cut = body.index(b'name="weights"')
+    status, reply = in_two(service, f"{REST}/verify", body, cut, "multipart/form-data; boundary=x")
+    assert (status, reply["passed"]) == (200, False)
+
+
 @pytest.mark.parametrize("path", [REST, RPC])
 def test_a_valid_beginning_is_no_error(path: str) -> None:
     """Wherever a valid call is cut, nothing is wrong with it yet."""
-    text, _ = begun(path, SRC)
     called = find_operation(SMALL.op)
+    dump = {"attributes": {"id": 0, "name": "x", "kind": SMALL.op, "version": "3.8.0"}}
+    for text in (begun(path, SRC)[0], json.dumps(dump if path == REST else {"params": dump}).encode()):
+        check_beginnings(called, text, path)
+
+
+def check_beginnings(called: CalledOperation, text: bytes, path: str) -> None:
+    """Check every beginning of a body; raises what that raises."""
     for cut in range(len(text)):
         found = partial_document(text[:cut])
         found = found.get("params", {}) if path == RPC and found else found

@@ -202,8 +202,8 @@ def test_the_report_of_a_wrong_pad(client: convgrad.Client, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("inputs", "loc", "rule"),
     [
-        ({}, ["inputs"], "give the one result to verify, as the input diff_weights or diff_bias or diff_src"),
-        ({"diff_weights": (8, 6, 3, 3), "diff_bias": (8,)}, ["inputs"], "give the one result"),
+        ({}, ["inputs"], "send exactly one result to verify, as the input diff_weights or diff_bias or diff_src"),
+        ({"diff_weights": (8, 6, 3, 3), "diff_bias": (8,)}, ["inputs"], "send exactly one result"),
         ({"diff_weights": (8, 6, 3, 2)}, ["inputs", "diff_weights", "shape"], "must have shape (8, 6, 3, 3), but has"),
         ({"diff_bias": (7,)}, ["inputs", "diff_bias", "shape"], "must have shape (8), but has (7)"),
         ({"diff_src": (3, 6, 12, 10)}, ["inputs", "weights"], "weights is required for diff_src"),

@@ -254,7 +254,7 @@ def test_a_compression_bomb_is_rejected_early(tight_http: httpx.Client) -> None:
     blanks = gzip.compress(b'{"inputs":[{"data":[' + b" " * (64 << 20))
     assert "body" in oip.error(oip.post(tight_http, OP, blanks, {"content-encoding": "gzip"}), 413)
     blanks = gzip.compress(b"{" + b" " * (1 << 20))
-    assert "JSON may have" in oip.error(oip.post(tight_http, OP, blanks, {"content-encoding": "gzip"}), 413)
+    assert "may have at most" in oip.error(oip.post(tight_http, OP, blanks, {"content-encoding": "gzip"}), 413)
 
 
 def test_limits(tight_http: httpx.Client) -> None:
