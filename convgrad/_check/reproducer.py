@@ -72,7 +72,7 @@ def _allowed(case: Case, fault: Fault) -> tuple[float, float]:
         rms = float(data["rms_error"]) * (float(mean["limit"]) / float(mean["measured"])) ** 0.5
     elif not rules["hypotheses"]["passed"]:
         rms = float(data["rms_error"]) / 2
-    return rms, largest
+    return rms, largest if np.isfinite(largest) else np.inf
 
 
 def _call(problem: Problem, inputs: dict[str, Array], right: Array) -> str:
