@@ -52,6 +52,10 @@ class ProgressBar:
         if isinstance(event, Progress):
             self._show("computing", event.share)
 
+    def trying(self, what: str, share: float) -> None:
+        """Draw how far a check is, and what it tries."""
+        self._show("", share, what)
+
     def waiting(self, health: Health | None) -> None:
         """Draw the state of a service that is not ready; None while there is no connection."""
         if health is None:
@@ -61,15 +65,17 @@ class ProgressBar:
         if isinstance(share, float | int):
             self._show(str(health.detail.get("status")), share)
 
-    def _show(self, phase: str, share: float) -> None:
-        if phase != self._phase:
+    def _show(self, phase: str, share: float, after: str = "") -> None:
+        if phase != self._phase or not self._drawn:
             self._phase = phase
             self._begun = self._clock(), share
-        words = f"{self._label}: {phase} "
+        words = f"{self._label}: {phase} " if phase else f"{self._label}: "
         numbers = f" {math.floor(share * 100):3} %{self._left(share)}"
-        width = max(5, min(_MAX_WIDTH, shutil.get_terminal_size().columns - len(words) - 20))
+        columns = shutil.get_terminal_size().columns
+        width = max(5, min(_MAX_WIDTH // (2 if after else 1), columns - len(words) - 20))
         done = math.floor(share * width)
-        self._draw(words + _FULL * done + _EMPTY * (width - done) + numbers)
+        line = words + _FULL * done + _EMPTY * (width - done) + numbers
+        self._draw(f"{line}  {after}"[: columns - 1] if after else line)
 
     def _left(self, share: float) -> str:
         """Return the time left in words, once there is progress to estimate it from."""

@@ -19,7 +19,7 @@ from convgrad._errors import CallerError, ParseError, Unsupported
 from convgrad._events import Array
 from convgrad._npy import HEADER_LIMIT, NpyHeader, parse_header, write_header
 
-__all__ = ["PIECE", "Bytes", "NpyFile", "Part", "Tensor", "part"]
+__all__ = ["PIECE", "Bytes", "NpyFile", "Part", "Tensor", "array_of", "part"]
 
 # Large enough for few system calls, small enough for the second-level cache.
 PIECE = 256 * 1024
@@ -85,10 +85,10 @@ def part(tensor: Tensor | Any) -> Part:
         case str() | os.PathLike():
             return _file_part(Path(tensor), None)
         case _:
-            return _array_part(_array_of(tensor))
+            return _array_part(array_of(tensor))
 
 
-def _array_of(value: Any) -> Array:
+def array_of(value: Any) -> Array:
     """Return what NumPy can read as an array: arrays, lists, tensors of PyTorch, and others by DLPack.
 
     A tensor of PyTorch is detached and copied to the CPU; bfloat16 is kept. Lists of numbers become float32. Raises
@@ -103,7 +103,7 @@ def _array_of(value: Any) -> Array:
             return found
         return np.asarray(value)
     try:
-        if hasattr(value, "__dlpack__"):
+        if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):  # DLPack has no bfloat16 of ml_dtypes
             return np.from_dlpack(value)
         read = np.asarray(value, np.float32 if isinstance(value, Sequence) else None)
         if read.dtype.kind in "OSU":

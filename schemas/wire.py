@@ -156,6 +156,13 @@ class Detection(_Reply):
     products: int
 
 
+class RelativeErrors(_Reply):
+    """The RMS error in units of that of a naive sum in order, and of the exact sum rounded once."""
+
+    to_naive: float | str
+    to_best: float | str
+
+
 class Projections(_Reply):
     """What a fast verification found: how many random projections, their errors, and which part was checked in full.
 
@@ -189,6 +196,7 @@ class VerifyReply(_Reply):
     causes: list[Cause]
     product_bits: float | None
     difficulty: float
+    errors: RelativeErrors | None
     detection: Detection
     where: Wrong | None
     projections: Projections | None = None

@@ -89,6 +89,7 @@ def report_on(
         "causes": [cause.as_data() for cause in found or []],
         "product_bits": tally.bits,
         "difficulty": tally.witnessed,
+        "errors": None if tally.relative is None else dict(zip(("to_naive", "to_best"), tally.relative, strict=True)),
         "detection": {
             "every_element": tally.visible_everywhere,
             "one_element": tally.visible_in_one,
@@ -177,7 +178,7 @@ def _rules(problem: ConvProblem, tally: Tally, found: Sequence[Cause]) -> list[d
     """Describe each rule, with what it measured and its limit."""
     measured, limit = tally.mean_square
     sums = "f64" if problem.dtype == "f64" else "f32"
-    worst = 0.0 if tally.judged == 0 else tally.worst_share
+    worst = tally.worst_share if tally.judged or tally.failed else 0.0
     return [
         _rule("exact", tally.exact_failed == 0, tally.exact, float(tally.exact_failed), 0.0,
               f"where every partial sum is exact in {sums}, an element has the bits of the rounded reference"),

@@ -198,6 +198,14 @@ class Tally:
         return 0.5 * float(np.log2(0.36 * spread / excess))
 
     @property
+    def relative(self) -> tuple[float, float] | None:
+        """The RMS error in units of that of a naive sum, and of one rounding; None where no element is judged."""
+        error, rounded, rounding, summing, *_ = self.sums.tolist()
+        if self.judged == 0 or rounding <= 0:
+            return None
+        return sqrt(error / (rounding + summing)), sqrt(error / max(rounded, 1e-3 * rounding))
+
+    @property
     def visible_everywhere(self) -> float:
         """Share of the products of every element that rule 1 would have missed, at random."""
         limit = self.mean_square[1] * max(1, self.judged)

@@ -14,8 +14,8 @@ __all__ = ["BROKEN_PIPE", "EXITS", "FAILED", "NOT_READY", "REPORTED", "UsageErro
 FAILED, NOT_READY, BROKEN_PIPE = 1, 4, 141
 
 EXITS = {
-    0: "done; for verify, the result passed",
-    FAILED: "verify: the result failed; else an error of no other kind",
+    0: "done; for verify and check, all passed",
+    FAILED: "verify or check: something failed; else an error of no other kind",
     2: "the command line, a setting or a file can't be used",
     3: "the call is invalid, or not allowed",
     NOT_READY: "the service failed, or is not ready",
@@ -38,7 +38,7 @@ REPORTED = tuple(_CODES)
 """The exceptions that end the command with an exit code and a message instead of a traceback."""
 
 
-_FLAGS = {"convgrad.local()": "--local of run and verify", "reference=True": "--reference of run"}
+_FLAGS = {"convgrad.local()": "--local of run, verify and check", "reference=True": "--reference of run"}
 """The flags in place of what messages of the client recommend."""
 
 

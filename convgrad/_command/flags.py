@@ -120,6 +120,58 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
     add("-q", "--quiet", action="store_true", help="print nothing but errors")
 
 
+_KERNELS = """KERNEL is one of
+  module:function          a Python function; file.py:function, too
+  library.so[:function]    a shared library with the function of convgrad/kernel.h
+  "command:PROGRAM ARGS"   a program that reads and writes .npy files in a folder
+  http://HOST:PORT[/rpc]   a server of the Open Inference Protocol, or of JSON-RPC
+  torch, torch:cuda, jax, onnxruntime   the operations of a framework
+"""
+
+
+def _add_check(command: argparse.ArgumentParser) -> None:
+    command.epilog = f"{_KERNELS}\n{_EPILOG}"
+    add = command.add_argument
+    add("kernel", metavar="KERNEL", nargs="?", help="what to check, see below")
+    add("--ops", action="append", metavar="OP,..", help="operations (default: all that the kernel takes)")
+    add("--dtypes", action="append", metavar="D,..", help="of f32, f16, bf16 and f64 (default: f32 for functions)")
+    add("--takes", action="append", metavar="NAME=VALUE", help="what the kernel takes, such as ranks=2 or groups=false")
+    add("--arrays", metavar="KIND", help="what a function gets: numpy, torch, torch:cuda, jax, .. (default: numpy)")
+    add("--seconds", type=_positive, default=60.0, metavar="S", help="how long to try new cases (default: 60)")
+    add("--cases", type=int, metavar="N", help="stop after N cases, however long they take")
+    add("--seed", type=int, metavar="N", help="draw the same cases again (default: a new seed, which is printed)")
+    add(
+        "--only",
+        action="append",
+        metavar="WHAT,..",
+        help="kinds of data, traps, layers, part of the name of one, or the number of a case",
+    )
+    add("--skip", action="append", metavar="WHAT,..", help="kinds of data, or relations such as repeat or alignment")
+    add("--limit", type=_positive, default=20.0, metavar="S", help="seconds that one call may take (default: 20)")
+    add("--resume", metavar="FILE", help="go on from the JSON report of an earlier check")
+    add("--html", metavar="FILE", help="write the report as a page with pictures and reproducers")
+    add("--report", metavar="FILE", help="write the report as JSON, for --resume and --compare")
+    add("--junit", metavar="FILE", help="write the report as JUnit XML")
+    add("--scripts", metavar="FOLDER", help="write a script that reproduces each fault")
+    add(
+        "--compare",
+        nargs=2,
+        metavar=("OLD", "NEW"),
+        help="compare two JSON reports: what broke, what is slower",
+    )
+    add("--kernel-api-key", metavar="KEY", help="key of the server that is checked")
+    _add_local(command)
+    add("-q", "--quiet", action="store_true", help="print nothing but errors")
+
+
+def _positive(text: str) -> float:
+    """Parse a positive number of seconds; raises `ValueError`."""
+    found = float(text)
+    if not 0 < found < 1e9:
+        raise ValueError
+    return found
+
+
 def _add_describe(command: argparse.ArgumentParser) -> None:
     command.add_argument("op", metavar="OP", help="name or alias of the operation")
 
@@ -199,6 +251,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], Any]]] = {
     "run": ("compute an operation on .npy files", _add_run),
     "validate": ("check a call without computing it", _add_validate),
     "verify": ("compare a result of your own with the float64 reference", _add_verify),
+    "check": ("check a whole kernel on problems of all kinds", _add_check),
     "ops": ("list the operations", _add_nothing),
     "describe": ("show an operation's attributes, inputs and outputs", _add_describe),
     "health": ("ask whether the service accepts calls", _add_nothing),

@@ -277,7 +277,7 @@ def test_exit_codes(server: Server, capsys: pytest.CaptureFixture[str], status: 
 def test_no_service(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a service at the address the exit code is 5."""
     assert main(["health", "--url", f"http://127.0.0.1:{free_port()}"]) == 5
-    assert "; start one with `convgrad serve`, or use --local of run and verify" in capsys.readouterr().err
+    assert "; start one with `convgrad serve`, or use --local of run, verify and check" in capsys.readouterr().err
 
 
 def test_a_tensor_of_float64(capsys: pytest.CaptureFixture[str], server: Server) -> None:

@@ -38,6 +38,21 @@ def test_right_results_pass() -> None:
         assert sum(row["count"] for row in report["ulp"]) == report["elements"] - report["not_finite"] or not number % 2
 
 
+def test_errors_are_compared_with_two_others() -> None:
+    """The rounded reference has the error of one rounding; a naive sum that of a naive sum; exact sums have none."""
+    case = Case(
+        n=4, src_channels=6, dst_channels=8, src_spatial=(40, 40), dst_spatial=(40, 40), kernel=(1, 1), seed=3,
+    )  # fmt: skip
+    inputs = case.floats()
+    assert verify(case, inputs, case.expected(inputs))["errors"]["to_best"] == pytest.approx(1)
+    products = np.einsum("nixy,noxy->oinxy", inputs["src"], inputs["diff_dst"]).reshape(8, 6, -1)
+    naive = np.add.accumulate(products, axis=-1, dtype=np.float32)[..., -1].reshape(8, 6, 1, 1)
+    found = verify(case, inputs, naive)["errors"]
+    assert 0.5 < found["to_naive"] < 1.5
+    assert found["to_best"] > 20
+    assert verify(case, case.inputs(), case.expected(case.inputs()))["errors"] is None
+
+
 def test_a_planted_error_is_found_and_its_sum_explained() -> None:
     """One element beyond its bound fails; its index is named, and the products of its sum are those of the inputs."""
     rng = np.random.default_rng(2)

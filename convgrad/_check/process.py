@@ -1,0 +1,227 @@
+"""The kernel's process, as seen from the command: started, called with a time limit, ended and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from convgrad._check.problems import Problem, Takes
+from convgrad._dtypes import dtype as dtype_of
+
+__all__ = ["KernelProcess", "Memory", "Outcome", "signal_name"]
+
+Array = npt.NDArray[Any]
+
+_START_S = 120.0
+"""Seconds for loading the kernel: importing a framework may take a while."""
+
+_STDLIB = str(Path(os.__file__).parent)
+_SAID = 4000
+"""Bytes of the kernel's standard error that are kept after a crash."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where the tensors of a call lie, and what the result's memory holds before: bytes of `poison`."""
+
+    poison: int = 0xFF  # NaN, in every dtype
+    at_end: bool = True
+    aligned: bool = True
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a call: `done`, `unsupported`, or a fault that `text` describes.
+
+    Faults are `raised`, `crashed`, `hung`, `dtype` and `shape`. `modified` are the inputs that were changed, `outside`
+    the tensors beside which memory was written.
+    """
+
+    status: str
+    text: str = ""
+    result: Array | None = None
+    seconds: float = 0.0
+    modified: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+
+
+class KernelProcess:
+    """Runs one kernel; `takes` is what the kernel takes. Starting raises `ValueError` if it can't be used."""
+
+    def __init__(
+        self, kernel: str, *, arrays: str = "numpy", takes: Mapping[str, Any], limit: float, api_key: str | None = None
+    ) -> None:
+        self._first = {"kernel": kernel, "arrays": arrays, "takes": dict(takes), "api_key": api_key}
+        self._limit = limit
+        self._process: subprocess.Popen[bytes] | None = None
+        self.restarts = -1
+        self.takes = self._start()
+
+    def _start(self) -> Takes:
+        if sys.platform == "win32":
+            raise ValueError("convgrad check needs Linux or macOS")
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        # What malloc gives and what was freed is never zero, and large blocks are not fresh pages, which are.
+        poisoned = {"MALLOC_PERTURB_": "1", "MALLOC_MMAP_THRESHOLD_": str(1 << 25), "PYTHONUNBUFFERED": "1"}
+        path = [os.environ.get("PYTHONPATH"), str(Path(__file__).parents[2])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "convgrad._check.host"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            bufsize=0,
+            env={**os.environ, **poisoned, "PYTHONPATH": os.pathsep.join(filter(None, path))},
+            start_new_session=True,  # so that what it starts can be ended with it, and Ctrl-C is for the command
+        )
+        self._buffer = b""
+        self.restarts += 1
+        head = None
+        if self._send(self._first):
+            head = self._receive(_START_S)
+        if head is None:
+            fault = self._ended(f"did not load within {_START_S:g} s").text
+            raise ValueError(f"the kernel can't be loaded: it {fault}")
+        if "error" in head:
+            self.close()
+            raise ValueError(head["error"])
+        return Takes.from_json(head["takes"])
+
+    @contextlib.contextmanager
+    def limited(self, seconds: float | None) -> Iterator[None]:
+        """Lower the time limit in the block, if a limit is given: what hangs needs no long wait to show it again."""
+        whole = self._limit
+        self._limit = whole if seconds is None else min(whole, seconds)
+        try:
+            yield
+        finally:
+            self._limit = whole
+
+    def call(self, problem: Problem, inputs: Mapping[str, Array], memory: Memory) -> Outcome:
+        """Run the kernel once."""
+        if self._process is None:
+            self._start()
+        head = {"problem": problem.as_json(), "poison": memory.poison, "at_end": memory.at_end,
+                "aligned": memory.aligned}  # fmt: skip
+        answer = self._receive(self._limit) if self._send(head, [each.tobytes() for each in inputs.values()]) else None
+        if answer is None:
+            return self._ended(f"did not return within {self._limit:g} s")
+        size = answer.pop("bytes")
+        data = self._read(size, time.monotonic() + _START_S)
+        if data is None:
+            return self._ended(f"did not return within {self._limit:g} s")
+        result = None
+        if answer["status"] == "done":
+            result = np.frombuffer(data, dtype_of(problem.dtype).numpy).reshape(problem.output_shape)
+        return Outcome(**answer, result=result)
+
+    def _send(self, head: Mapping[str, Any], pieces: list[bytes] | None = None) -> bool:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        try:
+            for piece in (json.dumps(head).encode() + b"\n", *(pieces or ())):
+                rest = memoryview(piece)
+                while rest:
+                    rest = rest[self._process.stdin.write(rest) :]
+        except OSError:
+            return False
+        return True
+
+    def _receive(self, seconds: float) -> dict[str, Any] | None:
+        end = time.monotonic() + seconds
+        while b"\n" not in self._buffer:
+            if not self._more(end):
+                return None
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def _read(self, size: int, end: float) -> bytes | None:
+        pieces, have = [self._buffer], len(self._buffer)
+        while have < size:
+            self._buffer = b""
+            if not self._more(end):
+                return None
+            pieces.append(self._buffer)
+            have += len(self._buffer)
+        whole = b"".join(pieces)
+        self._buffer = whole[size:]
+        return whole[:size]
+
+    def _more(self, end: float) -> bool:
+        """Wait for bytes of the process; False at the end of the time or of the process."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        left = end - time.monotonic()
+        if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+            return False
+        new = self._process.stdout.read(1 << 20)
+        self._buffer += new or b""
+        return bool(new)
+
+    def _ended(self, slow: str) -> Outcome:
+        """Return what became of a process that does not answer, and end it if it still runs."""
+        assert self._process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may be writing a core file
+            self._process.wait(0.0 if _is_open(self._process) else 5.0)
+        code = self._process.poll()
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - _SAID))
+        said = self._said.read().decode(errors="replace").strip()
+        self.close()
+        if code is None:
+            return Outcome("hung", slow)
+        how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with status {code}"
+        return Outcome("crashed", f"{how}{_place(said)}")
+
+    def close(self) -> None:
+        """End the process, and all that it started."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout, self._said):
+            assert stream is not None
+            with contextlib.suppress(OSError):
+                stream.close()
+
+    def __enter__(self) -> KernelProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as SIGSEGV."""
+    return signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
+
+
+def _is_open(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the process still has its end of the pipe, so that it has not ended."""
+    assert process.stdout is not None
+    return not select.select([process.stdout], [], [], 0)[0]
+
+
+def _place(said: str) -> str:
+    """Return the innermost line of the kernel that `faulthandler` names, or else the last line of what was said."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    traced = [line for line in lines if line.startswith("File ")]
+    own = [line for line in traced if "/convgrad/_check/" not in line and not line.startswith(f'File "{_STDLIB}')]
+    if own or traced:
+        return f", in {own[0][5:]}" if own else ""
+    return f": {lines[-1][:200]}" if lines else ""

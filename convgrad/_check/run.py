@@ -1,0 +1,231 @@
+"""A whole check: cases are drawn, tried and judged until the time is over, and faults are shrunk."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count, islice
+from typing import Any
+
+from convgrad._check.cases import EXACT, KINDS, SOURCES, Case, draw
+from convgrad._check.examine import Fault, Tried, examine, fault_of, shows
+from convgrad._check.judge import Judge
+from convgrad._check.named import LAYERS, TRAPS
+from convgrad._check.process import KernelProcess
+from convgrad._check.protocols import PROTOCOLS
+from convgrad._check.reproducer import reproducer
+from convgrad._check.shrink import shrunk
+from convgrad._errors import CallerError
+from convgrad._report import Report
+
+__all__ = ["Choice", "check", "chosen"]
+
+_AHEAD = 8
+"""Cases that the kernel is ahead of the judge."""
+
+_JUDGES = 4
+_SHRUNK = 16
+"""Faults that are shrunk: each may take some seconds."""
+
+_SHARE = 0.15
+"""Share of the whole time that shrinking one fault may take."""
+
+_CALLS = ("repeat", "alignment", "memory")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which cases are drawn: all of them by default."""
+
+    sources: Sequence[str] = SOURCES
+    kinds: Sequence[str] = tuple(KINDS)
+    names: Sequence[str] = ()
+    skip: Sequence[str] = ()
+    numbers: Sequence[int] = ()
+
+
+def chosen(only: Sequence[str], skip: Sequence[str]) -> Choice:
+    """Return what `--only` and `--skip` choose: kinds of data, sources, traps or layers by name, numbers of cases.
+
+    A trap or layer may be named by any part of its name. Raises `ValueError` for a word that means nothing.
+    """
+    known = (*KINDS, *SOURCES)
+    named = {word: [name for name in (*TRAPS, *LAYERS) if word.casefold() in name.casefold()] for word in only}
+    for word in only:
+        if not (word in known or named[word] or word.isdecimal()):
+            more = "part of the name of a trap or layer, or the number of a case"
+            raise ValueError(f"--only {word[:40]!r} is none of {', '.join(known)}, {more}")
+    for word in skip:
+        if word not in (*known, *_CALLS, *PROTOCOLS):
+            raise ValueError(f"--skip {word[:40]!r} is none of {', '.join((*known, *_CALLS, *PROTOCOLS))}")
+    kinds = [kind for kind in KINDS if kind in only] or [kind for kind in KINDS if kind not in skip]
+    sources = [source for source in SOURCES if source in only] or [each for each in SOURCES if each not in skip]
+    if not kinds or not sources:
+        raise ValueError("--skip leaves no cases")
+    names = [name for word in only if word not in known and not word.isdecimal() for name in named[word]]
+    return Choice(sources, kinds, names, skip, [int(word) for word in only if word.isdecimal()])
+
+
+@dataclass
+class _Check:
+    """The state of a check; `data` is the report so far."""
+
+    kernel: KernelProcess
+    judge: Judge
+    choice: Choice
+    data: dict[str, Any]
+    seconds: float
+    shrinking: float
+    begun: float = field(default_factory=time.monotonic)
+
+    def record(self, tried: Tried, faults: Sequence[Fault], report: Report | None) -> None:
+        """Add a case to the report."""
+        case, outcome = tried.case, tried.outcome
+        problem = case.problem
+        status = "unsupported" if outcome.status == "unsupported" else "failed" if faults else "passed"
+        entry: dict[str, Any] = {
+            "number": case.number, "op": problem.op, "dtype": problem.dtype, "kind": case.kind, "name": case.name,
+            "status": status, "seconds": round(outcome.seconds, 6), "macs": problem.macs,
+            "faults": sorted({fault.kind for fault in faults}), "protocols": tried.protocols,
+        }  # fmt: skip
+        if report is not None and (errors := report.data.get("errors")):
+            entry |= {"length": problem.sum_length, "to_naive": errors["to_naive"], "to_best": errors["to_best"]}
+        self.data["cases"].append(entry)
+        self.data["next"] = case.number + 1
+        for fault in faults:
+            self._add(fault, case)
+
+    def _add(self, fault: Fault, case: Case) -> None:
+        """Count a fault; the first of its kind and cause is shrunk, and joined with one that needs the same."""
+        begun = time.monotonic() - self.begun
+        faults, key = self.data["faults"], [fault.kind, case.problem.op, _cause(fault)]
+        alike = [known for known in faults if known["kind"] == fault.kind and known["op"] == case.problem.op]
+        same = next((known for known in alike if key in known["keys"]), None)
+        if same is None and alike and self.data["shrunk"] >= _SHRUNK:
+            same = alike[0]
+        if same is not None:
+            same["count"] += 1
+            return
+        self.data["shrunk"] += 1
+        smallest, tries, shown = self._shrunk(fault, case)
+        features = _features(smallest)
+        new = {
+            "features": features, "problem": str(smallest.problem), "smallest": smallest.as_json(), "tries": tries,
+            "smallest_text": shown.text,
+            "reproducer": reproducer(smallest, shown, self.data["kernel"], self.data["arrays"], self.judge),
+        }  # fmt: skip
+        for known in alike:
+            if {*known["features"]} <= {*features} or {*features} <= {*known["features"]}:
+                known["count"] += 1
+                known["keys"].append(key)
+                known |= new if len(features) < len(known["features"]) else {}
+                return
+        faults.append({
+            "kind": fault.kind, "op": case.problem.op, "count": 1, "text": fault.text, "first": case.as_json(),
+            "after": round(begun, 3), "keys": [key],
+            "report": None if fault.report is None else fault.report.data, **new,
+        })  # fmt: skip
+
+    def _shrunk(self, fault: Fault, case: Case) -> tuple[Case, int, Fault]:
+        found = [fault]
+
+        def still(smaller: Case) -> bool:
+            with suppress(CallerError):  # the service can't judge it
+                new = shows(self.kernel, smaller, fault.kind, self.judge)
+                if new is not None:
+                    found.append(new)
+                return new is not None
+            return False
+
+        with self.kernel.limited(2.0 if fault.kind == "hung" else None):
+            left = self.seconds + self.shrinking - (time.monotonic() - self.begun)
+            smallest, tries = shrunk(case, still, self.kernel.takes, min(self.shrinking, max(1.0, left)))
+        return smallest, tries, found[-1]
+
+
+def _cause(fault: Fault) -> str:
+    """Return what may tell causes apart: the best hint of a wrong result without its numbers, the error raised."""
+    if fault.report is None:
+        return fault.text.partition(":")[0] if fault.kind == "raised" else ""
+    data = fault.report.data
+    hints = [*(cause["text"].partition(" (")[0] for cause in data["causes"]), *data["hints"]]
+    return re.sub(r"[\d., -]+", " ", hints[0]) if hints else ""
+
+
+def _features(case: Case) -> list[str]:
+    """Return what a smallest case still has, beyond the plainest one: it is what the fault needs."""
+    problem = case.problem
+    plain = {"strides": 1, "dilations": 1, "pads_begin": 0, "pads_end": 0, "kernel": 1}
+    found = [name for name, least in plain.items() if max(getattr(problem, name), default=least) > least]
+    found += [name for name in ("n", "groups") if getattr(problem, name) > 1]
+    found += [] if case.kind in EXACT else [case.kind]
+    return found + ([] if problem.dtype == "f32" else [problem.dtype])
+
+
+def check(
+    kernel: KernelProcess,
+    judge: Judge,
+    data: dict[str, Any],
+    *,
+    choice: Choice,
+    seconds: float,
+    cases: int | None,
+    shrinking: float | None = None,
+    on_progress: Callable[[str, float], object],
+) -> None:
+    """Try cases from `data["next"]` on, until the time is over or so many `cases` were tried, and add to `data`.
+
+    Shrinking a fault takes at most so many seconds, by default a share of all. `on_progress` is called with what is
+    being tried, and the share of the time that has passed.
+    """
+    state = _Check(kernel, judge, choice, data, seconds, _SHARE * seconds if shrinking is None else shrinking)
+    spent = data["seconds"]
+    waiting: deque[tuple[Tried, Future[Report] | None]] = deque()
+    try:
+        with ThreadPoolExecutor(_JUDGES) as pool:
+            for done, case in enumerate(_cases(state, cases)):
+                share = (time.monotonic() - state.begun) / seconds if cases is None else done / cases
+                what = f"case {case.number}: {case.problem.op} {case.problem.dtype}, {case.kind}, {case.name}"
+                on_progress(f"{len(data['faults'])} faults, {what}", min(1.0, share))
+                tried = examine(kernel, case, choice.skip)
+                result = tried.result
+                verdict = None if result is None else pool.submit(judge.verify, case, tried.inputs, result)
+                waiting.append((tried, verdict))
+                while len(waiting) > _AHEAD or (waiting and (waiting[0][1] is None or waiting[0][1].done())):
+                    _finish(state, *waiting.popleft())
+            while waiting:
+                _finish(state, *waiting.popleft())
+    finally:
+        data["seconds"] = round(spent + time.monotonic() - state.begun, 3)
+        data["restarts"] = kernel.restarts
+
+
+def _cases(state: _Check, most: int | None) -> Iterator[Case]:
+    """Yield the cases to try, until there were so many or the time is over."""
+    choice, first = state.choice, state.data["next"]
+    for number in islice(choice.numbers or count(first), most):
+        if time.monotonic() - state.begun > state.seconds:
+            return
+        yield draw(
+            state.data["seed"], number, state.kernel.takes,
+            sources=choice.sources, kinds=choice.kinds, names=choice.names,
+        )  # fmt: skip
+
+
+def _finish(state: _Check, tried: Tried, verdict: Future[Report] | None) -> None:
+    faults, report = list(tried.faults), None
+    if verdict is not None:
+        try:
+            report = verdict.result()
+        except CallerError as error:  # beyond a limit of the service, for example
+            state.data["unjudged"].append({"number": tried.case.number, "text": str(error)[:300]})
+        else:
+            faults += [fault] if (fault := fault_of(report)) else []
+    if report is None or not report.passed or {*_CALLS} & {fault.kind for fault in faults}:
+        faults = [fault for fault in faults if fault.kind not in PROTOCOLS]  # which follow from the others
+    state.record(tried, faults, report)

@@ -1,0 +1,130 @@
+"""The subcommand check."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from convgrad._check.judge import Judge
+from convgrad._check.page import page
+from convgrad._check.process import KernelProcess
+from convgrad._check.report import Data, compared, comparison, counts, junit, load, new, text
+from convgrad._check.run import Choice, chosen
+from convgrad._check.run import check as run_check
+from convgrad._client import Client
+from convgrad._command.connection import connected, draws
+from convgrad._command.exits import FAILED, say
+from convgrad._command.streams import show
+from convgrad._progress import ProgressBar
+
+__all__ = ["check"]
+
+
+def check(options: argparse.Namespace) -> int:
+    """Check a kernel on problems of all kinds; the exit code says whether all cases passed."""
+    if options.compare:
+        return _compare(options)
+    _check_folders(options)
+    resumed = load(options.resume) if options.resume else None
+    if resumed is not None and options.seed is not None:
+        raise ValueError("--seed is for a new check: --resume goes on with the seed of the report")
+    before = resumed or {"kernel": None, "arrays": "numpy", "takes": {}, "options": {}}
+    kernel, arrays = options.kernel or before["kernel"], options.arrays or before["arrays"]
+    if kernel is None:
+        raise ValueError("no kernel: give module:function, library.so, command:program, a URL, or a framework")
+    only, skip = (_words(getattr(options, name)) or before["options"].get(name, []) for name in ("only", "skip"))
+    choice = chosen(only, skip)
+    with connected(options) as client:
+        takes = before["takes"] | dict(map(_field, options.takes or []))
+        takes |= {"ops": _canonical(client, _words(options.ops))} if options.ops else {}
+        takes |= {"dtypes": _words(options.dtypes)} if options.dtypes else {}
+        with KernelProcess(
+            kernel, arrays=arrays, takes=takes, limit=options.limit, api_key=options.kernel_api_key
+        ) as process:
+            seed = secrets.randbits(48) if options.seed is None else options.seed
+            data = resumed or new(kernel, arrays, seed, process.takes, {"only": only, "skip": skip})
+            try:
+                _run(process, client, data, choice, options)
+            finally:  # a check that is interrupted has a report, too
+                _write(data, options)
+    counted = counts(data)
+    return FAILED if counted["failed"] or not counted["passed"] else 0
+
+
+def _check_folders(options: argparse.Namespace) -> None:
+    """Raise `ValueError` for a report that can't be written, before the time is spent."""
+    for flag in ("html", "junit", "report"):
+        path = getattr(options, flag)
+        if path and (Path(path).is_dir() or not Path(path).parent.is_dir()):
+            raise ValueError(f"--{flag} must be a file in a folder that exists")
+
+
+def _run(kernel: KernelProcess, client: Client, data: Data, choice: Choice, options: argparse.Namespace) -> None:
+    if not options.quiet and not options.json:
+        say(f"checking {data['kernel']} with seed {data['seed']}")
+    limits: dict[str, Any] = {"choice": choice, "seconds": options.seconds, "cases": options.cases}
+    if not draws(options):
+        run_check(kernel, Judge(client), data, **limits, on_progress=lambda *_: None)
+        return
+    with ProgressBar(sys.stderr, "check") as bar:
+        run_check(kernel, Judge(client), data, **limits, on_progress=bar.trying)
+
+
+def _write(data: Data, options: argparse.Namespace) -> None:
+    """Write the reports that were asked for, and print one."""
+    scripts = {}
+    if options.scripts:
+        Path(options.scripts).mkdir(parents=True, exist_ok=True)
+        for number, fault in enumerate(data["faults"], 1):
+            path = Path(options.scripts, f"{number}-{fault['kind']}.py")
+            path.write_text(fault["reproducer"], encoding="utf-8")
+            scripts[number] = str(path)
+    written: dict[str | None, Callable[[Data], str]] = {
+        options.html: page,
+        options.junit: junit,
+        options.report: json.dumps,
+    }
+    for name, made in written.items():
+        if name:
+            Path(name).write_text(made(data), encoding="utf-8")
+    if options.json:
+        show(data, options)
+    elif not options.quiet:
+        print(text(data, scripts))
+
+
+def _compare(options: argparse.Namespace) -> int:
+    old, new = (load(path) for path in options.compare)
+    if options.json:
+        show(compared(old, new), options)
+    elif not options.quiet:
+        print(comparison(old, new))
+    return FAILED if compared(old, new)["broke"] else 0
+
+
+def _words(texts: Sequence[str] | None) -> list[str]:
+    return [word.strip() for text in texts or () for word in text.split(",") if word.strip()]
+
+
+def _field(text: str) -> tuple[str, Any]:
+    """Parse a member of what the kernel takes, such as `ranks=1,2` or `groups=false`."""
+    name, equals, value = text.partition("=")
+    if not equals or not value:
+        raise ValueError("--takes must be NAME=VALUE, such as ranks=1,2 or groups=false")
+    if value in ("true", "false"):
+        return name, value == "true"
+    return name, [int(word) if word.isdecimal() else word for word in _words([value])]
+
+
+def _canonical(client: Client, names: Sequence[str]) -> list[str]:
+    """Return the operations of names or aliases, as the service lists them."""
+    known = {alias: entry["op"] for entry in client.operations() for alias in (entry["op"], *entry["aliases"])}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"--ops {name[:60]!r} is none of {', '.join(dict.fromkeys(known.values()))}")
+    return list(dict.fromkeys(known[name] for name in names))
