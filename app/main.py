@@ -51,6 +51,7 @@ _ROUTERS = (
     oip.calls,
     rpc.router,
     rest.graphs,
+    rest.checks,
     rest.router,
     oip.router,
     ops_pages.health,
@@ -111,7 +112,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         stack = CORSMiddleware(
             stack,
             allow_origins=list(settings.cors),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse"],
         )

@@ -190,6 +190,24 @@ class Settings(BaseSettings):
         le=86_400,
         description="Longest time of one call, in seconds, whatever deadline it requests.",
     )
+    checks: int = Field(default=4, ge=1, description="Sealed checks per key or address that may be open at a time.")
+    check_cases: int = Field(default=200, ge=1, le=500, description="Most cases of a sealed check.")
+    check_case_s: float = Field(
+        default=60.0, gt=0, le=86_400, description="Seconds to answer a case of a sealed check, from when it is drawn."
+    )
+    check_s: float = Field(
+        default=3600.0, gt=0, le=604_800, description="Seconds after which a sealed check is forgotten."
+    )
+    check_memory: ByteSize = Field(
+        default=ByteSize(64 << 20),
+        ge=1,
+        description="Memory for the inputs of the open cases of a key or address, in bytes; part of memory_limit.",
+    )
+    check_key: SecretStr | None = Field(
+        default=None,
+        min_length=16,
+        description="Secret that signs the documents of sealed checks; by default random, until the service restarts.",
+    )
     drain_s: float = Field(
         default=30.0,
         ge=0,

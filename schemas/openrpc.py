@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from schemas.checks import CHECK_METHODS, CheckMethod
 from schemas.describe import example
 from schemas.tables import CalledOperation, find_operation, operation_names
 from schemas.wire import (
@@ -172,8 +173,18 @@ def _service_methods() -> list[dict[str, Any]]:
             _graph_params(anything),
             anything,
         ),
+        *(_check_method(name, method) for name, method in CHECK_METHODS.items()),
         _method("rpc.discover", "Return this document.", [], anything),
     ]
+
+
+def _check_method(name: str, method: CheckMethod) -> dict[str, Any]:
+    params = [
+        _param(param, schema, schema["description"], required=param in method.required)
+        for param, schema in method.params.items()
+    ]
+    result = {"type": "object", "required": [*method.result], "properties": dict(method.result)}
+    return {**_method(name, method.summary, params, result), "errors": _errors()}
 
 
 def _graph_params(anything: dict[str, Any]) -> list[dict[str, Any]]:

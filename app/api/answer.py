@@ -8,14 +8,14 @@ from app.calls.tasks import Opening, Task
 from app.calls.work import Work
 from app.http.exchange import Exchange
 from app.intake.arrivals import News
-from app.intake.body import declared_length, json_news, media_type
+from app.intake.body import declared_length, json_news, media_type, whole
 from app.intake.json import JsonIntake
 from app.intake.multipart import MultipartIntake
 from app.intake.sinks import Lease
 from app.intake.values import TensorValues
 from convgrad._errors import UnsupportedMediaType
 
-__all__ = ["REQUEST_TYPES", "Decode", "Encode", "answer", "decode"]
+__all__ = ["REQUEST_TYPES", "Decode", "Encode", "answer", "decode", "decode_optional"]
 
 Decode = Callable[[Exchange, Task, Lease], AsyncIterator[News]]
 """Reads the body of a request in one format."""
@@ -52,6 +52,13 @@ def decode(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[News]:
         headers["content-type"], task.read, lease, length=length, need_data=task.need_data, max_request=limit
     )
     return parts.news(exchange.chunks())
+
+
+def decode_optional(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[News]:
+    """Read a body that may be missing, which is an empty object."""
+    if exchange.headers.get("content-length", "0") == "0" and "transfer-encoding" not in exchange.headers:
+        return whole(task.read({}).read(lease, need_data=task.need_data))
+    return decode(exchange, task, lease)
 
 
 def check_media_type(exchange: Exchange, supported: Sequence[str]) -> str:

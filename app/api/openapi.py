@@ -25,6 +25,7 @@ __all__ = [
     "LIST_DOCS",
     "VALIDATE_DOCS",
     "VERIFY_DOCS",
+    "binary",
     "install_openapi",
     "operation_id",
     "problems",
@@ -88,7 +89,8 @@ _BODY = {
 _EVENTS = {"schema": {"type": "string", "description": "JSON-RPC messages: progress, the response."}}
 
 
-def _binary(description: str) -> dict[str, Any]:
+def binary(description: str) -> dict[str, Any]:
+    """Describe a binary body."""
     return {"schema": {"type": "string", "format": "binary", "description": description}}
 
 
@@ -101,12 +103,12 @@ _CALL_REPLY = {
     },
     "content": {
         "application/json": {"schema": _ref(CallReply)},
-        "application/x-npy": _binary("The one output as a .npy file, sent while it is computed."),
+        "application/x-npy": binary("The one output as a .npy file, sent while it is computed."),
         sse.MEDIA_TYPE: {
             "schema": {"type": "string", "description": "JSON-RPC messages: progress, tiles, the response."}
         },
-        "application/x-tensor-stream": _binary("Frames: begin, progress, tile, end or error; these for each output."),
-        "multipart/form-data": _binary("A JSON part `reply`, then each output as a .npy file under its name."),
+        "application/x-tensor-stream": binary("Frames: begin, progress, tile, end or error; these for each output."),
+        "multipart/form-data": binary("A JSON part `reply`, then each output as a .npy file under its name."),
     },
 }
 
@@ -251,7 +253,7 @@ GRAPH_DOCS: dict[str, Any] = {
             "description": "The tensors asked for by id, and each node's attributes and cost.",
             "content": {
                 "application/json": _ANY,
-                "multipart/form-data": _binary("A JSON part `reply`, then each output as a .npy file under its id."),
+                "multipart/form-data": binary("A JSON part `reply`, then each output as a .npy file under its id."),
                 sse.MEDIA_TYPE: _EVENTS,
             },
         },

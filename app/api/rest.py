@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from fastapi import APIRouter, Request
 
-from app.api.answer import REQUEST_TYPES, Encode, answer, decode
+from app.api.answer import REQUEST_TYPES, Decode, Encode, answer, decode, decode_optional
 from app.api.bare import BareRoute
 from app.api.openapi import (
     COMPUTE_DOCS,
@@ -17,7 +18,9 @@ from app.api.openapi import (
     VALIDATE_DOCS,
     VERIFY_DOCS,
 )
+from app.api.openapi_checks import CHECK_DOCS
 from app.calls.call import Call
+from app.calls.sealed_tasks import BEGIN, DROP, FINISH, NEXT, VERIFY_SIGNATURE, AskCheck, Question, Submit
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
 from app.calls.work import Work
@@ -28,13 +31,14 @@ from app.replies.result import send_result
 from schemas.describe import describe, list_operations
 from schemas.tables import find_operation
 
-__all__ = ["REPLY_TYPES", "REQUEST_TYPES", "calls", "graphs", "router"]
+__all__ = ["REPLY_TYPES", "REQUEST_TYPES", "calls", "checks", "graphs", "router"]
 
 router = APIRouter(prefix="/v1", tags=["operations"])
 calls = APIRouter(prefix="/v1", tags=["operations"], route_class=BareRoute)
 """Routes that read their bodies themselves."""
 
 graphs = APIRouter(prefix="/v1/graphs", tags=["graphs"], route_class=BareRoute)
+checks = APIRouter(prefix="/v1/checks", tags=["sealed checks"], route_class=BareRoute)
 
 JSON = "application/json"
 
@@ -69,7 +73,7 @@ _ENCODERS: dict[str, Encode] = {
 REPLY_TYPES = tuple(_ENCODERS)
 
 
-async def _answer(request: Request, task: Task, *reply_types: str) -> None:
+async def _answer(request: Request, task: Task, *reply_types: str, decode: Decode = decode) -> None:
     exchange = exchange_of(request.scope)
     chosen = choose(exchange.headers.get("accept"), reply_types)
     await answer(exchange, task, decode, _ENCODERS[chosen])
@@ -131,3 +135,50 @@ async def validate_graph(request: Request) -> None:
     An invalid graph gets everything that is wrong with it at once.
     """
     await _answer(request, ValidateGraph(_service(request)), JSON)
+
+
+async def _ask(request: Request, question: Question, check: str | None, *reply_types: str) -> None:
+    task = AskCheck(_service(request), question, _of(check) if check else lambda body: body)
+    await _answer(request, task, *(reply_types or (JSON,)), decode=decode_optional)
+
+
+def _of(check: str) -> Callable[[Any], Any]:
+    """Add the check, which is in the path, to the body of a request."""
+    return lambda body: {**body, "check": check} if isinstance(body, Mapping) else body
+
+
+@checks.post("", **CHECK_DOCS["check.begin"])
+async def begin_check(request: Request) -> None:
+    """Begin a sealed check of a kernel that takes the operations, dtypes and attributes in `takes`."""
+    await _ask(request, BEGIN, None)
+
+
+@checks.post("/{check}/next", **CHECK_DOCS["check.next"])
+async def next_case(request: Request, check: str) -> None:
+    """Return the next case: operation, attributes and inputs; the same one again until it is answered or late."""
+    await _ask(request, NEXT, check, JSON, multipart.MEDIA_TYPE)
+
+
+@checks.post("/{check}/submit", **CHECK_DOCS["check.submit"])
+async def submit_result(request: Request, check: str) -> None:
+    """Judge the kernel's result of a case, the one input; the reply is a report, also on a result that fails."""
+    await _answer(request, Submit(_service(request), _of(check)), JSON, sse.MEDIA_TYPE)
+
+
+@checks.post("/{check}/finish", **CHECK_DOCS["check.finish"])
+async def finish_check(request: Request, check: str) -> None:
+    """End a check; return the signed document that says what came of each case."""
+    await _ask(request, FINISH, check)
+
+
+@checks.delete("/{check}", **CHECK_DOCS["check.drop"])
+async def drop_check(request: Request, check: str) -> None:
+    """Forget a check."""
+    await _ask(request, DROP, check)
+
+
+@checks.post("/verify-signature", **CHECK_DOCS["check.verify_signature"])
+async def verify_signature(request: Request) -> None:
+    """Say whether this service signed the document of a check, which is the body."""
+    task = AskCheck(_service(request), VERIFY_SIGNATURE, lambda body: {"document": body})
+    await _answer(request, task, JSON)

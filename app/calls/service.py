@@ -34,6 +34,7 @@ from app.calls.planning import (
     plan_call,
     verification_cost,
 )
+from app.calls.sealed import Checks
 from app.calls.verifying import check_verification, verify_plan
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.sinks import Lease
@@ -71,6 +72,7 @@ class Service:
         self.connections: Callable[[], int] = lambda: 0
         """Return the number of open connections; set by the listener."""
         self.cancellations = Cancellations()
+        self.checks = Checks(settings, segments)
         self.unfit: tuple[str, ...] = ()
         """Targets whose code does not work on this processor, each with the reason."""
         self.on_unfit: Callable[[Unfit], None] = lambda _: None

@@ -37,11 +37,12 @@ class ReplyTensor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A JSON object whose member `outputs` gets the output tensors, if there are any."""
+    """A JSON object whose `member` gets the tensors, if there are any."""
 
     document: Mapping[str, Any]
     outputs: Sequence[ReplyTensor] = ()
     encoding: Encoding = "base64"
+    member: str = "outputs"
 
 
 class Work(Protocol):

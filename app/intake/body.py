@@ -7,11 +7,11 @@ from typing import Any
 
 from app.intake.arrivals import Begun, Known, News
 from app.intake.json import JsonIntake
-from app.intake.requests import RequestObject
+from app.intake.requests import RequestedCall, RequestObject
 from app.intake.sinks import Lease
 from convgrad._errors import UnsupportedMediaType
 
-__all__ = ["begun_documents", "declared_length", "json_news", "media_type"]
+__all__ = ["begun_documents", "declared_length", "json_news", "media_type", "whole"]
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 
@@ -28,6 +28,11 @@ async def json_news(
     async for begun in begun_documents(chunks, document):
         yield begun
     yield Known(read_request(await document.finish_async()).read(lease, need_data=need_data))
+
+
+async def whole(call: RequestedCall) -> AsyncIterator[News]:
+    """Yield a call that has arrived as a whole."""
+    yield Known(call)
 
 
 async def begun_documents(chunks: AsyncIterator[bytes | memoryview], document: JsonIntake) -> AsyncIterator[Begun]:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.intake.options import parse_options
-from app.intake.requests import RequestedCall, RequestObject
+from app.intake.requests import RequestedCall, RequestObject, stand_in
 from app.intake.strict_json import Partial, PartialList
 from app.intake.tensors import Tensor
 from schemas.graphs import Graph, LogicalTensor, ResolvedGraph, read_graph, resolve_graph
 from schemas.problems import Problem, dims, invalid_params, problem, safe_key, some
-from schemas.rows import Operation, TensorRow
-from schemas.tables import CalledOperation, near_miss
+from schemas.rows import TensorRow
+from schemas.tables import near_miss
 from schemas.tensors import TensorMeta
 
 __all__ = ["GRAPH", "MEMBERS", "GraphRequest", "check_graph", "read_graph_request", "resolved_of"]
@@ -27,13 +27,7 @@ MEMBERS = ("graph", "inputs", "outputs", "options", "layout")
 _LAYOUTS = ("logical", "memory")
 
 
-def _operation(inputs: tuple[TensorRow, ...]) -> CalledOperation:
-    """Return what stands for an operation while a graph's tensors are read."""
-    row = Operation("graph", None, "", "", False, (), inputs, TensorRow("graph", ""), (), ranks=tuple(range(17)))
-    return CalledOperation(row, "graph", "new")
-
-
-GRAPH = _operation(())
+GRAPH = stand_in("graph")
 """A placeholder operation until the graph has been read."""
 
 
@@ -77,7 +71,7 @@ def read_graph_request(request: Any) -> GraphRequest:
     shapes = _shape_inputs(graph)
     rows = tuple([TensorRow(str(tensor.id), "", required=tensor.id not in shapes) for tensor in graph.inputs])
     document = {"graph": given.get("graph")}
-    return GraphRequest(_operation(rows), document, inputs, given.get("options"), graph, wanted, layout)
+    return GraphRequest(stand_in("graph", rows), document, inputs, given.get("options"), graph, wanted, layout)
 
 
 def check_graph(request: Mapping[str, Any]) -> None:

@@ -13,10 +13,11 @@ from app.intake.tensors import Input, check_begun_tensor, metas, read_inputs
 from schemas.attributes import read_attributes
 from schemas.dumps import call_of_dump, is_dump
 from schemas.problems import Problem, invalid_params, problem, safe_key
+from schemas.rows import Operation, TensorRow
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
 
-__all__ = ["MEMBERS", "RequestObject", "RequestedCall", "check_begun", "read_request_object"]
+__all__ = ["MEMBERS", "RequestObject", "RequestedCall", "check_begun", "read_request_object", "stand_in"]
 
 MEMBERS = ("attributes", "inputs", "options")
 """The members of a request object, in the order of positional params."""
@@ -102,6 +103,12 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
     for name, given in inputs.items() if isinstance(inputs, Mapping) else ():
         if isinstance(given, Mapping):
             check_begun_tensor(name, given.complete() if isinstance(given, Partial) else given, memory)
+
+
+def stand_in(name: str, inputs: tuple[TensorRow, ...] = ()) -> CalledOperation:
+    """Return what stands for an operation while the tensors of another kind of request are read."""
+    row = Operation(name, None, "", "", False, (), inputs, TensorRow(name, ""), (), ranks=tuple(range(17)))
+    return CalledOperation(row, name, "new")
 
 
 def read_request_object(called: CalledOperation, request: Any) -> RequestObject:

@@ -27,7 +27,7 @@ async def send_multipart(work: Work, send: Send, timings: Timings) -> None:
     outputs = result.outputs
     boundary = f"convgrad-{secrets.token_hex(16)}"
     with timings.measure("encode"):
-        text = dump({**result.document, "outputs": {output.name: output.describe() for output in outputs}})
+        text = dump({**result.document, result.member: {output.name: output.describe() for output in outputs}})
         heads = [_head(boundary, "reply", "application/json") + text]
         heads += [
             b"\r\n"

@@ -47,7 +47,7 @@ class JsonResult:
         encoding, outputs = result.encoding, result.outputs
         key, self._quote = "npy" if encoding == "npy" else "data", b"" if encoding == "list" or not outputs else b'"'
         described = {output.name: output.describe() | {key: ""} for output in outputs}
-        text = dump({**result.document, "outputs": described} if outputs else result.document)
+        text = dump({**result.document, result.member: described} if outputs else result.document)
         # The tensors go where their key has an empty string; nothing else in the object has that key.
         *texts, last = text.split(b'"%s":""' % key.encode()) if outputs else [text]
         self._texts = [text + b'"%s":' % key.encode() + self._quote for text in texts]

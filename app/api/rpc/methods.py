@@ -1,4 +1,4 @@
-"""The JSON-RPC methods: every operation under every name, `ops.*`, `graph.*` and `rpc.discover`."""
+"""The JSON-RPC methods: every operation under every name, `ops.*`, `graph.*`, `check.*` and `rpc.discover`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,17 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
+from app.calls.sealed_tasks import (
+    BEGIN,
+    DROP,
+    FINISH,
+    NEXT,
+    SUBMIT,
+    VERIFY_SIGNATURE,
+    AskCheck,
+    Question,
+    Submit,
+)
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
 from app.intake.graphs import MEMBERS
@@ -103,6 +114,10 @@ def _of_named(task: Callable[[Service, CalledOperation], Task]) -> TaskMethod:
     return TaskMethod(task, ("op", *CALL_PARAMS), ("op",))  # type: ignore[arg-type] # `read` gives it an operation
 
 
+def _question(question: Question) -> TaskMethod:
+    return TaskMethod(lambda service, _: AskCheck(service, question), question.params, question.required)
+
+
 METHODS: dict[str, Method] = {
     **{name: _operation(find_operation(name)) for name in operation_names()},
     "ops.list": _plain(list_operations),
@@ -111,6 +126,12 @@ METHODS: dict[str, Method] = {
     "ops.verify": _of_named(Verify),
     "graph.run": TaskMethod(lambda service, _: RunGraph(service), MEMBERS, ("graph",)),
     "graph.validate": TaskMethod(lambda service, _: ValidateGraph(service), MEMBERS, ("graph",)),
+    "check.begin": _question(BEGIN),
+    "check.next": _question(NEXT),
+    "check.submit": TaskMethod(lambda service, _: Submit(service), SUBMIT, SUBMIT[:2]),
+    "check.finish": _question(FINISH),
+    "check.drop": _question(DROP),
+    "check.verify_signature": _question(VERIFY_SIGNATURE),
     "rpc.discover": _plain(_discover),
 }
 """Every method by its name."""

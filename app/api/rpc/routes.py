@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -24,10 +24,8 @@ from app.calls.service import Service
 from app.calls.tasks import Opening
 from app.calls.work import Answered, Work
 from app.http.exchange import Exchange, exchange_of
-from app.intake.arrivals import Known, News
-from app.intake.body import begun_documents, declared_length
+from app.intake.body import begun_documents, declared_length, whole
 from app.intake.json import JsonIntake
-from app.intake.requests import RequestedCall
 from app.intake.sinks import Lease
 from app.intake.values import TensorValues
 from app.replies import sse
@@ -283,7 +281,7 @@ class _Message:
         task, document = method.read(self._service, item.params)
         request = task.read(document).read(self._lease, need_data=task.need_data)
         opening = await stack.enter_async_context(Opening(task, self._lease, self._context))
-        work = await opening.receive(_whole(request))
+        work = await opening.receive(whole(request))
         self._add_tensors(work.output_bytes)
         running.add(work)
         return await stack.enter_async_context(work)
@@ -338,11 +336,6 @@ class _Message:
         except TooLarge as full:
             text = dump(rpc.error_response(request_id, **rpc_error(full)))
         return _Text((text,), len(text))
-
-
-async def _whole(call: RequestedCall) -> AsyncIterator[News]:
-    """Yield a call that has arrived as a whole."""
-    yield Known(call)
 
 
 def _unknown(name: str, methods: Mapping[str, Method]) -> UnknownOperation:

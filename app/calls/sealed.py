@@ -1,0 +1,349 @@
+"""Sealed checks: the service draws the cases, judges the results, and signs what came of them.
+
+Each case is drawn from 128 random bits of its own, so none can be derived from another. A check belongs to the key, or
+without keys to the address, that began it. Its memory is that of one case, until the case's time is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+
+from app.calls.signing import Signer
+from app.pool.buffers import Segment, SegmentPool
+from app.settings import Settings
+from app.telemetry.context import RequestContext
+from convgrad import __version__
+from convgrad._check.cases import Array, Case, draw
+from convgrad._check.problems import DTYPES, Takes
+from convgrad._dtypes import dtype
+from convgrad._errors import Forbidden, InvalidParams, NotFound, Overloaded, RateLimited, UnknownOperation
+from schemas.problems import Problem, invalid_params, problem, safe_key
+from schemas.tables import find_operation
+from schemas.tensors import TensorSpec
+
+__all__ = ["OUTCOMES", "Check", "Checks", "SealedCase", "refused"]
+
+FORMAT = "convgrad-sealed-check/1"
+"""The format of the signed document."""
+
+OUTCOMES = ("unsupported", "failed")
+"""What a caller may say of a case in place of a result."""
+
+_CASES = 50
+_MOST_CHECKS = 256
+_LABEL = re.compile(r"[ -~]{0,200}")
+_RETRY_AFTER_S = 5
+
+
+def refused(member: str, message: str, kind: str) -> InvalidParams:
+    """Return the error for a request that a check refuses; `kind` is its stable name."""
+    return invalid_params("check", [problem([member], message, kind)])
+
+
+@dataclass(eq=False)
+class SealedCase:
+    """A case that was drawn, its inputs until it is answered or late, and what came of it.
+
+    `status` is `open`, `judging`, `passed`, `failed`, `unsupported`, `late` or `unanswered`.
+    """
+
+    case: Case
+    inputs: dict[str, Segment]
+    until: float
+    sent: bool = False
+    """Whether a reply with the inputs was sent to its end."""
+    as_seed: bool = False
+    status: str = "open"
+    result_sha256: str | None = None
+    varied: bool = False
+    """Whether the result has elements that differ, so that no constant equals it."""
+
+    @property
+    def number(self) -> int:
+        """Its number in the check, from 0 on."""
+        return self.case.number
+
+    @property
+    def specs(self) -> dict[str, TensorSpec]:
+        """Name, dtype and shape of each input."""
+        problem = self.case.problem
+        return {name: TensorSpec(name, problem.dtype, shape) for name, shape in problem.input_shapes.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the inputs that are in memory."""
+        return sum(segment.size for segment in self.inputs.values())
+
+    def require_open(self) -> None:
+        """Raise `InvalidParams` if it is too late for an answer, or if there is one."""
+        self.expire()
+        if self.status == "late":
+            raise refused("case", f"the time for case {self.number} is over", "late")
+        if self.status != "open":
+            raise refused("case", f"case {self.number} has been answered", "answered")
+
+    def require_sent(self) -> None:
+        """Raise `InvalidParams` if the caller can't have all inputs yet."""
+        if not self.sent:
+            raise refused("case", f"the inputs of case {self.number} were not sent to their end", "not_given")
+
+    def expire(self) -> None:
+        """Note whether the time for an answer is over, and free the inputs then."""
+        if self.status == "open" and time.monotonic() >= self.until:
+            self.close("late")
+
+    def reopen(self) -> None:
+        """Take an answer again if the last one could not be judged."""
+        if self.status == "judging":
+            self.status = "open"
+            self.expire()
+
+    def close(self, status: str) -> None:
+        """Set the final status, and free the inputs."""
+        self.status = status
+        while self.inputs:
+            self.inputs.popitem()[1].release()
+
+    def judge(self, passed: bool, result: memoryview) -> None:
+        """Note the verdict on a result."""
+        elements = np.frombuffer(result, dtype(self.case.problem.dtype).numpy).astype(np.float64)
+        finite = elements[np.isfinite(elements)]
+        self.varied = bool((finite[1:] != finite[:1]).any())
+        self.result_sha256 = hashlib.sha256(result).hexdigest()
+        self.close("passed" if passed else "failed")
+
+    def as_entry(self) -> dict[str, Any]:
+        """Return what the signed document says of it."""
+        case = self.case
+        entry: dict[str, Any] = {
+            "case": case.number, "status": self.status, "op": case.problem.op, "dtype": case.problem.dtype,
+            "kind": case.kind, "name": case.name, "sent": "seed" if self.as_seed else "tensors",
+            "seed": f"{case.seed:032x}",
+        }  # fmt: skip
+        return entry | ({} if self.result_sha256 is None else {"result_sha256": self.result_sha256})
+
+
+@dataclass(eq=False)
+class Check:
+    """A check: who began it, what the kernel takes, how many cases were asked for, and those drawn so far."""
+
+    owner: str
+    key: str
+    takes: Takes
+    asked: int
+    label: str
+    until: float
+    id: str = field(default_factory=lambda: secrets.token_hex(16))
+    begun: str = field(default_factory=lambda: _now())
+    cases: list[SealedCase] = field(default_factory=list)
+    document: dict[str, Any] | None = None
+    """The signed document, once it is finished."""
+
+    def case(self, number: object) -> SealedCase:
+        """Return a case by its number; raises `InvalidParams` if it was not given."""
+        self.require_unfinished()
+        if type(number) is not int or not 0 <= number < len(self.cases):
+            raise refused("case", f"case must be the number of one that was given; {len(self.cases)} were", "not_given")
+        return self.cases[number]
+
+    def current(self) -> SealedCase | None:
+        """Return the case that is to be answered; raises `InvalidParams` while its answer is being judged."""
+        self.require_unfinished()
+        last = self.cases[-1] if self.cases else None
+        if last is None:
+            return None
+        last.expire()
+        if last.status == "judging":
+            raise refused("check", f"the result of case {last.number} is being judged", "judging")
+        return last if last.status == "open" else None
+
+    def require_unfinished(self) -> None:
+        """Raise `InvalidParams` once the check is finished."""
+        if self.document is not None:
+            raise refused("check", "the check is finished", "finished")
+
+    def summary(self) -> dict[str, Any]:
+        """Return what is signed. It has no floats, which other languages would write otherwise."""
+        counted = Counter(case.status for case in self.cases)
+        taken = counted["passed"] + counted["unsupported"] == self.asked
+        return {
+            "format": FORMAT, "version": __version__, "check": self.id, "label": self.label, "key": self.key,
+            "begun": self.begun, "finished": _now(), "takes": _as_json(self.takes), "asked": self.asked,
+            "passed": taken and any(case.varied for case in self.cases if case.status == "passed"),
+            "counts": {"not_given": self.asked - len(self.cases), **counted},
+            "cases": [case.as_entry() for case in self.cases],
+        }  # fmt: skip
+
+
+class Checks:
+    """The checks that are open, and those just finished, whose documents may be asked for again."""
+
+    def __init__(self, settings: Settings, segments: SegmentPool) -> None:
+        self._settings = settings
+        self._segments = segments
+        self._checks: dict[str, Check] = {}
+        self._drawing = asyncio.Lock()
+        key = settings.check_key
+        self.signer = Signer(None if key is None else key.get_secret_value())
+
+    def begin(self, context: RequestContext, given: Mapping[str, Any]) -> Check:
+        """Begin a check; raises `InvalidParams`, and `RateLimited` or `Overloaded` when there are too many."""
+        settings, owner = self._settings, context.tenant
+        takes, asked, label = _read(given, settings.check_cases)
+        mine = list(self._of(owner))
+        for finished in [check for check in mine if check.document is not None][: len(mine) - settings.checks + 1]:
+            self.drop(finished)
+            mine.remove(finished)
+        if len(mine) >= settings.checks:
+            limit = {"reason": "checks", "limit": settings.checks}
+            message = f"this key or address may have {settings.checks} open checks: finish or delete one"
+            raise RateLimited(message, retry_after=_RETRY_AFTER_S, data=limit)
+        if len(self._checks) >= _MOST_CHECKS:
+            message, data = f"{_MOST_CHECKS} checks are open", {"reason": "checks", "limit": _MOST_CHECKS}
+            raise Overloaded(message, retry_after=_RETRY_AFTER_S, data=data)
+        check = Check(owner, context.key, takes, asked, label, time.monotonic() + settings.check_s)
+        self._checks[check.id] = check
+        asyncio.get_running_loop().call_later(settings.check_s, self.drop, check)
+        return check
+
+    def find(self, context: RequestContext, name: object) -> Check:
+        """Return a check by its id; raises `NotFound`, and `Forbidden` for that of another key or address."""
+        check = self._checks.get(name) if isinstance(name, str) else None
+        if check is None:
+            raise _unknown()
+        if check.owner != context.tenant:
+            raise Forbidden("another key or address began this check", data={"reason": "other_key"})
+        return check
+
+    async def next(self, check: Check) -> SealedCase | None:
+        """Return the case that is to be answered, drawn now unless the last one is still open; None after the last.
+
+        Raises `InvalidParams`, `RateLimited` and what `SegmentPool.acquire` raises.
+        """
+        async with self._drawing:
+            current = check.current()
+            if current is not None or len(check.cases) == check.asked:
+                return current
+            case, inputs = await asyncio.to_thread(_drawn, len(check.cases), check.takes)
+            drawn = SealedCase(case, {}, time.monotonic() + self._settings.check_case_s)
+            try:
+                await self._keep(drawn, inputs, check.owner)
+                if check.id not in self._checks:
+                    raise _unknown()
+                check.require_unfinished()
+            except BaseException:
+                drawn.close("late")
+                raise
+            check.cases.append(drawn)
+            asyncio.get_running_loop().call_later(self._settings.check_case_s, drawn.expire)
+            return drawn
+
+    async def _keep(self, drawn: SealedCase, inputs: Mapping[str, Array], owner: str) -> None:
+        """Copy the inputs to shared memory."""
+        held = sum(case.nbytes for check in self._of(owner) for case in check.cases[-1:])
+        needed, limit = held + sum(array.nbytes for array in inputs.values()), int(self._settings.check_memory)
+        if needed > limit:
+            message = f"the open cases of this key or address need {needed} bytes, but may have {limit}"
+            data = {"reason": "check_memory", "limit": limit, "value": needed}
+            raise RateLimited(message, retry_after=_RETRY_AFTER_S, data=data)
+        for name, array in inputs.items():
+            segment = await self._segments.acquire_async(max(1, array.nbytes), owner)
+            drawn.inputs[name] = segment
+            segment.view[: array.nbytes] = array.tobytes()
+
+    def finish(self, check: Check) -> dict[str, Any]:
+        """Return the signed document; the check takes no more answers."""
+        if check.document is None:
+            current = check.current()
+            if current is not None:
+                current.close("unanswered")
+            check.document = self.signer.signed(check.summary())
+        return check.document
+
+    def drop(self, check: Check) -> None:
+        """Forget a check and free its memory."""
+        self._checks.pop(check.id, None)
+        for case in check.cases[-1:]:
+            if case.status == "open":
+                case.close("unanswered")
+
+    def _of(self, owner: str) -> Iterator[Check]:
+        return (check for check in self._checks.values() if check.owner == owner)
+
+
+def _drawn(number: int, takes: Takes) -> tuple[Case, dict[str, Array]]:
+    case = draw(secrets.randbits(128), number, takes)
+    return case, case.inputs()
+
+
+def _unknown() -> NotFound:
+    message = "there is no such check: it was never begun, was deleted, or its time is over"
+    return NotFound(message, data={"reason": "unknown_check"})
+
+
+def _read(given: Mapping[str, Any], most: int) -> tuple[Takes, int, str]:
+    """Read what a check begins with: what the kernel takes, the number of cases, a label."""
+    problems: list[Problem] = []
+    takes = _takes(given.get("takes"), problems)
+    asked, label = given.get("cases"), given.get("label")
+    asked = min(_CASES, most) if asked is None else asked
+    if type(asked) is not int or not 1 <= asked <= most:
+        problems.append(problem(["cases"], f"cases must be an integer from 1 to {most}", "value"))
+    label = "" if label is None else label
+    if not isinstance(label, str) or not _LABEL.fullmatch(label):
+        problems.append(problem(["label"], "label must be at most 200 characters of printable ASCII", "value"))
+    if problems or takes is None:
+        raise invalid_params("check", problems)
+    return takes, asked, label
+
+
+def _takes(given: object, problems: list[Problem]) -> Takes | None:
+    if not isinstance(given, Mapping | None):
+        problems.append(problem(["takes"], "takes must be an object", "object_type"))
+        return None
+    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {each.name: DTYPES if each.name == "dtypes" else each.default for each in fields(Takes)}
+    for name, value in (given or {}).items():
+        allowed = defaults.get(name)
+        if allowed is None:
+            message = f"takes has only the members {', '.join(defaults)}"
+            problems.append(problem(["takes", safe_key(name)], message, "unknown_member"))
+        elif isinstance(allowed, bool):
+            if not isinstance(value, bool):
+                problems.append(problem(["takes", name], f"{name} must be true or false", "bool_type"))
+            found[name] = value
+        else:
+            chosen = [_canonical(each) if name == "ops" else each for each in value] if isinstance(value, list) else []
+            if not chosen or not all(type(each) is type(allowed[0]) and each in allowed for each in chosen):
+                message = f"{name} must be a list of {', '.join(map(str, allowed))}"
+                problems.append(problem(["takes", name], message, "choice"))
+            else:
+                found[name] = tuple(dict.fromkeys(chosen))
+    return None if problems else Takes(**found)
+
+
+def _canonical(op: object) -> str | None:
+    """Return the canonical name of an operation, or None if there is none."""
+    try:
+        return find_operation(op).operation.name
+    except UnknownOperation:
+        return None
+
+
+def _as_json(takes: Takes) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(takes).items()}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

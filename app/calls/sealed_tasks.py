@@ -1,0 +1,290 @@
+"""The tasks of sealed checks: begin one, give its next case, judge a result, finish it, verify its signature.
+
+A submitted result is verified like any other one; the service has the inputs already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from app.calls.call import Prepared
+from app.calls.planning import tensor_bytes
+from app.calls.sealed import OUTCOMES, Check, SealedCase, refused
+from app.calls.service import Service
+from app.calls.tasks import Task
+from app.calls.verifying import Verification
+from app.calls.work import Answered, OnProgress, Result, Work
+from app.intake.options import check_encoding, parse_options
+from app.intake.requests import RequestedCall, RequestObject, stand_in
+from app.intake.sinks import Lease
+from app.pool.buffers import Segment
+from app.telemetry.context import current_context
+from app.telemetry.timings import Timings
+from schemas.problems import invalid_params, problem, safe_key
+from schemas.rpc import bind_params
+from schemas.tables import find_operation
+from schemas.tensors import TensorMeta, TensorSpec
+
+__all__ = ["BEGIN", "DROP", "FINISH", "NEXT", "SUBMIT", "VERIFY_SIGNATURE", "AskCheck", "Question", "Submit"]
+
+Place = Callable[[Any], Any]
+"""Makes the params of a method of the body of a request whose path has some of them."""
+
+SUBMIT = ("check", "case", "inputs", "outcome")
+"""The params of a submission; the first two are required."""
+
+_SENT = ("tensors", "seed")
+_TURNS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Something asked of the checks: its params, and what answers it."""
+
+    params: tuple[str, ...]
+    required: tuple[str, ...]
+    answer: Callable[[Service, Mapping[str, Any]], Awaitable[Work]]
+
+
+class AskCheck(Task):
+    """Ask one of the questions below."""
+
+    called = stand_in("check")
+    need_data = False
+
+    def __init__(self, service: Service, question: Question, place: Place = lambda body: body) -> None:
+        super().__init__(service)
+        self._question = question
+        self._place = place
+        self._given: Mapping[str, Any] = {}
+
+    def read(self, document: Any) -> RequestObject:
+        """Read the params."""
+        self._given = _params(self._place(document), self._question.params, self._question.required)
+        return RequestObject(self.called, {}, {}, self._given.get("options"))
+
+    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Work | None:  # noqa: ARG002
+        """Return the answer."""
+        return await self._question.answer(self.service, self._given) if complete else None
+
+    def open(self, prepared: Work, *_: Any, **__: Any) -> Work:
+        """Return the answer."""
+        return prepared
+
+
+class Submit(Task):
+    """Judge the result of the case that is open, or note that the kernel has none."""
+
+    def __init__(self, service: Service, place: Place = lambda body: body) -> None:
+        super().__init__(service)
+        self.called = stand_in("check")
+        self._place = place
+
+    def check_begun(self, document: Mapping[str, Any]) -> None:
+        """Check what has arrived, and the case as soon as it is known."""
+        given = self._place(document)
+        if {"check", "case"} <= given.keys():
+            self._find(given)
+        super().check_begun(document)
+
+    def read(self, document: Any) -> RequestObject:
+        """Read the params; raises `InvalidParams` for a case that takes no answer."""
+        given = _params(self._place(document), SUBMIT, SUBMIT[:2])
+        self._find(given)
+        self._outcome, inputs = given.get("outcome"), given.get("inputs") or {}
+        if self._outcome is not None and self._outcome not in OUTCOMES:
+            raise refused("outcome", f"outcome must be {' or '.join(OUTCOMES)}", "choice")
+        if not isinstance(inputs, Mapping):
+            raise refused("inputs", "inputs must be an object", "object_type")
+        row = find_operation(self._case.case.problem.op).operation.output
+        self.called = stand_in("check", () if self._outcome else (row,))
+        for name in inputs.keys() - self.called.operation.input_spellings:
+            rule = f"a submission has only the input {row.name}, and none with an outcome"
+            raise invalid_params("check", [problem(["inputs", safe_key(name)], rule, "unknown_input")])
+        return RequestObject(self.called, {}, inputs, None)
+
+    def _find(self, given: Mapping[str, Any]) -> None:
+        self._check = self.service.checks.find(current_context(), given["check"])
+        self._case = self._check.case(given["case"])
+        self._case.require_open()
+
+    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:
+        """Check and plan the verification."""
+        for _ in range(0 if self._case.sent else _TURNS):  # the reply may be sent, but its task not over
+            await asyncio.sleep(0)
+        self._case.require_sent()
+        if self._outcome is not None or not (complete or call.inputs):
+            return None
+        asked = self._case.case.problem
+        metas = {name: TensorMeta(spec.dtype, spec.shape) for name, spec in self._case.specs.items()}
+        inputs, options = {**call.metas, **metas}, {"fast": False}
+        return await self.service.prepare_verification(asked.op, asked.attributes(), inputs, options, started=started)
+
+    def open(
+        self,
+        prepared: Prepared | None,
+        call: RequestedCall,  # noqa: ARG002
+        tensors: Mapping[str, Segment],
+        lease: Lease,
+        timings: Timings,
+    ) -> Work:
+        """Return the verification."""
+        self._case.require_open()
+        if prepared is None:
+            self._case.close(str(self._outcome))
+            return Answered({"check": self._check.id, "case": self._case.number, "outcome": self._outcome})
+        inputs = {name: lease.share(segment) for name, segment in self._case.inputs.items()}
+        work = self.service.call(prepared, {**tensors, **inputs}, lease, timings=timings, kind=Judgement)
+        work.check, work.case, work.given = self._check, self._case, next(iter(tensors.values()))
+        return work
+
+
+class Judgement(Verification):
+    """A verification whose verdict is noted in its check; the case takes another answer if it does not end."""
+
+    check: Check
+    case: SealedCase
+    given: Segment
+
+    async def __aenter__(self) -> Self:
+        """Queue the verification; raises `InvalidParams` if another one has begun."""
+        self.case.require_open()
+        self.case.status = "judging"
+        try:
+            return await super().__aenter__()
+        except BaseException:
+            self.case.reopen()
+            raise
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.case.reopen()
+        await super().__aexit__(kind, error, trace)
+
+    async def finish(self, on_progress: OnProgress | None = None) -> None:
+        """Run to the end, and note the verdict."""
+        await super().finish(on_progress)
+        size = tensor_bytes(self.prepared.op.output)
+        self.case.judge(super().result().document["passed"], self.given.view[:size])
+
+    def result(self) -> Result:
+        """Return the report."""
+        return Result({"check": self.check.id, "case": self.case.number, **super().result().document})
+
+
+@dataclass(slots=True)
+class _Input:
+    """An input of a case in a reply."""
+
+    spec: TensorSpec
+    segment: Segment
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.spec.name
+
+    @property
+    def data(self) -> memoryview:
+        """Its bytes."""
+        return self.segment.view[: tensor_bytes(self.spec)]
+
+    def describe(self) -> dict[str, Any]:
+        """Return dtype and shape as JSON."""
+        return {"dtype": self.spec.dtype, "shape": list(self.spec.shape)}
+
+
+@dataclass(slots=True)
+class _Given:
+    """The reply with a case, which has been given once it was sent to its end."""
+
+    case: SealedCase
+    reply: Result
+
+    @property
+    def output_bytes(self) -> int:
+        """Size of the inputs."""
+        return sum(len(tensor.data) for tensor in self.reply.outputs)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.case.sent = self.case.sent or kind is None
+
+    async def finish(self, on_progress: OnProgress | None = None) -> None:
+        """Do nothing."""
+
+    def result(self) -> Result:
+        """Return the case."""
+        return self.reply
+
+    def cancel(self) -> None:
+        """Do nothing."""
+
+
+async def _begin(service: Service, given: Mapping[str, Any]) -> Work:
+    check, settings = service.checks.begin(current_context(), given), service.settings
+    limits = {"case_s": settings.check_case_s, "check_s": settings.check_s}
+    return Answered({"check": check.id, "cases": check.asked, **limits, "key_id": service.checks.signer.key_id})
+
+
+async def _next(service: Service, given: Mapping[str, Any]) -> Work:
+    options, sent = parse_options(given.get("options")), given.get("send") or _SENT[0]
+    if sent not in _SENT:
+        raise refused("send", f"send must be {' or '.join(_SENT)}", "choice")
+    check = _found(service, given)
+    case = await service.checks.next(check)
+    if case is None:
+        return Answered({"check": check.id, "case": None, "cases": check.asked})
+    asked = case.case.problem
+    document = {
+        "check": check.id, "case": case.number, "cases": check.asked, "op": asked.op, "dtype": asked.dtype,
+        "attributes": asked.attributes(), "problem": asked.as_json(),
+        "outputs": {asked.output: {"dtype": asked.dtype, "shape": list(asked.output_shape)}},
+    }  # fmt: skip
+    if sent == "seed":
+        case.as_seed = True
+        return _Given(case, Result({**document, "generate": case.case.as_json()}))
+    check_encoding(options, [(name, spec.shape) for name, spec in case.specs.items()])
+    inputs = [_Input(spec, case.inputs[name].share()) for name, spec in case.specs.items()]
+    return _Given(case, Result(document, inputs, options.encoding, "inputs"))
+
+
+async def _finish(service: Service, given: Mapping[str, Any]) -> Work:
+    return Answered(service.checks.finish(_found(service, given)))
+
+
+async def _drop(service: Service, given: Mapping[str, Any]) -> Work:
+    check = _found(service, given)
+    service.checks.drop(check)
+    return Answered({"check": check.id})
+
+
+async def _verify_signature(service: Service, given: Mapping[str, Any]) -> Work:
+    document = given["document"]
+    if not isinstance(document, Mapping):
+        raise refused("document", "document must be the object that check.finish returned", "object_type")
+    return Answered(service.checks.signer.verified(document))
+
+
+def _found(service: Service, given: Mapping[str, Any]) -> Check:
+    return service.checks.find(current_context(), given["check"])
+
+
+def _params(given: Any, names: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(given, Mapping):
+        raise invalid_params("check", [problem([], "the request must be an object", "object_type")])
+    return bind_params(given, names, required=required)
+
+
+BEGIN = Question(("takes", "cases", "label"), (), _begin)
+NEXT = Question(("check", "send", "options"), ("check",), _next)
+FINISH = Question(("check",), ("check",), _finish)
+DROP = Question(("check",), ("check",), _drop)
+VERIFY_SIGNATURE = Question(("document",), ("document",), _verify_signature)
