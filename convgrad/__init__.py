@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from convgrad._operations import Attributes, TransposeAttributes
     from convgrad._report import Report
     from convgrad._retry import Retry
+    from convgrad._sealed import SealedCase
     from convgrad._stream import AsyncStream, Stream
     from convgrad._tensors import NpyFile, Tensor
 
@@ -88,6 +89,7 @@ __all__ = [
     "Report",
     "Result",
     "Retry",
+    "SealedCase",
     "ServiceError",
     "ShuttingDown",
     "Stream",
@@ -115,6 +117,7 @@ _MODULES = {
     "_operations": ["Attributes", "TransposeAttributes"],
     "_report": ["Report"],
     "_retry": ["Retry"],
+    "_sealed": ["SealedCase"],
     "_stream": ["AsyncStream", "Stream"],
     "_tensors": ["NpyFile", "Tensor"],
 }

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 
 from convgrad import _core as core
+from convgrad import _sealed as sealed
 from convgrad._core import Inputs, OnUpload, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TransportError
 from convgrad._events import Array, Health, Progress, Result
@@ -20,6 +21,7 @@ from convgrad._keys import checked_key
 from convgrad._operations import Operations
 from convgrad._report import Report
 from convgrad._retry import Budget, Retry
+from convgrad._sealed import SealedCase
 from convgrad._shared import SharedMemory
 from convgrad._stream import AsyncStream
 from convgrad._tensors import Bytes, Tensor
@@ -245,6 +247,49 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
     async def validate_graph(self, graph: Dump) -> dict[str, Any]:
         """Check a dumped graph; return its inputs, outputs and nodes with resolved attributes and cost."""
         return core.object_of(await self._fetch(core.graph_validation(graph)))
+
+    async def begin_check(
+        self, takes: Mapping[str, Any] | None = None, *, cases: int | None = None, label: str | None = None
+    ) -> str:
+        """Begin a sealed check, whose cases the service draws and judges; return its id.
+
+        `takes` is what the kernel takes: lists of `ops`, `dtypes`, `ranks`, `data_formats` and `weights_formats`, and
+        True or False for `strides`, `dilations`, `pads`, `uneven_pads`, `groups`, `bias` and `empty`. `label` is
+        for the signed document. Raises `RateLimited` when too many checks are open.
+        """
+        given = {"takes": takes or {}, "cases": cases, "label": label}
+        return str(core.object_of(await self._fetch(sealed.asked("", given))).get("check"))
+
+    async def next_case(self, check: str, *, seed: bool = False) -> SealedCase | None:
+        """Return the case of a sealed check that is to be answered; None after the last.
+
+        With `seed` the service sends no tensors: the inputs are generated here. Don't show the seed to the kernel.
+        """
+        response = await self._send(sealed.next_request(check, seed=seed), Budget(self._retry))
+        return sealed.case_of(response.headers.get("content-type", ""), await self._read(response))
+
+    async def submit_result(self, case: SealedCase, result: Tensor) -> Report:
+        """Submit the kernel's result of a sealed case; a result that fails is not an error.
+
+        Raises `InvalidParams` for another dtype or shape, and with the type `late` or `answered` in its errors.
+        """
+        return Report(core.object_of(await self._fetch(sealed.submission(case, result))))
+
+    async def submit_outcome(self, case: SealedCase, outcome: str) -> None:
+        """Say that the kernel has no result of a sealed case: it is `unsupported`, or the kernel `failed`."""
+        await self._fetch(sealed.asked("/submit", {"case": case.number, "outcome": outcome}, case.check))
+
+    async def finish_check(self, check: str) -> dict[str, Any]:
+        """End a sealed check; return its signed document."""
+        return core.object_of(await self._fetch(sealed.asked("/finish", {}, check)))
+
+    async def drop_check(self, check: str) -> None:
+        """Have the service forget a sealed check."""
+        await self._fetch(sealed.deletion(check))
+
+    async def verify_signature(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask the service whether it signed the document of a sealed check; return `valid`, `reason` and `key_id`."""
+        return core.object_of(await self._fetch(sealed.asked("/verify-signature", document)))
 
     async def operations(self) -> list[dict[str, Any]]:
         """List the operations of the service."""

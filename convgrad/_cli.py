@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from convgrad import _launch as launch
-from convgrad._command import calls, check, completion, pages
+from convgrad._command import calls, completion, pages, sealed
 from convgrad._command.exits import REPORTED, failed, pipe_closed
 from convgrad._command.exits import say as _say
 from convgrad._command.flags import Command, parser
@@ -58,7 +58,7 @@ _COMMANDS: dict[str, Command] = {
     "run": calls.run,
     "validate": calls.validate,
     "verify": calls.verify,
-    "check": check.check,
+    "check": sealed.check,
     "ops": pages.ops,
     "describe": pages.describe,
     "health": pages.health,

@@ -19,7 +19,7 @@ from convgrad._multipart import Body, multipart
 from convgrad._npy import parse_header
 from convgrad._tensors import Tensor, part
 
-__all__ = ["Dump", "GraphInputs", "attributes_of", "dump_of", "graph_body", "nodes_of", "outputs_of"]
+__all__ = ["Dump", "GraphInputs", "attributes_of", "dump_of", "graph_body", "nodes_of", "outputs_of", "tensors_of"]
 
 Dump = Mapping[str, Any] | str | os.PathLike[str]
 """A dumped graph, or the path of its JSON file."""
@@ -85,20 +85,32 @@ def attributes_of(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def outputs_of(content_type: str, body: bytes) -> tuple[dict[str, Any], dict[int, Array]]:
-    """Return the JSON object and the tensors of a multipart reply; raises `ProtocolError` for anything else."""
+    """Return the JSON object and the tensors of the reply to a graph; raises `ProtocolError` for anything else."""
+    reply, tensors = tensors_of(content_type, body, "outputs")
     try:
-        return _outputs_of(content_type, body)
+        return reply, {int(name): array for name, array in tensors.items()}
+    except ValueError as error:
+        raise ProtocolError("the tensors in the reply must be named by their ids") from error
+
+
+def tensors_of(content_type: str, body: bytes, member: str) -> tuple[dict[str, Any], dict[str, Array]]:
+    """Return the JSON object of a multipart reply, and the tensors that its `member` describes.
+
+    Raises `ProtocolError` for anything else.
+    """
+    try:
+        return _tensors_of(content_type, body, member)
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ProtocolError("the reply must have a part for each of its outputs") from error
+        raise ProtocolError(f"the reply must have a part for each of its {member}") from error
 
 
-def _outputs_of(content_type: str, body: bytes) -> tuple[dict[str, Any], dict[int, Array]]:
+def _tensors_of(content_type: str, body: bytes, member: str) -> tuple[dict[str, Any], dict[str, Array]]:
     found = re.search(r'boundary="?([^";]+)', content_type)
     if not content_type.startswith("multipart/form-data") or found is None:
         raise ProtocolError("the reply must be multipart/form-data: is this a convgrad service?")
     limit = b"--" + found[1].encode()
     reply: dict[str, Any] = {}
-    tensors: dict[int, Array] = {}
+    tensors: dict[str, Array] = {}
     at = body.find(limit)
     while at >= 0 and body[at + len(limit) : at + len(limit) + 2] == b"\r\n":
         start = body.find(b"\r\n\r\n", at) + 4
@@ -110,11 +122,11 @@ def _outputs_of(content_type: str, body: bytes) -> tuple[dict[str, Any], dict[in
             reply = json.loads(body[start:end])
             at = end + 2
         else:
-            described = reply.get("outputs", {}).get(name[1].decode(), {})
+            described = reply.get(member, {}).get(name[1].decode(), {})
             array, end = _array(memoryview(body)[start:], described.get("dtype"))
-            tensors[int(name[1])] = array
+            tensors[name[1].decode()] = array
             at = start + end + 2
-    if body[at + len(limit) : at + len(limit) + 2] != b"--" or set(map(str, tensors)) != set(reply.get("outputs", {})):
+    if body[at + len(limit) : at + len(limit) + 2] != b"--" or set(tensors) != set(reply.get(member, {})):
         raise BrokenStream("the reply stopped before its end")
     return reply, tensors
 

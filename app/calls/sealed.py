@@ -330,7 +330,11 @@ def _takes(given: object, problems: list[Problem]) -> Takes | None:
                 problems.append(problem(["takes", name], message, "choice"))
             else:
                 found[name] = tuple(dict.fromkeys(chosen))
-    return None if problems else Takes(**found)
+    try:
+        return None if problems else Takes(**found)
+    except ValueError as error:  # two members that leave nothing
+        problems.append(problem(["takes"], str(error), "value"))
+        return None
 
 
 def _canonical(op: object) -> str | None:

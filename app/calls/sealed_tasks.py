@@ -250,7 +250,7 @@ async def _next(service: Service, given: Mapping[str, Any]) -> Work:
     }  # fmt: skip
     if sent == "seed":
         case.as_seed = True
-        return _Given(case, Result({**document, "generate": case.case.as_json()}))
+        return _Given(case, Result({**document, "generate": case.case.as_json()}, member="inputs"))
     check_encoding(options, [(name, spec.shape) for name, spec in case.specs.items()])
     inputs = [_Input(spec, case.inputs[name].share()) for name, spec in case.specs.items()]
     return _Given(case, Result(document, inputs, options.encoding, "inputs"))

@@ -6,7 +6,8 @@ import argparse
 import json
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from convgrad._command.exits import FAILED, say
 from convgrad._command.streams import show
 from convgrad._progress import ProgressBar
 
-__all__ = ["check"]
+__all__ = ["check", "progress", "takes_of"]
 
 
 def check(options: argparse.Namespace) -> int:
@@ -40,9 +41,7 @@ def check(options: argparse.Namespace) -> int:
     only, skip = (_words(getattr(options, name)) or before["options"].get(name, []) for name in ("only", "skip"))
     choice = chosen(only, skip)
     with connected(options) as client:
-        takes = before["takes"] | dict(map(_field, options.takes or []))
-        takes |= {"ops": _canonical(client, _words(options.ops))} if options.ops else {}
-        takes |= {"dtypes": _words(options.dtypes)} if options.dtypes else {}
+        takes = before["takes"] | takes_of(options, client)
         with KernelProcess(
             kernel, arrays=arrays, takes=takes, limit=options.limit, api_key=options.kernel_api_key
         ) as process:
@@ -54,6 +53,13 @@ def check(options: argparse.Namespace) -> int:
                 _write(data, options)
     counted = counts(data)
     return FAILED if counted["failed"] or not counted["passed"] else 0
+
+
+def takes_of(options: argparse.Namespace, client: Client) -> dict[str, Any]:
+    """Return what the flags say that the kernel takes."""
+    takes = dict(map(_field, options.takes or []))
+    takes |= {"ops": _canonical(client, _words(options.ops))} if options.ops else {}
+    return takes | ({"dtypes": _words(options.dtypes)} if options.dtypes else {})
 
 
 def _check_folders(options: argparse.Namespace) -> None:
@@ -68,11 +74,18 @@ def _run(kernel: KernelProcess, client: Client, data: Data, choice: Choice, opti
     if not options.quiet and not options.json:
         say(f"checking {data['kernel']} with seed {data['seed']}")
     limits: dict[str, Any] = {"choice": choice, "seconds": options.seconds, "cases": options.cases}
+    with progress(options) as on_progress:
+        run_check(kernel, Judge(client), data, **limits, on_progress=on_progress)
+
+
+@contextmanager
+def progress(options: argparse.Namespace) -> Iterator[Callable[[str, float], object]]:
+    """Draw a bar with what is being tried, if one is wanted."""
     if not draws(options):
-        run_check(kernel, Judge(client), data, **limits, on_progress=lambda *_: None)
+        yield lambda *_: None
         return
     with ProgressBar(sys.stderr, "check") as bar:
-        run_check(kernel, Judge(client), data, **limits, on_progress=bar.trying)
+        yield bar.trying
 
 
 def _write(data: Data, options: argparse.Namespace) -> None:

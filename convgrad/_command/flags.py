@@ -150,7 +150,7 @@ def _add_check(command: argparse.ArgumentParser) -> None:
     add("--limit", type=_positive, default=20.0, metavar="S", help="seconds that one call may take (default: 20)")
     add("--resume", metavar="FILE", help="go on from the JSON report of an earlier check")
     add("--html", metavar="FILE", help="write the report as a page with pictures and reproducers")
-    add("--report", metavar="FILE", help="write the report as JSON, for --resume and --compare")
+    add("--report", metavar="FILE", help="write the report as JSON, for --resume, --compare and --verify-signature")
     add("--junit", metavar="FILE", help="write the report as JUnit XML")
     add("--scripts", metavar="FOLDER", help="write a script that reproduces each fault")
     add(
@@ -159,6 +159,8 @@ def _add_check(command: argparse.ArgumentParser) -> None:
         metavar=("OLD", "NEW"),
         help="compare two JSON reports: what broke, what is slower",
     )
+    add("--sealed", metavar="URL", help="a check whose cases the service at URL draws, judges and signs (50 cases)")
+    add("--verify-signature", metavar="FILE", help="ask the service whether it signed the report of a sealed check")
     add("--kernel-api-key", metavar="KEY", help="key of the server that is checked")
     _add_local(command)
     add("-q", "--quiet", action="store_true", help="print nothing but errors")
