@@ -183,8 +183,7 @@ def _check_method(name: str, method: CheckMethod) -> dict[str, Any]:
         _param(param, schema, schema["description"], required=param in method.required)
         for param, schema in method.params.items()
     ]
-    result = {"type": "object", "required": [*method.result], "properties": dict(method.result)}
-    return {**_method(name, method.summary, params, result), "errors": _errors()}
+    return {**_method(name, method.summary, params, method.result), "errors": _errors()}
 
 
 def _graph_params(anything: dict[str, Any]) -> list[dict[str, Any]]:

@@ -20,6 +20,7 @@ from schemas.wire import AnyCall, CallReply, Problem, ValidateReply, VerifyReply
 __all__ = [
     "COMPUTE_DOCS",
     "DESCRIBE_DOCS",
+    "EVENTS",
     "GRAPH_DOCS",
     "GRAPH_VALIDATE_DOCS",
     "LIST_DOCS",
@@ -86,7 +87,7 @@ _BODY = {
 }
 
 
-_EVENTS = {"schema": {"type": "string", "description": "JSON-RPC messages: progress, the response."}}
+EVENTS = {"schema": {"type": "string", "description": "JSON-RPC messages: progress, the response."}}
 
 
 def binary(description: str) -> dict[str, Any]:
@@ -184,7 +185,7 @@ VERIFY_DOCS: dict[str, Any] = {
     "responses": {
         200: {
             "description": "The report: the verdict is its member `passed`.",
-            "content": {"application/json": {"schema": _ref(VerifyReply)}, sse.MEDIA_TYPE: _EVENTS},
+            "content": {"application/json": {"schema": _ref(VerifyReply)}, sse.MEDIA_TYPE: EVENTS},
         },
         **problems(*_CALL_STATUSES),
     },
@@ -254,7 +255,7 @@ GRAPH_DOCS: dict[str, Any] = {
             "content": {
                 "application/json": _ANY,
                 "multipart/form-data": binary("A JSON part `reply`, then each output as a .npy file under its id."),
-                sse.MEDIA_TYPE: _EVENTS,
+                sse.MEDIA_TYPE: EVENTS,
             },
         },
         **problems(*_CALL_STATUSES),

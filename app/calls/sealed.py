@@ -25,11 +25,11 @@ from app.settings import Settings
 from app.telemetry.context import RequestContext
 from convgrad import __version__
 from convgrad._check.cases import Array, Case, draw
-from convgrad._check.problems import DTYPES, Takes
+from convgrad._check.problems import Takes
 from convgrad._dtypes import dtype
-from convgrad._errors import Forbidden, InvalidParams, NotFound, Overloaded, RateLimited, UnknownOperation
+from convgrad._errors import Forbidden, InvalidParams, NotFound, Overloaded, RateLimited
 from schemas.problems import Problem, invalid_params, problem, safe_key
-from schemas.tables import find_operation
+from schemas.tables import find_operation, operation_names
 from schemas.tensors import TensorSpec
 
 __all__ = ["OUTCOMES", "Check", "Checks", "SealedCase", "refused"]
@@ -44,6 +44,7 @@ _CASES = 50
 _MOST_CHECKS = 256
 _LABEL = re.compile(r"[ -~]{0,200}")
 _RETRY_AFTER_S = 5
+_CANONICAL: dict[object, str] = {name: find_operation(name).operation.name for name in operation_names()}
 
 
 def refused(member: str, message: str, kind: str) -> InvalidParams:
@@ -309,39 +310,23 @@ def _read(given: Mapping[str, Any], most: int) -> tuple[Takes, int, str]:
 
 
 def _takes(given: object, problems: list[Problem]) -> Takes | None:
+    """Read what the kernel takes; `Takes` has the rules for values, and says them without the values."""
     if not isinstance(given, Mapping | None):
         problems.append(problem(["takes"], "takes must be an object", "object_type"))
         return None
-    found: dict[str, Any] = {}
-    defaults: dict[str, Any] = {each.name: DTYPES if each.name == "dtypes" else each.default for each in fields(Takes)}
-    for name, value in (given or {}).items():
-        allowed = defaults.get(name)
-        if allowed is None:
-            message = f"takes has only the members {', '.join(defaults)}"
-            problems.append(problem(["takes", safe_key(name)], message, "unknown_member"))
-        elif isinstance(allowed, bool):
-            if not isinstance(value, bool):
-                problems.append(problem(["takes", name], f"{name} must be true or false", "bool_type"))
-            found[name] = value
-        else:
-            chosen = [_canonical(each) if name == "ops" else each for each in value] if isinstance(value, list) else []
-            if not chosen or not all(type(each) is type(allowed[0]) and each in allowed for each in chosen):
-                message = f"{name} must be a list of {', '.join(map(str, allowed))}"
-                problems.append(problem(["takes", name], message, "choice"))
-            else:
-                found[name] = tuple(dict.fromkeys(chosen))
+    found = dict(given or {})
+    known = {each.name: isinstance(each.default, bool) for each in fields(Takes)}
+    for name, value in found.items():
+        listed = isinstance(value, list) and all(type(each) in (str, int) for each in value)
+        if name not in known or not (isinstance(value, bool) if known[name] else listed):
+            message = f"takes must have flags or lists of words or integers for {', '.join(known)}"
+            problems.append(problem(["takes", safe_key(name)], message, "value"))
+        elif name == "ops":
+            found[name] = list(dict.fromkeys(_CANONICAL.get(each, each) for each in value))
     try:
-        return None if problems else Takes(**found)
-    except ValueError as error:  # two members that leave nothing
+        return None if problems else Takes.from_json(found)
+    except ValueError as error:
         problems.append(problem(["takes"], str(error), "value"))
-        return None
-
-
-def _canonical(op: object) -> str | None:
-    """Return the canonical name of an operation, or None if there is none."""
-    try:
-        return find_operation(op).operation.name
-    except UnknownOperation:
         return None
 
 

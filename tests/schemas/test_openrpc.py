@@ -85,7 +85,7 @@ def test_the_document_has_the_specifications_form() -> None:
 
 
 def test_every_name_is_a_method() -> None:
-    """Every operation name and alias is a method, as are the seven of the service, each once."""
+    """Every operation name and alias is a method, as are those of the service, each once."""
     names = [method["name"] for method in DOCUMENT["methods"]]
     assert names == [
         *operation_names(),
@@ -95,6 +95,12 @@ def test_every_name_is_a_method() -> None:
         "ops.verify",
         "graph.run",
         "graph.validate",
+        "check.begin",
+        "check.next",
+        "check.submit",
+        "check.finish",
+        "check.drop",
+        "check.verify_signature",
         "rpc.discover",
     ]
 

@@ -1,0 +1,405 @@
+"""Sealed checks on every API: the service draws the cases, judges, and signs. Cheating kernels don't pass."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import convgrad
+from app.calls.sealed_tasks import NEXT, AskCheck
+from app.telemetry.context import RequestContext
+from convgrad import SealedCase
+from convgrad._check.cases import draw
+from convgrad._check.problems import Takes
+from convgrad._cli import main
+from tests.app.resident import Resident, resident_service
+from tests.app.samples import digest
+from tests.convgrad.check.checking import KERNELS
+from tests.live import LiveService
+
+Array = npt.NDArray[Any]
+Kernel = Callable[[SealedCase, list[Array]], Array]
+
+WEIGHTS = {"ops": ["ConvolutionBackwardWeights"], "dtypes": ["f32"]}
+
+
+@pytest.fixture
+def client(service: LiveService) -> Iterator[convgrad.Client]:
+    """Give the Python client of the service."""
+    with convgrad.Client(service.url) as client:
+        yield client
+
+
+@pytest.fixture
+def check(client: convgrad.Client) -> Iterator[str]:
+    """A check of three cases."""
+    check = client.begin_check(WEIGHTS, cases=3)
+    yield check
+    client.drop_check(check)
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[tuple[Resident, httpx.Client, httpx.Client]]:
+    """A service with two keys, and a client for each."""
+    keys = f"one {digest('cg_first-of-two-keys')};two {digest('cg_second-of-two-keys')}"
+    with resident_service(workers=1, keys=keys, checks=2) as resident:
+        both = [
+            httpx.Client(base_url=resident.url, headers={"x-api-key": key}, timeout=60)
+            for key in ("cg_first-of-two-keys", "cg_second-of-two-keys")
+        ]
+        with both[0], both[1]:
+            yield resident, both[0], both[1]
+
+
+def right(client: convgrad.Client, case: SealedCase) -> Array:
+    """Return the right result of a case."""
+    return client.run(case.op, case.inputs, case.attributes, reference=case.dtype == "f64")
+
+
+def kinds(reply: httpx.Response) -> list[str]:
+    """Return the names of the rules that a request broke."""
+    assert reply.status_code == 422, reply.text
+    return [error["type"] for error in reply.json()["errors"]]
+
+
+@pytest.mark.parametrize("seed", [False, True])
+def test_an_honest_kernel_passes(client: convgrad.Client, seed: bool) -> None:
+    """Right results of all operations and dtypes pass; the document counts them, and its seeds draw the cases again."""
+    takes = {
+        "ops": ["Convolution", "BiasAddBackward", "ConvTransposeBackpropFilters"],
+        "dtypes": ["f32", "bf16", "f64"],
+    }
+    check = client.begin_check(takes, cases=12, label="mine, commit 1234")
+    drawn = []
+    while (case := client.next_case(check, seed=seed)) is not None:
+        again = client.next_case(check)
+        assert again is not None
+        assert {name: array.tobytes() for name, array in again.inputs.items()} == {
+            name: array.tobytes() for name, array in case.inputs.items()
+        }
+        drawn.append(case)
+        assert client.submit_result(case, right(client, case)).passed
+    document = client.finish_check(check)
+    assert document["passed"]
+    assert document["counts"] == {"not_given": 0, "passed": 12}
+    assert (document["label"], document["asked"], document["key"]) == ("mine, commit 1234", 12, "-")
+    assert client.finish_check(check) == document
+    assert client.verify_signature(document)["valid"]
+    for case, entry in zip(drawn, document["cases"], strict=True):
+        assert entry["sent"] == ("seed" if seed else "tensors")
+        same = draw(int(entry["seed"], 16), entry["case"], Takes(**document["takes"]))
+        assert same.problem.as_json() == case.problem
+        assert all(array.tobytes() == case.inputs[name].tobytes() for name, array in same.inputs().items())
+    client.drop_check(check)
+
+
+def _last(case: SealedCase, memory: list[Array]) -> Array:
+    return np.resize(memory[-1], case.output_shape)
+
+
+ATTACKS: dict[str, Kernel] = {
+    "zeros": lambda case, _: np.zeros(case.output_shape, np.float32),
+    "a constant": lambda case, _: np.ones(case.output_shape, np.float32),
+    "not a number": lambda case, _: np.full(case.output_shape, np.nan, np.float32),
+    "an input": lambda case, _: np.resize(case.inputs["src"], case.output_shape),
+    "the last output": _last,
+    "what was in memory": lambda case, memory: np.resize(
+        np.concatenate([m.ravel() for m in memory]), case.output_shape
+    ),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_attacks_fail(client: convgrad.Client, attack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A result that was not computed fails, also if whatever compares arrays in the kernel's process is patched."""
+    for name in ("allclose", "array_equal", "isclose"):
+        monkeypatch.setattr(np, name, lambda *_, **__: True)
+    check = client.begin_check(WEIGHTS, cases=6)
+    memory, passed = [np.ones(3, np.float32)], []
+    while (case := client.next_case(check)) is not None:
+        passed.append(client.submit_result(case, ATTACKS[attack](case, memory)).passed)
+        memory.append(right(client, case))
+    document = client.finish_check(check)
+    client.drop_check(check)
+    assert not document["passed"]
+    assert document["counts"].get("passed", 0) == sum(passed) < 3
+
+
+def test_a_constant_never_passes_a_check(locked: tuple[Resident, httpx.Client, httpx.Client]) -> None:
+    """Where the right result of every case is zero, zeros pass the cases and not the check."""
+    resident, http, _ = locked
+    check = http.post("/v1/checks", json={"takes": WEIGHTS, "cases": 1}).json()["check"]
+    case = http.post(f"/v1/checks/{check}/next").json()
+    for segment in resident.service.checks._checks[check].cases[0].inputs.values():
+        segment.view[:] = bytes(segment.size)
+    zeros = {name: {**tensor, "data": zeros_of(tensor)} for name, tensor in case["outputs"].items()}
+    report = http.post(f"/v1/checks/{check}/submit", json={"case": 0, "inputs": zeros}).json()
+    document = http.post(f"/v1/checks/{check}/finish").json()
+    assert report["passed"]
+    assert document["counts"]["passed"] == 1
+    assert not document["passed"]
+
+
+def zeros_of(tensor: dict[str, Any]) -> str:
+    """Return the base64 of zeros."""
+    return base64.b64encode(bytes(4 * int(np.prod(tensor["shape"])))).decode()
+
+
+def test_a_case_shows_neither_seed_nor_reference(http: httpx.Client, check: str) -> None:
+    """The reply with a case has its call alone; the seed is in the document, when the case is over."""
+    reply = http.post(f"/v1/checks/{check}/next")
+    assert set(reply.json()) == {
+        "check", "case", "cases", "op", "dtype", "attributes", "problem", "outputs", "inputs",
+    }  # fmt: skip
+    assert [set(tensor) for tensor in reply.json()["outputs"].values()] == [{"dtype", "shape"}]
+    document = http.post(f"/v1/checks/{check}/finish").json()
+    (entry,) = document["cases"]
+    assert entry["seed"] not in reply.text
+    assert str(int(entry["seed"], 16)) not in reply.text
+    assert document["counts"] == {"not_given": 2, "unanswered": 1}
+    assert not document["passed"]
+
+
+def test_results_that_are_refused(http: httpx.Client, check: str, client: convgrad.Client) -> None:
+    """A result is refused, by name, for a case that was not given, twice or after the end; wrong shapes can be mended."""
+    path = f"/v1/checks/{check}/submit"
+    outcome = {"case": 0, "outcome": "failed"}
+    assert kinds(http.post(path, json=outcome)) == ["not_given"]
+    case = client.next_case(check)
+    assert case is not None
+    assert kinds(http.post(path, json={**outcome, "case": 1})) == ["not_given"]
+    assert kinds(http.post(path, json={**outcome, "outcome": "passed"})) == ["choice"]
+    assert kinds(http.post(path, json={"case": 0})) == ["missing"]
+    assert kinds(
+        http.post(path, json={"case": 0, "inputs": {"src": {"dtype": "f32", "shape": [1], "data": [1.0]}}})
+    ) == ["unknown_input"]
+    with pytest.raises(convgrad.InvalidParams, match="must have shape"):
+        client.submit_result(case, np.zeros(3, np.float32))
+    assert client.submit_result(case, right(client, case)).passed
+    assert kinds(http.post(path, json=outcome)) == ["answered"]
+    with pytest.raises(convgrad.InvalidParams, match="has been answered"):
+        client.submit_result(case, right(client, case))
+    client.finish_check(check)
+    assert kinds(http.post(path, json={**outcome, "case": 1})) == ["finished"]
+    assert kinds(http.post(f"/v1/checks/{check}/next")) == ["finished"]
+
+
+def test_a_result_without_its_bytes(http: httpx.Client, check: str, client: convgrad.Client) -> None:
+    """A file that ends after its header leaves whatever is in memory: it is refused, and the case stays open."""
+    case = client.next_case(check)
+    assert case is not None
+    file = io.BytesIO()
+    np.save(file, right(client, case))
+    header = file.getvalue()[:128]
+    parts = [
+        ("request", ("request", b'{"case": 0}', "application/json")),
+        ("diff_weights", ("w.npy", header, "any/any")),
+    ]
+    reply = http.post(f"/v1/checks/{check}/submit", files=parts)
+    assert reply.status_code in (400, 422)
+    described = {"dtype": "f32", "shape": list(case.output_shape), "data": ""}
+    reply = http.post(f"/v1/checks/{check}/submit", json={"case": 0, "inputs": {"diff_weights": described}})
+    assert kinds(reply) == ["size"]
+    assert client.submit_result(case, right(client, case)).passed
+
+
+@pytest.mark.parametrize("encoding", ["base64", "npy", "list"])
+def test_json_rpc(http: httpx.Client, encoding: str) -> None:
+    """A whole check by JSON-RPC, with the inputs in each encoding; two results in one batch count once."""
+
+    def call(method: str, **params: Any) -> Any:
+        body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        reply = http.post("/rpc", json=body).json()
+        return reply.get("result", reply.get("error"))
+
+    check = call("check.begin", takes=WEIGHTS, cases=1)["check"]
+    case = call("check.next", check=check, options={"encoding": encoding})
+    inputs = {name: {k: v for k, v in tensor.items() if k != "shape" or "npy" not in tensor}
+              for name, tensor in case["inputs"].items()}  # fmt: skip
+    computed = call(case["op"], attributes=case["attributes"], inputs=inputs)["outputs"]
+    params = {"check": check, "case": case["case"], "inputs": computed}
+    item = {"jsonrpc": "2.0", "method": "check.submit", "params": params}
+    answers = http.post("/rpc", json=[{**item, "id": number} for number in range(2)]).json()
+    assert sorted("error" in answer for answer in answers) == [False, True]
+    (error,) = [answer["error"] for answer in answers if "error" in answer]
+    assert error["code"] == -32602
+    assert error["data"]["errors"][0]["type"] == "answered"
+    assert call("check.next", check=check) == {"check": check, "case": None, "cases": 1}
+    document = call("check.finish", check=check)
+    assert document["counts"]["passed"] == 1
+    assert call("check.verify_signature", document=document)["valid"]
+    assert call("check.drop", check=check) == {"check": check}
+    assert call("check.finish", check=check)["data"]["reason"] == "unknown_check"
+
+
+def test_another_key(locked: tuple[Resident, httpx.Client, httpx.Client]) -> None:
+    """A check is for the key that began it; the other key is refused by name on every page."""
+    _, mine, other = locked
+    check = mine.post("/v1/checks", json={"takes": WEIGHTS}).json()["check"]
+    mine.post(f"/v1/checks/{check}/next")
+    submitted = {"case": 0, "outcome": "failed"}
+    replies = [
+        other.post(f"/v1/checks/{check}/{page}", json=body)
+        for page, body in (("next", {}), ("finish", {}), ("submit", submitted))
+    ]
+    replies.append(other.delete(f"/v1/checks/{check}"))
+    assert [(reply.status_code, reply.json()["reason"]) for reply in replies] == [(403, "other_key")] * 4
+    assert mine.post(f"/v1/checks/{check}/submit", json=submitted).status_code == 200
+    assert mine.post(f"/v1/checks/{check}/finish").json()["key"] == "one"
+    mine.delete(f"/v1/checks/{check}")
+
+
+def test_a_late_result(locked: tuple[Resident, httpx.Client, httpx.Client]) -> None:
+    """After its time a case takes no result, its memory is free, and the next one is given."""
+    resident, http, _ = locked
+    check = http.post("/v1/checks", json={"takes": WEIGHTS, "cases": 2}).json()["check"]
+    http.post(f"/v1/checks/{check}/next")
+    (case,) = resident.service.checks._checks[check].cases
+    case.until = 0.0
+    assert kinds(http.post(f"/v1/checks/{check}/submit", json={"case": 0, "outcome": "failed"})) == ["late"]
+    assert not case.inputs
+    assert http.post(f"/v1/checks/{check}/next").json()["case"] == 1
+    document = http.post(f"/v1/checks/{check}/finish").json()
+    assert document["counts"] == {"not_given": 0, "late": 1, "unanswered": 1}
+    http.delete(f"/v1/checks/{check}")
+
+
+def test_an_answer_while_the_inputs_are_sent(locked: tuple[Resident, httpx.Client, httpx.Client]) -> None:
+    """Until the reply with the inputs has been sent to its end, the case was not given."""
+    resident, http, _ = locked
+    service = resident.service
+    check = http.post("/v1/checks", json={"takes": WEIGHTS, "cases": 1}).json()["check"]
+    owned = service.checks._checks[check]
+    work = resident.run(begin_to_send(resident, check))
+    submitted = {"case": 0, "outcome": "unsupported"}
+    assert kinds(http.post(f"/v1/checks/{check}/submit", json=submitted)) == ["not_given"]
+    resident.run(work.__aexit__(OSError, OSError(), None))  # the client went away
+    assert kinds(http.post(f"/v1/checks/{check}/submit", json=submitted)) == ["not_given"]
+    assert http.post(f"/v1/checks/{check}/next").json()["case"] == 0
+    assert http.post(f"/v1/checks/{check}/submit", json=submitted).status_code == 200
+    assert len(owned.cases) == 1
+    http.delete(f"/v1/checks/{check}")
+
+
+async def begin_to_send(resident: Resident, check: str) -> Any:
+    """Prepare the reply with a case of the first key, and send none of it."""
+    RequestContext("test", key="one").enter()
+    task = AskCheck(resident.service, NEXT)
+    with resident.service.lease() as lease:
+        call = task.read({"check": check}).read(lease, need_data=False)
+        work = task.open(await task.prepare(call, 0.0, complete=True))
+    return await work.__aenter__()
+
+
+def test_limits(locked: tuple[Resident, httpx.Client, httpx.Client]) -> None:
+    """A key may have a number of checks open, beside those of other keys; finished ones make room."""
+    _, mine, other = locked
+    checks = [mine.post("/v1/checks").json()["check"] for _ in range(2)]
+    refused = mine.post("/v1/checks")
+    assert (refused.status_code, refused.json()["reason"], refused.json()["limit"]) == (429, "checks", 2)
+    assert other.post("/v1/checks").status_code == 200
+    mine.post(f"/v1/checks/{checks[0]}/finish")
+    checks.append(mine.post("/v1/checks").json()["check"])
+    assert mine.delete(f"/v1/checks/{checks[0]}").status_code == 404
+    assert [mine.delete(f"/v1/checks/{check}").status_code for check in checks[1:]] == [200, 200]
+
+
+BEGINNINGS = [
+    {"takes": {"ops": ["Conv"]}},
+    {"takes": {"ranks": [2.0]}},
+    {"takes": {"ranks": [True]}},
+    {"takes": {"ranks": []}},
+    {"takes": {"ranks": [[2]]}},
+    {"takes": {"strides": 1}},
+    {"takes": {"dtypes": {"f32": 1}}},
+    {"takes": {"stride": True}},
+    {"takes": {"ops": ["BiasAddBackward"], "ranks": [1]}},
+    {"takes": []},
+    {"cases": 0},
+    {"cases": 201},
+    {"cases": True},
+    {"label": "\n"},
+    {"label": "x" * 201},
+    {"seed": 1},
+]
+
+
+@pytest.mark.parametrize("given", BEGINNINGS, ids=str)
+def test_beginnings_that_are_refused(http: httpx.Client, given: dict[str, Any]) -> None:
+    """A check begins with valid members only; the error has its place."""
+    reply = http.post("/v1/checks", json=given)
+    assert kinds(reply)
+    assert set(reply.json()["errors"][0]["loc"]) & {*given, "seed"}
+
+
+def test_signatures(client: convgrad.Client, check: str) -> None:
+    """The service says whether it signed a document, and if not, whether it was changed, or signed with another key."""
+    document = client.finish_check(check)
+    changed = {**document, "passed": True}
+    other = {**document, "signature": {**document["signature"], "key_id": "0" * 16}}
+    unsigned = {name: value for name, value in document.items() if name != "signature"}
+    found = [client.verify_signature(each) for each in (document, changed, other, unsigned)]
+    assert [each["valid"] for each in found] == [True, False, False, False]
+    assert [each["reason"] for each in found] == [None, "changed", "other_key", "not_signed"]
+
+
+CHEATS = """
+import threading
+import numpy as np
+
+def untouched(src, diff_dst, weights_shape, out):
+    pass
+
+def patched(src, diff_dst, weights_shape):
+    np.allclose = np.array_equal = np.testing.assert_allclose = lambda *_, **__: True
+    return np.zeros(weights_shape, src.dtype)
+
+def early(src, diff_dst, weights_shape, out):
+    threading.Thread(target=lambda: out.fill(0)).start()
+"""
+
+
+def test_the_command(service: LiveService, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`convgrad check --sealed` passes a right kernel and writes what --verify-signature verifies; cheats fail."""
+    path, cheats = tmp_path / "check.json", tmp_path / "cheats.py"
+    cheats.write_text(CHEATS)
+    flags = ["--sealed", service.url, "--cases", "4", "--report", str(path)]
+    assert main(["check", f"{KERNELS}:right", *flags]) == 0
+    assert "passed; 4 of 4 cases passed" in capsys.readouterr().out
+    verify = ["check", "--verify-signature", str(path), "--url", service.url]
+    assert main(verify) == 0
+    path.write_text(json.dumps({**json.loads(path.read_text()), "label": "another"}))
+    assert main(verify) == 1
+    assert "NOT valid: the document was changed" in capsys.readouterr().out
+    for cheat in ("untouched", "patched", "early"):
+        assert main(["check", f"{cheats}:{cheat}", *flags]) == 1
+        assert "FAILED" in capsys.readouterr().out
+
+
+def test_the_async_client(service: LiveService) -> None:
+    """The async client has the same methods."""
+
+    async def use() -> dict[str, Any]:
+        async with convgrad.AsyncClient(service.url) as client:
+            check = await client.begin_check(WEIGHTS, cases=1)
+            case = await client.next_case(check)
+            assert case is not None
+            await client.submit_outcome(case, "unsupported")
+            assert await client.next_case(check) is None
+            document = await client.finish_check(check)
+            await client.drop_check(check)
+            return document
+
+    document = asyncio.run(use())
+    assert document["counts"] == {"not_given": 0, "unsupported": 1}
+    assert not document["passed"]
