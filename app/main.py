@@ -180,4 +180,6 @@ def _allowed(request: Request) -> list[str]:
     matching = [
         route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
     ]
-    return sorted({method for route in matching for method in route.methods or ()})
+    # A name in a path comes before a parameter in its place.
+    same = [route for route in matching if route.path == matching[0].path]
+    return sorted({method for route in same for method in route.methods or ()})

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from schemas.tables import operation_names
+
 __all__ = ["CHECK_METHODS", "CheckMethod"]
 
 Schema = dict[str, Any]
@@ -33,18 +35,28 @@ def _of(kind: str | list[str], description: str, **more: Any) -> Schema:
 _CHECK = _of("string", "Id of the check.")
 _CASE = _of(["integer", "null"], "Number of the case, from 0 on; null after the last.")
 _CASES = _of("integer", "Number of cases of the check, by default 50.", minimum=1)
-_TAKES = (
-    "What the kernel takes: lists `ops`, `dtypes`, `ranks`, `data_formats`, `weights_formats`; flags `strides`, "
-    "`dilations`, `pads`, `uneven_pads`, `groups`, `bias`, `empty`. By default everything but f64."
+_LISTS = {
+    "ops": list(operation_names()),
+    "dtypes": ["f32", "f16", "bf16", "f64"],
+    "ranks": [1, 2, 3],
+    "data_formats": ["NCX", "NXC"],
+    "weights_formats": ["OIX", "XIO", "IOX", "XOI"],
+}
+_FLAGS = ("strides", "dilations", "pads", "uneven_pads", "groups", "bias", "empty")
+_TAKES = _of(
+    ["object", "null"],
+    "What the kernel takes, by default everything but f64.",
+    properties={name: {"type": "array", "minItems": 1, "items": {"enum": each}} for name, each in _LISTS.items()}
+    | {name: {"type": "boolean"} for name in _FLAGS},
+    additionalProperties=False,
 )
-_RESULT = "The result, under the name of the output."
-_OUTCOME = "In place of a result, if the kernel has none."
+_LABEL = _of(["string", "null"], "What is checked, for the document.", pattern="^[ -~]{0,200}$")
 _KEY_ID = _of("string", "Id of the key that signs.")
 
 CHECK_METHODS: dict[str, CheckMethod] = {
     "check.begin": CheckMethod(
         "Begin a sealed check of a kernel.",
-        {"takes": _of("object", _TAKES), "cases": _CASES, "label": _of("string", "What is checked.", maxLength=200)},
+        {"takes": _TAKES, "cases": _CASES | {"type": ["integer", "null"], "maximum": 200}, "label": _LABEL},
         (),
         {"check": _CHECK, "cases": _CASES, "key_id": _KEY_ID},
     ),
@@ -52,8 +64,8 @@ CHECK_METHODS: dict[str, CheckMethod] = {
         "Return the next case: the same one until it is answered or late.",
         {
             "check": _CHECK,
-            "send": _of("string", "The inputs, or the seed that convgrad makes them from.", enum=["tensors", "seed"]),
-            "options": _of("object", "`encoding` of the inputs, as in a call."),
+            "send": {"description": "The inputs, or a seed to make them from.", "enum": ["tensors", "seed", None]},
+            "encoding": {"description": "Of inputs in JSON, as in a call.", "enum": ["base64", "npy", "list", None]},
         },
         ("check",),
         {"check": _CHECK, "case": _CASE, "cases": _CASES},
@@ -63,8 +75,8 @@ CHECK_METHODS: dict[str, CheckMethod] = {
         {
             "check": _CHECK,
             "case": _of("integer", "Number of the case.", minimum=0),
-            "inputs": _of("object", _RESULT),
-            "outcome": _of("string", _OUTCOME, enum=["unsupported", "failed"]),
+            "inputs": _of(["object", "null"], "The result, under the name of the output."),
+            "outcome": {"description": "In place of a result.", "enum": ["unsupported", "failed", None]},
         },
         ("check", "case"),
         {"check": _CHECK, "case": _CASE},

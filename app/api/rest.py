@@ -153,6 +153,13 @@ async def begin_check(request: Request) -> None:
     await _ask(request, BEGIN, None)
 
 
+@checks.post("/verify-signature", **CHECK_DOCS["check.verify_signature"])
+async def verify_signature(request: Request) -> None:
+    """Say whether this service signed the document of a check, which is the body."""
+    task = AskCheck(_service(request), VERIFY_SIGNATURE, lambda body: {"document": body})
+    await _answer(request, task, JSON)
+
+
 @checks.post("/{check}/next", **CHECK_DOCS["check.next"])
 async def next_case(request: Request, check: str) -> None:
     """Return the next case: operation, attributes and inputs; the same one again until it is answered or late."""
@@ -175,10 +182,3 @@ async def finish_check(request: Request, check: str) -> None:
 async def drop_check(request: Request, check: str) -> None:
     """Forget a check."""
     await _ask(request, DROP, check)
-
-
-@checks.post("/verify-signature", **CHECK_DOCS["check.verify_signature"])
-async def verify_signature(request: Request) -> None:
-    """Say whether this service signed the document of a check, which is the body."""
-    task = AskCheck(_service(request), VERIFY_SIGNATURE, lambda body: {"document": body})
-    await _answer(request, task, JSON)

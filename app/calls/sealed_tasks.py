@@ -18,7 +18,7 @@ from app.calls.service import Service
 from app.calls.tasks import Task
 from app.calls.verifying import Verification
 from app.calls.work import Answered, OnProgress, Result, Work
-from app.intake.options import check_encoding, parse_options
+from app.intake.options import ENCODINGS, Options, check_encoding
 from app.intake.requests import RequestedCall, RequestObject, stand_in
 from app.intake.sinks import Lease
 from app.pool.buffers import Segment
@@ -65,15 +65,16 @@ class AskCheck(Task):
     def read(self, document: Any) -> RequestObject:
         """Read the params."""
         self._given = _params(self._place(document), self._question.params, self._question.required)
-        return RequestObject(self.called, {}, {}, self._given.get("options"))
+        return RequestObject(self.called, {}, {}, None)
 
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Work | None:  # noqa: ARG002
         """Return the answer."""
         return await self._question.answer(self.service, self._given) if complete else None
 
-    def open(self, prepared: Work, *_: Any, **__: Any) -> Work:
+    def open(self, prepared: Any, *_: Any, **__: Any) -> Work:
         """Return the answer."""
-        return prepared
+        work: Work = prepared
+        return work
 
 
 class Submit(Task):
@@ -95,9 +96,7 @@ class Submit(Task):
         """Read the params; raises `InvalidParams` for a case that takes no answer."""
         given = _params(self._place(document), SUBMIT, SUBMIT[:2])
         self._find(given)
-        self._outcome, inputs = given.get("outcome"), given.get("inputs") or {}
-        if self._outcome is not None and self._outcome not in OUTCOMES:
-            raise refused("outcome", f"outcome must be {' or '.join(OUTCOMES)}", "choice")
+        self._outcome, inputs = _choice(given, "outcome", (None, *OUTCOMES)), given.get("inputs") or {}
         if not isinstance(inputs, Mapping):
             raise refused("inputs", "inputs must be an object", "object_type")
         row = find_operation(self._case.case.problem.op).operation.output
@@ -235,9 +234,7 @@ async def _begin(service: Service, given: Mapping[str, Any]) -> Work:
 
 
 async def _next(service: Service, given: Mapping[str, Any]) -> Work:
-    options, sent = parse_options(given.get("options")), given.get("send") or _SENT[0]
-    if sent not in _SENT:
-        raise refused("send", f"send must be {' or '.join(_SENT)}", "choice")
+    sent, encoding = _choice(given, "send", _SENT), _choice(given, "encoding", ENCODINGS)
     check = _found(service, given)
     case = await service.checks.next(check)
     if case is None:
@@ -251,9 +248,9 @@ async def _next(service: Service, given: Mapping[str, Any]) -> Work:
     if sent == "seed":
         case.as_seed = True
         return _Given(case, Result({**document, "generate": case.case.as_json()}, member="inputs"))
-    check_encoding(options, [(name, spec.shape) for name, spec in case.specs.items()])
+    check_encoding(Options(encoding), [(name, spec.shape) for name, spec in case.specs.items()])
     inputs = [_Input(spec, case.inputs[name].share()) for name, spec in case.specs.items()]
-    return _Given(case, Result(document, inputs, options.encoding, "inputs"))
+    return _Given(case, Result(document, inputs, encoding, "inputs"))
 
 
 async def _finish(service: Service, given: Mapping[str, Any]) -> Work:
@@ -273,6 +270,14 @@ async def _verify_signature(service: Service, given: Mapping[str, Any]) -> Work:
     return Answered(service.checks.signer.verified(document))
 
 
+def _choice(given: Mapping[str, Any], name: str, choices: tuple[Any, ...]) -> Any:
+    """Return a member that is one of some words, by default the first."""
+    value = given.get(name)
+    if value is not None and value not in choices:
+        raise refused(name, f"{name} must be {' or '.join(filter(None, choices))}", "choice")
+    return choices[0] if value is None else value
+
+
 def _found(service: Service, given: Mapping[str, Any]) -> Check:
     return service.checks.find(current_context(), given["check"])
 
@@ -284,7 +289,7 @@ def _params(given: Any, names: tuple[str, ...], required: tuple[str, ...]) -> di
 
 
 BEGIN = Question(("takes", "cases", "label"), (), _begin)
-NEXT = Question(("check", "send", "options"), ("check",), _next)
+NEXT = Question(("check", "send", "encoding"), ("check",), _next)
 FINISH = Question(("check",), ("check",), _finish)
 DROP = Question(("check",), ("check",), _drop)
 VERIFY_SIGNATURE = Question(("document",), ("document",), _verify_signature)

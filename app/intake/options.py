@@ -10,9 +10,10 @@ from convgrad._errors import InvalidParams
 from schemas.problems import invalid_params, number
 from schemas.tensors import MAX_NUMBERS, listed
 
-__all__ = ["Encoding", "Options", "check_encoding", "parse_options"]
+__all__ = ["ENCODINGS", "Encoding", "Options", "check_encoding", "parse_options"]
 
 Encoding = Literal["base64", "npy", "list"]
+ENCODINGS: tuple[Encoding, ...] = ("base64", "npy", "list")
 
 _LONGEST_MS = 86_400_000
 _MOST_OUTPUTS = 16
@@ -64,7 +65,7 @@ def check_encoding(options: Options, outputs: Iterable[tuple[str, Sequence[int]]
 
 
 def _check_encoding(value: object) -> str | None:
-    return None if value in ("base64", "npy", "list") else "encoding must be base64, npy or list"
+    return None if value in ENCODINGS else "encoding must be base64, npy or list"
 
 
 def _check_deadline(value: object) -> str | None:

@@ -20,12 +20,12 @@ from app.calls.sealed_tasks import NEXT, AskCheck
 from app.telemetry.context import RequestContext
 from convgrad import SealedCase
 from convgrad._check.cases import draw
-from convgrad._check.problems import Takes
+from convgrad._check.problems import DTYPES, OPS, Takes
 from convgrad._cli import main
+from schemas.checks import CHECK_METHODS
 from tests.app.resident import Resident, resident_service
 from tests.app.samples import digest
 from tests.convgrad.check.checking import KERNELS
-from tests.live import LiveService
 
 Array = npt.NDArray[Any]
 Kernel = Callable[[SealedCase, list[Array]], Array]
@@ -33,10 +33,35 @@ Kernel = Callable[[SealedCase, list[Array]], Array]
 WEIGHTS = {"ops": ["ConvolutionBackwardWeights"], "dtypes": ["f32"]}
 
 
+KEYS = {"one": "cg_first-of-two-keys", "two": "cg_second-of-two-keys"}
+
+
+@pytest.fixture(scope="module")
+def resident() -> Iterator[Resident]:
+    """A service with two keys; that of all tests would have the open checks of others."""
+    keys = ";".join(f"{name} {digest(key)}" for name, key in KEYS.items())
+    with resident_service(workers=1, keys=keys) as resident:
+        yield resident
+
+
+@pytest.fixture(scope="module")
+def http(resident: Resident) -> Iterator[httpx.Client]:
+    """An HTTP client with the first key."""
+    with httpx.Client(base_url=resident.url, headers={"x-api-key": KEYS["one"]}, timeout=60) as client:
+        yield client
+
+
 @pytest.fixture
-def client(service: LiveService) -> Iterator[convgrad.Client]:
-    """Give the Python client of the service."""
-    with convgrad.Client(service.url) as client:
+def other(resident: Resident) -> Iterator[httpx.Client]:
+    """An HTTP client with the second key."""
+    with httpx.Client(base_url=resident.url, headers={"x-api-key": KEYS["two"]}, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def client(resident: Resident) -> Iterator[convgrad.Client]:
+    """The Python client with the first key; at the end no check is open."""
+    with convgrad.Client(resident.url, api_key=KEYS["one"]) as client:
         yield client
 
 
@@ -48,17 +73,18 @@ def check(client: convgrad.Client) -> Iterator[str]:
     client.drop_check(check)
 
 
-@pytest.fixture(scope="module")
-def locked() -> Iterator[tuple[Resident, httpx.Client, httpx.Client]]:
-    """A service with two keys, and a client for each."""
-    keys = f"one {digest('cg_first-of-two-keys')};two {digest('cg_second-of-two-keys')}"
-    with resident_service(workers=1, keys=keys, checks=2) as resident:
-        both = [
-            httpx.Client(base_url=resident.url, headers={"x-api-key": key}, timeout=60)
-            for key in ("cg_first-of-two-keys", "cg_second-of-two-keys")
-        ]
-        with both[0], both[1]:
-            yield resident, both[0], both[1]
+@pytest.fixture(autouse=True)
+def no_checks(resident: Resident) -> Iterator[None]:
+    """Drop the checks that a test leaves open, and see that nothing is left in memory."""
+    yield
+    checks, segments = resident.service.checks, resident.service.segments
+
+    async def drop() -> None:
+        for check in list(checks._checks.values()):
+            checks.drop(check)
+
+    resident.run(drop())
+    resident.until(lambda: segments.stats().used == 0)
 
 
 def right(client: convgrad.Client, case: SealedCase) -> Array:
@@ -92,7 +118,7 @@ def test_an_honest_kernel_passes(client: convgrad.Client, seed: bool) -> None:
     document = client.finish_check(check)
     assert document["passed"]
     assert document["counts"] == {"not_given": 0, "passed": 12}
-    assert (document["label"], document["asked"], document["key"]) == ("mine, commit 1234", 12, "-")
+    assert (document["label"], document["asked"], document["key"]) == ("mine, commit 1234", 12, "one")
     assert client.finish_check(check) == document
     assert client.verify_signature(document)["valid"]
     for case, entry in zip(drawn, document["cases"], strict=True):
@@ -100,7 +126,6 @@ def test_an_honest_kernel_passes(client: convgrad.Client, seed: bool) -> None:
         same = draw(int(entry["seed"], 16), entry["case"], Takes(**document["takes"]))
         assert same.problem.as_json() == case.problem
         assert all(array.tobytes() == case.inputs[name].tobytes() for name, array in same.inputs().items())
-    client.drop_check(check)
 
 
 def _last(case: SealedCase, memory: list[Array]) -> Array:
@@ -130,14 +155,12 @@ def test_attacks_fail(client: convgrad.Client, attack: str, monkeypatch: pytest.
         passed.append(client.submit_result(case, ATTACKS[attack](case, memory)).passed)
         memory.append(right(client, case))
     document = client.finish_check(check)
-    client.drop_check(check)
     assert not document["passed"]
     assert document["counts"].get("passed", 0) == sum(passed) < 3
 
 
-def test_a_constant_never_passes_a_check(locked: tuple[Resident, httpx.Client, httpx.Client]) -> None:
+def test_a_constant_never_passes_a_check(resident: Resident, http: httpx.Client) -> None:
     """Where the right result of every case is zero, zeros pass the cases and not the check."""
-    resident, http, _ = locked
     check = http.post("/v1/checks", json={"takes": WEIGHTS, "cases": 1}).json()["check"]
     case = http.post(f"/v1/checks/{check}/next").json()
     for segment in resident.service.checks._checks[check].cases[0].inputs.values():
@@ -171,7 +194,7 @@ def test_a_case_shows_neither_seed_nor_reference(http: httpx.Client, check: str)
 
 
 def test_results_that_are_refused(http: httpx.Client, check: str, client: convgrad.Client) -> None:
-    """A result is refused, by name, for a case that was not given, twice or after the end; wrong shapes can be mended."""
+    """Results for cases that were not given, second ones, and those after the end are refused, each by name."""
     path = f"/v1/checks/{check}/submit"
     outcome = {"case": 0, "outcome": "failed"}
     assert kinds(http.post(path, json=outcome)) == ["not_given"]
@@ -223,7 +246,7 @@ def test_json_rpc(http: httpx.Client, encoding: str) -> None:
         return reply.get("result", reply.get("error"))
 
     check = call("check.begin", takes=WEIGHTS, cases=1)["check"]
-    case = call("check.next", check=check, options={"encoding": encoding})
+    case = call("check.next", check=check, encoding=encoding)
     inputs = {name: {k: v for k, v in tensor.items() if k != "shape" or "npy" not in tensor}
               for name, tensor in case["inputs"].items()}  # fmt: skip
     computed = call(case["op"], attributes=case["attributes"], inputs=inputs)["outputs"]
@@ -242,11 +265,10 @@ def test_json_rpc(http: httpx.Client, encoding: str) -> None:
     assert call("check.finish", check=check)["data"]["reason"] == "unknown_check"
 
 
-def test_another_key(locked: tuple[Resident, httpx.Client, httpx.Client]) -> None:
+def test_another_key(http: httpx.Client, other: httpx.Client) -> None:
     """A check is for the key that began it; the other key is refused by name on every page."""
-    _, mine, other = locked
-    check = mine.post("/v1/checks", json={"takes": WEIGHTS}).json()["check"]
-    mine.post(f"/v1/checks/{check}/next")
+    check = http.post("/v1/checks", json={"takes": WEIGHTS}).json()["check"]
+    http.post(f"/v1/checks/{check}/next")
     submitted = {"case": 0, "outcome": "failed"}
     replies = [
         other.post(f"/v1/checks/{check}/{page}", json=body)
@@ -254,14 +276,12 @@ def test_another_key(locked: tuple[Resident, httpx.Client, httpx.Client]) -> Non
     ]
     replies.append(other.delete(f"/v1/checks/{check}"))
     assert [(reply.status_code, reply.json()["reason"]) for reply in replies] == [(403, "other_key")] * 4
-    assert mine.post(f"/v1/checks/{check}/submit", json=submitted).status_code == 200
-    assert mine.post(f"/v1/checks/{check}/finish").json()["key"] == "one"
-    mine.delete(f"/v1/checks/{check}")
+    assert http.post(f"/v1/checks/{check}/submit", json=submitted).status_code == 200
+    assert http.post(f"/v1/checks/{check}/finish").json()["key"] == "one"
 
 
-def test_a_late_result(locked: tuple[Resident, httpx.Client, httpx.Client]) -> None:
+def test_a_late_result(resident: Resident, http: httpx.Client) -> None:
     """After its time a case takes no result, its memory is free, and the next one is given."""
-    resident, http, _ = locked
     check = http.post("/v1/checks", json={"takes": WEIGHTS, "cases": 2}).json()["check"]
     http.post(f"/v1/checks/{check}/next")
     (case,) = resident.service.checks._checks[check].cases
@@ -271,12 +291,10 @@ def test_a_late_result(locked: tuple[Resident, httpx.Client, httpx.Client]) -> N
     assert http.post(f"/v1/checks/{check}/next").json()["case"] == 1
     document = http.post(f"/v1/checks/{check}/finish").json()
     assert document["counts"] == {"not_given": 0, "late": 1, "unanswered": 1}
-    http.delete(f"/v1/checks/{check}")
 
 
-def test_an_answer_while_the_inputs_are_sent(locked: tuple[Resident, httpx.Client, httpx.Client]) -> None:
+def test_an_answer_while_the_inputs_are_sent(resident: Resident, http: httpx.Client) -> None:
     """Until the reply with the inputs has been sent to its end, the case was not given."""
-    resident, http, _ = locked
     service = resident.service
     check = http.post("/v1/checks", json={"takes": WEIGHTS, "cases": 1}).json()["check"]
     owned = service.checks._checks[check]
@@ -288,7 +306,6 @@ def test_an_answer_while_the_inputs_are_sent(locked: tuple[Resident, httpx.Clien
     assert http.post(f"/v1/checks/{check}/next").json()["case"] == 0
     assert http.post(f"/v1/checks/{check}/submit", json=submitted).status_code == 200
     assert len(owned.cases) == 1
-    http.delete(f"/v1/checks/{check}")
 
 
 async def begin_to_send(resident: Resident, check: str) -> Any:
@@ -301,17 +318,16 @@ async def begin_to_send(resident: Resident, check: str) -> Any:
     return await work.__aenter__()
 
 
-def test_limits(locked: tuple[Resident, httpx.Client, httpx.Client]) -> None:
+def test_limits(http: httpx.Client, other: httpx.Client) -> None:
     """A key may have a number of checks open, beside those of other keys; finished ones make room."""
-    _, mine, other = locked
-    checks = [mine.post("/v1/checks").json()["check"] for _ in range(2)]
-    refused = mine.post("/v1/checks")
-    assert (refused.status_code, refused.json()["reason"], refused.json()["limit"]) == (429, "checks", 2)
+    checks = [http.post("/v1/checks").json()["check"] for _ in range(4)]
+    refused = http.post("/v1/checks")
+    assert (refused.status_code, refused.json()["reason"], refused.json()["limit"]) == (429, "checks", 4)
     assert other.post("/v1/checks").status_code == 200
-    mine.post(f"/v1/checks/{checks[0]}/finish")
-    checks.append(mine.post("/v1/checks").json()["check"])
-    assert mine.delete(f"/v1/checks/{checks[0]}").status_code == 404
-    assert [mine.delete(f"/v1/checks/{check}").status_code for check in checks[1:]] == [200, 200]
+    http.post(f"/v1/checks/{checks[0]}/finish")
+    checks.append(http.post("/v1/checks").json()["check"])
+    assert http.delete(f"/v1/checks/{checks[0]}").status_code == 404
+    assert [http.delete(f"/v1/checks/{check}").status_code for check in checks[1:]] == [200] * 4
 
 
 BEGINNINGS = [
@@ -342,6 +358,16 @@ def test_beginnings_that_are_refused(http: httpx.Client, given: dict[str, Any]) 
     assert set(reply.json()["errors"][0]["loc"]) & {*given, "seed"}
 
 
+def test_the_documented_members() -> None:
+    """The API documents have the members and values of `Takes`."""
+    documented = CHECK_METHODS["check.begin"].params["takes"]["properties"]
+    assert documented.keys() == Takes.__dataclass_fields__.keys()
+    values = {name: schema["items"]["enum"] for name, schema in documented.items() if "items" in schema}
+    assert set(OPS) <= set(values.pop("ops"))
+    assert values.pop("dtypes") == list(DTYPES)
+    assert values == {name: list(getattr(Takes(), name)) for name in values}
+
+
 def test_signatures(client: convgrad.Client, check: str) -> None:
     """The service says whether it signed a document, and if not, whether it was changed, or signed with another key."""
     document = client.finish_check(check)
@@ -369,14 +395,14 @@ def early(src, diff_dst, weights_shape, out):
 """
 
 
-def test_the_command(service: LiveService, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(resident: Resident, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`convgrad check --sealed` passes a right kernel and writes what --verify-signature verifies; cheats fail."""
     path, cheats = tmp_path / "check.json", tmp_path / "cheats.py"
     cheats.write_text(CHEATS)
-    flags = ["--sealed", service.url, "--cases", "4", "--report", str(path)]
+    flags = ["--sealed", resident.url, "--api-key", KEYS["one"], "--cases", "4", "--report", str(path)]
     assert main(["check", f"{KERNELS}:right", *flags]) == 0
     assert "passed; 4 of 4 cases passed" in capsys.readouterr().out
-    verify = ["check", "--verify-signature", str(path), "--url", service.url]
+    verify = ["check", "--verify-signature", str(path), "--url", resident.url, "--api-key", KEYS["one"]]
     assert main(verify) == 0
     path.write_text(json.dumps({**json.loads(path.read_text()), "label": "another"}))
     assert main(verify) == 1
@@ -386,11 +412,11 @@ def test_the_command(service: LiveService, tmp_path: Path, capsys: pytest.Captur
         assert "FAILED" in capsys.readouterr().out
 
 
-def test_the_async_client(service: LiveService) -> None:
+def test_the_async_client(resident: Resident) -> None:
     """The async client has the same methods."""
 
     async def use() -> dict[str, Any]:
-        async with convgrad.AsyncClient(service.url) as client:
+        async with convgrad.AsyncClient(resident.url, api_key=KEYS["one"]) as client:
             check = await client.begin_check(WEIGHTS, cases=1)
             case = await client.next_case(check)
             assert case is not None
