@@ -1,0 +1,53 @@
+"""Sealed checks whose clients went away, and their limit of memory."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+import pytest
+from pydantic import ByteSize
+
+from app.calls.sealed import Checks
+from app.pool.buffers import SegmentPool
+from app.settings import Settings
+from app.telemetry.context import RequestContext
+from convgrad import NotFound, RateLimited
+
+
+def test_a_lost_client_costs_nothing() -> None:
+    """The memory of a case is free when its time is over, and so is its check."""
+
+    async def lose(case_s: float, check_s: float) -> None:
+        context, segments = RequestContext("test"), SegmentPool(1 << 24)
+        checks = Checks(Settings(check_case_s=case_s, check_s=check_s), segments)
+        check = checks.begin(context, {})
+        with suppress(NotFound):  # on a slow machine the check is over at once
+            await checks.next(check)
+        async with asyncio.timeout(30):
+            while segments.stats().used:  # noqa: ASYNC110 - nothing tells when
+                await asyncio.sleep(0.001)
+        if case_s > check_s:
+            with pytest.raises(NotFound):
+                checks.find(context, check.id)
+        else:
+            assert checks.finish(check)["counts"] == {"not_given": 49, "late": 1}
+
+    for times in ((0.001, 60.0), (60.0, 0.1)):
+        asyncio.run(lose(*times))
+
+
+def test_memory() -> None:
+    """The inputs of a case must fit in the memory of the key; the next case is drawn anew."""
+
+    async def draw() -> None:
+        segments = SegmentPool(1 << 24)
+        checks = Checks(Settings(check_memory=ByteSize(1)), segments)
+        check = checks.begin(RequestContext("test"), {})
+        with pytest.raises(RateLimited, match="may have 1") as refused:
+            await checks.next(check)
+        assert refused.value.data["reason"] == "check_memory"
+        assert not check.cases
+        assert not segments.stats().used
+
+    asyncio.run(draw())
