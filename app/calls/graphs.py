@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from app.calls.call import Call, Checked, Prepared
+from app.calls.outputs import HeldTensor
 from app.calls.planning import call_bytes, check_limits, tensor_bytes
 from app.calls.work import OnProgress, Result
 from app.intake.options import Options, check_encoding
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from app.telemetry.timings import Timings
     from schemas.graphs import Node
 
-__all__ = ["GraphOutput", "GraphRun", "PreparedGraph", "dense", "describe_graph", "prepare_graph"]
+__all__ = ["GraphRun", "PreparedGraph", "dense", "describe_graph", "prepare_graph"]
 
 # Copying this much takes well under a millisecond.
 _INLINE = 256 << 10
@@ -47,26 +48,6 @@ class PreparedGraph:
     wanted: tuple[int, ...]
     layout: str
     options: Options
-
-
-@dataclass(frozen=True, slots=True)
-class GraphOutput:
-    """A tensor in the reply, named by its id; `strides` where its elements are in another order than C's."""
-
-    name: str
-    spec: TensorSpec
-    segment: Segment
-    strides: tuple[int, ...] | None = None
-
-    @property
-    def data(self) -> memoryview:
-        """The bytes."""
-        return self.segment.view[: tensor_bytes(self.spec)]
-
-    def describe(self) -> dict[str, Any]:
-        """Return dtype, shape and strides as JSON."""
-        described: dict[str, Any] = {"dtype": self.spec.dtype, "shape": list(self.spec.shape)}
-        return described | ({} if self.strides is None else {"strides": list(self.strides)})
 
 
 async def prepare_graph(
@@ -231,15 +212,15 @@ def _segment(call: Call) -> Segment:
     return output.segment
 
 
-async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease: Lease) -> GraphOutput:
+async def _output(prepared: PreparedGraph, number: int, segment: Segment, lease: Lease) -> HeldTensor:
     """Return a result, in the memory layout of its logical tensor if the request asks for that."""
     tensor = prepared.graph.tensors[number]
     assert tensor.shape is not None
     if prepared.layout == "logical" or tensor.strides is None:
-        return GraphOutput(str(number), TensorSpec(str(number), tensor.dtype, tensor.shape), segment)
+        return HeldTensor(str(number), TensorSpec(str(number), tensor.dtype, tensor.shape), segment)
     laid_out = await lease.acquire_async(tensor.span * dtype(tensor.dtype).itemsize)
     await _copy(tensor, segment, laid_out, scatter=True)
-    return GraphOutput(str(number), TensorSpec(str(number), tensor.dtype, (tensor.span,)), laid_out, tensor.strides)
+    return HeldTensor(str(number), TensorSpec(str(number), tensor.dtype, (tensor.span,)), laid_out, tensor.strides)
 
 
 async def dense(tensor: LogicalTensor, segment: Segment, lease: Lease) -> Segment:

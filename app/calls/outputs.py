@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from app.calls.planning import Computation
+from app.calls.planning import Computation, tensor_bytes
 from app.pool.engine import Arrival, Demand, JobTimes
 from kernels import Unit, storage_dtype
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from app.pool.buffers import Segment
     from schemas.ops import TensorSpec
 
-__all__ = ["CallOutput"]
+__all__ = ["CallOutput", "HeldTensor"]
 
 # Below this size hashing takes less time than handing the work to a thread.
 _HASH_INLINE = 1 << 20
@@ -96,3 +96,23 @@ class CallOutput:
             await asyncio.gather(first, return_exceptions=True)
         if units is not None:
             await units.aclose()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTensor:
+    """A tensor in a reply, held in a segment; `strides` where its elements are in another order than C's."""
+
+    name: str
+    spec: TensorSpec
+    segment: Segment
+    strides: tuple[int, ...] | None = None
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes."""
+        return self.segment.view[: tensor_bytes(self.spec)]
+
+    def describe(self) -> dict[str, Any]:
+        """Return dtype, shape and strides as JSON."""
+        found: dict[str, Any] = {"dtype": self.spec.dtype, "shape": list(self.spec.shape)}
+        return found | ({} if self.strides is None else {"strides": list(self.strides)})

@@ -60,8 +60,9 @@ class SealedCase:
     """
 
     case: Case
-    inputs: dict[str, Segment]
     until: float
+    inputs: dict[str, Segment] = field(default_factory=dict)
+    timer: asyncio.TimerHandle | None = None
     sent: bool = False
     """Whether a reply with the inputs was sent to its end."""
     as_seed: bool = False
@@ -101,8 +102,13 @@ class SealedCase:
 
     def expire(self) -> None:
         """Note whether the time for an answer is over, and free the inputs then."""
-        if self.status == "open" and time.monotonic() >= self.until:
-            self.close("late")
+        if time.monotonic() >= self.until:
+            self.end("late")
+
+    def end(self, status: str) -> None:
+        """Set the final status of a case without an answer."""
+        if self.status == "open":
+            self.close(status)
 
     def reopen(self) -> None:
         """Take an answer again if the last one could not be judged."""
@@ -113,6 +119,8 @@ class SealedCase:
     def close(self, status: str) -> None:
         """Set the final status, and free the inputs."""
         self.status = status
+        if self.timer is not None:
+            self.timer.cancel()
         while self.inputs:
             self.inputs.popitem()[1].release()
 
@@ -144,12 +152,12 @@ class Check:
     takes: Takes
     asked: int
     label: str
-    until: float
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     begun: str = field(default_factory=lambda: _now())
     cases: list[SealedCase] = field(default_factory=list)
     document: dict[str, Any] | None = None
     """The signed document, once it is finished."""
+    timer: asyncio.TimerHandle | None = None
 
     def case(self, number: object) -> SealedCase:
         """Return a case by its number; raises `InvalidParams` if it was not given."""
@@ -161,13 +169,12 @@ class Check:
     def current(self) -> SealedCase | None:
         """Return the case that is to be answered; raises `InvalidParams` while its answer is being judged."""
         self.require_unfinished()
-        last = self.cases[-1] if self.cases else None
-        if last is None:
-            return None
-        last.expire()
-        if last.status == "judging":
-            raise refused("check", f"the result of case {last.number} is being judged", "judging")
-        return last if last.status == "open" else None
+        for last in self.cases[-1:]:
+            last.expire()
+            if last.status == "judging":
+                raise refused("check", f"the result of case {last.number} is being judged", "judging")
+            return last if last.status == "open" else None
+        return None
 
     def require_unfinished(self) -> None:
         """Raise `InvalidParams` once the check is finished."""
@@ -203,19 +210,20 @@ class Checks:
         settings, owner = self._settings, context.tenant
         takes, asked, label = _read(given, settings.check_cases)
         mine = list(self._of(owner))
-        for finished in [check for check in mine if check.document is not None][: len(mine) - settings.checks + 1]:
+        over = max(0, len(mine) - settings.checks + 1)
+        for finished in [check for check in mine if check.document is not None][:over]:
             self.drop(finished)
             mine.remove(finished)
+        data = {"reason": "checks", "limit": settings.checks}
         if len(mine) >= settings.checks:
-            limit = {"reason": "checks", "limit": settings.checks}
             message = f"this key or address may have {settings.checks} open checks: finish or delete one"
-            raise RateLimited(message, retry_after=_RETRY_AFTER_S, data=limit)
+            raise RateLimited(message, retry_after=_RETRY_AFTER_S, data=data)
         if len(self._checks) >= _MOST_CHECKS:
-            message, data = f"{_MOST_CHECKS} checks are open", {"reason": "checks", "limit": _MOST_CHECKS}
-            raise Overloaded(message, retry_after=_RETRY_AFTER_S, data=data)
-        check = Check(owner, context.key, takes, asked, label, time.monotonic() + settings.check_s)
+            message = f"{_MOST_CHECKS} checks are open, as many as the service keeps"
+            raise Overloaded(message, retry_after=_RETRY_AFTER_S, data=data | {"limit": _MOST_CHECKS})
+        check = Check(owner, context.key, takes, asked, label)
+        check.timer = asyncio.get_running_loop().call_later(settings.check_s, self.drop, check)
         self._checks[check.id] = check
-        asyncio.get_running_loop().call_later(settings.check_s, self.drop, check)
         return check
 
     def find(self, context: RequestContext, name: object) -> Check:
@@ -237,7 +245,7 @@ class Checks:
             if current is not None or len(check.cases) == check.asked:
                 return current
             case, inputs = await asyncio.to_thread(_drawn, len(check.cases), check.takes)
-            drawn = SealedCase(case, {}, time.monotonic() + self._settings.check_case_s)
+            drawn = SealedCase(case, time.monotonic() + self._settings.check_case_s)
             try:
                 await self._keep(drawn, inputs, check.owner)
                 if check.id not in self._checks:
@@ -247,7 +255,7 @@ class Checks:
                 drawn.close("late")
                 raise
             check.cases.append(drawn)
-            asyncio.get_running_loop().call_later(self._settings.check_case_s, drawn.expire)
+            drawn.timer = asyncio.get_running_loop().call_later(self._settings.check_case_s, drawn.end, "late")
             return drawn
 
     async def _keep(self, drawn: SealedCase, inputs: Mapping[str, Array], owner: str) -> None:
@@ -275,9 +283,10 @@ class Checks:
     def drop(self, check: Check) -> None:
         """Forget a check and free its memory."""
         self._checks.pop(check.id, None)
+        if check.timer is not None:
+            check.timer.cancel()
         for case in check.cases[-1:]:
-            if case.status == "open":
-                case.close("unanswered")
+            case.end("unanswered")
 
     def _of(self, owner: str) -> Iterator[Check]:
         return (check for check in self._checks.values() if check.owner == owner)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Self
 
 from app.calls.call import Prepared
+from app.calls.outputs import HeldTensor
 from app.calls.planning import tensor_bytes
 from app.calls.sealed import OUTCOMES, Check, SealedCase, refused
 from app.calls.service import Service
@@ -27,7 +27,7 @@ from app.telemetry.timings import Timings
 from schemas.problems import invalid_params, problem, safe_key
 from schemas.rpc import bind_params
 from schemas.tables import find_operation
-from schemas.tensors import TensorMeta, TensorSpec
+from schemas.tensors import TensorMeta
 
 __all__ = ["BEGIN", "DROP", "FINISH", "NEXT", "SUBMIT", "VERIFY_SIGNATURE", "AskCheck", "Question", "Submit"]
 
@@ -174,57 +174,20 @@ class Judgement(Verification):
         return Result({"check": self.check.id, "case": self.case.number, **super().result().document})
 
 
-@dataclass(slots=True)
-class _Input:
-    """An input of a case in a reply."""
-
-    spec: TensorSpec
-    segment: Segment
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self.spec.name
-
-    @property
-    def data(self) -> memoryview:
-        """Its bytes."""
-        return self.segment.view[: tensor_bytes(self.spec)]
-
-    def describe(self) -> dict[str, Any]:
-        """Return dtype and shape as JSON."""
-        return {"dtype": self.spec.dtype, "shape": list(self.spec.shape)}
-
-
-@dataclass(slots=True)
-class _Given:
+class _Given(Answered):
     """The reply with a case, which has been given once it was sent to its end."""
 
-    case: SealedCase
-    reply: Result
+    def __init__(self, case: SealedCase, reply: Result) -> None:
+        super().__init__(reply.document, sum(len(tensor.data) for tensor in reply.outputs))
+        self._case = case
+        self._reply = reply
 
-    @property
-    def output_bytes(self) -> int:
-        """Size of the inputs."""
-        return sum(len(tensor.data) for tensor in self.reply.outputs)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.case.sent = self.case.sent or kind is None
-
-    async def finish(self, on_progress: OnProgress | None = None) -> None:
-        """Do nothing."""
+    async def __aexit__(self, *error: object) -> None:
+        self._case.sent = self._case.sent or error[0] is None
 
     def result(self) -> Result:
         """Return the case."""
-        return self.reply
-
-    def cancel(self) -> None:
-        """Do nothing."""
+        return self._reply
 
 
 async def _begin(service: Service, given: Mapping[str, Any]) -> Work:
@@ -249,7 +212,7 @@ async def _next(service: Service, given: Mapping[str, Any]) -> Work:
         case.as_seed = True
         return _Given(case, Result({**document, "generate": case.case.as_json()}, member="inputs"))
     check_encoding(Options(encoding), [(name, spec.shape) for name, spec in case.specs.items()])
-    inputs = [_Input(spec, case.inputs[name].share()) for name, spec in case.specs.items()]
+    inputs = [HeldTensor(name, spec, case.inputs[name].share()) for name, spec in case.specs.items()]
     return _Given(case, Result(document, inputs, encoding, "inputs"))
 
 

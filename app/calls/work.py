@@ -68,7 +68,7 @@ class Work(Protocol):
         """Stop at the caller's request: `finish` raises `Cancelled`."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Answered:
     """Work that is already done, such as a validation."""
 

@@ -247,12 +247,12 @@ class _Message:
             if isinstance(opened, bytes):
                 self._add_document(len(opened))
                 return _text(item.id, (opened,), len(opened))
-            if stream is not None and not isinstance(opened, Answered):
+            if stream is not None and type(opened) is not Answered:
                 await sse.stream_work(opened, stream, item.id)
                 return _Text((), 0)
             await opened.finish()
             result = JsonResult(opened.result())
-            if isinstance(opened, Answered):
+            if type(opened) is Answered:  # others send tensors
                 self._add_document(result.length or 0)
             return _text(item.id, context.timings.each("encode", result.pieces()), result.length)
         except Cancelled as caught:
