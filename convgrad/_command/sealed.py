@@ -10,8 +10,8 @@ from typing import Any
 
 from convgrad._check.process import KernelProcess
 from convgrad._check.sealed import check_sealed, text
-from convgrad._command.check import progress, takes_of
 from convgrad._command.check import check as check_here
+from convgrad._command.check import progress, takes_of
 from convgrad._command.connection import connected
 from convgrad._command.exits import FAILED
 from convgrad._command.streams import show
