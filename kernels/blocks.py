@@ -129,6 +129,14 @@ class Sums:
     inside_pixels: tuple[int, int, int] = (2048, 512, 512)
     """Those of a walk over images inside, likewise: products of parts are summed by themselves first."""
 
+    # forward operations (`kernels.forward`)
+
+    flush_steps: int = 64
+    """Products that are summed in a register before the sum is added to a second one: longer sums lose more digits."""
+
+    flush_steps_bf16: int = 2048
+    """The same where the result is bf16, in which what they lose does not show."""
+
     # ConvTranspose (`kernels.forward`): src that is more than `source_bytes` is summed tap by tap
 
     band_sums_bytes: int = CACHES.l2 // 4
@@ -221,6 +229,9 @@ class Steps:
 
     together_channels: int = 64
     """Adjacent channels that are packed at a time, where a group has fewer: whole lines of memory."""
+
+    together_lanes: int = 64
+    """Groups whose pixels are summed before the next groups: lines of src that several taps meet stay in L1."""
 
     strip_positions: int = 16
     """Positions that a few panels take in turn while they are in L1."""

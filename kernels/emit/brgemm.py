@@ -77,8 +77,8 @@ class Batch(Record):
     sums, or 0 where no element flushes. Of the last vector `valid` lanes are written (all, without `MASKS`).
     With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
 
-    Lanes: `vectors` of them are summed one after another, the last one at lane `last`, and a step leads `step` bytes on
-    in `a` and in `b`.
+    Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most, and a step
+    leads `step` bytes on in `a` and in `b`.
     """
 
     rows: int
@@ -305,7 +305,9 @@ def _emit_lanes(builder: Any, batch: Any) -> None:
         following = builder.add(at, simd.I64(_LINE))
         return [builder.select(builder.icmp_signed("<", following, batch.last), following, batch.last)]
 
-    simd.loop(builder, batch.vectors, [simd.I64(0)], vector, "vector", rolled=True)
+    zero = simd.I64(0)
+    begin = builder.select(builder.icmp_signed("<", batch.last, zero), batch.last, zero)
+    simd.loop(builder, batch.vectors, [begin], vector, "vector", rolled=True)
 
 
 def micro_entries() -> list[tuple[str, int]]:

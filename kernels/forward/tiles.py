@@ -22,7 +22,7 @@ from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims, OpName
 from kernels.target import target
 
-__all__ = ["CONVOLUTION", "CONV_TRANSPOSE", "ForwardTiles", "way_costs"]
+__all__ = ["CONVOLUTION", "CONV_TRANSPOSE", "FORWARD_DOTS", "ForwardTiles", "way_costs"]
 
 Shape = tuple[int, ...]
 WIDTH = target().lanes
@@ -65,18 +65,24 @@ def way_cycles(problem: ConvProblem) -> float:
 class ForwardTiles:
     """A forward operation on register tiles."""
 
-    def __init__(self, name: str, op: OpName) -> None:
+    def __init__(self, name: str, op: OpName, *, dots: bool = False) -> None:
         self.name = name
         self.op = op
+        self.dots = dots
 
     def refuse(self, problem: ConvProblem) -> str | None:
-        """Take every problem of the operation."""
-        return None if problem.op == self.op else f"computes {self.op} only"
+        """Take every problem of the operation; with `dots` those that dot products of bf16 compute."""
+        if problem.op != self.op:
+            return f"computes {self.op} only"
+        if self.dots and problem.dtype != "bf16":
+            return "computes bf16 only"
+        return "groups are lanes, or products are scattered" if self.dots and _way(problem.dims) != "gather" else None
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out images, groups, lane blocks, then dst lines; lanes first where weights are the larger tensor."""
         sizes, steps = self.grid(problem)
         cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
+        cells[1] = max(min(1, sizes[1]), sizes[1] // steps[1])  # the last vector of groups is a whole one
         images, groups, blocks = cells[:3]
         wanted = int(max(1, min(4 * workers, problem.macs // STEPS.unit_macs)))
         large = prod(problem.weights_shape) > prod(problem.src_shape)
@@ -89,15 +95,12 @@ class ForwardTiles:
         axis = next((a for a in range(3, 6) if cells[a] >= 2 * left), 5)
         counts = [by_image, by_group, by_block, 1, 1, 1]
         counts[axis] = min(left, max(1, cells[axis]))
-        lanes = steps[1] == WIDTH
         units: list[Unit] = []
         for index in np.ndindex(*counts):
             part: list[int] = []
             for i, count, many, size, step in zip(index, counts, cells, sizes, steps, strict=True):
-                part += min(size, step * (many * i // count)), min(size, step * (many * (i + 1) // count))
+                part += step * (many * i // count), size if i + 1 == count else step * (many * (i + 1) // count)
             box = _box(problem, part)
-            if lanes:  # counted in vectors
-                part[2:4] = [ceil(group / WIDTH) for group in part[2:4]]
             units.append(Unit(len(units), 0, *box, problem.macs // prod(counts), tuple(part)))
         return units, 0
 
@@ -136,3 +139,7 @@ def _share(problem: ConvProblem, unit: Unit) -> Share:
 
 CONV_TRANSPOSE = ForwardTiles("conv_transpose_tiles", "ConvTranspose")
 CONVOLUTION = ForwardTiles("convolution_tiles", "Convolution")
+FORWARD_DOTS = (
+    ForwardTiles(f"conv_transpose_{target().dots}", "ConvTranspose", dots=True),
+    ForwardTiles(f"convolution_{target().dots}", "Convolution", dots=True),
+)
