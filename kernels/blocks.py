@@ -134,7 +134,7 @@ class Sums:
     flush_steps: int = 64
     """Products that are summed in a register before the sum is added to a second one: longer sums lose more digits."""
 
-    flush_steps_bf16: int = 2048
+    flush_steps_bf16: int = 1024
     """The same where the result is bf16, in which what they lose does not show."""
 
     # ConvTranspose (`kernels.forward`): src that is more than `source_bytes` is summed tap by tap

@@ -16,7 +16,7 @@ There are four kinds of products (`KINDS`):
 * ``lanes``: `a` holds lines of f32 as well, and every lane has a problem of its own (depthwise).
 
 Sums over many steps lose digits, so an element may ask for a `flush`: the sums so far are added to a second set in
-memory and begin anew. Which elements do so decides bits; tiles, rows and vectors do not.
+memory (or, the first time, are that set) and begin anew. Which elements do so decides bits; tiles, rows and vectors do not.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kernels.emit.compiler import ENTRIES, Entry, Record, callback
 from kernels.emit.dots import dot_product, halves
 from kernels.target import target
 
-__all__ = ["KINDS", "MASKS", "ROWS", "SKIPS", "Batch", "Element", "call_batch", "micro_entries", "micro_table"]
+__all__ = ["FLUSH", "FLUSH_FIRST", "KINDS", "MASKS", "ROWS", "SKIPS", "Batch", "Element", "call_batch", "micro_entries", "micro_table"]
 
 WIDTH = target().lanes
 
@@ -69,12 +69,16 @@ class Element(Record):
     flush: int
 
 
+FLUSH, FLUSH_FIRST = 1, 2
+"""What an element may ask for: to add the sums to the second set, or to begin it."""
+
+
 class Batch(Record):
     """A tile, and the address of the `count` (at least 1) elements that it sums.
 
     `b_vector` leads from a line to that of the next vector, `c_row` from a row of dst to the next one. Sums begin with
     the lines at `start`, `start_row` bytes apart, or at zero where it is 0. `totals` has the address of a second set of
-    sums, or 0 where no element flushes. Of the last vector `valid` lanes are written (all, without `MASKS`).
+    sums, or 0 where no element flushes; with a `start_row` that set begins with the lines at `start`. Of the last vector `valid` lanes are written (all, without `MASKS`).
     With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
 
     Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most, and a step
@@ -134,7 +138,7 @@ class _Tile:
         return self.builder.add(self.batch.totals, simd.I64(_LINE * index))
 
     def _begin(self) -> list[Any]:
-        """Return the first values of the sums; where there are `totals`, those begin with `start` instead."""
+        """Return the first values of the sums; where sums go on, and there are `totals`, those begin with them instead."""
         builder, batch = self.builder, self.batch
 
         def start() -> list[Any]:
@@ -150,7 +154,7 @@ class _Tile:
                 simd.store(builder, value, self._total(index))
             return [_ZERO] * len(sums)
 
-        return self._when(batch.totals, sums, keep)
+        return self._when(builder.select(builder.icmp_signed("!=", batch.start_row, simd.I64(0)), batch.totals, simd.I64(0)), sums, keep)
 
     def _add_totals(self, sums: list[Any]) -> list[Any]:
         builder = self.builder
@@ -220,8 +224,14 @@ class _Tile:
             joined.append(phi)
 
         def flush() -> list[Any]:
-            for index, value in enumerate(self._add_totals(joined)):
-                simd.store(builder, value, self._total(index))
+            first = builder.icmp_signed("==", element.flush, simd.I64(FLUSH_FIRST))
+            with builder.if_else(first) as (begins, goes_on):
+                with begins:
+                    for index, value in enumerate(joined):
+                        simd.store(builder, value, self._total(index))
+                with goes_on:
+                    for index, value in enumerate(self._add_totals(joined)):
+                        simd.store(builder, value, self._total(index))
             return [_ZERO] * len(joined)
 
         sums = self._when(element.flush, joined, flush)
@@ -230,6 +240,9 @@ class _Tile:
     def emit(self) -> None:
         """Emit the tile."""
         builder, batch = self.builder, self.batch
+        for m in range(self.rows):
+            for line in range(0, _LINE * self.vectors, 64):
+                simd.prefetch(builder, builder.add(self._at(batch.c, batch.c_row, m), simd.I64(line)), write=True)
         sums = simd.loop(builder, batch.count, [batch.elements, *self._begin()], self._element, "element", rolled=True)[1:]
         sums = self._when(batch.totals, sums, lambda: self._add_totals(sums))
         if self.kind in ("dots", "pairs"):

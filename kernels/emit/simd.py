@@ -145,12 +145,12 @@ def fma(builder: Any, lane: Any) -> Any:
     return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{lane.count}f32")
 
 
-def prefetch(builder: Any, address: Any) -> None:
+def prefetch(builder: Any, address: Any, *, write: bool = False) -> None:
     """Ask for the line at an address, to be used soon."""
     pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [builder.inttoptr(address, pointer), i32(0), i32(3), i32(1)])
+    builder.call(function, [builder.inttoptr(address, pointer), i32(int(write)), i32(3), i32(1)])
 
 
 def widen(builder: Any, raw: Any, kind: str, width: int) -> Any:

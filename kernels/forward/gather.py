@@ -23,6 +23,7 @@ from kernels.emit.intrinsics import address_of, load_value, store_value
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lists
 from kernels.forward.output import fill, write
 from kernels.forward.records import Axis, Call, Data, GatherShare, Pass, Phase, Piece, Tap, Work
+from kernels.pack.split import touch
 from kernels.pack.panels import F32, Panel, load, pack_panel, pack_panels
 from kernels.target import target
 
@@ -204,6 +205,18 @@ def _bring_far(
 
 
 @jit
+def _touch_source(data: Data, call: Call, work: Work) -> None:
+    """Ask for the src positions at hand in the order of memory: tiles read a few bytes of many pixels in turn."""
+    first, sizes, strides = work.first, work.sizes, data.strides
+    for n in range(first[0], first[0] + sizes[0]):
+        for d in range(first[1], first[1] + sizes[1]):
+            for h in range(first[2], first[2] + sizes[2]):
+                place = call.src + n * strides[0] + d * strides[1] + h * strides[2] + first[3] * strides[3]
+                for ahead in range(0, sizes[3] * strides[3], 64):
+                    touch(place + ahead)
+
+
+@jit
 def _sum_block(
     table: Vector, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], work: Work,
     pieces: Rows[Piece], elements: Rows[Element], batch: Batch, vectors: int, whole: Pass, call: Call, source: int,
@@ -289,8 +302,10 @@ def gather(
             work.high[axis] = min(high, work.low[axis] + size)
             counts[axis] = work.high[axis] - work.low[axis]
             rest //= parts
-            if (share.packed or DOTS) and not share.far:
+            if not share.far:
                 _reach(axes, phases, taps, work.low[axis], work.high[axis], axis, works[0])
+        if not share.packed and share.micro != DOTS_PLACE:
+            _touch_source(src, call, works[0])
         for g in range(one.groups):
             start, work.micro = call.src + src.start + g * src.group, share.micro
             for axis in range(4):

@@ -7,14 +7,14 @@ the positions of the padding are never multiplied, and no tile is cut for the sa
 
 from __future__ import annotations
 
-from kernels.emit.brgemm import SKIPS, Batch, Element, call_batch
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, SKIPS, Batch, Element, call_batch
 from kernels.emit.compiler import Rows, Vector, jit
 from kernels.emit.intrinsics import address_of
 from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
 
 __all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lists"]
 
-MOST_ELEMENTS = 4096
+MOST_ELEMENTS = 2048
 """Elements of a batch at the most; the sums of longer ones are stored in between."""
 
 
@@ -118,7 +118,9 @@ def sum_lists(
     Sums begin with the batch's `start`, and with the sums so far if the batch is too long for one list.
     """
     src, counts, room, words = work.src, work.counts, pieces.shape[0] // 4, share.words
-    count, last, begun, line, row = 0, -1, share.far, batch.start, batch.start_row
+    count, last, begun, start, totals = 0, -1, share.far, batch.start, batch.totals
+    if not begun:
+        batch.totals = 0
     image = pieces[0]
     batch.elements = elements.ctypes.data
     for i in range(counts[1]):
@@ -142,7 +144,9 @@ def sum_lists(
                 chunk = share.chunk if words > share.chunk else run * words
                 for done in range(0, run * words, chunk):
                     if count > 0 and (mark != last or done > 0 or words > share.chunk):
-                        elements[count - 1].flush = 1 if share.flushes else 0
+                        if share.flushes:
+                            elements[count - 1].flush = FLUSH if batch.totals != 0 else FLUSH_FIRST
+                            batch.totals = totals
                         if count > MOST_ELEMENTS // 2:
                             batch.count = count
                             _sum_tiles(entry, share, axes, phases, work, batch, begun)
@@ -156,4 +160,4 @@ def sum_lists(
                     count += 1
     batch.count = count
     _sum_tiles(entry, share, axes, phases, work, batch, begun)
-    batch.start, batch.start_row = line, row
+    batch.start, batch.start_row, batch.totals = start, 0, totals

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels.emit.brgemm import Batch, Element, call_batch
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element, call_batch
 from kernels.emit.compiler import Rows, Vector, jit
 from kernels.emit.intrinsics import add_run, address_of, fill_zero, store_value
 from kernels.forward.gather import bring_box
@@ -95,7 +95,8 @@ def scatter(
     elements = np.zeros((channels + chunk - 1) // chunk, ELEMENT)
     for number in range(elements.shape[0]):
         element, done = elements[number], number * chunk
-        element.a, element.b, element.steps, element.flush = 4 * done, 4 * WIDTH * done, min(chunk, channels - done), 1
+        element.a, element.b, element.steps = 4 * done, 4 * WIDTH * done, min(chunk, channels - done)
+        element.flush = FLUSH if number > 0 else FLUSH_FIRST
     elements[elements.shape[0] - 1].flush = 0
     work, batch = works[0], batches[0]  # behind the loops the tables are named too: that keeps them
     batch.elements, batch.count, batch.valid = elements.ctypes.data, elements.shape[0], WIDTH

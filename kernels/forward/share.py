@@ -253,6 +253,8 @@ class _Gather(Share):
     def _band_pixels(self, source: int, direct: bool) -> int:
         """Return the dst pixels of a band: src should stay in L2 while all lanes read it, sums that are not dst too."""
         dims = self.dims
+        if direct and self.lanewise and not self.packed:
+            return max(1, prod(dims.dst))  # lines that several taps meet stay in L1, `together_lanes` of them
         groups = 1 if self.lanewise or self.packed else dims.groups
         per_pixel = source * groups * prod(dims.src) // max(1, prod(dims.dst))
         least = SUMS.band_pixels if self.block_bytes > SUMS.band_bytes // 4 else SUMS.band_pixels // 8
