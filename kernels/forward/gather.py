@@ -337,7 +337,7 @@ def gather(
                     work.limit = PAIRS_ROWS
                 shift = 0
                 if lanewise:
-                    batch.b, shift = call.panels + 4 * channel, 4 * channel
+                    batch.b, shift = call.panels + 4 * channel, channel * (4 if share.packed else src.lane)
                 for axis in range(3, -1, -1):
                     work.dst[axis] = dst.strides[axis]
                     if not direct:

@@ -89,7 +89,7 @@ def _sum_tiles(
     row, at, end, src, dst = share.row, work.at, work.end, work.src, work.dst
     one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
     a_row, c_row = axes[row].src_step * src[row], axes[row].dst_step * dst[row]
-    batch.a_row, batch.c_row = a_row, c_row
+    batch.a_row, batch.c_row = src[row] if share.lines != 0 else a_row, c_row
     a_one, a_two, a_three = axes[one].src_step * src[one], axes[two].src_step * src[two], axes[three].src_step * src[three]
     c_one, c_two, c_three = axes[one].dst_step * dst[one], axes[two].dst_step * dst[two], axes[three].dst_step * dst[three]
     place = work.place
@@ -109,6 +109,29 @@ def _sum_tiles(
 
 
 @jit
+def _sum_lines(
+    share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, pieces: Rows[Piece],
+    elements: Rows[Element], batch: Batch,
+) -> None:  # fmt: skip
+    """Sum the tiles at hand line of taps by line of taps."""
+    src, counts, room, count = work.src, work.counts, pieces.shape[0] // 4, 0
+    begin = pieces[3 * room].src - pieces[3 * room].number
+    outside = begin + (batch.rows - 1) * axes[3].src_step + share.kernel[2] - share.width
+    case = -2 * begin - 1 if begin < 0 else 2 * outside if outside > 0 else 0
+    batch.elements = elements.ctypes.data
+    for i in range(counts[1]):
+        plane = pieces[room + i]
+        for j in range(counts[2]):
+            line, element = pieces[2 * room + j], elements[count]
+            element.a = pieces[0].src * src[0] + plane.src * src[1] + line.src * src[2] + begin * src[3]
+            element.b = (plane.number * share.kernel[1] + line.number) * share.kernel[2] * share.tap_bytes
+            element.case = case
+            count += 1
+    batch.count = count
+    _sum_tiles(share.lines, share, axes, phases, work, batch, False)
+
+
+@jit
 def sum_lists(
     entry: int, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, pieces: Rows[Piece],
     elements: Rows[Element], batch: Batch,
@@ -118,6 +141,9 @@ def sum_lists(
     Sums begin with the batch's `start`, and with the sums so far if the batch is too long for one list.
     """
     src, counts, room, words = work.src, work.counts, pieces.shape[0] // 4, share.words
+    if share.lines != 0:
+        _sum_lines(share, axes, phases, work, pieces, elements, batch)
+        return
     count, last, begun, start, totals = 0, -1, share.far, batch.start, batch.totals
     if not begun:
         batch.totals = 0

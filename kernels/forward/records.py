@@ -146,10 +146,13 @@ class GatherShare(Record):
     With `lanewise` lanes are groups, or `multiplier` dst channels of each, and done so many `lanes` at a time. Src that
     is not `packed` is read in place. With `joined` taps side by side are one run of words. With `far` src is packed tap
     by tap, because all that a band meets would be too much. With `direct` tiles are written to dst itself. `covered`
-    says that every dst position meets a tap.
+    says that every dst position meets a tap. With a `lines` address lines of `kernel[2]` taps are summed by that
+    micro-kernel (see `kernels.emit.depthwise_lines`), and src has `width` positions along w.
     """
 
     kind: int
+    lines: int
+    width: int
     micro: int
     limits: Vector = numbers(2)
     row: int

@@ -13,6 +13,7 @@ from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.emit.brgemm import KINDS as MICRO
 from kernels.emit.brgemm import MASKS, ROWS, micro_table
+from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, LINES, line_table
 from kernels.emit.compiler import Record, Records, row_of, values_of
 from kernels.forward.axes import AxisTable, Ints, axis_tables, merged, reached, tables_of, tap_numbers
 from kernels.forward.gather import gather, pack_bias, pack_weights
@@ -133,7 +134,9 @@ class _Gather(Share):
         pieces = ceil(words / limit)
         long = prod(table.most for table in tables) * pieces > MOST_ELEMENTS // 2
         in_place = self.near and (channels % 2 == 0 if dots else f32)
+        line = self._line(tables) if self.lanewise and not long and taps <= limit else None
         if self.lanewise:
+            in_place = self.near and (f32 or (line is not None and problem.dtype in LINE_DTYPES))
             in_place = in_place and channels * many == 1 and dims.groups >= WIDTH and not long
         reach = prod(table.reach for table in tables) * channels * (dims.groups if self.lanewise else 1)
         large = 4 * reach > SUMS.source_bytes
@@ -145,7 +148,7 @@ class _Gather(Share):
         pieces = ceil(words / limit)
         dense = words if self.dots or channels < 8 else ceil(channels / 8) * 8  # of a packed position
         joined = few and (dense == words if packed else dims.groups == 1)
-        direct = self.near_dst and (f32 or self.dots) and not far and not long
+        direct = self.near_dst and (f32 or self.dots or (self.lanewise and in_place)) and not far and not long
         if self.lanewise:
             direct = direct and dims.groups * many >= WIDTH
         else:
@@ -170,15 +173,19 @@ class _Gather(Share):
         self.sums_floats = 0 if direct else prod(grid) * (self._lanes() if self.lanewise else LANES)
         kernel = [table.kernel for table in self.tables[1:]]
         group, inside = self._flushes(kernel, words, limit)
+        line = None if far else line
+        stored = problem.dtype if not packed else "f32"
         micro = "lanes" if self.lanewise else "dots" if self.dots else "f32"
         lows, highs = zip(*self.spans, strict=True)
         order = 1 if (np.diff(self.numbers) == 1).all() else -1 if (np.diff(self.numbers) == -1).all() else 0
         self.share = row_of(
             GatherShare,
             kind=self.kind,
+            lines=int(line_table()[LINES.index(line[0]) + len(LINES) * LINE_DTYPES.index(stored)]) if line else 0,
+            width=self.tables[3].src,
             micro=MICRO[micro],
-            limits=[ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))],
-            row=self._row(),
+            limits=[line[1], 0] if line else [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))],
+            row=3 if line else self._row(),
             channels=channels,
             words=words,
             word=self.line if self.lanewise else 4,
@@ -210,6 +217,18 @@ class _Gather(Share):
             1, problem.dst_channels * problem.n * prod(dims.dst)
         )
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
+
+    def _line(self, tables: Sequence[AxisTable]) -> tuple[tuple[int, int], int] | None:
+        """Return the micro-kernel of `kernels.emit.depthwise_lines` that has such lines of taps, and its rows."""
+        columns = tables[3]
+        line = columns.kernel, columns.src_step
+        dense = len(columns.phases) == columns.dst_step == 1 and len(columns.taps) == columns.kernel
+        begins = columns.taps["src"] - columns.taps["low"] * columns.src_step
+        if line not in LINES or self.dims.src_channels > 1 or not dense or not columns.covered or columns.src < line[0]:
+            return None
+        if (np.diff(begins) != 1).any() or -begins[0] >= line[0]:
+            return None
+        return line, min(LINE_ROWS, (columns.src - line[0]) // line[1] + 1)
 
     def _lanes(self) -> int:
         """Return the lanes that are done at a time where lanes are groups."""
