@@ -16,7 +16,7 @@ There are four kinds of products (`KINDS`):
 * ``lanes``: `a` holds lines of f32 as well, and every lane has a problem of its own (depthwise).
 
 Sums over many steps lose digits, so an element may ask for a `flush`: the sums so far are added to a second set in
-memory (or, the first time, are that set) and begin anew. Which elements do so decides bits; tiles, rows and vectors do not.
+memory, which begins with `start`, and begin anew. Which elements do so decides bits; tiles, rows and vectors do not.
 """
 
 from __future__ import annotations
@@ -77,9 +77,10 @@ class Batch(Record):
     """A tile, and the address of the `count` (at least 1) elements that it sums.
 
     `b_vector` leads from a line to that of the next vector, `c_row` from a row of dst to the next one. Sums begin with
-    the lines at `start`, `start_row` bytes apart, or at zero where it is 0. `totals` has the address of a second set of
-    sums, or 0 where no element flushes; with a `start_row` that set begins with the lines at `start`. Of the last vector `valid` lanes are written (all, without `MASKS`).
-    With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
+    the lines at `start`, `start_row` bytes apart; or at zero where they are formed `apart`, and those lines are added to
+    them at the first flush, or at the end. Sums that go on, whose `start_row` is not 0, have been flushed before.
+    `totals` has the address of a second set of sums, or 0 where no element flushes. Of the last vector `valid` lanes are
+    written (all, without `MASKS`). With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
 
     Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most, and a step
     leads `step` bytes on in `a` and in `b`.
@@ -96,6 +97,7 @@ class Batch(Record):
     c_row: int
     start: int
     start_row: int
+    apart: int
     totals: int
     valid: int
     rounds: int
@@ -137,24 +139,24 @@ class _Tile:
     def _total(self, index: int) -> Any:
         return self.builder.add(self.batch.totals, simd.I64(_LINE * index))
 
-    def _begin(self) -> list[Any]:
-        """Return the first values of the sums; where sums go on, and there are `totals`, those begin with them instead."""
+    def _start(self, m: int, j: int) -> Any:
         builder, batch = self.builder, self.batch
+        place = builder.add(self._at(batch.start, batch.start_row, m), simd.I64(_LINE * j))
+        return simd.load(builder, place, _FLOATS)
 
-        def start() -> list[Any]:
-            return [
-                simd.load(builder, builder.add(self._at(batch.start, batch.start_row, m), simd.I64(_LINE * j)), _FLOATS)
-                for m, j in self.places
-            ]
+    def _begin(self) -> list[Any]:
+        """Return the first values of the sums; sums that go on are their own second set, if there is one."""
+        builder, batch = self.builder, self.batch
+        together = builder.sub(simd.I64(1), batch.apart)
+        sums = self._when(together, [_ZERO] * len(self.places), lambda: [self._start(*place) for place in self.places])
+        goes_on = builder.icmp_signed("!=", batch.start_row, simd.I64(0))
+        with builder.if_then(builder.and_(goes_on, builder.icmp_signed("!=", batch.totals, simd.I64(0)))):
+            for index, place in enumerate(self.places):
+                simd.store(builder, self._start(*place), self._total(index))
+        return sums
 
-        sums = self._when(batch.start, [_ZERO] * len(self.places), start)
-
-        def keep() -> list[Any]:
-            for index, value in enumerate(sums):
-                simd.store(builder, value, self._total(index))
-            return [_ZERO] * len(sums)
-
-        return self._when(builder.select(builder.icmp_signed("!=", batch.start_row, simd.I64(0)), batch.totals, simd.I64(0)), sums, keep)
+    def _add_start(self, sums: list[Any]) -> list[Any]:
+        return [self.builder.fadd(self._start(*place), value) for place, value in zip(self.places, sums, strict=True)]
 
     def _add_totals(self, sums: list[Any]) -> list[Any]:
         builder = self.builder
@@ -227,7 +229,7 @@ class _Tile:
             first = builder.icmp_signed("==", element.flush, simd.I64(FLUSH_FIRST))
             with builder.if_else(first) as (begins, goes_on):
                 with begins:
-                    for index, value in enumerate(joined):
+                    for index, value in enumerate(self._add_start(joined)):
                         simd.store(builder, value, self._total(index))
                 with goes_on:
                     for index, value in enumerate(self._add_totals(joined)):
@@ -244,7 +246,10 @@ class _Tile:
             for line in range(0, _LINE * self.vectors, 64):
                 simd.prefetch(builder, builder.add(self._at(batch.c, batch.c_row, m), simd.I64(line)), write=True)
         sums = simd.loop(builder, batch.count, [batch.elements, *self._begin()], self._element, "element", rolled=True)[1:]
-        sums = self._when(batch.totals, sums, lambda: self._add_totals(sums))
+        flushed = builder.icmp_signed("!=", batch.totals, simd.I64(0))
+        added = self._when(batch.totals, sums, lambda: self._add_totals(sums))
+        alone = builder.select(flushed, simd.I64(0), batch.apart)
+        sums = self._when(alone, added, lambda: self._add_start(sums))
         if self.kind in ("dots", "pairs"):
             with builder.if_else(builder.icmp_signed("!=", batch.rounds, simd.I64(0))) as (rounded, plain):
                 with rounded:

@@ -193,27 +193,28 @@ def narrow(builder: Any, value: Any, kind: str, width: int) -> Any:
     def const(value: int) -> Any:
         return ir.Constant(ints, [value] * width)
 
-    bits = builder.bitcast(value, ints)
-    magnitude = builder.and_(bits, const(0x7FFFFFFF))
-    nan = builder.icmp_unsigned(">", magnitude, const(0x7F800000))
-    drop = 16 if kind == "bf16" else 13
-    odd = builder.and_(builder.lshr(magnitude, const(drop)), const(1))
-    nearest = builder.add(magnitude, builder.add(odd, const((1 << (drop - 1)) - 1)))
+    bits, halves = builder.bitcast(value, ints), ir.VectorType(ir.IntType(16), width)
+    nan = builder.fcmp_unordered("uno", value, value)
     if kind == "bf16":
-        rounded = builder.lshr(nearest, const(16))
-        rounded = builder.select(nan, const(0x7FC0), rounded)
-    else:
-        normal = builder.lshr(builder.sub(nearest, const(112 << 23)), const(13))
-        # the last bit of 0.5 is worth 2**-24, an f16 denormal's: the addition rounds to it
-        half = ir.Constant(floats, [0.5] * width)
-        shifted = builder.bitcast(builder.fadd(builder.bitcast(magnitude, floats), half), ints)
-        denormal = builder.sub(shifted, builder.bitcast(half, ints))
-        rounded = builder.select(builder.icmp_unsigned("<", magnitude, const(0x38800000)), denormal, normal)
-        large = builder.icmp_unsigned(">=", magnitude, const(0x47800000))
-        rounded = builder.select(large, const(0x7C00), rounded)
-        rounded = builder.select(nan, const(0x7E00), rounded)
+        top = builder.lshr(bits, const(16))
+        odd = builder.and_(top, const(1))
+        rounded = builder.lshr(builder.add(bits, builder.add(odd, const(0x7FFF))), const(16))
+        quiet = builder.or_(builder.and_(top, const(0x8000)), const(0x7FC0))
+        return builder.trunc(builder.select(nan, quiet, rounded), halves)
+    magnitude = builder.and_(bits, const(0x7FFFFFFF))
+    odd = builder.and_(builder.lshr(magnitude, const(13)), const(1))
+    nearest = builder.add(magnitude, builder.add(odd, const((1 << 12) - 1)))
+    normal = builder.lshr(builder.sub(nearest, const(112 << 23)), const(13))
+    # the last bit of 0.5 is worth 2**-24, an f16 denormal's: the addition rounds to it
+    half = ir.Constant(floats, [0.5] * width)
+    shifted = builder.bitcast(builder.fadd(builder.bitcast(magnitude, floats), half), ints)
+    denormal = builder.sub(shifted, builder.bitcast(half, ints))
+    rounded = builder.select(builder.icmp_unsigned("<", magnitude, const(0x38800000)), denormal, normal)
+    large = builder.icmp_unsigned(">=", magnitude, const(0x47800000))
+    rounded = builder.select(large, const(0x7C00), rounded)
+    rounded = builder.select(nan, const(0x7E00), rounded)
     sign = builder.lshr(builder.and_(bits, const(0x80000000)), const(16))
-    return builder.trunc(builder.or_(rounded, sign), ir.VectorType(ir.IntType(16), width))
+    return builder.trunc(builder.or_(rounded, sign), halves)
 
 
 def runs(

@@ -291,6 +291,7 @@ def gather(
     batches, works, counts, spare = np.zeros(1, BATCH), np.empty(1, WORK), np.empty(4, np.int64), np.empty(64, np.float32)
     batch, work = batches[0], works[0]  # below the loops the tables are named too: that keeps them
     batch.totals, batch.step, batch.rounds = call.products if share.flushes else 0, share.line, 1 if direct else 0
+    batch.apart = 1 if share.flushes else 0
     batch.b_vector = share.block_bytes
     step = share.lanes if lanewise else 2 * WIDTH
     for item in range(first, last):

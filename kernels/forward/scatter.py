@@ -100,6 +100,8 @@ def scatter(
     elements[elements.shape[0] - 1].flush = 0
     work, batch = works[0], batches[0]  # behind the loops the tables are named too: that keeps them
     batch.elements, batch.count, batch.valid = elements.ctypes.data, elements.shape[0], WIDTH
+    zeros = np.zeros(2 * WIDTH, np.float32)
+    batch.start, batch.apart = zeros.ctypes.data, 1 if channels > chunk else 0
     batch.b_vector, batch.c_row = 4 * WIDTH * channels, 8 * WIDTH * used
     batch.totals = call.products + limit * used * 8 * WIDTH if channels > chunk else 0
     for axis in range(1, 4):
@@ -172,4 +174,4 @@ def scatter(
             for axis in range(1, 4):
                 place += low[axis] * dst.strides[axis]
             write(kind, acc, out, out, counts, place, dst.strides[:], dst.lane, spare.ctypes.data)
-    elements[0].flush = works[0].limit = batches[0].count
+    elements[0].flush = works[0].limit = batches[0].count + int(zeros[0])

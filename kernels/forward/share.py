@@ -233,7 +233,7 @@ class _Gather(Share):
     def _lanes(self) -> int:
         """Return the lanes that are done at a time where lanes are groups."""
         lanes = (self.g1 - self.g0) * self.dims.dst_channels
-        return min(STEPS.together_lanes // WIDTH, ceil(lanes / WIDTH)) * WIDTH
+        return max(1, min(STEPS.together_lanes // WIDTH, ceil(lanes / WIDTH))) * WIDTH
 
     def _merge(self, tables: tuple[AxisTable, ...]) -> tuple[tuple[AxisTable, ...], list[Span]]:
         """Make adjacent axes one where taps do not tell them apart and memory does not either."""
@@ -276,9 +276,9 @@ class _Gather(Share):
             return max(1, prod(dims.dst))  # lines that several taps meet stay in L1, `together_lanes` of them
         groups = 1 if self.lanewise or self.packed else dims.groups
         per_pixel = source * groups * prod(dims.src) // max(1, prod(dims.dst))
-        least = SUMS.band_pixels if self.block_bytes > SUMS.band_bytes // 4 else SUMS.band_pixels // 8
-        pixels = max(least, SUMS.band_bytes // max(1, per_pixel))
-        return pixels if direct else min(pixels, SUMS.band_sums_bytes // (4 * (self._lanes() if self.lanewise else LANES)))
+        least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
+        pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
+        return pixels if direct else min(pixels, STEPS.band_sums_bytes // (4 * (self._lanes() if self.lanewise else LANES)))
 
     def _points(self, grid: Sequence[int]) -> int:
         """Count the src positions that the taps of a band reach."""

@@ -28,14 +28,17 @@ Shape = tuple[int, ...]
 WIDTH = target().lanes
 
 
-def way_costs(dims: Dims) -> dict[Way, float]:
-    """Estimate the cycles for one pixel of one group of the narrow tensor, which meets all taps."""
+def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
+    """Estimate the cycles for one pixel of one group of the narrow tensor, which meets all taps.
+
+    With `dots` products that are gathered are those of bf16 pairs.
+    """
     taps, out, channels = prod(dims.kernel), dims.dst_channels, dims.src_channels
     pixels = prod(dims.dst) / max(1, prod(dims.narrow))  # of dst
     whole, rest = divmod(out, LANES)
     lines = taps if dims.dilations[2] > 1 else taps // dims.kernel[2]
     costs: dict[Way, float] = {
-        "gather": taps * channels * (whole + (COSTS.single if 0 < rest <= WIDTH else rest > 0))
+        "gather": taps * (ceil(channels / 2) if dots else channels) * (whole + (COSTS.single if 0 < rest <= WIDTH else rest > 0))
         + COSTS.gathered * pixels * ceil(out / LANES),
         "lanes": (COSTS.single * taps * channels + COSTS.gathered_lanes * pixels)
         * out
@@ -51,8 +54,8 @@ def way_costs(dims: Dims) -> dict[Way, float]:
     return costs
 
 
-def _way(dims: Dims) -> Way:
-    costs = way_costs(dims)
+def _way(problem: ConvProblem) -> Way:
+    costs = way_costs(problem.dims, dots=target().dots == "avx512bf16" and problem.dtype == "bf16")
     return min(costs, key=lambda way: costs[way])
 
 
@@ -76,7 +79,7 @@ class ForwardTiles:
             return f"computes {self.op} only"
         if self.dots and problem.dtype != "bf16":
             return "computes bf16 only"
-        return "groups are lanes, or products are scattered" if self.dots and _way(problem.dims) != "gather" else None
+        return "groups are lanes, or products are scattered" if self.dots and _way(problem) != "gather" else None
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out images, groups, lane blocks, then dst lines; lanes first where weights are the larger tensor."""
@@ -106,7 +109,7 @@ class ForwardTiles:
 
     def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
         """Return the sizes of (n, groups, a group's dst channels, d, h, w), and the steps in which units are cut."""
-        dims, way = problem.dims, _way(problem.dims)
+        dims, way = problem.dims, _way(problem)
         channels = LANES if way == "gather" else max(1, dims.dst_channels)
         sizes = problem.n, dims.groups, dims.dst_channels, *dims.dst
         return sizes, (1, WIDTH if way == "lanes" else 1, channels, 1, 1, 1)
@@ -134,7 +137,7 @@ def _box(problem: ConvProblem, part: Sequence[int]) -> tuple[Shape, Shape]:
 @cached
 def _share(problem: ConvProblem, unit: Unit) -> Share:
     """Prepare a unit's tables once: a service sees the same shapes again and again."""
-    return share(problem, _way(problem.dims), unit.part)
+    return share(problem, _way(problem), unit.part)
 
 
 CONV_TRANSPOSE = ForwardTiles("conv_transpose_tiles", "ConvTranspose")
