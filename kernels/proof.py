@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels.emit.brgemm import FLUSH_FIRST, SKIPS, Batch, Element, micro_entries, micro_table
+from kernels.emit.brgemm import KINDS as MICRO
+from kernels.emit.brgemm import ROWS as MICRO_ROWS
 from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import LINE_TAPS
 from kernels.emit.intrinsics import SEGMENT_LOG
@@ -29,6 +32,7 @@ Ints = npt.NDArray[np.int64]
 
 _INFINITE = {"f16": 0x7C00, "bf16": 0x7F80}
 
+_BATCH = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _TILE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
 
 OUTER, ROWS, COLUMNS = 2, 2, 5
@@ -49,6 +53,11 @@ def prove() -> Iterator[str]:
         name = f"register tile [{kind}][{rows}]"
         yield name
         _prove_tile(name, int(table[kind, rows]), kind, rows, rng)
+    for kind, vectors in micro_entries():
+        address = int(micro_table()[MICRO[kind] + vectors - 1])
+        for rows in range(1, MICRO_ROWS[kind][vectors] + 1):
+            yield f"micro-kernel {kind}, {rows} x {vectors}"
+            _prove_batch(kind, vectors, rows, address, rng)
     for number, problem in enumerate(_problems(rng)):
         name = f"{problem.op} in {problem.dtype}, problem {number}"
         yield name
@@ -102,6 +111,40 @@ def _prove_tile(name: str, address: int, kind: int, rows: int, rng: np.random.Ge
         _TILE(address)(*(each.ctypes.data for each in (walk, panel, scalars, offsets, sums)))
         if (sums != expected).any():
             raise ArithmeticError(f"{name} is wrong")
+
+
+def _prove_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.Generator) -> None:
+    """Sum two elements, for each rows that an element may leave out (see `kernels.emit.brgemm`)."""
+    steps, lanes = 3, vectors * target().lanes
+    pair, parts = (2, np.uint16) if kind in ("dots", "pairs") else (1, np.float32)
+    wide = lanes if kind == "lanes" else pair
+    a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((2, rows, steps, wide), (2, vectors, steps, lanes // vectors, pair)))
+    stored = [each if pair == 1 else (each.view(np.uint32) >> 16).astype(parts) for each in (a, b)]
+    start, sums, totals = rng.integers(-9, 10, lanes).astype(np.float32), np.zeros((rows, lanes), np.float32), np.zeros((rows, lanes), np.float32)
+    if kind == "lanes":
+        products = (a * b[:, 0, :, :, 0][:, None]).sum(2)
+    else:
+        products = np.einsum("emkp,evklp->emvl", a.reshape(2, rows, steps, pair), b).reshape(2, rows, lanes)
+    for case in range(1 + 2 * min(SKIPS, rows - 1)):
+        left = slice(case // 2 + 1, rows) if case % 2 else slice(0, rows - case // 2)
+        for flush in (0, FLUSH_FIRST):
+            elements = np.zeros(2, Element.dtype)
+            for number, element in enumerate(elements):
+                element["a"], element["b"] = number * stored[0].strides[0], number * stored[1].strides[0]
+                element["steps"], element["case"], element["flush"] = steps, case * number, flush * (1 - number)
+            batch = np.zeros(1, Batch.dtype)
+            for name, value in {
+                "rows": rows, "a": stored[0].ctypes.data, "a_row": stored[0].strides[1], "b": stored[1].ctypes.data,
+                "b_vector": stored[1].strides[1], "elements": elements.ctypes.data, "count": 2, "c": sums.ctypes.data,
+                "c_row": sums.strides[0], "start": start.ctypes.data, "totals": totals.ctypes.data if flush else 0,
+                "apart": int(flush > 0), "valid": target().lanes, "vectors": 1, "last": 0, "step": 4 * lanes,
+            }.items():  # fmt: skip
+                batch[name] = value
+            _BATCH(address)(batch.ctypes.data)
+            expected = start + products[0]
+            expected[left] += products[1][left]
+            if (sums != expected).any():
+                raise ArithmeticError(f"micro-kernel {kind}, {rows} x {vectors} is wrong")
 
 
 def _prove_taps(name: str, address: int, rows: int, dtype: str, rng: np.random.Generator) -> None:
