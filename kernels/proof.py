@@ -118,9 +118,16 @@ def _prove_batch(kind: str, vectors: int, rows: int, address: int, rng: np.rando
     steps, lanes = 3, vectors * target().lanes
     pair, parts = (2, np.uint16) if kind in ("dots", "pairs") else (1, np.float32)
     wide = lanes if kind == "lanes" else pair
-    a, b = (rng.integers(-3, 4, shape).astype(np.float32) for shape in ((2, rows, steps, wide), (2, vectors, steps, lanes // vectors, pair)))
+    a, b = (
+        rng.integers(-3, 4, shape).astype(np.float32)
+        for shape in ((2, rows, steps, wide), (2, vectors, steps, lanes // vectors, pair))
+    )
     stored = [each if pair == 1 else (each.view(np.uint32) >> 16).astype(parts) for each in (a, b)]
-    start, sums, totals = rng.integers(-9, 10, lanes).astype(np.float32), np.zeros((rows, lanes), np.float32), np.zeros((rows, lanes), np.float32)
+    start, sums, totals = (
+        rng.integers(-9, 10, lanes).astype(np.float32),
+        np.zeros((rows, lanes), np.float32),
+        np.zeros((rows, lanes), np.float32),
+    )
     if kind == "lanes":
         products = (a * b[:, 0, :, :, 0][:, None]).sum(2)
     else:

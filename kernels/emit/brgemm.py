@@ -37,7 +37,19 @@ from kernels.emit.compiler import ENTRIES, Entry, Record, callback
 from kernels.emit.dots import dot_product, halves
 from kernels.target import target
 
-__all__ = ["FLUSH", "FLUSH_FIRST", "KINDS", "MASKS", "ROWS", "SKIPS", "Batch", "Element", "call_batch", "micro_entries", "micro_table"]
+__all__ = [
+    "FLUSH",
+    "FLUSH_FIRST",
+    "KINDS",
+    "MASKS",
+    "ROWS",
+    "SKIPS",
+    "Batch",
+    "Element",
+    "call_batch",
+    "micro_entries",
+    "micro_table",
+]
 
 WIDTH = target().lanes
 
@@ -179,7 +191,12 @@ class _Tile:
             ]  # fmt: skip
             for m in range(low, high):
                 at = self._at(places[m // 3 - heads[0]], batch.a_row, m % 3)
-                word = simd.load(builder, at, _FLOATS if lanes else simd.F32 if self.kind == "f32" else _I32, 4 if self.kind in ("f32", "lanes") else 2)
+                word = simd.load(
+                    builder,
+                    at,
+                    _FLOATS if lanes else simd.F32 if self.kind == "f32" else _I32,
+                    4 if self.kind in ("f32", "lanes") else 2,
+                )
                 word = word if lanes else simd.splat(builder, word, WIDTH)
                 for j in range(self.vectors):
                     sums[m * self.vectors + j] = self._product(sums[m * self.vectors + j], word, lines[j])
@@ -245,7 +262,9 @@ class _Tile:
         for m in range(self.rows):
             for line in range(0, _LINE * self.vectors, 64):
                 simd.prefetch(builder, builder.add(self._at(batch.c, batch.c_row, m), simd.I64(line)), write=True)
-        sums = simd.loop(builder, batch.count, [batch.elements, *self._begin()], self._element, "element", rolled=True)[1:]
+        sums = simd.loop(builder, batch.count, [batch.elements, *self._begin()], self._element, "element", rolled=True)[
+            1:
+        ]
         flushed = builder.icmp_signed("!=", batch.totals, simd.I64(0))
         added = self._when(batch.totals, sums, lambda: self._add_totals(sums))
         alone = builder.select(flushed, simd.I64(0), batch.apart)

@@ -19,12 +19,12 @@ import numpy as np
 
 from kernels.emit.brgemm import KINDS, ROWS, Batch, Element
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import address_of, load_value, store_value
+from kernels.emit.intrinsics import load_value, store_value
 from kernels.forward.lists import MOST_ELEMENTS, list_class, list_rows, sum_lists
 from kernels.forward.output import fill, write
 from kernels.forward.records import Axis, Call, Data, GatherShare, Pass, Phase, Piece, Tap, Work
-from kernels.pack.split import touch
 from kernels.pack.panels import F32, Panel, load, pack_panel, pack_panels
+from kernels.pack.split import touch
 from kernels.target import target
 
 if target().dots == "avx512bf16":
@@ -54,7 +54,9 @@ def pack_bias(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) 
         for channel in range(blocks * WIDTH):
             value = np.float32(0.0)
             if call.bias != 0 and channel < one.channels:
-                value = np.float32(load(share.kind, call.bias + bias.start + g * bias.group + channel * bias.dst_channel))
+                value = np.float32(
+                    load(share.kind, call.bias + bias.start + g * bias.group + channel * bias.dst_channel)
+                )
             keeps = keeps and (value == 0 or abs(value) >= np.float32(2.0**-119))
             store_value(line + 4 * channel, value)
     return keeps
@@ -109,9 +111,7 @@ def pack_weights(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call
 
 
 @jit
-def _reach(
-    axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], low: int, high: int, axis: int, work: Work
-) -> None:
+def _reach(axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], low: int, high: int, axis: int, work: Work) -> None:
     """Note the src positions of an axis that the dst positions from `low` to `high` meet."""
     one, first, last = axes[axis], 1 << 62, -1
     for number in range(one.first, one.first + one.phases):
@@ -170,37 +170,28 @@ def _bring_lanes(
 
 
 @jit
-def _bring_source(
-    share: GatherShare, lanes: int, data: Data, source: int, strides: Vector, end: int, work: Work, scratch: int
-) -> None:
-    """Pack a box of src positions for the micro-kernel; `source` is its first one, with byte `strides`."""
-    channels = share.channels
+def _bring(
+    share: GatherShare, one: Pass, call: Call, axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], work: Work,
+    begin: Vector, stop: Vector, source: int,
+) -> bool:  # fmt: skip
+    """Pack the src that a band reaches, or that the positions of one far tap meet; return whether there is any."""
+    strides, channels, end = np.empty(4, np.int64), share.channels, call.src + one.src.nbytes
+    for axis in range(4):
+        tap, step = taps[phases[work.phase[axis]].first], axes[axis].stride if share.far else 1
+        strides[axis] = step * one.src.strides[axis]
+        if share.far:
+            begin[axis], stop[axis] = max(begin[axis], tap.low), min(stop[axis], tap.high)
+            work.first[axis], work.sizes[axis] = tap.src + begin[axis] - tap.low, stop[axis] - begin[axis]
+            source += (tap.src + (begin[axis] - tap.low) * step) * one.src.strides[axis]
+            if begin[axis] >= stop[axis]:
+                return False
+        else:
+            source += work.first[axis] * strides[axis]
     if share.lanewise:
-        _bring_lanes(share, lanes, data, source, strides, end, work, scratch)
-    elif DOTS and share.micro == DOTS_PLACE:
-        bring_pairs(share, data, source, strides, work, scratch)
+        _bring_lanes(share, one.channels, one.src, source, strides, end, work, call.source)
     else:
         lanes = channels if channels < 8 else (channels + 7) // 8 * 8
-        bring_box(share.kind, channels, lanes, 4 * lanes, data, source, strides, end, work, scratch)
-
-
-@jit
-def _bring_far(
-    share: GatherShare, one: Pass, axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], work: Work, begin: Vector,
-    stop: Vector, call: Call, source: int, shift: int,
-) -> bool:  # fmt: skip
-    """Pack the src that the positions of one tap meet; return whether there are any."""
-    strides = np.empty(4, np.int64)
-    for axis in range(4):
-        tap, step = taps[phases[work.phase[axis]].first], axes[axis].stride
-        begin[axis], stop[axis] = max(begin[axis], tap.low), min(stop[axis], tap.high)
-        work.first[axis], work.sizes[axis] = tap.src + begin[axis] - tap.low, stop[axis] - begin[axis]
-        strides[axis] = step * one.src.strides[axis]
-        source += (tap.src + (begin[axis] - tap.low) * step) * one.src.strides[axis]
-        if begin[axis] >= stop[axis]:
-            return False
-    _bring_source(share, one.channels, one.src, source, strides, call.src + one.src.nbytes, work, call.source)
-    work.start += shift
+        bring_box(share.kind, channels, lanes, 4 * lanes, one.src, source, strides, end, work, call.source)
     return True
 
 
@@ -220,9 +211,9 @@ def _touch_source(data: Data, call: Call, work: Work) -> None:
 def _sum_block(
     table: Vector, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], work: Work,
     pieces: Rows[Piece], elements: Rows[Element], batch: Batch, vectors: int, whole: Pass, call: Call, source: int,
-    shift: int,
+    shift: int, brought: bool,
 ) -> None:  # fmt: skip
-    """Sum all positions of a band for one block of lanes.
+    """Sum all positions of a band for one block of lanes; its src was `brought` for an earlier one.
 
     Far taps are phases of their own: in each the src that it meets is packed first, its positions side by side.
     """
@@ -240,35 +231,37 @@ def _sum_block(
             some = some and begin[axis] < stop[axis]
         if not some:
             continue
-        if share.far and not _bring_far(share, whole, axes, phases, taps, work, begin, stop, call, source, shift):
-            continue
-        at[one] = begin[one]
-        while at[one] < stop[one]:
-            counts[one], end[one] = list_class(
-                taps, phases[work.phase[one]], axes[one].src_step, at[one], stop[one], pieces[one * room : (one + 1) * room]
-            )
-            at[two] = begin[two] if counts[one] > 0 else stop[two]
-            while at[two] < stop[two]:
-                counts[two], end[two] = list_class(
-                    taps, phases[work.phase[two]], axes[two].src_step, at[two], stop[two], pieces[two * room : (two + 1) * room]
+        if share.packed and (share.far or not brought) and share.micro != DOTS_PLACE:
+            if not _bring(share, whole, call, axes, phases, taps, work, begin, stop, source):
+                continue
+            work.start += shift
+            brought = True
+        depth, at[one] = 0, begin[one]
+        while depth >= 0:
+            axis = one if depth == 0 else two if depth == 1 else three if depth == 2 else row
+            phase, some_taps = phases[work.phase[axis]], pieces[axis * room : (axis + 1) * room]
+            if at[axis] >= stop[axis]:
+                depth -= 1
+                axis = one if depth <= 0 else two if depth == 1 else three
+                at[axis] = end[axis]
+            elif depth == 3:
+                rows, work.repeat, counts[axis] = list_rows(
+                    taps, phase, axes[axis].src_step, at[axis], stop[axis], work.limit, some_taps
                 )
-                at[three] = begin[three] if counts[two] > 0 else stop[three]
-                while at[three] < stop[three]:
-                    counts[three], end[three] = list_class(
-                        taps, phases[work.phase[three]], axes[three].src_step, at[three], stop[three], pieces[three * room : (three + 1) * room]
-                    )
-                    at[row] = begin[row] if counts[three] > 0 else stop[row]
-                    while at[row] < stop[row]:
-                        rows, work.repeat, counts[row] = list_rows(
-                            taps, phases[work.phase[row]], axes[row].src_step, at[row], stop[row], work.limit, pieces[row * room : (row + 1) * room]
-                        )
-                        if counts[row] > 0:
-                            batch.rows = rows
-                            sum_lists(entry, share, axes, phases, work, pieces, elements, batch)
-                        at[row] += rows * work.repeat
-                    at[three] = end[three]
-                at[two] = end[two]
-            at[one] = end[one]
+                if counts[axis] > 0:
+                    batch.rows = rows
+                    sum_lists(entry, share, axes, phases, work, pieces, elements, batch)
+                at[axis] += rows * work.repeat
+            else:
+                counts[axis], end[axis] = list_class(
+                    taps, phase, axes[axis].src_step, at[axis], stop[axis], some_taps
+                )
+                if counts[axis] == 0:
+                    at[axis] = end[axis]
+                    continue
+                depth += 1
+                axis = two if depth == 1 else three if depth == 2 else row
+                at[axis] = begin[axis]
 
 
 @jit
@@ -283,12 +276,17 @@ def gather(
     """
     share, one, call = shares[0], passes[0], calls[0]
     grid, src, dst, lanewise, direct = share.grid, one.src, one.dst, share.lanewise, share.direct
-    blocks, most, end = (one.channels + WIDTH - 1) // WIDTH, 1, call.src + one.src.nbytes
+    blocks, most = (one.channels + WIDTH - 1) // WIDTH, 1
     for axis in range(4):
         for number in range(axes[axis].first, axes[axis].first + axes[axis].phases):
             most = max(most, phases[number].taps)
     pieces, elements = np.empty(4 * most, PIECE), np.empty(MOST_ELEMENTS + 64, ELEMENT)
-    batches, works, counts, spare = np.zeros(1, BATCH), np.empty(1, WORK), np.empty(4, np.int64), np.empty(64, np.float32)
+    batches, works, counts, spare = (
+        np.zeros(1, BATCH),
+        np.empty(1, WORK),
+        np.empty(4, np.int64),
+        np.empty(64, np.float32),
+    )
     batch, work = batches[0], works[0]  # below the loops the tables are named too: that keeps them
     batch.totals, batch.step, batch.rounds = call.products if share.flushes else 0, share.line, 1 if direct else 0
     batch.apart = 1 if share.flushes else 0
@@ -312,11 +310,9 @@ def gather(
             for axis in range(4):
                 work.src[axis] = src.strides[axis]
             work.start = start
-            if share.packed and not share.far:
-                for axis in range(4):
-                    start += work.first[axis] * src.strides[axis]
-                _bring_source(share, one.channels, src, start, src.strides[:], end, works[0], call.source)
             if DOTS and share.micro == DOTS_PLACE:
+                if share.packed:
+                    bring_pairs(share, src, start, src.strides[:], works[0], call.source)
                 if not keep(share, src, call, works[0], least):
                     work.micro = PAIRS
             place, line = call.dst + dst.start + g * dst.group, _bias_line(share, one, call, g)
@@ -353,6 +349,7 @@ def gather(
                 _sum_block(
                     table, share, axes, phases, taps, works[0], pieces, elements, batches[0],
                     1 if lanewise else vectors, one, call, start, shift,
+                    channel > 0,
                 )  # fmt: skip
                 work.start -= shift
                 if not direct:

@@ -8,7 +8,7 @@ the positions of the padding are never multiplied, and no tile is cut for the sa
 from __future__ import annotations
 
 from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, SKIPS, Batch, Element, call_batch
-from kernels.emit.compiler import Rows, Vector, jit
+from kernels.emit.compiler import Rows, jit
 from kernels.emit.intrinsics import address_of
 from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
 
@@ -19,9 +19,7 @@ MOST_ELEMENTS = 2048
 
 
 @jit
-def list_class(
-    taps: Rows[Tap], phase: Phase, src_step: int, at: int, end: int, pieces: Rows[Piece]
-) -> tuple[int, int]:
+def list_class(taps: Rows[Tap], phase: Phase, src_step: int, at: int, end: int, pieces: Rows[Piece]) -> tuple[int, int]:
     """List the taps that position `at` of a phase meets.
 
     Give their number, and where the positions end that meet the same ones, `end` at the latest.
@@ -90,8 +88,16 @@ def _sum_tiles(
     one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
     a_row, c_row = axes[row].src_step * src[row], axes[row].dst_step * dst[row]
     batch.a_row, batch.c_row = src[row] if share.lines != 0 else a_row, c_row
-    a_one, a_two, a_three = axes[one].src_step * src[one], axes[two].src_step * src[two], axes[three].src_step * src[three]
-    c_one, c_two, c_three = axes[one].dst_step * dst[one], axes[two].dst_step * dst[two], axes[three].dst_step * dst[three]
+    a_one, a_two, a_three = (
+        axes[one].src_step * src[one],
+        axes[two].src_step * src[two],
+        axes[three].src_step * src[three],
+    )
+    c_one, c_two, c_three = (
+        axes[one].dst_step * dst[one],
+        axes[two].dst_step * dst[two],
+        axes[three].dst_step * dst[three],
+    )
     place = work.place
     for axis in range(4):
         place += (phases[work.phase[axis]].dst + at[axis] * axes[axis].dst_step) * dst[axis]
@@ -166,7 +172,9 @@ def sum_lists(
                         break
                     run += 1
                 k += run
-                mark = number * share.kernel[2] + column.number // share.group if share.inside else number // share.group
+                mark = (
+                    number * share.kernel[2] + column.number // share.group if share.inside else number // share.group
+                )
                 chunk = share.chunk if words > share.chunk else run * words
                 for done in range(0, run * words, chunk):
                     if count > 0 and (mark != last or done > 0 or words > share.chunk):

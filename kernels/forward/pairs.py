@@ -27,9 +27,7 @@ PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
 
 
 @jit
-def pack_pairs(
-    shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox]
-) -> int:
+def pack_pairs(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox]) -> int:
     """Pack panels [tap number][pair of src channels][lanes][2], one for each group and vector of dst channels.
 
     `taps` are boxes as `kernels.pack.pairs` takes them. Return the smallest exponent among the weights that are not 0.
@@ -57,7 +55,7 @@ def _exponent(place: int, lines: int) -> int:
 
 @jit
 def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, work: Work, scratch: int) -> None:
-    """Pack a box of src positions as pairs of channels; `source` is its first one, with byte `strides`.
+    """Pack a box of src positions as pairs of channels; `source` is position 0, with byte `strides`.
 
     A pixel of a line is a plane of its own, and its channels are the line.
     """
@@ -68,6 +66,7 @@ def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, wo
         steps[axis] = steps[axis + 1] * sizes[axis + 1]
     positions = 1
     for axis in range(4):
+        source += work.first[axis] * strides[axis]
         work.start -= work.first[axis] * steps[axis]
         positions *= sizes[axis]
     if positions == 0:

@@ -13,8 +13,8 @@ from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
 from kernels.emit.brgemm import KINDS as MICRO
 from kernels.emit.brgemm import MASKS, ROWS, micro_table
-from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, LINES, line_table
 from kernels.emit.compiler import Record, Records, row_of, values_of
+from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, LINES, line_table
 from kernels.forward.axes import AxisTable, Ints, axis_tables, merged, reached, tables_of, tap_numbers
 from kernels.forward.gather import gather, pack_bias, pack_weights
 from kernels.forward.lists import MOST_ELEMENTS
@@ -184,7 +184,9 @@ class _Gather(Share):
             lines=int(line_table()[LINES.index(line[0]) + len(LINES) * LINE_DTYPES.index(stored)]) if line else 0,
             width=self.tables[3].src,
             micro=MICRO[micro],
-            limits=[line[1], 0] if line else [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))],
+            limits=[line[1], 0]
+            if line
+            else [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))],
             row=3 if line else self._row(),
             channels=channels,
             words=words,
@@ -213,8 +215,11 @@ class _Gather(Share):
         self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
         self.boxes = self._boxes(words) if self.dots else None
         lanes *= 1 if self.lanewise else self.channels[1] - self.channels[0]
-        macs = problem.macs * lanes * prod(high - low for low, high in self.spans) // max(
-            1, problem.dst_channels * problem.n * prod(dims.dst)
+        macs = (
+            problem.macs
+            * lanes
+            * prod(high - low for low, high in self.spans)
+            // max(1, problem.dst_channels * problem.n * prod(dims.dst))
         )
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
 
@@ -278,7 +283,11 @@ class _Gather(Share):
         per_pixel = source * groups * prod(dims.src) // max(1, prod(dims.dst))
         least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
         pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
-        return pixels if direct else min(pixels, STEPS.band_sums_bytes // (4 * (self._lanes() if self.lanewise else LANES)))
+        return (
+            pixels
+            if direct
+            else min(pixels, STEPS.band_sums_bytes // (4 * (self._lanes() if self.lanewise else LANES)))
+        )
 
     def _points(self, grid: Sequence[int]) -> int:
         """Count the src positions that the taps of a band reach."""

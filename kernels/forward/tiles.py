@@ -38,7 +38,9 @@ def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
     whole, rest = divmod(out, LANES)
     lines = taps if dims.dilations[2] > 1 else taps // dims.kernel[2]
     costs: dict[Way, float] = {
-        "gather": taps * (ceil(channels / 2) if dots else channels) * (whole + (COSTS.single if 0 < rest <= WIDTH else rest > 0))
+        "gather": taps
+        * (ceil(channels / 2) if dots else channels)
+        * (whole + (COSTS.single if 0 < rest <= WIDTH else rest > 0))
         + COSTS.gathered * pixels * ceil(out / LANES),
         "lanes": (COSTS.single * taps * channels + COSTS.gathered_lanes * pixels)
         * out
