@@ -50,14 +50,14 @@ def prove() -> Iterator[str]:
     rng = np.random.default_rng(5)
     table = tile_table()
     for kind, rows in tile_entries():
-        name = f"register tile [{kind}][{rows}]"
-        yield name
-        _prove_tile(name, int(table[kind, rows]), kind, rows, rng)
-    for kind, vectors in micro_entries():
-        address = int(micro_table()[MICRO[kind] + vectors - 1])
-        for rows in range(1, MICRO_ROWS[kind][vectors] + 1):
-            yield f"micro-kernel {kind}, {rows} x {vectors}"
-            _prove_batch(kind, vectors, rows, address, rng)
+        tile = f"register tile [{kind}][{rows}]"
+        yield tile
+        _prove_tile(tile, int(table[kind, rows]), kind, rows, rng)
+    for name, vectors in micro_entries():
+        address = int(micro_table()[MICRO[name] + vectors - 1])
+        for rows in range(1, MICRO_ROWS[name][vectors] + 1):
+            yield f"micro-kernel {name}, {rows} x {vectors}"
+            _prove_batch(name, vectors, rows, address, rng)
     for number, problem in enumerate(_problems(rng)):
         name = f"{problem.op} in {problem.dtype}, problem {number}"
         yield name

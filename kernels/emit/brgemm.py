@@ -89,13 +89,13 @@ class Batch(Record):
     """A tile, and the address of the `count` (at least 1) elements that it sums.
 
     `b_vector` leads from a line to that of the next vector, `c_row` from a row of dst to the next one. Sums begin with
-    the lines at `start`, `start_row` bytes apart; or at zero where they are formed `apart`, and those lines are added to
-    them at the first flush, or at the end. Sums that go on, whose `start_row` is not 0, have been flushed before.
-    `totals` has the address of a second set of sums, or 0 where no element flushes. Of the last vector `valid` lanes are
-    written (all, without `MASKS`). With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
+    the lines at `start`, `start_row` bytes apart; or at zero where they are formed `apart`, and those lines are added
+    at the first flush, or at the end. Sums that go on, whose `start_row` is not 0, have been flushed before. `totals`
+    has the address of a second set of sums, or 0 where no element flushes. Of the last vector `valid` lanes are written
+    (all, without `MASKS`). With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
 
-    Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most, and a step
-    leads `step` bytes on in `a` and in `b`.
+    Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most, and a
+    step leads `step` bytes on in `a` and in `b`.
     """
 
     rows: int
@@ -181,22 +181,18 @@ class _Tile:
         """
         builder, batch = self.builder, self.batch
         heads = range(low // 3, (high - 1) // 3 + 1)
-        lanes = self.kind == "lanes"
+        lanes, plain = self.kind == "lanes", self.kind in ("f32", "lanes")
+        stored = _FLOATS if lanes else simd.F32 if plain else _I32
 
         def step(carried: list[Any]) -> list[Any]:
             places, line, sums = carried[: len(heads)], carried[len(heads)], carried[len(heads) + 1 :]
             lines = [
-                simd.load(builder, self._at(line, batch.b_vector, j), _FLOATS if self.kind in ("f32", "lanes") else _INTS)
+                simd.load(builder, self._at(line, batch.b_vector, j), _FLOATS if plain else _INTS)
                 for j in range(self.vectors)
             ]  # fmt: skip
             for m in range(low, high):
                 at = self._at(places[m // 3 - heads[0]], batch.a_row, m % 3)
-                word = simd.load(
-                    builder,
-                    at,
-                    _FLOATS if lanes else simd.F32 if self.kind == "f32" else _I32,
-                    4 if self.kind in ("f32", "lanes") else 2,
-                )
+                word = simd.load(builder, at, stored, 4 if plain else 2)
                 word = word if lanes else simd.splat(builder, word, WIDTH)
                 for j in range(self.vectors):
                     sums[m * self.vectors + j] = self._product(sums[m * self.vectors + j], word, lines[j])
@@ -289,7 +285,7 @@ class _Tile:
                 simd.store(builder, stored, to, size)
 
     def _rounded(self, value: Any) -> Any:
-        """Round to bf16; an instruction does it that takes subnormal numbers as zeros, of which sums of dots are none."""
+        """Round to bf16: sums of dots, none of them subnormal, by the instruction that takes such numbers as zeros."""
         if self.kind == "dots" and not target().imitated:
             kind = ir.FunctionType(ir.VectorType(simd.BFloat(), WIDTH), [_FLOATS])
             name = "llvm.x86.avx512bf16.cvtneps2bf16.512"

@@ -2,9 +2,9 @@
 
     c[p, :] = start + sum over elements e of the batch, over k < taps:  b[e][k, :] * a[e][p * stride + k, :]
 
-The batch is that of `kernels.emit.brgemm`, with an element for each line of taps and a vector of groups in place of each
-word. A tile of some pixels loads the line's weights and every column of src once. A `case` leaves out columns that are
-outside: 2 s - 1 the first s, 2 s the last s. Taps are summed in the order of that module, so the bits are the same.
+The batch is that of `kernels.emit.brgemm`, with an element for each line of taps and a vector of groups in place of
+each word. A tile of some pixels loads the line's weights and every column of src once. A `case` leaves out columns that
+are outside: 2 s - 1 the first s, 2 s the last s. Taps are summed in the order of that module: the bits are the same.
 """
 
 from __future__ import annotations

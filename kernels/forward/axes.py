@@ -3,8 +3,8 @@
 ConvTranspose: a dst position ``u`` meets tap ``k`` at src position ``x = (u + pad - k * dilation) / stride`` where that
 is an integer and inside. Positions that agree modulo the stride are a phase: their taps are an arithmetic progression.
 Convolution: a dst position ``x`` meets tap ``k`` at src position ``x * stride + k * dilation - pad`` where that is
-inside; all positions are one phase. Taps are numbered so that those of a phase follow each other, and src positions rise
-with them.
+inside; all positions are one phase. Taps are numbered so that those of a phase follow each other, and src positions
+rise with them.
 """
 
 from __future__ import annotations

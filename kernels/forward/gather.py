@@ -48,7 +48,7 @@ def pack_bias(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) 
     They do unless it is so small that a sum might be subnormal.
     """
     share, one, call = shares[0], passes[0], calls[0]
-    bias, blocks, keeps = one.bias, (one.channels + WIDTH - 1) // WIDTH, True
+    bias, blocks, small = one.bias, (one.channels + WIDTH - 1) // WIDTH, 0
     for g in range(one.groups):
         line = _bias_line(share, one, call, g)
         for channel in range(blocks * WIDTH):
@@ -57,9 +57,10 @@ def pack_bias(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call]) 
                 value = np.float32(
                     load(share.kind, call.bias + bias.start + g * bias.group + channel * bias.dst_channel)
                 )
-            keeps = keeps and (value == 0 or abs(value) >= np.float32(2.0**-119))
+            if value != 0 and abs(value) < np.float32(2.0**-119):
+                small += 1
             store_value(line + 4 * channel, value)
-    return keeps
+    return small == 0
 
 
 @jit
@@ -253,9 +254,7 @@ def _sum_block(
                     sum_lists(entry, share, axes, phases, work, pieces, elements, batch)
                 at[axis] += rows * work.repeat
             else:
-                counts[axis], end[axis] = list_class(
-                    taps, phase, axes[axis].src_step, at[axis], stop[axis], some_taps
-                )
+                counts[axis], end[axis] = list_class(taps, phase, axes[axis].src_step, at[axis], stop[axis], some_taps)
                 if counts[axis] == 0:
                     at[axis] = end[axis]
                     continue
@@ -271,8 +270,8 @@ def gather(
 ) -> None:  # fmt: skip
     """Compute bands ``first..last`` of the grid for a pass.
 
-    The call's `source` holds the packed src of a band, its `sums` those of a band [n][d][h][w][lanes] for one block, its
-    `products` the second sums of a tile. `least` is the smallest exponent among the weights, where they are bf16.
+    The call's `source` holds the packed src of a band, its `sums` those of a band [n][d][h][w][lanes] for one block,
+    its `products` the second sums of a tile. `least` is the smallest exponent among the weights, where they are bf16.
     """
     share, one, call = shares[0], passes[0], calls[0]
     grid, src, dst, lanewise, direct = share.grid, one.src, one.dst, share.lanewise, share.direct

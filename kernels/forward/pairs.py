@@ -93,10 +93,11 @@ def keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> 
     else:
         run, origin = sizes[3] * data.strides[3], call.src + first[3] * data.strides[3]
         if run < LINE:
-            return run == 0
+            return bool(run == 0)
         for n in range(first[0], first[0] + sizes[0]):
             for d in range(first[1], first[1] + sizes[1]):
                 for h in range(first[2], first[2] + sizes[2]):
                     place = origin + n * data.strides[0] + d * data.strides[1] + h * data.strides[2]
                     lowest = min(lowest, _exponent(place, run // LINE), _exponent(place + run - LINE, 1))
-    return min(lowest, least) >= 1 and lowest + least >= LEAST_SUM
+    keeps: bool = min(lowest, least) >= 1 and lowest + least >= LEAST_SUM
+    return keeps

@@ -136,9 +136,9 @@ class GatherShare(Record):
 
     Values are stored as `kind` and multiplied as `micro` says (a place in `kernels.emit.brgemm.micro_table`), in tiles
     of at most `limits` rows by their vectors, along the axis `row`. A tap has so many `words` of the `channels` of a
-    group: `word` bytes lead to the next one in src, `line` bytes in the panel. There a tap has `tap_bytes`, and all taps
-    of a vector of dst channels `block_bytes`. `kernel` counts taps along (d, h, w), `order` is 1 where they are numbered
-    forwards, -1 where backwards, 0 otherwise.
+    group: `word` bytes lead to the next one in src, `line` bytes in the panel. There a tap has `tap_bytes`, and all
+    taps of a vector of dst channels `block_bytes`. `kernel` counts taps along (d, h, w), `order` is 1 where they are
+    numbered forwards, -1 where backwards, 0 otherwise.
 
     Sums of more than `chunk` words of a tap are cut; other sums begin anew with every `group` lines of taps, or taps of
     a line if `inside`. Only with `flushes` are they then added up by themselves.
@@ -236,7 +236,7 @@ class Work(Record):
 
 
 class TapRun(Record):
-    """A tap of an axis: so many (`count`) positions from `dst` on, a stride apart, meet it at `src` and those behind."""
+    """A tap of an axis: so many (`count`) positions from `dst` on, a stride apart, meet it from `src` on."""
 
     tap: int
     dst: int

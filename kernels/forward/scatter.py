@@ -129,7 +129,8 @@ def scatter(
                 source += box[axis] * src.strides[axis]
             some = channels if channels < 8 else (channels + 7) // 8 * 8
             bring_box(
-                kind, channels, some, 4 * some, src, source, src.strides[:], call.src + src.nbytes, works[0], call.source
+                kind, channels, some, 4 * some, src, source, src.strides[:], call.src + src.nbytes, works[0],
+                call.source,
             )  # fmt: skip
         steps = work.src
         base = work.start + n * steps[0] + d * steps[1]

@@ -1,4 +1,4 @@
-"""One unit's share of a forward operation, as the tables that the compiled loops read: made once, used for every call."""
+"""One unit's share of a forward operation, as tables for the compiled loops: made once, used for every call."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class _Gather(Share):
         return grid
 
     def _cut_groups(self, each: int) -> list[Span]:
-        """Cut the groups so that packed weights, `each` bytes of a group, have room; a pass has a whole vector at least."""
+        """Cut the groups so that packed weights have room, `each` bytes a group; a pass has a vector at the least."""
         groups = self.g1 - self.g0
         vectors = max(1, groups // WIDTH)
         count = min(vectors, ceil(groups * each / SUMS.weights_bytes))
@@ -388,10 +388,11 @@ class _Scatter(Share):
     def __init__(self, problem: ConvProblem, way: Way, part: Sequence[int]) -> None:
         super().__init__(problem, way, part)
         dims, channels = self.dims, self.dims.narrow_channels
-        self.tables = [_runs(dims, axis) for axis in range(3)]
+        d, h, w = (_runs(dims, axis) for axis in range(3))
+        self.runs = d, h, w
         spans = [self.spans[0], *self.spans[3:]]
         reach: list[Span] = [self.spans[0]]
-        for table, span, stride in zip(self.tables, self.spans[3:], self.strides, strict=True):
+        for table, span, stride in zip(self.runs, self.spans[3:], self.strides, strict=True):
             reach.append(_reach(table, span, stride))
         packed = not (self.near and problem.dtype == "f32")
         lanes = prod(dims.kernel) * dims.wide_channels
@@ -440,7 +441,7 @@ class _Scatter(Share):
             if stop():
                 return False
             end = min(self.items, item + self.batch)
-            scatter(micro_table(), self.share, self.part, call, *self.tables, item, end)
+            scatter(micro_table(), self.share, self.part, call, *self.runs, item, end)
         return True
 
 

@@ -86,7 +86,7 @@ class Target:
 
     @cached_property
     def batch_rows(self) -> dict[int, int]:
-        """Rows of the tallest tile of a batch-reduce micro-kernel, by vectors a row: as `rows`, but for more of them."""
+        """Rows of the tallest tile of `kernels.emit.brgemm`, by vectors a row; they fit as those of `rows` do."""
         if self.lanes == 16:
             return {1: 12, 2: 12}
         if self.arch == "aarch64":

@@ -132,7 +132,7 @@ def test_the_last_channel_is_the_last(op: str, weights_format: str, channels: in
 @pytest.mark.parametrize("dtype", DTYPES[target().dots])
 @pytest.mark.parametrize("op", LAYERS)
 def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: str, dtype: str) -> None:
-    """Cells, or bands, that fall back to other instructions do not affect the weights, pixels and sums of those after them."""
+    """Cells, or bands, that fall back to other instructions spoil no weights, pixels and sums of those after them."""
     resize(monkeypatch, band_batch_macs=1, band_bytes=4096)  # every cell, or band, has its own call
     CACHE.forget(lambda _: True)
     sizes = [(30, 33), (60, 66)]

@@ -118,7 +118,7 @@ def test_tiles_sum_the_taps_of_their_rows(skips: int, monkeypatch: pytest.Monkey
     """Tiles of a line together have every position once, in order, and each row the taps that its position meets."""
     rng = np.random.default_rng(29)
     monkeypatch.setattr(lists, "SKIPS", skips)
-    cut = lists.list_rows.py_func
+    cut: Any = lists.list_rows.py_func  # type: ignore[attr-defined]  # Numba's
     for _ in range(100):
         dims = problem_of(random_case(rng, macs=50_000)).dims
         table, limit = axis_tables(dims)[3], int(rng.integers(1, 13))
@@ -151,6 +151,8 @@ def test_tiles_sum_the_taps_of_their_rows(skips: int, monkeypatch: pytest.Monkey
 
 class _Fields:
     """A record as the compiled functions see it: fields are attributes."""
+
+    row: Any
 
     def __init__(self, row: Any) -> None:
         object.__setattr__(self, "row", row)

@@ -1,7 +1,8 @@
 """Forward operations on products of bf16, tile by tile, of src pixels with the weights of each tap.
 
-A tile of src is 16 pixels of a panel by 32 channels, one of weights 32 src channels by 16 dst channels. So nothing is moved between packing and multiplying: pixels are rows of memory,
-and a tap is another first row. Values go as sums of bf16 (`kernels.emit.dots`). The panel's zeros are multiplied; cells
+A tile of src is 16 pixels of a panel by 32 channels, one of weights 32 src channels by 16 dst channels. So nothing is
+moved between packing and multiplying: pixels are rows of memory, and a tap is another first row. Values go as sums of
+bf16 (`kernels.emit.dots`). The panel's zeros are multiplied; cells
 of pixels for which that, or a sum of bf16, would not do are computed on register tiles: where something in src is not
 finite, or values are so small that the instructions would take them, their parts, or sums of their products as zero, as
 they do with subnormal numbers (of f16 none is so small: sums are multiples of 2**-48). So are dst channels whose
@@ -204,8 +205,8 @@ def _cut(share: CellShare, cell: Cell, phase: CellPhase, cut: Cut) -> bool:
 
 @jit
 def _sum_phase(
-    table: Vector, share: CellShare, one: CellPass, call: Call, images: int, phase: CellPhase, cut: Cut, offsets: Vector,
-    across: int, weights: int,
+    table: Vector, share: CellShare, one: CellPass, call: Call, images: int, phase: CellPhase, cut: Cut,
+    offsets: Vector, across: int, weights: int,
 ) -> None:  # fmt: skip
     """Sum all taps of a phase into rows of 16 or 32 lanes, on tile registers."""
     counts, pitches, first, taps = cut.counts, share.pitches, phase.tap, phase.taps
@@ -249,8 +250,8 @@ def _dense(share: CellShare, call: Call) -> int:
 
 @jit
 def _set_out(
-    share: CellShare, call: Call, cell: Cell, phase: CellPhase, cut: Cut, dst: Data, direct: bool, lanes: int, valid: int,
-    to: int,
+    share: CellShare, call: Call, cell: Cell, phase: CellPhase, cut: Cut, dst: Data, direct: bool, lanes: int,
+    valid: int, to: int,
 ) -> None:  # fmt: skip
     """Bring the rows of a phase to where they belong in dst, or among the sums of a cell, [n][d][h][w][lanes]."""
     counts, pitches, strides, sizes, begin = cut.counts, share.pitches, share.strides, cell.counts, phase.first
