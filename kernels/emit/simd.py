@@ -19,7 +19,7 @@ from kernels.target import target
 
 __all__ = [
     "F32", "I64", "BFloat", "fields", "fma", "join", "load", "loop", "multiply_add", "narrow", "opaque", "prefetch",
-    "runs", "splat", "storage", "store", "twice", "variable", "widen",
+    "runs", "splat", "storage", "store", "twice", "widen",
 ]  # fmt: skip
 
 I64 = ir.IntType(64)
@@ -70,12 +70,6 @@ def loop(
     builder.cbranch(builder.icmp_signed("<", following, count), block, after)
     builder.position_at_end(after)
     return results
-
-
-def variable(builder: Any, name: str) -> Any:
-    """Return the place of a 64-bit integer that one block stores and another one loads; LLVM makes it a register."""
-    with builder.goto_entry_block():
-        return builder.alloca(I64, name=name)
 
 
 def load(builder: Any, address: Any, kind: Any, align: int = 4) -> Any:
