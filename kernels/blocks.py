@@ -129,19 +129,16 @@ class Sums:
     inside_pixels: tuple[int, int, int] = (2048, 512, 512)
     """Those of a walk over images inside, likewise: products of parts are summed by themselves first."""
 
-    # ConvTranspose (`kernels.forward`): src that is more than `source_bytes` is summed tap by tap
+    # forward operations (`kernels.forward`)
 
-    band_sums_bytes: int = CACHES.l2 // 4
-    """Sums of one band of dst pixels at the most: a part of L2."""
+    flush_steps: int = 64
+    """Products that are summed in a register before the sum is added to a second one: longer sums lose more digits."""
 
-    band_bytes: int = CACHES.l2 * 3 // 8
-    """Src of one band, as long as it has enough pixels: another part of L2."""
-
-    band_pixels: int = 512
-    """Dst pixels that make up for reading large weights once more; small ones stay in L2."""
+    flush_steps_bf16: int = 1024
+    """The same where the result is bf16, in which what they lose does not show."""
 
     source_bytes: int = 8 << 20
-    """Packed src of one band at the most; where taps reach farther it is packed tap by tap."""
+    """Packed src of one dst position at the most; where taps reach farther it is packed tap by tap."""
 
     weights_bytes: int = 24 << 20
     """Packed weights of one pass, a part of a worker's room of 64 MiB; more dst channels are done one part after
@@ -214,6 +211,17 @@ class Steps:
     cell_macs: int = 1 << 30
     """Those of a cell on AMX in one pass of weights, some milliseconds of it."""
 
+    # bands of a forward operation
+
+    band_sums_bytes: int = CACHES.l2 // 4
+    """Sums of one band of dst pixels at the most, where they are not written to dst at once: a part of L2."""
+
+    band_bytes: int = CACHES.l2 * 3 // 8
+    """Src of one band, as long as it has enough pixels: another part of L2."""
+
+    band_pixels: int = 512
+    """Dst pixels that make up for reading large weights once more; small ones stay in L2."""
+
     # visits and packing
 
     tile_bytes: int = CACHES.l2 * 3 // 8
@@ -221,6 +229,9 @@ class Steps:
 
     together_channels: int = 64
     """Adjacent channels that are packed at a time, where a group has fewer: whole lines of memory."""
+
+    together_lanes: int = 256
+    """Groups whose pixels are summed before the next groups: lines of src that several taps meet stay in L1."""
 
     strip_positions: int = 16
     """Positions that a few panels take in turn while they are in L1."""

@@ -12,8 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kernels.emit.brgemm import FLUSH_FIRST, SKIPS, Batch, Element, micro_entries, micro_table
+from kernels.emit.brgemm import KINDS as MICRO
+from kernels.emit.brgemm import ROWS as MICRO_ROWS
 from kernels.emit.compiler import row_of
 from kernels.emit.depthwise import LINE_TAPS
+from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, LINES, line_table
 from kernels.emit.intrinsics import SEGMENT_LOG
 from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import DIRECT, FROM_MEMORY, LANE_ROWS, LANEWISE, tile_entries, tile_table
@@ -29,6 +33,7 @@ Ints = npt.NDArray[np.int64]
 
 _INFINITE = {"f16": 0x7C00, "bf16": 0x7F80}
 
+_BATCH = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 _TILE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)
 
 OUTER, ROWS, COLUMNS = 2, 2, 5
@@ -46,9 +51,18 @@ def prove() -> Iterator[str]:
     rng = np.random.default_rng(5)
     table = tile_table()
     for kind, rows in tile_entries():
-        name = f"register tile [{kind}][{rows}]"
-        yield name
-        _prove_tile(name, int(table[kind, rows]), kind, rows, rng)
+        tile = f"register tile [{kind}][{rows}]"
+        yield tile
+        _prove_tile(tile, int(table[kind, rows]), kind, rows, rng)
+    for name, vectors in micro_entries():
+        address = int(micro_table()[MICRO[name] + vectors - 1])
+        for rows in range(1, MICRO_ROWS[name][vectors] + 1):
+            yield f"micro-kernel {name}, {rows} x {vectors}"
+            _prove_batch(name, vectors, rows, address, rng)
+    for place, (dtype, line) in enumerate((dtype, line) for dtype in LINE_DTYPES for line in LINES):
+        for rows in range(1, LINE_ROWS + 1):
+            yield f"line of taps in {dtype}, {line}, {rows} rows"
+            _prove_line(dtype, *line, rows, int(line_table()[place]), rng)
     for number, problem in enumerate(_problems(rng)):
         name = f"{problem.op} in {problem.dtype}, problem {number}"
         yield name
@@ -83,7 +97,6 @@ def _prove_tile(name: str, address: int, kind: int, rows: int, rng: np.random.Ge
     sums = rng.integers(-9, 10, (rows, lanes)).astype(np.float32)
     factors = np.broadcast_to(scalars, (rows, positions, lanes)) if scalars.shape[2] == 1 else scalars
     products = (panel * factors).sum(1, dtype=np.float32)
-    start = rng.integers(-9, 10, lanes).astype(np.float32)
     step = scalars.strides[1]
     walk = row_of(
         Walk,
@@ -92,16 +105,82 @@ def _prove_tile(name: str, address: int, kind: int, rows: int, rng: np.random.Ge
         counts=(OUTER, ROWS, COLUMNS),
         acc_step=1,
         segment=SEGMENT_LOG,
-        start=0,
         groups=0,
         group_bytes=0,
     )
     offsets = np.arange(rows) * scalars.strides[0]
-    for place, expected in ((0, sums + products), (start.ctypes.data, start + products)):
-        walk["start"] = place
-        _TILE(address)(*(each.ctypes.data for each in (walk, panel, scalars, offsets, sums)))
-        if (sums != expected).any():
-            raise ArithmeticError(f"{name} is wrong")
+    expected = sums + products
+    _TILE(address)(*(each.ctypes.data for each in (walk, panel, scalars, offsets, sums)))
+    if (sums != expected).any():
+        raise ArithmeticError(f"{name} is wrong")
+
+
+def _prove_batch(kind: str, vectors: int, rows: int, address: int, rng: np.random.Generator) -> None:
+    """Sum two elements, for each rows that an element may leave out (see `kernels.emit.brgemm`)."""
+    steps, lanes = 3, vectors * target().lanes
+    pair, parts = (2, np.uint16) if kind in ("dots", "pairs") else (1, np.float32)
+    wide = lanes if kind == "lanes" else pair
+    a, b = (
+        rng.integers(-3, 4, shape).astype(np.float32)
+        for shape in ((2, rows, steps, wide), (2, vectors, steps, lanes // vectors, pair))
+    )
+    stored = [each if pair == 1 else (each.view(np.uint32) >> 16).astype(parts) for each in (a, b)]
+    start, sums, totals = (
+        rng.integers(-9, 10, lanes).astype(np.float32),
+        np.zeros((rows, lanes), np.float32),
+        np.zeros((rows, lanes), np.float32),
+    )
+    if kind == "lanes":
+        products = (a * b[:, 0, :, :, 0][:, None]).sum(2)
+    else:
+        products = np.einsum("emkp,evklp->emvl", a.reshape(2, rows, steps, pair), b).reshape(2, rows, lanes)
+    for case in range(1 + 2 * min(SKIPS, rows - 1)):
+        left = slice(case // 2 + 1, rows) if case % 2 else slice(0, rows - case // 2)
+        for flush in (0, FLUSH_FIRST):
+            elements = np.zeros(2, Element.dtype)
+            for number, element in enumerate(elements):
+                element["a"], element["b"] = number * stored[0].strides[0], number * stored[1].strides[0]
+                element["steps"], element["case"], element["flush"] = steps, case * number, flush * (1 - number)
+            batch = np.zeros(1, Batch.dtype)
+            for name, value in {
+                "rows": rows, "a": stored[0].ctypes.data, "a_row": stored[0].strides[1], "b": stored[1].ctypes.data,
+                "b_vector": stored[1].strides[1], "elements": elements.ctypes.data, "count": 2, "c": sums.ctypes.data,
+                "c_row": sums.strides[0], "start": start.ctypes.data, "totals": totals.ctypes.data if flush else 0,
+                "apart": int(flush > 0), "valid": target().lanes, "vectors": 1, "last": 0, "step": 4 * lanes,
+            }.items():  # fmt: skip
+                batch[name] = value
+            _BATCH(address)(batch.ctypes.data)
+            expected = start + products[0]
+            expected[left] += products[1][left]
+            if (sums != expected).any():
+                raise ArithmeticError(f"micro-kernel {kind}, {rows} x {vectors} is wrong")
+
+
+def _prove_line(dtype: str, taps: int, stride: int, rows: int, address: int, rng: np.random.Generator) -> None:
+    """Sum two lines of taps for two vectors of groups, with each number of columns outside."""
+    columns, lanes = (rows - 1) * stride + taps, 2 * target().lanes
+    src = _integers(rng, (2, columns, lanes), dtype)
+    weights, start = _integers(rng, (2, taps, lanes), "f32"), _integers(rng, (lanes,), "f32")
+    sums = np.zeros((rows, lanes), src.dtype)
+    for case in range(2 * taps - 1):
+        left = range(case // 2 + 1, columns) if case % 2 else range(columns - case // 2)
+        elements = np.zeros(2, Element.dtype)
+        elements["a"], elements["b"] = np.arange(2) * src.strides[0], np.arange(2) * weights.strides[0]
+        elements["case"][1] = case
+        batch = np.zeros(1, Batch.dtype)
+        for name, value in {
+            "rows": rows, "a": src.ctypes.data, "a_row": src.strides[1], "b": weights.ctypes.data,
+            "elements": elements.ctypes.data, "count": 2, "c": sums.ctypes.data, "c_row": sums.strides[0],
+            "start": start.ctypes.data, "vectors": 2, "last": 4 * target().lanes, "step": weights.strides[1],
+        }.items():  # fmt: skip
+            batch[name] = value
+        _BATCH(address)(batch.ctypes.data)
+        expected = np.tile(start, (rows, 1))
+        for line, row, tap in np.ndindex(2, rows, taps):
+            if line == 0 or row * stride + tap in left:
+                expected[row] += weights[line, tap] * _values(src[line, row * stride + tap], dtype)
+        if (_values(sums, dtype) != expected).any():
+            raise ArithmeticError(f"line of taps in {dtype}, {taps} with stride {stride}, is wrong")
 
 
 def _prove_taps(name: str, address: int, rows: int, dtype: str, rng: np.random.Generator) -> None:
@@ -125,7 +204,6 @@ def _prove_taps(name: str, address: int, rows: int, dtype: str, rng: np.random.G
         counts=(1, 1, COLUMNS),
         acc_step=1,
         segment=SEGMENT_LOG,
-        start=0,
         groups=3,
         group_bytes=group,
     )

@@ -9,7 +9,7 @@ import numpy as np
 
 from kernels.bias.unit import BIAS_ADD, BIAS_SUMS
 from kernels.cache import cached, in_passing
-from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION
+from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, FORWARD_DOTS
 from kernels.gradient.tiles.unit import BWD_WEIGHTS
 from kernels.plan import Kernel, Plan, Runs, Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype
@@ -23,10 +23,11 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 if target().dots:  # compiled only where the processor can run it
-    from kernels.forward.cells.unit import FWD_DOTS
     from kernels.gradient.dots.unit import BWD_DOTS
 
-    KERNELS = (*FWD_DOTS, BWD_DOTS, *KERNELS)
+    if target().dots == "amx":
+        from kernels.forward.cells.unit import FWD_DOTS as FORWARD_DOTS
+    KERNELS = (*FORWARD_DOTS, BWD_DOTS, *KERNELS)
 
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:

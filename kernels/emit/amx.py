@@ -11,7 +11,7 @@ from numba.core import cgutils
 from kernels.emit import simd
 from kernels.target import target
 
-__all__ = ["machine"]
+__all__ = ["halves", "machine"]
 
 _I8, _I32, _I64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _INTS, _FLOATS = ir.VectorType(_I32, 16), ir.VectorType(ir.FloatType(), 16)
@@ -23,7 +23,7 @@ def _declare(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
     return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
 
 
-def _halves(builder: Any, pairs: Any) -> tuple[Any, Any]:
+def halves(builder: Any, pairs: Any) -> tuple[Any, Any]:
     """Return the first and the second bf16 of each pair as f32."""
     first = builder.shl(pairs, ir.Constant(_INTS, [16] * 16))
     second = builder.and_(pairs, ir.Constant(_INTS, [0xFFFF0000] * 16))
@@ -135,8 +135,8 @@ def _imitate_dot(builder: Any, c: Any, a: Any, b: Any) -> None:
 
     def pair(carried: list[Any]) -> list[Any]:
         ap, bp, *sums = carried
-        left = _halves(builder, simd.splat(builder, simd.load(builder, ap, _I32), 16))
-        right = _halves(builder, simd.load(builder, bp, _INTS))
+        left = halves(builder, simd.splat(builder, simd.load(builder, ap, _I32), 16))
+        right = halves(builder, simd.load(builder, bp, _INTS))
         for half in range(2):
             factors = [_flush(builder, left[half]), _flush(builder, right[half])]
             sums[half] = _flush(builder, builder.call(fma, [*factors, sums[half]]))

@@ -1,8 +1,7 @@
-"""Depthwise sums as one instruction sequence: few taps, many groups, so that nothing else may cost time.
+"""Depthwise weight gradients as one instruction sequence: few taps, many groups, so that nothing else may cost time.
 
 A register tile pays for its call, for reading its walk and for adding to memory; with nine taps that is more than the
-sums themselves. Here one call has all groups: forward, a few pixels, whose sums begin with their bias and are stored
-once; of a filter gradient, a few taps over a box of pixels, in channels that are read where they lie.
+sums themselves. Here one call has all groups: a few taps over a box of pixels, in channels that lie side by side.
 """
 
 from __future__ import annotations
@@ -17,74 +16,10 @@ from numba.extending import intrinsic
 from kernels.emit import simd
 from kernels.emit.register_tiles import Walk, sum_box
 
-__all__ = ["LANE_PIXELS", "LINE_TAPS", "lane_sums", "lane_taps"]
-
-LANE_PIXELS = 8
-"""Pixels of one call: their sums, a line of weights and their addresses fit the registers."""
+__all__ = ["LINE_TAPS", "lane_taps"]
 
 LINE_TAPS = 3
 """Taps of a kernel line whose values may stay in registers from one position to the next."""
-
-
-def lane_sums(width: int) -> Any:
-    """Make an intrinsic that sums `LANE_PIXELS` pixels over all taps, for `groups` vectors of `width` groups each.
-
-    Arguments: the addresses of a `kernels.emit.register_tiles.Walk` (lines of weights are one vector), of the first
-    line of weights, of its group's line of bias, of src and dst, and of the pixels' byte offsets in both; then the
-    number of vectors and the bytes between their weights. Vectors follow each other in src and dst.
-    """
-    lane = ir.VectorType(simd.F32, width)
-    line = 4 * width
-
-    def typer(
-        typingctx: Any, walk: Any, v: Any, bias: Any, s: Any, dst: Any, offsets: Any, places: Any, groups: Any,
-        panel: Any,
-    ) -> Any:  # fmt: skip
-        return types.void(*([types.int64] * 9)), codegen
-
-    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        where, v, bias, s, dst, offsets, places, groups, panel = values
-        walk = simd.fields(builder, where, Walk.dtype, "panel", "scalars", "counts")
-        walk.panel = [builder.mul(step, simd.I64(line)) for step in walk.panel]
-        rows = [simd.load(builder, builder.add(offsets, simd.I64(8 * m)), simd.I64, 8) for m in range(LANE_PIXELS)]
-
-        def column(carried: list[Any]) -> list[Any]:
-            vp, sp, *sums = carried
-            weights = simd.load(builder, vp, lane)
-            for m, row in enumerate(rows):
-                sums[m] = simd.multiply_add(builder, simd.load(builder, builder.add(sp, row), lane), weights, sums[m])
-            return [builder.add(vp, walk.panel[2]), builder.add(sp, walk.scalars[2]), *sums]
-
-        def row(carried: list[Any]) -> list[Any]:
-            vp, sp, *_ = carried
-            sums = simd.loop(builder, walk.counts[2], carried, column, "lane.column", rolled=True)[2:]
-            return [builder.add(vp, walk.panel[1]), builder.add(sp, walk.scalars[1]), *sums]
-
-        def plane(carried: list[Any]) -> list[Any]:
-            vp, sp, *_ = carried
-            sums = simd.loop(builder, walk.counts[1], carried, row, "lane.row", rolled=True)[2:]
-            return [builder.add(vp, walk.panel[0]), builder.add(sp, walk.scalars[0]), *sums]
-
-        def group(carried: list[Any]) -> list[Any]:
-            vp, bp, sp, to = carried
-            start = simd.load(builder, bp, lane)
-            sums = simd.loop(
-                builder, walk.counts[0], [vp, sp, *[start] * LANE_PIXELS], plane, "lane.plane", rolled=True
-            )[2:]
-            for m, value in enumerate(sums):
-                place = builder.add(to, simd.load(builder, builder.add(places, simd.I64(8 * m)), simd.I64, 8))
-                builder.store(value, builder.inttoptr(place, lane.as_pointer()), align=4)
-            return [
-                builder.add(vp, panel),
-                builder.add(bp, panel),
-                builder.add(sp, simd.I64(line)),
-                builder.add(to, simd.I64(line)),
-            ]
-
-        simd.loop(builder, groups, [v, bias, s, dst], group, "lane.group", rolled=True)
-        return context.get_dummy_value()
-
-    return intrinsic(typer)
 
 
 def lane_taps(rows: int, vectors: int, width: int, kind: str, kept: int = 0) -> Any:

@@ -29,7 +29,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from kernels.emit import simd
-from kernels.emit.amx import _declare, _flush, _halves, machine
+from kernels.emit.amx import _declare, _flush, halves, machine
 from kernels.emit.compiler import ENTRIES as COMPILED
 from kernels.emit.compiler import Entry, Record, Vector, callback, numbers
 from kernels.target import target
@@ -51,7 +51,9 @@ __all__ = [
     "Sides",
     "Walks",
     "call_dots",
+    "dot_product",
     "dot_table",
+    "halves",
 ]
 
 STEP = 32 if target().dots == "amx" else 4
@@ -128,7 +130,7 @@ def _address(builder: Any, base: Any, step: Any, count: int) -> Any:
     return builder.add(base, builder.mul(step, _I64(count)))
 
 
-def _dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
+def dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
     """VDPBF16PS: add the second products of 16 pairs, then the first ones."""
     if "avx512bf16" not in target().imitated:
         pairs = ir.VectorType(simd.BFloat(), 32)
@@ -136,7 +138,7 @@ def _dot_product(builder: Any, total: Any, a: Any, b: Any) -> Any:
         return builder.call(function, [total, builder.bitcast(a, pairs), builder.bitcast(b, pairs)])
     fma = simd.fma(builder, _FLOATS)
     total = _flush(builder, total)
-    for left, right in reversed(list(zip(_halves(builder, a), _halves(builder, b), strict=True))):
+    for left, right in reversed(list(zip(halves(builder, a), halves(builder, b), strict=True))):
         total = _flush(builder, builder.call(fma, [_flush(builder, left), _flush(builder, right), total]))
     return total
 
@@ -271,7 +273,7 @@ def _rows_block(builder: Any, across: int, values: Any) -> None:
                     left = simd.splat(builder, simd.load(builder, builder.add(ap, rows[m]), _I32, 2), 16)
                     for j in range(across):
                         at = (turn * ROWS + m) * across + j
-                        sums[at] = _dot_product(builder, sums[at], left, right[j])
+                        sums[at] = dot_product(builder, sums[at], left, right[j])
                 moved += [simd.opaque(builder, builder.add(ap, _I64(4))), builder.add(bp, _I64(_LINE))]
             return [*moved, *sums]
 

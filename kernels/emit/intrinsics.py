@@ -27,8 +27,7 @@ __all__ = [
 ]
 
 SEGMENT_LOG = 6
-SEGMENT = 1 << SEGMENT_LOG
-"""Positions that are summed in registers before the sums are added to memory, where nothing asks for others."""
+"""Logarithm of the positions that are summed in registers before the sums are added to memory."""
 
 _typed_intrinsic: Any = intrinsic
 """Numba's decorator takes the typing context away from the parameters, which its type stubs do not know."""

@@ -29,9 +29,8 @@ class Walk(Record):
 
     Steps of the vector `panel` are in lines (see `fma_tile`), those of the `scalars` in bytes. Each of the `counts` is
     at least 1. From one accumulator row to the next it is `acc_step` lines, and `segment` is the logarithm of the
-    positions that are summed in registers. The sums are added to the accumulators, or with a `start` other than 0 to
-    the one line at that address, and written over them. Only `kernels.emit.depthwise.lane_taps` reads the number of
-    vectors of groups and the accumulator bytes between them; it has no `start`.
+    positions that are summed in registers. The sums are added to the accumulators. Only
+    `kernels.emit.depthwise.lane_taps` reads the number of vectors of groups and the accumulator bytes between them.
     """
 
     panel: Vector = numbers(3)
@@ -39,7 +38,6 @@ class Walk(Record):
     counts: Vector = numbers(3)
     acc_step: int
     segment: int
-    start: int
     groups: int
     group_bytes: int
 
@@ -117,27 +115,19 @@ def fma_tile(rows: int, vectors: int, width: int, lanewise: bool = False, ahead:
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         place, v, s, offsets, acc = values
         lane = ir.VectorType(simd.F32, width)
-        walk = simd.fields(builder, place, Walk.dtype, "panel", "scalars", "counts", "acc_step", "segment", "start")
+        walk = simd.fields(builder, place, Walk.dtype, "panel", "scalars", "counts", "acc_step", "segment")
         walk.panel = [builder.mul(step, simd.I64(line)) for step in walk.panel]
         acc_step = builder.mul(walk.acc_step, simd.I64(line))
         row_offsets = [simd.load(builder, builder.add(offsets, simd.I64(8 * m)), simd.I64, 8) for m in range(rows)]
         lines = [builder.add(acc, builder.mul(acc_step, simd.I64(m))) for m in range(rows)]
         for address in lines:
             simd.prefetch(builder, address)
-        added, added_step = (simd.variable(builder, name) for name in ("added", "added_step"))
-        fresh = builder.icmp_signed("!=", walk.start, simd.I64(0))
-        builder.store(builder.select(fresh, walk.start, acc), added)
-        builder.store(builder.select(fresh, simd.I64(0), acc_step), added_step)
 
         def add_sums(sums: list[Any]) -> None:
-            first, step = builder.load(added), builder.load(added_step)
             for index, value in enumerate(sums):
                 m, j = divmod(index, vectors)
-                old = builder.add(builder.add(first, builder.mul(step, simd.I64(m))), simd.I64(4 * width * j))
                 to = builder.inttoptr(builder.add(lines[m], simd.I64(4 * width * j)), lane.as_pointer())
-                builder.store(builder.fadd(simd.load(builder, old, lane), value), to, align=4)
-            builder.store(acc, added)
-            builder.store(acc_step, added_step)
+                builder.store(builder.fadd(builder.load(to, align=4), value), to, align=4)
 
         def column(carried: list[Any]) -> list[Any]:
             vp, sp, *sums = carried

@@ -19,7 +19,7 @@ from kernels.target import target
 
 __all__ = [
     "F32", "I64", "BFloat", "fields", "fma", "join", "load", "loop", "multiply_add", "narrow", "opaque", "prefetch",
-    "runs", "splat", "storage", "store", "twice", "variable", "widen",
+    "runs", "splat", "storage", "store", "twice", "widen",
 ]  # fmt: skip
 
 I64 = ir.IntType(64)
@@ -70,12 +70,6 @@ def loop(
     builder.cbranch(builder.icmp_signed("<", following, count), block, after)
     builder.position_at_end(after)
     return results
-
-
-def variable(builder: Any, name: str) -> Any:
-    """Return the place of a 64-bit integer that one block stores and another one loads; LLVM makes it a register."""
-    with builder.goto_entry_block():
-        return builder.alloca(I64, name=name)
 
 
 def load(builder: Any, address: Any, kind: Any, align: int = 4) -> Any:
@@ -145,12 +139,12 @@ def fma(builder: Any, lane: Any) -> Any:
     return cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{lane.count}f32")
 
 
-def prefetch(builder: Any, address: Any) -> None:
+def prefetch(builder: Any, address: Any, *, write: bool = False) -> None:
     """Ask for the line at an address, to be used soon."""
     pointer, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [pointer, i32, i32, i32])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    builder.call(function, [builder.inttoptr(address, pointer), i32(0), i32(3), i32(1)])
+    builder.call(function, [builder.inttoptr(address, pointer), i32(int(write)), i32(3), i32(1)])
 
 
 def widen(builder: Any, raw: Any, kind: str, width: int) -> Any:
@@ -193,27 +187,28 @@ def narrow(builder: Any, value: Any, kind: str, width: int) -> Any:
     def const(value: int) -> Any:
         return ir.Constant(ints, [value] * width)
 
-    bits = builder.bitcast(value, ints)
-    magnitude = builder.and_(bits, const(0x7FFFFFFF))
-    nan = builder.icmp_unsigned(">", magnitude, const(0x7F800000))
-    drop = 16 if kind == "bf16" else 13
-    odd = builder.and_(builder.lshr(magnitude, const(drop)), const(1))
-    nearest = builder.add(magnitude, builder.add(odd, const((1 << (drop - 1)) - 1)))
+    bits, halves = builder.bitcast(value, ints), ir.VectorType(ir.IntType(16), width)
+    nan = builder.fcmp_unordered("uno", value, value)
     if kind == "bf16":
-        rounded = builder.lshr(nearest, const(16))
-        rounded = builder.select(nan, const(0x7FC0), rounded)
-    else:
-        normal = builder.lshr(builder.sub(nearest, const(112 << 23)), const(13))
-        # the last bit of 0.5 is worth 2**-24, an f16 denormal's: the addition rounds to it
-        half = ir.Constant(floats, [0.5] * width)
-        shifted = builder.bitcast(builder.fadd(builder.bitcast(magnitude, floats), half), ints)
-        denormal = builder.sub(shifted, builder.bitcast(half, ints))
-        rounded = builder.select(builder.icmp_unsigned("<", magnitude, const(0x38800000)), denormal, normal)
-        large = builder.icmp_unsigned(">=", magnitude, const(0x47800000))
-        rounded = builder.select(large, const(0x7C00), rounded)
-        rounded = builder.select(nan, const(0x7E00), rounded)
+        top = builder.lshr(bits, const(16))
+        odd = builder.and_(top, const(1))
+        rounded = builder.lshr(builder.add(bits, builder.add(odd, const(0x7FFF))), const(16))
+        quiet = builder.or_(builder.and_(top, const(0x8000)), const(0x7FC0))
+        return builder.trunc(builder.select(nan, quiet, rounded), halves)
+    magnitude = builder.and_(bits, const(0x7FFFFFFF))
+    odd = builder.and_(builder.lshr(magnitude, const(13)), const(1))
+    nearest = builder.add(magnitude, builder.add(odd, const((1 << 12) - 1)))
+    normal = builder.lshr(builder.sub(nearest, const(112 << 23)), const(13))
+    # the last bit of 0.5 is worth 2**-24, an f16 denormal's: the addition rounds to it
+    half = ir.Constant(floats, [0.5] * width)
+    shifted = builder.bitcast(builder.fadd(builder.bitcast(magnitude, floats), half), ints)
+    denormal = builder.sub(shifted, builder.bitcast(half, ints))
+    rounded = builder.select(builder.icmp_unsigned("<", magnitude, const(0x38800000)), denormal, normal)
+    large = builder.icmp_unsigned(">=", magnitude, const(0x47800000))
+    rounded = builder.select(large, const(0x7C00), rounded)
+    rounded = builder.select(nan, const(0x7E00), rounded)
     sign = builder.lshr(builder.and_(bits, const(0x80000000)), const(16))
-    return builder.trunc(builder.or_(rounded, sign), ir.VectorType(ir.IntType(16), width))
+    return builder.trunc(builder.or_(rounded, sign), halves)
 
 
 def runs(

@@ -6,12 +6,10 @@ Positions and steps are along (n, d, h, w), or (d, h, w) where there are three.
 from __future__ import annotations
 
 from kernels.emit.compiler import Record, Vector, numbers
-from kernels.emit.register_tiles import Walk
-from kernels.emit.tile_table import LANE_ROWS
 
 __all__ = [
-    "Bias", "Call", "Class", "Data", "Filter", "GatherShare", "Grid", "Lanes", "Pass", "Region", "ScatterShare",
-    "Shape", "TapLine", "Walk", "Window", "Work",
+    "Axis", "Bias", "Call", "Data", "Filter", "GatherShare", "Grid", "Pass", "Phase", "Piece", "ScatterShare", "Tap",
+    "TapLine", "TapRun", "Window", "Work",
 ]  # fmt: skip
 
 
@@ -64,9 +62,9 @@ class Call(Record):
 
 
 class Pass(Record):
-    """So many groups (or groups of lanes) of which the packed weights have room, and where their tensors begin.
+    """Groups and dst `channels` of which the packed weights have room, and where their tensors begin.
 
-    Where lanes are groups, `left` of them exist from the first on.
+    Lanewise there is one group, whose dst channels are those of all groups.
     """
 
     src: Data
@@ -74,49 +72,55 @@ class Pass(Record):
     bias: Bias
     dst: Data
     groups: int
-    left: int
-
-
-class Shape(Record):
-    """How values are stored, a group's src channels and taps, and how src is read.
-
-    From a class's tap to the next one it is `tap_steps` in tap numbers and `src_steps` in src positions; from one of
-    its dst positions to the next it is `strides` in dst and `src_strides` in src, one of which is 1. With `lanewise`
-    lanes are groups; src that is not `packed` is read in place.
-    """
-
-    kind: int
     channels: int
-    kernel: Vector = numbers(3)
-    tap_steps: Vector = numbers(3)
-    src_steps: Vector = numbers(3)
-    strides: Vector = numbers(3)
-    src_strides: Vector = numbers(3)
-    lanewise: bool
-    packed: bool
 
 
-class Class(Record):
-    """Dst positions of an axis that share their taps, `Shape.strides` apart (see `kernels.forward.classes`).
+class Tap(Record):
+    """A tap of an axis: its `number` in the packed weights, and which positions of its phase meet it, `low` to `high`.
 
-    They are so many (`count`) from `dst` on, and meet so many `taps` from the number `first` on; that tap meets `src`
-    at the first of them. A line of one that `fills` register tiles has tiles of its own.
+    The first of them meets it at the position `src`.
     """
 
+    number: int
+    low: int
+    high: int
+    src: int
+
+
+class Phase(Record):
+    """Dst positions of an axis that meet the same taps, a stride apart: the first of them.
+
+    Their taps are so many (`taps`) from the place `first` on; src positions rise from tap to tap.
+    """
+
+    dst: int
     first: int
     taps: int
-    dst: int
-    count: int
-    src: int
-    fills: bool
 
 
-class Lanes(Record):
-    """Adjacent dst channels that are the lanes of a line: one vector or two of them."""
+class Axis(Record):
+    """An axis: its `phases` from the place `first` on, and the steps from one position of a phase to the next.
+
+    Src has the steps `stride`, and where it is packed for one tap after another `src_step` of 1.
+    """
 
     first: int
-    valid: int
-    vectors: int
+    phases: int
+    dst_step: int
+    src_step: int
+    stride: int
+
+
+class Piece(Record):
+    """A tap that a class of positions of an axis meets, or a tile of them.
+
+    The first of the positions meets it at `src`; `case` says which rows of a tile do (see
+    `kernels.emit.brgemm.Element`).
+    """
+
+    number: int
+    src: int
+    case: int
 
 
 class Grid(Record):
@@ -130,21 +134,50 @@ class Grid(Record):
 class GatherShare(Record):
     """The facts of a unit in which dst pixels gather their taps.
 
-    Tiles have at most `limits` rows, lanewise and of one and two vectors. Packed weights of a group and block of lanes
-    are `panel_bytes`; `order` is 1 where taps are numbered forwards, -1 where backwards, 0 otherwise. With `apart` src
-    is packed class by class: where taps reach far, all that they meet would be too much. With `once` no dst position is
-    in two classes. With `together` groups of lanes are computed at once, straight into dst: pixels and groups have the
-    same layout where they are read and written.
+    Values are stored as `kind` and multiplied as `micro` says (a place in `kernels.emit.brgemm.micro_table`), in tiles
+    of at most `limits` rows by their vectors, along the axis `row`. A tap has so many `words` of the `channels` of a
+    group: `word` bytes lead to the next one in src, `line` bytes in the panel. There a tap has `tap_bytes`, and all
+    taps of a vector of dst channels `block_bytes`. `kernel` counts taps along (d, h, w), `order` is 1 where they are
+    numbered forwards, -1 where backwards, 0 otherwise.
+
+    Sums of more than `chunk` words of a tap are cut; other sums begin anew with every `group` lines of taps, or taps of
+    a line if `inside`. Only with `flushes` are they then added up by themselves.
+
+    With `lanewise` lanes are groups, or `multiplier` dst channels of each, and done so many `lanes` at a time. Src that
+    is not `packed` is read in place. With `joined` taps side by side are one run of words. With `far` src is packed tap
+    by tap, because all that a band meets would be too much. With `direct` tiles are written to dst itself. `covered`
+    says that every dst position meets a tap. With a `lines` address lines of `kernel[2]` taps are summed by that
+    micro-kernel (see `kernels.emit.depthwise_lines`), and src has `width` positions along w.
     """
 
-    shape: Shape
-    grid: Grid
-    limits: Vector = numbers(3)
-    panel_bytes: int
+    kind: int
+    lines: int
+    width: int
+    micro: int
+    limits: Vector = numbers(2)
+    row: int
+    channels: int
+    words: int
+    word: int
+    line: int
+    tap_bytes: int
+    block_bytes: int
+    kernel: Vector = numbers(3)
     order: int
-    apart: bool
-    once: bool
-    together: bool
+    chunk: int
+    group: int
+    inside: bool
+    flushes: bool
+    lanewise: bool
+    multiplier: int
+    lanes: int
+    packed: bool
+    joined: bool
+    far: bool
+    direct: bool
+    covered: bool
+    packer: int
+    grid: Grid
 
 
 class Window(Record):
@@ -155,48 +188,60 @@ class Window(Record):
 
 
 class ScatterShare(Record):
-    """The facts of a unit in which products of src pixels are scattered to so many dst channels of a group.
+    """The facts of a unit in which products of src pixels are scattered to so many dst `channels` of a group.
 
     The dst positions that are `wanted` meet the src positions in `reach`, whose lines are done so many (`lines`) at a
-    time. Tiles have at most `limit` rows. Packed weights of a src channel are `line_bytes`. `dense` says that the taps
-    of a line meet adjacent dst pixels.
+    time. A group has so many `src_channels`, summed `chunk` at a time, a line of products so many `blocks` of two
+    vectors, and tiles at most `limit` rows. `dense` says that the taps of a line meet adjacent dst pixels.
     """
 
-    shape: Shape
+    kind: int
+    packed: bool
+    src_channels: int
     channels: int
+    kernel: Vector = numbers(3)
+    strides: Vector = numbers(3)
     wanted: Window
     reach: Window
     lines: int
+    blocks: int
+    chunk: int
     limit: int
-    line_bytes: int
     dense: bool
 
 
-class Region(Record):
-    """A box of positions."""
-
-    first: Vector = numbers(4)
-    sizes: Vector = numbers(4)
-
-
 class Work(Record):
-    """What is at hand: the src of a band, the walk over a class's taps and channels, and its pixels.
+    """What is at hand: where src and dst lie, in bytes to the next position, and the positions that are summed.
 
-    `src` are byte steps to the next position where tiles read it, `pixel` to the one of the next pixel, and `channel`
-    to the next channel. `counts` is the number of pixels, which have byte steps in the `sums`. The next one to be
-    listed is `at`; those of a call have byte `offsets` in src and `places` in the sums.
+    `start` and `place` are the addresses of position 0; that of src may be packed. Of each axis the positions `at` to
+    `end` of a phase (`dst` is its first position) meet so many taps (`counts`); of the row axis those are the rows of
+    `repeat` tiles.
     """
 
-    reach: Region
     src: Vector = numbers(4)
-    pixel: Vector = numbers(4)
-    channel: int
-    walk: Walk
-    counts: Vector = numbers(4)
-    sums: Vector = numbers(4)
+    start: int
+    dst: Vector = numbers(4)
+    place: int
+    low: Vector = numbers(4)
+    high: Vector = numbers(4)
+    first: Vector = numbers(4)
+    sizes: Vector = numbers(4)
+    phase: Vector = numbers(4)
     at: Vector = numbers(4)
-    offsets: Vector = numbers(LANE_ROWS)
-    places: Vector = numbers(LANE_ROWS)
+    end: Vector = numbers(4)
+    counts: Vector = numbers(4)
+    repeat: int
+    micro: int
+    limit: int
+
+
+class TapRun(Record):
+    """A tap of an axis: so many (`count`) positions from `dst` on, a stride apart, meet it from `src` on."""
+
+    tap: int
+    dst: int
+    count: int
+    src: int
 
 
 class TapLine(Record):

@@ -1,50 +1,44 @@
 """The compiled loops of ConvTranspose forward for few dst channels: products are added where they belong.
 
-Lanes of a register tile are (tap, dst channel) pairs and its rows src pixels; the products of a src pixel and a line of
-the kernel then lie next to each other, as their dst pixels do. A class is one tap, and taps are numbered as they are.
+Lanes of a tile are (tap, dst channel) pairs and its rows src pixels; the products of a src pixel and a line of the
+kernel then lie next to each other, as their dst pixels do.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, Batch, Element, call_batch
 from kernels.emit.compiler import Rows, Vector, jit
-from kernels.emit.intrinsics import SEGMENT_LOG, add_run, address_of, call_tile, fill_zero, store_value
-from kernels.forward.gather import bring_source, load, write
-from kernels.forward.records import Bias, Call, Class, Pass, ScatterShare, TapLine, Work
-from kernels.pack.panels import pack_panel
+from kernels.emit.intrinsics import add_run, address_of, fill_zero, store_value
+from kernels.forward.gather import bring_box
+from kernels.forward.output import write
+from kernels.forward.records import Bias, Call, Pass, ScatterShare, TapLine, TapRun, Work
+from kernels.pack.panels import load
 from kernels.target import target
 
 __all__ = ["pack_columns", "scatter"]
 
 WIDTH = target().lanes
 
-TAP_LINE, WORK = TapLine.dtype, Work.dtype
+TAP_LINE, WORK, ELEMENT, BATCH = TapLine.dtype, Work.dtype, Element.dtype, Batch.dtype
 
 
 @jit
 def pack_columns(shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Call]) -> None:
-    """Pack panels [group][src channel][tap, dst channel]; a src channel has room for 8 more lanes."""
+    """Pack panels [group][vector][src channel][lanes] of (tap, dst channel) pairs."""
     share, one, call = shares[0], passes[0], calls[0]
-    weights, channels, out, line = one.weights, share.shape.channels, share.channels, share.line_bytes
-    counts, steps, to = np.ones(4, np.int64), np.zeros(4, np.int64), np.zeros(4, np.int64)
-    counts[3], steps[3], to[3] = channels, weights.src_channel, line
+    weights, channels, out = one.weights, share.src_channels, share.channels
+    lanes = 2 * WIDTH * share.blocks
     for g in range(one.groups):
-        for tap in range(_taps(share)):  # rising, because a line may spill over into the next tap's lanes
-            place = call.panels + g * channels * line + 4 * tap * out
-            source = call.weights + weights.start + g * weights.group + tap * weights.tap
-            pack_panel(
-                share.shape.kind, out, out, place, counts, to, source, steps, weights.lane,
-                call.weights + weights.nbytes,
-            )  # fmt: skip
-
-
-@jit
-def _taps(share: ScatterShare) -> int:
-    """Count the taps of a group."""
-    kernel = share.shape.kernel
-    taps: int = kernel[0] * kernel[1] * kernel[2]
-    return taps
+        for lane in range(lanes):
+            tap, c = lane // out, lane % out
+            inside = tap < share.kernel[0] * share.kernel[1] * share.kernel[2]
+            source = call.weights + weights.start + g * weights.group + tap * weights.tap + c * weights.lane
+            place = call.panels + 4 * (g * lanes * channels + lane // WIDTH * channels * WIDTH + lane % WIDTH)
+            for k in range(channels):
+                value = load(share.kind, source + k * weights.src_channel) if inside else 0.0
+                store_value(place + 4 * WIDTH * k, np.float32(value))
 
 
 @jit
@@ -61,11 +55,11 @@ def _begin(kind: int, acc: int, pixels: int, out: int, address: int, bias: Bias,
 
 @jit
 def _meet(
-    share: ScatterShare, planes: Rows[Class], lines: Rows[Class], d: int, h: int, counts: Vector, acc: int,
+    share: ScatterShare, planes: Rows[TapRun], lines: Rows[TapRun], d: int, h: int, counts: Vector, acc: int,
     live: Rows[TapLine],
 ) -> int:  # fmt: skip
     """List the lines of taps that src line (d, h) meets wanted dst lines with; give their number."""
-    kernel, strides, low, out = share.shape.kernel, share.shape.strides, share.wanted.low, share.channels
+    kernel, strides, low, out = share.kernel, share.strides, share.wanted.low, share.channels
     count = 0
     for i in range(planes.shape[0]):
         plane = planes[i]
@@ -77,7 +71,7 @@ def _meet(
             v = line.dst + (h - line.src) * strides[1] - low[2]
             if h >= line.src and h < line.src + line.count and v >= 0 and v < counts[2]:
                 met = live[count]
-                met.products = 4 * (plane.first * kernel[1] + line.first) * kernel[2] * out
+                met.products = 4 * (plane.tap * kernel[1] + line.tap) * kernel[2] * out
                 met.sums = acc + 4 * (u * counts[2] + v) * counts[3] * out
                 count += 1
     return count
@@ -85,34 +79,39 @@ def _meet(
 
 @jit
 def scatter(
-    table: Vector, shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Call], planes: Rows[Class],
-    lines: Rows[Class], columns: Rows[Class], first: int, last: int,
+    table: Vector, shares: Rows[ScatterShare], passes: Rows[Pass], calls: Rows[Call], planes: Rows[TapRun],
+    lines: Rows[TapRun], columns: Rows[TapRun], first: int, last: int,
 ) -> None:  # fmt: skip
     """Do items ``first..last`` in order: each is some src lines of one plane, group and image.
 
     The call's `products` hold those of one tile, its `sums` those of one image and group [d][h][w][dst channels].
     """
     share, one, call = shares[0], passes[0], calls[0]
-    shape, src, dst = share.shape, one.src, one.dst
-    kind, channels, out, groups, limit = shape.kind, shape.channels, share.channels, one.groups, share.limit
+    kind, channels, src, dst, chunk = share.kind, share.src_channels, one.src, one.dst, share.chunk
+    out, groups, limit, used = share.channels, one.groups, share.limit, share.blocks
     low, high, reach, acc = share.wanted.low, share.wanted.high, share.reach, call.sums
-    used = (_taps(share) * out + 2 * WIDTH - 1) // (2 * WIDTH)
     counts, spare = np.empty(4, np.int64), np.empty(64, np.float32)
-    live, works = np.empty(planes.shape[0] * lines.shape[0], TAP_LINE), np.empty(1, WORK)
-    work = works[0]  # in the loop the table is named too: that keeps it
+    live, works, batches = np.empty(planes.shape[0] * lines.shape[0], TAP_LINE), np.empty(1, WORK), np.zeros(1, BATCH)
+    elements = np.zeros((channels + chunk - 1) // chunk, ELEMENT)
+    for number in range(elements.shape[0]):
+        element, done = elements[number], number * chunk
+        element.a, element.b, element.steps = 4 * done, 4 * WIDTH * done, min(chunk, channels - done)
+        element.flush = FLUSH if number > 0 else FLUSH_FIRST
+    elements[elements.shape[0] - 1].flush = 0
+    work, batch = works[0], batches[0]  # behind the loops the tables are named too: that keeps them
+    batch.elements, batch.count, batch.valid = elements.ctypes.data, elements.shape[0], WIDTH
+    zeros = np.zeros(2 * WIDTH, np.float32)
+    batch.start, batch.apart = zeros.ctypes.data, 1 if channels > chunk else 0
+    batch.b_vector, batch.c_row = 4 * WIDTH * channels, 8 * WIDTH * used
+    batch.totals = call.products + limit * used * 8 * WIDTH if channels > chunk else 0
     for axis in range(1, 4):
         counts[axis] = high[axis] - low[axis]
     counts[0] = 1
     chunks = max(1, (reach.high[2] - reach.low[2] + share.lines - 1) // share.lines)
     depth = max(1, reach.high[1] - reach.low[1])
-    walk, box = work.walk, work.reach
-    for axis in range(3):
-        walk.panel[axis], walk.scalars[axis], walk.counts[axis] = 1, 1, 1
-    walk.panel[2], walk.counts[2] = share.line_bytes // (8 * WIDTH), channels
-    walk.acc_step, walk.segment, walk.start = used, SEGMENT_LOG, 0
-    box.sizes[0], box.sizes[1] = 1, 1
     left, width = reach.low[3], reach.high[3] - reach.low[3]
-    box.first[3], box.sizes[3] = left, width
+    box, sizes = work.first, work.sizes
+    sizes[0], sizes[1], box[3], sizes[3] = 1, 1, left, width
     for item in range(first, last):
         g = item // (chunks * depth) % groups
         n, d = low[0] + item // (chunks * depth * groups), reach.low[1] + item // chunks % depth
@@ -120,22 +119,22 @@ def scatter(
         end = min(reach.high[2], begin + share.lines)
         if item % (chunks * depth) == 0:
             _begin(kind, acc, counts[1] * counts[2] * counts[3], out, call.bias, one.bias, g)
-        box.first[0], box.first[1], box.first[2], box.sizes[2] = n, d, begin, end - begin
-        base = bring_source(
-            shape,
-            0,
-            src,
-            call.src + src.start + g * src.group,
-            call.src + src.nbytes,
-            False,
-            works[0],
-            call.source,
-        )
-        steps, offsets = work.src, work.offsets
-        base += n * steps[0] + d * steps[1]
-        walk.scalars[2] = work.channel
-        for m in range(limit):
-            offsets[m] = m * steps[3]
+        box[0], box[1], box[2], sizes[2] = n, d, begin, end - begin
+        work.start = call.src + src.start + g * src.group
+        for axis in range(4):
+            work.src[axis] = src.strides[axis]
+        if share.packed:
+            source = work.start
+            for axis in range(4):
+                source += box[axis] * src.strides[axis]
+            some = channels if channels < 8 else (channels + 7) // 8 * 8
+            bring_box(
+                kind, channels, some, 4 * some, src, source, src.strides[:], call.src + src.nbytes, works[0],
+                call.source,
+            )  # fmt: skip
+        steps = work.src
+        base = work.start + n * steps[0] + d * steps[1]
+        batch.a_row = steps[3]
         for h in range(begin, end):
             count = _meet(share, planes, lines, d, h, counts, acc, live)
             # as src columns rise, the taps of a line that are inside fall
@@ -143,23 +142,22 @@ def scatter(
             pieces = (width + limit - 1) // limit if count > 0 else 0
             for piece in range(pieces):
                 x, rows = left + width * piece // pieces, width * (piece + 1) // pieces - width * piece // pieces
-                fill_zero(call.products, rows * used * 8 * WIDTH)
+                batch.rows, batch.a = rows, base + h * steps[2] + x * steps[3]
                 for b in range(used):
-                    call_tile(
-                        table[rows], address_of(walk), call.panels + g * channels * share.line_bytes + b * 8 * WIDTH,
-                        base + h * steps[2] + x * steps[3], address_of(offsets), call.products + b * 8 * WIDTH,
-                    )  # fmt: skip
+                    batch.b = call.panels + 8 * WIDTH * channels * (g * used + b)
+                    batch.c = call.products + b * 8 * WIDTH
+                    call_batch(table[1], address_of(batch))
                 for m in range(rows):
                     while stop > 0:
                         tap = columns[stop - 1]
                         j = x + m - tap.src
-                        if j < tap.count and tap.dst + j * shape.strides[2] < high[3]:
+                        if j < tap.count and tap.dst + j * share.strides[2] < high[3]:
                             break
                         stop -= 1
                     while start > 0:
                         tap = columns[start - 1]
                         j = x + m - tap.src
-                        if j < 0 or tap.dst + j * shape.strides[2] < low[3]:
+                        if j < 0 or tap.dst + j * share.strides[2] < low[3]:
                             break
                         start -= 1
                     products = call.products + m * used * 8 * WIDTH
@@ -167,13 +165,14 @@ def scatter(
                     while k < stop:
                         tap = columns[k]
                         run = stop - k if share.dense else 1
-                        u = 4 * out * (tap.dst + (x + m - tap.src) * shape.strides[2] - low[3])
+                        u = 4 * out * (tap.dst + (x + m - tap.src) * share.strides[2] - low[3])
                         for i in range(count):
                             met = live[i]
-                            add_run(met.sums + u, products + met.products + 4 * out * tap.first, run * out)
+                            add_run(met.sums + u, products + met.products + 4 * out * tap.tap, run * out)
                         k += run
         if item % (chunks * depth) == chunks * depth - 1:
             place = call.dst + dst.start + g * dst.group + n * dst.strides[0]
             for axis in range(1, 4):
                 place += low[axis] * dst.strides[axis]
             write(kind, acc, out, out, counts, place, dst.strides[:], dst.lane, spare.ctypes.data)
+    elements[0].flush = works[0].limit = batches[0].count + int(zeros[0])

@@ -1,4 +1,4 @@
-"""One unit's share of a ConvTranspose, as the tables that the compiled loops read: made once, used for every call."""
+"""One unit's share of a forward operation, as tables for the compiled loops: made once, used for every call."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ import numpy as np
 
 from kernels.arena import address, arena_address
 from kernels.blocks import STEPS, SUMS
+from kernels.emit.brgemm import KINDS as MICRO
+from kernels.emit.brgemm import MASKS, ROWS, micro_table
 from kernels.emit.compiler import Record, Records, row_of, values_of
-from kernels.emit.intrinsics import SEGMENT
-from kernels.emit.tile_table import LANE_ROWS, tile_table
-from kernels.forward.classes import Ints, Only, class_tables, disjoint, tap_numbers, tap_runs, tap_steps
-from kernels.forward.gather import gather, pack_weights
-from kernels.forward.records import Bias, Call, Data, Filter, GatherShare, Lanes, Pass, ScatterShare, Shape, Window
+from kernels.emit.depthwise_lines import LINE_DTYPES, LINE_ROWS, LINES, line_table
+from kernels.forward.axes import AxisTable, Ints, axis_tables, merged, reached, tables_of, tap_numbers
+from kernels.forward.gather import gather, pack_bias, pack_weights
+from kernels.forward.lists import MOST_ELEMENTS
+from kernels.forward.records import Bias, Call, Data, Filter, GatherShare, Grid, Pass, ScatterShare, TapRun, Window
 from kernels.forward.scatter import pack_columns, scatter
 from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Storage
-from kernels.problem import ConvProblem, storage_dtype, wrapped
+from kernels.problem import ConvProblem, Dims, storage_dtype, wrapped
 from kernels.target import target
+
+DOTS = target().dots == "avx512bf16"
+
+if DOTS:
+    from kernels.forward.pairs import pack_pairs
+    from kernels.pack.pairs import PackedBox, packer
 
 __all__ = ["LANES", "Share", "Way", "share"]
 
@@ -29,8 +37,11 @@ Way = Literal["gather", "lanes", "scatter"]
 Span = tuple[int, int]
 Row = tuple[Any, ...]
 
-FEW_CHANNELS = 32
-"""Src channels below which it pays to let taps and channels be one run."""
+FEW_WORDS = 32
+"""Words of a tap below which it pays to let taps and channels be one run."""
+
+LATENCY = 5
+"""Rows of two vectors that hide how long a multiply-add takes."""
 
 WIDTH = target().lanes
 LANES = 2 * WIDTH
@@ -49,18 +60,14 @@ class Share(ABC):
         strides = [min(stride, max(1, wide)) for stride, wide in zip(dims.strides, dims.wide, strict=True)]
         self.strides, self.src_strides = ([1, 1, 1], strides) if dims.gathers else (strides, [1, 1, 1])
 
-        # groups of one unit are counted from its first; where groups are lanes, WIDTH of them are one
-        each = WIDTH if self.lanewise else 1
-        self.groups_left = dims.groups - self.g0 * each
-
         def steps(group: int, *others: int) -> list[int]:
             """Return bytes: to the first group, to the next one, and others."""
-            some: list[int] = wrapped(size * step for step in (self.g0 * each * group, each * group, *others)).tolist()
+            some: list[int] = wrapped(size * step for step in (self.g0 * group, group, *others)).tolist()
             return some
 
-        def data(shape: Sequence[int], channels: int, inside: int, spatial: tuple[int, int, int]) -> Row:
+        def data(shape: Sequence[int], channels: int, inside: int, spatial: tuple[int, int, int], apart: bool) -> Row:
             *others, channel = _steps(problem.data_format, channels, spatial)
-            lane = inside * channel if self.lanewise else channel
+            lane = inside * channel if apart else channel
             start, group, *strides, lane, channel = steps(inside * channel, *others, lane, channel)
             return values_of(
                 Data, start=start, nbytes=size * prod(shape), group=group, strides=strides, lane=lane, channel=channel
@@ -69,30 +76,16 @@ class Share(ABC):
         group, wide, narrow, tap = problem.weights_strides
         dst_step, src_step = (narrow, wide) if dims.gathers else (wide, narrow)
         out = dims.dst_channels
-        self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src)
-        self.dst = data(problem.output_shape, problem.dst_channels, out, dims.dst)
+        self.src = data(problem.src_shape, problem.src_channels, dims.src_channels, dims.src, self.lanewise)
+        self.dst = data(problem.output_shape, problem.dst_channels, out, dims.dst, False)
         names = ("start", "group", "lane", "dst_channel", "src_channel", "tap")
         some = steps(group, group if self.lanewise else dst_step, dst_step, src_step, tap)
         nbytes = size * prod(problem.weights_shape)
         self.weights = values_of(Filter, nbytes=nbytes, **dict(zip(names, some, strict=True)))
-        some = steps(out, out if self.lanewise else 1, 1)
+        some = steps(out, 1, 1)
         self.bias = values_of(Bias, **dict(zip(names[:4], some, strict=True)))
         self.near = bool(self.src[-1] == size)  # a pixel's channels follow each other
-
-    def shape(self, tap_steps: Sequence[int], src_steps: Sequence[int], packed: bool) -> Row:
-        """Return the `Shape` of the share."""
-        return values_of(
-            Shape,
-            kind=self.kind,
-            channels=self.dims.src_channels,
-            kernel=self.dims.kernel,
-            tap_steps=tap_steps,
-            src_steps=src_steps,
-            strides=self.strides,
-            src_strides=self.src_strides,
-            lanewise=self.lanewise,
-            packed=packed,
-        )
+        self.near_dst = bool(self.dst[-1] == size)
 
     def passes(self, kind: type[Record], groups: Ints, /, **values: Any) -> Records:
         """Return passes that begin at some groups; `values` are their other fields."""
@@ -103,12 +96,6 @@ class Share(ABC):
         for name in operands:
             passes[name]["start"] += groups * passes[name]["group"]
         return passes
-
-    def tile_passes(self, cuts: Sequence[Span]) -> list[Records]:
-        """Return the passes of some ranges of groups on register tiles, each as a table of its own."""
-        firsts, ends = np.array(cuts, np.int64).T
-        passes = self.passes(Pass, firsts, groups=ends - firsts, left=self.groups_left - WIDTH * firsts)
-        return np.split(passes, len(passes))
 
     def call(
         self, inputs: Sequence[Storage], output: Storage, panels: int, source: int, sums: int, products: int = 0
@@ -136,100 +123,231 @@ class _Gather(Share):
 
     def __init__(self, problem: ConvProblem, way: Way, part: Sequence[int]) -> None:
         super().__init__(problem, way, part)
-        dims, channels = self.dims, self.dims.src_channels
-        steps = [tap_steps(dims, axis) for axis in range(3)]
-        joined = channels < FEW_CHANNELS and steps[2][0] > 1
-        numbers = [tap_numbers(dims, axis, joined and axis == 2) for axis in range(3)]
-        d, h, w = np.ix_(*numbers)
-        self.numbers = ((d * dims.kernel[1] + h) * dims.kernel[2] + w).reshape(-1)
-        own_steps = [1 if joined and axis == 2 else step for axis, (step, _) in enumerate(steps)]
-        self.src_steps = [step for _, step in steps]
+        dims, channels, f32 = self.dims, self.dims.src_channels, problem.dtype == "f32"
+        self.numbers = _numbers(dims)
+        tables, taps, many = axis_tables(dims), len(self.numbers), dims.dst_channels if self.lanewise else 1
+        lanes = (self.g1 - self.g0) * many
 
-        line = 4 * channels * (WIDTH if self.lanewise else 1)
-        whole = self.near and problem.dtype == "f32"
+        dots = DOTS and problem.dtype == "bf16" and not self.lanewise
+        words = ceil(channels / 2) if dots else channels
+        limit = SUMS.flush_steps if problem.dtype != "bf16" else SUMS.flush_steps_bf16
+        pieces = ceil(words / limit)
+        long = prod(table.most for table in tables) * pieces > MOST_ELEMENTS // 2
+        in_place = self.near and (channels % 2 == 0 if dots else f32)
+        line = self._line(tables) if self.lanewise and not long and taps <= limit else None
         if self.lanewise:
-            packed = not (whole and channels == 1 and dims.groups % WIDTH == 0)
+            in_place = self.near and (f32 or (line is not None and problem.dtype in LINE_DTYPES))
+            in_place = in_place and channels * many == 1 and dims.groups >= WIDTH and not long
+        reach = prod(table.reach for table in tables) * channels * (dims.groups if self.lanewise else 1)
+        large = 4 * reach > SUMS.source_bytes
+        far = large and not in_place
+        few = words < FEW_WORDS and not self.lanewise
+        packed = not in_place or (few and dims.groups > 1 and not large)
+        self.dots = dots and not far
+        words = words if self.dots else channels
+        pieces = ceil(words / limit)
+        dense = words if self.dots or channels < 8 else ceil(channels / 8) * 8  # of a packed position
+        joined = few and (dense == words if packed else dims.groups == 1)
+        direct = self.near_dst and (f32 or self.dots or (self.lanewise and in_place)) and not far and not long
+        if self.lanewise:
+            direct = direct and dims.groups * many >= WIDTH
         else:
-            packed = not (whole and (dims.groups == 1 or channels >= FEW_CHANNELS))
-        self.panel = (len(self.numbers) * channels + 1) * LANES
-        pixels = self._band_pixels(line, self.g1 - self.g0)
-        spans = [self.spans[0], *self.spans[3:]]
-        grid = self._grid(pixels, spans)
-        # the order of sums may not depend on how they are shared out
-        every = self._grid(self._band_pixels(line, dims.groups), [(0, size) for size in (dims.n, *dims.dst)])
-        apart = packed and 4 * self._points(every, line) > SUMS.source_bytes
-        tall = LANE_ROWS if self.lanewise else target().rows[1 if dims.dst_channels <= WIDTH else 2]
-        # straight into dst, where channels have to follow each other; in a src of one pixel they do in either format
-        straight = not packed and dims.dst_channels == 1 and problem.data_format == "NXC"
-        together = self.lanewise and straight and len(self.numbers) <= SEGMENT
-        only: Only | None = "taps" if apart else "classes" if together else None
-        self.tables = class_tables(dims, numbers, channels, tall, only)
-        points = pixels * (line // 4 + 8) if apart else self._points(grid, line)
-        self.source_floats = points if packed else 0
-        self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(spans, grid, strict=True))
-        cuts = list(self._cuts())
-        blocks = [blocks for *_, blocks in cuts]
-        self.parts = list(zip(self.tile_passes([(g0, g1) for g0, g1, _ in cuts]), blocks, strict=True))
-        self.panels_floats = self.panel * max((g1 - g0) * len(blocks) for g0, g1, blocks in cuts)
+            direct = direct and (MASKS or dims.dst_channels % WIDTH == 0)
+
+        self.tables, self.spans = self._merge(tables)
+        self.packed = packed
+        cuts = self._cut_groups(4 * taps * channels * many) if self.lanewise else []
+        widest = max((end - first for first, end in cuts), default=0) * many
+        self.line = 4 * (ceil(widest / WIDTH) * WIDTH if self.lanewise else WIDTH)
+        self.tap_bytes = self.line * words
+        self.block_bytes = self.tap_bytes * taps
+        source = self.line * channels if self.lanewise else 4 * dense
+        grid = self._grid(self._band_pixels(source, direct), direct)
+        self.bands = prod(ceil((high - low) / step) for (low, high), step in zip(self.spans, grid, strict=True))
+        if packed and not far:
+            self.source_floats = self._points(grid) * source // 4 + WIDTH * 4
+        elif far:
+            self.source_floats = prod(grid) * source // 4 + WIDTH * 4
+        else:
+            self.source_floats = 0
+        self.sums_floats = 0 if direct else prod(grid) * (self._lanes() if self.lanewise else LANES)
+        kernel = [table.kernel for table in self.tables[1:]]
+        group, inside = self._flushes(kernel, words, limit)
+        line = None if far else line
+        stored = problem.dtype if not packed else "f32"
+        micro = "lanes" if self.lanewise else "dots" if self.dots else "f32"
+        lows, highs = zip(*self.spans, strict=True)
+        order = 1 if (np.diff(self.numbers) == 1).all() else -1 if (np.diff(self.numbers) == -1).all() else 0
         self.share = row_of(
             GatherShare,
-            shape=self.shape(own_steps, self.src_steps, packed),
-            grid=(*_window(spans), grid),
-            limits=[LANE_ROWS, target().rows[1], target().rows[2]],
-            panel_bytes=4 * self.panel,
-            order=1 if dims.gathers else 0 if joined else -1,
-            apart=apart,
-            once=disjoint(dims, self.tables),
-            together=together,
+            kind=self.kind,
+            lines=int(line_table()[LINES.index(line[0]) + len(LINES) * LINE_DTYPES.index(stored)]) if line else 0,
+            width=self.tables[3].src,
+            micro=MICRO[micro],
+            limits=[line[1], 0]
+            if line
+            else [ROWS[micro][vectors] for vectors in ((1, 1) if self.lanewise else (1, 2))],
+            row=3 if line else self._row(),
+            channels=channels,
+            words=words,
+            word=self.line if self.lanewise else 4,
+            line=self.line,
+            tap_bytes=self.tap_bytes,
+            block_bytes=self.block_bytes,
+            kernel=kernel,
+            order=order,
+            chunk=ceil(words / pieces),
+            group=group,
+            inside=inside,
+            flushes=problem.dtype != "bf16" and taps * words > limit,
+            lanewise=self.lanewise,
+            multiplier=many,
+            lanes=self._lanes() if self.lanewise else LANES,
+            packed=packed,
+            joined=joined,
+            far=far,
+            direct=direct,
+            covered=all(table.covered for table in tables),
+            packer=packer() if self.dots else 0,
+            grid=values_of(Grid, low=lows, high=highs, step=grid),
         )
-        units = (self.g1 - self.g0) * prod(high - low for low, high in (self.spans[0], *self.spans[2:]))
-        whole_work = dims.groups * dims.n * dims.dst_channels * prod(dims.dst)
-        macs = problem.macs * units * (WIDTH if self.lanewise else 1) // max(1, whole_work)
+        self.axes = tables_of(self.tables, far)
+        self.parts = list(self._lane_passes(cuts) if self.lanewise else self._passes())
+        self.boxes = self._boxes(words) if self.dots else None
+        lanes *= 1 if self.lanewise else self.channels[1] - self.channels[0]
+        macs = (
+            problem.macs
+            * lanes
+            * prod(high - low for low, high in self.spans)
+            // max(1, problem.dst_channels * problem.n * prod(dims.dst))
+        )
         self.batch = max(1, STEPS.band_batch_macs * self.bands * len(self.parts) // max(1, macs))
 
-    def _band_pixels(self, line: int, groups: int) -> int:
-        """Return the dst pixels of a band: their src should stay in L2 while all lanes read it, their sums too."""
+    def _line(self, tables: Sequence[AxisTable]) -> tuple[tuple[int, int], int] | None:
+        """Return the micro-kernel of `kernels.emit.depthwise_lines` that has such lines of taps, and its rows."""
+        columns = tables[3]
+        line = columns.kernel, columns.src_step
+        dense = len(columns.phases) == columns.dst_step == 1 and len(columns.taps) == columns.kernel
+        begins = columns.taps["src"] - columns.taps["low"] * columns.src_step
+        if line not in LINES or self.dims.src_channels > 1 or not dense or not columns.covered or columns.src < line[0]:
+            return None
+        if (np.diff(begins) != 1).any() or -begins[0] >= line[0]:
+            return None
+        return line, min(LINE_ROWS, (columns.src - line[0]) // line[1] + 1)
+
+    def _lanes(self) -> int:
+        """Return the lanes that are done at a time where lanes are groups."""
+        lanes = (self.g1 - self.g0) * self.dims.dst_channels
+        return max(1, min(STEPS.together_lanes // WIDTH, ceil(lanes / WIDTH))) * WIDTH
+
+    def _merge(self, tables: tuple[AxisTable, ...]) -> tuple[tuple[AxisTable, ...], list[Span]]:
+        """Make adjacent axes one where taps do not tell them apart and memory does not either."""
+        found, spans = list(tables), [self.spans[0], *self.spans[3:]]
+        for axis in (2, 1, 0):
+            sizes, steps = (found[3].src, found[3].dst), [data[3] for data in (self.src, self.dst)]
+            dense = all(step[axis] == size * step[3] for step, size in zip(steps, sizes, strict=True))
+            joint = merged(found[axis], found[3])
+            if joint is None or spans[3] != (0, found[3].dst) or not dense:
+                break
+            size = found[3].dst
+            found[axis], found[3] = joint
+            spans[axis], spans[3] = (0, 1), (spans[axis][0] * size, spans[axis][1] * size)
+        return tuple(found), spans
+
+    def _row(self) -> int:
+        """Choose the axis along which tiles have their rows: the last one unless another one fills them better."""
+
+        def cost(axis: int) -> float:
+            low, high = self.spans[axis]
+            count = max(1, ceil((high - low) / self.tables[axis].dst_step))
+            rows = count / ceil(count / ROWS["f32"][2])
+            return max(LATENCY, rows) / rows
+
+        best = min(range(3, -1, -1), key=cost)
+        return best if cost(best) < 0.9 * cost(3) else 3
+
+    def _flushes(self, kernel: Sequence[int], words: int, limit: int) -> tuple[int, bool]:
+        """Return how many lines of taps are summed by themselves, or taps of a line."""
+        if words > limit:
+            return 1, False
+        if kernel[2] * words <= limit:
+            return limit // (kernel[2] * words), False
+        return limit // words, True
+
+    def _band_pixels(self, source: int, direct: bool) -> int:
+        """Return the dst pixels of a band: src should stay in L2 while all lanes read it, sums that are not dst too."""
         dims = self.dims
-        weights = 4 * self.panel * ceil(dims.dst_channels / LANES) * groups
-        near = max(line, 4 * self.problem.src_channels) if self.near else line
-        pixels = SUMS.band_bytes * prod(dims.dst) // max(1, near * prod(dims.src))
-        least = SUMS.band_pixels if weights > SUMS.band_bytes else SUMS.band_pixels // 8
-        return min(max(least, pixels), SUMS.band_sums_bytes // (4 * LANES))
+        if direct and self.lanewise and not self.packed:
+            return max(1, prod(dims.dst))  # lines that several taps meet stay in L1, `together_lanes` of them
+        groups = 1 if self.lanewise or self.packed else dims.groups
+        per_pixel = source * groups * prod(dims.src) // max(1, prod(dims.dst))
+        least = STEPS.band_pixels if self.block_bytes > STEPS.band_bytes // 4 else STEPS.band_pixels // 8
+        pixels = max(least, STEPS.band_bytes // max(1, per_pixel))
+        return (
+            pixels
+            if direct
+            else min(pixels, STEPS.band_sums_bytes // (4 * (self._lanes() if self.lanewise else LANES)))
+        )
 
-    def _points(self, grid: Sequence[int], line: int) -> int:
-        """Count the f32 of src that the taps of a band reach; packed lines are rounded up to whole vectors."""
-        images, *steps = grid
-        reach = [images]
-        for axis, (step, src_step) in enumerate(zip(steps, self.src_steps, strict=True)):
-            pixels = step // self.strides[axis] * self.src_strides[axis] + 1
-            reach.append(min(self.dims.src[axis], pixels + src_step * (self.dims.kernel[axis] - 1)))
-        return prod(reach) * (line // 4 + 8)
+    def _points(self, grid: Sequence[int]) -> int:
+        """Count the src positions that the taps of a band reach."""
+        found = 1
+        for step, table in zip(grid, self.tables, strict=True):
+            found *= min(table.src, (step // table.dst_step) * table.src_step + table.reach + 1)
+        return found
 
-    def _grid(self, pixels: int, spans: Sequence[Span]) -> list[int]:
+    def _grid(self, pixels: int, direct: bool) -> list[int]:
         """Cut the dst positions into bands: whole lines where they are short, several images where those are small."""
         grid: list[int] = []
-        for low, high in reversed(spans):
+        for low, high in reversed(self.spans):
             parts = ceil((high - low) / max(1, pixels))
             step = max(1, ceil((high - low) / max(1, parts)))
             grid.insert(0, step)
             pixels //= step
         return grid
 
-    def _cuts(self) -> Iterator[tuple[int, int, Records]]:
-        """Cut the share so that the packed weights of a pass have room: first and last group, and blocks of lanes."""
-        low, high = self.channels
+    def _cut_groups(self, each: int) -> list[Span]:
+        """Cut the groups so that packed weights have room, `each` bytes a group; a pass has a vector at the least."""
+        groups = self.g1 - self.g0
+        vectors = max(1, groups // WIDTH)
+        count = min(vectors, ceil(groups * each / SUMS.weights_bytes))
+        firsts = [WIDTH * (vectors * i // count) for i in range(count)]
+        return list(zip(firsts, [*firsts[1:], groups], strict=True))
+
+    def _lane_passes(self, cuts: Sequence[Span]) -> Iterator[Records]:
+        """Yield a pass for each range of groups, which are lanes."""
+        self.panels_floats = (self.block_bytes + self.line) // 4
+        for first, end in cuts:
+            yield self.passes(Pass, np.array([first]), groups=1, channels=(end - first) * self.dims.dst_channels)
+
+    def _passes(self) -> Iterator[Records]:
+        """Cut the share so that the packed weights of a pass have room."""
+        (low, high), groups = self.channels, self.g1 - self.g0
         # with one band every weight is read once, and soon: let it be while it is in a cache
         limit = SUMS.weights_bytes if self.bands > 1 else SUMS.weights_bytes // 8
-        firsts = np.arange(low, high, 1 if self.lanewise else LANES)
-        blocks = np.empty(len(firsts), Lanes.dtype)
-        blocks["first"] = firsts
-        blocks["valid"] = WIDTH if self.lanewise else np.minimum(LANES, high - firsts)
-        blocks["vectors"] = 1 + (blocks["valid"] > WIDTH)
-        room = max(1, limit // (4 * self.panel))
-        groups = max(1, room // max(1, len(blocks)))
-        for g in range(0, self.g1 - self.g0, groups):
-            for b in range(0, len(blocks), room):
-                yield g, min(self.g1 - self.g0, g + groups), blocks[b : b + room]
+        room = max(2, limit // max(1, self.block_bytes) // 2 * 2)
+        together, blocks = max(1, room // ceil((high - low) / WIDTH)), min(room, ceil((high - low) / WIDTH))
+        self.panels_floats = min(groups, together) * blocks * (self.block_bytes // 4 + WIDTH)
+        for g in range(0, groups, together):
+            for first in range(low, high, room * WIDTH):
+                channels = min(high - first, room * WIDTH)
+                part = self.passes(Pass, np.array([g]), groups=min(groups - g, together), channels=channels)
+                for name, step in (("weights", "dst_channel"), ("bias", "dst_channel"), ("dst", "channel")):
+                    part[name]["start"] += first * part[name][step]
+                yield part
+
+    def _boxes(self, words: int) -> Records:
+        """Return the boxes of the weights: a tap each, or where taps are adjacent, a few src channels of each."""
+        dims, (_, wide, narrow, tap_step) = self.dims, self.problem.weights_strides
+        channel_step, channels = wide if dims.gathers else narrow, dims.src_channels
+        step = 4 if tap_step < channel_step else channels
+        firsts = np.arange(0, channels, step)
+        boxes = np.zeros((len(firsts), len(self.numbers)), PackedBox.dtype)
+        boxes["source"] = 2 * (np.arange(len(self.numbers)) * tap_step + channel_step * firsts[:, None])
+        boxes["place"] = 2 * (self.numbers * 2 * words + firsts[:, None])
+        boxes["sizes"][..., :3] = 1
+        boxes["sizes"][..., 3] = np.minimum(step, channels - firsts)[:, None]
+        return boxes.reshape(-1)
 
     def run(self, inputs: Sequence[Storage], output: Storage, stop: Stop) -> bool:
         """Compute pass by pass and band by band."""
@@ -238,16 +356,30 @@ class _Gather(Share):
             output,
             panels=arena_address("weights", self.panels_floats),
             source=arena_address("source", self.source_floats),
-            sums=arena_address("sums", SUMS.band_sums_bytes // 4),
+            products=arena_address("products", LANES * max(ROWS["f32"].values())),
+            sums=arena_address("sums", self.sums_floats),
         )
-        for part, blocks in self.parts:
-            pack_weights(self.share, part, call, blocks, self.numbers)
+        for part in self.parts:
+            least = 512
+            if self.boxes is None:
+                pack_weights(self.share, part, call, self.numbers)
+            else:
+                least = pack_pairs(self.share, part, call, self.boxes)
+            if not pack_bias(self.share, part, call):
+                least = 0
             for band in range(0, self.bands, self.batch):
                 if stop():
                     return False
                 end = min(self.bands, band + self.batch)
-                gather(tile_table(), self.share, part, call, *self.tables, blocks, band, end)
+                gather(micro_table(), self.share, part, call, *self.axes, band, end, least)
         return True
+
+
+def _numbers(dims: Dims) -> Ints:
+    """Return the number of each tap in the packed weights."""
+    d, h, w = np.ix_(*(tap_numbers(dims, axis) for axis in range(3)))
+    numbers: Ints = ((d * dims.kernel[1] + h) * dims.kernel[2] + w).reshape(-1)
+    return numbers
 
 
 class _Scatter(Share):
@@ -256,37 +388,41 @@ class _Scatter(Share):
     def __init__(self, problem: ConvProblem, way: Way, part: Sequence[int]) -> None:
         super().__init__(problem, way, part)
         dims, channels = self.dims, self.dims.narrow_channels
-        d, h, w = (tap_runs(dims, axis, np.arange(dims.kernel[axis])) for axis in range(3))
-        self.tables = d, h, w
+        d, h, w = (_runs(dims, axis) for axis in range(3))
+        self.runs = d, h, w
         spans = [self.spans[0], *self.spans[3:]]
         reach: list[Span] = [self.spans[0]]
-        for table, span, stride in zip(self.tables, self.spans[3:], self.strides, strict=True):
+        for table, span, stride in zip(self.runs, self.spans[3:], self.strides, strict=True):
             reach.append(_reach(table, span, stride))
         packed = not (self.near and problem.dtype == "f32")
         lanes = prod(dims.kernel) * dims.wide_channels
-        used, limit = ceil(lanes / LANES), target().rows[2]
-        line = 4 * LANES * (used + 1)
+        used, limit = ceil(lanes / LANES), ROWS["f32"][2]
         depth, height, width = (max(least, high - low) for least, (low, high) in zip((1, 1, 0), reach[1:], strict=True))
         macs = max(1, width * lanes * channels)
         floats = max(1, width * (channels + 8))
         lines = max(1, min(height, STEPS.band_batch_macs // macs, SUMS.source_bytes // (4 * floats)))
         groups = self.g1 - self.g0
-        self.panels_floats = groups * channels * line // 4
+        self.panels_floats = groups * channels * used * LANES
         self.source_floats = lines * floats if packed else 0
-        self.products_floats = limit * used * LANES
+        self.products_floats = limit * (used + 1) * LANES
         self.sums_floats = prod(high - low for low, high in self.spans[3:]) * dims.wide_channels
         self.items = (self.spans[0][1] - self.spans[0][0]) * groups * depth * ceil(height / lines)
         self.batch = max(1, STEPS.band_batch_macs // (macs * lines))
-        (self.part,) = self.tile_passes([(0, groups)])
+        self.part = self.passes(Pass, np.zeros(1, np.int64), groups=groups, channels=dims.wide_channels)
         self.share = row_of(
             ScatterShare,
-            shape=self.shape((1, 1, 1), (0, 0, 0), packed),
+            kind=self.kind,
+            packed=packed,
+            src_channels=channels,
             channels=dims.wide_channels,
+            kernel=dims.kernel,
+            strides=self.strides,
             wanted=_window(spans),
             reach=_window(reach),
             lines=lines,
+            blocks=used,
+            chunk=ceil(channels / ceil(channels / SUMS.flush_steps)),
             limit=limit,
-            line_bytes=line,
             dense=dims.dilations[2] == 1,
         )
 
@@ -305,8 +441,16 @@ class _Scatter(Share):
             if stop():
                 return False
             end = min(self.items, item + self.batch)
-            scatter(tile_table()[2], self.share, self.part, call, *self.tables, item, end)
+            scatter(micro_table(), self.share, self.part, call, *self.runs, item, end)
         return True
+
+
+def _runs(dims: Dims, axis: int) -> Records:
+    """Return the taps of an axis that meet anything; dst positions rise with them."""
+    taps, low, start, length = reached(dims, axis)
+    table = np.empty(len(taps), TapRun.dtype)
+    table["tap"], table["dst"], table["count"], table["src"] = taps, start, length, low
+    return table
 
 
 def _window(spans: Sequence[Span]) -> Row:

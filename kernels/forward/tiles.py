@@ -22,20 +22,25 @@ from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, Dims, OpName
 from kernels.target import target
 
-__all__ = ["CONVOLUTION", "CONV_TRANSPOSE", "ForwardTiles", "way_costs"]
+__all__ = ["CONVOLUTION", "CONV_TRANSPOSE", "FORWARD_DOTS", "ForwardTiles", "way_costs"]
 
 Shape = tuple[int, ...]
 WIDTH = target().lanes
 
 
-def way_costs(dims: Dims) -> dict[Way, float]:
-    """Estimate the cycles for one pixel of one group of the narrow tensor, which meets all taps."""
+def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
+    """Estimate the cycles for one pixel of one group of the narrow tensor, which meets all taps.
+
+    With `dots` products that are gathered are those of bf16 pairs.
+    """
     taps, out, channels = prod(dims.kernel), dims.dst_channels, dims.src_channels
     pixels = prod(dims.dst) / max(1, prod(dims.narrow))  # of dst
     whole, rest = divmod(out, LANES)
     lines = taps if dims.dilations[2] > 1 else taps // dims.kernel[2]
     costs: dict[Way, float] = {
-        "gather": taps * channels * (whole + (COSTS.single if 0 < rest <= WIDTH else rest > 0))
+        "gather": taps
+        * (ceil(channels / 2) if dots else channels)
+        * (whole + (COSTS.single if 0 < rest <= WIDTH else rest > 0))
         + COSTS.gathered * pixels * ceil(out / LANES),
         "lanes": (COSTS.single * taps * channels + COSTS.gathered_lanes * pixels)
         * out
@@ -51,8 +56,8 @@ def way_costs(dims: Dims) -> dict[Way, float]:
     return costs
 
 
-def _way(dims: Dims) -> Way:
-    costs = way_costs(dims)
+def _way(problem: ConvProblem) -> Way:
+    costs = way_costs(problem.dims, dots=target().dots == "avx512bf16" and problem.dtype == "bf16")
     return min(costs, key=lambda way: costs[way])
 
 
@@ -65,18 +70,24 @@ def way_cycles(problem: ConvProblem) -> float:
 class ForwardTiles:
     """A forward operation on register tiles."""
 
-    def __init__(self, name: str, op: OpName) -> None:
+    def __init__(self, name: str, op: OpName, *, dots: bool = False) -> None:
         self.name = name
         self.op = op
+        self.dots = dots
 
     def refuse(self, problem: ConvProblem) -> str | None:
-        """Take every problem of the operation."""
-        return None if problem.op == self.op else f"computes {self.op} only"
+        """Take every problem of the operation; with `dots` those that dot products of bf16 compute."""
+        if problem.op != self.op:
+            return f"computes {self.op} only"
+        if self.dots and problem.dtype != "bf16":
+            return "computes bf16 only"
+        return "groups are lanes, or products are scattered" if self.dots and _way(problem) != "gather" else None
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out images, groups, lane blocks, then dst lines; lanes first where weights are the larger tensor."""
         sizes, steps = self.grid(problem)
         cells = [ceil(size / step) for size, step in zip(sizes, steps, strict=True)]
+        cells[1] = max(min(1, sizes[1]), sizes[1] // steps[1])  # the last vector of groups is a whole one
         images, groups, blocks = cells[:3]
         wanted = int(max(1, min(4 * workers, problem.macs // STEPS.unit_macs)))
         large = prod(problem.weights_shape) > prod(problem.src_shape)
@@ -89,21 +100,18 @@ class ForwardTiles:
         axis = next((a for a in range(3, 6) if cells[a] >= 2 * left), 5)
         counts = [by_image, by_group, by_block, 1, 1, 1]
         counts[axis] = min(left, max(1, cells[axis]))
-        lanes = steps[1] == WIDTH
         units: list[Unit] = []
         for index in np.ndindex(*counts):
             part: list[int] = []
             for i, count, many, size, step in zip(index, counts, cells, sizes, steps, strict=True):
-                part += min(size, step * (many * i // count)), min(size, step * (many * (i + 1) // count))
+                part += step * (many * i // count), size if i + 1 == count else step * (many * (i + 1) // count)
             box = _box(problem, part)
-            if lanes:  # counted in vectors
-                part[2:4] = [ceil(group / WIDTH) for group in part[2:4]]
             units.append(Unit(len(units), 0, *box, problem.macs // prod(counts), tuple(part)))
         return units, 0
 
     def grid(self, problem: ConvProblem) -> tuple[Sequence[int], Sequence[int]]:
         """Return the sizes of (n, groups, a group's dst channels, d, h, w), and the steps in which units are cut."""
-        dims, way = problem.dims, _way(problem.dims)
+        dims, way = problem.dims, _way(problem)
         channels = LANES if way == "gather" else max(1, dims.dst_channels)
         sizes = problem.n, dims.groups, dims.dst_channels, *dims.dst
         return sizes, (1, WIDTH if way == "lanes" else 1, channels, 1, 1, 1)
@@ -131,8 +139,12 @@ def _box(problem: ConvProblem, part: Sequence[int]) -> tuple[Shape, Shape]:
 @cached
 def _share(problem: ConvProblem, unit: Unit) -> Share:
     """Prepare a unit's tables once: a service sees the same shapes again and again."""
-    return share(problem, _way(problem.dims), unit.part)
+    return share(problem, _way(problem), unit.part)
 
 
 CONV_TRANSPOSE = ForwardTiles("conv_transpose_tiles", "ConvTranspose")
 CONVOLUTION = ForwardTiles("convolution_tiles", "Convolution")
+FORWARD_DOTS = (
+    ForwardTiles(f"conv_transpose_{target().dots}", "ConvTranspose", dots=True),
+    ForwardTiles(f"convolution_{target().dots}", "Convolution", dots=True),
+)

@@ -84,6 +84,15 @@ class Target:
             return {1: 9, 2: 6}
         return {1: 8, 2: 6} if "avx" in self.features else {1: 5, 2: 3}
 
+    @cached_property
+    def batch_rows(self) -> dict[int, int]:
+        """Rows of the tallest tile of `kernels.emit.brgemm`, by vectors a row; they fit as those of `rows` do."""
+        if self.lanes == 16:
+            return {1: 12, 2: 12}
+        if self.arch == "aarch64":
+            return {1: 9, 2: 6}
+        return {1: 12, 2: 6} if "avx" in self.features else {1: 5, 2: 3}
+
     @property
     def fused(self) -> bool:
         """Whether a multiply-add rounds once: there is an instruction for it."""

@@ -10,7 +10,8 @@ import pytest
 from llvmlite import ir
 
 from kernels.emit import simd
-from kernels.forward.gather import _fill
+from kernels.forward.output import fill
+from kernels.pack.panels import F32
 
 TARGETS = {"aarch64-linux-gnu": "neoverse-n1", "x86_64-linux-gnu": "haswell"}
 
@@ -50,9 +51,9 @@ def test_code_generation_keeps_sums_whole(triple: str) -> None:
 
 @pytest.mark.parametrize("lanes", [8, 16, 24])
 def test_lines_of_bias_are_written(lanes: int) -> None:
-    """The first two sums of each line start with a line of bias, of one, two or three vectors."""
+    """The first two positions of each line get the bias, of one, two or three vectors."""
     bias, sums = np.arange(1, lanes + 1, dtype=np.float32), np.zeros((2, 3, lanes), np.float32)
     counts, steps = np.array([1, 1, 2, 2]), np.array([0, 0, *sums.strides[:2]])
-    _fill(lanes, sums.ctypes.data, bias.ctypes.data, counts, steps)
+    fill(F32, bias.ctypes.data, lanes, counts, sums.ctypes.data, steps)
     assert (sums[:, :2] == bias).all()
     assert not sums[:, 2].any()

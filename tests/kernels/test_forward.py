@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from kernels import ConvProblem, plan, storage_dtype
-from kernels.forward.share import WIDTH, Way, share
+from kernels.forward.share import Way, share
 from tests import naive
 from tests.kernels.harness import assert_same_bits, check, compute, problem_of, stored
 from tests.kernels.sizes import resize
@@ -62,12 +61,11 @@ def _random(seed: int, count: int, way: Way) -> Iterator[Case]:
         yield replace(case, bias=number % 2 == 0)
 
 
-def _whole(problem: ConvProblem, way: Way) -> tuple[int, ...]:
+def _whole(problem: ConvProblem) -> tuple[int, ...]:
     """Return the share that covers everything."""
     dims = problem.dims
-    groups = ceil(dims.groups / WIDTH) if way == "lanes" else dims.groups
     part: list[int] = []
-    for size in (dims.n, groups, dims.dst_channels, *dims.dst):
+    for size in (dims.n, dims.groups, dims.dst_channels, *dims.dst):
         part += 0, size
     return tuple(part)
 
@@ -78,7 +76,7 @@ def _check(case: Case, way: Way) -> None:
     if case.dtype == "f32":
         output = np.full(problem.output_shape, np.nan, storage_dtype(case.dtype))
     tensors = [stored(tensor) for tensor in inputs.values()]
-    assert share(problem, way, _whole(problem, way)).run(tensors, output, lambda: False)
+    assert share(problem, way, _whole(problem)).run(tensors, output, lambda: False)
     assert_same_bits(output.view(naive.DTYPES[case.dtype]), case.expected(inputs), case)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from kernels import plan
+from kernels.cache import CACHE
 from kernels.target import target
 from tests.kernels.accuracy import assert_accurate, assert_nothing_is_lost
 from tests.kernels.bits import DTYPES
@@ -24,6 +25,8 @@ pytestmark = [
     pytest.mark.skipif(not target().dots, reason="where bf16 products are, or imitated"),
 ]
 
+TILE_REGISTERS = target().dots == "amx"
+
 LAYER = Case(
     op="ConvTranspose", n=3, src_channels=40, dst_channels=72, src_spatial=(9, 20), dst_spatial=(18, 40),
     kernel=(4, 4), strides=(2, 2), pads_begin=(1, 1), pads_end=(1, 1), bias=True,
@@ -34,10 +37,13 @@ LAYERS = {layer.op: layer for layer in (LAYER, replace(LAYER.mirrored(), bias=Tr
 @pytest.fixture(autouse=True)
 def everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let these instructions take every problem that they can lay out."""
-    monkeypatch.setattr("kernels.forward.cells.unit.MOST_CYCLES", np.inf)
-    plan.cache_clear()
+    if TILE_REGISTERS:
+        monkeypatch.setattr("kernels.forward.cells.unit.MOST_CYCLES", np.inf)
+    else:
+        monkeypatch.setattr("kernels.forward.tiles._way", lambda _: "gather")
+    CACHE.forget(lambda _: True)
     yield
-    plan.cache_clear()
+    CACHE.forget(lambda _: True)
 
 
 def _random(seed: int, count: int, **limits: Any) -> Iterator[Case]:
@@ -64,6 +70,7 @@ def test_every_problem_is_exact(block: int) -> None:
             assert_accurate(case)
 
 
+@pytest.mark.skipif(not TILE_REGISTERS, reason="cells are those of tile registers")
 @pytest.mark.parametrize("block", range(2))
 def test_small_cells(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     """Split along every axis into unequal cells and passes, and among workers, sums have the same bits."""
@@ -125,11 +132,9 @@ def test_the_last_channel_is_the_last(op: str, weights_format: str, channels: in
 @pytest.mark.parametrize("dtype", DTYPES[target().dots])
 @pytest.mark.parametrize("op", LAYERS)
 def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: str, dtype: str) -> None:
-    """Cells that fall back to register tiles do not affect the weights, pixels and sums of those after them."""
-    from kernels.forward.cells import unit as fwd_dots
-
-    resize(monkeypatch, band_batch_macs=1)  # every cell has its own call
-    fwd_dots._cells.cache_clear()
+    """Cells, or bands, that fall back to other instructions spoil no weights, pixels and sums of those after them."""
+    resize(monkeypatch, band_batch_macs=1, band_bytes=4096)  # every cell, or band, has its own call
+    CACHE.forget(lambda _: True)
     sizes = [(30, 33), (60, 66)]
     src, dst = sizes if op == "ConvTranspose" else reversed(sizes)
     case = replace(LAYERS[op], dtype=dtype, n=9, src_spatial=src, dst_spatial=dst)
@@ -138,7 +143,7 @@ def test_a_cell_that_fails_spoils_no_other(monkeypatch: pytest.MonkeyPatch, op: 
     expected = case.expected(inputs)
     for workers in (1, 3):
         assert_same_bits(compute(case, inputs, workers=workers), expected, case)
-    fwd_dots._cells.cache_clear()
+    CACHE.forget(lambda _: True)
 
 
 @pytest.mark.parametrize("op", LAYERS)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kernels import cache, plan, run_unit, storage_dtype
 from kernels.cache import Cache
-from kernels.forward.classes import Ints, _classes, tap_numbers, tap_runs
+from kernels.forward import lists
+from kernels.forward.axes import Ints, axis_tables, tap_numbers
+from kernels.forward.records import Piece
 from kernels.gradient.geometry import Axis, geometry
 from kernels.gradient.tiles.schedule import Schedule, schedule
 from kernels.gradient.tiles.unit import _part
@@ -79,51 +82,90 @@ def test_no_step_for_each_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) <= 8
 
 
-def classes_one_by_one(dims: Dims, axis: int, numbers: Ints) -> list[tuple[int, ...]]:
-    """Return the classes of an axis, found from the taps of each dst position."""
-    if dims.gathers:
-        return _runs_one_by_one(dims, axis)
-    stride = min(dims.strides[axis], dims.wide[axis])
+def taps_one_by_one(dims: Dims, axis: int) -> dict[int, list[tuple[int, int]]]:
+    """Return the taps that each dst position of an axis meets, with the src positions, by rising src positions."""
     met: dict[int, list[tuple[int, int]]] = {}
     for tap in range(dims.kernel[axis]):
         for x in range(*dims.tap_range(axis, tap)):
             u = x * dims.strides[axis] + tap * dims.dilations[axis] - dims.pads[axis]
-            met.setdefault(u, []).append((tap, x))
-    rows: list[list[int]] = []
-    for u in sorted(met, key=lambda u: (u % stride, u)):
-        first, x = max(met[u])
-        before = met.get(u - stride)
-        if before and [tap for tap, _ in before] == [tap for tap, _ in met[u]]:
-            rows[-1][3] += 1
-        else:
-            rows.append([int(numbers[first]), len(met[u]), u, 1, x])
-    return [(*row, False) for row in rows]
+            dst, src = (x, u) if dims.gathers else (u, x)
+            met.setdefault(dst, []).append((tap, src))
+    return {dst: sorted(taps, key=lambda each: each[1]) for dst, taps in met.items()}
 
 
-def _runs_one_by_one(dims: Dims, axis: int) -> list[tuple[int, ...]]:
-    stride, dilation, pad = dims.strides[axis], dims.dilations[axis], dims.pads[axis]
-    rows: list[list[int]] = []
-    before: list[int] = []
-    for x in range(dims.narrow[axis]):
-        taps = [tap for tap in range(dims.kernel[axis]) if 0 <= x * stride + tap * dilation - pad < dims.wide[axis]]
-        if taps and taps == before:
-            rows[-1][3] += 1
-        elif taps:
-            rows.append([taps[0], len(taps), x, 1, x * stride + taps[0] * dilation - pad])
-        before = taps
-    return [(*row, False) for row in rows]
-
-
-def test_classes_are_those_of_each_position() -> None:
-    """The classes of positions with the same taps, found from the taps' ranges, are those found one by one."""
+def test_taps_are_those_of_each_position() -> None:
+    """The taps and src positions of each dst position, read from the phases of an axis, are those found one by one."""
     rng = np.random.default_rng(23)
     for _ in range(150):
         dims = problem_of(random_case(rng, macs=50_000)).dims
         for axis in range(3):
-            numbers = tap_numbers(dims, axis, bool(rng.integers(2)))
-            assert _classes(dims, axis, numbers).tolist() == classes_one_by_one(dims, axis, numbers)
-            reached = sum(high - low for low, high in dims.tap_ranges(axis).tolist())
-            assert tap_runs(dims, axis, numbers)["count"].sum() == reached
+            table, numbers = axis_tables(dims)[1 + axis], tap_numbers(dims, axis)
+            assert sorted(numbers) == [*range(dims.kernel[axis])]
+            taps = np.argsort(numbers)
+            found: dict[int, list[tuple[int, int]]] = {}
+            for dst, first, count in table.phases.tolist():
+                for number, low, high, src in table.taps[first : first + count].tolist():
+                    for at in range(low, high):
+                        place = src + (at - low) * table.src_step
+                        found.setdefault(dst + at * table.dst_step, []).append((int(taps[number]), place))
+            expected = taps_one_by_one(dims, axis)
+            assert found == expected
+            assert table.covered == (len(expected) == dims.dst[axis])
+
+
+@pytest.mark.parametrize("skips", [0, 3])
+def test_tiles_sum_the_taps_of_their_rows(skips: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of a line together have every position once, in order, and each row the taps that its position meets."""
+    rng = np.random.default_rng(29)
+    monkeypatch.setattr(lists, "SKIPS", skips)
+    cut: Any = lists.list_rows.py_func  # type: ignore[attr-defined]  # Numba's
+    for _ in range(100):
+        dims = problem_of(random_case(rng, macs=50_000)).dims
+        table, limit = axis_tables(dims)[3], int(rng.integers(1, 13))
+        pieces = np.empty(max(1, table.most), Piece.dtype)
+        found: dict[int, list[tuple[int, int]]] = {}
+        for phase in table.phases:
+            at, end = 0, -(-(dims.dst[2] - int(phase["dst"])) // table.dst_step)
+            while at < end:
+                rows, repeat, count = cut(
+                    _Fields.rows(table.taps), _Fields(phase), table.src_step, at, end, limit, _Fields.rows(pieces)
+                )
+                assert rows >= 1
+                assert count == 0 or rows <= limit
+                for tile in range(repeat):
+                    for piece in pieces[:count].tolist():
+                        number, src, case = piece
+                        first, last = (
+                            (0, rows) if case == 0 else (case // 2 + 1, rows) if case % 2 else (0, rows - case // 2)
+                        )
+                        assert case <= 2 * skips
+                        for row in range(first, last):
+                            dst = int(phase["dst"]) + (at + tile * rows + row) * table.dst_step
+                            found.setdefault(dst, []).append((number, src + (tile * rows + row) * table.src_step))
+                at += rows * repeat
+            assert at == end
+        taps = np.argsort(tap_numbers(dims, 2))
+        named = {dst: [(int(taps[number]), src) for number, src in met] for dst, met in found.items()}
+        assert named == taps_one_by_one(dims, 2)
+
+
+class _Fields:
+    """A record as the compiled functions see it: fields are attributes."""
+
+    row: Any
+
+    def __init__(self, row: Any) -> None:
+        object.__setattr__(self, "row", row)
+
+    def __getattr__(self, name: str) -> int:
+        return int(self.row[name])
+
+    def __setattr__(self, name: str, value: int) -> None:
+        self.row[name] = value
+
+    @classmethod
+    def rows(cls, table: Any) -> list[_Fields]:
+        return [cls(table[place : place + 1][0]) for place in range(len(table))]
 
 
 @pytest.mark.parametrize("op", WITH_WEIGHTS)

@@ -26,7 +26,7 @@ def test_a_function_waits_for_what_it_calls() -> None:
     names = [entry.name for entry in ENTRIES]
     assert len(set(names)) == len(names)
     gather, pack = names.index("forward.gather.gather"), names.index("pack.panels.pack_panel")
-    assert names.index("forward.gather.write") in waits[gather]
+    assert names.index("forward.output.write") in waits[gather]
     assert all(heights[needed] > heights[place] for place, each in enumerate(waits) for needed in each)
     assert all(work[needed] < work[place] for place, each in enumerate(waits) for needed in each)
     assert work[gather] > work[pack]

@@ -56,7 +56,7 @@ def small_units(*, by_channels: bool = False, inside: bool = False) -> Iterator[
     With `inside` the images are the innermost axis wherever that is possible.
     """
     every = [DOTS] if target().dots else []
-    every += [CELLS] if target().dots else []
+    every += [CELLS] if target().dots == "amx" else []
     if target().dots == "amx" and inside:
         every.append({"kernels.gradient.dots.schedule": {"INSIDE_COST": np.inf, "LEAST_IMAGES": 2}})
     with pytest.MonkeyPatch.context() as patch:

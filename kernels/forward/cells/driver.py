@@ -1,8 +1,8 @@
 """Forward operations on products of bf16, tile by tile, of src pixels with the weights of each tap.
 
-On AMX a tile of src is 16 pixels of a panel by 32 channels, one of weights 32 src channels by 16 dst channels; dot
-products take 8 pixels by all channels. So nothing is moved between packing and multiplying: pixels are rows of memory,
-and a tap is another first row. Values go as sums of bf16 (`kernels.emit.dots`). The panel's zeros are multiplied; cells
+A tile of src is 16 pixels of a panel by 32 channels, one of weights 32 src channels by 16 dst channels. So nothing is
+moved between packing and multiplying: pixels are rows of memory, and a tap is another first row. Values go as sums of
+bf16 (`kernels.emit.dots`). The panel's zeros are multiplied; cells
 of pixels for which that, or a sum of bf16, would not do are computed on register tiles: where something in src is not
 finite, or values are so small that the instructions would take them, their parts, or sums of their products as zero, as
 they do with subnormal numbers (of f16 none is so small: sums are multiples of 2**-48). So are dst channels whose
@@ -17,29 +17,21 @@ from kernels.blocks import SUMS
 from kernels.emit.compiler import Rows, Table, Vector, jit
 from kernels.emit.dots import BEGIN, BLOCKS, END, ROWS, SHAPES, STEP, TILE, call_dots
 from kernels.emit.intrinsics import fill_zero, load_value, store_value
-from kernels.forward.cells.records import Cell, CellLine, CellPass, CellShare, Cut, Magnitudes, Phase
+from kernels.forward.cells.records import Cell, CellLine, CellPass, CellPhase, CellShare, Cut, Magnitudes
 from kernels.forward.cells.schedule import LANES
-from kernels.forward.gather import load, put_lines, write
+from kernels.forward.output import put_lines, write
 from kernels.forward.records import Bias, Call, Data
 from kernels.pack.halves import split_f16
 from kernels.pack.magnitudes import SPECIAL, clear_lane, lane_peaks, magnitudes
 from kernels.pack.pairs import PackedBox, Packing, call_packer
-from kernels.target import target
+from kernels.pack.panels import load
 
 __all__ = ["SPARE", "bring_weights", "compute_cells"]
 
 WALK_STEPS = SUMS.walk_steps
 
-TILE_REGISTERS = target().dots == "amx"
-
 LINE = 64
 """Bytes of 16 pairs of weights, and of 16 sums."""
-
-PLANE_LANES = LANES if TILE_REGISTERS else TILE
-"""Dst channels whose sums are one line; those of dot products have planes of their own."""
-
-TAPS_BYTES = 16 << 10
-"""Weights that dot products take for some pixels after each other: half of L1."""
 
 WHOLE, PLANES, LINES = 0, 2, 3
 """The pieces of a phase's positions: all of them, planes, lines."""
@@ -190,7 +182,7 @@ def _clear_odd(parts: int, blocks: int, block_bytes: int, panels: int, odd: Vect
 
 
 @jit
-def _cut(share: CellShare, cell: Cell, phase: Phase, cut: Cut) -> bool:
+def _cut(share: CellShare, cell: Cell, phase: CellPhase, cut: Cut) -> bool:
     """Cut the positions of a phase into lines, planes or one row of the panel, whatever takes least tiles.
 
     Give whether it has any.
@@ -212,15 +204,9 @@ def _cut(share: CellShare, cell: Cell, phase: Phase, cut: Cut) -> bool:
 
 
 @jit
-def _plane_bytes(share: CellShare) -> int:
-    """Return the bytes from the sums of a block of dst channels to those of the next, where blocks have planes."""
-    size: int = LINE * (share.rows + TILE)
-    return size
-
-
-def _sum_tiles(
-    table: Vector, share: CellShare, one: CellPass, call: Call, images: int, phase: Phase, cut: Cut, offsets: Vector,
-    across: int, weights: int,
+def _sum_phase(
+    table: Vector, share: CellShare, one: CellPass, call: Call, images: int, phase: CellPhase, cut: Cut,
+    offsets: Vector, across: int, weights: int,
 ) -> None:  # fmt: skip
     """Sum all taps of a phase into rows of 16 or 32 lanes, on tile registers."""
     counts, pitches, first, taps = cut.counts, share.pitches, phase.tap, phase.taps
@@ -255,34 +241,6 @@ def _sum_tiles(
                     tile += down
 
 
-def _sum_rows(
-    table: Vector, share: CellShare, one: CellPass, call: Call, images: int, phase: Phase, cut: Cut, offsets: Vector,
-    across: int, weights: int,
-) -> None:  # fmt: skip
-    """Sum all taps of a phase into rows of 16 lanes, by dot products; blocks of dst channels have planes of rows."""
-    counts, pitches, first, taps = cut.counts, share.pitches, phase.tap, phase.taps
-    pieces = images * (counts[0] * (counts[1] if cut.kind == LINES else 1)) if cut.kind != WHOLE else 1
-    row, tap_bytes, starts = 2 * share.step, 2 * TILE * share.step, np.empty(ROWS, np.int64)
-    for m in range(ROWS):
-        starts[m] = m * row
-    walks = max(1, TAPS_BYTES // (across * tap_bytes))
-    for tap in range(0, taps, walks):
-        for piece in range(pieces):
-            n, inside = divmod(piece, max(1, pieces // images)) if cut.kind != WHOLE else (0, 0)
-            d, h = divmod(inside, counts[1]) if cut.kind == LINES else (inside, 0)
-            a = call.source + ((n * pitches[0] + d) * pitches[1] + h) * pitches[2] * row
-            for tile in range(cut.tiles):
-                sums = call.sums + (piece * cut.tiles + tile) * ROWS * LINE
-                for k in range(first + tap, first + min(taps, tap + walks)):
-                    call_dots(
-                        table[BLOCKS + across - 1], a + tile * ROWS * row + offsets[k], starts.ctypes.data,
-                        weights + k * tap_bytes, share.block_bytes, share.step // 2, sums, _plane_bytes(share), 0,
-                    )  # fmt: skip
-
-
-_sum_phase = jit(_sum_tiles if TILE_REGISTERS else _sum_rows)
-
-
 @jit
 def _dense(share: CellShare, call: Call) -> int:
     """Return the address of the sums of a cell, which follow those of a phase."""
@@ -292,12 +250,12 @@ def _dense(share: CellShare, call: Call) -> int:
 
 @jit
 def _set_out(
-    share: CellShare, call: Call, cell: Cell, phase: Phase, cut: Cut, dst: Data, direct: bool, lanes: int, valid: int,
-    to: int,
+    share: CellShare, call: Call, cell: Cell, phase: CellPhase, cut: Cut, dst: Data, direct: bool, lanes: int,
+    valid: int, to: int,
 ) -> None:  # fmt: skip
     """Bring the rows of a phase to where they belong in dst, or among the sums of a cell, [n][d][h][w][lanes]."""
     counts, pitches, strides, sizes, begin = cut.counts, share.pitches, share.strides, cell.counts, phase.first
-    run, steps, dense, width = np.ones(4, np.int64), np.empty(4, np.int64), _dense(share, call), min(lanes, PLANE_LANES)
+    run, steps, dense = np.ones(4, np.int64), np.empty(4, np.int64), _dense(share, call)
     run[3], steps[3] = counts[2], strides[2] * dst.strides[3]
     for axis in range(3):
         steps[axis] = dst.strides[axis]
@@ -310,29 +268,19 @@ def _set_out(
                 elif cut.kind == LINES:
                     row, piece = 0, (n * counts[0] + d) * counts[1] + h
                 plane, high = begin[0] + d * strides[0], begin[1] + h * strides[1]
-                for first in range(0, lanes, width):
-                    source = call.sums + first // width * _plane_bytes(share)
-                    source += (piece * cut.tiles * ROWS + row) * 4 * width
-                    if direct:
-                        place = to + n * steps[0] + plane * steps[1] + high * steps[2] + begin[2] * dst.strides[3]
-                        place, spare = place + first * dst.channel, call.products + 4 * LANES
-                        write(share.kind, source, width, min(width, valid - first), run, place, steps, dst.lane, spare)
-                    else:
-                        at = ((n * sizes[0] + plane) * sizes[1] + high) * sizes[2] + begin[2]
-                        put_lines(
-                            width,
-                            dense + 4 * (at * lanes + first),
-                            4 * strides[2] * lanes,
-                            source,
-                            4 * width,
-                            counts[2],
-                        )
+                source = call.sums + (piece * cut.tiles * ROWS + row) * 4 * lanes
+                if direct:
+                    place = to + n * steps[0] + plane * steps[1] + high * steps[2] + begin[2] * dst.strides[3]
+                    write(share.kind, source, lanes, valid, run, place, steps, dst.lane, call.products + 4 * LANES)
+                else:
+                    at = ((n * sizes[0] + plane) * sizes[1] + high) * sizes[2] + begin[2]
+                    put_lines(lanes, dense + 4 * at * lanes, 4 * strides[2] * lanes, source, 4 * lanes, counts[2])
 
 
 @jit
 def compute_cells(
     table: Vector, shares: Rows[CellShare], passes: Rows[CellPass], calls: Rows[Call], planes: Rows[CellLine],
-    lines: Rows[CellLine], columns: Rows[CellLine], phases: Rows[Phase], offsets: Vector, first: int, failed: Table,
+    lines: Rows[CellLine], columns: Rows[CellLine], phases: Rows[CellPhase], offsets: Vector, first: int, failed: Table,
 ) -> None:  # fmt: skip
     """Compute some cells from the `first` on for one group, and say which pairs of blocks `failed` in which cell.
 
@@ -393,12 +341,7 @@ def compute_cells(
             for k in range(phases.shape[0]):
                 if not _cut(share, cells[0], phases[k], cuts[0]):
                     continue
-                for lane in range(0, lanes, PLANE_LANES):
-                    width = min(lanes, PLANE_LANES)
-                    put_lines(
-                        width, call.sums + lane // width * _plane_bytes(share), 4 * width, scratch + 4 * lane, 0,
-                        share.rows,
-                    )  # fmt: skip
+                put_lines(lanes, call.sums, 4 * lanes, scratch, 0, share.rows)
                 _sum_phase(
                     table, share, one, call, cell.images, phases[k], cuts[0], offsets, across,
                     call.panels + 2 * p * block_bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from kernels.emit.compiler import Record, Vector, numbers
 from kernels.forward.records import Bias, Data, Filter
 
-__all__ = ["Cell", "CellLine", "CellPass", "CellShare", "Cut", "Magnitudes", "Phase"]
+__all__ = ["Cell", "CellLine", "CellPass", "CellPhase", "CellShare", "Cut", "Magnitudes"]
 
 
 class CellShare(Record):
@@ -76,7 +76,7 @@ class Cell(Record):
     places: Vector = numbers(3)
 
 
-class Phase(Record):
+class CellPhase(Record):
     """Dst positions that meet the same taps: the first of a cell, the first tap, and the number of taps."""
 
     first: Vector = numbers(3)

@@ -21,9 +21,8 @@ from kernels.blocks import SUMS
 from kernels.cache import cached
 from kernels.emit.compiler import Records
 from kernels.emit.dots import PARTS, PRODUCTS, ROWS, STEP, TILE
-from kernels.forward.cells.records import CellLine, Phase
+from kernels.forward.cells.records import CellLine, CellPhase
 from kernels.problem import ConvProblem, Dims
-from kernels.target import target
 
 __all__ = ["LANES", "ForwardSchedule", "forward_schedule"]
 
@@ -35,10 +34,6 @@ LANES = 2 * TILE
 
 PRODUCT_CYCLES, VALUE_CYCLES = 26.0, 1.5
 """What a product of two tiles takes with its loads, and packing a value."""
-
-ROWS_CYCLES, CALL_CYCLES = 8.0, 60.0
-"""What dot products of `ROWS` pixels with 16 dst channels take for `STEP` src channels, two begun in a cycle, and what
-a block of them takes besides."""
 
 MOST_TAPS, MOST_PHASES, MOST_CELLS = 1 << 12, 1 << 10, 1 << 20
 """Beyond these laying them out takes too long."""
@@ -138,7 +133,7 @@ class ForwardSchedule:
     `steps` are the images and dst positions of a cell, `cells` the tables of (d, h, w); `taps` and `offsets` are the
     numbers of the taps and their bytes in the panel, in the order of the `phases`. There are `segments` of the panel
     along (d, h, w); `pitches` are the positions of one along these axes and `positions` all of them. A position has a
-    row of one `step` of src channels, so many times (`depth`): tile registers hold 32 channels, dot products read all.
+    row of one `step` of src channels, so many times (`depth`): tile registers hold 32 channels.
     `cycles` is an estimate for all of dst.
     """
 
@@ -181,19 +176,12 @@ def _tiles(images: int, counts: list[int], pitches: list[int]) -> int:
 
 @cached
 def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
-    """Lay out a forward operation; None where it has too many taps, phases or zeros, or nothing to sum.
-
-    Without tile registers there is none for f32 and f16, which would take too many products.
-    """
+    """Lay out a forward operation; None where it has too many taps, phases or zeros, or nothing to sum."""
     dims, parts = problem.dims, PARTS[problem.dtype]
-    tiles_of_amx = target().dots == "amx"
-    if parts > 1 and not tiles_of_amx:
-        return None
     strides = (1, 1, 1) if dims.gathers else dims.strides
     if prod(dims.kernel) > MOST_TAPS or prod(strides) > MOST_PHASES or 0 in (*dims.wide, *dims.narrow, dims.n):
         return None
-    steps, blocks = ceil(dims.src_channels / STEP), ceil(dims.dst_channels / TILE)
-    depth, step = (steps, STEP) if tiles_of_amx else (1, steps * STEP)
+    depth, step, blocks = ceil(dims.src_channels / STEP), STEP, ceil(dims.dst_channels / TILE)
     row = 2 * step
     shape = [1, *dims.dst]
 
@@ -242,17 +230,14 @@ def forward_schedule(problem: ConvProblem) -> ForwardSchedule | None:
         some = _tiles(shape[0], counts, pitches)
         tiles, work = max(tiles, some), work + some * len(mine)
     packed = prod(segments) * positions
-    if tiles_of_amx:
-        products = PRODUCT_CYCLES * len(PRODUCTS[parts]) * depth * blocks * work
-    else:
-        products = (ROWS_CYCLES * steps * blocks + CALL_CYCLES * ceil(blocks / 2)) * work
+    products = PRODUCT_CYCLES * len(PRODUCTS[parts]) * depth * blocks * work
     return ForwardSchedule(
         steps=(shape[0], shape[1], shape[2], shape[3]),
         cells=(lines[0].cells, lines[1].cells, lines[2].cells),
         segments=tuple(segments),
         pitches=tuple(pitches),
         positions=positions,
-        phases=np.array(phases, Phase.dtype),
+        phases=np.array(phases, CellPhase.dtype),
         taps=tuple(taps),
         offsets=np.array(offsets, np.int64),
         rows=ROWS * tiles,

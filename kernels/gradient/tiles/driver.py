@@ -202,7 +202,7 @@ def _visits(share: Share, ranges: int) -> Rows[Visit]:
     visits = np.empty(ranges + 1, VISIT)
     for i in range(ranges + 1):
         walk = visits[i].walk
-        walk.acc_step, walk.segment, walk.start = share.acc_step, share.segment, 0
+        walk.acc_step, walk.segment = share.acc_step, share.segment
         walk.groups, walk.group_bytes = share.groups, share.acc_bytes
     return visits
 

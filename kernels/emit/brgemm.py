@@ -1,0 +1,391 @@
+"""Micro-kernels of the forward operations: batch-reduce products that keep a tile of sums in registers.
+
+    c[m, :] = start + sum over elements e of the batch, over k < steps of e:  a[e][m, k] * b[e][k, :]
+
+A batch lists what a tile of dst pixels sums: kernel taps, or runs of taps and channels that follow each other in memory
+(batch-reduce GEMM: Georganas et al., https://arxiv.org/abs/1906.06440). `a` is read where it lies: a row is a pixel,
+`a_row` bytes from the one before. `b` is packed in lines of one vector. So rank, stride, dilation, phase and border are
+addresses of the list alone. A tap that is outside for the first or the last rows of a tile leaves these rows out.
+
+There are four kinds of products (`KINDS`):
+
+* ``f32``: `a` holds words of f32, each multiplied with a line of f32.
+* ``dots``: `a` holds words of two bf16, lines have pairs of bf16; VDPBF16PS, which takes subnormal numbers as zeros.
+* ``pairs``: the same on ordinary instructions, which keep them. Where none is subnormal, the bits are the same: both
+  add the second products of a pair, then the first ones, rounding each time.
+* ``lanes``: `a` holds lines of f32 as well, and every lane has a problem of its own (depthwise).
+
+Sums over many steps lose digits, so an element may ask for a `flush`: the sums so far are added to a second set in
+memory, which begins with `start`, and begin anew. Which elements do so decides bits; tiles, rows and vectors do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from kernels.emit import simd
+from kernels.emit.compiler import ENTRIES, Entry, Record, callback
+from kernels.emit.dots import dot_product, halves
+from kernels.target import target
+
+__all__ = [
+    "FLUSH",
+    "FLUSH_FIRST",
+    "KINDS",
+    "MASKS",
+    "ROWS",
+    "SKIPS",
+    "Batch",
+    "Element",
+    "call_batch",
+    "micro_entries",
+    "micro_table",
+]
+
+WIDTH = target().lanes
+
+KINDS = {"f32": 0, "lanes": 2, "dots": 3, "pairs": 5}
+"""Entries of `micro_table` of a kind: the first one has tiles of one vector, the next one those of two."""
+
+ROWS = {"f32": target().batch_rows, "lanes": {1: target().batch_rows[1]}} | (
+    {"dots": target().batch_rows, "pairs": {1: 4, 2: 4}} if target().dots == "avx512bf16" else {}
+)
+"""Rows of the tallest tile by kind and number of vectors."""
+
+SKIPS = 3
+"""Rows at either end of a tile that an element may leave out."""
+
+MASKS = "avx512bw" in target().features
+"""Whether the last lanes of a tile can be left unwritten."""
+
+
+class Element(Record):
+    """What is added to a tile: `steps` words and lines that follow each other, from byte offsets `a` and `b` on.
+
+    `case` says for which rows: 0 for all, 2 s - 1 for all but the first s, 2 s for all but the last s.
+    """
+
+    a: int
+    b: int
+    steps: int
+    case: int
+    flush: int
+
+
+FLUSH, FLUSH_FIRST = 1, 2
+"""What an element may ask for: to add the sums to the second set, or to begin it."""
+
+
+class Batch(Record):
+    """A tile, and the address of the `count` (at least 1) elements that it sums.
+
+    `b_vector` leads from a line to that of the next vector, `c_row` from a row of dst to the next one. Sums begin with
+    the lines at `start`, `start_row` bytes apart; or at zero where they are formed `apart`, and those lines are added
+    at the first flush, or at the end. Sums that go on, whose `start_row` is not 0, have been flushed before. `totals`
+    has the address of a second set of sums, or 0 where no element flushes. Of the last vector `valid` lanes are written
+    (all, without `MASKS`). With `rounds` (dots and pairs only) dst is bf16, otherwise f32.
+
+    Lanes: `vectors` of them are summed one after another, the last one `last` bytes from the first at the most, and a
+    step leads `step` bytes on in `a` and in `b`.
+    """
+
+    rows: int
+    a: int
+    a_row: int
+    b: int
+    b_vector: int
+    elements: int
+    count: int
+    c: int
+    c_row: int
+    start: int
+    start_row: int
+    apart: int
+    totals: int
+    valid: int
+    rounds: int
+    vectors: int
+    last: int
+    step: int
+
+
+_FIELDS = tuple(Batch.__annotations__)
+_LINE = 4 * WIDTH
+_I32 = ir.IntType(32)
+_FLOATS, _INTS = ir.VectorType(simd.F32, WIDTH), ir.VectorType(_I32, WIDTH)
+_ZERO = ir.Constant(_FLOATS, [0.0] * WIDTH)
+
+
+def _cases(rows: int) -> list[tuple[int, int]]:
+    """Return the first and the last row of each case of a tile."""
+    skips = range(1, min(SKIPS, rows - 1) + 1)
+    return [(0, rows), *(rest for skip in skips for rest in ((skip, rows), (0, rows - skip)))]
+
+
+class _Tile:
+    """A tile of so many `rows` and `vectors`, emitted once."""
+
+    def __init__(self, builder: Any, kind: str, rows: int, vectors: int, batch: Any) -> None:
+        self.builder, self.kind, self.rows, self.vectors, self.batch = builder, kind, rows, vectors, batch
+        self.places = [(m, j) for m in range(rows) for j in range(vectors)]
+
+    def _at(self, base: Any, step: Any, count: int) -> Any:
+        return self.builder.add(base, self.builder.mul(step, simd.I64(count))) if count else base
+
+    def _when(self, asked: Any, otherwise: list[Any], make: Callable[[], list[Any]]) -> list[Any]:
+        """Return what `make` emits where `asked` is not 0, or the values `otherwise`."""
+        here = self.builder.block
+        with self.builder.if_then(self.builder.icmp_signed("!=", asked, simd.I64(0))):
+            made, inside = make(), self.builder.block
+        return simd.join(self.builder, otherwise, here, made, inside)
+
+    def _total(self, index: int) -> Any:
+        return self.builder.add(self.batch.totals, simd.I64(_LINE * index))
+
+    def _start(self, m: int, j: int) -> Any:
+        builder, batch = self.builder, self.batch
+        place = builder.add(self._at(batch.start, batch.start_row, m), simd.I64(_LINE * j))
+        return simd.load(builder, place, _FLOATS)
+
+    def _begin(self) -> list[Any]:
+        """Return the first values of the sums; sums that go on are their own second set, if there is one."""
+        builder, batch = self.builder, self.batch
+        together = builder.sub(simd.I64(1), batch.apart)
+        sums = self._when(together, [_ZERO] * len(self.places), lambda: [self._start(*place) for place in self.places])
+        goes_on = builder.icmp_signed("!=", batch.start_row, simd.I64(0))
+        with builder.if_then(builder.and_(goes_on, builder.icmp_signed("!=", batch.totals, simd.I64(0)))):
+            for index, place in enumerate(self.places):
+                simd.store(builder, self._start(*place), self._total(index))
+        return sums
+
+    def _add_start(self, sums: list[Any]) -> list[Any]:
+        return [self.builder.fadd(self._start(*place), value) for place, value in zip(self.places, sums, strict=True)]
+
+    def _add_totals(self, sums: list[Any]) -> list[Any]:
+        builder = self.builder
+        return [builder.fadd(simd.load(builder, self._total(i), _FLOATS), value) for i, value in enumerate(sums)]
+
+    def _steps(self, a: Any, b: Any, steps: Any, sums: list[Any], low: int, high: int) -> list[Any]:
+        """Add the products of an element to the rows from `low` to `high`.
+
+        Rows are one, two or three strides from every third one: as many addresses as fit registers.
+        """
+        builder, batch = self.builder, self.batch
+        heads = range(low // 3, (high - 1) // 3 + 1)
+        lanes, plain = self.kind == "lanes", self.kind in ("f32", "lanes")
+        stored = _FLOATS if lanes else simd.F32 if plain else _I32
+
+        def step(carried: list[Any]) -> list[Any]:
+            places, line, sums = carried[: len(heads)], carried[len(heads)], carried[len(heads) + 1 :]
+            lines = [
+                simd.load(builder, self._at(line, batch.b_vector, j), _FLOATS if plain else _INTS)
+                for j in range(self.vectors)
+            ]  # fmt: skip
+            for m in range(low, high):
+                at = self._at(places[m // 3 - heads[0]], batch.a_row, m % 3)
+                word = simd.load(builder, at, stored, 4 if plain else 2)
+                word = word if lanes else simd.splat(builder, word, WIDTH)
+                for j in range(self.vectors):
+                    sums[m * self.vectors + j] = self._product(sums[m * self.vectors + j], word, lines[j])
+            on = batch.step if lanes else simd.I64(4)
+            following = [simd.opaque(builder, builder.add(place, on)) for place in places]
+            return [*following, builder.add(line, batch.step if lanes else simd.I64(_LINE)), *sums]
+
+        begin = [self._at(a, batch.a_row, 3 * head) for head in heads]
+        return simd.loop(builder, steps, [*begin, b, *sums], step, "step", rolled=True)[len(heads) + 1 :]
+
+    def _product(self, total: Any, a: Any, b: Any) -> Any:
+        builder = self.builder
+        if self.kind == "dots":
+            return dot_product(builder, total, a, b)
+        if self.kind == "pairs":
+            for left, right in reversed(list(zip(halves(builder, a), halves(builder, b), strict=True))):
+                total = builder.call(simd.fma(builder, _FLOATS), [left, right, total])
+            return total
+        return simd.multiply_add(builder, a, b, total)
+
+    def _element(self, carried: list[Any]) -> list[Any]:
+        """Add one element; give where the next one is listed, and the sums."""
+        builder, batch = self.builder, self.batch
+        place, *sums = carried
+        element = simd.fields(builder, place, Element.dtype, *Element.__annotations__)
+        a, b = builder.add(batch.a, element.a), builder.add(batch.b, element.b)
+        cases = _cases(self.rows)
+        blocks = [builder.append_basic_block(f"case{number}") for number in range(len(cases))]
+        after = builder.append_basic_block("cases.end")
+        switch = builder.switch(element.case, blocks[0])
+        ends = []
+        for number, (low, high) in enumerate(cases):
+            if number:
+                switch.add_case(simd.I64(number), blocks[number])
+            builder.position_at_end(blocks[number])
+            ends.append((self._steps(a, b, element.steps, sums, low, high), builder.block))
+            builder.branch(after)
+        builder.position_at_end(after)
+        joined = []
+        for index in range(len(sums)):
+            phi = builder.phi(_FLOATS)
+            for values, block in ends:
+                phi.add_incoming(values[index], block)
+            joined.append(phi)
+
+        def flush() -> list[Any]:
+            first = builder.icmp_signed("==", element.flush, simd.I64(FLUSH_FIRST))
+            with builder.if_else(first) as (begins, goes_on):
+                with begins:
+                    for index, value in enumerate(self._add_start(joined)):
+                        simd.store(builder, value, self._total(index))
+                with goes_on:
+                    for index, value in enumerate(self._add_totals(joined)):
+                        simd.store(builder, value, self._total(index))
+            return [_ZERO] * len(joined)
+
+        sums = self._when(element.flush, joined, flush)
+        return [builder.add(place, simd.I64(Element.dtype.itemsize)), *sums]
+
+    def emit(self) -> None:
+        """Emit the tile."""
+        builder, batch = self.builder, self.batch
+        for m in range(self.rows):
+            for line in range(0, _LINE * self.vectors, 64):
+                simd.prefetch(builder, builder.add(self._at(batch.c, batch.c_row, m), simd.I64(line)), write=True)
+        sums = simd.loop(builder, batch.count, [batch.elements, *self._begin()], self._element, "element", rolled=True)[
+            1:
+        ]
+        flushed = builder.icmp_signed("!=", batch.totals, simd.I64(0))
+        added = self._when(batch.totals, sums, lambda: self._add_totals(sums))
+        alone = builder.select(flushed, simd.I64(0), batch.apart)
+        sums = self._when(alone, added, lambda: self._add_start(sums))
+        if self.kind in ("dots", "pairs"):
+            with builder.if_else(builder.icmp_signed("!=", batch.rounds, simd.I64(0))) as (rounded, plain):
+                with rounded:
+                    self._write(sums, 2)
+                with plain:
+                    self._write(sums, 4)
+        else:
+            self._write(sums, 4)
+
+    def _write(self, sums: list[Any], size: int) -> None:
+        builder, batch = self.builder, self.batch
+        for (m, j), value in zip(self.places, sums, strict=True):
+            stored = self._rounded(value) if size == 2 else value
+            to = builder.add(self._at(batch.c, batch.c_row, m), simd.I64(size * WIDTH * j))
+            if MASKS and j == self.vectors - 1:
+                _store_some(builder, stored, to, size, batch.valid)
+            else:
+                simd.store(builder, stored, to, size)
+
+    def _rounded(self, value: Any) -> Any:
+        """Round to bf16: sums of dots, none of them subnormal, by the instruction that takes such numbers as zeros."""
+        if self.kind == "dots" and not target().imitated:
+            kind = ir.FunctionType(ir.VectorType(simd.BFloat(), WIDTH), [_FLOATS])
+            name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+            function = cgutils.get_or_insert_function(self.builder.module, kind, name)
+            bits = self.builder.call(function, [value])
+            return self.builder.bitcast(bits, ir.VectorType(ir.IntType(16), WIDTH))
+        return simd.narrow(self.builder, value, "bf16", WIDTH)
+
+
+def _store_some(builder: Any, value: Any, address: Any, align: int, count: Any) -> None:
+    """Store the first `count` lanes."""
+    numbers = ir.Constant(ir.VectorType(simd.I64, WIDTH), list(range(WIDTH)))
+    mask = builder.icmp_signed("<", numbers, simd.splat(builder, count, WIDTH))
+    pointer, lane = value.type.as_pointer(), "f32" if align == 4 else "i16"
+    kind = ir.FunctionType(ir.VoidType(), [value.type, pointer, _I32, mask.type])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.masked.store.v{WIDTH}{lane}.p0")
+    builder.call(function, [value, builder.inttoptr(address, pointer), _I32(align), mask])
+
+
+def _emit(builder: Any, kind: str, vectors: int, place: Any) -> None:
+    """Emit the tiles of a kind and number of vectors, and the choice between them by their rows."""
+    batch = simd.fields(builder, place, Batch.dtype, *_FIELDS)
+    if kind == "lanes":
+        _emit_lanes(builder, batch)
+        return
+    _emit_rows(builder, kind, vectors, batch)
+
+
+def _emit_rows(builder: Any, kind: str, vectors: int, batch: Any) -> None:
+    most = ROWS[kind][vectors]
+    blocks = [builder.append_basic_block(f"rows{rows}") for rows in range(1, most + 1)]
+    after = builder.append_basic_block("rows.end")
+    switch = builder.switch(batch.rows, blocks[0])
+    for rows, block in enumerate(blocks, 1):
+        if rows > 1:
+            switch.add_case(simd.I64(rows), block)
+        builder.position_at_end(block)
+        _Tile(builder, kind, rows, vectors, batch).emit()
+        builder.branch(after)
+    builder.position_at_end(after)
+
+
+def _emit_lanes(builder: Any, batch: Any) -> None:
+    a, b, c, start = batch.a, batch.b, batch.c, batch.start
+
+    def vector(carried: list[Any]) -> list[Any]:
+        (at,) = carried
+        batch.a, batch.b, batch.c, batch.start = (builder.add(place, at) for place in (a, b, c, start))
+        _emit_rows(builder, "lanes", 1, batch)
+        following = builder.add(at, simd.I64(_LINE))
+        return [builder.select(builder.icmp_signed("<", following, batch.last), following, batch.last)]
+
+    zero = simd.I64(0)
+    begin = builder.select(builder.icmp_signed("<", batch.last, zero), batch.last, zero)
+    simd.loop(builder, batch.vectors, [begin], vector, "vector", rolled=True)
+
+
+def micro_entries() -> list[tuple[str, int]]:
+    """List kind and vectors of each entry that this target has."""
+    return [(kind, vectors) for kind, rows in ROWS.items() for vectors in rows]
+
+
+@cache
+def _entry(kind: str, vectors: int) -> Any:
+    """Compile an entry, or load it (see `kernels.emit.tile_table` for the why of `exec`)."""
+    name = f"_batch_{kind}_{vectors}"
+
+    def typer(typingctx: Any, batch: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            _emit(builder, kind, vectors, values[0])
+            return context.get_dummy_value()
+
+        return types.void(types.int64), codegen
+
+    space: dict[str, Any] = {"__name__": __name__, f"{name}_emit": intrinsic(typer)}
+    exec(compile(f"def {name}(batch):\n    {name}_emit(batch)\n", __file__, "exec"), space)  # noqa: S102 -- our own text
+    return callback("void(int64)", space[name])
+
+
+@cache
+def micro_table() -> npt.NDArray[np.int64]:
+    """Return the addresses of the entries, each at the place of its kind plus its vectors less one; 0 for none."""
+    table = np.zeros(7, np.int64)
+    for kind, vectors in micro_entries():
+        table[KINDS[kind] + vectors - 1] = _entry(kind, vectors).address
+    return table
+
+
+ENTRIES.extend(Entry(f"batch[{kind}][{vectors}]", partial(_entry, kind, vectors)) for kind, vectors in micro_entries())
+
+_typed_intrinsic: Any = intrinsic
+
+
+@_typed_intrinsic
+def call_batch(typingctx: Any, entry: Any, batch: Any) -> Any:
+    """Call an entry of the table by its address, with the address of a `Batch`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [simd.I64])
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), [values[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen

@@ -1,0 +1,159 @@
+"""Which taps meet which dst positions of a forward operation, axis by axis.
+
+ConvTranspose: a dst position ``u`` meets tap ``k`` at src position ``x = (u + pad - k * dilation) / stride`` where that
+is an integer and inside. Positions that agree modulo the stride are a phase: their taps are an arithmetic progression.
+Convolution: a dst position ``x`` meets tap ``k`` at src position ``x * stride + k * dilation - pad`` where that is
+inside; all positions are one phase. Taps are numbered so that those of a phase follow each other, and src positions
+rise with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.emit.compiler import Records
+from kernels.forward.records import Axis, Phase, Tap
+from kernels.problem import Dims, wrapped
+
+__all__ = ["AxisTable", "Ints", "axis_tables", "merged", "reached", "tables_of", "tap_numbers"]
+
+Ints = npt.NDArray[np.int64]
+
+
+def tap_step(dims: Dims, axis: int) -> int:
+    """Return the taps from one tap of a dst position to its next."""
+    return 1 if dims.gathers else dims.strides[axis] // gcd(dims.strides[axis], dims.dilations[axis])
+
+
+def tap_numbers(dims: Dims, axis: int) -> Ints:
+    """Number the taps of an axis."""
+    taps = np.arange(dims.kernel[axis])
+    if dims.gathers:
+        return taps
+    numbers = np.empty(len(taps), np.int64)
+    numbers[np.lexsort((-taps, taps % min(tap_step(dims, axis), len(taps))))] = taps
+    return numbers
+
+
+def reached(dims: Dims, axis: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return the taps that join positions, with their first narrow and wide position and the number of positions."""
+    low, high = dims.tap_ranges(axis).T
+    taps = np.flatnonzero(low < high)
+    stride, dilation, pad = wrapped((dims.strides[axis], dims.dilations[axis], dims.pads[axis]))
+    return taps, low[taps], low[taps] * stride + taps * dilation - pad, (high - low)[taps]
+
+
+@dataclass(frozen=True)
+class AxisTable:
+    """One axis: sizes, the number of its taps, steps between positions of a phase, phases and taps.
+
+    A position meets at most `most` taps, and src positions that are at most `reach` apart.
+    """
+
+    dst: int
+    src: int
+    kernel: int
+    dst_step: int
+    src_step: int
+    phases: Records
+    taps: Records
+    covered: bool = True
+
+    @property
+    def most(self) -> int:
+        """The largest number of taps of a phase."""
+        return int(self.phases["taps"].max(initial=0))
+
+    @property
+    def reach(self) -> int:
+        """The largest number of src positions that a dst position spans."""
+        if not len(self.taps):
+            return 0
+        begins = self.taps["src"] - self.taps["low"] * self.src_step
+        first = self.phases["first"]
+        spans = begins[first + self.phases["taps"] - 1] - begins[first] + 1
+        return int(min(self.src, spans.max(initial=1)))
+
+    def alone(self) -> AxisTable:
+        """Return the axis with a phase for each tap, by their numbers."""
+        lanes = np.repeat(self.phases["dst"], self.phases["taps"])
+        order = np.argsort(self.taps["number"])
+        phases = np.empty(len(order), Phase.dtype)
+        phases["dst"], phases["first"], phases["taps"] = lanes, np.arange(len(order)), 1
+        return AxisTable(
+            self.dst, self.src, self.kernel, self.dst_step, self.src_step, phases[order], self.taps, self.covered
+        )
+
+
+def axis_table(dims: Dims, axis: int) -> AxisTable:
+    """Return the table of an axis."""
+    taps, low, start, length = reached(dims, axis)
+    wide, numbers = max(1, dims.wide[axis]), tap_numbers(dims, axis)[taps]
+    stride = min(dims.strides[axis], wide)
+    first, src, lanes, dst_step, src_step = low, start, np.zeros_like(low), 1, stride
+    if not dims.gathers:
+        lanes, first, src = start % stride, start // stride, low
+        dst_step, src_step = stride, 1
+    order = np.lexsort((numbers, lanes))
+    table = np.empty(len(taps), Tap.dtype)
+    table["number"], table["low"], table["high"], table["src"] = numbers, first, first + length, src
+    table, lanes = table[order], lanes[order]
+    begins = np.flatnonzero(np.diff(lanes, prepend=-1))
+    phases = np.empty(len(begins), Phase.dtype)
+    phases["dst"], phases["first"], phases["taps"] = lanes[begins], begins, np.diff(np.append(begins, len(taps)))
+    size = dims.dst[axis]
+    covered = len(begins) == min(dst_step, size) and all(
+        _covers(table[first : first + count], -(-(size - lane) // dst_step)) for lane, first, count in phases.tolist()
+    )
+    return AxisTable(size, dims.src[axis], dims.kernel[axis], dst_step, src_step, phases, table, covered)
+
+
+def _covers(taps: Records, count: int) -> bool:
+    """Return whether every position of a phase meets a tap."""
+    order = np.argsort(taps["low"], kind="stable")
+    low, high = taps["low"][order], np.maximum.accumulate(taps["high"][order])
+    return bool(low[0] == 0 and high[-1] >= count and (low[1:] <= high[:-1]).all())
+
+
+def axis_tables(dims: Dims) -> tuple[AxisTable, ...]:
+    """Return the tables of (n, d, h, w): images meet one tap, which is no other image's."""
+    return _plain(dims.n), *(axis_table(dims, axis) for axis in range(3))
+
+
+def _plain(size: int) -> AxisTable:
+    """Return an axis whose positions meet one tap each, at their own."""
+    taps, phases = np.zeros(1, Tap.dtype), np.zeros(1, Phase.dtype)
+    taps["high"], phases["taps"] = size, 1
+    return AxisTable(size, size, 1, 1, 1, phases, taps)
+
+
+def is_plain(table: AxisTable) -> bool:
+    """Return whether a table is one of `_plain`."""
+    sizes = table.dst == table.src and table.kernel == table.dst_step == table.src_step == 1
+    return sizes and table.taps.tolist() == [(0, 0, table.dst, 0)]
+
+
+def merged(one: AxisTable, other: AxisTable) -> tuple[AxisTable, AxisTable] | None:
+    """Return an axis of one position and one of all positions of two; None where they have more than one tap."""
+    return (_plain(1), _plain(one.dst * other.dst)) if is_plain(one) and is_plain(other) else None
+
+
+def tables_of(tables: tuple[AxisTable, ...], alone: bool) -> tuple[Records, Records, Records]:
+    """Return the tables of axes, phases and taps that compiled code reads; taps `alone` are phases of their own."""
+    tables = tuple(table.alone() for table in tables) if alone else tables
+    axes = np.empty(len(tables), Axis.dtype)
+    phases, taps = [], []
+    first, tap = 0, 0
+    for row, table in zip(axes, tables, strict=True):
+        row["first"], row["phases"] = first, len(table.phases)
+        row["dst_step"], row["src_step"], row["stride"] = table.dst_step, 1 if alone else table.src_step, table.src_step
+        some = table.phases.copy()
+        some["first"] += tap
+        phases.append(some)
+        taps.append(table.taps)
+        first, tap = first + len(table.phases), tap + len(table.taps)
+    return axes, np.concatenate(phases), np.concatenate(taps)

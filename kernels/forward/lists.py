@@ -1,0 +1,197 @@
+"""Batches for the micro-kernels: which taps a tile of dst pixels sums, and where their src lies.
+
+Along three axes positions that meet the same taps share a batch (a class). Along the fourth, the rows of a tile, taps
+that the first or last rows do not meet leave these rows out, up to `SKIPS` of them; otherwise the tile is shorter. So
+the positions of the padding are never multiplied, and no tile is cut for the sake of the bits.
+"""
+
+from __future__ import annotations
+
+from kernels.emit.brgemm import FLUSH, FLUSH_FIRST, SKIPS, Batch, Element, call_batch
+from kernels.emit.compiler import Rows, jit
+from kernels.emit.intrinsics import address_of
+from kernels.forward.records import Axis, GatherShare, Phase, Piece, Tap, Work
+
+__all__ = ["MOST_ELEMENTS", "list_class", "list_rows", "sum_lists"]
+
+MOST_ELEMENTS = 2048
+"""Elements of a batch at the most; the sums of longer ones are stored in between."""
+
+
+@jit
+def list_class(taps: Rows[Tap], phase: Phase, src_step: int, at: int, end: int, pieces: Rows[Piece]) -> tuple[int, int]:
+    """List the taps that position `at` of a phase meets.
+
+    Give their number, and where the positions end that meet the same ones, `end` at the latest.
+    """
+    count = 0
+    for place in range(phase.first, phase.first + phase.taps):
+        tap = taps[place]
+        if at < tap.low:
+            end = min(end, tap.low)
+        elif at < tap.high:
+            piece = pieces[count]
+            piece.number, piece.src, piece.case = tap.number, tap.src + (at - tap.low) * src_step, 0
+            end = min(end, tap.high)
+            count += 1
+    return count, end
+
+
+@jit
+def list_rows(
+    taps: Rows[Tap], phase: Phase, src_step: int, at: int, end: int, limit: int, pieces: Rows[Piece]
+) -> tuple[int, int, int]:
+    """Cut a tile from the positions `at` to `end` of a phase, and list its taps.
+
+    Give its rows, the number of tiles of these rows and taps that follow each other, and the number of taps, 0 for rows
+    that meet none. Rows up to the end differ by one where nothing else cuts them.
+    """
+    tiles = (end - at + limit - 1) // limit
+    rows = (end - at + tiles - 1) // tiles
+    most, same, met = rows, end, False
+    for place in range(phase.first, phase.first + phase.taps):
+        low, high = taps[place].low, taps[place].high
+        if high <= at:
+            continue
+        if low > at:
+            same = min(same, low)
+            if low - at > SKIPS:
+                most = min(most, low - at)
+        else:
+            same, met = min(same, high), True
+        if high < at + rows:
+            most = min(most, high - at + (0 if low > at else SKIPS))
+    if not met:
+        return same - at, 1, 0
+    repeat = max(1, min(end - at - tiles * (rows - 1), (same - at) // rows)) if most == rows else 1
+    rows, count = most, 0
+    for place in range(phase.first, phase.first + phase.taps):
+        tap = taps[place]
+        if tap.high <= at or tap.low >= at + rows:
+            continue
+        piece = pieces[count]
+        piece.number, piece.src, piece.case = tap.number, tap.src + (at - tap.low) * src_step, 0
+        if tap.low > at:
+            piece.case = 2 * (tap.low - at) - 1
+        elif tap.high < at + rows:
+            piece.case = 2 * (at + rows - tap.high)
+        count += 1
+    return rows, repeat, count
+
+
+@jit
+def _sum_tiles(
+    entry: int, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, batch: Batch, begun: bool
+) -> None:
+    """Add the batch to the tiles at hand."""
+    row, at, end, src, dst = share.row, work.at, work.end, work.src, work.dst
+    one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
+    a_row, c_row = axes[row].src_step * src[row], axes[row].dst_step * dst[row]
+    batch.a_row, batch.c_row = src[row] if share.lines != 0 else a_row, c_row
+    a_one, a_two, a_three = (
+        axes[one].src_step * src[one],
+        axes[two].src_step * src[two],
+        axes[three].src_step * src[three],
+    )
+    c_one, c_two, c_three = (
+        axes[one].dst_step * dst[one],
+        axes[two].dst_step * dst[two],
+        axes[three].dst_step * dst[three],
+    )
+    place = work.place
+    for axis in range(4):
+        place += (phases[work.phase[axis]].dst + at[axis] * axes[axis].dst_step) * dst[axis]
+    for i in range(end[one] - at[one]):
+        for j in range(end[two] - at[two]):
+            for k in range(end[three] - at[three]):
+                batch.a = work.start + i * a_one + j * a_two + k * a_three
+                batch.c = place + i * c_one + j * c_two + k * c_three
+                for _ in range(work.repeat):
+                    if begun:
+                        batch.start, batch.start_row = batch.c, c_row
+                    call_batch(entry, address_of(batch))
+                    batch.a += batch.rows * a_row
+                    batch.c += batch.rows * c_row
+
+
+@jit
+def _sum_lines(
+    share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, pieces: Rows[Piece],
+    elements: Rows[Element], batch: Batch,
+) -> None:  # fmt: skip
+    """Sum the tiles at hand line of taps by line of taps."""
+    src, counts, room, count = work.src, work.counts, pieces.shape[0] // 4, 0
+    begin = pieces[3 * room].src - pieces[3 * room].number
+    outside = begin + (batch.rows - 1) * axes[3].src_step + share.kernel[2] - share.width
+    case = -2 * begin - 1 if begin < 0 else 2 * outside if outside > 0 else 0
+    batch.elements = elements.ctypes.data
+    for i in range(counts[1]):
+        plane = pieces[room + i]
+        for j in range(counts[2]):
+            line, element = pieces[2 * room + j], elements[count]
+            element.a = pieces[0].src * src[0] + plane.src * src[1] + line.src * src[2] + begin * src[3]
+            element.b = (plane.number * share.kernel[1] + line.number) * share.kernel[2] * share.tap_bytes
+            element.case = case
+            count += 1
+    batch.count = count
+    _sum_tiles(share.lines, share, axes, phases, work, batch, False)
+
+
+@jit
+def sum_lists(
+    entry: int, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], work: Work, pieces: Rows[Piece],
+    elements: Rows[Element], batch: Batch,
+) -> None:  # fmt: skip
+    """Sum the tiles at hand over all combinations of their taps, which are `pieces` of each axis in turn.
+
+    Sums begin with the batch's `start`, and with the sums so far if the batch is too long for one list.
+    """
+    src, counts, room, words = work.src, work.counts, pieces.shape[0] // 4, share.words
+    if share.lines != 0:
+        _sum_lines(share, axes, phases, work, pieces, elements, batch)
+        return
+    count, last, begun, start, totals = 0, -1, share.far, batch.start, batch.totals
+    if not begun:
+        batch.totals = 0
+    image = pieces[0]
+    batch.elements = elements.ctypes.data
+    for i in range(counts[1]):
+        plane = pieces[room + i]
+        for j in range(counts[2]):
+            across = pieces[2 * room + j]
+            number = plane.number * share.kernel[1] + across.number
+            base = image.src * src[0] + plane.src * src[1] + across.src * src[2]
+            k = 0
+            while k < counts[3]:
+                column, run = pieces[3 * room + k], 1
+                while share.joined and k + run < counts[3]:
+                    following = pieces[3 * room + k + run]
+                    if following.case != column.case or following.src != column.src + run:
+                        break
+                    if share.inside and following.number // share.group != column.number // share.group:
+                        break
+                    run += 1
+                k += run
+                mark = (
+                    number * share.kernel[2] + column.number // share.group if share.inside else number // share.group
+                )
+                chunk = share.chunk if words > share.chunk else run * words
+                for done in range(0, run * words, chunk):
+                    if count > 0 and (mark != last or done > 0 or words > share.chunk):
+                        if share.flushes:
+                            elements[count - 1].flush = FLUSH if batch.totals != 0 else FLUSH_FIRST
+                            batch.totals = totals
+                        if count > MOST_ELEMENTS // 2:
+                            batch.count = count
+                            _sum_tiles(entry, share, axes, phases, work, batch, begun)
+                            count, begun = 0, True
+                    last = mark
+                    element = elements[count]
+                    element.a = base + column.src * src[3] + done * share.word
+                    element.b = (number * share.kernel[2] + column.number) * share.tap_bytes + done * share.line
+                    element.steps, element.flush = min(chunk, run * words - done), 0
+                    element.case = image.case | plane.case | across.case | column.case
+                    count += 1
+    batch.count = count
+    _sum_tiles(entry, share, axes, phases, work, batch, begun)
+    batch.start, batch.start_row, batch.totals = start, 0, totals

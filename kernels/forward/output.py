@@ -1,0 +1,65 @@
+"""From sums in scratch memory to dst: rounded once, and turned where dst has channels apart."""
+
+from __future__ import annotations
+
+from kernels.emit.compiler import Vector, jit
+from kernels.emit.intrinsics import copy_panel, transpose_panel
+from kernels.pack.panels import F32, put
+
+__all__ = ["fill", "put_lines", "write"]
+
+put_lines = copy_panel("f32")
+_transpose = transpose_panel("f32")
+
+
+@jit
+def fill(kind: int, line: int, count: int, sizes: Vector, to: int, steps: Vector) -> None:
+    """Write `count` adjacent values, stored as `kind` and given as f32 at `line`, to each position of a box."""
+    for n in range(sizes[0]):
+        for d in range(sizes[1]):
+            for h in range(sizes[2]):
+                place = to + n * steps[0] + d * steps[1] + h * steps[2]
+                for w in range(sizes[3]):
+                    put(kind, place + w * steps[3], line, count)
+
+
+@jit
+def write(
+    kind: int, acc: int, lanes: int, valid: int, counts: Vector, to: int, steps: Vector, lane_step: int, spare: int
+) -> None:
+    """Write a dense box of sums [n][d][h][w][lanes] to dst, with byte steps there; `spare` has room for 64 f32."""
+    size = 4 if kind == F32 else 2
+    run, lines, planes = counts[3], counts[2], counts[1]
+    if steps[2] == run * steps[3]:
+        run, lines = run * lines, 1
+        if steps[1] == run * steps[3]:
+            run, planes = run * planes, 1
+    for n in range(counts[0]):
+        for d in range(planes):
+            for h in range(lines):
+                source = acc + ((n * planes + d) * lines + h) * run * 4 * lanes
+                place = to + n * steps[0] + d * steps[1] + h * steps[2]
+                if lane_step == size and kind == F32 and valid % 8 == 0:
+                    put_lines(valid, place, steps[3], source, 4 * lanes, run)
+                    continue
+                start = 0
+                while lane_step != size and steps[3] == size and run >= 8 and start < run:
+                    start = min(start, run - 8)  # a last block that is not full starts earlier
+                    target, origin = place + size * start, source + 4 * start * lanes
+                    whole = valid // 8 * 8 if kind == F32 else 0
+                    if whole > 0:
+                        _transpose(target, lane_step, origin, whole // 8, 4 * lanes, 7)
+                    for first in range(whole, valid, 8):
+                        _transpose(spare, 32, origin + 4 * first, 1, 4 * lanes, 7)
+                        for lane in range(first, min(first + 8, valid)):
+                            put(kind, target + lane * lane_step, spare + 32 * (lane - first), 8)
+                    start += 8
+                # what is left goes in the longest runs that lie together on both sides
+                pixels, values, count = run - start, valid, 1
+                if lane_step == size:
+                    values, count = 1, valid
+                    if valid == lanes and steps[3] == valid * size:
+                        pixels, count = 1, run * valid
+                for p in range(pixels):
+                    for lane in range(values):
+                        put(kind, place + p * steps[3] + lane * lane_step, source + 4 * (p * lanes + lane), count)

@@ -1,0 +1,103 @@
+"""Pairs of bf16 for dot products: packing of weights and src, and whether their magnitudes allow the instruction.
+
+It takes subnormal numbers as zeros, in what it reads and in what it writes. No sum is one where the smallest magnitudes
+of both tensors have products whose last digit is worth 2**-126 or more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels.emit.compiler import Rows, Vector, jit
+from kernels.emit.intrinsics import fill_zero
+from kernels.forward.records import Call, Data, GatherShare, Pass, Work
+from kernels.pack.magnitudes import magnitudes
+from kernels.pack.pairs import PackedBox, Packing, call_packer
+from kernels.target import target
+
+__all__ = ["bring_pairs", "keep", "pack_pairs"]
+
+WIDTH = target().lanes
+LINE = 64
+
+LEAST_SUM = 142
+"""Sum of two exponents, as f32 stores them: the 16 digits of a product are then worth 2**-111 to 2**-126 or more."""
+
+PACKED_BOX, PACKING = PackedBox.dtype, Packing.dtype
+
+
+@jit
+def pack_pairs(shares: Rows[GatherShare], passes: Rows[Pass], calls: Rows[Call], taps: Rows[PackedBox]) -> int:
+    """Pack panels [tap number][pair of src channels][lanes][2], one for each group and vector of dst channels.
+
+    `taps` are boxes as `kernels.pack.pairs` takes them. Return the smallest exponent among the weights that are not 0.
+    """
+    share, one, call, packings = shares[0], passes[0], calls[0], np.zeros(1, PACKING)
+    weights, packing, blocks = one.weights, packings[0], (one.channels + WIDTH - 1) // WIDTH
+    packing.pairs, packing.parts, packing.channels = True, 1, one.channels
+    packing.channel, packing.strides[3] = weights.dst_channel, weights.src_channel
+    packing.planes, packing.plane = blocks, share.block_bytes
+    whole = share.channels % 2 == 0 and one.channels % WIDTH == 0  # no place is left for zeros
+    for g in range(one.groups):
+        packing.source = call.weights + weights.start + g * weights.group
+        packing.target = call.panels + g * blocks * share.block_bytes
+        call_packer(share.packer, packings[0], taps, taps if whole else taps[:0])
+    packings[0].parts = 0  # the table is named once more: that keeps it
+    return _exponent(call.panels, one.groups * blocks * share.block_bytes // LINE)
+
+
+@jit
+def _exponent(place: int, lines: int) -> int:
+    """Return the smallest exponent of the bf16 in some lines of memory."""
+    least: int = (magnitudes(place, lines)[0] + 1) >> 7
+    return least
+
+
+@jit
+def bring_pairs(share: GatherShare, data: Data, source: int, strides: Vector, work: Work, scratch: int) -> None:
+    """Pack a box of src positions as pairs of channels; `source` is position 0, with byte `strides`.
+
+    A pixel of a line is a plane of its own, and its channels are the line.
+    """
+    packings, boxes, steps, sizes = np.zeros(1, PACKING), np.zeros(1, PACKED_BOX), work.src, work.sizes
+    packing, box = packings[0], boxes[0]
+    steps[3], work.start = 4 * share.words, scratch
+    for axis in range(2, -1, -1):
+        steps[axis] = steps[axis + 1] * sizes[axis + 1]
+    positions = 1
+    for axis in range(4):
+        source += work.first[axis] * strides[axis]
+        work.start -= work.first[axis] * steps[axis]
+        positions *= sizes[axis]
+    if positions == 0:
+        return
+    for axis in range(3):
+        box.sizes[axis], packing.steps[axis], packing.strides[axis] = sizes[axis], steps[axis], strides[axis]
+    box.sizes[3], packing.strides[3] = share.channels, data.channel
+    packing.parts, packing.channels, packing.channel = 1, sizes[3], strides[3]
+    packing.source, packing.target, packing.plane = source, scratch, steps[3]
+    packing.planes = positions
+    whole = share.channels % 2 == 0
+    call_packer(share.packer, packings[0], boxes, boxes if whole else boxes[:0])
+    boxes[0].place = packings[0].parts  # the tables are named once more: that keeps them
+    fill_zero(scratch + positions * steps[3], LINE)
+
+
+@jit
+def keep(share: GatherShare, data: Data, call: Call, work: Work, least: int) -> bool:
+    """Return whether dot products keep all sums of the src positions at hand; `least` is the weights' exponent."""
+    first, sizes, lowest = work.first, work.sizes, 512
+    if share.packed:
+        size = sizes[0] * sizes[1] * sizes[2] * sizes[3] * 4 * share.words
+        lowest = _exponent(call.source, (size + LINE - 1) // LINE) if size > 0 else 512
+    else:
+        run, origin = sizes[3] * data.strides[3], call.src + first[3] * data.strides[3]
+        if run < LINE:
+            return bool(run == 0)
+        for n in range(first[0], first[0] + sizes[0]):
+            for d in range(first[1], first[1] + sizes[1]):
+                for h in range(first[2], first[2] + sizes[2]):
+                    place = origin + n * data.strides[0] + d * data.strides[1] + h * data.strides[2]
+                    lowest = min(lowest, _exponent(place, run // LINE), _exponent(place + run - LINE, 1))
+    keeps: bool = min(lowest, least) >= 1 and lowest + least >= LEAST_SUM
+    return keeps
