@@ -292,8 +292,10 @@ class Opening:
             try:
                 known.prepared = await self._task.prepare(known.call, self._context.started, complete=complete)
             except InvalidParams as error:
+                if known.whole:
+                    raise
                 # Which inputs are required may depend on the outputs, and they may still come.
-                errors = [found for found in error.errors if complete or not _is_missing_input(found)]
+                errors = [found for found in error.errors if not _is_missing_input(found)]
                 if errors:
                     raise invalid_params(known.call.request.called.called_as, errors) from None
 

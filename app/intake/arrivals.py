@@ -34,6 +34,8 @@ class Known:
     call: RequestedCall
     prepared: Any = None
     likely: Any = None
+    whole: bool = True
+    """Whether no more inputs will come, but for data of these."""
 
 
 @dataclass(frozen=True, slots=True)

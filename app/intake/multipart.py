@@ -121,7 +121,7 @@ class MultipartIntake:
             return None
         if not self._missing:
             self._told = True
-            return Known(self._call(need_data=False))
+            return Known(self._call(need_data=False), whole=False)
         if self._begun:
             return None
         self._begun = True

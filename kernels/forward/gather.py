@@ -211,10 +211,9 @@ def _touch_source(data: Data, call: Call, work: Work) -> None:
 @jit
 def _sum_block(
     table: Vector, share: GatherShare, axes: Rows[Axis], phases: Rows[Phase], taps: Rows[Tap], work: Work,
-    pieces: Rows[Piece], elements: Rows[Element], batch: Batch, vectors: int, whole: Pass, call: Call, source: int,
-    shift: int, brought: bool,
+    pieces: Rows[Piece], elements: Rows[Element], batch: Batch, vectors: int, whole: Pass, call: Call,
 ) -> None:  # fmt: skip
-    """Sum all positions of a band for one block of lanes; its src was `brought` for an earlier one.
+    """Sum all positions of a band for one block of lanes.
 
     Far taps are phases of their own: in each the src that it meets is packed first, its positions side by side.
     """
@@ -222,6 +221,7 @@ def _sum_block(
     one, two, three = 0 if row > 0 else 1, 1 if row > 1 else 2, 2 if row > 2 else 3
     entry = table[work.micro + vectors - 1]
     begin, stop = np.empty(4, np.int64), np.empty(4, np.int64)
+    brought = work.brought > 0
     combinations = axes[0].phases * axes[1].phases * axes[2].phases * axes[3].phases
     for combination in range(combinations):
         rest, some = combination, True
@@ -233,9 +233,9 @@ def _sum_block(
         if not some:
             continue
         if share.packed and (share.far or not brought) and share.micro != DOTS_PLACE:
-            if not _bring(share, whole, call, axes, phases, taps, work, begin, stop, source):
+            if not _bring(share, whole, call, axes, phases, taps, work, begin, stop, work.source):
                 continue
-            work.start += shift
+            work.start += work.shift
             brought = True
         depth, at[one] = 0, begin[one]
         while depth >= 0:
@@ -345,10 +345,10 @@ def gather(
                 if not direct and (share.far or not share.covered):
                     fill(F32, batch.start, lanes, counts, call.sums, work.dst[:])
                 work.start += shift
+                work.source, work.shift, work.brought = start, shift, channel
                 _sum_block(
                     table, share, axes, phases, taps, works[0], pieces, elements, batches[0],
-                    1 if lanewise else vectors, one, call, start, shift,
-                    channel > 0,
+                    1 if lanewise else vectors, one, call,
                 )  # fmt: skip
                 work.start -= shift
                 if not direct:

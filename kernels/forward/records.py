@@ -233,6 +233,12 @@ class Work(Record):
     repeat: int
     micro: int
     limit: int
+    source: int
+    """Where the src of a block of lanes is packed from."""
+    shift: int
+    """Bytes from the first block of lanes to this one."""
+    brought: int
+    """Whether (not 0) the src was packed for an earlier block."""
 
 
 class TapRun(Record):

@@ -105,7 +105,7 @@ SRC = raw(arrays()["src"])
         ("AAAA", [], "must be a tensor"),
         ([[1.0]], [], "must be a tensor"),
         ({}, ["dtype"], "needs a dtype"),
-        ({"dtype": "f32", "shape": [2, 2, 8]}, [], "needs data"),
+        ({"dtype": "f32", "shape": [2, 2, 8]}, [], "has no data"),
         ({"dtype": "f32", "data": ""}, ["shape"], "needs a shape"),
         ({"shape": [1], "data": ""}, ["dtype"], "needs a dtype"),
         (SRC | {"dtype": 4}, ["dtype"], "must be a string"),
