@@ -62,6 +62,9 @@ class AskCheck(Task):
         self._place = place
         self._given: Mapping[str, Any] = {}
 
+    def check_begun(self, document: Mapping[str, Any]) -> None:
+        """Wait for the rest, which is small."""
+
     def read(self, document: Any) -> RequestObject:
         """Read the params."""
         self._given = _params(self._place(document), self._question.params, self._question.required)
@@ -90,7 +93,7 @@ class Submit(Task):
         given = self._place(document)
         if {"check", "case"} <= given.keys():
             self._find(given)
-        super().check_begun(document)
+        super().check_begun({"inputs": document.get("inputs")})  # there are no attributes
 
     def read(self, document: Any) -> RequestObject:
         """Read the params; raises `InvalidParams` for a case that takes no answer."""

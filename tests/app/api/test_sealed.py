@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pytest
 
 import convgrad
-from app.calls.sealed_tasks import NEXT, AskCheck
+from app.calls.sealed_tasks import NEXT, AskCheck, Submit
 from app.telemetry.context import RequestContext
 from convgrad import SealedCase
 from convgrad._check.cases import draw
@@ -209,10 +209,13 @@ def test_results_that_are_refused(http: httpx.Client, check: str, client: convgr
     with pytest.raises(convgrad.InvalidParams, match="must have shape"):
         client.submit_result(case, np.zeros(3, np.float32))
     assert client.submit_result(case, right(client, case)).passed
+    assert client.next_case(check) is not None
     assert kinds(http.post(path, json=outcome)) == ["answered"]
     with pytest.raises(convgrad.InvalidParams, match="has been answered"):
         client.submit_result(case, right(client, case))
-    client.finish_check(check)
+    document = client.finish_check(check)
+    assert document["counts"] == {"not_given": 1, "passed": 1, "unanswered": 1}
+    assert not document["passed"]
     assert kinds(http.post(path, json={**outcome, "case": 1})) == ["finished"]
     assert kinds(http.post(f"/v1/checks/{check}/next")) == ["finished"]
 
@@ -229,7 +232,12 @@ def test_a_result_without_its_bytes(http: httpx.Client, check: str, client: conv
         ("diff_weights", ("w.npy", header, "any/any")),
     ]
     reply = http.post(f"/v1/checks/{check}/submit", files=parts)
-    assert reply.status_code in (400, 422)
+    assert reply.status_code in (400, 422), reply.text
+    whole = httpx.Request("POST", "http://any", files=parts)
+    pieces = iter([whole.read()[:-250], whole.read()[-250:]])  # the request object, and later the file
+    headers = {"content-type": whole.headers["content-type"]}
+    reply = http.post(f"/v1/checks/{check}/submit", content=pieces, headers=headers)
+    assert reply.status_code in (400, 422), reply.text
     described = {"dtype": "f32", "shape": list(case.output_shape), "data": ""}
     reply = http.post(f"/v1/checks/{check}/submit", json={"case": 0, "inputs": {"diff_weights": described}})
     assert kinds(reply) == ["size"]
@@ -366,6 +374,11 @@ def test_the_documented_members() -> None:
     assert set(OPS) <= set(values.pop("ops"))
     assert values.pop("dtypes") == list(DTYPES)
     assert values == {name: list(getattr(Takes(), name)) for name in values}
+
+
+def test_what_has_begun_to_arrive(resident: Resident) -> None:
+    """The parts of a submission are accepted as they arrive; a multipart one has no attributes."""
+    Submit(resident.service).check_begun({"attributes": {}, "options": None})
 
 
 def test_signatures(client: convgrad.Client, check: str) -> None:
