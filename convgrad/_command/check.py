@@ -23,14 +23,14 @@ from convgrad._command.exits import FAILED, say
 from convgrad._command.streams import show
 from convgrad._progress import ProgressBar
 
-__all__ = ["check", "progress", "takes_of"]
+__all__ = ["check", "check_folders", "progress", "takes_of"]
 
 
 def check(options: argparse.Namespace) -> int:
     """Check a kernel on problems of all kinds; the exit code says whether all cases passed."""
     if options.compare:
         return _compare(options)
-    _check_folders(options)
+    check_folders(options)
     resumed = load(options.resume) if options.resume else None
     if resumed is not None and options.seed is not None:
         raise ValueError("--seed is for a new check: --resume goes on with the seed of the report")
@@ -62,7 +62,7 @@ def takes_of(options: argparse.Namespace, client: Client) -> dict[str, Any]:
     return takes | ({"dtypes": _words(options.dtypes)} if options.dtypes else {})
 
 
-def _check_folders(options: argparse.Namespace) -> None:
+def check_folders(options: argparse.Namespace) -> None:
     """Raise `ValueError` for a report that can't be written, before the time is spent."""
     for flag in ("html", "junit", "report"):
         path = getattr(options, flag)

@@ -11,7 +11,7 @@ from typing import Any
 from convgrad._check.process import KernelProcess
 from convgrad._check.sealed import check_sealed, text
 from convgrad._command.check import check as check_here
-from convgrad._command.check import progress, takes_of
+from convgrad._command.check import check_folders, progress, takes_of
 from convgrad._command.connection import connected
 from convgrad._command.exits import FAILED
 from convgrad._command.streams import show
@@ -27,7 +27,9 @@ def check(options: argparse.Namespace) -> int:
         return check_here(options)
     if options.kernel is None:
         raise ValueError("no kernel: give module:function, library.so, command:program, a URL, or a framework")
+    check_folders(options)
     options.url, options.local = options.sealed, False
+    label = options.kernel.encode("ascii", "replace").decode()[:200]
     for name in ("CONVGRAD_URL", "CONVGRAD_API_KEY"):
         os.environ.pop(name, None)  # the kernel's process must not find its way to the reference
     with connected(options) as client:
@@ -38,9 +40,7 @@ def check(options: argparse.Namespace) -> int:
             ) as process,
             progress(options) as on_progress,
         ):
-            document = check_sealed(
-                process, client, cases=options.cases, label=options.kernel[:200], on_progress=on_progress
-            )
+            document = check_sealed(process, client, cases=options.cases, label=label, on_progress=on_progress)
     if options.report:
         Path(options.report).write_text(json.dumps(document, indent=1), encoding="utf-8")
     return _told(document, options, document)

@@ -410,7 +410,7 @@ def early(src, diff_dst, weights_shape, out):
 
 def test_the_command(resident: Resident, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`convgrad check --sealed` passes a right kernel and writes what --verify-signature verifies; cheats fail."""
-    path, cheats = tmp_path / "check.json", tmp_path / "cheats.py"
+    path, cheats = tmp_path / "check.json", tmp_path / "cheats of Ångström.py"
     cheats.write_text(CHEATS)
     flags = ["--sealed", resident.url, "--api-key", KEYS["one"], "--cases", "4", "--report", str(path)]
     assert main(["check", f"{KERNELS}:right", *flags]) == 0
