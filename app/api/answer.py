@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+from starlette.types import Send
+
 from app.calls.tasks import Opening, Task
 from app.calls.work import Work
 from app.http.exchange import Exchange
@@ -20,7 +22,7 @@ __all__ = ["REQUEST_TYPES", "Decode", "Encode", "answer", "decode", "decode_opti
 Decode = Callable[[Exchange, Task, Lease], AsyncIterator[News]]
 """Reads the body of a request in one format."""
 
-Encode = Callable[[Work, Exchange], Awaitable[None]]
+Encode = Callable[[Work, Send], Awaitable[None]]
 """Runs the work and sends its reply in one format."""
 
 REQUEST_TYPES = ("application/json", "multipart/form-data")
@@ -35,10 +37,9 @@ async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode)
     """
     service = task.service
     with service.admit(), service.lease(exchange.direct_body) as lease:
-        async with Opening(task, lease, exchange.context) as opening:
-            work = await opening.receive(decode(exchange, task, lease))
-            async with exchange.watched(), work:
-                await encode(work, exchange)
+        work = await Opening(task, lease).receive(decode(exchange, task, lease))
+        async with exchange.watched(), work:
+            await encode(work, exchange.send)
 
 
 def decode(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[News]:

@@ -19,12 +19,10 @@ from app.api.openapi import (
     VERIFY_DOCS,
 )
 from app.api.openapi_checks import CHECK_DOCS
-from app.calls.call import Call
 from app.calls.sealed_tasks import BEGIN, DROP, FINISH, NEXT, VERIFY_SIGNATURE, AskCheck, Question, Submit
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
-from app.calls.work import Work
-from app.http.exchange import Exchange, exchange_of
+from app.http.exchange import exchange_of
 from app.replies import frames, multipart, npy, sse
 from app.replies.accept import choose
 from app.replies.result import send_result
@@ -43,32 +41,12 @@ checks = APIRouter(prefix="/v1/checks", tags=["sealed checks"], route_class=Bare
 JSON = "application/json"
 
 
-async def _send_json(work: Work, exchange: Exchange) -> None:
-    await send_result(work, exchange.send, exchange.context.timings)
-
-
-async def _send_multipart(work: Work, exchange: Exchange) -> None:
-    await multipart.send_multipart(work, exchange.send, exchange.context.timings)
-
-
-async def _send_events(work: Work, exchange: Exchange) -> None:
-    await sse.send_sse(work, exchange.send, exchange.context.request_id)
-
-
-async def _send_npy(work: Work, exchange: Exchange) -> None:
-    await npy.send_npy(cast("Call", work), exchange.send)
-
-
-async def _send_frames(work: Work, exchange: Exchange) -> None:
-    await frames.send_frames(cast("Call", work), exchange.send)
-
-
 _ENCODERS: dict[str, Encode] = {
-    JSON: _send_json,
-    npy.MEDIA_TYPE: _send_npy,
-    sse.MEDIA_TYPE: _send_events,
-    frames.MEDIA_TYPE: _send_frames,
-    multipart.MEDIA_TYPE: _send_multipart,
+    JSON: send_result,
+    npy.MEDIA_TYPE: npy.send_npy,
+    sse.MEDIA_TYPE: sse.send_events,
+    frames.MEDIA_TYPE: frames.send_frames,
+    multipart.MEDIA_TYPE: multipart.send_multipart,
 }
 REPLY_TYPES = tuple(_ENCODERS)
 

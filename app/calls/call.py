@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,11 +13,10 @@ from app.calls.errors import as_convgrad_error
 from app.calls.events import Begin, End, Event, Progress, TileReady
 from app.calls.outputs import CallOutput
 from app.calls.planning import Computation
-from app.calls.work import OnProgress, Result
+from app.calls.work import Result
 from app.intake.options import Options
 from app.pool.engine import Arrival, Job
 from app.telemetry.context import current_context
-from app.telemetry.timings import Timings
 from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
 from kernels import Plan, Unit, box
 from schemas.ops import ResolvedOp
@@ -88,11 +87,9 @@ class Call:
         prepared: Prepared,
         tensors: Mapping[str, Segment],
         lease: Lease,
-        timings: Timings,
         call_id: str,
     ) -> None:
         self.prepared = prepared
-        self.timings = timings
         self.id = call_id
         self.stats: dict[str, Any] = {}
         self.outputs = tuple(
@@ -105,6 +102,7 @@ class Call:
         self._cleanup = ExitStack()
         self._began = False
         self._context = current_context()
+        self.timings = self._context.timings
         self._entered = 0.0
         self._outcome: str | None = None
         self.cancelled = False
@@ -117,6 +115,7 @@ class Call:
             await self._enter()
         except BaseException as error:
             self._count(error)
+            await self.abandon()
             raise
         return self
 
@@ -124,7 +123,7 @@ class Call:
         if time.monotonic() >= self.prepared.deadline:
             raise DeadlineExceeded("the deadline passed before the work began")
         with ExitStack() as undo:
-            undo.enter_context(self._resources.admission.call(self._context))
+            undo.enter_context(self._admitted())
             self._resources.running.add(self)
             undo.callback(self._resources.running.discard, self)
             for segment in self._inputs.values():
@@ -135,6 +134,10 @@ class Call:
             else:
                 await self._take_memory(undo)
             self._cleanup = undo.pop_all()
+
+    def _admitted(self) -> AbstractContextManager[None]:
+        """Take a place in the queue while the block runs."""
+        return self._resources.admission.call(self._context)
 
     async def _take_memory(self, undo: ExitStack) -> None:
         for output in self.outputs:
@@ -186,28 +189,33 @@ class Call:
         closing.add_done_callback(self._resources.closing.discard)
         await asyncio.shield(closing)
 
-    async def events(self) -> AsyncGenerator[Event, None]:
+    async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:
         """Run the call: for each output `Begin`, then `Progress` and `TileReady` as units finish, then `End`.
 
-        All outputs are computed at the same time; the events of the second follow those of the first.
+        All outputs are computed at the same time; the events of the second follow those of the first. Without `each`
+        there are only `Begin` and `End`, and units are handed over when the last one is done.
 
         Raises `DeadlineExceeded`, `WorkerLost`, `ShuttingDown` or, after `cancel`, `Cancelled`; closing the
         iterator stops the work.
         """
         total = self.prepared.units
+        for output in self.outputs:
+            output.demand.each = each
         done, step, start = 0, max(1, total // _PROGRESS_STEPS), self._start()
         for output in self.outputs:
             yield Begin(output)
-            if not done:
+            if each and not done:
                 yield Progress(0, total)
-            array, seq = output.array, 0
+            seq = 0
             with self._taking(output) as units:
                 while (unit := await self._next(output, units)) is not None:
                     done += 1
+                    if not each:
+                        continue
                     if done % step == 0 or done == total:
                         yield Progress(done, total)
                     if unit.offset is not None and unit.shape is not None:
-                        yield TileReady(output, seq, unit.offset, unit.shape, box(array, unit))
+                        yield TileReady(output, seq, unit.offset, unit.shape, box(output.array, unit))
                         seq += 1
             last = output is self.outputs[-1]
             if last:
@@ -273,21 +281,6 @@ class Call:
         if self._waiting is not None:
             self._waiting.cancel()
             self._waiting = None
-
-    async def finish(self, on_progress: OnProgress | None = None) -> None:
-        """Run the call to its end for an API that sends whole outputs at once; raises what `events` raises."""
-        total = self.prepared.units
-        done, step, start = 0, max(1, total // _PROGRESS_STEPS), self._start()
-        if on_progress is not None:
-            await on_progress(0, total)
-        for output in self.outputs:
-            output.demand.each = on_progress is not None
-            with self._taking(output) as units:
-                while await self._next(output, units) is not None:
-                    done += 1
-                    if on_progress is not None and (done % step == 0 or done == total):
-                        await on_progress(done, total)
-        self._ended(start)
 
     async def _next(self, output: CallOutput, units: AsyncGenerator[Unit, None]) -> Unit | None:
         """Wait for the next unit. `cancel` interrupts only here, never in the middle of sending."""

@@ -8,17 +8,23 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import AsyncGenerator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, ExitStack, aclosing, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
 from app.calls.call import Call, Checked, Prepared
+from app.calls.events import Event, Progress
 from app.calls.outputs import HeldTensor
 from app.calls.planning import call_bytes, check_limits, tensor_bytes
-from app.calls.work import OnProgress, Result
-from app.intake.options import Options, check_encoding
+from app.calls.work import Result
+from app.intake.graphs import GraphRequest, resolved_of
+from app.intake.options import Options, check_encoding, parse_options
+from app.intake.requests import RequestedCall
+from app.intake.tensors import Tensor
+from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import storage_dtype
@@ -30,7 +36,6 @@ if TYPE_CHECKING:
     from app.calls.service import Service
     from app.intake.sinks import Lease
     from app.pool.buffers import Segment
-    from app.telemetry.timings import Timings
     from schemas.graphs import Node
 
 __all__ = ["GraphRun", "PreparedGraph", "dense", "describe_graph", "prepare_graph"]
@@ -41,20 +46,24 @@ _INLINE = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class PreparedGraph:
-    """A graph whose nodes are all planned."""
+    """A graph whose nodes are all planned.
+
+    The inputs `in_memory` hold the elements as they lie in the tensor's memory, all others in C order.
+    """
 
     graph: ResolvedGraph
     nodes: tuple[tuple[Node, Prepared], ...]
     wanted: tuple[int, ...]
     layout: str
     options: Options
+    in_memory: Set[int]
 
 
-async def prepare_graph(
-    service: Service, graph: ResolvedGraph, wanted: tuple[int, ...], layout: str, options: Options, deadline: float
-) -> PreparedGraph:
-    """Check the limits of all nodes together and plan each; raises what preparing a call raises."""
-    settings = service.settings
+async def prepare_graph(service: Service, call: RequestedCall, started: float, *, need_all: bool) -> PreparedGraph:
+    """Check a graph and the limits of all its nodes together, and plan each; raises what preparing a call raises."""
+    request, options, settings = cast("GraphRequest", call.request), parse_options(call.options), service.settings
+    graph, wanted, layout = resolved_of(request, call, need_all=need_all), request.wanted, request.layout
+    deadline = service.deadline(options, started)
     check_encoding(options, ((str(number), _reply_shape(graph.tensors[number], layout)) for number in wanted))
     if graph.macs > settings.work_limit:
         node, op = max(graph.nodes, key=lambda each: each[1].macs)
@@ -75,7 +84,10 @@ async def prepare_graph(
             planned.append((node, await service.plan(Checked(op, options, deadline))))
         except TooLarge as error:
             raise too_large(error, ["graph", node.position, *error.data.get("loc", [])], node.label) from None
-    return PreparedGraph(graph, tuple(planned), wanted, layout, options)
+    given = {int(name): tensor.shape for name, tensor in call.inputs.items() if isinstance(tensor, Tensor)}
+    laid_out = {number for number in given if graph.tensors[number].strides is not None}
+    in_memory = {number for number in laid_out if given[number] != graph.tensors[number].shape}
+    return PreparedGraph(graph, tuple(planned), wanted, layout, options, in_memory)
 
 
 def describe_graph(prepared: PreparedGraph, inputs: list[LogicalTensor]) -> dict[str, Any]:
@@ -102,28 +114,25 @@ def describe_graph(prepared: PreparedGraph, inputs: list[LogicalTensor]) -> dict
     }
 
 
+class NodeCall(Call):
+    """The call of a node: the graph has its place in the queue."""
+
+    def _admitted(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
 class GraphRun:
     """The calls of a graph's nodes, one after the other; the `lease` owns all memory.
 
-    `tensors` are the segments of the graph's inputs by id; those in `in_memory` hold the elements as they lie in the
-    tensor's memory, all others in C order.
+    `tensors` are the segments of the graph's inputs by id.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        prepared: PreparedGraph,
-        tensors: Mapping[str, Segment],
-        in_memory: Set[int],
-        lease: Lease,
-        timings: Timings,
-    ) -> None:
+    def __init__(self, service: Service, prepared: PreparedGraph, tensors: Mapping[str, Segment], lease: Lease) -> None:
         self._service = service
         self._prepared = prepared
         self._values = {int(name): segment for name, segment in tensors.items()}
-        self._in_memory = in_memory
         self._lease = lease
-        self._timings = timings
+        self._admitted = ExitStack()
         self._running: Call | None = None
         self._cancelled = False
         self._result: Result | None = None
@@ -135,10 +144,13 @@ class GraphRun:
         return sum(_bytes(tensors[number], self._prepared.layout) for number in self._prepared.wanted)
 
     async def __aenter__(self) -> Self:
+        """Queue the graph, as one call; raises what entering a `Call` raises."""
+        self._admitted.enter_context(self._service.admission.call(current_context()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Leave the memory to the lease."""
+        """Leave the queue; the lease owns the memory."""
+        self._admitted.close()
 
     def result(self) -> Result:
         """Return the tensors asked for, and what was computed."""
@@ -151,25 +163,38 @@ class GraphRun:
         if self._running is not None:
             self._running.cancel()
 
-    async def finish(self, on_progress: OnProgress | None = None) -> None:
-        """Compute all nodes; raises what running a call raises."""
+    async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:
+        """Compute all nodes; yield `Progress` only. Raises what running a call raises."""
         prepared, values, lease = self._prepared, self._values, self._lease
-        for number in self._in_memory:
+        total = sum(planned.units for _, planned in prepared.nodes)
+        for number in prepared.in_memory:
             values[number] = await dense(prepared.graph.tensors[number], values[number], lease)
         uses = Counter(prepared.wanted)
         for node, _ in prepared.nodes:
             uses.update(node.inputs.values())
         started, described, done = time.perf_counter(), [], 0
-        for node, each in prepared.nodes:
-            inputs = {row: lease.share(values[node.inputs[row]]) for row in _rows(each) if row in node.inputs}
-            async with self._service.call(each, inputs, lease, timings=self._timings) as call:
-                await self._run(call, done, on_progress)
+        for node, planned in prepared.nodes:
+            op = planned.op
+            inputs = {
+                row.name: lease.share(values[node.inputs[row.name]]) for row in op.inputs if row.name in node.inputs
+            }
+            async with (
+                self._service.call(planned, inputs, lease, NodeCall) as call,
+                aclosing(call.events(each=each)) as events,
+            ):
+                self._running = call
+                if self._cancelled:
+                    call.cancel()
+                async for event in events:
+                    if isinstance(event, Progress):
+                        yield Progress(done + event.done, total)
+                self._running = None
                 values[node.output] = lease.share(_segment(call))
                 described.append(
-                    {"id": node.id, "name": node.name, "op": each.op.called_as, "stats": call.stats}
-                    | {"resolved": each.op.reply_attributes()}
+                    {"id": node.id, "name": node.name, "op": op.called_as, "stats": call.stats}
+                    | {"resolved": op.reply_attributes()}
                 )
-            done += each.units
+            done += planned.units
             uses.subtract(node.inputs.values())
             for number in {*node.inputs.values(), node.output} & values.keys():
                 if not uses[number]:
@@ -179,31 +204,11 @@ class GraphRun:
         stats = {"gmac": prepared.graph.macs / 1e9, "compute_ms": milliseconds}
         self._result = Result({"nodes": described, "stats": stats}, outputs, prepared.options.encoding)
 
-    async def _run(self, call: Call, before: int, on_progress: OnProgress | None) -> None:
-        """Run a node's call; `before` units were computed by the others."""
-        units = sum(each.units for _, each in self._prepared.nodes)
-
-        async def add(done: int, _: int) -> None:
-            assert on_progress is not None
-            await on_progress(before + done, units)
-
-        self._running = call
-        if self._cancelled:
-            call.cancel()
-        try:
-            await call.finish(None if on_progress is None else add)
-        finally:
-            self._running = None
-
 
 def _reply_shape(tensor: LogicalTensor, layout: str) -> tuple[int, ...]:
     """Return the shape of a result in the reply: for layout `memory` that of its memory."""
     assert tensor.shape is not None
     return tensor.shape if layout == "logical" or tensor.strides is None else (tensor.span,)
-
-
-def _rows(prepared: Prepared) -> list[str]:
-    return [spec.name for spec in prepared.op.inputs]
 
 
 def _segment(call: Call) -> Segment:

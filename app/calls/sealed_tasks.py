@@ -15,19 +15,19 @@ from app.calls.outputs import HeldTensor
 from app.calls.planning import tensor_bytes
 from app.calls.sealed import OUTCOMES, Check, SealedCase, refused
 from app.calls.service import Service
-from app.calls.tasks import Task
-from app.calls.verifying import Verification
-from app.calls.work import Answered, OnProgress, Result, Work
+from app.calls.tasks import Immediate, Task
+from app.calls.verifying import Verification, prepare_verification
+from app.calls.work import Answered, Result, Work
 from app.intake.options import ENCODINGS, Options, check_encoding
 from app.intake.requests import RequestedCall, RequestObject, stand_in
 from app.intake.sinks import Lease
+from app.intake.tensors import Tensor
 from app.pool.buffers import Segment
 from app.telemetry.context import current_context
-from app.telemetry.timings import Timings
+from convgrad._dtypes import dtype
 from schemas.problems import invalid_params, problem, safe_key
 from schemas.rpc import bind_params
 from schemas.tables import find_operation
-from schemas.tensors import TensorMeta
 
 __all__ = ["BEGIN", "DROP", "FINISH", "NEXT", "SUBMIT", "VERIFY_SIGNATURE", "AskCheck", "Question", "Submit"]
 
@@ -50,11 +50,10 @@ class Question:
     answer: Callable[[Service, Mapping[str, Any]], Awaitable[Work]]
 
 
-class AskCheck(Task):
+class AskCheck(Immediate):
     """Ask one of the questions below."""
 
     called = stand_in("check")
-    need_data = False
 
     def __init__(self, service: Service, question: Question, place: Place = lambda body: body) -> None:
         super().__init__(service)
@@ -70,14 +69,9 @@ class AskCheck(Task):
         self._given = _params(self._place(document), self._question.params, self._question.required)
         return RequestObject(self.called, {}, {}, None)
 
-    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Work | None:  # noqa: ARG002
+    async def answer(self, call: RequestedCall, started: float) -> Work:  # noqa: ARG002
         """Return the answer."""
-        return await self._question.answer(self.service, self._given) if complete else None
-
-    def open(self, prepared: Any, *_: Any, **__: Any) -> Work:
-        """Return the answer."""
-        work: Work = prepared
-        return work
+        return await self._question.answer(self.service, self._given)
 
 
 class Submit(Task):
@@ -122,25 +116,18 @@ class Submit(Task):
         if self._outcome is not None or not (complete or call.inputs):
             return None
         asked = self._case.case.problem
-        metas = {name: TensorMeta(spec.dtype, spec.shape) for name, spec in self._case.specs.items()}
-        inputs, options = {**call.metas, **metas}, {"fast": False}
-        return await self.service.prepare_verification(asked.op, asked.attributes(), inputs, options, started=started)
+        request = RequestObject(find_operation(asked.op), asked.attributes(), {}, {"fast": False})
+        own = {name: Tensor(dtype(spec.dtype), spec.shape) for name, spec in self._case.specs.items()}
+        return prepare_verification(self.service, RequestedCall(request, {**call.inputs, **own}), started)
 
-    def open(
-        self,
-        prepared: Prepared | None,
-        call: RequestedCall,  # noqa: ARG002
-        tensors: Mapping[str, Segment],
-        lease: Lease,
-        timings: Timings,
-    ) -> Work:
+    def open(self, prepared: Prepared | None, tensors: Mapping[str, Segment], lease: Lease) -> Work:
         """Return the verification."""
         self._case.require_open()
         if prepared is None:
             self._case.close(str(self._outcome))
             return Answered({"check": self._check.id, "case": self._case.number, "outcome": self._outcome})
         inputs = {name: lease.share(segment) for name, segment in self._case.inputs.items()}
-        work = self.service.call(prepared, {**tensors, **inputs}, lease, timings=timings, kind=Judgement)
+        work = self.service.call(prepared, {**tensors, **inputs}, lease, Judgement)
         work.check, work.case, work.given = self._check, self._case, next(iter(tensors.values()))
         return work
 
@@ -166,9 +153,8 @@ class Judgement(Verification):
         self.case.reopen()
         await super().__aexit__(kind, error, trace)
 
-    async def finish(self, on_progress: OnProgress | None = None) -> None:
-        """Run to the end, and note the verdict."""
-        await super().finish(on_progress)
+    def _ended(self, start: float) -> None:
+        super()._ended(start)
         size = tensor_bytes(self.prepared.op.output)
         self.case.judge(super().result().document["passed"], self.given.view[:size])
 

@@ -4,8 +4,8 @@
 
     with service.admit(), service.lease() as lease:                 # may refuse
         ...                                                         # tensors are written to segments of the lease
-        prepared = await service.prepare(name, attributes, inputs, options)    # every check, no bytes needed
-        async with service.call(prepared, tensors, lease, timings=timings) as call:
+        prepared = await service.plan(service.check(call, started))    # every check, no bytes needed
+        async with service.call(prepared, tensors, lease) as call:
             async for event in call.events():       # Begin, Progress, TileReady, .., End (app.calls.events)
                 ...
 
@@ -26,25 +26,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from app.calls.admission import Admission
 from app.calls.call import Call, Checked, Prepared, Resources
 from app.calls.cancel import Cancellations
-from app.calls.planning import (
-    Computation,
-    check_limits,
-    describe_plans,
-    is_planned_at_once,
-    plan_call,
-    verification_cost,
-)
+from app.calls.planning import Computation, check_limits, is_planned_at_once, plan_call
 from app.calls.sealed import Checks
-from app.calls.verifying import check_verification, verify_plan
 from app.intake.options import Options, check_encoding, parse_options
+from app.intake.requests import RequestedCall
 from app.intake.sinks import Lease
 from app.intake.turns import Turns
 from app.settings import Settings
 from app.telemetry.context import current_context
 from app.telemetry.metrics import Telemetry
-from app.telemetry.timings import Timings
 from convgrad._errors import DeadlineExceeded, Overloaded, ShuttingDown
-from schemas.ops import ResolvedOp, TensorMeta, require_reference, resolve
+from schemas.ops import require_reference, resolve
 
 if TYPE_CHECKING:
     from app.intake.sinks import DirectBody
@@ -197,78 +189,22 @@ class Service:
         turn = self._turns.turn(lambda: self.admission.check(context), lambda: context.received)
         return Lease(self.segments, direct_body, turn)
 
-    async def validate(
-        self,
-        name: str,
-        attributes: Mapping[str, Any],
-        inputs: Mapping[str, TensorMeta | list[int]],
-        options: object = None,
-        *,
-        started: float | None = None,
-    ) -> dict[str, Any]:
-        """Check a call without its tensors; return its resolved attributes, outputs, plan and cost as JSON.
-
-        It counts as a call while it runs. Raises what `prepare` raises, and what entering a `Call` does.
-        """
-        checked = self.check(name, attributes, inputs, options, started=started)
-        with self.admission.call(current_context()):
-            prepared = await self.plan(checked)
-        op = prepared.op
-        reply: dict[str, Any] = {
-            "op": op.called_as,
-            "outputs": {
-                op.wire_name(spec.name): {"dtype": spec.dtype, "shape": list(spec.shape)} for spec in op.outputs
-            },
-            "resolved": op.reply_attributes(),
-            "plan": describe_plans(op, prepared.computations) | self._verify_cost(op),
-        }
-        return reply | ({"warnings": list(op.warnings)} if op.warnings else {})
-
-    def _verify_cost(self, op: ResolvedOp) -> dict[str, Any]:
-        """Return what verifying the call's result would cost; a call of several outputs can't be verified at once."""
-        return {"verify": verification_cost(op, self.settings)} if len(op.outputs) == 1 else {}
-
-    async def prepare_verification(
-        self,
-        name: str,
-        attributes: Mapping[str, Any],
-        inputs: Mapping[str, TensorMeta | list[int]],
-        options: object = None,
-        *,
-        started: float | None = None,
-    ) -> Prepared:
-        """Check and plan the verification of a result, which is among the inputs under the name of an output.
-
-        Raises what `check` and `plan` raise.
-        """
-        chosen = parse_options(options)
-        op, fast = check_verification(name, attributes, inputs, self.settings, chosen)
-        return verify_plan(Checked(op, chosen, self.deadline(chosen, started)), self.settings, fast=fast)
-
-    def deadline(self, options: Options, started: float | None = None) -> float:
-        """Return the deadline (`time.monotonic()`) of a request that arrived at `started`, by default now."""
+    def deadline(self, options: Options, started: float) -> float:
+        """Return the deadline (`time.monotonic()`) of a request that arrived at `started`."""
         allowed = self.settings.deadline_s
         if options.deadline_ms is not None:
             allowed = min(allowed, options.deadline_ms / 1000)
-        return (time.monotonic() if started is None else started) + allowed
+        return started + allowed
 
-    def check(
-        self,
-        name: str,
-        attributes: Mapping[str, Any],
-        inputs: Mapping[str, TensorMeta | list[int]],
-        options: object = None,
-        *,
-        started: float | None = None,
-    ) -> Checked:
+    def check(self, call: RequestedCall, started: float) -> Checked:
         """Check everything that does not need the tensors' bytes: names, rules, shapes, options, limits.
 
-        The deadline counts from `started`, a `time.monotonic()` time, by default now.
+        The deadline counts from `started`, a `time.monotonic()` time.
 
         Raises `UnknownOperation`, `InvalidParams`, `Unsupported` or `TooLarge`.
         """
-        chosen = parse_options(options)
-        op = resolve(name, attributes, inputs, outputs=chosen.outputs)
+        chosen = parse_options(call.options)
+        op = resolve(call.request.called.called_as, call.attributes, call.metas, outputs=chosen.outputs)
         if not chosen.reference:
             require_reference(op)
         check_encoding(chosen, ((op.wire_name(spec.name), spec.shape) for spec in op.outputs))
@@ -294,25 +230,11 @@ class Service:
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before the call was planned") from None
 
-    async def prepare(
-        self,
-        name: str,
-        attributes: Mapping[str, Any],
-        inputs: Mapping[str, TensorMeta | list[int]],
-        options: object = None,
-        *,
-        started: float | None = None,
-    ) -> Prepared:
-        """Check a call and plan it; raises what `check` and `plan` raise."""
-        return await self.plan(self.check(name, attributes, inputs, options, started=started))
-
     def call(
         self,
         prepared: Prepared,
         tensors: Mapping[str, Segment],
         lease: Lease,
-        *,
-        timings: Timings | None = None,
         kind: type[C] = Call,  # type: ignore[assignment] # a default of the bound
     ) -> C:
         """Return the call of `prepared` on these tensors, named in either spelling; it takes them from `lease`.
@@ -321,7 +243,7 @@ class Service:
         result with ``async with``: entering it queues the call and raises `Overloaded` when the queue or the memory
         is full, `RateLimited` when the key has reached its limit of calls.
         """
-        return kind(self._resources, prepared, tensors, lease, timings or Timings(), f"call-{next(self._ids)}")
+        return kind(self._resources, prepared, tensors, lease, f"call-{next(self._ids)}")
 
     def snapshot(self) -> dict[str, Any]:
         """Return the current state: calls, draining, engine."""

@@ -9,30 +9,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Self, cast
+from dataclasses import replace
+from typing import Any, cast
 
 from app.calls.call import Call, Prepared
 from app.calls.graphs import GraphRun, PreparedGraph, describe_graph, prepare_graph
-from app.calls.planning import complete_images
+from app.calls.planning import complete_images, describe_plans, verification_cost
 from app.calls.service import Service
-from app.calls.verifying import Verification
+from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Work
 from app.intake.arrivals import Arrived, Begun, Known, News
-from app.intake.graphs import GRAPH, GraphRequest, check_graph, read_graph_request, resolved_of
-from app.intake.options import parse_options
+from app.intake.graphs import GRAPH, GraphRequest, check_graph, read_graph_request
 from app.intake.requests import RequestedCall, RequestObject, check_begun, read_request_object
 from app.intake.sinks import Lease
-from app.intake.tensors import Tensor, collect_tensors
+from app.intake.tensors import collect_tensors
 from app.pool.buffers import Segment
-from app.telemetry.context import RequestContext, current_context
-from app.telemetry.timings import Timings
+from app.telemetry.context import current_context
 from convgrad._errors import InvalidParams, Overloaded, RateLimited
 from schemas.ops import resolve
 from schemas.problems import Problem, invalid_params
 from schemas.tables import CalledOperation, verified
 from schemas.tensors import TensorMeta
 
-__all__ = ["Compute", "Opening", "RunGraph", "Task", "Validate", "ValidateGraph", "Verify"]
+__all__ = ["Compute", "Immediate", "Opening", "RunGraph", "Task", "Validate", "ValidateGraph", "Verify"]
 
 
 class Task(ABC):
@@ -57,14 +56,12 @@ class Task(ABC):
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Any:
         """Check a request that arrived at `started`, and plan it.
 
-        Returns what `open` needs, or None while too little has arrived; never None if it is `complete`. Raises what
-        `Service.check` and `Service.plan` raise.
+        Returns what `open` needs, or None while too little has arrived. Raises what `Service.check` and `Service.plan`
+        raise.
         """
 
     @abstractmethod
-    def open(
-        self, prepared: Any, call: RequestedCall, tensors: Mapping[str, Segment], lease: Lease, timings: Timings
-    ) -> Work:
+    def open(self, prepared: Any, tensors: Mapping[str, Segment], lease: Lease) -> Work:
         """Return the work of a prepared request on these tensors, which it takes from the lease."""
 
 
@@ -80,22 +77,22 @@ class Compute(Task):
 
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:  # noqa: ARG002
         """Check and plan the call."""
-        name, metas, rows = self.called.called_as, call.metas, self.called.operation.input_spellings
+        metas, rows = call.metas, self.called.operation.input_spellings
         shape = self.called.operation.shape_input
         if any(isinstance(meta, TensorMeta) and rows.get(key) == shape for key, meta in metas.items()):
-            self._check_without_shape(call, metas, started)
+            self._check_without_shape(call, started)
             return None
-        prepared = await self.service.prepare(name, call.attributes, metas, call.options, started=started)
+        prepared = await self.service.plan(self.service.check(call, started))
         self._check(prepared)
         return prepared
 
-    def _check_without_shape(self, call: RequestedCall, metas: Mapping[str, Any], started: float) -> None:
+    def _check_without_shape(self, call: RequestedCall, started: float) -> None:
         """Check a call whose shape input has not arrived: its values take precedence over the attribute."""
         name, spellings = self.called.called_as, self.called.operation.attribute_spellings
         shape = self.called.operation.shape_input
         attributes = {key: value for key, value in call.attributes.items() if spellings.get(key) != shape}
         try:
-            self.service.check(name, attributes, metas, call.options, started=started)
+            self.service.check(replace(call, request=replace(call.request, attributes=attributes)), started)
         except InvalidParams as error:
             errors = [
                 found
@@ -105,16 +102,9 @@ class Compute(Task):
             if errors:
                 raise invalid_params(name, errors) from None
 
-    def open(
-        self,
-        prepared: Prepared,
-        call: RequestedCall,  # noqa: ARG002
-        tensors: Mapping[str, Segment],
-        lease: Lease,
-        timings: Timings,
-    ) -> Call:
+    def open(self, prepared: Prepared, tensors: Mapping[str, Segment], lease: Lease) -> Call:
         """Return the call."""
-        return self.service.call(prepared, tensors, lease, timings=timings)
+        return self.service.call(prepared, tensors, lease)
 
 
 class Verify(Task):
@@ -126,47 +116,58 @@ class Verify(Task):
 
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:
         """Check and plan the verification."""
-        name, metas = self.called.called_as, call.metas
+        metas = call.metas
         if complete or self.called.operation.output_spellings.keys() & metas.keys():
-            return await self.service.prepare_verification(name, call.attributes, metas, call.options, started=started)
-        resolve(name, call.attributes, metas)  # the result may still come
+            return prepare_verification(self.service, call, started)
+        resolve(self.called.called_as, call.attributes, metas)  # the result may still come
         return None
 
-    def open(
-        self,
-        prepared: Prepared,
-        call: RequestedCall,  # noqa: ARG002
-        tensors: Mapping[str, Segment],
-        lease: Lease,
-        timings: Timings,
-    ) -> Verification:
+    def open(self, prepared: Prepared, tensors: Mapping[str, Segment], lease: Lease) -> Verification:
         """Return the verification."""
-        return self.service.call(prepared, tensors, lease, timings=timings, kind=Verification)
+        return self.service.call(prepared, tensors, lease, Verification)
 
 
-class Validate(Task):
-    """Check a call without computing it; its tensors may be just dtype and shape."""
+class Immediate(Task):
+    """A task that needs no worker: tensors may be just dtype and shape."""
 
     need_data = False
+
+    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Work | None:
+        """Return the answer once the request is complete."""
+        return await self.answer(call, started) if complete else None
+
+    @abstractmethod
+    async def answer(self, call: RequestedCall, started: float) -> Work:
+        """Return the answer; raises what checking and planning a call raise, and what entering one does."""
+
+    def open(self, prepared: Work, tensors: Mapping[str, Segment], lease: Lease) -> Work:  # noqa: ARG002
+        """Return the answer."""
+        return prepared
+
+
+class Validate(Immediate):
+    """Check a call without computing it."""
 
     def __init__(self, service: Service, called: CalledOperation) -> None:
         super().__init__(service)
         self.called = called
 
-    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> dict[str, Any] | None:
-        """Describe the call once it is complete."""
-        if not complete:
-            return None
-        name = self.called.called_as
-        return await self.service.validate(name, call.attributes, call.metas, call.options, started=started)
+    async def answer(self, call: RequestedCall, started: float) -> Answered:
+        """Return the resolved attributes, outputs, plan and cost of the call."""
+        checked = self.service.check(call, started)
+        with self.service.admission.call(current_context()):
+            prepared = await self.service.plan(checked)
+        op = prepared.op
+        plan = describe_plans(op, prepared.computations)
+        if len(op.outputs) == 1:  # several can't be verified at once
+            plan["verify"] = verification_cost(op, self.service.settings)
+        outputs = {op.wire_name(spec.name): {"dtype": spec.dtype, "shape": list(spec.shape)} for spec in op.outputs}
+        reply = {"op": op.called_as, "outputs": outputs, "resolved": op.reply_attributes(), "plan": plan}
+        return Answered(reply | ({"warnings": list(op.warnings)} if op.warnings else {}))
 
-    def open(self, prepared: Any, *_: Any, **__: Any) -> Answered:
-        """Return the description."""
-        return Answered(prepared)
 
-
-class RunGraph(Task):
-    """Compute the nodes of a graph in order."""
+class _Graph(Task):
+    """A task for a graph."""
 
     called = GRAPH
 
@@ -178,80 +179,56 @@ class RunGraph(Task):
         """Check the graph, once it has arrived."""
         check_graph(document)
 
-    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Any:  # noqa: ARG002
+
+class RunGraph(_Graph):
+    """Compute the nodes of a graph in order."""
+
+    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> PreparedGraph:  # noqa: ARG002
         """Check and plan all nodes."""
-        return await self._plan(call, started)
+        return await prepare_graph(self.service, call, started, need_all=True)
 
-    async def _plan(self, call: RequestedCall, started: float) -> PreparedGraph:
-        request, options = cast("GraphRequest", call.request), parse_options(call.options)
-        graph = resolved_of(request, call, need_all=self.need_data)
-        deadline = self.service.deadline(options, started)
-        return await prepare_graph(self.service, graph, request.wanted, request.layout, options, deadline)
-
-    def open(
-        self,
-        prepared: Any,
-        call: RequestedCall,
-        tensors: Mapping[str, Segment],
-        lease: Lease,
-        timings: Timings,
-    ) -> Work:
+    def open(self, prepared: PreparedGraph, tensors: Mapping[str, Segment], lease: Lease) -> GraphRun:
         """Return the run."""
-        graph = prepared.graph.tensors
-        in_memory = {
-            int(name)
-            for name, given in call.inputs.items()
-            if isinstance(given, Tensor) and graph[int(name)].strides is not None
-            if given.shape != graph[int(name)].shape
-        }
-        return GraphRun(self.service, prepared, tensors, in_memory, lease, timings)
+        return GraphRun(self.service, prepared, tensors, lease)
 
 
-class ValidateGraph(RunGraph):
-    """Check a graph without computing it; its tensors may be missing, or just dtype and shape."""
+class ValidateGraph(_Graph, Immediate):
+    """Check a graph without computing it; its tensors may be missing, too."""
 
-    need_data = False
-
-    async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Any:
-        """Describe the graph once it is complete."""
-        if not complete:
-            return None
+    async def answer(self, call: RequestedCall, started: float) -> Answered:
+        """Return the inputs and outputs of the graph, and the attributes and cost of each node."""
         with self.service.admission.call(current_context()):
-            prepared = await self._plan(call, started)
-        return describe_graph(prepared, cast("GraphRequest", call.request).graph.inputs)
-
-    def open(self, prepared: Any, *_: Any, **__: Any) -> Answered:
-        """Return the description."""
-        return Answered(prepared)
+            prepared = await prepare_graph(self.service, call, started, need_all=False)
+        return Answered(describe_graph(prepared, cast("GraphRequest", call.request).graph.inputs))
 
 
 class Opening:
-    """Take one request from its first bytes to its work; use ``async with`` around its whole handling.
+    """Take one request from its first bytes to its work.
 
-    A call begins as soon as the first unit of its plan has its inputs, while the others arrive. Leaving the block stops
-    a call that was begun and never entered.
+    A call begins as soon as the first unit of its plan has its inputs, while the others arrive.
     """
 
-    def __init__(self, task: Task, lease: Lease, context: RequestContext) -> None:
+    def __init__(self, task: Task, lease: Lease) -> None:
         self._task = task
         self._lease = lease
-        self._context = context
+        self._context = current_context()
         self._known: Known | None = None
         self._call: Call | None = None
         self._overlaps = isinstance(task, Compute)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._call is not None:
-            await self._call.abandon()
-
     async def receive(self, news: AsyncIterator[News]) -> Work:
-        """Check the request as it arrives; return its work, to be entered with ``async with``.
+        """Check the request as it arrives; return its work, to be entered with ``async with`` at once.
 
         Raises what the decoder raises that yields the `news`, and what the task raises.
         """
+        try:
+            return await self._receive(news)
+        except BaseException:
+            if self._call is not None:
+                await self._call.abandon()
+            raise
+
+    async def _receive(self, news: AsyncIterator[News]) -> Work:
         async with aclosing(cast("Any", news)):
             async for each in news:
                 match each:
@@ -267,16 +244,11 @@ class Opening:
         await self._check(known, complete=True)
         with self._context.timings.measure("decode"):
             tensors = await collect_tensors(known.call.inputs, self._lease) if self._task.need_data else {}
-        begun, self._call = self._call, None
-        if begun is not None and begun.prepared.op == known.prepared.op:
-            self._call = begun
-            return begun
-        if begun is not None:
-            await begun.abandon()
-        return self._open(known.prepared, known.call, tensors)
-
-    def _open(self, prepared: Any, call: RequestedCall, tensors: Mapping[str, Segment]) -> Work:
-        return self._task.open(prepared, call, tensors, self._lease, self._context.timings)
+        if self._call is not None:
+            if self._call.prepared.op == known.prepared.op:
+                return self._call
+            await self._call.abandon()
+        return self._task.open(known.prepared, tensors, self._lease)
 
     async def _check(self, known: Known, *, complete: bool) -> None:
         """Plan the request, and again if something has changed since then, such as an optional input."""
@@ -309,7 +281,7 @@ class Opening:
         if self._call is not None:
             self._call.advance(images)
         elif first is not None and first <= images < prepared.op.n:
-            call = cast("Call", self._open(prepared, self._known.call, arrived.segments))
+            call = cast("Call", self._task.open(prepared, arrived.segments, self._lease))
             try:
                 await call.begin(images)
             except (Overloaded, RateLimited):

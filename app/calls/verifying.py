@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
-from app.calls.call import Call, Checked, Prepared
-from app.calls.planning import Computation, check_limits, is_fast, plan_verification_call, work_of_verification
+from app.calls.call import Call, Prepared
+from app.calls.planning import check_limits, is_fast, plan_verification_call, work_of_verification
 from app.calls.work import Result
-from app.intake.options import Options
-from app.settings import Settings
+from app.intake.options import parse_options
+from app.intake.requests import RequestedCall
 from schemas.ops import ResolvedOp, TensorMeta, resolve
 from schemas.problems import dims, invalid_params, problem
 from schemas.rows import DTYPE_NAMES, REFERENCE_DTYPES
@@ -18,18 +17,19 @@ from schemas.tables import find_operation
 from schemas.tensors import TensorSpec
 from verify.unit import read_report
 
-__all__ = ["Verification", "check_verification", "verify_plan"]
+if TYPE_CHECKING:
+    from app.calls.service import Service
 
-Metas = Mapping[str, TensorMeta | list[int]]
+__all__ = ["Verification", "prepare_verification"]
 
 
-def check_verification(
-    name: str, attributes: Mapping[str, Any], inputs: Metas, settings: Settings, options: Options
-) -> tuple[ResolvedOp, bool]:
-    """Return the resolved operation whose last input is the result, and whether projections verify it.
+def prepare_verification(service: Service, call: RequestedCall, started: float) -> Prepared:
+    """Check and plan the verification of a result, which is among the inputs under the name of an output.
 
-    Raises what `Service.check` raises.
+    The result is the last input of the resolved operation. Raises what `Service.check` and `Service.plan` raise.
     """
+    options, settings, inputs = parse_options(call.options), service.settings, call.metas
+    name = call.request.called.called_as
     called = find_operation(name)
     spellings = called.operation.output_spellings
     given = {key: meta for key, meta in inputs.items() if key in spellings}
@@ -39,13 +39,14 @@ def check_verification(
         raise invalid_params(name, [problem(["inputs"], msg, "missing" if not given else "conflict")])
     ((key, meta),) = given.items()
     rest = {name: value for name, value in inputs.items() if name not in given}
-    op = resolve(name, attributes, rest, outputs=(spellings[key],))
+    op = resolve(name, call.attributes, rest, outputs=(spellings[key],))
     _check_result(op, key, meta)
     result = TensorSpec(op.output.name, op.dtype, op.output.shape)
     fast = is_fast(op, settings, options.fast)
     verified = replace(op, inputs=(*op.inputs, result), macs=work_of_verification(op, fast=fast))
     check_limits(verified, settings)
-    return verified, fast
+    computation = plan_verification_call(verified, settings, explain=options.explain, fast=fast)
+    return Prepared(verified, (computation,), options, service.deadline(options, started))
 
 
 def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> None:
@@ -63,12 +64,6 @@ def _check_result(op: ResolvedOp, key: str, meta: TensorMeta | list[int]) -> Non
             problems.append(problem([*loc, "shape"], msg, "output_shape"))
     if problems:
         raise invalid_params(op.called_as, problems)
-
-
-def verify_plan(checked: Checked, settings: Settings, *, fast: bool) -> Prepared:
-    """Plan the verification of a checked call, or a fast one; raises `TooLarge` for its scratch memory or units."""
-    computation: Computation = plan_verification_call(checked.op, settings, explain=checked.options.explain, fast=fast)
-    return Prepared(checked.op, (computation,), checked.options, checked.deadline)
 
 
 class Verification(Call):

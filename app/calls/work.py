@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from app.calls.events import Event
 from app.intake.options import Encoding
 from schemas.tensors import TensorSpec
 
-__all__ = ["Answered", "OnProgress", "ReplyTensor", "Result", "Work"]
-
-OnProgress = Callable[[int, int], Awaitable[None]]
-"""Gets how many units of work are done, of how many."""
+__all__ = ["Answered", "ReplyTensor", "Result", "Work", "finish"]
 
 
 class ReplyTensor(Protocol):
@@ -58,14 +56,14 @@ class Work(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    async def finish(self, on_progress: OnProgress | None = None) -> None:
-        """Run to the end."""
+    def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:
+        """Run to the end; yield what happens. Without `each` there need be no events for single units."""
 
     def result(self) -> Result:
         """Return the result of finished work; valid inside the block."""
 
     def cancel(self) -> None:
-        """Stop at the caller's request: `finish` raises `Cancelled`."""
+        """Stop at the caller's request: `events` raises `Cancelled`."""
 
 
 @dataclass
@@ -81,8 +79,11 @@ class Answered:
     async def __aexit__(self, *_: object) -> None:
         """Free nothing."""
 
-    async def finish(self, on_progress: OnProgress | None = None) -> None:
-        """Do nothing."""
+    async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:  # noqa: ARG002
+        """Yield nothing."""
+        nothing: tuple[Event, ...] = ()
+        for event in nothing:
+            yield event
 
     def result(self) -> Result:
         """Return the result."""
@@ -90,3 +91,10 @@ class Answered:
 
     def cancel(self) -> None:
         """Do nothing."""
+
+
+async def finish(work: Work) -> Result:
+    """Run the work to its end for a reply that has whole outputs; raises what its `events` raise."""
+    async for _ in work.events(each=False):
+        pass
+    return work.result()

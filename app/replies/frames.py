@@ -15,8 +15,9 @@ from starlette.types import Send
 from app.calls.call import Call
 from app.calls.errors import as_convgrad_error
 from app.calls.events import Begin, End, Event, Progress, TileReady
+from app.calls.work import Work
 from app.replies.body import send_bytes, send_head, send_piece
-from app.replies.heartbeat import INTERVAL_S, Heartbeat
+from app.replies.heartbeat import Heartbeat
 from app.telemetry.context import current_context
 from app.telemetry.timings import Timings
 from convgrad._errors import Cancelled
@@ -37,12 +38,13 @@ _GATHER = 1 << 16
 _LINGER_S = 0.002
 
 
-async def send_frames(call: Call, send: Send, *, beat_s: float = INTERVAL_S) -> None:
-    """Run the call and send its frames; an idle stream repeats its last progress.
+async def send_frames(call: Work, send: Send) -> None:
+    """Run a `Call` and send its frames; an idle stream repeats its last progress.
 
     Errors are raised before the first frame is sent; after it they become the last frame, of type `error`.
     """
-    stream = _FrameStream(send, beat_s, call.timings)
+    assert isinstance(call, Call)
+    stream = _FrameStream(send, call.timings)
     try:
         async with aclosing(call.events()) as events:
             async for event in events:
@@ -61,10 +63,10 @@ async def send_frames(call: Call, send: Send, *, beat_s: float = INTERVAL_S) -> 
 class _FrameStream:
     """Gather small frames and send them together; `started` once anything was sent."""
 
-    def __init__(self, send: Send, beat_s: float, timings: Timings) -> None:
+    def __init__(self, send: Send, timings: Timings) -> None:
         self._send = send
         self._timings = timings
-        self._heartbeat = Heartbeat(self._beat, beat_s)
+        self._heartbeat = Heartbeat(self._beat)
         self._progress: dict[str, Any] | None = None
         self._held: list[Bytes] = []
         self._size = 0

@@ -6,9 +6,9 @@ import secrets
 
 from starlette.types import Send
 
-from app.calls.work import Work
+from app.calls.work import Work, finish
 from app.replies.body import dump, send_head, send_piece
-from app.telemetry.timings import Timings
+from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
 
@@ -20,13 +20,12 @@ MEDIA_TYPE = "multipart/form-data"
 _SLICE = 1 << 20
 
 
-async def send_multipart(work: Work, send: Send, timings: Timings) -> None:
+async def send_multipart(work: Work, send: Send) -> None:
     """Run the work to its end; reply with its JSON object, in which outputs have no data, and a file for each."""
-    await work.finish()
-    result = work.result()
+    result = await finish(work)
     outputs = result.outputs
     boundary = f"convgrad-{secrets.token_hex(16)}"
-    with timings.measure("encode"):
+    with current_context().timings.measure("encode"):
         text = dump({**result.document, result.member: {output.name: output.describe() for output in outputs}})
         heads = [_head(boundary, "reply", "application/json") + text]
         heads += [

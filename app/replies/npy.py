@@ -10,6 +10,7 @@ from starlette.types import Send
 
 from app.calls.call import Call, Prepared
 from app.calls.events import TileReady
+from app.calls.work import Work, finish
 from app.replies.body import send_bytes, send_head, send_piece
 from convgrad._dtypes import dtype
 from convgrad._errors import NotAcceptable
@@ -51,18 +52,19 @@ def check_outputs(prepared: Prepared) -> None:
         )
 
 
-async def send_npy(call: Call, send: Send) -> None:
-    """Run the call and send its one output as a `.npy` file, row by row as it becomes final.
+async def send_npy(call: Work, send: Send) -> None:
+    """Run a `Call` and send its one output as a `.npy` file, row by row as it becomes final.
 
     Errors are raised; after the first row the body then stays shorter than its Content-Length.
     """
+    assert isinstance(call, Call)
     (output,) = call.outputs
     spec = output.spec
     kind = dtype(spec.dtype)
     header = write_header(kind, spec.shape)
     row_bytes = prod(spec.shape[1:]) * kind.itemsize
     if output.nbytes <= _WHOLE:
-        await call.finish()
+        await finish(call)
         with call.timings.measure("encode"):
             body = b"".join((header, output.data))
         await send_bytes(send, body, MEDIA_TYPE, headers={"x-tensor-dtype": spec.dtype})

@@ -10,11 +10,11 @@ import numpy as np
 import pybase64
 from starlette.types import Send
 
-from app.calls.work import ReplyTensor, Result, Work
+from app.calls.work import ReplyTensor, Result, Work, finish
 from app.intake.options import Encoding
 from app.replies.body import dump, send_head, send_piece
 from app.replies.numbers import NUMBERS, list_pieces
-from app.telemetry.timings import Timings
+from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
 
@@ -80,10 +80,10 @@ def _encoded(output: ReplyTensor, encoding: Encoding) -> tuple[Iterable[bytes], 
     return base64_pieces(data, header=header), 4 * -(-(len(header) + len(data)) // 3)
 
 
-async def send_result(work: Work, send: Send, timings: Timings) -> None:
+async def send_result(work: Work, send: Send) -> None:
     """Run the work to its end and reply with its JSON object."""
-    await work.finish()
-    result = JsonResult(work.result())
+    timings = current_context().timings
+    result = JsonResult(await finish(work))
     if result.length is not None and result.length <= _EAGER:
         with timings.measure("encode"):
             body = b"".join(result.pieces())

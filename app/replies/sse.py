@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import aclosing
-from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +18,7 @@ from starlette.types import Send
 
 from app.calls.call import Call
 from app.calls.errors import as_convgrad_error
-from app.calls.events import Begin, End, Event, Progress, TileReady
+from app.calls.events import Progress, TileReady
 from app.calls.work import Work
 from app.intake.options import Encoding
 from app.replies.body import dump, send_head, send_piece
@@ -31,7 +30,7 @@ from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._errors import Cancelled
 
-__all__ = ["MEDIA_TYPE", "EventStream", "send_sse", "stream_work"]
+__all__ = ["MEDIA_TYPE", "EventStream", "send_events", "stream_work"]
 
 MEDIA_TYPE = "text/event-stream"
 
@@ -62,14 +61,6 @@ class EventStream:
         if kind is None:
             await send_piece(self._send, b"", last=True)
 
-    async def message(self, value: dict[str, Any]) -> None:
-        """Send one message."""
-        await self.pieces([dump(value)])
-
-    async def progress(self, request_id: Any, done: int, total: int) -> None:
-        """Send how much of a request is done."""
-        await self.pieces([_progress(request_id, done, total)])
-
     async def pieces(self, pieces: Iterable[bytes]) -> None:
         """Send one message, given as pieces of text without line breaks."""
 
@@ -90,10 +81,10 @@ class EventStream:
             await send_piece(self._send, b": ping\n\n")
 
 
-async def send_sse(work: Work, send: Send, request_id: Any) -> None:
-    """Run the work and send its messages as the whole reply."""
+async def send_events(work: Work, send: Send) -> None:
+    """Run the work and send its messages as the whole reply; they name it by the id of the request."""
     async with EventStream(send) as stream:
-        await stream_work(work, stream, request_id)
+        await stream_work(work, stream, current_context().request_id)
 
 
 async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
@@ -102,20 +93,21 @@ async def stream_work(work: Work, stream: EventStream, request_id: Any) -> None:
     `request_id` is the `id` of the JSON-RPC request, or another name of the call. Errors before the first message are
     raised.
     """
+    call = work if type(work) is Call else None
     try:
-        if type(work) is Call:
-            async with aclosing(work.events()) as events:
-                async for event in events:
-                    if (pieces := await _message(work, event, request_id)) is not None:
-                        await stream.pieces(work.timings.each("encode", pieces))
-        else:
-            await work.finish(partial(stream.progress, request_id))
-            before, after = b'{"jsonrpc":"2.0","id":%s,"result":' % dump(request_id), b"}"
-            await stream.pieces(chain([before], JsonResult(work.result()).pieces(), [after]))
+        async with aclosing(work.events()) as events:
+            async for event in events:
+                if isinstance(event, Progress):
+                    await stream.pieces([_progress(request_id, event)])
+                elif isinstance(event, TileReady) and call is not None:
+                    tile = _tile(event, request_id, call.prepared.options.encoding)
+                    await stream.pieces(call.timings.each("encode", tile))
+        result = JsonResult(work.result()).pieces() if call is None else [dump(await _result(call))]
+        await stream.pieces(chain([b'{"jsonrpc":"2.0","id":%s,"result":' % dump(request_id)], result, [b"}"]))
     except Exception as caught:
         if not stream.started or isinstance(caught, Cancelled):
             raise
-        await stream.message({"jsonrpc": "2.0", "id": request_id, "error": _error(caught)})
+        await stream.pieces([dump({"jsonrpc": "2.0", "id": request_id, "error": _error(caught)})])
 
 
 def _error(caught: Exception) -> dict[str, Any]:
@@ -124,24 +116,12 @@ def _error(caught: Exception) -> dict[str, Any]:
     return rpc_error(error)
 
 
-async def _message(call: Call, event: Event, request_id: Any) -> Iterable[bytes] | None:
-    match event:
-        case Progress(done, total):
-            return [_progress(request_id, done, total)]
-        case TileReady():
-            return _tile(event, request_id, call.prepared.options.encoding)
-        case End(last=True):
-            return [dump({"jsonrpc": "2.0", "id": request_id, "result": await _result(call)})]
-        case Begin() | End():
-            return None  # the last message has all of it
-
-
 def _notification(name: str, params: dict[str, Any]) -> bytes:
     return dump({"jsonrpc": "2.0", "method": f"notifications/{name}", "params": params})
 
 
-def _progress(request_id: Any, done: int, total: int) -> bytes:
-    return _notification("progress", {"progressToken": request_id, "progress": done, "total": total})
+def _progress(request_id: Any, event: Progress) -> bytes:
+    return _notification("progress", {"progressToken": request_id, "progress": event.done, "total": event.total})
 
 
 def _tile(tile: TileReady, request_id: Any, encoding: Encoding) -> Iterator[bytes]:

@@ -6,6 +6,8 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from typing import cast
 
+from starlette.types import Send
+
 from app.api.answer import answer, check_media_type
 from app.api.oip.body import HEAD_LENGTH, InferenceBody, decompressed
 from app.api.oip.head_cache import HeadCache
@@ -16,17 +18,15 @@ from app.calls.call import Call, Prepared
 from app.calls.planning import tensor_bytes
 from app.calls.service import Service
 from app.calls.tasks import Compute, Task
-from app.calls.work import Work
+from app.calls.work import Work, finish
 from app.http.exchange import Exchange
 from app.intake.arrivals import News
 from app.intake.body import media_type
 from app.intake.coding import decoder_of
-from app.intake.requests import RequestedCall
 from app.intake.sinks import Lease
 from app.pool.buffers import Segment
 from app.replies import frames
 from app.replies.coding import choose_coding
-from app.telemetry.timings import Timings
 from convgrad._errors import InvalidParams, InvalidRequest
 from schemas.problems import problem
 from schemas.tables import CalledOperation
@@ -85,9 +85,7 @@ class _Inference(Compute):
         chunks = exchange.chunks()
         return body.news(chunks if decoder is None else decompressed(chunks, decoder))
 
-    def open(
-        self, prepared: Prepared, call: RequestedCall, tensors: Mapping[str, Segment], lease: Lease, timings: Timings
-    ) -> Call:
+    def open(self, prepared: Prepared, tensors: Mapping[str, Segment], lease: Lease) -> Call:
         """Return the call, whose plan may be that of an earlier one, with the deadline of this request."""
         assert self._body is not None
         request = self._body.request
@@ -102,20 +100,20 @@ class _Inference(Compute):
             allowed = min(allowed, request.timeout_us / 1e6)
         deadline = self._exchange.context.started + allowed
         due = Prepared(prepared.op, prepared.computations, prepared.options, deadline)
-        return super().open(due, call, tensors, lease, timings)
+        return super().open(due, tensors, lease)
 
-    async def encode(self, work: Work, exchange: Exchange) -> None:
+    async def encode(self, work: Work, send: Send) -> None:
         """Run the call and reply."""
         assert self._body is not None
-        request, headers, call = self._body.request, exchange.headers, cast("Call", work)
+        request, headers, call = self._body.request, self._exchange.headers, cast("Call", work)
         assert request is not None
         placed = any(output.place is not None for output in request.outputs)
         if not placed and frames.MEDIA_TYPE in headers.get("accept", ""):
-            await frames.send_frames(call, exchange.send)
+            await frames.send_frames(call, send)
             return
-        await call.finish()
+        await finish(call)
         coding = choose_coding(headers.get("accept-encoding"))
-        await send_inference(call, request, exchange.send, coding=coding, regions=self._body.regions)
+        await send_inference(call, request, send, coding=coding, regions=self._body.regions)
 
 
 def _length(headers: Mapping[str, str], name: str) -> int | None:

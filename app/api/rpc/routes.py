@@ -22,7 +22,7 @@ from app.calls.cancel import NOTIFICATION, Running, session_of
 from app.calls.errors import as_convgrad_error
 from app.calls.service import Service
 from app.calls.tasks import Opening
-from app.calls.work import Answered, Work
+from app.calls.work import Answered, Work, finish
 from app.http.exchange import Exchange, exchange_of
 from app.intake.body import begun_documents, declared_length, whole
 from app.intake.json import JsonIntake
@@ -250,8 +250,7 @@ class _Message:
             if stream is not None and type(opened) is not Answered:
                 await sse.stream_work(opened, stream, item.id)
                 return _Text((), 0)
-            await opened.finish()
-            result = JsonResult(opened.result())
+            result = JsonResult(await finish(opened))
             if type(opened) is Answered:  # others send tensors
                 self._add_document(result.length or 0)
             return _text(item.id, context.timings.each("encode", result.pieces()), result.length)
@@ -280,8 +279,7 @@ class _Message:
             raise self._refusal.with_traceback(None)
         task, document = method.read(self._service, item.params)
         request = task.read(document).read(self._lease, need_data=task.need_data)
-        opening = await stack.enter_async_context(Opening(task, self._lease, self._context))
-        work = await opening.receive(whole(request))
+        work = await Opening(task, self._lease).receive(whole(request))
         self._add_tensors(work.output_bytes)
         running.add(work)
         return await stack.enter_async_context(work)

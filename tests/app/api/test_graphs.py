@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 import convgrad
+from app.telemetry.context import RequestContext
 from convgrad._cli import main
 from tests.app import graph
 from tests.app.resident import Resident
@@ -199,6 +201,19 @@ def test_limits_and_memory(tight: Resident) -> None:
         with pytest.raises(convgrad.DeadlineExceeded):
             client.run_graph(graph.EXAMPLE, graph.tensors(), deadline=1e-9)
     tight.until(lambda: not tight.service.calls and tight.service.segments.stats().used == 0)
+
+
+def test_admitted_once(tight: Resident, tight_http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph takes one place in the queue for all of its nodes, so no other call can take it in between."""
+    admit, entered = tight.service.admission.call, list[RequestContext]()
+
+    def call(context: RequestContext) -> AbstractContextManager[None]:
+        entered.append(context)
+        return admit(context)
+
+    monkeypatch.setattr(tight.service.admission, "call", call)
+    reply = tight_http.post("/v1/graphs", json=graph.body(graph.tensors()))
+    assert (reply.status_code, len(reply.json()["nodes"]), len(entered)) == (200, 3, 1)
 
 
 def test_the_command(service: LiveService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -322,7 +322,7 @@ async def begin_to_send(resident: Resident, check: str) -> Any:
     task = AskCheck(resident.service, NEXT)
     with resident.service.lease() as lease:
         call = task.read({"check": check}).read(lease, need_data=False)
-        work = task.open(await task.prepare(call, 0.0, complete=True))
+        work = await task.answer(call, 0.0)
     return await work.__aenter__()
 
 

@@ -74,7 +74,7 @@ def test_an_event_stream_pings() -> None:
         async with EventStream(send, ping_s=0.01) as stream:
             await asyncio.wait([asyncio.create_task(pinged.wait())], timeout=0.05)
             assert not sent
-            await stream.message({"a": 1})
+            await stream.pieces([b'{"a":1}'])
             await asyncio.wait_for(pinged.wait(), 10)
         return sent
 
