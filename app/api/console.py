@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
 from schemas.describe import example, list_operations
@@ -89,6 +89,6 @@ _HEADERS = {
 
 
 @router.api_route("/", methods=["GET", "HEAD"])
-async def console() -> HTMLResponse:
+async def console(_: Request) -> HTMLResponse:
     """Show the page."""
     return HTMLResponse(_PAGE, headers=_HEADERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse
 from starlette.responses import Response
 
@@ -40,7 +40,7 @@ router = APIRouter(include_in_schema=False)
 
 def _add(path: str, file: Path, media_type: str) -> None:
     @router.api_route(path, methods=["GET", "HEAD"])
-    async def page() -> Response:
+    async def page(_: Request) -> Response:
         return FileResponse(file, media_type=media_type, headers=_HEADERS)
 
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
-from fastapi import FastAPI
 
 from app.api import pages as ops_pages
+from app.api.routing import Application, Routes
 from app.calls.service import Service
 from app.http.exchange import Exchanges, Limits
 from app.http.timeouts import TimeoutProtocol
@@ -37,10 +37,9 @@ class OpsPort:
     """Serve health and metrics on a listener, on the event loop of the service."""
 
     def __init__(self, service: Service, listener: socket.socket) -> None:
-        app = FastAPI(openapi_url=None, redirect_slashes=False)
+        app = Application()
         app.state.service = service
-        app.include_router(ops_pages.health)
-        app.add_middleware(Exchanges, limits=Limits(0))  # no page reads a body
+        app.stack = Exchanges(Routes([ops_pages.health]), Limits(0))  # no page reads a body
         protocol = type("OpsProtocol", (_OpsProtocol,), {"slow_s": service.settings.slow_s})
         config = uvicorn.Config(
             app,

@@ -51,10 +51,10 @@ class Readiness(BaseModel):
     unfit: list[str]
 
 
-@health.get("/healthz")
-async def healthz() -> Health:
+@health.get("/healthz", response_model=Health)
+async def healthz(_: Request) -> Any:
     """Tell whether the process is alive."""
-    return Health(status="ok", version=__version__)
+    return {"status": "ok", "version": __version__}
 
 
 @health.get(
@@ -94,9 +94,15 @@ async def metrics(request: Request) -> Response:
 
 
 @router.get("/openrpc.json")
-async def openrpc() -> dict[str, Any]:
+async def openrpc(_: Request) -> dict[str, Any]:
     """Describe the JSON-RPC API as an OpenRPC document."""
     return openrpc_document()
+
+
+@router.get("/openapi.json", include_in_schema=False)
+async def openapi(request: Request) -> Any:
+    """Describe the other APIs as an OpenAPI document."""
+    return request.app.openapi()
 
 
 for _path, _page in (("/healthz", healthz), ("/readyz", readyz)):

@@ -8,7 +8,6 @@ from typing import Any, cast
 from fastapi import APIRouter, Request
 
 from app.api.answer import REQUEST_TYPES, Decode, Encode, answer, decode, decode_optional
-from app.api.bare import BareRoute
 from app.api.openapi import (
     COMPUTE_DOCS,
     DESCRIBE_DOCS,
@@ -29,14 +28,11 @@ from app.replies.result import send_result
 from schemas.describe import describe, list_operations
 from schemas.tables import find_operation
 
-__all__ = ["REPLY_TYPES", "REQUEST_TYPES", "calls", "checks", "graphs", "router"]
+__all__ = ["REPLY_TYPES", "REQUEST_TYPES", "checks", "graphs", "router"]
 
 router = APIRouter(prefix="/v1", tags=["operations"])
-calls = APIRouter(prefix="/v1", tags=["operations"], route_class=BareRoute)
-"""Routes that read their bodies themselves."""
-
-graphs = APIRouter(prefix="/v1/graphs", tags=["graphs"], route_class=BareRoute)
-checks = APIRouter(prefix="/v1/checks", tags=["sealed checks"], route_class=BareRoute)
+graphs = APIRouter(prefix="/v1/graphs", tags=["graphs"])
+checks = APIRouter(prefix="/v1/checks", tags=["sealed checks"])
 
 JSON = "application/json"
 
@@ -62,18 +58,18 @@ def _service(request: Request) -> Service:
 
 
 @router.get("/ops", **LIST_DOCS)
-async def list_all() -> Any:
+async def list_all(_: Request) -> Any:
     """List the operations with their aliases."""
     return list_operations()
 
 
 @router.get("/ops/{op}", **DESCRIBE_DOCS)
-async def describe_one(op: str) -> Any:
+async def describe_one(_: Request, op: str) -> Any:
     """Describe one operation: attributes, inputs, outputs and layouts, as data."""
     return describe(op)
 
 
-@calls.post("/ops/{op}", **COMPUTE_DOCS)
+@router.post("/ops/{op}", **COMPUTE_DOCS)
 async def compute(request: Request, op: str) -> None:
     """Compute an operation, under any of its names."""
     exchange = exchange_of(request.scope)
@@ -82,7 +78,7 @@ async def compute(request: Request, op: str) -> None:
     await answer(exchange, Compute(_service(request), find_operation(op), check), decode, _ENCODERS[chosen])
 
 
-@calls.post("/ops/{op}/validate", **VALIDATE_DOCS)
+@router.post("/ops/{op}/validate", **VALIDATE_DOCS)
 async def validate(request: Request, op: str) -> None:
     """Check a call without computing it: returns resolved attributes, output shapes, plan and cost.
 
@@ -91,7 +87,7 @@ async def validate(request: Request, op: str) -> None:
     await _answer(request, Validate(_service(request), find_operation(op)), JSON)
 
 
-@calls.post("/ops/{op}/verify", **VERIFY_DOCS)
+@router.post("/ops/{op}/verify", **VERIFY_DOCS)
 async def verify(request: Request, op: str) -> None:
     """Compare a result with the float64 reference: the result is one more input, named like the output.
 

@@ -26,7 +26,7 @@ from app.telemetry.context import ANYONE, REQUEST_ID, RequestContext, address_of
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import Cancelled, DeadlineExceeded, TooLarge
 
-__all__ = ["Connection", "ErrorReplies", "Exchange", "Exchanges", "Limits", "connection_of", "exchange_of"]
+__all__ = ["Connection", "Exchange", "Exchanges", "Limits", "connection_of", "exchange_of"]
 
 _log = logging.getLogger("convgrad.request")
 
@@ -352,22 +352,6 @@ class Exchanges:
                     *(scope["method"], scope["path"], exchange.status or "-"),
                     extra=_facts(context, exchange.status),
                 )
-
-
-class ErrorReplies:
-    """Answer the errors of the pages that FastAPI runs, before it does."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        try:
-            await self._app(scope, receive, send)
-        except Exception as caught:
-            if scope["type"] != "http":
-                raise
-            await exchange_of(scope).fail(caught)
 
 
 def _facts(context: RequestContext, status: int) -> dict[str, Any]:

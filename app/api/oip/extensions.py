@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.responses import Response
 
 from app.api.oip.documents import repository_index
@@ -21,9 +22,24 @@ from app.intake.strict_json import parse_document
 from convgrad._errors import InvalidRequest, TooLarge, Unsupported
 from schemas.tables import find_operation
 
-__all__ = ["router"]
+__all__ = ["ERRORS", "OipError", "router"]
 
-router = APIRouter()
+
+class OipError(BaseModel):
+    """The error object of every page under `/v2`."""
+
+    error: str
+
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": OipError, "description": "The request breaks a rule of the protocol or of the operation."},
+    401: {"model": OipError, "description": "The API key is missing or not valid, where the service has keys."},
+    403: {"model": OipError, "description": "The Host header, or the calling page's origin, is not allowed."},
+    404: {"model": OipError, "description": "There is no such model, version or page."},
+}
+"""The errors of every page under `/v2`."""
+
+router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"], responses=ERRORS)
 
 # These requests have a name and three numbers at most.
 _MOST_BYTES = 16 << 10
@@ -68,7 +84,7 @@ async def load(request: Request, model: str) -> Response:
 
 
 @router.post("/repository/models/{model}/unload")
-async def unload(model: str) -> Response:
+async def unload(_: Request, model: str) -> Response:
     """Refuse to unload a model."""
     raise Unsupported(f"{find_operation(model).called_as} is built in and can't be unloaded")
 

@@ -10,12 +10,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 from starlette.responses import Response
 
-from app.api.bare import BareRoute
-from app.api.oip import extensions as oip_extensions
 from app.api.oip.documents import model_config, model_metadata, server_metadata
+from app.api.oip.extensions import ERRORS, OipError
 from app.api.oip.infer import OipState
 from app.api.oip.infer import infer as run_inference
 from app.api.oip.reply import VERSION
@@ -25,25 +23,10 @@ from convgrad._errors import UnknownOperation
 from schemas.problems import safe_text
 from schemas.tables import CalledOperation, find_operation, operation_names
 
-__all__ = ["OipState", "calls", "router"]
+__all__ = ["OipState", "router"]
 
 
-class OipError(BaseModel):
-    """The error object of every page under `/v2`."""
-
-    error: str
-
-
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": OipError, "description": "The request breaks a rule of the protocol or of the operation."},
-    401: {"model": OipError, "description": "The API key is missing or not valid, where the service has keys."},
-    403: {"model": OipError, "description": "The Host header, or the calling page's origin, is not allowed."},
-    404: {"model": OipError, "description": "There is no such model, version or page."},
-}
-router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"], responses=_ERRORS)
-calls = APIRouter(prefix="/v2", tags=["Open Inference Protocol"], responses=_ERRORS, route_class=BareRoute)
-"""Routes that read their bodies themselves."""
-router.include_router(oip_extensions.router)
+router = APIRouter(prefix="/v2", tags=["Open Inference Protocol"], responses=ERRORS)
 
 
 def find_model(name: str, version: str | None = None) -> CalledOperation:
@@ -63,7 +46,7 @@ async def server(request: Request) -> Any:
 
 
 @router.get("/health/live")
-async def live() -> Any:
+async def live(_: Request) -> Any:
     """Tell whether the server answers."""
     return {"live": True}
 
@@ -85,7 +68,7 @@ async def all_statistics(request: Request) -> Any:
 
 @router.get("/models/{model}")
 @router.get("/models/{model}/versions/{version}")
-async def metadata(model: str, version: str | None = None) -> Any:
+async def metadata(_: Request, model: str, version: str | None = None) -> Any:
     """Describe a model's inputs and outputs."""
     return model_metadata(find_model(model, version))
 
@@ -169,8 +152,8 @@ _INFER: dict[str, Any] = {
 }
 
 
-@calls.post("/models/{model}/infer", **_INFER)
-@calls.post("/models/{model}/versions/{version}/infer", **_INFER)
+@router.post("/models/{model}/infer", **_INFER)
+@router.post("/models/{model}/versions/{version}/infer", **_INFER)
 async def infer(request: Request, model: str, version: str | None = None) -> None:
     """Compute an operation: JSON, optionally followed by the bytes of the tensors, in request and reply."""
     await run_inference(exchange_of(request.scope), find_model(model, version), _service(request), _state(request))

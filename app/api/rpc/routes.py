@@ -16,7 +16,6 @@ from typing import Any, cast
 from fastapi import APIRouter, Request
 
 from app.api.answer import check_media_type
-from app.api.bare import BareRoute
 from app.api.rpc.methods import METHODS, Method, PlainMethod, TaskMethod
 from app.calls.cancel import NOTIFICATION, Running, session_of
 from app.calls.errors import as_convgrad_error
@@ -63,7 +62,7 @@ _ID_WITHIN_S = 0.5
 # A batch could request a document of tens of kilobytes a thousand times: the answer's documents are limited in total.
 _DOCUMENTS = 4 << 20
 
-router = APIRouter(tags=["JSON-RPC"], route_class=BareRoute)
+router = APIRouter(tags=["JSON-RPC"])
 
 
 @router.post("/rpc", operation_id="json_rpc")

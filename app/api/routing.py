@@ -1,0 +1,72 @@
+"""Routes that FastAPI documents and does not run: their endpoints return the reply, or send it piece by piece.
+
+FastAPI's matching, its handlers of exceptions and its stacks of dependencies take a fifth of the time of a small call
+(`benchmarks.service`, tiny).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.routing import APIRoute
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from convgrad._errors import MethodNotAllowed, NotFound
+
+__all__ = ["Application", "Routes"]
+
+# Limits of the cache of routes: the APIs have some dozens of paths, and other requests must not fill the memory.
+_MOST_PATHS = 256
+_LONGEST_PATH = 256
+
+
+class Application(FastAPI):
+    """The FastAPI application, which documents the routes; requests go to the `stack`."""
+
+    stack: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request, or the lifespan."""
+        scope["app"] = self
+        await (self.stack if scope["type"] == "http" else self.router)(scope, receive, send)
+
+
+class Routes:
+    """Call the endpoint of a route with the request and the parameters of its path, which it validates itself.
+
+    Its result is a response, or a JSON value, or None once it has replied. Raises what it raises, `NotFound`, and
+    `MethodNotAllowed`.
+    """
+
+    def __init__(self, routers: Sequence[APIRouter]) -> None:
+        self._routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+        self._find_usual = lru_cache(_MOST_PATHS)(self._find)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        path = scope["path"]
+        find = self._find_usual if len(path) <= _LONGEST_PATH else self._find
+        route, child_scope = find(scope["method"], path)
+        scope.update(child_scope)
+        reply = await route.endpoint(Request(scope, receive, send), **scope["path_params"])
+        if reply is not None:
+            await (reply if isinstance(reply, Response) else JSONResponse(reply))(scope, receive, send)
+
+    def _find(self, method: str, path: str) -> tuple[APIRoute, Scope]:
+        scope = {"type": "http", "method": method, "path": path}
+        others = []
+        for route in self._routes:
+            match, child_scope = route.matches(scope)
+            if match is Match.FULL:
+                return route, child_scope
+            if match is Match.PARTIAL:
+                others.append(route)
+        if not others:
+            raise NotFound("there is no such page")
+        # A name in a path comes before a parameter in its place.
+        allowed = {method for route in others if route.path == others[0].path for method in route.methods or ()}
+        raise MethodNotAllowed("this page does not support that method", data={"allow": sorted(allowed)})
