@@ -47,6 +47,9 @@ _FREE = 1 << 28
 _MOST = 1 << 32
 """Most multiply-adds of all hypotheses."""
 
+_OF_FAILED = 4
+"""Hypotheses about a result that fails anyway compute at most this part of the reference's products."""
+
 
 _PIECES = 128
 _PIECE_ELEMENTS = 1 << 23
@@ -73,21 +76,24 @@ class Cause:
 
 
 def causes(
-    compared: Compared, model: Model, around: tuple[int, ...], distinct: float, stop: Stop, *, thorough: bool
-) -> list[Cause] | None:
+    compared: Compared, model: Model, around: tuple[int, ...], distinct: float, stop: Stop, *, thorough: bool,
+    failed: bool = False,
+) -> list[Cause] | None:  # fmt: skip
     """Return the losses of precision that the errors show, the likeliest first; None when `stop` said so.
 
     Looks at some channels and images of the result, one of its elements at `around`; `thorough` looks at more of them,
-    and at partial sums too.
+    and at partial sums too. If the result has `failed` by another rule, fewer are enough, unless the caller asked to
+    explain it.
     """
     problem = compared.problem
+    least = max(_FREE, problem.macs // (_OF_FAILED if failed else _SHARE))
     if compared.exact.size == 0 or problem.macs == 0:
         return []
     for elements in _ELEMENTS[thorough]:
         part = part_of(problem, compared.inputs, around, elements)
         roundings = list(_roundings(problem, part.inputs))
         work = part.problem.macs * (2 * len(roundings) if thorough else _FIRST)
-        if work <= (_MOST if thorough else max(_FREE, problem.macs // _SHARE)):
+        if work <= (_MOST if thorough and (compared.explain or not failed) else least):
             break
     else:
         return []

@@ -63,7 +63,9 @@ def report_on(
     around = tally.worst[0].index if tally.worst else (0,) * compared.exact.ndim
     found = None
     if tally.judged:  # where every sum is exact no rounding needs an explanation
-        found = causes(compared, model, around, tally.distinct, stop, thorough=failed or compared.explain)
+        found = causes(
+            compared, model, around, tally.distinct, stop, thorough=failed or compared.explain, failed=failed
+        )
     if tally.judged and found is None:
         return None
     failed = failed or bool(found)

@@ -45,10 +45,13 @@ _WITNESSES = 48
 _WITNESSED = 1 << 24
 """Products of all elements that are summed naively, a second or two."""
 
+_TORN = 4096
+"""Elements of a block whose products are looked at to tell whether both their signs overflow."""
+
 _FEW = 4
 """Elements that are summed naively however long their sums are."""
 
-_COUNTED = 1 << 21
+_COUNTED = 1 << 18
 """Elements that different values are counted among."""
 
 
@@ -125,14 +128,27 @@ def _block(compared: Compared, model: Model, part: Cut) -> Block:
         equal = (got == nearest) | (np.isnan(got) & np.isnan(nearest))
         error[~np.isfinite(exact) | np.isnan(got)] = np.inf
         error[equal & ~np.isfinite(got)] = 0.0  # an Inf is as far off as the exact value is large, but right
-        exactly = np.isfinite(exact) & (np.sqrt(few) * spread < model.exact_below)
         reach = np.abs(exact) + SIGMAS * sqrt(model.coherence) * spread
-        limit = 2.0**128 if dtype != "f64" else inf
+        limit, magnitudes = 2.0**128 if dtype != "f64" else inf, np.sqrt(few) * spread
+        exactly = np.isfinite(exact) & (magnitudes < min(model.exact_below, limit))
         unknown = ~np.isfinite(got) & np.isfinite(nearest) & (reach >= limit)
+        # A sum that is too large may be NaN or the other Inf where the products of the other sign overflow as well.
+        torn = np.isfinite(exact) & np.isinf(nearest) & ~equal & ~np.isfinite(got)
+        torn &= magnitudes - np.abs(exact) >= 2 * limit
+    for at in np.argwhere(torn)[:_TORN] if torn.any() else ():
+        torn[tuple(at)] = _against(compared, part, at) >= limit
+    unknown |= torn
     sigma = model.summing(exact, spread, few)
     return Block(
         stored, rounded, equal, got, nearest, exact, error, rounding, ulp(exact, dtype), sigma, spread, exactly, unknown
     )
+
+
+def _against(compared: Compared, part: Cut, at: npt.NDArray[np.int64]) -> float:
+    """Return the magnitude of the sum of an element's products whose sign is not that of the whole sum."""
+    index = tuple([int(x) + (each.start or 0) for x, each in zip(at, part, strict=True)])
+    products = products_of(compared.problem, compared.inputs, index) * np.sign(compared.exact[index])
+    return -float(products[products < 0].sum())
 
 
 @dataclass

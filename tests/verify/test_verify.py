@@ -211,6 +211,19 @@ def test_an_overflow_of_the_reference_passes(dtype: str, value: float) -> None:
         assert not verify(case, inputs, case.rounded(np.full((1, 1, 1, 1), wrong)))["passed"]
 
 
+def test_an_overflow_of_both_signs() -> None:
+    """NaN and either Inf pass where positive and negative products overflow each by themselves, and only there."""
+    case = replace(LAYER, n=1, src_channels=1, dst_channels=1, src_spatial=(1, 4), dst_spatial=(1, 4),
+                   kernel=(1, 1), pads_begin=(0, 0), pads_end=(0, 0))  # fmt: skip
+    for negative, passes in ((2.0**66, True), (2.0**60, False)):
+        src, diff_dst = np.full((1, 1, 1, 4), 2.0**64, np.float32), np.full((1, 1, 1, 4), 2.0**66, np.float32)
+        src[..., 3], diff_dst[..., 3] = -(2.0**64), negative
+        for value in (np.nan, -np.inf):
+            wrong = np.full((1, 1, 1, 1), value, np.float32)
+            assert verify(case, {"src": src, "diff_dst": diff_dst}, wrong)["passed"] is passes
+        assert verify(case, {"src": src, "diff_dst": diff_dst}, np.full((1, 1, 1, 1), np.inf, np.float32))["passed"]
+
+
 def test_swapped_channels_are_named() -> None:
     """A gradient whose channel axes are in the other order is told apart, in every format."""
     for weights_format in ("OIX", "XIO", "XOI", "IOX"):
