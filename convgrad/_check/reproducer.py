@@ -1,14 +1,19 @@
-"""Scripts that show a fault again. They need NumPy and the kernel; those for frameworks and URLs also need convgrad."""
+"""Scripts that show a fault again.
+
+They need NumPy, ml_dtypes for bf16, and the kernel; those for URLs, and for functions of other arrays, also need convgrad.
+"""
 
 from __future__ import annotations
 
 import base64
 import zlib
+from inspect import getsource
 from pathlib import Path
 from pprint import pformat
 
 import numpy as np
 
+from convgrad._check import frameworks
 from convgrad._check.cases import EXACT, Array, Case
 from convgrad._check.examine import FAULTS, Fault
 from convgrad._check.judge import Judge
@@ -103,6 +108,10 @@ def _kernel(kernel: str, arrays: str) -> str:
     name, _, rest = kernel.partition(":")
     if name == "command":
         return _COMMAND.format(command=rest)
+    if name in frameworks.FRAMEWORKS:
+        shared = ("converter", "_module", "_axes", "_permuted", "_bias")
+        used = [each for key, each in vars(frameworks).items() if key in shared or key.split("_")[1:2] == [name]]
+        return _FRAMEWORK.format(parts="\n\n".join(map(getsource, used)), name=name, kernel=kernel)
     if ".so" in Path(name).suffixes or Path(name).suffix in (".dylib", ".dll"):
         return _LIBRARY.format(path=str(Path(name)), symbol=rest or "convgrad_kernel", ops=OPS, dtypes=DTYPES,
                                data=DATA_FORMATS, weights=WEIGHTS_FORMATS)  # fmt: skip
@@ -118,6 +127,8 @@ _TEMPLATE = '''"""{title}
 
 Found by convgrad check. Exits with 1 while the fault shows.
 """
+
+from __future__ import annotations
 
 import base64
 import ctypes
@@ -262,6 +273,23 @@ _COMMAND = """def kernel(given, inputs, out):
         subprocess.run(filled + ([folder] if filled == words else []), check=True)
         found = np.load(os.path.join(folder, given["output"] + ".npy"))
         return found.view(out.dtype) if found.dtype in ("V2", "<u2") else found
+"""
+
+_FRAMEWORK = """from functools import cache
+
+
+{parts}
+
+def kernel(given, inputs, out):
+    convert = converter({kernel!r})
+    attributes = {{n: tuple(v) if isinstance(v, list) else v for n, v in given["attributes"].items()}}
+    values = {{"op": given["op"], "inputs": {{n: convert(array) for n, array in inputs.items()}},
+              "attributes": attributes, "output_shape": out.shape}}
+    found = _{name}(**{{n: values[n] for n in inspect.signature(_{name}).parameters}})
+    if not hasattr(found, "detach"):
+        return np.asarray(found)
+    found = found.detach().cpu().contiguous()  # NumPy can't read bf16 of PyTorch
+    return found.view(_module("torch").int16).numpy().view(out.dtype) if out.itemsize == 2 else found.numpy()
 """
 
 _CONVGRAD = """from convgrad._check.adapters import Call, adapter
