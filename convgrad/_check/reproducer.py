@@ -1,6 +1,7 @@
 """Scripts that show a fault again.
 
-They need NumPy, ml_dtypes for bf16, and the kernel; those for URLs, and for functions of other arrays, also need convgrad.
+They need NumPy, ml_dtypes for bf16, and the kernel; those for servers, and for functions that get arrays of a framework,
+also need convgrad.
 """
 
 from __future__ import annotations
