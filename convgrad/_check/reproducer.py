@@ -1,7 +1,7 @@
 """Scripts that show a fault again.
 
-They need NumPy, ml_dtypes for bf16, and the kernel; those for servers, and for functions that get arrays of a framework,
-also need convgrad.
+They need NumPy, ml_dtypes for bf16, and the kernel; those for servers and for functions that get other arrays than
+NumPy's also need convgrad.
 """
 
 from __future__ import annotations
