@@ -1,0 +1,1 @@
+"""The modules of the page, in Node and in a browser."""
