@@ -9,6 +9,7 @@ from app.intake.arrivals import Begun, Known, News
 from app.intake.json import JsonIntake
 from app.intake.requests import RequestedCall, RequestObject
 from app.intake.sinks import Lease
+from app.intake.strict_json import Partial
 from convgrad._errors import UnsupportedMediaType
 
 __all__ = ["begun_documents", "declared_length", "json_news", "media_type", "whole"]
@@ -36,11 +37,14 @@ async def whole(call: RequestedCall) -> AsyncIterator[News]:
 
 
 async def begun_documents(chunks: AsyncIterator[bytes | memoryview], document: JsonIntake) -> AsyncIterator[Begun]:
-    """Read a JSON body into `document`; if it is an object, yield its members so far, before allocating memory."""
+    """Read a JSON body into `document`; while it is an incomplete object, yield its members so far.
+
+    They are yielded before memory is allocated for what follows them.
+    """
     async for chunk in chunks:
         assert isinstance(chunk, bytes)
         await document.take(chunk)
-        if isinstance(begun := document.begun(), dict):
+        if isinstance(begun := document.begun(), Partial):
             yield Begun(begun)
         await document.supply()
 

@@ -98,6 +98,17 @@ class Numbers:
             else:
                 self._sink = RawSink(lease, expected=prod(shape) * self._kind.itemsize, bound=None)
 
+    @classmethod
+    def of(
+        cls, values: list[Any], lease: Lease, declared: tuple[DType, tuple[int, ...]], *, most: int | None = None
+    ) -> Numbers:
+        """Read a list that was not taken out of its document, because its name was written with escapes."""
+        numbers, text = cls(lease, declared, most=most), json.dumps(values).encode()
+        at, over = 1, False
+        while not over:
+            at, over = numbers.write(text, at)
+        return numbers
+
     def write(self, chunk: bytes, start: int) -> tuple[int, bool]:
         """Parse at most one slice of the text from `start`; return where it stopped and whether the array has ended."""
         if self.fault is None:

@@ -7,7 +7,6 @@ dtype and shape; whether the tensors suit the operation is checked by `schemas.o
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -217,11 +216,8 @@ def _described(wire: WireTensor, loc: list[str | int], problems: list[Problem]) 
 
 
 def _data(value: Any, tensor: Tensor, lease: Lease) -> RawSink | Numbers:
-    if isinstance(value, list):  # the member's name was written with escapes
-        text, value = json.dumps(value).encode(), Numbers(lease, (tensor.dtype, tensor.shape), most=MAX_NUMBERS)
-        at, over = 1, False
-        while not over:
-            at, over = value.write(text, at)
+    if isinstance(value, list):
+        value = Numbers.of(value, lease, (tensor.dtype, tensor.shape), most=MAX_NUMBERS)
     if isinstance(value, Numbers):
         value.check(tensor.dtype, tensor.shape)
         return value

@@ -142,7 +142,7 @@ class InferenceBody:
         return self._json
 
     def _parse_head(self, document: Any) -> CachedHead:
-        request = read_request(self._called, document)
+        request = read_request(self._called, document, self._lease)
         binary = tuple(tensor for tensor in request.inputs if tensor.source == "binary")
         if binary and self._head_length is None:
             raise InvalidRequest(f"binary tensors need the header {_HEADER}: the length of the JSON before them")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from app.intake.numbers import Numbers
+from app.intake.sinks import Lease
 from convgrad._dtypes import DType, dtype_of_oip
 from convgrad._errors import InvalidRequest, Unsupported
 from schemas.frameworks import dtype_here
@@ -94,7 +95,7 @@ class InferRequest:
         self.places |= {output.name: output.place for output in self.outputs if output.place is not None}
 
 
-def read_request(called: CalledOperation, document: Any) -> InferRequest:
+def read_request(called: CalledOperation, document: Any, lease: Lease) -> InferRequest:
     """Read an inference request.
 
     Raises `InvalidRequest` when its structure is wrong, `InvalidParams` with every fault of its tensors and
@@ -110,7 +111,7 @@ def read_request(called: CalledOperation, document: Any) -> InferRequest:
     inputs = [
         tensor
         for index, given in enumerate(_list(document, "inputs", required=True))
-        if (tensor := _input(given, index, problems)) is not None
+        if (tensor := _input(given, index, problems, lease)) is not None
     ]
     names = [tensor.name for tensor in inputs]
     problems += [
@@ -187,7 +188,7 @@ def _timeout(value: Any, problems: list[Problem]) -> int | None:
     return value or None  # the protocol's 0 means no timeout
 
 
-def _input(given: Mapping[str, Any], index: int, problems: list[Problem]) -> InputTensor | None:
+def _input(given: Mapping[str, Any], index: int, problems: list[Problem], lease: Lease) -> InputTensor | None:
     name = safe_key(given["name"])
     name = f"inputs[{index}]" if name == "?" else name
     before = len(problems)
@@ -200,7 +201,7 @@ def _input(given: Mapping[str, Any], index: int, problems: list[Problem]) -> Inp
         problems.append(problem(["inputs", name, "shape"], f"{name} must have fewer than 2^63 bytes", "overflow"))
         return None
     tensor = InputTensor(given["name"], dtype, shape, "json")
-    _locate(tensor, given, nbytes, name, problems)
+    _locate(tensor, given, name, problems, lease)
     return tensor if len(problems) == before else None
 
 
@@ -218,7 +219,7 @@ def _datatype(value: Any, name: str, problems: list[Problem]) -> DType | None:
         return None
 
 
-def _locate(tensor: InputTensor, given: Mapping[str, Any], nbytes: int, name: str, problems: list[Problem]) -> None:
+def _locate(tensor: InputTensor, given: Mapping[str, Any], name: str, problems: list[Problem], lease: Lease) -> None:
     """Find where the data of an input is; it must be in one place only, and have the size of its shape."""
     parameters = _parameters(given, name)
     loc = ["inputs", name]
@@ -230,24 +231,27 @@ def _locate(tensor: InputTensor, given: Mapping[str, Any], nbytes: int, name: st
         problems.append(problem(loc, msg, "conflict"))
     elif tensor.place is not None:
         tensor.source = "region"
-        _check_size(tensor.place.byte_size, "shared_memory_byte_size", tensor, nbytes, name, problems)
+        _check_size(tensor.place.byte_size, "shared_memory_byte_size", tensor, name, problems)
     elif size is not None:
         tensor.source = "binary"
         if type(size) is not int or not 0 <= size <= _INT64_MAX:
             problems.append(problem(loc, f"binary_data_size of {name} must be an integer of at least 0", "int_type"))
         else:
-            _check_size(size, "binary_data_size", tensor, nbytes, name, problems)
+            _check_size(size, "binary_data_size", tensor, name, problems)
     elif isinstance(data, Numbers):
         tensor.numbers = data
+    elif isinstance(data, list):
+        tensor.numbers = Numbers.of(data, lease, (tensor.dtype, tensor.shape))
     elif data is not None:
         problems.append(problem(loc, f"data of {name} must be a list of numbers", "list_type"))
     elif not any(found["loc"][:2] == loc for found in problems):
         problems.append(problem(loc, f"{name} needs data, binary_data_size or shared memory", "missing"))
 
 
-def _check_size(size: int, what: str, tensor: InputTensor, nbytes: int, name: str, problems: list[Problem]) -> None:
-    if size != nbytes:
-        msg = f"{what} of {name} is {size}, but {tensor.dtype.oip} of shape {dims(tensor.shape)} needs {nbytes} bytes"
+def _check_size(size: int, what: str, tensor: InputTensor, name: str, problems: list[Problem]) -> None:
+    if size != tensor.nbytes:
+        needs = f"{tensor.dtype.oip} of shape {dims(tensor.shape)} needs {tensor.nbytes} bytes"
+        msg = f"{what} of {name} is {size}, but {needs}"
         problems.append(problem(["inputs", name], msg, "size"))
 
 

@@ -6,6 +6,7 @@ import json
 import socket
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -174,6 +175,19 @@ def test_a_result_to_verify_may_come_first(service: LiveService) -> None:
     cut = body.index(b'name="weights"')
     status, reply = in_two(service, f"{REST}/verify", body, cut, "multipart/form-data; boundary=x")
     assert (status, reply["passed"]) == (200, False)
+
+
+@pytest.mark.parametrize("path", [REST, RPC])
+def test_a_complete_body_gets_all_errors(service: LiveService, path: str) -> None:
+    """All faults of a body that arrives as a whole are listed, also if its length was not declared."""
+    call = {"attributes": SMALL.attributes() | {"strides": [0, 0]}, "inputs": {"src": {"dtype": "f32"}}, "x": 1}
+    body = json.dumps(
+        call if path == REST else {"jsonrpc": "2.0", "id": 1, "method": SMALL.op, "params": call}
+    ).encode()
+    with httpx.Client(base_url=service.url, headers={"content-type": JSON}) as http:
+        whole, chunked = http.post(path, content=body).json(), http.post(path, content=iter([body])).json()
+    found = [reply["error"]["data"] if path == RPC else reply for reply in (whole, chunked)]
+    assert found[0]["errors"] == found[1]["errors"]
 
 
 @pytest.mark.parametrize("path", [REST, RPC])

@@ -10,7 +10,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.app import graph
+from tests.app import graph, oip
 from tests.app.samples import (
     JSON,
     NPY,
@@ -130,6 +130,18 @@ def test_one_wrong_tensor_fails_one_call_of_a_batch(http: httpx.Client) -> None:
     first, second = http.post("/rpc", json=sent).json()
     assert [error["loc"][1] for error in first["error"]["data"]["errors"]] == ["src", "diff_dst"]
     assert second["result"]["op"] == TINY.op
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3], [1, 2], [1, "x", 3]])
+def test_the_name_may_have_escapes_on_v2(http: httpx.Client, data: list[Any]) -> None:
+    """So it may on `/v2`: the reply is that to the plain name."""
+    call = oip.head(TINY, TINY.inputs(), binary=False)
+    call["inputs"][0]["data"] = data
+    plain = json.dumps(call)
+    escaped = plain.replace('"data"', '"d\\u0061ta"')
+    replies = [http.post(f"/v2/models/{TINY.op}/infer", content=text) for text in (plain, escaped)]
+    assert [reply.status_code for reply in replies] == [200 if data == [1, 2, 3] else 400] * 2
+    assert replies[0].text == replies[1].text
 
 
 def test_the_name_may_have_escapes(http: httpx.Client) -> None:
