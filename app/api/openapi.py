@@ -1,7 +1,14 @@
-"""The OpenAPI document: what FastAPI generates, and the request bodies that the APIs parse themselves."""
+"""The OpenAPI document: FastAPI's routes, `openapi.json` for the bodies that the APIs parse themselves, and the tables.
+
+`openapi.json` has components of the document, and `operations`: the routes in `paths`, the request body, the responses,
+and the statuses of those that are problem objects (`problems`; `call`: those of every call).
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
@@ -13,53 +20,21 @@ from pydantic_core import core_schema
 
 from app.api.oip.reply import VERSION
 from app.api.openapi_operations import any_parts, operation_models, operation_paths
-from app.replies import sse
+from app.replies import multipart, sse
+from schemas.checks import CHECK_METHODS, CheckMethod
 from schemas.tables import operation_names
 from schemas.wire import AnyCall, CallReply, Problem, ValidateReply, VerifyReply
 
-__all__ = [
-    "COMPUTE_DOCS",
-    "DESCRIBE_DOCS",
-    "EVENTS",
-    "GRAPH_DOCS",
-    "GRAPH_VALIDATE_DOCS",
-    "LIST_DOCS",
-    "VALIDATE_DOCS",
-    "VERIFY_DOCS",
-    "binary",
-    "install_openapi",
-    "operation_id",
-    "problems",
-]
+__all__ = ["install_openapi", "operation_id"]
 
+_STATIC = Path(__file__).with_name("openapi.json")
 _REF = "#/components/schemas/{model}"
+_MODELS: tuple[type[BaseModel], ...] = (AnyCall, CallReply, Problem, ValidateReply, VerifyReply)
+# Paths that take a call of any operation; the tables give each operation its own.
+_ANY = {suffix: f"/v1/ops/{{op}}{suffix}" for suffix in ("", "/validate", "/verify")}
+_APIS = {"/v2": "v2_"}
 
-_STATUSES = {
-    400: "The request is malformed.",
-    401: "The service requires an API key, and the request has none or an unknown one.",
-    403: "The host name, or the origin of the calling web page, is not allowed.",
-    404: "Unknown operation.",
-    405: "This path does not support the method.",
-    406: "The Accept header allows none of the reply formats.",
-    413: "The body, or the work, output or memory of the call, exceeds a limit.",
-    415: "Unsupported content type or encoding.",
-    422: "Attributes, inputs or options are invalid, or a dtype is not supported.",
-    429: "The key or address has reached its limit or its share of the queue or memory; see Retry-After.",
-    499: "The client disconnected or cancelled the call.",
-    500: "Internal error.",
-    503: "The service is overloaded, starting or draining; see Retry-After.",
-    504: "The deadline passed, or the body arrived too slowly.",
-}
-
-
-def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Describe the responses that are problem objects."""
-    content = {"application/problem+json": {"schema": _ref(Problem)}}
-    return {status: {"description": _STATUSES[status], "content": content} for status in statuses}
-
-
-def _ref(model: type[BaseModel]) -> dict[str, str]:
-    return {"$ref": _REF.format(model=model.__name__)}
+Operation = dict[str, Any]
 
 
 def _place(name: str, description: str, *values: str) -> dict[str, Any]:
@@ -73,212 +48,19 @@ _PLACES = {
     "version": _place("version", "The only version of every model.", VERSION),
 }
 
-_REQUEST_ID = {
-    "name": "X-Request-ID",
-    "in": "header",
-    "description": "For the logs and the reply: at most 128 letters, digits and `._~:/+=@-`. Any other is replaced.",
-    "schema": {"type": "string"},
+_CHECKS = {
+    "post /v1/checks": "check.begin",
+    "post /v1/checks/verify-signature": "check.verify_signature",
+    "post /v1/checks/{check}/next": "check.next",
+    "post /v1/checks/{check}/submit": "check.submit",
+    "post /v1/checks/{check}/finish": "check.finish",
+    "delete /v1/checks/{check}": "check.drop",
 }
-
+_CHECK_STATUSES = (400, 401, 403, 404, 406, 413, 415, 422, 429, 499, 500, 503, 504)
 _FILE = {"type": "string", "format": "binary"}
-_BODY = {
-    "required": True,
-    "content": {"application/json": {"schema": _ref(AnyCall)}, "multipart/form-data": any_parts()},
-}
-
-
-EVENTS = {"schema": {"type": "string", "description": "JSON-RPC messages: progress, the response."}}
-
-
-def binary(description: str) -> dict[str, Any]:
-    """Describe a binary body."""
-    return {"schema": {"type": "string", "format": "binary", "description": description}}
-
-
-_CALL_REPLY = {
-    "description": "The result, in the format that the Accept header requests.",
-    "headers": {
-        "X-Request-ID": {"schema": {"type": "string"}, "description": "The id that the request gave, or a new one."},
-        "Server-Timing": {"schema": {"type": "string"}, "description": "Milliseconds spent in each phase."},
-        "X-Tensor-Dtype": {"schema": {"type": "string"}, "description": "For .npy replies: the dtype."},
-    },
-    "content": {
-        "application/json": {"schema": _ref(CallReply)},
-        "application/x-npy": binary("The one output as a .npy file, sent while it is computed."),
-        sse.MEDIA_TYPE: {
-            "schema": {"type": "string", "description": "JSON-RPC messages: progress, tiles, the response."}
-        },
-        "application/x-tensor-stream": binary("Frames: begin, progress, tile, end or error; these for each output."),
-        "multipart/form-data": binary("A JSON part `reply`, then each output as a .npy file under its name."),
-    },
-}
-
-_MESSAGE = {
-    "type": "object",
-    "required": ["jsonrpc", "method"],
-    "properties": {
-        "jsonrpc": {"const": "2.0"},
-        "method": {"type": "string", "description": "An operation, ops.list, and others: see /openrpc.json."},
-        "params": {"type": ["object", "array"], "items": {}},
-        "id": {"type": ["string", "number", "null"]},
-    },
-}
-_MESSAGES = {"anyOf": [_MESSAGE, {"type": "array", "items": _MESSAGE, "minItems": 1}]}
-_RESPONSE = {
-    "type": "object",
-    "required": ["jsonrpc", "id"],
-    "properties": {
-        "jsonrpc": {"const": "2.0"},
-        "result": {},
-        "error": {
-            "type": "object",
-            "required": ["code", "message", "data"],
-            "properties": {"code": {"type": "integer"}, "message": {"type": "string"}, "data": {"type": "object"}},
-            "additionalProperties": False,
-        },
-        "id": {"type": ["string", "number", "null"]},
-    },
-    "oneOf": [{"required": ["result"]}, {"required": ["error"]}],
-    "additionalProperties": False,
-}
-_ANSWER = {"anyOf": [_RESPONSE, {"type": "array", "items": _RESPONSE, "minItems": 1}]}
-_RPC = {
-    "requestBody": {
-        "required": True,
-        # application/json-rpc is accepted too, but generators refuse it
-        "content": {"application/json": {"schema": _MESSAGES}},
-    },
-    "responses": {
-        "200": {
-            "description": "The response; errors are JSON-RPC errors.",
-            "content": {
-                "application/json": {"schema": _ANSWER},
-                "application/json-rpc": {"schema": _ANSWER},
-                "text/event-stream": {"schema": {"type": "string"}},
-            },
-        },
-        "204": {"description": "The request has notifications only."},
-        **{str(status): answer for status, answer in problems(403, 405, 406, 413, 415, 500).items()},
-    },
-}
-
-_CALL_STATUSES = (400, 401, 403, 404, 405, 406, 413, 415, 422, 429, 500, 503, 504)
-
-LIST_DOCS: dict[str, Any] = {"operation_id": "list_operations", "responses": problems(401, 403, 405, 500)}
-DESCRIBE_DOCS: dict[str, Any] = {
-    "operation_id": "describe_operation",
-    "responses": problems(401, 403, 404, 405, 500),
-}
-VALIDATE_DOCS: dict[str, Any] = {
-    "operation_id": "validate_operation",
-    "responses": {
-        200: {
-            "description": "The resolved call: its outputs, kernel and cost.",
-            "content": {"application/json": {"schema": _ref(ValidateReply)}},
-        },
-        **problems(*_CALL_STATUSES),
-    },
-    "openapi_extra": {"requestBody": _BODY},
-}
-VERIFY_DOCS: dict[str, Any] = {
-    "operation_id": "verify_operation",
-    "responses": {
-        200: {
-            "description": "The report: the verdict is its member `passed`.",
-            "content": {"application/json": {"schema": _ref(VerifyReply)}, sse.MEDIA_TYPE: EVENTS},
-        },
-        **problems(*_CALL_STATUSES),
-    },
-    "openapi_extra": {"requestBody": _BODY},
-}
-COMPUTE_DOCS: dict[str, Any] = {
-    "operation_id": "compute_operation",
-    "responses": {200: _CALL_REPLY, **problems(*_CALL_STATUSES)},
-    "openapi_extra": {"requestBody": _BODY},
-}
-
-
-_GRAPH_TENSORS = {"type": "array", "items": {"type": "object", "required": ["id"]}}
-_GRAPH_NODE = {
-    "type": "object",
-    "required": ["id", "kind", "inputs", "outputs"],
-    "properties": {
-        "id": {"type": "integer"},
-        "name": {"type": "string"},
-        "kind": {"type": "string", "description": "The name of an operation."},
-        "attrs": {"type": "object", "description": "Attributes, each as an object with `type` and `value`."},
-        "inputs": _GRAPH_TENSORS,
-        "outputs": _GRAPH_TENSORS,
-    },
-}
-_GRAPH_REQUEST = {
-    "type": "object",
-    "required": ["graph"],
-    "properties": {
-        "graph": {
-            "type": "object",
-            "description": "A graph as oneDNN Graph dumps it.",
-            "required": ["graph"],
-            "properties": {"graph": {"type": "array", "items": _GRAPH_NODE, "minItems": 1}},
-        },
-        "inputs": {"type": "object", "description": "Tensors by the id of their logical tensor."},
-        "outputs": {"type": "array", "items": {"type": "integer"}, "description": "Ids of what to return."},
-        "layout": {
-            "type": "string",
-            "enum": ["logical", "memory"],
-            "description": "C order, or the strides of the logical tensors.",
-        },
-        "options": {"type": "object"},
-    },
-    "additionalProperties": False,
-}
-_GRAPH_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {"schema": _GRAPH_REQUEST},
-        "multipart/form-data": {
-            "schema": {
-                "type": "object",
-                "required": ["request"],
-                "properties": {"request": _GRAPH_REQUEST},
-                "additionalProperties": _FILE,
-            }
-        },
-    },
-}
-_ANY = {"schema": {"type": "object"}}
-GRAPH_DOCS: dict[str, Any] = {
-    "operation_id": "run_graph",
-    "responses": {
-        200: {
-            "description": "The tensors asked for by id, and each node's attributes and cost.",
-            "content": {
-                "application/json": _ANY,
-                "multipart/form-data": binary("A JSON part `reply`, then each output as a .npy file under its id."),
-                sse.MEDIA_TYPE: EVENTS,
-            },
-        },
-        **problems(*_CALL_STATUSES),
-    },
-    "openapi_extra": {"requestBody": _GRAPH_BODY},
-}
-GRAPH_VALIDATE_DOCS: dict[str, Any] = {
-    "operation_id": "validate_graph",
-    "responses": {
-        200: {"description": "The resolved graph.", "content": {"application/json": _ANY}},
-        **problems(*_CALL_STATUSES),
-    },
-    "openapi_extra": {"requestBody": _GRAPH_BODY},
-}
-
-
-_APIS = {"/v2": "v2_"}
-
-# Keys are optional: a service without keys requires none.
-_KEYS = {
-    "bearer": {"type": "http", "scheme": "bearer"},
-    "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
-}
+_CASE = {"schema": {**_FILE, "description": "A JSON part `reply`, then each input as a .npy file under its name."}}
+_EVENTS = {"schema": {"type": "string", "description": "JSON-RPC messages: progress, the response."}}
+_CHECK_REPLIES = {"check.next": {multipart.MEDIA_TYPE: _CASE}, "check.submit": {sse.MEDIA_TYPE: _EVENTS}}
 
 
 class _WithoutDefaults(GenerateJsonSchema):
@@ -299,44 +81,79 @@ def install_openapi(app: FastAPI) -> None:
     """Generate the document of `app` once, from its routes and the models of the tables."""
 
     def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            made = get_openapi(
-                title=app.title,
-                version=app.version,
-                summary=app.summary,
-                license_info=app.license_info,
-                routes=app.routes,
-                servers=[{"url": "/", "description": "This service."}],
-                separate_input_output_schemas=False,
-            )
-            models: list[type[BaseModel]] = [AnyCall, CallReply, Problem, ValidateReply, VerifyReply]
-            models += operation_models()
-            kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in models]
-            _, definitions = models_json_schema(kinds, ref_template=_REF, schema_generator=_WithoutDefaults)
-            schemas = made.setdefault("components", {}).setdefault("schemas", {})
-            schemas.update(definitions["$defs"])
-            for page in made["paths"].values():
-                for verb in page.values():
-                    _clean(verb)
-            made["paths"]["/rpc"]["post"].update(_RPC)
-            answers = {"": COMPUTE_DOCS, "/validate": VALIDATE_DOCS, "/verify": VERIFY_DOCS}
-            made["paths"] |= operation_paths({path: docs["responses"] for path, docs in answers.items()}, ref=_REF)
-            for page in made["paths"].values():
-                for verb in page.values():
-                    verb.setdefault("parameters", []).append(_REQUEST_ID)
-            made["components"]["securitySchemes"] = _KEYS
-            made["security"] = [{}, *({name: []} for name in _KEYS)]
-            app.openapi_schema = made
+        app.openapi_schema = app.openapi_schema or _document(app)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]
 
 
-def _clean(verb: dict[str, Any]) -> None:
-    """Drop what FastAPI adds but the routes do not use: its 422 body, query parameters."""
-    answers = verb.get("responses", {})
-    if "HTTPValidationError" in str(answers.get("422")):
-        del answers["422"]
-    places = [entry for entry in verb.pop("parameters", []) if entry["in"] == "path"]
-    if places:
-        verb["parameters"] = [_PLACES.get(entry["name"], entry) for entry in places]
+def _document(app: FastAPI) -> dict[str, Any]:
+    made = get_openapi(
+        title=app.title,
+        version=app.version,
+        summary=app.summary,
+        license_info=app.license_info,
+        routes=app.routes,
+        servers=[{"url": "/", "description": "This service."}],
+        separate_input_output_schemas=False,
+    )
+    static, paths = json.loads(_STATIC.read_text(encoding="utf-8")), made["paths"]
+    kinds: list[tuple[type[BaseModel], JsonSchemaMode]] = [
+        (model, "validation") for model in (*_MODELS, *operation_models())
+    ]
+    _, definitions = models_json_schema(kinds, ref_template=_REF, schema_generator=_WithoutDefaults)
+    made["components"]["schemas"] |= definitions["$defs"] | static["components"]["schemas"]
+    made["components"]["securitySchemes"] = static["components"]["securitySchemes"]
+    made["security"] = [{}, *({name: []} for name in static["components"]["securitySchemes"])]
+    for verb in _operations(paths):
+        places = [entry for entry in verb.pop("parameters", []) if entry["in"] == "path"]
+        verb |= {"parameters": [_PLACES.get(entry["name"], entry) for entry in places]} if places else {}
+        if "HTTPValidationError" in str(verb["responses"].get("422")):
+            del verb["responses"]["422"]  # FastAPI's
+    statuses = static["statuses"]
+    for own in static["operations"]:
+        problems = own.pop("problems", [])
+        for place in own.pop("paths"):
+            _describe(paths, place, own, static["problems"] if problems == "call" else problems, statuses)
+    for place, name in _CHECKS.items():
+        _describe(paths, place, _check(name, CHECK_METHODS[name]), _CHECK_STATUSES, statuses)
+    for path in _ANY.values():
+        paths[path]["post"]["requestBody"]["content"]["multipart/form-data"] = any_parts()
+    paths |= operation_paths({suffix: paths[path]["post"]["responses"] for suffix, path in _ANY.items()}, ref=_REF)
+    for verb in _operations(paths):
+        verb.setdefault("parameters", []).append(static["parameter"])
+    return made
+
+
+def _operations(paths: dict[str, Any]) -> Iterator[Operation]:
+    return (verb for page in paths.values() for verb in page.values())
+
+
+def _describe(
+    paths: dict[str, Any], place: str, own: Operation, problems: Iterable[int], statuses: dict[str, str]
+) -> None:
+    """Add what is known of a route, such as `post /rpc`, to what FastAPI says of it."""
+    method, path = place.split()
+    content = {"application/problem+json": {"schema": {"$ref": _REF.format(model=Problem.__name__)}}}
+    errors = {str(code): {"description": statuses[str(code)], "content": content} for code in problems}
+    verb = paths[path][method]
+    responses = verb["responses"] | own.get("responses", {}) | errors
+    verb |= own | {"responses": dict(sorted(responses.items()))}
+
+
+def _check(name: str, method: CheckMethod) -> Operation:
+    """Describe a route of a sealed check."""
+    content = {"application/json": {"schema": method.result}, **_CHECK_REPLIES.get(name, {})}
+    docs = {"responses": {"200": {"description": method.summary, "content": content}}}
+    if name == "check.drop":
+        return docs
+    own = {param: schema for param, schema in method.params.items() if param != "check"}
+    required = [param for param in method.required if param in own]
+    body = {"type": "object", "required": required, "properties": own, "additionalProperties": False}
+    if name == "check.verify_signature":
+        body = own["document"]
+    bodies = {"application/json": {"schema": body}}
+    if name == "check.submit":
+        parts = {"type": "object", "required": ["request"], "properties": {"request": body}}
+        bodies[multipart.MEDIA_TYPE] = {"schema": {**parts, "additionalProperties": _FILE}}
+    return docs | {"requestBody": {"required": bool(required), "content": bodies}}

@@ -8,16 +8,6 @@ from typing import Any, cast
 from fastapi import APIRouter, Request
 
 from app.api.answer import REQUEST_TYPES, Decode, Encode, answer, decode, decode_optional
-from app.api.openapi import (
-    COMPUTE_DOCS,
-    DESCRIBE_DOCS,
-    GRAPH_DOCS,
-    GRAPH_VALIDATE_DOCS,
-    LIST_DOCS,
-    VALIDATE_DOCS,
-    VERIFY_DOCS,
-)
-from app.api.openapi_checks import CHECK_DOCS
 from app.calls.sealed_tasks import BEGIN, DROP, FINISH, NEXT, VERIFY_SIGNATURE, AskCheck, Question, Submit
 from app.calls.service import Service
 from app.calls.tasks import Compute, RunGraph, Task, Validate, ValidateGraph, Verify
@@ -57,19 +47,19 @@ def _service(request: Request) -> Service:
     return cast("Service", request.app.state.service)
 
 
-@router.get("/ops", **LIST_DOCS)
+@router.get("/ops")
 async def list_all(_: Request) -> Any:
     """List the operations with their aliases."""
     return list_operations()
 
 
-@router.get("/ops/{op}", **DESCRIBE_DOCS)
+@router.get("/ops/{op}")
 async def describe_one(_: Request, op: str) -> Any:
     """Describe one operation: attributes, inputs, outputs and layouts, as data."""
     return describe(op)
 
 
-@router.post("/ops/{op}", **COMPUTE_DOCS)
+@router.post("/ops/{op}")
 async def compute(request: Request, op: str) -> None:
     """Compute an operation, under any of its names."""
     exchange = exchange_of(request.scope)
@@ -78,7 +68,7 @@ async def compute(request: Request, op: str) -> None:
     await answer(exchange, Compute(_service(request), find_operation(op), check), decode, _ENCODERS[chosen])
 
 
-@router.post("/ops/{op}/validate", **VALIDATE_DOCS)
+@router.post("/ops/{op}/validate")
 async def validate(request: Request, op: str) -> None:
     """Check a call without computing it: returns resolved attributes, output shapes, plan and cost.
 
@@ -87,7 +77,7 @@ async def validate(request: Request, op: str) -> None:
     await _answer(request, Validate(_service(request), find_operation(op)), JSON)
 
 
-@router.post("/ops/{op}/verify", **VERIFY_DOCS)
+@router.post("/ops/{op}/verify")
 async def verify(request: Request, op: str) -> None:
     """Compare a result with the float64 reference: the result is one more input, named like the output.
 
@@ -96,13 +86,13 @@ async def verify(request: Request, op: str) -> None:
     await _answer(request, Verify(_service(request), find_operation(op)), JSON, sse.MEDIA_TYPE)
 
 
-@graphs.post("", **GRAPH_DOCS)
+@graphs.post("")
 async def run_graph(request: Request) -> None:
     """Compute the nodes of a graph in order; results stay in shared memory until they are sent."""
     await _answer(request, RunGraph(_service(request)), JSON, multipart.MEDIA_TYPE, sse.MEDIA_TYPE)
 
 
-@graphs.post("/validate", **GRAPH_VALIDATE_DOCS)
+@graphs.post("/validate")
 async def validate_graph(request: Request) -> None:
     """Check a graph without computing it: returns its inputs and outputs, and each node's attributes and cost.
 
@@ -121,38 +111,38 @@ def _of(check: str) -> Callable[[Any], Any]:
     return lambda body: {**body, "check": check} if isinstance(body, Mapping) else body
 
 
-@checks.post("", **CHECK_DOCS["check.begin"])
+@checks.post("")
 async def begin_check(request: Request) -> None:
     """Begin a sealed check of a kernel that takes the operations, dtypes and attributes in `takes`."""
     await _ask(request, BEGIN, None)
 
 
-@checks.post("/verify-signature", **CHECK_DOCS["check.verify_signature"])
+@checks.post("/verify-signature")
 async def verify_signature(request: Request) -> None:
     """Say whether this service signed the document of a check, which is the body."""
     task = AskCheck(_service(request), VERIFY_SIGNATURE, lambda body: {"document": body})
     await _answer(request, task, JSON)
 
 
-@checks.post("/{check}/next", **CHECK_DOCS["check.next"])
+@checks.post("/{check}/next")
 async def next_case(request: Request, check: str) -> None:
     """Return the next case: operation, attributes and inputs; the same one again until it is answered or late."""
     await _ask(request, NEXT, check, JSON, multipart.MEDIA_TYPE)
 
 
-@checks.post("/{check}/submit", **CHECK_DOCS["check.submit"])
+@checks.post("/{check}/submit")
 async def submit_result(request: Request, check: str) -> None:
     """Judge the kernel's result of a case, the one input; the reply is a report, also on a result that fails."""
     await _answer(request, Submit(_service(request), _of(check)), JSON, sse.MEDIA_TYPE)
 
 
-@checks.post("/{check}/finish", **CHECK_DOCS["check.finish"])
+@checks.post("/{check}/finish")
 async def finish_check(request: Request, check: str) -> None:
     """End a check; return the signed document that says what came of each case."""
     await _ask(request, FINISH, check)
 
 
-@checks.delete("/{check}", **CHECK_DOCS["check.drop"])
+@checks.delete("/{check}")
 async def drop_check(request: Request, check: str) -> None:
     """Forget a check."""
     await _ask(request, DROP, check)

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from app.api.oip.documents import model_config, model_metadata, server_metadata
-from app.api.oip.extensions import ERRORS, OipError
+from app.api.oip.extensions import ERRORS
 from app.api.oip.infer import OipState
 from app.api.oip.infer import infer as run_inference
 from app.api.oip.reply import VERSION
@@ -95,65 +95,8 @@ async def statistics(request: Request, model: str, version: str | None = None) -
     return {"model_stats": [_state(request).statistics.report(name, VERSION)]}
 
 
-_TENSOR = {
-    "type": "object",
-    "required": ["name", "shape", "datatype"],
-    "properties": {
-        "name": {"type": "string"},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "datatype": {"type": "string", "enum": ["FP32", "FP16", "BF16", "INT32", "INT64"]},
-        "parameters": {"type": "object", "description": "For example binary_data_size."},
-        "data": {"type": "array", "items": {}, "description": "Numbers, flat or nested like the shape."},
-    },
-}
-_OUTPUT = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}
-_REQUEST = {
-    "type": "object",
-    "required": ["inputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "parameters": {"type": "object", "description": "The operation's attributes, timeout and others."},
-        "inputs": {"type": "array", "items": _TENSOR},
-        "outputs": {"type": "array", "items": _OUTPUT},
-    },
-}
-_REPLY = {
-    "type": "object",
-    "required": ["model_name", "model_version", "outputs"],
-    "properties": {
-        "id": {"type": "string"},
-        "model_name": {"type": "string"},
-        "model_version": {"const": VERSION},
-        "outputs": {"type": "array", "items": _TENSOR, "minItems": 1},
-    },
-    "additionalProperties": False,
-}
-_BYTES = {
-    "type": "string",
-    "format": "binary",
-    "description": "JSON, whose length is in the header Inference-Header-Content-Length, then the tensors' bytes.",
-}
-
-
-def _forms(document: dict[str, Any]) -> dict[str, Any]:
-    return {"application/json": {"schema": document}, "application/octet-stream": {"schema": _BYTES}}
-
-
-_INFER: dict[str, Any] = {
-    "openapi_extra": {"requestBody": {"required": True, "content": _forms(_REQUEST)}},
-    "responses": {
-        200: {"description": "The outputs, in the form that the request asked for.", "content": _forms(_REPLY)},
-        413: {"model": OipError, "description": "The body, or the memory or work of the call, exceeds a limit."},
-        415: {"model": OipError, "description": "The content type or coding is not supported."},
-        429: {"model": OipError, "description": "The key has reached its limit of calls; see Retry-After."},
-        503: {"model": OipError, "description": "The queue or the memory is full, or the service is not ready."},
-        504: {"model": OipError, "description": "The deadline passed."},
-    },
-}
-
-
-@router.post("/models/{model}/infer", **_INFER)
-@router.post("/models/{model}/versions/{version}/infer", **_INFER)
+@router.post("/models/{model}/infer")
+@router.post("/models/{model}/versions/{version}/infer")
 async def infer(request: Request, model: str, version: str | None = None) -> None:
     """Compute an operation: JSON, optionally followed by the bytes of the tensors, in request and reply."""
     await run_inference(exchange_of(request.scope), find_model(model, version), _service(request), _state(request))

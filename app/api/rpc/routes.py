@@ -65,7 +65,7 @@ _DOCUMENTS = 4 << 20
 router = APIRouter(tags=["JSON-RPC"])
 
 
-@router.post("/rpc", operation_id="json_rpc")
+@router.post("/rpc")
 async def call(request: Request) -> None:
     """Answer JSON-RPC 2.0: single requests, notifications and batches."""
     await answer_rpc(exchange_of(request.scope), cast("Service", request.app.state.service))
