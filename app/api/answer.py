@@ -9,10 +9,10 @@ from starlette.types import Send
 from app.calls.tasks import Opening, Task
 from app.calls.work import Work
 from app.http.exchange import Exchange
-from app.intake.arrivals import News
 from app.intake.body import declared_length, json_news, media_type, whole
 from app.intake.json import JsonIntake
 from app.intake.multipart import MultipartIntake
+from app.intake.requests import News
 from app.intake.sinks import Lease
 from app.intake.values import TensorValues
 from convgrad._errors import UnsupportedMediaType

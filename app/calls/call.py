@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from app.calls.errors import as_convgrad_error
-from app.calls.events import Begin, End, Event, Progress, TileReady
 from app.calls.outputs import CallOutput
 from app.calls.planning import Computation
-from app.calls.work import Result
+from app.calls.work import Begin, End, Event, Progress, Result, TileReady
 from app.intake.options import Options
 from app.pool.engine import Arrival, Job
 from app.telemetry.context import current_context

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import numpy as np
 
 from app.calls.call import Call, Checked, Prepared
-from app.calls.events import Event, Progress
 from app.calls.outputs import HeldTensor
 from app.calls.planning import call_bytes, check_limits, tensor_bytes
-from app.calls.work import Result
+from app.calls.work import Event, Progress, Result
 from app.intake.graphs import GraphRequest, resolved_of
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.requests import RequestedCall

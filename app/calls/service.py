@@ -6,7 +6,7 @@
         ...                                                         # tensors are written to segments of the lease
         prepared = await service.plan(service.check(call, started))    # every check, no bytes needed
         async with service.call(prepared, tensors, lease) as call:
-            async for event in call.events():       # Begin, Progress, TileReady, .., End (app.calls.events)
+            async for event in call.events():       # Begin, Progress, TileReady, .., End (app.calls.work)
                 ...
 
 Leaving ``async with``, however that happens, stops the work and frees the segments of inputs, scratch and output.

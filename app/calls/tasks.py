@@ -18,9 +18,17 @@ from app.calls.planning import complete_images, describe_plans, verification_cos
 from app.calls.service import Service
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Work
-from app.intake.arrivals import Arrived, Begun, Known, News
 from app.intake.graphs import GRAPH, GraphRequest, check_graph, read_graph_request
-from app.intake.requests import RequestedCall, RequestObject, check_begun, read_request_object
+from app.intake.requests import (
+    Arrived,
+    Begun,
+    Known,
+    News,
+    RequestedCall,
+    RequestObject,
+    check_begun,
+    read_request_object,
+)
 from app.intake.sinks import Lease
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import Segment

@@ -1,4 +1,7 @@
-"""Accepted work: run it, then encode its result."""
+"""Accepted work: run it, which yields events, then encode its result.
+
+The events of each output are `Begin`, then any number of `Progress` and `TileReady`, then `End`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,56 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from app.calls.events import Event
+import numpy as np
+import numpy.typing as npt
+
+from app.calls.outputs import CallOutput
 from app.intake.options import Encoding
 from schemas.tensors import TensorSpec
 
-__all__ = ["Answered", "ReplyTensor", "Result", "Work", "finish"]
+__all__ = ["Answered", "Begin", "End", "Event", "Progress", "ReplyTensor", "Result", "TileReady", "Work", "finish"]
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """An output's tiles follow; names are in the dialect of the operation's name."""
+
+    output: CallOutput
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`done` of `total` units of work are done."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileReady:
+    """A box of an output is final; `array` views it, in storage dtype. `seq` counts the boxes of the output."""
+
+    output: CallOutput
+    seq: int
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    array: npt.NDArray[Any]
+
+    def body(self) -> memoryview:
+        """Return the box's bytes in C order: a view if the box is contiguous in the output, else a copy."""
+        return np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The whole output is final; `stats`: the whole call's with the last output, before that this output's."""
+
+    output: CallOutput
+    stats: dict[str, Any]
+    last: bool
+
+
+Event = Begin | Progress | TileReady | End
 
 
 class ReplyTensor(Protocol):

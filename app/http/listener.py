@@ -28,7 +28,7 @@ from uvicorn.server import ServerState
 
 from app.calls.service import Service
 from app.http.overload import HEAD_BYTES, RejectedConnection, RequestStart, answer
-from app.pool.heap import give_back
+from app.pool.container import give_back
 from app.telemetry.context import ANYONE, address_of
 from convgrad._errors import Overloaded
 

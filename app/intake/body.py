@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from app.intake.arrivals import Begun, Known, News
 from app.intake.json import JsonIntake
-from app.intake.requests import RequestedCall, RequestObject
+from app.intake.requests import Begun, Known, News, RequestedCall, RequestObject
 from app.intake.sinks import Lease
 from app.intake.strict_json import Partial
 from convgrad._errors import UnsupportedMediaType

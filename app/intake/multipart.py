@@ -13,11 +13,10 @@ from typing import Any
 
 from python_multipart.multipart import parse_options_header
 
-from app.intake.arrivals import Arrived, Begun, Known, News
 from app.intake.json import HEAD_LIMIT, JsonIntake
 from app.intake.numbers import NUMBER_SLICE
 from app.intake.parts import PartReader
-from app.intake.requests import RequestedCall, RequestObject
+from app.intake.requests import Arrived, Begun, Known, News, RequestedCall, RequestObject
 from app.intake.sinks import Lease, NpySink, TensorFault
 from app.intake.tensors import Input, npy_tensor, shape_list
 from app.intake.values import TensorValues

@@ -1,4 +1,8 @@
-"""From a parsed request object to a call: attributes, received inputs, options."""
+"""From a parsed request object to a call: attributes, received inputs, options.
+
+A decoder, whatever its format, is an async iterator over what has arrived: `Begun`, `Known` and `Arrived`. It knows
+nothing of calls: whoever iterates checks what it yields, and goes on only if that is acceptable.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from app.intake.options import parse_options
 from app.intake.sinks import Lease
 from app.intake.strict_json import Partial
 from app.intake.tensors import Input, check_begun_tensor, metas, read_inputs
+from app.pool.buffers import Segment
 from schemas.attributes import read_attributes
 from schemas.dumps import call_of_dump, is_dump
 from schemas.problems import Problem, invalid_params, problem, safe_key
@@ -17,7 +22,18 @@ from schemas.rows import Operation, TensorRow
 from schemas.tables import CalledOperation, near_miss
 from schemas.tensors import TensorMeta
 
-__all__ = ["MEMBERS", "RequestObject", "RequestedCall", "check_begun", "read_request_object", "stand_in"]
+__all__ = [
+    "MEMBERS",
+    "Arrived",
+    "Begun",
+    "Known",
+    "News",
+    "RequestObject",
+    "RequestedCall",
+    "check_begun",
+    "read_request_object",
+    "stand_in",
+]
 
 MEMBERS = ("attributes", "inputs", "options")
 """The members of a request object, in the order of positional params."""
@@ -76,6 +92,39 @@ class RequestedCall:
     def metas(self) -> dict[str, TensorMeta | list[int]]:
         """What the operation's rules need to know about the inputs."""
         return metas(self.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Some members of the request object have arrived (see `partial_document`)."""
+
+    document: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Known:
+    """Dtype and shape of every tensor are known; the last one that a decoder yields has all of their data.
+
+    `prepared` is the plan of this request, perhaps made for an earlier one that differed only in its data. `likely` is
+    that of an earlier request that may differ in a shape, too, which has not arrived.
+    """
+
+    call: RequestedCall
+    prepared: Any = None
+    likely: Any = None
+    whole: bool = True
+    """Whether no more inputs will come, but for data of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """Bytes of tensors have arrived: their segments, and the bytes `received`, by canonical name."""
+
+    segments: Mapping[str, Segment]
+    received: Mapping[str, int]
+
+
+News = Begun | Known | Arrived
 
 
 def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int) -> None:

@@ -1,15 +1,199 @@
-"""The tensors of a JSON document in either form: base64, or lists of numbers."""
+"""The tensors of a JSON document: base64 in long strings named `data` or `npy`, or lists of numbers named `data`."""
 
 from __future__ import annotations
 
-from app.intake.json import ValueReader
-from app.intake.lists import NumberLists
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from app.intake.inline import InlineTensor, nbytes_of
+from app.intake.json import ValueReader, end_of
+from app.intake.numbers import Numbers
 from app.intake.sinks import Lease
-from app.intake.strings import TensorStrings
-from convgrad._errors import ConvgradError
+from app.intake.strict_json import members_before
+from convgrad._dtypes import DTYPES, DType
+from convgrad._errors import ConvgradError, InvalidRequest, ParseError, TooLarge
+from schemas.rows import MAX_DIMS
 from schemas.tensors import MAX_NUMBERS
 
-__all__ = ["TensorValues"]
+__all__ = ["LONG_STRING", "NumberLists", "TensorStrings", "TensorValues"]
+
+LONG_STRING = 512
+"""A `data` or `npy` string of more raw bytes than this is decoded while it arrives."""
+
+# Strings that are decoded while they arrive, each of which takes about a kilobyte besides its bytes: more than four in
+# each call of a batch.
+_MOST_STRINGS = 4096
+
+# Bytes of a string with escapes that are processed in one step, which may take a millisecond.
+_ESCAPED_STEP = 16 * 1024
+
+_QUOTE = 0x22
+_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+# Like _STRING, but stops before an incomplete or invalid escape.
+_ESCAPED = re.compile(rb'(?:[^"\\]++|\\u[0-9A-Fa-f]{4}|\\["\\/bfnrt])*+')
+_ESCAPE_CUT = re.compile(rb"\\(?:u[0-9A-Fa-f]{0,3})?\Z")
+_ASCII_ESCAPE = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
+
+# More than a batch of JSON-RPC needs; each takes one or two kilobytes.
+_MOST_LISTS = 4096
+_DTYPES = DTYPES | {entry.oip: entry for entry in DTYPES.values()}
+
+
+class TensorStrings:
+    """Decode long strings into segments while they arrive; in the document each becomes an `InlineTensor`.
+
+    A fault inside a string is kept in its `InlineTensor`, so that it affects only the call that the tensor belongs to.
+    With a `refusal` no tensor is received: each is skipped and has that fault. Raises `TooLarge` for too many strings.
+    """
+
+    names: tuple[str, ...] = ("data", "npy")
+    openings = b'"'
+    plural = "its tensors' data and npy strings"
+
+    def __init__(self, lease: Lease, refusal: ConvgradError | None = None) -> None:
+        self._lease = lease
+        self._refusal = refusal
+        self._count = 0
+
+    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> _String:  # noqa: ARG002
+        """Begin a string."""
+        return _String(self, name, skeleton, bound)
+
+    def begin(self, name: str, skeleton: bytearray, bound: int | None) -> InlineTensor:
+        """Begin to decode a string; dtype and shape, if they come before it, say how long it must be."""
+        self._count += 1
+        if self._count > _MOST_STRINGS:
+            raise TooLarge(
+                f"JSON may have {_MOST_STRINGS} data and npy strings of more than {LONG_STRING} characters",
+                data={"reason": "head", "limit": _MOST_STRINGS},
+            )
+        expected = None
+        if name == "data":
+            members = members_before(skeleton)
+            expected = nbytes_of(members.get("dtype"), members.get("shape"))
+        return InlineTensor(name, self._lease, expected=expected, raw_bound=bound, refusal=self._refusal)
+
+
+class _String:
+    """Reads one string after its opening quote."""
+
+    __slots__ = ("_begin", "_bound", "_cut_escape", "_name", "_skeleton", "_strings", "_tensor", "_text", "slow")
+
+    def __init__(self, strings: TensorStrings, name: str, skeleton: bytearray, bound: int | None) -> None:
+        self.slow = False
+        self._strings = strings
+        self._name = name
+        self._skeleton = skeleton
+        self._bound = bound
+        self._begin = bytearray()  # until the string ends or is long enough to be decoded
+        self._text = b""
+        self._tensor: InlineTensor | None = None
+        self._cut_escape = b""
+
+    def result(self) -> InlineTensor | bytes:
+        """Return the tensor, or the text of a short string."""
+        return self._text if self._tensor is None else self._tensor
+
+    async def supply(self) -> None:
+        """Allocate the memory that the decoded bytes need."""
+        if self._tensor is not None:
+            await self._tensor.supply()
+
+    def write(self, chunk: bytes, start: int) -> tuple[int, bool]:
+        """Read the next bytes of the string."""
+        self.slow = False
+        if self._tensor is not None:
+            return self._decode(self._tensor, chunk, start)
+        before = len(self._begin)
+        self._begin += chunk[start : start + LONG_STRING + 1 - before]
+        end = end_of(_STRING, self._begin)
+        if end < len(self._begin) and self._begin[end] == _QUOTE:
+            self._text = b'"' + self._begin[: end + 1]
+            return start + end + 1 - before, True
+        if len(self._begin) > LONG_STRING:
+            raw, position = bytes(self._begin), 0
+            self._tensor = self._strings.begin(self._name, self._skeleton, self._bound)
+            while position < len(raw):
+                position, _ = self._decode(self._tensor, raw, position)
+        return start + len(self._begin) - before, False
+
+    def _decode(self, tensor: InlineTensor, chunk: bytes, start: int) -> tuple[int, bool]:
+        quote = chunk.find(b'"', start)
+        stop = len(chunk) if quote < 0 else quote
+        if self._cut_escape or chunk.find(b"\\", start, stop) >= 0:
+            return self._decode_escaped(tensor, chunk, start)
+        tensor.write(memoryview(chunk)[start:stop])
+        return (stop, False) if quote < 0 else self._close(tensor, stop)
+
+    def _decode_escaped(self, tensor: InlineTensor, chunk: bytes, start: int) -> tuple[int, bool]:
+        self.slow = True
+        cut = self._cut_escape
+        region = cut + chunk[start : start + _ESCAPED_STEP]
+        quote = region.find(b'"')
+        end = len(region) if quote < 0 else quote
+        text = _plain(region[:end])
+        if b"\\" in text:
+            # Another escape, an incomplete one, an escaped quote, or no base64 at all.
+            end = end_of(_ESCAPED, region)
+            text = _ASCII_ESCAPE.sub(lambda found: bytes((int(found[1], 16),)), _plain(region[:end]))
+        tensor.write(text)  # which rejects a remaining backslash
+        self._cut_escape = b""
+        if end < len(region):
+            if region[end] == _QUOTE:
+                return self._close(tensor, start + end - len(cut))
+            if not _ESCAPE_CUT.match(region, end):
+                raise ParseError("the body is not JSON: a string has an escape that JSON does not know")
+            self._cut_escape = region[end:]
+        return start + len(region) - len(cut), False
+
+    def _close(self, tensor: InlineTensor, quote: int) -> tuple[int, bool]:
+        tensor.close()
+        return quote + 1, True
+
+
+def _plain(text: bytes) -> bytes:
+    """Undo the escapes that encoders use within base64: PHP's for a slash, .NET's for a plus.
+
+    Of two backslashes in a row, which base64 can't have, at least one remains.
+    """
+    text = text.replace(b"\\/", b"/")
+    return text.replace(b"\\u002B", b"+").replace(b"\\u002b", b"+") if b"\\" in text else text
+
+
+class NumberLists:
+    """Parse lists into segments while they arrive; in the document each becomes a `Numbers`.
+
+    A fault inside a list is kept in its `Numbers`, so that it affects only the call that the tensor belongs to. A list
+    may have `most` numbers. With a `refusal` no tensor is received: each is skipped and has that fault. Raises
+    `InvalidRequest` for too many lists.
+    """
+
+    names: tuple[str, ...] = ("data",)
+    openings = b"["
+    plural = "the lists of its tensors' data"
+
+    def __init__(self, lease: Lease, *, most: int | None = None, refusal: ConvgradError | None = None) -> None:
+        self._lease = lease
+        self._most = most
+        self._refusal = refusal
+        self._count = 0
+
+    def open(self, name: str, opening: int, skeleton: bytearray, bound: int | None) -> Numbers:  # noqa: ARG002
+        """Begin a list."""
+        self._count += 1
+        if self._count > _MOST_LISTS:
+            raise InvalidRequest(f"the document has more than {_MOST_LISTS} data lists")
+        declared = _declared(members_before(skeleton))
+        return Numbers(self._lease, declared, bound=bound, most=self._most, refusal=self._refusal)
+
+
+def _declared(members: Mapping[str, Any]) -> tuple[DType, tuple[int, ...]] | None:
+    name, shape = members.get("dtype", members.get("datatype")), members.get("shape")
+    dtype = _DTYPES.get(name) if isinstance(name, str) else None
+    if dtype is None or not isinstance(shape, list) or len(shape) > MAX_DIMS:
+        return None
+    return (dtype, tuple(shape)) if all(type(size) is int and 0 <= size < 2**63 for size in shape) else None
 
 
 class TensorValues:

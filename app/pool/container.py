@@ -1,18 +1,23 @@
-"""Processors and memory that this process may use, given its resource limits and control groups."""
+"""Processors and memory that this process may use, given its resource limits and control groups; what it returns."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import math
 import os
 import resource
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-__all__ = ["check_address_space", "cpu_count", "memory_bytes"]
+__all__ = ["check_address_space", "cpu_count", "give_back", "memory_bytes", "prefer_for_oom_kill"]
 
 _ROOT = Path("/")
 # Address space that loading the service takes, rounded up; with less, imports fail in unpredictable ways.
 _LEAST_MIB = 384
+_OOM_SCORE = 500
 
 
 def check_address_space() -> None:
@@ -89,3 +94,23 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="ascii")
     except (OSError, UnicodeDecodeError):
         return ""
+
+
+@cache
+def _trim() -> Any:
+    """Return glibc's `malloc_trim`; None with other C libraries."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def give_back() -> None:
+    """Return free heap memory to the system."""
+    if (trim := _trim()) is not None:
+        trim(0)
+
+
+def prefer_for_oom_kill(pid: int | str = "self") -> None:
+    """Make the out-of-memory killer choose this process, and those it starts, before the server."""
+    with contextlib.suppress(OSError):  # a container may hide or lock /proc; nothing depends on it
+        score = Path(f"/proc/{pid}/oom_score_adj")
+        inherited = int(score.read_text(encoding="ascii"))
+        score.write_text(str(min(1000, inherited + _OOM_SCORE)), encoding="ascii")

@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.pool.causes import explain, how_it_ended, is_final
-from app.pool.container import cpu_count
+from app.pool.container import cpu_count, prefer_for_oom_kill
 from app.pool.control import ControlPage
-from app.pool.heap import prefer_for_oom_kill
 from app.pool.messages import (
     Decoder,
     Exited,

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 import verify.fast  # noqa: F401 -- loaded before workers are forked
+from app.pool.container import prefer_for_oom_kill
 from app.pool.control import ControlPage
-from app.pool.heap import prefer_for_oom_kill
 from app.pool.messages import Decoder, Done, Forget, Hello, Probe, Run, receive, send
 from kernels import Plan, run_unit, storage_dtype
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import lru_cache
 from typing import Any
 
@@ -52,7 +52,7 @@ def _items(header: str) -> list[tuple[str, float]]:
     return [("gzip" if name == "x-gzip" else name, quality) for name, quality in named]
 
 
-async def coded(pieces: AsyncIterator[bytes | memoryview], coding: str) -> AsyncIterator[bytes]:
+async def coded(pieces: AsyncIterator[bytes | memoryview], coding: str) -> AsyncGenerator[bytes | memoryview, None]:
     """Compress the pieces of a body; large ones in a thread."""
     deflate: Any = zlib.compressobj(_LEVEL, zlib.DEFLATED, _WBITS[coding])
     async for piece in pieces:

@@ -14,12 +14,10 @@ from starlette.types import Send
 
 from app.calls.call import Call
 from app.calls.errors import as_convgrad_error
-from app.calls.events import Begin, End, Event, Progress, TileReady
-from app.calls.work import Work
+from app.calls.work import Begin, End, Event, Progress, TileReady, Work
 from app.replies.body import send_bytes, send_head, send_piece
 from app.replies.heartbeat import Heartbeat
-from app.telemetry.context import current_context
-from app.telemetry.timings import Timings
+from app.telemetry.context import Timings, current_context
 from convgrad._errors import Cancelled
 from convgrad._frames import MEDIA_TYPE, Bytes, encode
 

@@ -9,8 +9,7 @@ import numpy as np
 from starlette.types import Send
 
 from app.calls.call import Call, Prepared
-from app.calls.events import TileReady
-from app.calls.work import Work, finish
+from app.calls.work import TileReady, Work, finish
 from app.replies.body import send_bytes, send_head, send_piece
 from convgrad._dtypes import dtype
 from convgrad._errors import NotAcceptable

@@ -18,8 +18,7 @@ from starlette.types import Send
 
 from app.calls.call import Call
 from app.calls.errors import as_convgrad_error
-from app.calls.events import Progress, TileReady
-from app.calls.work import Work
+from app.calls.work import Progress, TileReady, Work
 from app.intake.options import Encoding
 from app.replies.body import dump, send_head, send_piece
 from app.replies.errors import rpc_error

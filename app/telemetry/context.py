@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import re
+import secrets
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv6Address, IPv6Network, ip_address
+from typing import Self
 
-from app.telemetry.timings import Timings
-from app.telemetry.traceparent import TraceParent
 from convgrad._errors import ConvgradError, Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised
 
-__all__ = ["ANYONE", "REQUEST_ID", "RequestContext", "address_of", "api_of", "current_context"]
+__all__ = [
+    "ANYONE",
+    "PARTS",
+    "REQUEST_ID",
+    "RequestContext",
+    "Timings",
+    "TraceParent",
+    "address_of",
+    "api_of",
+    "current_context",
+]
 
 ANYONE = "-"
 """The key id of a request without a key, and the address of one without an address."""
@@ -31,6 +41,89 @@ _APIS = {"rpc": "rpc", "v1": "rest", "v2": "oip"}
 _REFUSALS = (Overloaded, RateLimited, ShuttingDown, TooLarge, Unauthorised)
 
 _current: ContextVar[RequestContext | None] = ContextVar("convgrad-request", default=None)
+
+
+PARTS = ("receive", "decode", "queue", "compute", "encode")
+
+
+class _Measure:
+    __slots__ = ("_part", "_start", "_timings")
+
+    def __init__(self, timings: Timings, part: str) -> None:
+        self._timings = timings
+        self._part = part
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self._timings.add(self._part, time.perf_counter() - self._start)
+
+
+class Timings:
+    """Add up seconds by part: `receive`, `decode`, `queue`, `compute`, `encode`."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    def add(self, part: str, seconds: float) -> None:
+        """Add to the time of a part."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
+
+    def measure(self, part: str) -> _Measure:
+        """Add the time of a ``with`` block to a part."""
+        return _Measure(self, part)
+
+    def each(self, part: str, pieces: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield `pieces`, adding the time it takes to produce each of them to a part."""
+        source = iter(pieces)
+        while True:
+            with self.measure(part):
+                piece = next(source, None)
+            if piece is None:
+                return
+            yield piece
+
+    def header(self) -> str:
+        """Return the `Server-Timing` value: the known parts in milliseconds, in processing order."""
+        return ", ".join(f"{part};dur={self.seconds[part] * 1000:.3f}" for part in PARTS if part in self.seconds)
+
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceParent:
+    """The `traceparent` of W3C Trace Context, which identifies a span.
+
+    Trace id and span id have 32 and 16 hexadecimal digits.
+    """
+
+    trace_id: str
+    span_id: str
+    flags: int = 0
+
+    @classmethod
+    def read(cls, header: str) -> Self | None:
+        """Parse a header; None when it is malformed and, by the standard, has to be ignored."""
+        match = _TRACEPARENT.fullmatch(header.strip())
+        if match is None:
+            return None
+        version, trace_id, span_id, flags, more = match.groups()
+        # Later versions may add fields, version 00 may not; an id of zeros is invalid.
+        if version == "ff" or (version == "00" and more) or not (int(trace_id, 16) and int(span_id, 16)):
+            return None
+        return cls(trace_id, span_id, int(flags, 16) & 1)
+
+    def child(self) -> TraceParent:
+        """Return a new span whose parent is this one."""
+        return TraceParent(self.trace_id, secrets.token_hex(8), self.flags)
+
+    def header(self) -> str:
+        """Return the header's value."""
+        return f"00-{self.trace_id}-{self.span_id}-{self.flags:02x}"
 
 
 @dataclass(slots=True)

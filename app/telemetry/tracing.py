@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
 
-from app.telemetry.context import RequestContext
-from app.telemetry.traceparent import TraceParent
+from app.telemetry.context import RequestContext, TraceParent
 from convgrad import __version__
 
 if TYPE_CHECKING:

@@ -17,14 +17,13 @@ import numpy as np
 from app.api.oip.head_cache import CachedHead, HeadCache
 from app.api.oip.regions import Region, Regions
 from app.api.oip.request import InferRequest, InputTensor, read_request
-from app.intake.arrivals import Arrived, Known, News
 from app.intake.coding import Decoder
 from app.intake.json import JsonIntake
-from app.intake.lists import NumberLists
-from app.intake.requests import RequestedCall, RequestObject
+from app.intake.requests import Arrived, Known, News, RequestedCall, RequestObject
 from app.intake.sinks import Lease, RawSink, TensorFault
 from app.intake.strict_json import parse_document
 from app.intake.tensors import Elements, Input, Tensor
+from app.intake.values import NumberLists
 from convgrad._dtypes import DTYPES
 from convgrad._errors import InvalidParams, InvalidRequest, ParseError
 from schemas.problems import problem

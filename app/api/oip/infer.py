@@ -20,9 +20,9 @@ from app.calls.service import Service
 from app.calls.tasks import Compute, Task
 from app.calls.work import Work, finish
 from app.http.exchange import Exchange
-from app.intake.arrivals import News
 from app.intake.body import media_type
 from app.intake.coding import decoder_of
+from app.intake.requests import News
 from app.intake.sinks import Lease
 from app.pool.buffers import Segment
 from app.replies import frames

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache
 from math import prod
@@ -17,7 +17,7 @@ from app.api.oip.regions import Region
 from app.api.oip.request import InferRequest, RequestedOutput
 from app.calls.call import Call
 from app.calls.outputs import CallOutput
-from app.replies.body import dump, send_head, send_piece
+from app.replies.body import dump, send_bytes, send_head, send_piece
 from app.replies.coding import coded
 from app.replies.numbers import NUMBERS, list_pieces
 from convgrad._dtypes import dtype
@@ -47,7 +47,6 @@ async def send_inference(
         for wanted, output in pairs:
             if wanted.place is not None:
                 await regions[wanted.name].write(wanted.place.offset, output.data)
-    binary = [output.data for wanted, output in pairs if wanted.binary and wanted.place is None]
     start, described = _head(
         call.prepared.op.called_as,
         # None for an output in shared memory: Triton's clients would take any parameters for those of binary data.
@@ -60,17 +59,29 @@ async def send_inference(
     )
     if request.id is not None:
         start = dump({"id": request.id}).removesuffix(b"}") + b"," + start.removeprefix(b"{")
+    binary = [output.data for wanted, output in pairs if wanted.binary and wanted.place is None]
+    pieces: AsyncGenerator[bytes | memoryview, None] = _with_numbers(call, start, described, pairs)
+    parts: list[bytes | memoryview] = []
     if not numbers:
-        head = start + b",".join(described) + b"]}"
-        await _send(send, [head, *binary], coding=coding, head_length=len(head) if binary else None)
+        parts = [start + b",".join(described) + b"]}", *binary]
+    elif binary or sum(prod(output.spec.shape) for _, output in numbers) <= NUMBERS:
+        parts = [b"".join([piece async for piece in pieces]), *binary]  # its length is sent before it
+    headers, media_type, length = {}, "application/json", None
+    if binary:
+        headers[HEAD_LENGTH], media_type = str(len(parts[0])), "application/octet-stream"
+    if parts:
+        pieces, length = _slices(parts), sum(map(len, parts))
+    if coding is not None:
+        headers |= {"content-encoding": coding, "vary": "accept-encoding"}
+        pieces, length = coded(pieces, coding), None
+    elif length is not None and length <= _WHOLE:
+        await send_bytes(send, b"".join(parts), media_type, headers=headers)
         return
-    pieces = _with_numbers(call, start, described, pairs)
-    if binary:  # the length of the head is sent before it
-        text = b"".join([piece async for piece in pieces])
-        await _send(send, [text, *binary], coding=coding, head_length=len(text))
-    else:
-        elements = sum(prod(output.spec.shape) for _, output in numbers)
-        await _send_numbers(pieces, elements, send, coding)
+    await send_head(send, media_type, length=length, headers=headers)
+    async with aclosing(pieces):
+        async for piece in pieces:
+            await send_piece(send, piece)
+    await send_piece(send, b"", last=True)
 
 
 Described = tuple[str, TensorSpec, int | None]
@@ -89,63 +100,15 @@ def _head(model: str, outputs: tuple[Described, ...]) -> tuple[bytes, list[bytes
     return dump(called | {"outputs": []}).removesuffix(b"]}"), described
 
 
-async def _send(
-    send: Send, parts: list[bytes | memoryview], *, coding: str | None, head_length: int | None = None
-) -> None:
-    headers, media_type = {}, "application/json"
-    if head_length is not None:
-        headers[HEAD_LENGTH], media_type = str(head_length), "application/octet-stream"
-    if coding is not None:
-        await _send_coded(send, _slices(parts), coding, media_type, headers)
-        return
-    length = sum(map(len, parts))
-    await send_head(send, media_type, length=length, headers=headers)
-    if length <= _WHOLE:
-        await send_piece(send, b"".join(parts), last=True)
-        return
-    async for piece in _slices(parts):
-        await send_piece(send, piece)
-    await send_piece(send, b"", last=True)
-
-
-async def _slices(parts: list[bytes | memoryview]) -> AsyncGenerator[bytes | memoryview, None]:
+async def _slices(parts: Sequence[bytes | memoryview]) -> AsyncGenerator[bytes | memoryview, None]:
     for part in parts:
         for start in range(0, len(part), _SLICE):
             yield part[start : start + _SLICE]
 
 
-async def _send_coded(
-    send: Send,
-    pieces: AsyncIterator[bytes | memoryview],
-    coding: str,
-    media_type: str,
-    headers: dict[str, str],
-) -> None:
-    await send_head(send, media_type, headers=headers | {"content-encoding": coding, "vary": "accept-encoding"})
-    async for piece in coded(pieces, coding):
-        await send_piece(send, piece)
-    await send_piece(send, b"", last=True)
-
-
-async def _send_numbers(pieces: AsyncGenerator[bytes, None], elements: int, send: Send, coding: str | None) -> None:
-    if coding is not None:
-        await _send_coded(send, pieces, coding, "application/json", {})
-        return
-    async with aclosing(pieces):
-        if elements <= NUMBERS:
-            body = b"".join([piece async for piece in pieces])
-            await send_head(send, "application/json", length=len(body))
-            await send_piece(send, body, last=True)
-            return
-        await send_head(send, "application/json")
-        async for piece in pieces:
-            await send_piece(send, piece)
-        await send_piece(send, b"", last=True)
-
-
 async def _with_numbers(
     call: Call, start: bytes, described: Sequence[bytes], pairs: Sequence[tuple[RequestedOutput, CallOutput]]
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[bytes | memoryview, None]:
     """Yield the head, with the elements of those outputs that are neither binary nor in shared memory."""
     before = start
     for text, (wanted, output) in zip(described, pairs, strict=True):

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.telemetry.timings import Timings
+from app.telemetry.context import Timings
 
 __all__ = ["Statistics"]
 

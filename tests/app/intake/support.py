@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from app.intake.arrivals import Known, News
 from app.intake.body import begun_documents
 from app.intake.json import JsonIntake
 from app.intake.multipart import MultipartIntake
-from app.intake.requests import RequestedCall, read_request_object
+from app.intake.requests import Known, News, RequestedCall, read_request_object
 from app.intake.sinks import Lease
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from app.intake.inline import InlineTensor
 from app.intake.json import JsonIntake
 from app.intake.sinks import Lease, RawSink, TensorFault
-from app.intake.strings import TensorStrings
+from app.intake.values import TensorStrings
 from app.pool.buffers import SegmentPool
 from convgrad._errors import ConvgradError, Overloaded, ParseError, TooLarge
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.intake.json import JsonIntake
-from app.intake.lists import NumberLists
 from app.intake.numbers import Numbers
 from app.intake.sinks import Lease, TensorFault
+from app.intake.values import NumberLists
 from app.pool.buffers import SegmentPool
 from convgrad._dtypes import DTYPES
 

@@ -13,8 +13,8 @@ import pytest
 from app.intake.json import JsonIntake
 from app.intake.requests import read_request_object
 from app.intake.sinks import Lease
-from app.intake.strings import TensorStrings
 from app.intake.tensors import collect_tensors
+from app.intake.values import TensorStrings
 from app.pool.buffers import SegmentPool
 from convgrad._errors import ConvgradError, InvalidParams, TooLarge, Unsupported
 from tests.app.intake.support import ATTRIBUTES, MIB, OPERATION, Array, arrays, npy, pour, read_object, text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.telemetry.timings import Timings
+from app.telemetry.context import Timings
 
 
 def test_parts_add_up_in_processing_order() -> None:
