@@ -155,8 +155,9 @@ def page(found: Data) -> Iterator[str]:
     cpu, python = machine["cpu"], machine["versions"]["python"]
     known = [name for name in ("avx2", "avx512f", "avx512bf16", "amx-bf16") if name in cpu["features"]]
     yield f"`scripts/bench conformance --cases {found['cases']} --seed {found['seed']}`"
-    yield f"on {cpu['processors']} processors of an {cpu['model']} ({', '.join(known)}), Python {python}, NumPy {machine['versions']['numpy']},"
-    yield f"{machine['date'][:10]}. What was not taken was declined by the adapter.\n"
+    yield f"on {cpu['processors']} processors of an {cpu['model']} ({', '.join(known)}),"
+    yield f"Python {python}, NumPy {machine['versions']['numpy']}, {machine['date'][:10]}."
+    yield "What was not taken was declined by the adapter.\n"
     yield "| checked | version | cases | not taken | failed | of these |"
     yield "|---|---|---:|---:|---:|---|"
     for entry in found["subjects"]:

@@ -20,6 +20,9 @@ _CELL = 14
 _MOST = 420
 """Width and height of a map in pixels, at most."""
 
+_SINGLE = 1024
+"""Most cells that are drawn one by one; in larger maps neighbours of one colour are one rectangle."""
+
 
 def page(data: Data) -> str:
     """Return the page."""
@@ -59,7 +62,8 @@ def _matrix(data: Data) -> Iterator[str]:
     yield "".join(f"<th>{kind}</th>" for kind in kinds) + "<th>seconds</th></tr></thead><tbody>"
     for op, dtype in sorted(seconds):
         cells = "".join(_cell(rows.get((op, dtype, kind))) for kind in kinds)
-        yield f"<tr><th>{op}</th><th>{dtype}</th>{cells}<td>{seconds[op, dtype]['seconds']:.3g}</td></tr>"
+        name = op.replace("Backward", "<wbr>Backward<wbr>")
+        yield f"<tr><th>{name}</th><th>{dtype}</th>{cells}<td>{seconds[op, dtype]['seconds']:.3g}</td></tr>"
     yield "</tbody></table></div><p>Cases that passed; in red those that failed, of all.</p></section>"
 
 
@@ -82,15 +86,19 @@ def _faults(data: Data) -> Iterator[str]:
     for number, fault in enumerate(data["faults"], 1):
         yield f'<article><h3>{number}. {_text(FAULTS[fault["kind"]])}</h3><p class="why">{_text(fault["text"])}</p>'
         first = Case.from_json(fault["first"])
-        yield f"<p>{fault['count']} cases; the first, after {fault['after']:.2g} s, is number {first.number}, "
-        yield f"{_text(first.kind)} data, {_text(first.name)}:<br><code>{_text(first.problem)}</code></p>"
-        yield f"<p>The smallest of {fault['tries'] + 1} tried, with {_text(fault['smallest']['kind'])} data: "
+        yield f"<p>{_cases(fault['count'])}. The first is number {first.number} ({_text(first.kind)}; "
+        yield f"{_text(first.name)}), found after {fault['after']:.2g} s:<br><code>{_text(first.problem)}</code></p>"
+        yield f"<p>The smallest of {fault['tries'] + 1} tried ({_text(fault['smallest']['kind'])}): "
         yield f"{_text(fault['smallest_text'])}<br><code>{_text(fault['problem'])}</code></p>"
         if report := fault["report"]:
             yield '<div class="maps">' + "".join(_maps(report)) + "</div>"
             yield f"<details><summary>Verdict</summary><pre>{_text(Report(report).text())}</pre></details>"
         yield f"<details><summary>Reproducer</summary><pre>{_text(fault['reproducer'])}</pre></details></article>"
     yield "</section>"
+
+
+def _cases(count: int) -> str:
+    return "1 case" if count == 1 else f"{count:,} cases"
 
 
 def _maps(report: dict[str, Any]) -> Iterator[str]:
@@ -124,10 +132,10 @@ def _shade(share: float) -> int:
 
 def _map(title: str, rows: Sequence[Sequence[float]]) -> str:
     size = max(2, min(_CELL, _MOST // max(len(rows), len(rows[0]))))
-    cells = []
+    cells, single = [], len(rows) * len(rows[0]) <= _SINGLE
     for y, row in enumerate(rows):
         x = 0
-        for shade, run in groupby(map(_shade, row)):
+        for (_, shade), run in groupby(enumerate(map(_shade, row)), lambda cell: (cell[0] if single else 0, cell[1])):
             count = len(list(run))
             cells.append(
                 f'<rect class="s{shade}" x="{x * size}" y="{y * size}" width="{count * size}" height="{size}"/>'
@@ -137,7 +145,8 @@ def _map(title: str, rows: Sequence[Sequence[float]]) -> str:
     worst = max(max(row) for row in rows)
     shown = "wrong where every bit counts" if math.isinf(worst) else f"at most {worst:.3g} of what is allowed"
     return (
-        f'<figure><svg viewBox="0 0 {width} {height}" width="{width}" role="img" aria-label="{_text(title)}">'
+        f'<figure><svg{" class=cells" * single} viewBox="0 0 {width} {height}" width="{width}" role="img" '
+        f'aria-label="{_text(title)}">'
         f"{''.join(cells)}</svg><figcaption>{_text(title)}: {shown}</figcaption></figure>"
     )
 
@@ -176,8 +185,8 @@ def _accuracy(data: Data) -> Iterator[str]:
     if not rows:
         return
     yield '<section><h2>Errors of the results that passed</h2><div class="wide"><table><thead><tr><th>dtype</th>'
-    yield "<th>products in a sum</th><th>cases</th><th>of a naive sum's</th><th>at most</th><th>of one rounding's</th>"
-    yield "<th>at most</th></tr></thead><tbody>"
+    yield "<th>products in a sum</th><th>cases</th><th>error / naive sum's</th><th>largest</th>"
+    yield "<th>error / one rounding's</th><th>largest</th></tr></thead><tbody>"
     for row in rows:
         length = f"{row['from']:,} to {row['to']:,}"
         figures = "".join(
@@ -186,8 +195,8 @@ def _accuracy(data: Data) -> Iterator[str]:
             for name in ("naive", "best")
         )
         yield f"<tr><th>{row['dtype']}</th><td>{length}</td><td>{row['cases']}</td>{figures}</tr>"
-    yield "</tbody></table></div><p>RMS errors, the median and the largest of the cases. 1 is an honest f32 sum, one "
-    yield "product after the other, and the exact sum rounded once.</p></section>"
+    yield "</tbody></table></div><p>RMS errors, the median of the cases and the largest, divided by those of two other "
+    yield "results: a naive f32 sum, one product after the other, and the exact sum rounded once.</p></section>"
 
 
 def _named(data: Data) -> Iterator[str]:
@@ -253,7 +262,7 @@ summary { cursor: pointer; padding: .3em 0; }
 .maps { display: flex; flex-wrap: wrap; gap: 20px; align-items: flex-end; }
 figure { margin: 8px 0; max-width: 100%; } svg { display: block; max-width: 100%; height: auto; }
 figcaption { color: var(--soft); font-size: .8rem; margin-top: 4px; }
-rect { stroke: var(--card); stroke-width: .6; }
+.cells rect { stroke: var(--card); stroke-width: 1; }
 .s0 { fill: var(--s0); } .s1 { fill: var(--s1); } .s2 { fill: var(--s2); } .s3 { fill: var(--s3); }
 .s4 { fill: var(--s4); } .s5 { fill: var(--s5); } .s6 { fill: var(--s6); }
 td:has(i) { white-space: nowrap; }
