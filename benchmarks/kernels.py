@@ -1,6 +1,7 @@
 """Speed and accuracy of the kernels, layer by layer, against oneDNN as PyTorch ships it.
 
-    python -m benchmarks.kernels --shapes benchmarks/shapes.json --dtype f32 --threads 1 --peer torch --json OUT
+    python -m benchmarks.kernels --dtype f32 --threads 1 --json OUT.json
+    python -m benchmarks.kernels --all --json OUT.json --page OUT.md
 
 Every layer is computed in both layouts by both, alternately in one run, each call into new memory. The ratio is
 that of the peer's time to ours, each in its better layout. See benchmarks/README.md for what the figures mean.
@@ -13,6 +14,8 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from itertools import product
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,13 @@ from benchmarks.summary import summarise, summary_lines
 from kernels import warmup
 
 SHAPES = Path(__file__).parent / "shapes.json"
+DTYPES = ("f32", "bf16", "f16")
+
+ALL = (
+    "--ops", ",".join(OPERATIONS), "--dtype", ",".join(DTYPES), "--threads", "1,2",
+    "--gmac", "0.1", "--runs", "5", "--budget", "0.4",
+)  # fmt: skip
+"""What `--all` stands for: every operation, dtype and number of threads on small batches."""
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
@@ -32,24 +42,40 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--shapes", type=Path, default=SHAPES, help="layers, in the format of benchmarks/shapes.json")
-    add("--dtype", choices=("f32", "bf16", "f16"), default="f32")
-    add("--threads", type=int, default=1, help="threads, of ours and of the peer (default 1)")
+    add("--dtype", default="f32", help="f32, bf16, f16, or several separated by commas (default f32)")
+    add("--threads", default="1", help="threads, of ours and of the peer; several separated by commas (default 1)")
+    add(
+        "--all",
+        action="store_true",
+        help=f"{' '.join(ALL)}, which takes about 15 minutes; what is given beside it wins",
+    )
     add("--peer", choices=("torch", "none"), default="torch")
     add("--json", type=Path, help="write all results here, updated after each layer")
-    add("--plot", type=Path, help="write a PNG: share of the processor's limit, layer by layer")
+    add("--plot", type=Path, help="write a PNG: share of the processor's limit, layer by layer (one dtype, one count)")
+    add("--page", type=Path, help="write a Markdown page: all ratios, and beside it a picture of them (.svg)")
     add("--only", action="append", default=[], metavar="TEXT", help="only layers whose name contains TEXT (repeatable)")
     add("--ops", default=",".join(OPERATIONS[:2]), help="operations, separated by commas (default: %(default)s)")
+    add("--gmac", type=float, default=inf, help="reduce the batch to at most this work a layer, or to one image")
     add("--runs", type=int, default=9, help="samples per layer and layout (default 9)")
     add("--budget", type=float, default=60, help="seconds per layer; slower calls run once (default 60)")
     add("--clock", choices=tuple(CLOCKS), default="wall", help="cpu: the clock of the thread, for --threads 1 only")
-    chosen = parser.parse_args(words)
-    unknown = set(chosen.ops.split(",")) - set(OPERATIONS)
-    if unknown:
-        parser.error(f"--ops: {', '.join(sorted(unknown))} not among {', '.join(OPERATIONS)}")
-    if chosen.clock == "cpu" and chosen.threads != 1:
+    words = sys.argv[1:] if words is None else words
+    chosen = parser.parse_args([*(ALL if "--all" in words else ()), *words])
+    for name, known in (("ops", OPERATIONS), ("dtype", DTYPES)):
+        value = getattr(chosen, name).split(",")
+        if unknown := set(value) - set(known):
+            parser.error(f"--{name}: {', '.join(sorted(unknown))} not among {', '.join(known)}")
+        setattr(chosen, name, value)
+    try:
+        chosen.threads = [int(count) for count in chosen.threads.split(",")]
+    except ValueError:
+        parser.error(f"--threads: {chosen.threads!r} is no list of numbers")
+    if chosen.clock == "cpu" and chosen.threads != [1]:
         parser.error("--clock cpu reads one thread's clock: it needs --threads 1")
-    if chosen.threads < 1 or chosen.runs < 1:
+    if min(chosen.threads) < 1 or chosen.runs < 1:
         parser.error("--threads and --runs are at least 1")
+    if chosen.plot and len(chosen.threads) * len(chosen.dtype) > 1:
+        parser.error("--plot draws one dtype and one number of threads; --page draws all")
     return chosen
 
 
@@ -77,7 +103,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Measure the chosen layers; return 1 if one of our results is wrong."""
     chosen = arguments(words)
     try:
-        layers = read_layers(chosen.shapes, chosen.ops.split(","), chosen.only)
+        layers = read_layers(chosen.shapes, chosen.ops, chosen.only, chosen.gmac)
     except (OSError, ValueError, KeyError) as error:
         print(f"--shapes {chosen.shapes}: {error!r}", file=sys.stderr)
         return 2
@@ -86,42 +112,52 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     for done, total in warmup():
         show(f"compiling or loading the kernels: {done} of {total}", last=False)
-    limit = measure_limit(chosen.threads)
-    show(f"{chosen.dtype}, threads {chosen.threads}, limit {limit['gflops']:.1f} GFLOP/s (f32), load {load()}")
-    document: dict[str, Any] = {
+    records: list[dict[str, Any]] = []
+    for threads, dtype in product(chosen.threads, chosen.dtype):
+        limit = measure_limit(threads)
+        show(f"{dtype}, threads {threads}, limit {limit['gflops']:.1f} GFLOP/s (f32), load {load()}")
+        settings = Settings(dtype, threads, chosen.peer, chosen.runs, chosen.budget, chosen.clock, limit["gflops"])
+        records.append(_record(chosen, settings, limit))
+        run(layers, settings, records, chosen.json)
+        for text in summary_lines(records[-1]["summary"]):
+            print(text)
+    if chosen.plot:
+        from benchmarks.plot import plot
+
+        plot(records[0], chosen.plot)
+    if chosen.page:
+        from benchmarks.ratios import write_page
+
+        write_page(records, chosen.page)
+    return 0 if all(row["right"] for record in records for row in record["layers"]) else 1
+
+
+def _record(chosen: argparse.Namespace, settings: Settings, limit: dict[str, float]) -> dict[str, Any]:
+    """Return the record of a measurement that begins."""
+    return {
         "benchmark": "kernels",
         "settings": {
             "shapes": chosen.shapes.name,
-            "ops": chosen.ops.split(","),
+            "ops": chosen.ops,
             "only": chosen.only,
-            "dtype": chosen.dtype,
-            "threads": chosen.threads,
-            "peer": chosen.peer,
-            "runs": chosen.runs,
-            "budget_s": chosen.budget,
-            "clock": chosen.clock,
+            "gmac": None if chosen.gmac == inf else chosen.gmac,
+            "dtype": settings.dtype,
+            "threads": settings.threads,
+            "peer": settings.peer,
+            "runs": settings.runs,
+            "budget_s": settings.budget,
+            "clock": settings.clock,
         },
         "machine": describe_machine(),
         "limit": limit,
         "load_before": load(),
         "layers": [],
     }
-    settings = Settings(
-        chosen.dtype, chosen.threads, chosen.peer, chosen.runs, chosen.budget, chosen.clock, limit["gflops"]
-    )
-    run(layers, settings, document, chosen.json)
-    for text in summary_lines(document["summary"]):
-        print(text)
-    if chosen.plot:
-        from benchmarks.plot import plot
-
-        plot(document, chosen.plot)
-    return 0 if all(row["right"] for row in document["layers"]) else 1
 
 
-def run(layers: list[Layer], settings: Settings, document: dict[str, Any], out: Path | None) -> None:
-    """Measure layer by layer into `document`, and write it after each, so that a long run may be interrupted."""
-    begin = time.monotonic()
+def run(layers: list[Layer], settings: Settings, records: list[dict[str, Any]], out: Path | None) -> None:
+    """Measure layer by layer into the last record, and write all after each, so that a long run may be interrupted."""
+    begin, document = time.monotonic(), records[-1]
     width = max(len(layer.name) for layer in layers)
     for index, layer in enumerate(layers):
         left = (time.monotonic() - begin) / index * (len(layers) - index) if index else 0.0
@@ -133,7 +169,7 @@ def run(layers: list[Layer], settings: Settings, document: dict[str, Any], out: 
         document["summary"] = summarise(document["layers"])
         document["load_after"] = load()
         if out:
-            out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+            out.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +70,19 @@ def inside_macs(problem: ConvProblem) -> int:
     return problem.n * pairs * dims.groups * dims.wide_channels * dims.narrow_channels
 
 
-def read_layers(path: Path, ops: list[str], only: list[str]) -> list[Layer]:
+def read_layers(path: Path, ops: list[str], only: list[str], gmac: float = inf) -> list[Layer]:
     """Return the rows of `path` whose operation is in `ops` and whose name contains one of `only` (empty: all).
 
-    The rows are weight gradients; for the other operations each becomes a problem of that one. Raises ValueError
-    if a row's shapes contradict each other, because a peer would then compute something else.
+    The rows are weight gradients; for the other operations each becomes a problem of that one. The batch is reduced
+    until a layer has at most `gmac` of work, or one image. Raises ValueError if a row's shapes contradict each other,
+    because a peer would then compute something else.
     """
     layers = []
     for row in json.loads(path.read_text(encoding="utf-8")):
         _check(row)
+        images = row.get("bench_n", row["n"])
+        if row.get("bench_gmac", 0) > gmac:
+            row["bench_n"] = max(1, int(images * gmac / row["bench_gmac"]))
         family = row["op"].removesuffix("BackwardWeights")
         made = [row["op"], family, f"{family}BackwardData"]
         if not only or any(word in row["name"] for word in only):

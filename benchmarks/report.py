@@ -177,7 +177,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, help="replace the section between the markers of this file")
     chosen = parser.parse_args(words)
     try:
-        text = section([json.loads(path.read_text(encoding="utf-8")) for path in chosen.records])
+        text = section([record for path in chosen.records for record in json.loads(path.read_text(encoding="utf-8"))])
         if chosen.into is None:
             sys.stdout.write(text)
         else:

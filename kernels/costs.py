@@ -18,8 +18,9 @@ class Costs:
     position of a tile besides, and `grouped` for a multiply-add where lanes are groups, whose factors are both loaded.
 
     Of ConvTranspose: `single` for a multiply-add of tiles with one vector a row, where tiles of two take 1, and for
-    a dst pixel `gathered`, or `gathered_lanes` where lanes are groups. Where products are scattered, `scattered_pixel`
-    for a dst pixel, `scattered_line` for a line of taps and `scattered_sum` for a product that is added.
+    a dst pixel `gathered`, or `gathered_lanes` where lanes are groups; each src value is `copied` to every lane of a
+    group with several dst channels. Where products are scattered, `scattered_pixel` for a dst pixel, `scattered_line`
+    for a line of taps and `scattered_sum` for a product that is added.
     """
 
     latency: float = 4.0
@@ -28,6 +29,7 @@ class Costs:
     single: float = 0.56
     gathered: float = 12.0
     gathered_lanes: float = 16.0
+    copied: float = 3.0
     scattered_pixel: float = 12.0
     scattered_line: float = 8.0
     scattered_sum: float = 0.75

@@ -31,10 +31,11 @@ WIDTH = target().lanes
 def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
     """Estimate the cycles for one pixel of one group of the narrow tensor, which meets all taps.
 
-    With `dots` products that are gathered are those of bf16 pairs.
+    With `dots` products that are gathered are those of bf16 pairs. Where lanes are groups with several dst channels,
+    lines of src fill more than a cache.
     """
     taps, out, channels = prod(dims.kernel), dims.dst_channels, dims.src_channels
-    pixels = prod(dims.dst) / max(1, prod(dims.narrow))  # of dst
+    pixels, src = (prod(each) / max(1, prod(dims.narrow)) for each in (dims.dst, dims.src))
     whole, rest = divmod(out, LANES)
     lines = taps if dims.dilations[2] > 1 else taps // dims.kernel[2]
     costs: dict[Way, float] = {
@@ -42,10 +43,11 @@ def way_costs(dims: Dims, *, dots: bool = False) -> dict[Way, float]:
         * (ceil(channels / 2) if dots else channels)
         * (whole + (COSTS.single if 0 < rest <= WIDTH else rest > 0))
         + COSTS.gathered * pixels * ceil(out / LANES),
-        "lanes": (COSTS.single * taps * channels + COSTS.gathered_lanes * pixels)
+        "lanes": ((1 if out > 1 else COSTS.single) * taps * channels + COSTS.gathered_lanes * pixels)
         * out
         * ceil(dims.groups / WIDTH)
-        / dims.groups,
+        / dims.groups
+        + (out > 1) * COSTS.copied * channels * out * src,
         "scatter": channels * ceil(taps * out / LANES)
         + COSTS.scattered_line * lines
         + COSTS.scattered_sum * taps * out

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import kernels as command
-from benchmarks import report
+from benchmarks import ratios, report
 from benchmarks.accuracy import Reference, channels_last, grouped_result, make_inputs, stored
 from benchmarks.contenders import Contender, Ours
 from benchmarks.layers import LAYOUTS, OPERATIONS, Layer, inside_macs, read_layers
@@ -195,7 +195,7 @@ def test_the_command_writes_a_record_that_the_report_reads(
     words = ["--shapes", str(shapes), "--peer", "none", "--runs", "1", "--ops", ",".join(OPERATIONS)]
     assert command.main([*words, "--json", str(out), "--plot", str(picture)]) == 0
     assert f"[{len(OPERATIONS)}/{len(OPERATIONS)}]" in capsys.readouterr().out
-    record = json.loads(out.read_text())
+    (record,) = json.loads(out.read_text())
     assert [row["op"] for row in record["layers"]] == list(OPERATIONS)
     assert all(set(row["ours"]) == set(LAYOUTS) and row["right"] for row in record["layers"])
     assert record["limit"]["gflops"] > 0
@@ -215,7 +215,7 @@ def test_the_report_compares_threads_and_dtypes(shapes: Path, tmp_path: Path) ->
     """Two records of the same layers show the gain from a second thread and from a smaller dtype."""
     out = tmp_path / "out.json"
     assert command.main(["--shapes", str(shapes), "--peer", "none", "--runs", "1", "--json", str(out)]) == 0
-    one, two, half = (json.loads(out.read_text()) for _ in range(3))
+    one, two, half = (json.loads(out.read_text())[0] for _ in range(3))
     two["settings"]["threads"], half["settings"]["dtype"] = 2, "f16"
     for record, times in ((two, 0.5), (half, 0.25)):
         for row in record["layers"]:
@@ -227,6 +227,52 @@ def test_the_report_compares_threads_and_dtypes(shapes: Path, tmp_path: Path) ->
     text = report.section([one, two, half])
     assert "Ours, f32 with 2, 2 threads over one: 2.00" in text
     assert "Ours, f16 with 1, f16 over f32: 4.00" in text
+
+
+def test_the_page_shows_every_ratio(tmp_path: Path) -> None:
+    """The page lists the layers below 0.95 and the means; its picture has a dot for each layer."""
+    rows = [
+        {
+            "name": name, "op": "Convolution", "groups": groups, "src_channels": 4, "ratio": ratio,
+            "best": {"ours": "NXC", "peer": "NCX"}, "ours": {"NXC": {"median_s": 1.0}},
+            "peer": {"NCX": {"median_s": ratio}}, "ratios": {"NCX": ratio / 2, "NXC": ratio},
+        }
+        for name, groups, ratio in (("slow", 1, 0.5), ("fast & wide", 1, 2.0), ("dw", 4, 1.5))
+    ]  # fmt: skip
+    machine = {"cpu": {"processors": 2, "model": "X", "llvm_name": "x", "code_path": "x"}, "date": "2026-01-01"}
+    settings = {"dtype": "f32", "threads": 1, "gmac": 0.1, "runs": 5, "clock": "wall"}
+    record = {"layers": rows, "machine": machine | {"versions": {"numba": "0"}}, "settings": settings}
+    ratios.write_page([record], tmp_path / "page.md")
+    text, picture = (tmp_path / "page.md").read_text(), (tmp_path / "page.svg").read_text()
+    assert "| Convolution, f32, 1 | 2 | 1.00 | 0.50 | 1 | 2.00 |" in text
+    assert "| Convolution, depthwise, f32, 1 | 1 | 1.50 | 1.50 | 0 | 2.00 |" in text
+    assert "| Convolution, f32, 1 | slow | 0.50 | 1000.000 | 500.000 |" in text
+    assert "| fast" not in text
+    assert picture.count("<circle") == 3
+    assert "fast &amp; wide (forward) 2.00" in picture
+
+
+@pytest.mark.parametrize("wrong", ["--dtype=f64", "--threads=x", "--ops=Add", "--dtype=f32,bf16 --plot=a.png"])
+def test_wrong_arguments_are_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown dtype, operation or number ends the command before anything is measured."""
+    with pytest.raises(SystemExit):
+        command.arguments(wrong.split())
+    assert "error" in capsys.readouterr().err
+
+
+def test_all_is_every_operation_dtype_and_count() -> None:
+    """What is given beside --all wins."""
+    chosen = command.arguments(["--all", "--runs", "2"])
+    assert (chosen.ops, chosen.dtype) == (list(OPERATIONS), ["f32", "bf16", "f16"])
+    assert (chosen.threads, chosen.runs, chosen.gmac) == ([1, 2], 2, 0.1)
+
+
+def test_a_smaller_batch_has_at_most_the_work_asked_for(tmp_path: Path) -> None:
+    """With --gmac layers have as many images as the work allows, and one at the least."""
+    path = tmp_path / "some.json"
+    path.write_text(json.dumps([ROWS[0] | {"bench_n": 8, "bench_gmac": 0.8}]))
+    for gmac, images in ((1.0, 8), (0.35, 3), (0.01, 1)):
+        assert read_layers(path, ["Convolution"], [], gmac)[0].problem("f32", "NCX").n == images
 
 
 def test_the_report_needs_its_markers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
