@@ -141,8 +141,7 @@ class Answered:
         """Do nothing."""
 
 
-async def finish(work: Work) -> Result:
+async def finish(work: Work) -> None:
     """Run the work to its end for a reply that has whole outputs; raises what its `events` raise."""
     async for _ in work.events(each=False):
         pass
-    return work.result()

@@ -22,7 +22,8 @@ _SLICE = 1 << 20
 
 async def send_multipart(work: Work, send: Send) -> None:
     """Run the work to its end; reply with its JSON object, in which outputs have no data, and a file for each."""
-    result = await finish(work)
+    await finish(work)
+    result = work.result()
     outputs = result.outputs
     boundary = f"convgrad-{secrets.token_hex(16)}"
     with current_context().timings.measure("encode"):

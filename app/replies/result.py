@@ -83,7 +83,8 @@ def _encoded(output: ReplyTensor, encoding: Encoding) -> tuple[Iterable[bytes], 
 async def send_result(work: Work, send: Send) -> None:
     """Run the work to its end and reply with its JSON object."""
     timings = current_context().timings
-    result = JsonResult(await finish(work))
+    await finish(work)
+    result = JsonResult(work.result())
     if result.length is not None and result.length <= _EAGER:
         with timings.measure("encode"):
             body = b"".join(result.pieces())

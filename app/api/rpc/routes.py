@@ -249,7 +249,8 @@ class _Message:
             if stream is not None and type(opened) is not Answered:
                 await sse.stream_work(opened, stream, item.id)
                 return _Text((), 0)
-            result = JsonResult(await finish(opened))
+            await finish(opened)
+            result = JsonResult(opened.result())
             if type(opened) is Answered:  # others send tensors
                 self._add_document(result.length or 0)
             return _text(item.id, context.timings.each("encode", result.pieces()), result.length)
