@@ -1,9 +1,10 @@
-"""What the parts of `app/http` do that uvicorn could do in their place: the service with and without each.
+"""What the parts of `app/http` do that uvicorn could do in their place, and the cache of heads: with and without each.
 
     python -m benchmarks.without [--rounds 3] [--only PART]
 
 For each part, two services run: one as it is, one with uvicorn's own way in place of the part. Both are asked in turn:
-the latency of one caller of a tiny and of a large call, and the throughput of four callers. For the listener there is a
+the latency of one caller of a tiny and of a large call, and the throughput of four callers; for the cache of heads the
+tiny call is one of `/v2`. For the listener there is a
 flood of tiny calls at once, each over a connection of its own; for the timeouts, connections that begin a request and
 never complete it.
 """
@@ -24,6 +25,7 @@ import uvicorn
 from starlette.types import Message
 
 import app.__main__ as service_main
+from app.api.oip.head_cache import HeadCache
 from app.http import direct_body, exchange, timeouts
 from benchmarks.overload import flood
 from benchmarks.service_cases import APIS, CASES, Wire
@@ -32,7 +34,7 @@ from tests.live import LiveService, running_service
 
 __all__ = ["PARTS", "main"]
 
-PARTS = ("listener", "direct_body", "timeouts")
+PARTS = ("listener", "direct_body", "timeouts", "head_cache")
 
 _SLOW_S, _HALF, _LATER_S, _AT_ONCE, _AGAIN_S = 5, 500, 8, 1000, 8.0
 
@@ -41,6 +43,8 @@ def take_out(part: str) -> None:
     """Replace a part in this process by what uvicorn has."""
     if part == "direct_body":
         direct_body._LEAST = 1 << 60
+    elif part == "head_cache":
+        HeadCache.find = lambda *_: None  # type: ignore[method-assign]
     elif part == "listener":
         service_main.Server.startup = _startup  # type: ignore[method-assign]
     elif part == "timeouts":
@@ -90,9 +94,9 @@ def _port(service: LiveService) -> int:
     return int(urlsplit(service.url).port or 0)
 
 
-def _compare_calls(services: dict[str, LiveService], rounds: int) -> None:
+def _compare_calls(services: dict[str, LiveService], rounds: int, api: str = "/v1 JSON") -> None:
     """Print the latency of one caller and the throughput of four; short runs take turns, for the machine may change."""
-    tiny, large = _request("/v1 JSON", "tiny"), _request("multipart to npy", "large")
+    tiny, large = _request(api, "tiny"), _request("multipart to npy", "large")
     alone, slow, rates = (dict[str, list[float]]((name, []) for name in services) for _ in range(3))
     with ExitStack() as stack:
         connections = {
@@ -128,7 +132,7 @@ def main() -> None:
             running_service(*flags, module="benchmarks.without", BENCHMARKS_WITHOUT=part) as lacking,
         ):
             services = {f"with {part}": whole, f"without {part}": lacking}
-            _compare_calls(services, given.rounds)
+            _compare_calls(services, given.rounds, "/v2 binary" if part == "head_cache" else "/v1 JSON")
             for _ in range(given.rounds if part == "listener" else 0):
                 for name, service in services.items():
                     found = flood(service, _AT_ONCE, crowd, _AGAIN_S, anew=True)
