@@ -47,7 +47,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add(
         "--all",
         action="store_true",
-        help=f"{' '.join(ALL)}, which takes about 15 minutes; what is given beside it wins",
+        help=f"{' '.join(ALL)}; what is given beside it wins",
     )
     add("--peer", choices=("torch", "none"), default="torch")
     add("--json", type=Path, help="write all results here, updated after each layer")
