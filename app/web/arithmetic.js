@@ -67,22 +67,35 @@
  * @type {Record<string, {transposed: boolean, bias?: boolean, output: Role, names: Partial<Record<Role, string>>}>}
  */
 export const OPERATIONS = {
-  Convolution: {transposed: false, output: "dst", names: {src: "src", weights: "weights", dst: "dst"}},
+  Convolution: { transposed: false, output: "dst", names: { src: "src", weights: "weights", dst: "dst" } },
   ConvolutionBackwardData: {
-    transposed: false, output: "src", names: {dst: "diff_dst", weights: "weights", src: "diff_src"},
+    transposed: false,
+    output: "src",
+    names: { dst: "diff_dst", weights: "weights", src: "diff_src" },
   },
   ConvolutionBackwardWeights: {
-    transposed: false, output: "weights", names: {src: "src", dst: "diff_dst", weights: "diff_weights"},
+    transposed: false,
+    output: "weights",
+    names: { src: "src", dst: "diff_dst", weights: "diff_weights" },
   },
-  ConvTranspose: {transposed: true, output: "dst", names: {src: "src", weights: "weights", dst: "dst"}},
+  ConvTranspose: { transposed: true, output: "dst", names: { src: "src", weights: "weights", dst: "dst" } },
   ConvTransposeBackwardData: {
-    transposed: true, output: "src", names: {dst: "diff_dst", weights: "weights", src: "diff_src"},
+    transposed: true,
+    output: "src",
+    names: { dst: "diff_dst", weights: "weights", src: "diff_src" },
   },
   ConvTransposeBackwardWeights: {
-    transposed: true, output: "weights", names: {src: "src", dst: "diff_dst", weights: "diff_weights"},
+    transposed: true,
+    output: "weights",
+    names: { src: "src", dst: "diff_dst", weights: "diff_weights" },
   },
-  BiasAdd: {transposed: false, bias: true, output: "dst", names: {src: "src", weights: "bias", dst: "dst"}},
-  BiasAddBackward: {transposed: false, bias: true, output: "weights", names: {dst: "diff_dst", weights: "diff_bias"}},
+  BiasAdd: { transposed: false, bias: true, output: "dst", names: { src: "src", weights: "bias", dst: "dst" } },
+  BiasAddBackward: {
+    transposed: false,
+    bias: true,
+    output: "weights",
+    names: { dst: "diff_dst", weights: "diff_bias" },
+  },
 };
 
 /** @param {number[]} numbers @returns {number} */
@@ -95,7 +108,8 @@ export const roles = (op) => /** @type {Role[]} */ (Object.keys(OPERATIONS[op].n
 export const nameOf = (op, role) => OPERATIONS[op].names[role] ?? role;
 
 /** Whether the size of diff_dst is a field of its own; where src is inferred from it, it follows from src here. @param {string} op @returns {boolean} */
-export const takesDst = (op) => !OPERATIONS[op].bias && (OPERATIONS[op].output === "weights" || op === "ConvolutionBackwardData");
+export const takesDst = (op) =>
+  !OPERATIONS[op].bias && (OPERATIONS[op].output === "weights" || op === "ConvolutionBackwardData");
 
 /** @param {AutoPad} mode @param {number} total @returns {[number, number]} */
 function halves(mode, total) {
@@ -118,22 +132,22 @@ function pads(layer, axis, span) {
 
 /** @param {Layer} layer @param {number} index @returns {Axis} */
 function resolveAxis(layer, index) {
-  const {transposed, bias, output} = OPERATIONS[layer.op];
+  const { transposed, bias, output } = OPERATIONS[layer.op];
   const src = layer.src[index];
   if (bias) {
-    const plain = {wide: src, narrow: src, kernel: 1, stride: 1, dilation: 1, span: 1, begin: 0, end: 0, extra: 0};
-    return {src, dst: src, ...plain, fits: true};
+    const plain = { wide: src, narrow: src, kernel: 1, stride: 1, dilation: 1, span: 1, begin: 0, end: 0, extra: 0 };
+    return { src, dst: src, ...plain, fits: true };
   }
   const [kernel, stride, dilation] = [layer.kernel[index], layer.strides[index], layer.dilations[index]];
   const span = (kernel - 1) * dilation + 1;
   const [begin, end] = pads(layer, index, span);
-  const axis = {src, kernel, stride, dilation, span, begin, end};
+  const axis = { src, kernel, stride, dilation, span, begin, end };
   const asked = takesDst(layer.op) && layer.dst.length ? layer.dst[index] : null;
   if (!transposed) {
     const room = src + begin + end - span;
     const dst = room < 0 ? 0 : Math.floor(room / stride) + 1;
     const extra = output === "src" && room >= 0 ? room % stride : 0;
-    return {...axis, dst, wide: src, narrow: dst, extra, fits: dst > 0 && (asked ?? dst) === dst};
+    return { ...axis, dst, wide: src, narrow: dst, extra, fits: dst > 0 && (asked ?? dst) === dst };
   }
   const least = stride * (src - 1) + span - begin - end;
   // Where output_padding is absent, a given size of diff_dst decides it.
@@ -141,19 +155,19 @@ function resolveAxis(layer, index) {
   const extra = inferred ? asked - least : layer.output_padding[index];
   const dst = least + extra;
   const fits = dst > 0 && extra >= 0 && extra < stride && (asked ?? dst) === dst;
-  return {...axis, dst, wide: dst, narrow: src, extra, fits};
+  return { ...axis, dst, wide: dst, narrow: src, extra, fits };
 }
 
 /** Resolve padding, sizes and shapes. @param {Layer} layer @returns {Resolved} */
 export function resolve(layer) {
-  const {transposed, bias = false, output} = OPERATIONS[layer.op];
+  const { transposed, bias = false, output } = OPERATIONS[layer.op];
   const axes = layer.src.map((_, index) => resolveAxis(layer, index));
-  const {n, i, groups} = layer;
+  const { n, i, groups } = layer;
   const o = bias ? i : layer.o;
-  const spatial = {src: axes.map((axis) => axis.src), dst: axes.map((axis) => axis.dst)};
+  const spatial = { src: axes.map((axis) => axis.src), dst: axes.map((axis) => axis.dst) };
   const divided = groupsAxis(layer);
   const [ofI, ofO] = divided === "I" ? [i / groups, o] : [i, o / groups];
-  const extents = {I: [ofI], O: [ofO], X: axes.map((axis) => axis.kernel)};
+  const extents = { I: [ofI], O: [ofO], X: axes.map((axis) => axis.kernel) };
   const letters = /** @type {("I" | "O" | "X")[]} */ ([...layer.weights_format]);
   const shapes = {
     src: dataShape(layer, i, spatial.src),
@@ -164,7 +178,7 @@ export function resolve(layer) {
   const ranked = output !== "weights" || !bias || axes.length > 1;
   const pixels = product(transposed ? spatial.src : spatial.dst);
   const macs = bias ? product(shapes.dst) : n * pixels * o * product(extents.X) * (i / groups);
-  return {axes, transposed, bias, shapes, macs, fits: divides && ranked && axes.every((axis) => axis.fits)};
+  return { axes, transposed, bias, shapes, macs, fits: divides && ranked && axes.every((axis) => axis.fits) };
 }
 
 /** The axis of the weights that groups divide. @param {Layer} layer @returns {"I" | "O"} */
@@ -182,15 +196,15 @@ function dataShape(layer, channels, spatial) {
  * All products of one axis that an element takes part in; those with y outside of the wide tensor fall into padding.
  * @param {Axis} axis @param {"narrow" | "tap" | "wide"} kind @param {number} at @returns {Meeting[]}
  */
-export function meetings({narrow, kernel, stride, dilation, begin}, kind, at) {
+export function meetings({ narrow, kernel, stride, dilation, begin }, kind, at) {
   const found = [];
   if (kind === "tap") {
-    for (let x = 0; x < narrow; x++) found.push({x, k: at, y: x * stride + at * dilation - begin});
+    for (let x = 0; x < narrow; x++) found.push({ x, k: at, y: x * stride + at * dilation - begin });
     return found;
   }
   for (let k = 0; k < kernel; k++) {
     const x = kind === "narrow" ? at : (at + begin - k * dilation) / stride;
-    if (Number.isInteger(x) && x >= 0 && x < narrow) found.push({x, k, y: x * stride + k * dilation - begin});
+    if (Number.isInteger(x) && x >= 0 && x < narrow) found.push({ x, k, y: x * stride + k * dilation - begin });
   }
   return found;
 }
@@ -228,12 +242,12 @@ export function letterOf(resolved, role) {
 export function reach(layer, resolved, element) {
   const kind = kindOf(resolved, element.role);
   const all = resolved.axes.map((axis, index) => meetings(axis, kind, element.at[index]));
-  const real = all.map((met, index) => met.filter(({y}) => y >= 0 && y < resolved.axes[index].wide));
+  const real = all.map((met, index) => met.filter(({ y }) => y >= 0 && y < resolved.axes[index].wide));
   const inside = product(real.map((met) => met.length));
   const padded = product(all.map((met) => met.length)) - inside;
-  const {src, dst} = peers(layer, element);
+  const { src, dst } = peers(layer, element);
   const repeated = element.role === "weights" ? layer.n : element.role === "src" ? dst.length : src.length;
-  return {real, all, inside, padded, times: repeated};
+  return { real, all, inside, padded, times: repeated };
 }
 
 /**
@@ -241,14 +255,14 @@ export function reach(layer, resolved, element) {
  * @param {Layer} layer @param {Element} element
  * @returns {{src: {from: number, length: number}, dst: {from: number, length: number}}}
  */
-export function peers(layer, {role, i, o}) {
+export function peers(layer, { role, i, o }) {
   const bias = OPERATIONS[layer.op].bias;
   const groups = bias ? layer.i : layer.groups;
   const [ofSrc, ofDst] = [layer.i / groups, (bias ? layer.i : layer.o) / groups];
   const group = role === "src" ? Math.floor(i / ofSrc) : Math.floor(o / ofDst);
-  const src = role === "dst" ? {from: group * ofSrc, length: ofSrc} : {from: i, length: 1};
-  const dst = role === "src" ? {from: group * ofDst, length: ofDst} : {from: o, length: 1};
-  return {src, dst};
+  const src = role === "dst" ? { from: group * ofSrc, length: ofSrc } : { from: i, length: 1 };
+  const dst = role === "src" ? { from: group * ofDst, length: ofDst } : { from: o, length: 1 };
+  return { src, dst };
 }
 
 /** Whether weights connect two channels. @param {Layer} layer @param {number} i @param {number} o @returns {boolean} */
@@ -276,7 +290,7 @@ export function combinations(axes, limit = Infinity) {
  * The index of an element in its tensor, in the layer's formats.
  * @param {Layer} layer @param {Element} element @returns {number[]}
  */
-export function indexOf(layer, {role, n, i, o, at}) {
+export function indexOf(layer, { role, n, i, o, at }) {
   if (role !== "weights") {
     const channel = role === "src" ? i : o;
     return layer.data_format === "NCX" ? [n, channel, ...at] : [n, ...at, channel];

@@ -1,7 +1,7 @@
 /** A layer as code: the line of NumPy for one element, and the whole call for curl, Python, PyTorch and JSON-RPC. */
 
-import {groupsAxis, indexOf, letterOf, nameOf, OPERATIONS, peers, reach, roles} from "./arithmetic.js";
-import {request} from "./layer.js";
+import { groupsAxis, indexOf, letterOf, nameOf, OPERATIONS, peers, reach, roles } from "./arithmetic.js";
+import { request } from "./layer.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {import("./arithmetic.js").Resolved} Resolved */
@@ -11,15 +11,15 @@ import {request} from "./layer.js";
 
 /** @param {number[]} at evenly spaced @param {number} size @param {string} letter @returns {Read} */
 function slice(at, size, letter) {
-  if (at.length === 1) return {text: String(at[0]), letter: ""};
+  if (at.length === 1) return { text: String(at[0]), letter: "" };
   const step = at[1] - at[0];
   const stop = at[at.length - 1] + Math.sign(step);
-  if (step === 1 && at[0] === 0 && stop === size) return {text: ":", letter};
-  return {text: `${at[0]}:${stop < 0 ? "" : stop}${step === 1 ? "" : `:${step}`}`, letter};
+  if (step === 1 && at[0] === 0 && stop === size) return { text: ":", letter };
+  return { text: `${at[0]}:${stop < 0 ? "" : stop}${step === 1 ? "" : `:${step}`}`, letter };
 }
 
 /** @param {number} from @param {number} length @returns {number[]} */
-const range = (from, length) => Array.from({length}, (_, index) => from + index);
+const range = (from, length) => Array.from({ length }, (_, index) => from + index);
 
 /**
  * A tensor with the slices of what takes part with an element.
@@ -28,37 +28,49 @@ const range = (from, length) => Array.from({length}, (_, index) => from + index)
  */
 function part(layer, resolved, element, role) {
   const name = nameOf(layer.op, role);
-  if (role === element.role) return {text: `${name}[${indexOf(layer, element).join(", ")}]`, letters: ""};
-  const {real} = reach(layer, resolved, element);
-  const {src, dst} = peers(layer, element);
+  if (role === element.role) return { text: `${name}[${indexOf(layer, element).join(", ")}]`, letters: "" };
+  const { real } = reach(layer, resolved, element);
+  const { src, dst } = peers(layer, element);
   const spatial = real.map((met, axis) => {
     const size = role === "weights" ? resolved.axes[axis].kernel : resolved.axes[axis][role];
-    return slice(met.map((each) => each[letterOf(resolved, role)]), size, "dhw".slice(-real.length)[axis]);
+    return slice(
+      met.map((each) => each[letterOf(resolved, role)]),
+      size,
+      "dhw".slice(-real.length)[axis],
+    );
   });
-  const local = groupsAxis(layer) === "I" ? {i: layer.i / layer.groups, o: layer.o} : {i: layer.i, o: layer.o / layer.groups};
-  const channel = (/** @type {{from: number, length: number}} */ {from, length}, /** @type {number} */ size) =>
+  const local =
+    groupsAxis(layer) === "I" ? { i: layer.i / layer.groups, o: layer.o } : { i: layer.i, o: layer.o / layer.groups };
+  const channel = (/** @type {{from: number, length: number}} */ { from, length }, /** @type {number} */ size) =>
     slice(range(from % size, length), size, "c");
   /** @type {Read[]} */
   let read;
   if (role !== "weights") {
-    const images = element.role === "weights" ? slice(range(0, layer.n), layer.n, "n") : {text: String(element.n), letter: ""};
+    const images =
+      element.role === "weights" ? slice(range(0, layer.n), layer.n, "n") : { text: String(element.n), letter: "" };
     const channels = role === "src" ? channel(src, layer.i) : channel(dst, resolved.bias ? layer.i : layer.o);
     read = layer.data_format === "NCX" ? [images, channels, ...spatial] : [images, ...spatial, channels];
   } else if (resolved.bias) {
     read = [channel(dst, layer.i)];
   } else {
-    const letters = {I: [channel(src, local.i)], O: [channel(dst, local.o)], X: spatial};
+    const letters = { I: [channel(src, local.i)], O: [channel(dst, local.o)], X: spatial };
     read = [.../** @type {("I" | "O" | "X")[]} */ ([...layer.weights_format])].flatMap((letter) => letters[letter]);
   }
-  return {text: `${name}[${read.map((each) => each.text).join(", ")}]`, letters: read.map((each) => each.letter).join("")};
+  return {
+    text: `${name}[${read.map((each) => each.text).join(", ")}]`,
+    letters: read.map((each) => each.letter).join(""),
+  };
 }
 
 /** The line of NumPy for an element: its sum, or what it adds to the output. @param {Layer} layer @param {Resolved} resolved @param {Element} element @returns {string} */
 export function numpyLine(layer, resolved, element) {
   const output = OPERATIONS[layer.op].output;
   const here = part(layer, resolved, element, element.role);
-  if (!reach(layer, resolved, element).inside) return element.role === output ? `${here.text} = 0` : `# ${here.text} is not read`;
-  const others = roles(layer.op).filter((role) => role !== element.role).map((role) => ({role, ...part(layer, resolved, element, role)}));
+  if (!reach(layer, resolved, element).inside)
+    return element.role === output ? `${here.text} = 0` : `# ${here.text} is not read`;
+  const others = roles(layer.op)
+    .filter((role) => role !== element.role)
+    .map((role) => ({ role, ...part(layer, resolved, element, role) }));
   if (element.role === output) {
     const [first, second] = others;
     const sign = resolved.bias ? "+" : "*";
@@ -75,70 +87,91 @@ export function numpyLine(layer, resolved, element) {
 }
 
 /** @param {unknown} value @returns {string} */
-const python = (value) => typeof value === "string" ? `"${value}"` : Array.isArray(value) ? `(${value.join(", ")}${value.length === 1 ? "," : ""})` : String(value);
+const python = (value) =>
+  typeof value === "string"
+    ? `"${value}"`
+    : Array.isArray(value)
+      ? `(${value.join(", ")}${value.length === 1 ? "," : ""})`
+      : String(value);
 
 /** A name in the case of Python's functions. @param {string} op @returns {string} */
 const snake = (op) => op.replace(/(?<!^)[A-Z]/g, (letter) => `_${letter}`).toLowerCase();
 
 /** @param {Layer} layer @returns {string} */
 export function jsonRpc(layer) {
-  const {op, ...params} = request(layer);
-  return json({jsonrpc: "2.0", id: 1, method: "ops.validate", params: {op, ...params}});
+  const { op, ...params } = request(layer);
+  return json({ jsonrpc: "2.0", id: 1, method: "ops.validate", params: { op, ...params } });
 }
 
 /** JSON with a line for each member, and lists of numbers in one line. @param {unknown} value @returns {string} */
 function json(value) {
-  return JSON.stringify(value, null, 1).replace(/\[[^[\]{}]*\]/g, (list) => list.replace(/\s+/g, " ").replace("[ ", "[").replace(" ]", "]"));
+  return JSON.stringify(value, null, 1).replace(/\[[^[\]{}]*\]/g, (list) =>
+    list.replace(/\s+/g, " ").replace("[ ", "[").replace(" ]", "]"),
+  );
 }
 
 /** @param {Layer} layer @param {string} origin @param {boolean} [keyed] @returns {string} */
 export function curl(layer, origin, keyed = false) {
-  const {op, ...body} = request(layer);
+  const { op, ...body } = request(layer);
   const key = keyed ? ' \\\n  -H "X-API-Key: $CONVGRAD_API_KEY"' : "";
   return `curl -sS ${origin}/v1/ops/${op}/validate${key} \\\n  -H 'Content-Type: application/json' -d '${json(body)}'`;
 }
 
 /** @param {Layer} layer @param {string} origin @returns {string} */
 export function pythonCall(layer, origin) {
-  const {op, attributes, inputs} = request(layer);
-  const tensors = Object.entries(inputs).map(([name, {shape}]) => `${name} = np.ones(${python(shape)}, np.float32)`);
+  const { op, attributes, inputs } = request(layer);
+  const tensors = Object.entries(inputs).map(([name, { shape }]) => `${name} = np.ones(${python(shape)}, np.float32)`);
   const keywords = Object.entries(attributes).map(([name, value]) => `        ${name}=${python(value)},`);
   return [
-    "import numpy as np", "import convgrad", "", ...tensors,
+    "import numpy as np",
+    "import convgrad",
+    "",
+    ...tensors,
     `with convgrad.Client("${origin}") as client:`,
     `    ${nameOf(op, OPERATIONS[op].output)} = client.${snake(op)}(`,
-    `        ${Object.keys(inputs).join(", ")},`, ...keywords, "    )",
+    `        ${Object.keys(inputs).join(", ")},`,
+    ...keywords,
+    "    )",
   ].join("\n");
 }
 
 /** The same sums by PyTorch's own operators and automatic differentiation, in PyTorch's layouts. @param {Layer} layer @param {Resolved} resolved @returns {string} */
 export function pytorch(layer, resolved) {
-  const {op, n, i, o, groups} = layer;
-  const {axes, transposed} = resolved;
-  const {output} = OPERATIONS[op];
+  const { op, n, i, o, groups } = layer;
+  const { axes, transposed } = resolved;
+  const { output } = OPERATIONS[op];
   const of = (/** @type {keyof import("./arithmetic.js").Axis} */ key) => python(axes.map((axis) => axis[key]));
   const spatial = axes.map((axis) => axis.src);
   const start = ["import torch", "import torch.nn.functional as F", ""];
-  const tensor = (/** @type {string} */ name, /** @type {number[]} */ shape) => `${name} = torch.ones(${shape.join(", ")}, requires_grad=True)`;
+  const tensor = (/** @type {string} */ name, /** @type {number[]} */ shape) =>
+    `${name} = torch.ones(${shape.join(", ")}, requires_grad=True)`;
   if (resolved.bias) {
     const data = tensor("src", [n, i, ...spatial]);
     const added = `dst = src + bias.reshape(${[-1, ...axes.map(() => 1)].join(", ")})`;
     const forward = [...start, data, tensor("bias", [i]), added];
-    return [...forward, ...(output === "dst" ? [] : ["diff_bias, = torch.autograd.grad(dst, bias, torch.ones_like(dst))"])].join("\n");
+    return [
+      ...forward,
+      ...(output === "dst" ? [] : ["diff_bias, = torch.autograd.grad(dst, bias, torch.ones_like(dst))"]),
+    ].join("\n");
   }
   const lines = [...start, tensor("src", [n, i, ...spatial])];
-  lines.push(tensor("weights", [...(transposed ? [i, o / groups] : [o, i / groups]), ...axes.map((axis) => axis.kernel)]));
+  lines.push(
+    tensor("weights", [...(transposed ? [i, o / groups] : [o, i / groups]), ...axes.map((axis) => axis.kernel)]),
+  );
   const even = axes.every((axis) => axis.begin === axis.end);
   const call = `F.conv${transposed ? "_transpose" : ""}${axes.length}d`;
   const shared = `stride=${of("stride")}, dilation=${of("dilation")}, groups=${groups}`;
   // F.pad lists the last axis first; its negative numbers cut elements off.
-  const around = [...axes].reverse().flatMap((axis) => transposed ? [-axis.begin, axis.extra - axis.end] : [axis.begin, axis.end]);
+  const around = [...axes]
+    .reverse()
+    .flatMap((axis) => (transposed ? [-axis.begin, axis.extra - axis.end] : [axis.begin, axis.end]));
   if (transposed) {
     const extra = axes.some((axis) => axis.extra) ? `, output_padding=${of("extra")}` : "";
     if (even) lines.push(`dst = ${call}(src, weights, padding=${of("begin")}${extra}, ${shared})`);
     else lines.push(`dst = F.pad(${call}(src, weights, ${shared}), ${python(around)})`);
   } else if (even) lines.push(`dst = ${call}(src, weights, padding=${of("begin")}, ${shared})`);
   else lines.push(`dst = ${call}(F.pad(src, ${python(around)}), weights, ${shared})`);
-  if (output !== "dst") lines.push("diff_dst = torch.ones_like(dst)", `diff_${output}, = torch.autograd.grad(dst, ${output}, diff_dst)`);
+  if (output !== "dst")
+    lines.push("diff_dst = torch.ones_like(dst)", `diff_${output}, = torch.autograd.grad(dst, ${output}, diff_dst)`);
   return lines.join("\n");
 }

@@ -1,8 +1,8 @@
 /** The state of the page as the fragment of its address: `#op=ConvTranspose&src=4x4&at=dst:2x3`. */
 
-import {OPERATIONS, resolve, roles} from "./arithmetic.js";
-import {CHOICES, LISTS, MOST, NUMBERS, plain, withRank} from "./layer.js";
-import {KINDS} from "./values.js";
+import { OPERATIONS, resolve, roles } from "./arithmetic.js";
+import { CHOICES, LISTS, MOST, NUMBERS, plain, withRank } from "./layer.js";
+import { KINDS } from "./values.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {import("./arithmetic.js").Element} Element */
@@ -13,33 +13,34 @@ const LONGEST = 1000;
 /** The state of a page without a fragment. @param {string} [op] @returns {State} */
 export function initial(op = "ConvTransposeBackwardWeights") {
   const layer = plain(op);
-  return {layer, element: first(layer), values: "counting"};
+  return { layer, element: first(layer), values: "counting" };
 }
 
 /** An element in the middle of what the operation computes. @param {Layer} layer @returns {Element} */
 export function first(layer) {
   const role = OPERATIONS[layer.op].output;
-  const sizes = resolve(layer).axes.map((axis) => role === "weights" ? axis.kernel : axis[role]);
-  return {role, n: 0, i: 0, o: 0, at: sizes.map((size) => Math.max(0, Math.floor((size - 1) / 2)))};
+  const sizes = resolve(layer).axes.map((axis) => (role === "weights" ? axis.kernel : axis[role]));
+  return { role, n: 0, i: 0, o: 0, at: sizes.map((size) => Math.max(0, Math.floor((size - 1) / 2))) };
 }
 
 /** Move an element to where the layer has one. @param {Layer} layer @param {Element} element @returns {Element} */
 export function clamped(layer, element) {
-  const {axes, bias} = resolve(layer);
+  const { axes, bias } = resolve(layer);
   const role = roles(layer.op).includes(element.role) ? element.role : OPERATIONS[layer.op].output;
   const within = (/** @type {number} */ value, /** @type {number} */ size) => Math.max(0, Math.min(value, size - 1));
   const at = axes.map((axis, index) => within(element.at[index] ?? 0, role === "weights" ? axis.kernel : axis[role]));
   const [i, o] = [within(element.i, layer.i), within(element.o, bias ? layer.i : layer.o)];
-  return {role, n: within(element.n, layer.n), i: bias ? o : i, o, at};
+  return { role, n: within(element.n, layer.n), i: bias ? o : i, o, at };
 }
 
 /** @param {State} state @returns {string} */
-export function fragment({layer, element, values}) {
+export function fragment({ layer, element, values }) {
   const start = withRank(plain(layer.op), layer.src.length);
   const parts = [`op=${layer.op}`];
   for (const name of Object.keys(LISTS)) {
     const list = layer[/** @type {keyof typeof LISTS} */ (name)];
-    if (String(list) !== String(start[/** @type {keyof typeof LISTS} */ (name)])) parts.push(`${name}=${list.join("x")}`);
+    if (String(list) !== String(start[/** @type {keyof typeof LISTS} */ (name)]))
+      parts.push(`${name}=${list.join("x")}`);
   }
   for (const name of [...NUMBERS, .../** @type {(keyof typeof CHOICES)[]} */ (Object.keys(CHOICES))]) {
     if (layer[name] !== start[name]) parts.push(`${name}=${layer[name]}`);
@@ -56,10 +57,10 @@ export function fragment({layer, element, values}) {
  */
 export function parse(text) {
   try {
-    return {state: text.length > 1 ? read(text.slice(1)) : initial(), note: ""};
+    return { state: text.length > 1 ? read(text.slice(1)) : initial(), note: "" };
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
-    return {state: initial(), note: `The address names no layer: ${error.message}. This is the default.`};
+    return { state: initial(), note: `The address names no layer: ${error.message}. This is the default.` };
   }
 }
 
@@ -77,7 +78,11 @@ function read(text) {
   state.element = first(state.layer);
   const layer = /** @type {Record<string, unknown>} */ (/** @type {unknown} */ (state.layer));
   for (const [name, value] of given) {
-    if (name in LISTS) layer[name] = value === "" && name === "dst" ? [] : numbers(name, value, rank, LISTS[/** @type {keyof typeof LISTS} */ (name)]);
+    if (name in LISTS)
+      layer[name] =
+        value === "" && name === "dst"
+          ? []
+          : numbers(name, value, rank, LISTS[/** @type {keyof typeof LISTS} */ (name)]);
     else if (/** @type {readonly string[]} */ (NUMBERS).includes(name)) [layer[name]] = numbers(name, value, 1, 1);
     else if (name in CHOICES) layer[name] = choice(name, value, CHOICES[/** @type {keyof typeof CHOICES} */ (name)]);
     else if (name === "values") state.values = choice(name, value, KINDS);
@@ -90,7 +95,7 @@ function read(text) {
     state.element.at = numbers("at", at, rank, 0);
   }
   if (given.has("of")) [state.element.n, state.element.i, state.element.o] = numbers("of", given.get("of") ?? "", 3, 0);
-  return {...state, element: clamped(state.layer, state.element)};
+  return { ...state, element: clamped(state.layer, state.element) };
 }
 
 /** @param {string} text @param {string} at @returns {[string, string]} */

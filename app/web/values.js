@@ -1,6 +1,17 @@
 /** Numbers for the tensors of a layer, and the sum of one element. They are small integers, so that f32 sums are exact. */
 
-import {combinations, indexOf, letterOf, nameOf, offsetOf, OPERATIONS, peers, product, reach, roles} from "./arithmetic.js";
+import {
+  combinations,
+  indexOf,
+  letterOf,
+  nameOf,
+  OPERATIONS,
+  offsetOf,
+  peers,
+  product,
+  reach,
+  roles,
+} from "./arithmetic.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {import("./arithmetic.js").Resolved} Resolved */
@@ -22,24 +33,36 @@ const PRODUCTS = 20000000;
 export function fill(layer, resolved, kind) {
   const inputs = roles(layer.op).filter((role) => role !== OPERATIONS[layer.op].output);
   const all = Object.values(resolved.shapes).map(product);
-  if (kind === "none" || !resolved.fits || all.some((size) => !(size <= ELEMENTS)) || resolved.macs > PRODUCTS) return null;
+  if (kind === "none" || !resolved.fits || all.some((size) => !(size <= ELEMENTS)) || resolved.macs > PRODUCTS)
+    return null;
   // Below 2^24 every sum of integers is exact in f32.
-  const most = Math.min(99, Math.floor(Math.sqrt(2 ** 24 / (resolved.macs / product(resolved.shapes[OPERATIONS[layer.op].output]) || 1))));
+  const most = Math.min(
+    99,
+    Math.floor(Math.sqrt(2 ** 24 / (resolved.macs / product(resolved.shapes[OPERATIONS[layer.op].output]) || 1))),
+  );
   let seed = 1;
-  const random = () => ((seed = (seed * 48271) % 2147483647) % 10) - 4;
-  return Object.fromEntries(inputs.map((role, order) => {
-    const shape = resolved.shapes[role];
-    const values = new Float32Array(product(shape));
-    if (kind === "impulse" && order === 0) values[offsetOf(shape, indexOf(layer, middle(layer, resolved, role)))] = 1;
-    else values.forEach((_, index) => { values[index] = kind === "random" ? random() : 1 + index % most; });
-    return [role, values];
-  }));
+  const random = () => {
+    seed = (seed * 48271) % 2147483647;
+    return (seed % 10) - 4;
+  };
+  return Object.fromEntries(
+    inputs.map((role, order) => {
+      const shape = resolved.shapes[role];
+      const values = new Float32Array(product(shape));
+      if (kind === "impulse" && order === 0) values[offsetOf(shape, indexOf(layer, middle(resolved, role)))] = 1;
+      else
+        values.forEach((_, index) => {
+          values[index] = kind === "random" ? random() : 1 + (index % most);
+        });
+      return [role, values];
+    }),
+  );
 }
 
-/** @param {Layer} layer @param {Resolved} resolved @param {Role} role @returns {Element} */
-function middle(layer, resolved, role) {
-  const sizes = resolved.axes.map((axis) => role === "weights" ? axis.kernel : axis[role]);
-  return {role, n: 0, i: 0, o: 0, at: sizes.map((size) => Math.floor((size - 1) / 2))};
+/** @param {Resolved} resolved @param {Role} role @returns {Element} */
+function middle(resolved, role) {
+  const sizes = resolved.axes.map((axis) => (role === "weights" ? axis.kernel : axis[role]));
+  return { role, n: 0, i: 0, o: 0, at: sizes.map((size) => Math.floor((size - 1) / 2)) };
 }
 
 /**
@@ -48,19 +71,24 @@ function middle(layer, resolved, role) {
  * @returns {Generator<Record<Role, Element>>}
  */
 export function* terms(layer, resolved, element, limit = Infinity) {
-  const {real} = reach(layer, resolved, element);
-  const {src, dst} = peers(layer, element);
+  const { real } = reach(layer, resolved, element);
+  const { src, dst } = peers(layer, element);
   const spatial = combinations(real, limit);
-  const images = element.role === "weights" ? {from: 0, length: layer.n} : {from: element.n, length: 1};
+  const images = element.role === "weights" ? { from: 0, length: layer.n } : { from: element.n, length: 1 };
   let left = limit;
   for (let n = images.from; n < images.from + images.length; n++) {
     for (let i = src.from; i < src.from + src.length; i++) {
       for (let o = dst.from; o < dst.from + dst.length; o++) {
         for (const met of spatial) {
           if (left-- <= 0) return;
-          yield /** @type {Record<Role, Element>} */ (Object.fromEntries(
-            /** @type {Role[]} */ (["src", "weights", "dst"]).map((role) => [role, {role, n, i, o, at: positions(resolved, role, met)}]),
-          ));
+          yield/** @type {Record<Role, Element>} */ (
+            Object.fromEntries(
+              /** @type {Role[]} */ (["src", "weights", "dst"]).map((role) => [
+                role,
+                { role, n, i, o, at: positions(resolved, role, met) },
+              ]),
+            )
+          );
         }
       }
     }
@@ -71,7 +99,7 @@ export function* terms(layer, resolved, element, limit = Infinity) {
 const positions = (resolved, role, met) => met.map((each) => each[letterOf(resolved, role)]);
 
 /** The number of an element, or undefined where there is none. @param {Layer} layer @param {Resolved} resolved @param {Values} values @param {Element} element */
-export const valueOf = (layer, resolved, values, element) =>
+export const numberOf = (layer, resolved, values, element) =>
   values[element.role]?.[offsetOf(resolved.shapes[element.role], indexOf(layer, element))];
 
 /** The sum of an element of the output. @param {Layer} layer @param {Resolved} resolved @param {Values} values @param {Element} element @returns {number} */
@@ -79,7 +107,7 @@ export function sum(layer, resolved, values, element) {
   const inputs = roles(layer.op).filter((role) => role !== OPERATIONS[layer.op].output);
   let total = 0;
   for (const term of terms(layer, resolved, element)) {
-    const numbers = inputs.map((role) => valueOf(layer, resolved, values, term[role]) ?? 0);
+    const numbers = inputs.map((role) => numberOf(layer, resolved, values, term[role]) ?? 0);
     total += resolved.bias ? numbers.reduce((all, each) => all + each, 0) : product(numbers);
   }
   return total;
@@ -89,7 +117,8 @@ export function sum(layer, resolved, values, element) {
 export function encode(values) {
   const bytes = new Uint8Array(values.buffer, values.byteOffset, values.byteLength);
   let text = "";
-  for (let start = 0; start < bytes.length; start += 8192) text += String.fromCharCode(...bytes.subarray(start, start + 8192));
+  for (let start = 0; start < bytes.length; start += 8192)
+    text += String.fromCharCode(...bytes.subarray(start, start + 8192));
   return btoa(text);
 }
 
@@ -97,7 +126,10 @@ export function encode(values) {
 export const decode = (text) => new Float32Array(Uint8Array.from(atob(text), (each) => each.charCodeAt(0)).buffer);
 
 /** The inputs with data, f32. @param {Layer} layer @param {Resolved} resolved @param {Values} values */
-export const withData = (layer, resolved, values) => Object.fromEntries(Object.entries(values).map(([role, numbers]) => [
-  nameOf(layer.op, /** @type {Role} */ (role)),
-  {dtype: "f32", shape: resolved.shapes[/** @type {Role} */ (role)], data: encode(numbers)},
-]));
+export const withData = (layer, resolved, values) =>
+  Object.fromEntries(
+    Object.entries(values).map(([role, numbers]) => [
+      nameOf(layer.op, /** @type {Role} */ (role)),
+      { dtype: "f32", shape: resolved.shapes[/** @type {Role} */ (role)], data: encode(numbers) },
+    ]),
+  );

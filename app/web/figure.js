@@ -1,0 +1,156 @@
+/** `<layer-drawing>`: the drawing of a layer that follows the pointer and the keyboard. */
+
+import { nameOf } from "./arithmetic.js";
+import { base, DRAWN, elementAt, hit, isDrawn, layout, over } from "./drawing.js";
+import { told } from "./words.js";
+
+/** @typedef {import("./arithmetic.js").Element} Element */
+/** @typedef {import("./arithmetic.js").Role} Role */
+/**
+ * @typedef {object} Shown
+ * @property {import("./arithmetic.js").Layer} layer
+ * @property {import("./arithmetic.js").Resolved} resolved
+ * @property {Element} element the one that is marked; its image and channels are drawn
+ * @property {Record<Role, number>} planes positions on the first of three axes
+ * @property {import("./values.js").Values | null} values
+ * @property {Record<Role, Element> | null} term one product of the element
+ */
+
+const SVG = "http://www.w3.org/2000/svg";
+/** @type {Record<string, [number, number]>} */
+const ARROWS = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+
+/**
+ * Tells its page by events: `point` and `keep` with an element, `leave`, and `key` with a key that it doesn't use.
+ */
+export class LayerDrawing extends HTMLElement {
+  constructor() {
+    super();
+    /** @type {Shown | null} */
+    this.shown = null;
+    /** @type {import("./drawing.js").Scene | null} */
+    this.scene = null;
+    this.frame = 0;
+    this.svg = document.createElementNS(SVG, "svg");
+    this.svg.classList.add("drawing");
+    /** @type {Map<string, SVGElement>} */
+    this.paths = new Map();
+  }
+
+  connectedCallback() {
+    this.append(this.svg);
+    this.svg.addEventListener("pointermove", (event) => this.follow(event, "point"));
+    this.svg.addEventListener("pointerleave", () => {
+      cancelAnimationFrame(this.frame);
+      this.tell("leave");
+    });
+    this.svg.addEventListener("click", (event) => this.follow(event, "keep"));
+    this.svg.addEventListener("keydown", (event) => this.move(event));
+    let width = 0;
+    new ResizeObserver(([entry]) => {
+      if (Math.abs(entry.contentRect.width - width) < 1) return;
+      width = entry.contentRect.width;
+      if (this.shown) this.show(this.shown);
+    }).observe(this);
+  }
+
+  /** Draw everything. @param {Shown} shown */
+  show(shown) {
+    this.shown = shown;
+    const { layer, resolved, element, planes, values } = shown;
+    this.paths.clear();
+    const focused = this.svg.contains(document.activeElement)
+      ? document.activeElement?.getAttribute("data-role")
+      : null;
+    if (!isDrawn(resolved)) {
+      this.scene = null;
+      this.svg.setAttribute("viewBox", "0 0 400 40");
+      this.svg.innerHTML = `<text y="24">Nothing to draw: maps have 1 to ${DRAWN} elements on each axis.</text>`;
+      return;
+    }
+    this.scene = layout(layer, resolved, Math.max(240, this.clientWidth));
+    const { width, height } = this.scene;
+    this.svg.setAttribute("viewBox", `0 0 ${Math.ceil(width)} ${Math.ceil(height)}`);
+    this.svg.setAttribute("width", String(Math.ceil(width)));
+    this.svg.setAttribute("height", String(Math.ceil(height)));
+    this.svg.innerHTML = base(layer, resolved, this.scene, element, planes, values);
+    for (const path of this.svg.querySelectorAll("[data-over]")) {
+      this.paths.set(path.getAttribute("data-over") ?? "", /** @type {SVGElement} */ (path));
+    }
+    this.mark(shown);
+    if (focused)
+      /** @type {SVGElement | null} */ (this.svg.querySelector(`[data-role="${focused}"]`))?.focus({
+        preventScroll: true,
+      });
+  }
+
+  /** Mark another element or product on the same drawing. @param {Shown} shown */
+  mark(shown) {
+    this.shown = shown;
+    if (!this.scene) return;
+    const { layer, resolved, element, planes, term } = shown;
+    const paths = over(layer, resolved, this.scene, element, planes, term);
+    for (const [name, path] of this.paths) path.setAttribute("d", paths[name] ?? "");
+    const map = this.svg.querySelector(`[data-role="${element.role}"]`);
+    map?.setAttribute("aria-label", `${nameOf(layer.op, element.role)}: ${told(layer, resolved, element)}`);
+  }
+
+  /** @param {MouseEvent} event @param {"point" | "keep"} name */
+  follow(event, name) {
+    cancelAnimationFrame(this.frame);
+    const act = () => {
+      const point = new DOMPoint(event.clientX, event.clientY).matrixTransform(this.svg.getScreenCTM()?.inverse());
+      const found = this.scene && hit(this.scene, point.x, point.y);
+      if (found) this.tell(name, this.at(found.map, found.row, found.column));
+      else if (name === "point") this.tell("leave");
+    };
+    if (name === "keep") act();
+    else this.frame = requestAnimationFrame(act);
+  }
+
+  /** @param {import("./drawing.js").Map} map @param {number} row @param {number} column @returns {Element} */
+  at(map, row, column) {
+    const { element, planes } = /** @type {Shown} */ (this.shown);
+    const found = elementAt(element, map, row, column);
+    if (found.at.length === 3) found.at[0] = planes[map.role];
+    return found;
+  }
+
+  /** @param {KeyboardEvent} event */
+  move(event) {
+    const role = /** @type {Role} */ (
+      /** @type {SVGElement} */ (event.target).closest("[data-role]")?.getAttribute("data-role")
+    );
+    const map = this.scene?.maps.find((each) => each.role === role);
+    if (!map || !this.shown || event.altKey || event.ctrlKey || event.metaKey) return;
+    const { element, planes } = this.shown;
+    const { rows, columns } = map;
+    const here = element.role === role;
+    const at = here
+      ? [rows.axis < 0 ? 0 : element.at[rows.axis], element.at[columns.axis]]
+      : [(rows.size - 1) >> 1, (columns.size - 1) >> 1];
+    const arrow = ARROWS[event.key];
+    if (arrow || event.key === "Home" || event.key === "End") {
+      const ends = { Home: 0, End: columns.size - 1 };
+      const to = arrow
+        ? here
+          ? [at[0] + arrow[0], at[1] + arrow[1]]
+          : at
+        : [at[0], ends[/** @type {"Home" | "End"} */ (event.key)]];
+      const within = (/** @type {number} */ value, /** @type {number} */ size) =>
+        Math.max(0, Math.min(value, size - 1));
+      this.tell("keep", this.at(map, within(to[0], rows.size), within(to[1], columns.size)));
+    } else if (event.key === "Enter" && !here) this.tell("keep", this.at(map, at[0], at[1]));
+    else if (["Enter", " ", "+", "-", "Escape", "PageUp", "PageDown"].includes(event.key)) {
+      this.dispatchEvent(new CustomEvent("key", { detail: { key: event.key, role, plane: planes[role] } }));
+    } else return;
+    event.preventDefault();
+  }
+
+  /** @param {string} name @param {Element} [element] */
+  tell(name, element) {
+    this.dispatchEvent(new CustomEvent(name, { detail: element }));
+  }
+}
+
+customElements.define("layer-drawing", LayerDrawing);
