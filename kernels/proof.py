@@ -6,7 +6,8 @@ Integers are so small that every sum is exact: all paths, and NumPy in float64, 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,8 @@ from kernels.emit.intrinsics import SEGMENT_LOG
 from kernels.emit.register_tiles import Walk
 from kernels.emit.tile_table import DIRECT, FROM_MEMORY, LANE_ROWS, LANEWISE, tile_entries, tile_table
 from kernels.plan import Storage
-from kernels.problem import ConvProblem
+from kernels.problem import ConvProblem, storage_dtype
+from kernels.reference import REFERENCE
 from kernels.registry import compute
 from kernels.target import target
 
@@ -69,10 +71,23 @@ def prove() -> Iterator[str]:
         inputs = [_integers(rng, shape, problem.dtype) for shape in problem.input_shapes]
         if number % 4 == 3:  # what is not finite goes other ways
             inputs[0].reshape(-1)[:1] = np.float32(np.inf) if problem.dtype == "f32" else _INFINITE[problem.dtype]
-        expected = _values(compute(problem, *inputs, reference=True), problem.dtype)
-        result = _values(compute(problem, *inputs, workers=1 + number % 3), problem.dtype)
-        if not np.array_equal(result, expected, equal_nan=True):
-            raise ArithmeticError(f"{name} is wrong: {problem}")
+        expected = _values(_by_numpy(problem, inputs), problem.dtype)
+        for reference in (False, True):
+            result = _values(compute(problem, *inputs, reference=reference, workers=1 + number % 3), problem.dtype)
+            if not np.array_equal(result, expected, equal_nan=True):
+                raise ArithmeticError(f"{name} is wrong{' as the reference' * reference}: {problem}")
+        if problem.dtype == "f32" and number % 4 != 3:  # the same integers in f64, whose errors are summed
+            doubles = replace(problem, dtype="f64")
+            if (compute(doubles, *(each.astype(np.float64) for each in inputs)) != expected).any():
+                raise ArithmeticError(f"{name} is wrong in f64: {problem}")
+
+
+def _by_numpy(problem: ConvProblem, inputs: Sequence[Storage]) -> Storage:
+    """Compute a problem with the kernel that is not compiled."""
+    output = np.empty(problem.output_shape, storage_dtype(problem.dtype))
+    for unit in REFERENCE.units(problem, 1)[0]:
+        REFERENCE.run(problem, unit, inputs, output, None, lambda: False)
+    return output
 
 
 def _integers(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Storage:

@@ -175,7 +175,7 @@ def bias_gradient(problem: ConvProblem, diff_dst: Storage, stop: Stop, change: C
 class ReferenceKernel:
     """Sums in float64 over NumPy matrix products and rounds once; takes every problem."""
 
-    name = "reference_f64"
+    name = "reference_numpy"
 
     def refuse(self, problem: ConvProblem) -> str | None:
         """Refuse nothing."""

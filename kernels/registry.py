@@ -9,6 +9,7 @@ import numpy as np
 
 from kernels.bias.unit import BIAS_ADD, BIAS_SUMS
 from kernels.cache import cached, in_passing
+from kernels.exact.unit import EXACT
 from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, FORWARD_DOTS
 from kernels.gradient.tiles.unit import BWD_WEIGHTS
 from kernels.plan import Kernel, Plan, Runs, Stop, Storage, Unit
@@ -19,7 +20,7 @@ from kernels.target import target
 __all__ = ["by_name", "candidates", "compute", "explain", "plan", "register", "run_unit"]
 
 KERNELS: tuple[Kernel, ...] = (
-    (BWD_WEIGHTS, CONV_TRANSPOSE, CONVOLUTION, BIAS_SUMS, BIAS_ADD, REFERENCE) if target().compiles else (REFERENCE,)
+    (BWD_WEIGHTS, CONV_TRANSPOSE, CONVOLUTION, BIAS_SUMS, BIAS_ADD, EXACT) if target().compiles else (REFERENCE,)
 )
 
 if target().dots:  # compiled only where the processor can run it
@@ -32,7 +33,7 @@ if target().dots:  # compiled only where the processor can run it
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:
     """Return the kernels to ask, in order."""
-    return (REFERENCE,) if reference else KERNELS
+    return KERNELS[-1:] if reference else KERNELS
 
 
 _ELSEWHERE: dict[str, Runs] = {}
