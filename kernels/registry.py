@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -16,7 +17,7 @@ from kernels.problem import ConvProblem, storage_dtype
 from kernels.reference import REFERENCE
 from kernels.target import target
 
-__all__ = ["by_name", "candidates", "compute", "explain", "plan", "register", "run_unit"]
+__all__ = ["by_name", "candidates", "compute", "explain", "plan", "refusal", "register", "run_unit"]
 
 KERNELS: tuple[Kernel, ...] = (
     (BWD_WEIGHTS, CONV_TRANSPOSE, CONVOLUTION, BIAS_SUMS, BIAS_ADD, REFERENCE) if target().compiles else (REFERENCE,)
@@ -53,6 +54,14 @@ def explain(problem: ConvProblem) -> str:
     """Return which kernel takes `problem` and why the ones before it refused."""
     chosen = plan(problem)
     return "\n".join([*chosen.refusals, f"{chosen.kernel}: taken, {len(chosen.units)} units"])
+
+
+def refusal(problem: ConvProblem) -> str | None:
+    """Return why `problem` can't be computed by Winograd; None where it can."""
+    kernel = next((kernel for kernel in KERNELS if "winograd" in kernel.name), None)
+    if kernel is None:
+        return "no kernel for winograd works on this processor"
+    return kernel.refuse(replace(problem, algorithm="winograd"))
 
 
 @cached

@@ -9,12 +9,15 @@ from typing import Any
 
 from app.settings import Settings
 from convgrad._dtypes import dtype
-from convgrad._errors import TooLarge
+from convgrad._errors import InvalidParams, TooLarge
 from kernels import ConvProblem, Plan, plan
-from kernels.problem import Dims
+from kernels.problem import Algorithm, Dims
+from kernels.registry import refusal
 from kernels.target import target
 from schemas.ops import ResolvedOp, TensorSpec
 from schemas.problems import dims as written
+from schemas.problems import invalid_params
+from schemas.problems import problem as broken_rule
 from verify.fast import fast_scratch, plan_fast_verification
 from verify.projections import Projection, is_projectable, projected_macs
 from verify.unit import plan_verification, verification_macs, verification_scratch
@@ -22,6 +25,7 @@ from verify.unit import plan_verification, verification_macs, verification_scrat
 __all__ = [
     "Computation",
     "call_bytes",
+    "check_algorithm",
     "check_limits",
     "complete_images",
     "describe_plans",
@@ -74,7 +78,7 @@ class Computation:
         return prod(problem.output_shape) * problem.output_dtype.itemsize
 
 
-def problem_of(op: ResolvedOp, output: str | None = None) -> ConvProblem:
+def problem_of(op: ResolvedOp, output: str | None = None, algorithm: Algorithm = "direct") -> ConvProblem:
     """Build the kernels' descriptor of one output of `op`, by default the first."""
     output = output or op.output.name
     names: dict[str, Any] = {  # the schemas' tables allow exactly what the kernels' literals name
@@ -106,6 +110,7 @@ def problem_of(op: ResolvedOp, output: str | None = None) -> ConvProblem:
         dilations=op.dilations,
         pads_begin=op.pads_begin,
         bias=output == "dst" and any(spec.name == "bias" for spec in op.inputs),
+        algorithm=algorithm,
     )
 
 
@@ -134,6 +139,22 @@ def check_limits(op: ResolvedOp, settings: Settings) -> None:
             _check("plan", count, limit, what, op, _weights)
 
 
+def check_algorithm(op: ResolvedOp, algorithm: Algorithm) -> None:
+    """Raise `InvalidParams` where `winograd` can't compute each output of `op`; diff_bias beside others is no matter."""
+    reasons = {
+        op.wire_name(spec.name): refusal(problem_of(op, spec.name))
+        for spec in op.outputs
+        if algorithm == "winograd" and not (spec.name == "diff_bias" and len(op.outputs) > 1)
+    }
+    problems = [
+        broken_rule(["options", "algorithm"], f"{name} can't be computed by winograd: {reason}", "algorithm")
+        for name, reason in reasons.items()
+        if reason is not None
+    ]
+    if problems:
+        raise invalid_params(op.called_as, problems)
+
+
 def is_planned_at_once(op: ResolvedOp, reference: bool = False) -> bool:
     """Whether `plan_call` is fast enough for the event loop: for all but very unusual shapes."""
     return all(_is_quick(problem_of(op, output.name).dims, reference) for output in op.outputs)
@@ -150,14 +171,16 @@ def _is_quick(dims: Dims, reference: bool) -> bool:
     )
 
 
-def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> tuple[Computation, ...]:
+def plan_call(
+    op: ResolvedOp, settings: Settings, reference: bool = False, algorithm: Algorithm = "direct"
+) -> tuple[Computation, ...]:
     """Plan each output of `op` for the workers of this service.
 
     Raises `TooLarge` when the scratch memory or the units exceed a limit.
     """
     computations = []
     for spec in op.outputs:
-        problem = problem_of(op, spec.name)
+        problem = problem_of(op, spec.name, "direct" if reference else algorithm)
         if reference:
             _check("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
         chosen = plan(problem, workers=settings.planned_workers, reference=reference)
@@ -234,22 +257,31 @@ def complete_images(op: ResolvedOp, received: Mapping[str, int]) -> int:
 def describe_plans(op: ResolvedOp, computations: Sequence[Computation]) -> dict[str, Any]:
     """Describe how a call would be computed and what it costs, as JSON; several outputs also one by one."""
     if len(computations) == 1:
-        return _describe(computations[0].plan)
-    each = {op.wire_name(one.output.name): _describe(one.plan) for one in computations}
+        return _describe(op, computations[0])
+    each = {op.wire_name(one.output.name): _describe(op, one) for one in computations}
     summed = {key: sum(one[key] for one in each.values()) for key in ("gmac", "units", "tiles", "scratch_bytes")}
-    return {**_describe(computations[0].plan), **summed, "outputs": each}
+    return {**_describe(op, computations[0]), **summed, "outputs": each}
 
 
-def _describe(chosen: Plan) -> dict[str, Any]:
+def _describe(op: ResolvedOp, computation: Computation) -> dict[str, Any]:
+    chosen = computation.plan
     return {
         "kernel": chosen.kernel,
+        "algorithm": chosen.algorithm,
         "gmac": chosen.macs / 1e9,
         "units": len(chosen.units),
         "tiles": sum(unit.offset is not None for unit in chosen.units),
         "stages": chosen.stages,
         "scratch_bytes": chosen.scratch_bytes,
         "refusals": list(chosen.refusals),
+        "winograd": _describe_winograd(problem_of(op, computation.output.name)),
     }
+
+
+def _describe_winograd(problem: ConvProblem) -> dict[str, Any]:
+    """Describe whether `problem` can be computed by Winograd, as JSON: why not, or what that costs and promises."""
+    reason = refusal(problem)
+    return {"allowed": reason is None} | ({} if reason is None else {"refused": reason})
 
 
 def _check(reason: str, value: int, limit: int, what: str, op: ResolvedOp, find: Callable[[ResolvedOp], Place]) -> None:
