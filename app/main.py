@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from app.api import console, rest
+from app.api import console, rest, web
 from app.api import docs as docs_pages
 from app.api import pages as ops_pages
 from app.api.oip import extensions
@@ -44,6 +44,7 @@ _ROUTERS = (
     ops_pages.health,
     ops_pages.router,
     console.router,
+    web.router,
     docs_pages.router,
 )
 
@@ -81,7 +82,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.oip = oip.OipState(shared_memory=settings.oip_shared_memory)
     for router in _ROUTERS:
         app.include_router(router)
-    free = FREE_PAGES | docs_pages.PATHS
+    free = FREE_PAGES | docs_pages.PATHS | web.PATHS
     if settings.ops_port is not None:
         free -= {"/metrics"}
     install_openapi(app)
