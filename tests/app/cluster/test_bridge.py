@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from app.cluster.bridge import _Bridge
-from app.cluster.machines import Machines
+from app.cluster.machines import Machines, _task
 from app.cluster.messages import Node, Reply, Request
 from app.pool.messages import Decoder, Foreign, receive
 from kernels import plan
@@ -65,6 +65,7 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     set_state(tmp_path)
     made = importlib.import_module("ray")
     made.init(runtime_env={"env_vars": {}})
+    _task.cache_clear()  # else the tasks of an earlier stand-in, whose cluster has shut down
     yield made
     made.shutdown()
     for name in [name for name in sys.modules if name.partition(".")[0] == "ray"]:
