@@ -34,7 +34,7 @@ ALL = (
     "--ops", ",".join(OPERATIONS), "--dtype", ",".join(DTYPES), "--threads", "1,2",
     "--gmac", "0.1", "--runs", "5", "--budget", "0.4",
 )  # fmt: skip
-"""What `--all` stands for: every operation, dtype and number of threads on small batches."""
+"""Arguments of `--all`: every operation, dtype and number of threads, on small batches."""
 
 
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:

@@ -47,7 +47,7 @@ def _where(record: Record) -> str:
 
 
 def _parts(records: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """Yield each measurement with its compared layers, dense and depthwise ones apart."""
+    """Yield a title and layers, slowest first, for each operation and measurement, depthwise layers separately."""
     for op in dict.fromkeys(row["op"] for record in records for row in record["layers"]):
         for record in records:
             settings = record["settings"]

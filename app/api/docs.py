@@ -5,9 +5,7 @@ from __future__ import annotations
 from importlib.resources import files
 from pathlib import Path
 
-from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse
-from starlette.responses import Response
+from app.api.routing import file_router
 
 __all__ = ["PATHS", "router"]
 
@@ -25,24 +23,7 @@ _FILES = {
     "/docs/swagger-ui-bundle.js": (_SWAGGER_UI / "swagger-ui-bundle.js", "text/javascript"),
     "/docs/swagger-ui.css": (_SWAGGER_UI / "swagger-ui.css", "text/css"),
 }
-_HEADERS = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
-}
-
 PATHS = frozenset(_FILES)
 """Paths of the page and its files."""
 
-router = APIRouter(include_in_schema=False)
-
-
-def _add(path: str, file: Path, media_type: str) -> None:
-    @router.api_route(path, methods=["GET", "HEAD"])
-    async def page(_: Request) -> Response:
-        return FileResponse(file, media_type=media_type, headers=_HEADERS)
-
-
-for _path, (_file, _media_type) in _FILES.items():
-    _add(_path, _file, _media_type)
+router = file_router(_FILES, _POLICY)

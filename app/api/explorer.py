@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fastapi import APIRouter, Request
-from fastapi.responses import FileResponse
-from starlette.responses import Response
+from app.api.routing import file_router
 
 __all__ = ["PATHS", "router"]
 
@@ -15,27 +13,13 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _FOLDER = Path(__file__).parents[1] / "web"
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-_FILES = {f"/web/{file.name}": file for file in sorted(_FOLDER.iterdir()) if file.suffix in (".css", ".js")}
-_FILES["/explorer"] = _FOLDER / "explorer.html"
-_HEADERS = {
-    "content-security-policy": _POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cache-control": "no-cache",
+_TYPES = {".css": "text/css", ".js": "text/javascript"}
+_FILES = {
+    "/explorer": (_FOLDER / "explorer.html", "text/html"),
+    **{f"/web/{file.name}": (file, _TYPES[file.suffix]) for file in _FOLDER.iterdir() if file.suffix in _TYPES},
 }
 
 PATHS = frozenset(_FILES)
 """Paths of the page and its files."""
 
-router = APIRouter(include_in_schema=False)
-
-
-def _add(path: str, file: Path) -> None:
-    @router.api_route(path, methods=["GET", "HEAD"])
-    async def page(_: Request) -> Response:
-        return FileResponse(file, media_type=_TYPES[file.suffix], headers=_HEADERS)
-
-
-for _path, _file in _FILES.items():
-    _add(_path, _file)
+router = file_router(_FILES, _POLICY)

@@ -6,18 +6,19 @@ FastAPI's matching, its handlers of exceptions and its stacks of dependencies ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from convgrad._errors import MethodNotAllowed, NotFound
 
-__all__ = ["Application", "Routes"]
+__all__ = ["Application", "Routes", "file_router"]
 
 # Limits of the cache of routes: the APIs have some dozens of paths, and other requests must not fill the memory.
 _MOST_PATHS = 256
@@ -38,8 +39,8 @@ class Application(FastAPI):
 class Routes:
     """Call the endpoint of a route with the request and the parameters of its path, which it validates itself.
 
-    Its result is a response, or a JSON value, or None once it has replied. Raises what it raises, `NotFound`, and
-    `MethodNotAllowed`.
+    The endpoint returns a response or a JSON value, or None if it has already replied. Raises `NotFound` and
+    `MethodNotAllowed`, and passes on the endpoint's exceptions.
     """
 
     def __init__(self, routers: Sequence[APIRouter]) -> None:
@@ -70,3 +71,26 @@ class Routes:
         # A name in a path comes before a parameter in its place.
         allowed = {method for route in others if route.path == others[0].path for method in route.methods or ()}
         raise MethodNotAllowed("this page does not support that method", data={"allow": sorted(allowed)})
+
+
+def file_router(files: Mapping[str, tuple[Path, str]], policy: str) -> APIRouter:
+    """Return routes, which are not documented, that send a file with its media type for each path.
+
+    `policy` is their Content-Security-Policy. Browsers revalidate the files each time.
+    """
+    router = APIRouter(include_in_schema=False)
+    headers = {
+        "content-security-policy": policy,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",
+    }
+
+    def add(path: str, file: Path, media_type: str) -> None:
+        @router.api_route(path, methods=["GET", "HEAD"])
+        async def page(_: Request) -> Response:
+            return FileResponse(file, media_type=media_type, headers=headers)
+
+    for path, (file, media_type) in files.items():
+        add(path, file, media_type)
+    return router

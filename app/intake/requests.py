@@ -1,7 +1,7 @@
 """From a parsed request object to a call: attributes, received inputs, options.
 
 A decoder, whatever its format, is an async iterator over what has arrived: `Begun`, `Known` and `Arrived`. It knows
-nothing of calls: whoever iterates checks what it yields, and goes on only if that is acceptable.
+nothing of calls: its caller checks each item, and stops reading when one is rejected.
 """
 
 from __future__ import annotations

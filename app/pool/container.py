@@ -1,4 +1,4 @@
-"""Processors and memory that this process may use, given its resource limits and control groups; what it returns."""
+"""The processors and memory that this process may use, by its resource limits and control groups."""
 
 from __future__ import annotations
 

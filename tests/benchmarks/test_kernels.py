@@ -268,7 +268,7 @@ def test_all_is_every_operation_dtype_and_count() -> None:
 
 
 def test_a_smaller_batch_has_at_most_the_work_asked_for(tmp_path: Path) -> None:
-    """With --gmac layers have as many images as the work allows, and one at the least."""
+    """--gmac limits the images of a layer by its work, but never below one."""
     path = tmp_path / "some.json"
     path.write_text(json.dumps([ROWS[0] | {"bench_n": 8, "bench_gmac": 0.8}]))
     for gmac, images in ((1.0, 8), (0.35, 3), (0.01, 1)):
