@@ -1,9 +1,10 @@
 """Packing of f32 for products of bf16: each value as three bf16, in three planes or three panels of pairs.
 
 The first holds a value's first 8 binary digits, the second the nearest to what is left, the third the rest of that:
-their sum is the value, but for digits below 2**-133, the smallest bf16. Of the nine products of two values' parts, six
-are kept (`kernels.emit.dots`). Wherever a product of two f32 fits f32, what is left out is zero: if one value has a
-third part, its digits span more than 16, and if the other has a second one, its digits span more than 8.
+their sum is the value, but for digits below 2**-133, the smallest bf16. A value with such digits has a third part that
+is not zero, so that its magnitude shows them. Of the nine products of two values' parts, six are kept
+(`kernels.emit.dots`). Wherever a product of two f32 fits f32, what is left out is zero: if one value has a third part,
+its digits span more than 16, and if the other has a second one, its digits span more than 8.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ def _parts(builder: Any, value: Any) -> list[Any]:
     )
     near = builder.add(builder.bitcast(rest, _INTS), _upper(0x8000))
     second = builder.and_(near, _upper(0xFFFF0000))
-    third = builder.fsub(rest, builder.bitcast(second, _FLOATS))
-    return [first, second, builder.bitcast(third, _INTS)]
+    third = builder.bitcast(builder.fsub(rest, builder.bitcast(second, _FLOATS)), _INTS)
+    digits = builder.add(builder.and_(third, _upper(0xFFFF)), _upper(0xFFFF))  # those below 2**-133 carry into bit 16
+    return [first, second, builder.or_(third, digits)]
 
 
 def _split(strided: bool) -> Any:

@@ -44,11 +44,15 @@ _load_f32 = load_value("f32")
 SPARE = 64
 """Rows behind a panel that a last tile may read."""
 
-LEAST_SUM, MOST_SUM = 128, 350
-"""Exponents, as f32 stores them, of two factors: products do not vanish, and sums of 2**29 of them fit."""
+LEAST_SUM, MOST_SUM = 142, 350
+"""Exponents, as f32 stores them, of two factors that are f32 or bf16.
 
-LEAST_SUM_BF16, LEAST_BIAS = 142, np.float32(2.0**-119)
-"""The same of bf16, and the smallest bias: the last of 8 digits is worth 2**-126, so no sum is subnormal."""
+The last of the 16 digits of a product is then worth 2**-126 or more, so that no sum is subnormal, and sums of 2**29
+products fit.
+"""
+
+LEAST_BIAS = (np.float32(2.0**-119), np.float32(0), np.float32(2.0**-103))
+"""Smallest bias, by parts: the last of its 8 or 24 digits is worth 2**-126."""
 
 
 @jit
@@ -72,11 +76,11 @@ def _range(parts: int, panel: int, part: int, size: int, found: Magnitudes) -> N
 
 
 @jit
-def _small_bias(line: int) -> bool:
-    """Return whether a line of bias holds values that sums of bf16 would not keep."""
+def _small_bias(parts: int, line: int) -> bool:
+    """Return whether a line of bias holds values that are too small to be added to sums of products."""
     for lane in range(LANES):
         value = abs(_load_f32(line + 4 * lane))
-        if 0 < value < LEAST_BIAS:
+        if 0 < value < LEAST_BIAS[parts - 1]:
             return True
     return False
 
@@ -87,7 +91,7 @@ def _plain(parts: int, a: Magnitudes, b: Magnitudes) -> bool:
     finite: bool = a.finite and b.finite
     if parts == 2:
         return finite
-    vanish = min(a.least, b.least) < 1 or a.least + b.least < (LEAST_SUM_BF16 if parts == 1 else LEAST_SUM)
+    vanish = min(a.least, b.least) < 1 or a.least + b.least < LEAST_SUM
     return finite and not vanish and (parts == 1 or a.largest + b.largest <= MOST_SUM)
 
 
@@ -299,9 +303,9 @@ def compute_cells(
     for p in range(pairs):
         weights = call.panels + 2 * p * block_bytes
         _range(parts, weights, one.blocks * block_bytes, min(2, one.blocks - 2 * p) * block_bytes, theirs[p])
-        if parts == 1:
+        if parts != 2:
             _bias_line(kind, call.bias, one.bias, LANES * p, min(LANES, one.channels - LANES * p), scratch)
-            theirs[p].finite = theirs[p].finite and not _small_bias(scratch)
+            theirs[p].finite = theirs[p].finite and not _small_bias(parts, scratch)
     panel = count * parts * share.depth * share.positions * 2 * share.step
     # where all dst pixels belong to phases, whose lines lie well for writing, they need not be brought together first
     every = phases.shape[0] == strides[0] * strides[1] * strides[2]
