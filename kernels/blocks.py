@@ -97,6 +97,17 @@ class Sums:
     cached_chunk_positions: int = 512
     """Pixels of a chunk at the least where accumulators are within that: more chunks lose fewer digits."""
 
+    # weight gradients by Winograd (`kernels.gradient.winograd`)
+
+    winograd_tiles: int = 128
+    """Tiles of a slab at the most: panels of one vertical product and 64 channels each are a quarter of L2."""
+
+    winograd_chunk_tiles: int = 256
+    """Tiles of a chunk at the least."""
+
+    winograd_chunked_sums: int = 8 * 128 * 128
+    """Pairs of channels times chunks at the most: sums have 64 bytes for each pair, and chunks are added up."""
+
     # weight gradients on products of bf16 (`kernels.gradient.dots`)
 
     dot_slab_bytes: int = CACHES.l2_dots
@@ -193,6 +204,9 @@ class Steps:
 
     bias_unit: int = 1 << 19
     """Values that make a unit of a bias worth its message to a worker."""
+
+    winograd_sums_bytes: int = 32 << 20
+    """Sums of one unit by Winograd at the most, half of a worker's room of 64 MiB."""
 
     shared_sums_bytes: int = 1 << 20
     """Gradients up to this size are shared out by pixels, larger ones by channels: each chunk adds a pass over them."""

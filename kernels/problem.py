@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FEW_TAPS", "ConvProblem", "Dims", "OpName", "storage_dtype", "wrapped"]
+__all__ = ["FEW_TAPS", "Algorithm", "ConvProblem", "Dims", "OpName", "storage_dtype", "wrapped"]
 
 FEW_TAPS = 64
 """Taps of an axis up to which they are looked at one by one."""
@@ -24,6 +24,7 @@ OpName = Literal[
     "BiasAdd",
     "BiasAddBackward",
 ]
+Algorithm = Literal["direct", "winograd", "auto"]
 DTypeName = Literal["f32", "f16", "bf16", "f64"]
 Ints = tuple[int, ...]
 
@@ -122,7 +123,8 @@ class ConvProblem:
     `src_channels` and `dst_channels` are I and O of the pages, for ConvTranspose too; `pads_begin` counts elements,
     `dilations` of 1 means dense. `weights_format` is the axis order of the weights (any of XIO, OIX, IOX, XOI) and
     `groups_axis` the letter of the axis that groups divide. BiasAdd and BiasAddBackward have no weights: src and dst
-    have one shape, with any number of spatial axes, and the other fields are those of a kernel of ones.
+    have one shape, with any number of spatial axes, and the other fields are those of a kernel of ones. `algorithm` is
+    the caller's choice: direct sums, Winograd's (see `kernels.gradient.winograd.rules`), or what is faster.
     """
 
     op: OpName
@@ -141,6 +143,7 @@ class ConvProblem:
     weights_format: Literal["XIO", "OIX", "IOX", "XOI"]
     groups_axis: Literal["I", "O"] = "I"
     bias: bool = field(default=False)
+    algorithm: Algorithm = "direct"
 
     def __hash__(self) -> int:
         """Return a hash that is computed once: every lookup of a plan or of its units needs it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -263,6 +264,7 @@ def _problems(rng: np.random.Generator) -> Iterator[ConvProblem]:
             made = problem(op, dtype, channels, groups, pick(1, 2, 2, 3), many=kind < 2)
             yield made if made.macs < 1 << 22 else problem(op, dtype, channels, groups, 1, many=False)
     yield from _for_dots(ops, problem)
+    yield from _for_winograd(ops[:2])
 
 
 def _for_dots(ops: tuple[str, ...], problem: Any) -> Iterator[ConvProblem]:
@@ -272,3 +274,16 @@ def _for_dots(ops: tuple[str, ...], problem: Any) -> Iterator[ConvProblem]:
             for dtype in ("bf16", "f16", "f32"):
                 for channels in ((16, 16), (32, 48), (48, 32), (64, 24), (80, 16)):
                     yield problem(op, dtype, channels, 1, 2, True)
+
+
+def _for_winograd(ops: tuple[Any, ...]) -> Iterator[ConvProblem]:
+    """Return problems that Winograd computes: one vector of channels or more of either tensor, odd and even sizes."""
+    for number, (op, channels, dtype) in enumerate(
+        product(ops, ((16, 16), (17, 40), (40, 17), (96, 32)), ("f32", "f16"))
+    ):
+        size = ((5, 8), (7, 9))[number // 2 % 2]
+        yield ConvProblem(
+            op=op, dtype=dtype, n=2, src_channels=channels[0], dst_channels=channels[1], groups=1, src_spatial=size,
+            dst_spatial=size, kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads_begin=(1, 1),
+            data_format=("NCX", "NXC")[number // 4 % 2], weights_format="OIX", algorithm="winograd",
+        )  # fmt: skip

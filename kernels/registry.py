@@ -11,6 +11,7 @@ from kernels.bias.unit import BIAS_ADD, BIAS_SUMS
 from kernels.cache import cached, in_passing
 from kernels.forward.tiles import CONV_TRANSPOSE, CONVOLUTION, FORWARD_DOTS
 from kernels.gradient.tiles.unit import BWD_WEIGHTS
+from kernels.gradient.winograd.rules import refusals
 from kernels.plan import Kernel, Plan, Runs, Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype
 from kernels.reference import REFERENCE
@@ -28,6 +29,11 @@ if target().dots:  # compiled only where the processor can run it
     if target().dots == "amx":
         from kernels.forward.cells.unit import FWD_DOTS as FORWARD_DOTS
     KERNELS = (*FORWARD_DOTS, BWD_DOTS, *KERNELS)
+
+if target().compiles:
+    from kernels.gradient.winograd.unit import BwdWinograd
+
+    KERNELS = (BwdWinograd(KERNELS), *KERNELS)
 
 
 def candidates(reference: bool) -> tuple[Kernel, ...]:
@@ -61,17 +67,22 @@ def plan(problem: ConvProblem, *, workers: int = 1, reference: bool = False) -> 
 
     The bits of the result depend on the problem alone: more workers get more units, but every sum is formed in the
     same order. With `reference` the float64 kernel is taken, and always for f64, which no other kernel has.
+
+    Raises ValueError with the rules that `problem` breaks where its algorithm is ``winograd``
+    (`kernels.gradient.winograd.rules.refusals` gives them one by one, before any tensor is there).
     """
-    refusals: list[str] = []
+    if problem.algorithm == "winograd" and not reference and (broken := refusals(problem)):
+        raise ValueError("; ".join(str(each) for each in broken))
+    reasons: list[str] = []
     with in_passing():  # who plans need not be who computes
         for kernel in candidates(reference or problem.dtype == "f64"):
             reason = kernel.refuse(problem)
             if reason is None:
                 units, scratch_bytes = kernel.units(problem, workers)
                 stages = max(unit.stage for unit in units) + 1
-                return Plan(problem, kernel.name, tuple(units), stages, scratch_bytes, tuple(refusals))
-            refusals.append(f"{kernel.name}: {reason}")
-    raise AssertionError(f"no kernel takes {problem}: {refusals}")
+                return Plan(problem, kernel.name, tuple(units), stages, scratch_bytes, tuple(reasons))
+            reasons.append(f"{kernel.name}: {reason}")
+    raise AssertionError(f"no kernel takes {problem}: {reasons}")
 
 
 def run_unit(

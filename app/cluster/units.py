@@ -66,7 +66,8 @@ def portions(plan: Plan, unit: Unit) -> tuple[Portion, ...]:
     if isinstance(problem, ConvProblem) and unit.offset and unit.shape:
         if problem.forward:
             return _images(problem.n, unit.offset[0], unit.offset[0] + unit.shape[0]), *(_WHOLE,) * (inputs - 1)
-        if problem.computes == "diff_weights" and problem.groups == 1:
+        # Winograd looks whether all of the inputs are integers
+        if problem.computes == "diff_weights" and problem.groups == 1 and problem.algorithm == "direct":
             return _channels(problem, unit, "I"), _channels(problem, unit, "O")
     return (_WHOLE,) * inputs
 

@@ -26,7 +26,7 @@ from kernels.pack.panels import KINDS
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem, storage_dtype, wrapped
 
-__all__ = ["BWD_WEIGHTS", "BwdWeights", "Part"]
+__all__ = ["BWD_WEIGHTS", "BwdWeights", "Part", "box_of"]
 
 Floats = npt.NDArray[np.float32]
 Pair = tuple[int, int]
@@ -305,10 +305,15 @@ def _box(problem: ConvProblem, plan: Schedule, g: Pair, b: Pair) -> tuple[Shape,
     transposed = problem.op.startswith("ConvT")
     vector_letter = "O" if transposed == plan.vector_is_wide else "I"
     last = plan.blocks[b[1] - 1]
-    low, high = int(plan.blocks[b[0]]["first"]), int(last["first"] + last["valid"])
+    span = int(plan.blocks[b[0]]["first"]), int(last["first"] + last["valid"])
     if plan.lanes_are_groups:
-        vector_letter = ""
-        g = (g[0] * WIDTH, min(problem.groups, g[1] * WIDTH))
+        return box_of(problem, "", (g[0] * WIDTH, min(problem.groups, g[1] * WIDTH)), span)
+    return box_of(problem, vector_letter, g, span)
+
+
+def box_of(problem: ConvProblem, vector_letter: str, g: Pair, span: Pair) -> tuple[Shape, Shape]:
+    """Return offset and shape, in the weights' axes, of some groups and some channels of the axis `vector_letter`."""
+    low, high = span
     spans: dict[str, tuple[Shape, Shape]] = {"X": ((0,) * problem.rank, problem.kernel)}
     for letter, channels in (("I", problem.src_channels), ("O", problem.dst_channels)):
         each = channels // problem.groups

@@ -1,0 +1,174 @@
+"""The transforms of Winograd's F(3, 2) along one axis and F(3x3, 2x2) along both, for weight gradients.
+
+A tile has two narrow positions g0, g1 and the four wide positions d0..d3 that they meet. Its three taps y, sums of
+``d[i + k] * g[i]``, take four products instead of six (Winograd, 1980; Lavin and Gray,
+https://arxiv.org/abs/1509.09308):
+
+    V = (d0 - d2, d1 + d2, d2 - d1, d3 - d1)      U = (g0, g0 + g1, g0 - g1, g1)      M[i] = sum over tiles V[i] U[i]
+    y0 = M0 + (M1 + M2) / 2       y1 = (M1 - M2) / 2       y2 = (M1 + M2) / 2 + M3
+
+Halves come last, so integers stay integers. Along the vertical axis V and U have two summands at the most, so that a
+line of tiles reads two lines of a tensor: its rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from kernels.emit import simd
+from kernels.target import target
+
+__all__ = ["FACTORS", "TAPS", "count_taps", "integer_peak", "transform_line"]
+
+FACTORS, TAPS = 4, 3
+"""Products of a tile and its taps along one axis."""
+
+_LANES = target().lanes
+_VECTOR = ir.VectorType(simd.F32, _LANES)
+_LINE = 4 * _LANES
+
+_typed_intrinsic: Any = intrinsic
+
+
+def transform_line(wide: bool, vectors: int) -> Any:
+    """Make an intrinsic that transforms a line of `count` (at least 1) tiles of so many adjacent `vectors` of channels.
+
+    Arguments: the addresses of column 0 of two rows, a and b, and the byte steps between their columns; the sign of b;
+    the first tile's first column; the columns that exist; the address of a vector of zeros for each vector, which
+    stands for the others; count; destination, its byte step for a tile and that between the four factors.
+
+    What is transformed is a + sign * b.
+    """
+
+    def typer(
+        typingctx: Any, a: Any, b: Any, a_step: Any, b_step: Any, sign: Any, first: Any, columns: Any, zero: Any,
+        count: Any, to: Any, step: Any, plane: Any,
+    ) -> Any:  # fmt: skip
+        whole = [types.int64] * 4
+        return types.void(*whole, types.float32, *whole, *whole[1:]), codegen
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        a, b, a_step, b_step, sign, first, columns, zero, count, to, step, plane = values
+        signs = simd.splat(builder, sign, _LANES)
+
+        def column(x: Any) -> list[Any]:
+            inside = builder.icmp_unsigned("<", x, columns)
+            rows = [
+                builder.select(inside, builder.add(row, builder.mul(x, pixel)), zero)
+                for row, pixel in ((a, a_step), (b, b_step))
+            ]
+            loaded = []
+            for vector in range(vectors):
+                one, other = (simd.load(builder, builder.add(row, simd.I64(_LINE * vector)), _VECTOR) for row in rows)
+                loaded.append(simd.multiply_add(builder, signs, other, one))
+            return loaded
+
+        def put(to: Any, vector: int, factors: list[Any]) -> None:
+            for number, value in enumerate(factors):
+                place = builder.add(to, builder.mul(plane, simd.I64(number)))
+                simd.store(builder, value, builder.add(place, simd.I64(_LINE * vector)))
+
+        def wide_tile(carried: list[Any]) -> list[Any]:
+            x, to, *held = carried
+            following = column(x) + column(builder.add(x, simd.I64(1)))
+            for vector in range(vectors):
+                d0, d1, d2, d3 = (each[vector + vectors * i] for each in (held, following) for i in range(2))
+                factors = [
+                    builder.fsub(d0, d2), builder.fadd(d1, d2), builder.fsub(d2, d1), builder.fsub(d3, d1)
+                ]  # fmt: skip
+                put(to, vector, factors)
+            return [builder.add(x, simd.I64(2)), builder.add(to, step), *following]
+
+        def narrow_tile(carried: list[Any]) -> list[Any]:
+            x, to = carried
+            for vector, (g0, g1) in enumerate(zip(column(x), column(builder.add(x, simd.I64(1))), strict=True)):
+                put(to, vector, [g0, builder.fadd(g0, g1), builder.fsub(g0, g1), g1])
+            return [builder.add(x, simd.I64(2)), builder.add(to, step)]
+
+        if wide:
+            held = column(first) + column(builder.add(first, simd.I64(1)))
+            start = [builder.add(first, simd.I64(2)), to, *held]
+            simd.loop(builder, count, start, wide_tile, "tile", rolled=True)
+        else:
+            simd.loop(builder, count, [first, to], narrow_tile, "tile", rolled=True)
+        return context.get_dummy_value()
+
+    return intrinsic(typer)
+
+
+@_typed_intrinsic
+def count_taps(typingctx: Any, source: Any, plane: Any, vectors: Any, to: Any, tap: Any) -> Any:
+    """Turn `vectors` (at least 1) adjacent vectors of sums, in 16 planes so many bytes apart, to taps `tap` bytes
+    apart."""
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        source, plane, vectors, to, tap = values
+        half = ir.Constant(_VECTOR, [0.5] * _LANES)
+
+        def along(m: list[Any]) -> list[Any]:
+            both = builder.fmul(builder.fadd(m[1], m[2]), half)
+            return [builder.fadd(m[0], both), builder.fmul(builder.fsub(m[1], m[2]), half), builder.fadd(both, m[3])]
+
+        def vector(carried: list[Any]) -> list[Any]:
+            place, to = carried
+            rows = []
+            for y in range(FACTORS):
+                places = [builder.add(place, builder.mul(plane, simd.I64(FACTORS * y + x))) for x in range(FACTORS)]
+                rows.append(along([simd.load(builder, each, _VECTOR) for each in places]))
+            for x in range(TAPS):
+                for y, value in enumerate(along([row[x] for row in rows])):
+                    simd.store(builder, value, builder.add(to, builder.mul(tap, simd.I64(TAPS * y + x))))
+            return [builder.add(each, simd.I64(_LINE)) for each in (place, to)]
+
+        simd.loop(builder, vectors, [source, to], vector, "taps", rolled=True)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
+def integer_peak(kind: str) -> Any:
+    """Make an intrinsic that returns the largest magnitude of `count` (at least 1) times 8 values, from an address on.
+
+    It is -1 where they are not all integers. Inf and NaN are infinite ones.
+    """
+    lanes = ir.VectorType(simd.F32, 8)
+    raw = ir.VectorType(simd.storage(kind), 8)
+    size = 4 if kind == "f32" else 2
+
+    def peak(typingctx: Any, address: Any, count: Any) -> Any:
+        return types.float32(types.int64, types.int64), codegen
+
+    def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        # from 2**23 on f32 are integers; smaller magnitudes lose their fraction where 2**23 is added
+        large = ir.Constant(lanes, [float(1 << 23)] * 8)
+        ints = ir.VectorType(ir.IntType(32), 8)
+        whole = ir.IntType(8)(255)
+
+        def body(carried: list[Any]) -> list[Any]:
+            place, most, all_integers = carried
+            value = simd.widen(builder, simd.load(builder, place, raw, size), kind, 8)
+            bits = builder.and_(builder.bitcast(value, ints), ir.Constant(ints, [0x7FFFFFFF] * 8))
+            infinite = ir.Constant(ints, [0x7F800000] * 8)
+            bits = builder.select(builder.icmp_unsigned("<", bits, infinite), bits, infinite)
+            value = builder.bitcast(bits, lanes)
+            rounded = builder.fsub(builder.fadd(value, large), large)
+            integer = builder.or_(
+                builder.fcmp_ordered("==", rounded, value), builder.fcmp_ordered(">=", value, large)
+            )  # fmt: skip
+            most = builder.select(builder.fcmp_ordered(">", value, most), value, most)
+            all_integers = builder.and_(all_integers, builder.bitcast(integer, ir.IntType(8)))
+            return [builder.add(place, simd.I64(8 * size)), most, all_integers]
+
+        start = [values[0], ir.Constant(lanes, [0.0] * 8), whole]
+        _, most, all_integers = simd.loop(builder, values[1], start, body, "peak", rolled=True)
+        total = builder.extract_element(most, ir.IntType(32)(0))
+        for lane in range(1, 8):
+            other = builder.extract_element(most, ir.IntType(32)(lane))
+            total = builder.select(builder.fcmp_ordered(">", other, total), other, total)
+        return builder.select(builder.icmp_unsigned("==", all_integers, whole), total, simd.F32(-1.0))
+
+    return intrinsic(peak)

@@ -1,0 +1,218 @@
+"""How a Winograd weight gradient is laid out: lanes and scalars, slabs of tiles, and where sums lie.
+
+Everything that decides bits depends on the problem alone, not on the lanes of the target: the same problem has the same
+bits on AVX2 and AVX-512.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from math import ceil, prod
+from typing import Any
+
+import numpy as np
+
+from kernels.blocks import SUMS
+from kernels.cache import cached
+from kernels.emit.compiler import Records, Vector, values_of
+from kernels.gradient.geometry import geometry
+from kernels.gradient.roles import lane_blocks, role_costs, tile_rows
+from kernels.gradient.tiles.records import Tile
+from kernels.gradient.tiles.tables import split
+from kernels.gradient.winograd.driver import PRODUCTS, STAGED_LINE
+from kernels.gradient.winograd.records import Channels, Side, TileSlab
+from kernels.pack.panels import KINDS
+from kernels.problem import ConvProblem, storage_dtype
+from kernels.target import target
+
+__all__ = ["Layout", "layout", "side_records", "tile_count"]
+
+_PLANE_GAP = 64
+"""Bytes between planes, whose sizes are often powers of two: lines of several planes must not meet in one set."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sum of one depth of the kernel, for each depth, in each group.
+
+    `lanes` and `scalars` are channels of one group. Tables of `slabs` have a row for each slab of a depth; `staged`
+    are floats of staged lines and `panels` those of panels, of each side.
+    """
+
+    lanes_are_wide: bool
+    rows: int
+    lanes: Records
+    scalars: Records
+    tiles: Records
+    firsts: Vector
+    slabs: tuple[Records, ...]
+    chunks: int
+    staged: tuple[int, int]
+    panels: tuple[int, int]
+    sides: tuple[tuple[dict[str, Any], dict[str, Any]], ...]
+
+    @cached_property
+    def sums_bytes(self) -> int:
+        """Bytes of the sums of a group at one depth of the kernel."""
+        return int(self.lanes["sums"][-1] + PRODUCTS * self.lanes["plane"][-1])
+
+
+def tile_count(problem: ConvProblem) -> int:
+    """Count the tiles that one sum has at the most."""
+    dims = problem.dims
+    return dims.n * dims.narrow[0] * ceil(dims.narrow[1] / 2) * ceil(dims.narrow[2] / 2)
+
+
+def _channels(count: int, rows: int, lines: int) -> tuple[Records, int]:
+    """Cut channels into blocks and lay their panels out; lanes have `rows` of sums each, scalars none.
+
+    Gives the blocks, and the bytes of a plane of panels of so many `lines`.
+    """
+    blocks = lane_blocks(count)
+    table = np.zeros(len(blocks), Channels.dtype)
+    for name in ("first", "valid", "vectors"):
+        table[name] = blocks[name]
+    table["line"] = 4 * target().lanes * table["vectors"] if rows else STAGED_LINE
+    table["plane"] = table["line"] * rows + _PLANE_GAP * (rows > 0)
+    panels = list(accumulate((table["line"] * (lines + 1)).tolist(), initial=0))
+    table["panel"] = panels[:-1]
+    table["sums"] = [0, *accumulate((PRODUCTS * table["plane"]).tolist())][:-1]
+    return table, panels[-1] + _PLANE_GAP
+
+
+def _slab_cuts(frames: int, lines: int, columns: int) -> list[list[tuple[int, int]]]:
+    """Cut tiles into slabs: whole frames, or lines of one, or a part of a line."""
+    limit = SUMS.winograd_tiles
+    sizes = [max(1, limit // (lines * columns)), max(1, limit // columns), limit]
+    cuts = []
+    for total, size in zip((frames, lines, columns), sizes, strict=True):
+        parts = ceil(total / size)
+        cuts.append([(total * i // parts, total * (i + 1) // parts) for i in range(parts)])
+    return cuts
+
+
+def _slabs(frames: int, narrow: Sequence[int]) -> Records:
+    cuts = _slab_cuts(frames, *(ceil(size / 2) for size in narrow))
+    table = np.zeros(prod(map(len, cuts)), TileSlab.dtype)
+    for row, at in zip(table, np.ndindex(*map(len, cuts)), strict=True):
+        row["low"], row["high"] = zip(*(cuts[axis][place] for axis, place in enumerate(at)), strict=True)
+        row["odd"] = [size % 2 and high == ceil(size / 2) for size, high in zip(narrow, row["high"][1:], strict=True)]
+    return table
+
+
+def _chunks(tiles: int, slabs: int, rows: int, lanes: int) -> int:
+    """Choose how many parts of a sum are summed by themselves: more lose fewer digits, and cost passes over sums."""
+    most = min(slabs, tiles // SUMS.winograd_chunk_tiles, SUMS.winograd_chunked_sums // (rows * lanes))
+    chunks = 1
+    while 2 * chunks <= min(most, SUMS.chunks):
+        chunks *= 2
+    return chunks
+
+
+@cached
+def layout(problem: ConvProblem) -> Layout:
+    """Lay the sums out for `problem`, which has broken none of the rules."""
+    dims, geo = problem.dims, geometry(problem)
+    costs = role_costs(problem, geo)
+    lanes_are_wide = costs["wide"] < costs["narrow"]
+    counts = dims.narrow_channels, dims.wide_channels
+    count, rows = counts[::-1] if lanes_are_wide else counts
+    spans = [dims.tap_range(0, tap) for tap in range(dims.kernel[0])]
+    slabs = tuple(_slabs(dims.n * (high - low), dims.narrow[1:]) for low, high in spans)
+    most = max((int(_tiles_of(table).max()) for table in slabs if len(table)), default=0)
+    lanes, lane_plane = _channels(count, rows, most)
+    scalars, scalar_plane = _channels(rows, 0, most)
+    sides, staged = _sides(problem, spans, lanes_are_wide, (lane_plane, scalar_plane)), [0, 0]
+    for side, channels in enumerate((lanes, scalars)):
+        if sides[0][side]["staged"]:
+            wide = 2 if sides[0][side]["wide"] else 0
+            positions = max((_staged_positions(table, wide) for table in slabs if len(table)), default=0)
+            channels["stage"] = STAGED_LINE * positions * np.arange(len(channels))
+            staged[side] = STAGED_LINE // 4 * positions * len(channels)
+    heights = [split(rows, tile_rows(rows, vectors)) for vectors in (1, 2)]
+    tiles = np.concatenate([_tile_table(cut, scalars) for cut in heights])
+    total = max((int(_tiles_of(table).sum()) for table in slabs), default=0)
+    return Layout(
+        lanes_are_wide=lanes_are_wide,
+        rows=rows,
+        lanes=lanes,
+        scalars=scalars,
+        tiles=tiles,
+        firsts=np.array([0, len(heights[0]), len(tiles)]),
+        slabs=slabs,
+        chunks=_chunks(total, min(map(len, slabs)), *counts),
+        staged=(staged[0], staged[1]),
+        panels=(lane_plane, scalar_plane),  # four planes of f32
+        sides=sides,
+    )
+
+
+def _tiles_of(slabs: Records) -> Vector:
+    return (slabs["high"] - slabs["low"]).prod(1)  # type: ignore[no-any-return]
+
+
+def _staged_positions(slabs: Records, more: int) -> int:
+    """Count the positions of the largest slab's lines; those of the wide tensor are `more` along each axis."""
+    sizes = slabs["high"] - slabs["low"]
+    return int((sizes[:, 0] * (2 * sizes[:, 1] + more) * (2 * sizes[:, 2] + more)).max())
+
+
+def _tile_table(heights: Sequence[int], scalars: Records) -> Records:
+    """Return register tiles of so many rows each, and where the scalars of these lie in a panel."""
+    table = np.zeros(len(heights), Tile.dtype)
+    table["rows"], table["row"] = heights, [0, *accumulate(heights)][:-1]
+    width = 2 * target().lanes
+    for tile in table:
+        channels = tile["row"] + np.arange(tile["rows"])
+        tile["offsets"][: tile["rows"]] = scalars["panel"][channels // width] + 4 * (channels % width)
+    return table
+
+
+def _sides(
+    problem: ConvProblem, spans: Sequence[tuple[int, int]], lanes_are_wide: bool, planes: tuple[int, int]
+) -> tuple[tuple[dict[str, Any], dict[str, Any]], ...]:
+    """Return the records of both sides for each depth of the kernel, those of the lanes first."""
+    dims, size, found = problem.dims, storage_dtype(problem.dtype).itemsize, []
+    for tap, (low, high) in enumerate(spans):
+        pair = []
+        for wide, plane in zip((lanes_are_wide, not lanes_are_wide), planes, strict=True):
+            channels, spatial = (
+                (dims.wide_channels, dims.wide) if wide else (dims.narrow_channels, dims.narrow)
+            )  # fmt: skip
+            total, area = channels * dims.groups, spatial[1] * spatial[2]
+            steps = total * spatial[0] * area, total * area, total * spatial[2], total
+            channel, group = 1, channels
+            if problem.data_format == "NCX":
+                steps = total * spatial[0] * area, area, spatial[2], 1
+                channel, group = spatial[0] * area, channels * spatial[0] * area
+            ready = problem.dtype == "f32" and channel == 1 and channels % target().lanes == 0
+            pair.append(
+                {
+                    "wide": wide,
+                    "kind": KINDS[problem.dtype],
+                    "staged": not ready,
+                    "start": size * group,
+                    "nbytes": size * dims.n * total * spatial[0] * area,
+                    "channel": size * channel,
+                    "strides": tuple(size * step for step in steps),
+                    "lines": spatial[1],
+                    "columns": spatial[2],
+                    "frames": max(1, high - low),
+                    "first": low,
+                    "stride": dims.strides[0] if wide else 1,
+                    "shift": tap * dims.dilations[0] - dims.pads[0] if wide else 0,
+                    "pad": dims.pads[1:] if wide else (0, 0),
+                    "plane": plane,
+                }
+            )
+        found.append((pair[0], pair[1]))
+    return tuple(found)
+
+
+def side_records(layout: Layout, tap: int, group: int) -> Records:
+    """Return the sides of one depth of the kernel and one group."""
+    pair = [{**side, "start": group * side["start"]} for side in layout.sides[tap]]
+    return np.array([values_of(Side, **side) for side in pair], Side.dtype)

@@ -1,0 +1,58 @@
+"""What Winograd's F(3x3, 2x2) takes: the rule of each attribute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.problem import ConvProblem
+
+__all__ = ["LEAST_CHANNELS", "Refusal", "refusals"]
+
+LEAST_CHANNELS = 16
+"""Channels of a group of either tensor: one vector of the widest targets. Transforms take most of the time of fewer."""
+
+MOST_PAD = 1 << 40
+"""Padding up to which positions of tiles are far from overflow."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a problem can't be computed by Winograd: the attribute, and a message with the rule and both numbers."""
+
+    attribute: str
+    message: str
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return self.message
+
+
+def refusals(problem: ConvProblem) -> tuple[Refusal, ...]:
+    """Return every rule that a problem breaks, in the order of its attributes; none where Winograd can take it."""
+    if problem.computes != "diff_weights":
+        return (Refusal("op", f"winograd computes weight gradients; {problem.op} computes {problem.computes}"),)
+    if problem.dtype not in TAKEN:
+        return (Refusal("dtype", f"winograd takes {' and '.join(TAKEN)}; dtype is {problem.dtype}"),)
+    if problem.rank < 2:
+        return (Refusal("kernel", f"winograd takes 2 or 3 spatial axes; kernel has {problem.rank}"),)
+    found = []
+    for name, rule, values in (
+        ("kernel", 3, problem.kernel), ("strides", 1, problem.strides), ("dilations", 1, problem.dilations)
+    ):  # fmt: skip
+        for axis in (problem.rank - 2, problem.rank - 1):
+            if values[axis] != rule:
+                text = f"winograd takes {name} of {rule} in the last two axes; {name}[{axis}] is {values[axis]}"
+                found.append(Refusal(name, text))
+    for axis, pad in enumerate(problem.pads_begin):
+        if abs(pad) > MOST_PAD:
+            found.append(Refusal("pads_begin", f"winograd takes pads up to {MOST_PAD}; pads_begin[{axis}] is {pad}"))
+    for name, channels in (("src", problem.src_channels), ("dst", problem.dst_channels)):
+        each = channels // problem.groups
+        if each < LEAST_CHANNELS:
+            text = f"winograd takes at least {LEAST_CHANNELS} {name} channels of a group; there are {each}"
+            found.append(Refusal(f"{name}_channels", text))
+    return tuple(found)
+
+
+TAKEN = ("f32", "f16")
+"""Dtypes that lose no more digits than direct sums of theirs."""

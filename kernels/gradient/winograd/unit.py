@@ -1,0 +1,256 @@
+"""Weight gradients of 3x3 kernels by Winograd's F(3x3, 2x2): 16 products of channels where direct sums have 36.
+
+Loops, outermost first: (8) groups and depths of the kernel; (7) chunks, a balanced tree; (6) slabs of about a hundred
+tiles, between which a worker may stop; (5) the four vertical products, for which a slab is transformed; (4) the four
+horizontal ones; (3) vectors of channels; (2) register tiles, those of the direct sums; (1) the tiles of a slab, summed
+in registers and then added to memory. Loops 1 to 6 are compiled (`kernels.gradient.winograd.driver`).
+
+Units share out groups and channels: no sum is cut between them. What direct sums promise and
+this does not is made up for:
+
+* Sums of integers are exact up to 16 T S G = 2**24 with T tiles and S and G the largest magnitudes, a quarter of what
+  direct sums reach: V and U are up to four times as large as S and G. Integers beyond that are summed directly.
+* Inf and NaN reach every element that direct sums give them to, but others of the same channels, too: elements that
+  are not finite are taken from direct sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import memset
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.arena import address, arena, arena_address
+from kernels.blocks import STEPS
+from kernels.cache import cached
+from kernels.emit.compiler import Records, Vector, row_of
+from kernels.emit.tile_table import tile_table
+from kernels.emit.winograd import TAPS
+from kernels.gradient.tiles.records import Block, Weights
+from kernels.gradient.tiles.schedule import schedule
+from kernels.gradient.tiles.unit import BWD_WEIGHTS, box_of
+from kernels.gradient.winograd.driver import (
+    PRODUCTS,
+    STAGED_LINE,
+    TAKEN_ROWS,
+    add_products,
+    add_sums,
+    largest_integer,
+    write_taps,
+)
+from kernels.gradient.winograd.layout import Layout, layout, side_records, tile_count
+from kernels.gradient.winograd.rules import refusals
+from kernels.pack.panels import F32, KINDS
+from kernels.plan import Kernel, Stop, Storage, Unit, box
+from kernels.problem import ConvProblem
+
+__all__ = ["BwdWinograd"]
+
+Floats = npt.NDArray[np.float32]
+
+SEGMENT_LOG = 5
+"""Logarithm of the tiles that are summed in registers before the sums are added to memory."""
+
+EXACT = 1 << 24
+"""Magnitude up to which f32 holds every integer."""
+
+_NONE32, _NONE16 = np.empty(0, np.float32), np.empty(0, np.uint16)
+
+
+class BwdWinograd:
+    """Weight gradients of Convolution and ConvTranspose by Winograd's F(3x3, 2x2); others by the `direct` kernels."""
+
+    name = "bwd_weights_winograd"
+
+    def __init__(self, direct: Sequence[Kernel]) -> None:
+        self._direct = direct
+
+    def refuse(self, problem: ConvProblem) -> str | None:
+        """Take what the caller has chosen it for, if the rules allow it."""
+        if problem.algorithm != "winograd":
+            return f"algorithm is {problem.algorithm}"
+        broken = refusals(problem)
+        return "; ".join(str(each) for each in broken) or None
+
+    def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
+        """Share out groups, then vectors of channels: each unit transforms the scalars of its groups anew."""
+        plan = layout(problem)
+        groups, blocks = problem.groups, len(plan.lanes)
+        wanted = max(1, min(workers, problem.macs // STEPS.unit_macs))
+        least = -(-plan.sums_bytes // STEPS.winograd_sums_bytes)
+        by_group = min(groups, wanted)
+        by_block = min(blocks, max(least, -(-wanted // by_group) if by_group == groups else 1))
+        parts = _parts(by_group, by_block, groups, blocks)
+        macs = problem.macs // len(parts)
+        return [self._unit(problem, plan, index, macs, part) for index, part in enumerate(parts)], 0
+
+    def _unit(self, problem: ConvProblem, plan: Layout, index: int, macs: int, part: tuple[int, int, int, int]) -> Unit:
+        g0, g1, b0, b1 = part
+        first, last = plan.lanes[b0], plan.lanes[b1 - 1]
+        span = int(first["first"]), int(last["first"] + last["valid"])
+        letter = "O" if problem.op.startswith("ConvT") == plan.lanes_are_wide else "I"
+        offset, shape = box_of(problem, letter, (g0, g1), span)
+        return Unit(index, 0, offset, shape, macs, part)
+
+    def run(
+        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
+        scratch: Storage | None, stop: Stop,
+    ) -> bool:  # fmt: skip
+        """Compute a tile of the gradient."""
+        if stop():
+            return False
+        if not _exact(problem, inputs):
+            return self._sum_directly(problem, unit, inputs, output, stop)
+        share = _share(problem, unit.part)
+        marks: Floats | None = None
+        for group in range(share.g0, share.g1):
+            for depth in range(len(share.plan.slabs)):
+                sums = arena_address("acc0", share.nbytes // 4)
+                if not share.sum(inputs, group, depth, sums, stop):
+                    return False
+                if not share.write(group, depth, sums, output):
+                    marks = np.zeros(problem.output_shape, np.float32) if marks is None else marks
+                    share.write(group, depth, sums, marks)
+        return marks is None or self._replace(problem, unit, marks, inputs, output, stop)
+
+    def _replace(
+        self, problem: ConvProblem, unit: Unit, marks: Floats, inputs: Sequence[Storage], output: Storage, stop: Stop
+    ) -> bool:  # fmt: skip
+        """Take elements whose `marks` are not finite from direct sums."""
+        direct = np.empty(problem.output_shape, output.dtype)
+        done = self._sum_directly(problem, unit, inputs, direct, stop)
+        np.copyto(box(output, unit), box(direct, unit), where=~np.isfinite(box(marks, unit)))
+        return done
+
+    def _sum_directly(
+        self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage, stop: Stop
+    ) -> bool:
+        """Compute a unit's part of the output by direct sums, with the bits of the kernel that would take all of it."""
+        problem = replace(problem, algorithm="direct")
+        kernel = next(kernel for kernel in self._direct if kernel.refuse(problem) is None)
+        if kernel is BWD_WEIGHTS and schedule(problem).vector_is_wide == layout(problem).lanes_are_wide:
+            return kernel.run(problem, replace(unit, part=(*unit.part, 0, 1)), inputs, output, None, stop)
+        whole = np.empty(problem.output_shape, output.dtype)
+        units, nbytes = kernel.units(problem, 1)
+        scratch = np.empty(nbytes, np.uint8) if nbytes else None
+        done = all(kernel.run(problem, each, inputs, whole, scratch, stop) for each in units)
+        box(output, unit)[...] = box(whole, unit)
+        return done
+
+
+class _Share:
+    """One unit's share: some groups and blocks of lanes."""
+
+    def __init__(self, problem: ConvProblem, part: tuple[int, ...]) -> None:
+        self.problem, self.plan = problem, layout(problem)
+        plan = self.plan
+        self.g0, self.g1, b0, b1 = part
+        self.lanes = plan.lanes[b0:b1].copy()
+        for name in ("sums", "panel", "stage"):
+            self.lanes[name] -= self.lanes[name][0]
+        last = self.lanes[-1]
+        self.nbytes = int(last["sums"] + PRODUCTS * last["plane"])
+        self.blocks = np.zeros(len(self.lanes), Block.dtype)
+        for name in ("first", "valid", "vectors"):
+            self.blocks[name] = self.lanes[name]
+        group, wide, narrow, tap = problem.weights_strides
+        lane, row = (wide, narrow) if plan.lanes_are_wide else (narrow, wide)
+        self.steps = group, TAPS * TAPS * tap
+        self.weights = row_of(
+            Weights, kind=KINDS[problem.dtype], lane_groups=0, groups=1, floats=0, taps=TAPS * TAPS, channels=plan.rows,
+            tap_rows=1, channel_rows=TAPS * TAPS if tap == 1 else 1, start=0, group_step=0, block_step=lane,
+            lane_step=lane, channel_step=row, tap_step=tap, linear=tap == 1 and row == TAPS * TAPS,
+        )  # fmt: skip
+        slabs = sum(map(len, plan.slabs)) * problem.groups
+        self.batch = max(1, STEPS.batch_macs * slabs // max(1, problem.macs))
+
+    def sum(self, inputs: Sequence[Storage], group: int, depth: int, sums: int, stop: Stop) -> bool:
+        """Sum the products of one group and depth from `sums` on; False when `stop` ended that early."""
+        if not len(self.plan.slabs[depth]):
+            memset(sums, 0, self.nbytes)
+            return True
+        wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
+        tensors = (wide, narrow) if self.plan.lanes_are_wide else (narrow, wide)
+        run = _Run(self, side_records(self.plan, depth, group), np.array([address(each) for each in tensors]), stop)
+        return run.chunks(self.plan.slabs[depth], 0, self.plan.chunks, sums, 0)
+
+    def write(self, group: int, depth: int, sums: int, output: Storage) -> bool:
+        """Write the taps of one group and depth, rounded to what `output` stores; give whether all were finite."""
+        weights = self.weights.copy()
+        weights["start"] = group * self.steps[0] + depth * self.steps[1]
+        flat = output.reshape(-1)
+        if flat.dtype == np.float32:
+            weights["kind"], out32, out16 = F32, flat, _NONE16
+        else:
+            out32, out16 = _NONE32, flat
+        taps = arena("taps", TAPS * TAPS * TAKEN_ROWS * STAGED_LINE // 4)
+        every: tuple[Any, ...] = self.lanes, self.blocks, weights, sums, taps, out32, out16
+        return write_taps(*every)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """The sum of one group and depth: what all of its chunks have in common."""
+
+    share: _Share
+    sides: Records
+    tensors: Vector
+    stop: Stop
+
+    def chunks(self, slabs: Records, low: int, high: int, sums: int, depth: int) -> bool:
+        """Sum chunks ``low..high`` as a balanced tree."""
+        share = self.share
+        if high - low == 1:
+            count, chunks = len(slabs), share.plan.chunks
+            return self._slabs(slabs[count * low // chunks : count * high // chunks], sums)
+        middle, part = (low + high) // 2, arena_address(f"acc{depth + 1}", share.nbytes // 4)
+        if not (self.chunks(slabs, low, middle, sums, depth) and self.chunks(slabs, middle, high, part, depth + 1)):
+            return False
+        add_sums(sums, part, share.nbytes // 4)
+        return True
+
+    def _slabs(self, slabs: Records, sums: int) -> bool:
+        share, plan = self.share, self.share.plan
+        names = "stage", "scalar stage", "vector", "scalar", "zeros"
+        sizes = *plan.staged, *plan.panels, STAGED_LINE // 4
+        rooms = np.array([arena_address(name, size) for name, size in zip(names, sizes, strict=True)])
+        memset(int(rooms[-1]), 0, STAGED_LINE)
+        for first in range(0, len(slabs), share.batch):
+            if self.stop():
+                return False
+            every: tuple[Any, ...] = (
+                share.lanes, plan.scalars, slabs[first : first + share.batch], plan.tiles, plan.firsts, first == 0,
+                SEGMENT_LOG, self.tensors, rooms, sums,
+            )  # fmt: skip
+            add_products(tile_table(), self.sides, *every)
+        return True
+
+
+@cached
+def _share(problem: ConvProblem, part: tuple[int, ...]) -> _Share:
+    """Prepare a unit's tables once."""
+    return _Share(problem, part)
+
+
+def _exact(problem: ConvProblem, inputs: Sequence[Storage]) -> bool:
+    """Return whether sums are as exact as direct ones: not all inputs are integers, or they are small enough."""
+    bound = 16.0 * tile_count(problem)
+    for tensor in inputs:
+        peak = largest_integer(KINDS[problem.dtype], address(tensor), tensor.size)
+        if peak < 0:
+            return True
+        bound *= float(peak)
+    return bound <= EXACT
+
+
+def _parts(by_group: int, by_block: int, groups: int, blocks: int) -> list[tuple[int, int, int, int]]:
+    """Cut groups, then blocks of lanes, into equal parts."""
+    return [
+        (groups * i // by_group, groups * (i + 1) // by_group, blocks * j // by_block, blocks * (j + 1) // by_block)
+        for i in range(by_group)
+        for j in range(by_block)
+    ]
