@@ -278,9 +278,8 @@ def _for_dots(ops: tuple[str, ...], problem: Any) -> Iterator[ConvProblem]:
 
 def _for_winograd(ops: tuple[Any, ...]) -> Iterator[ConvProblem]:
     """Return problems that Winograd computes: one vector of channels or more of either tensor, odd and even sizes."""
-    for number, (op, channels, dtype) in enumerate(
-        product(ops, ((16, 16), (17, 40), (40, 17), (96, 32)), ("f32", "f16"))
-    ):
+    dtypes: tuple[Any, ...] = "f32", "f16"
+    for number, (op, channels, dtype) in enumerate(product(ops, ((16, 16), (17, 40), (40, 17), (96, 32)), dtypes)):
         size = ((5, 8), (7, 9))[number // 2 % 2]
         yield ConvProblem(
             op=op, dtype=dtype, n=2, src_channels=channels[0], dst_channels=channels[1], groups=1, src_spatial=size,
