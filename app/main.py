@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from app.api import console, explorer, rest
 from app.api import docs as docs_pages
 from app.api import pages as ops_pages
+from app.api import rest, web
 from app.api.oip import extensions
 from app.api.oip import routes as oip
 from app.api.openapi import install_openapi, operation_id
@@ -43,8 +43,7 @@ _ROUTERS = (
     rest.checks,
     ops_pages.health,
     ops_pages.router,
-    console.router,
-    explorer.router,
+    web.router,
     docs_pages.router,
 )
 
@@ -82,7 +81,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.state.oip = oip.OipState(shared_memory=settings.oip_shared_memory)
     for router in _ROUTERS:
         app.include_router(router)
-    free = FREE_PAGES | docs_pages.PATHS | explorer.PATHS
+    free = FREE_PAGES | docs_pages.PATHS | web.PATHS
     if settings.ops_port is not None:
         free -= {"/metrics"}
     install_openapi(app)

@@ -14,8 +14,8 @@ __all__ = ["FREE_PAGES", "Authentication", "make_key_ring"]
 FREE_PAGES = frozenset(
     {
         *("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"),
-        # The same in every installation: the console page and the descriptions of the APIs.
-        *("/", "/openapi.json", "/openrpc.json"),
+        # The same in every installation: the descriptions of the APIs.
+        *("/openapi.json", "/openrpc.json"),
     }
 )
 """Pages that need no key; `/metrics` only without a separate operators' port."""

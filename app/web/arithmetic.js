@@ -10,11 +10,15 @@
 /** @typedef {"none" | "same_upper" | "same_lower" | "valid"} AutoPad */
 
 /**
+ * @typedef {"Convolution" | "ConvolutionBackwardData" | "ConvolutionBackwardWeights" | "ConvTranspose" | "ConvTransposeBackwardData" | "ConvTransposeBackwardWeights" | "BiasAdd" | "BiasAddBackward"} Op
+ */
+
+/**
  * A layer and the operation on it. Lists have one entry for each spatial axis; `dst` is empty where the size of
  * diff_dst follows from the others. `i` and `o` are the channels of src and dst.
  * @typedef {object} Layer
- * @property {string} op
- * @property {string} dtype
+ * @property {Op} op
+ * @property {"f32" | "bf16" | "f16"} dtype
  * @property {number} n
  * @property {number} i
  * @property {number} o
@@ -64,7 +68,7 @@
 
 /**
  * What each operation computes and reads, by role: names of tensors, inputs first.
- * @type {Record<string, {transposed: boolean, bias?: boolean, output: Role, names: Partial<Record<Role, string>>}>}
+ * @type {Record<Op, {transposed: boolean, bias?: boolean, output: Role, names: Partial<Record<Role, string>>}>}
  */
 export const OPERATIONS = {
   Convolution: { transposed: false, output: "dst", names: { src: "src", weights: "weights", dst: "dst" } },
@@ -101,21 +105,25 @@ export const OPERATIONS = {
 /** @param {number[]} numbers @returns {number} */
 export const product = (numbers) => numbers.reduce((all, each) => all * each, 1);
 
-/** The roles of an operation's tensors, inputs first. @param {string} op @returns {Role[]} */
+/**
+ * An entry that a list must have.
+ * @template Item @param {readonly Item[]} list @param {number} index @returns {Item} @throws {RangeError}
+ */
+export function entry(list, index) {
+  const found = list[index];
+  if (found === undefined) throw new RangeError(`no entry ${index} in a list of ${list.length}`);
+  return found;
+}
+
+/** The roles of an operation's tensors, inputs first. @param {Op} op @returns {Role[]} */
 export const roles = (op) => /** @type {Role[]} */ (Object.keys(OPERATIONS[op].names));
 
-/** The name of a tensor. @param {string} op @param {Role} role @returns {string} */
+/** The name of a tensor. @param {Op} op @param {Role} role @returns {string} */
 export const nameOf = (op, role) => OPERATIONS[op].names[role] ?? role;
 
-/** Whether the size of diff_dst is a field of its own; where src is inferred from it, it follows from src here. @param {string} op @returns {boolean} */
+/** Whether the size of diff_dst is a field of its own; where src is inferred from it, it follows from src here. @param {Op} op @returns {boolean} */
 export const takesDst = (op) =>
   !OPERATIONS[op].bias && (OPERATIONS[op].output === "weights" || op === "ConvolutionBackwardData");
-
-/** @param {AutoPad} mode @param {number} total @returns {[number, number]} */
-function halves(mode, total) {
-  const half = Math.floor(total / 2);
-  return mode === "same_upper" ? [half, total - half] : [total - half, half];
-}
 
 /**
  * Padding at the beginning and the end of an axis.
@@ -123,26 +131,29 @@ function halves(mode, total) {
  */
 function pads(layer, axis, span) {
   const mode = layer.auto_pad;
-  if (mode === "none") return [layer.pads_begin[axis], layer.pads_end[axis]];
+  if (mode === "none") return [entry(layer.pads_begin, axis), entry(layer.pads_end, axis)];
   if (mode === "valid") return [0, 0];
-  const stride = layer.strides[axis];
-  const past = OPERATIONS[layer.op].transposed ? stride : layer.src[axis] % stride || stride;
-  return halves(mode, Math.max(0, span - past));
+  const stride = entry(layer.strides, axis);
+  const past = OPERATIONS[layer.op].transposed ? stride : entry(layer.src, axis) % stride || stride;
+  const total = Math.max(0, span - past);
+  const half = Math.floor(total / 2);
+  return mode === "same_upper" ? [half, total - half] : [total - half, half];
 }
 
 /** @param {Layer} layer @param {number} index @returns {Axis} */
 function resolveAxis(layer, index) {
   const { transposed, bias, output } = OPERATIONS[layer.op];
-  const src = layer.src[index];
+  const src = entry(layer.src, index);
   if (bias) {
     const plain = { wide: src, narrow: src, kernel: 1, stride: 1, dilation: 1, span: 1, begin: 0, end: 0, extra: 0 };
     return { src, dst: src, ...plain, fits: true };
   }
-  const [kernel, stride, dilation] = [layer.kernel[index], layer.strides[index], layer.dilations[index]];
+  const [kernel, stride] = [entry(layer.kernel, index), entry(layer.strides, index)];
+  const dilation = entry(layer.dilations, index);
   const span = (kernel - 1) * dilation + 1;
   const [begin, end] = pads(layer, index, span);
   const axis = { src, kernel, stride, dilation, span, begin, end };
-  const asked = takesDst(layer.op) && layer.dst.length ? layer.dst[index] : null;
+  const asked = takesDst(layer.op) ? (layer.dst[index] ?? null) : null;
   if (!transposed) {
     const room = src + begin + end - span;
     const dst = room < 0 ? 0 : Math.floor(room / stride) + 1;
@@ -152,7 +163,7 @@ function resolveAxis(layer, index) {
   const least = stride * (src - 1) + span - begin - end;
   // Where output_padding is absent, a given size of diff_dst decides it.
   const inferred = asked !== null && !layer.output_padding.some(Boolean);
-  const extra = inferred ? asked - least : layer.output_padding[index];
+  const extra = inferred ? asked - least : entry(layer.output_padding, index);
   const dst = least + extra;
   const fits = dst > 0 && extra >= 0 && extra < stride && (asked ?? dst) === dst;
   return { ...axis, dst, wide: dst, narrow: src, extra, fits };
@@ -164,20 +175,20 @@ export function resolve(layer) {
   const axes = layer.src.map((_, index) => resolveAxis(layer, index));
   const { n, i, groups } = layer;
   const o = bias ? i : layer.o;
-  const spatial = { src: axes.map((axis) => axis.src), dst: axes.map((axis) => axis.dst) };
-  const divided = groupsAxis(layer);
-  const [ofI, ofO] = divided === "I" ? [i / groups, o] : [i, o / groups];
-  const extents = { I: [ofI], O: [ofO], X: axes.map((axis) => axis.kernel) };
-  const letters = /** @type {("I" | "O" | "X")[]} */ ([...layer.weights_format]);
+  const stored = storedChannels(layer);
+  const kernel = axes.map((axis) => axis.kernel);
+  /** @param {number} channels @param {"src" | "dst"} role */
+  const data = (channels, role) =>
+    arranged(layer.data_format, { N: [n], C: [channels], X: axes.map((axis) => axis[role]) });
   const shapes = {
-    src: dataShape(layer, i, spatial.src),
-    weights: bias ? [o] : letters.flatMap((letter) => extents[letter]),
-    dst: dataShape(layer, o, spatial.dst),
+    src: data(i, "src"),
+    weights: bias ? [o] : arranged(layer.weights_format, { I: [stored.i], O: [stored.o], X: kernel }),
+    dst: data(o, "dst"),
   };
   const divides = bias || (i % groups === 0 && o % groups === 0);
   const ranked = output !== "weights" || !bias || axes.length > 1;
-  const pixels = product(transposed ? spatial.src : spatial.dst);
-  const macs = bias ? product(shapes.dst) : n * pixels * o * product(extents.X) * (i / groups);
+  const pixels = product(axes.map((axis) => axis.narrow));
+  const macs = bias ? product(shapes.dst) : n * pixels * o * product(kernel) * (i / groups);
   return { axes, transposed, bias, shapes, macs, fits: divides && ranked && axes.every((axis) => axis.fits) };
 }
 
@@ -187,10 +198,17 @@ export function groupsAxis(layer) {
   return layer.groups === 1 ? "O" : layer.groups_axis;
 }
 
-/** @param {Layer} layer @param {number} channels @param {number[]} spatial @returns {number[]} */
-function dataShape(layer, channels, spatial) {
-  return layer.data_format === "NCX" ? [layer.n, channels, ...spatial] : [layer.n, ...spatial, channels];
+/** The channels that the weights have on their axes I and O: one group's on the axis that groups divide. @param {Layer} layer @returns {{i: number, o: number}} */
+export function storedChannels(layer) {
+  const { i, o, groups } = layer;
+  return groupsAxis(layer) === "I" ? { i: i / groups, o } : { i, o: o / groups };
 }
+
+/**
+ * What belongs to the letters of a format, in its order: N, C and X of the data, I, O and X of the weights.
+ * @template Item @param {string} format @param {Record<string, Item[]>} parts @returns {Item[]}
+ */
+export const arranged = (format, parts) => [...format].flatMap((letter) => parts[letter] ?? []);
 
 /**
  * All products of one axis that an element takes part in; those with y outside of the wide tensor fall into padding.
@@ -241,8 +259,8 @@ export function letterOf(resolved, role) {
 /** @param {Layer} layer @param {Resolved} resolved @param {Element} element @returns {Reach} */
 export function reach(layer, resolved, element) {
   const kind = kindOf(resolved, element.role);
-  const all = resolved.axes.map((axis, index) => meetings(axis, kind, element.at[index]));
-  const real = all.map((met, index) => met.filter(({ y }) => y >= 0 && y < resolved.axes[index].wide));
+  const all = resolved.axes.map((axis, index) => meetings(axis, kind, entry(element.at, index)));
+  const real = all.map((met, index) => met.filter(({ y }) => y >= 0 && y < entry(resolved.axes, index).wide));
   const inside = product(real.map((met) => met.length));
   const padded = product(all.map((met) => met.length)) - inside;
   const { src, dst } = peers(layer, element);
@@ -250,25 +268,38 @@ export function reach(layer, resolved, element) {
   return { real, all, inside, padded, times: repeated };
 }
 
+/** The channels of src and dst in one group; each channel is a group of a bias. @param {Layer} layer @returns {{src: number, dst: number}} */
+const groupSizes = ({ op, i, o, groups }) =>
+  OPERATIONS[op].bias ? { src: 1, dst: 1 } : { src: i / groups, dst: o / groups };
+
+/** A range of channels. @typedef {{from: number, length: number}} Channels */
+
 /**
- * The channels of src and dst that take part with an element, as ranges.
- * @param {Layer} layer @param {Element} element
- * @returns {{src: {from: number, length: number}, dst: {from: number, length: number}}}
+ * The channels of src and dst that take part with an element: the one, and all of its group.
+ * @param {Layer} layer @param {Element} element @returns {{src: Channels, dst: Channels}}
  */
 export function peers(layer, { role, i, o }) {
-  const bias = OPERATIONS[layer.op].bias;
-  const groups = bias ? layer.i : layer.groups;
-  const [ofSrc, ofDst] = [layer.i / groups, (bias ? layer.i : layer.o) / groups];
-  const group = role === "src" ? Math.floor(i / ofSrc) : Math.floor(o / ofDst);
-  const src = role === "dst" ? { from: group * ofSrc, length: ofSrc } : { from: i, length: 1 };
-  const dst = role === "src" ? { from: group * ofDst, length: ofDst } : { from: o, length: 1 };
-  return { src, dst };
+  const sizes = groupSizes(layer);
+  const group = Math.floor(role === "src" ? i / sizes.src : o / sizes.dst);
+  /** @param {"src" | "dst"} side @param {number} channel @param {boolean} all @returns {Channels} */
+  const channels = (side, channel, all) =>
+    all ? { from: group * sizes[side], length: sizes[side] } : { from: channel, length: 1 };
+  return { src: channels("src", i, role === "dst"), dst: channels("dst", o, role === "src") };
+}
+
+/** The size of a tensor on a spatial axis: the taps of weights. @param {Axis} axis @param {Role} role @returns {number} */
+export const sizeOn = (axis, role) => (role === "weights" ? axis.kernel : axis[role]);
+
+/** The element in the middle of a tensor, of the first image and channels. @param {Resolved} resolved @param {Role} role @returns {Element} */
+export function middle({ axes }, role) {
+  const at = axes.map((axis) => Math.max(0, Math.floor((sizeOn(axis, role) - 1) / 2)));
+  return { role, n: 0, i: 0, o: 0, at };
 }
 
 /** Whether weights connect two channels. @param {Layer} layer @param {number} i @param {number} o @returns {boolean} */
 export function connected(layer, i, o) {
-  if (OPERATIONS[layer.op].bias) return i === o;
-  return Math.floor(i / (layer.i / layer.groups)) === Math.floor(o / (layer.o / layer.groups));
+  const sizes = groupSizes(layer);
+  return Math.floor(i / sizes.src) === Math.floor(o / sizes.dst);
 }
 
 /**
@@ -291,19 +322,11 @@ export function combinations(axes, limit = Infinity) {
  * @param {Layer} layer @param {Element} element @returns {number[]}
  */
 export function indexOf(layer, { role, n, i, o, at }) {
-  if (role !== "weights") {
-    const channel = role === "src" ? i : o;
-    return layer.data_format === "NCX" ? [n, channel, ...at] : [n, ...at, channel];
-  }
+  if (role !== "weights") return arranged(layer.data_format, { N: [n], C: [role === "src" ? i : o], X: at });
   if (OPERATIONS[layer.op].bias) return [o];
-  const divided = groupsAxis(layer);
-  const local = {
-    I: [divided === "I" ? i % (layer.i / layer.groups) : i],
-    O: [divided === "O" ? o % (layer.o / layer.groups) : o],
-    X: at,
-  };
-  return [.../** @type {("I" | "O" | "X")[]} */ ([...layer.weights_format])].flatMap((letter) => local[letter]);
+  const stored = storedChannels(layer);
+  return arranged(layer.weights_format, { I: [i % stored.i], O: [o % stored.o], X: at });
 }
 
 /** The offset of an index in C order. @param {number[]} shape @param {number[]} index @returns {number} */
-export const offsetOf = (shape, index) => shape.reduce((offset, size, axis) => offset * size + index[axis], 0);
+export const offsetOf = (shape, index) => shape.reduce((offset, size, axis) => offset * size + entry(index, axis), 0);

@@ -1,6 +1,18 @@
 /** A layer as code: the line of NumPy for one element, and the whole call for curl, Python, PyTorch and JSON-RPC. */
 
-import { groupsAxis, indexOf, letterOf, nameOf, OPERATIONS, peers, reach, roles } from "./arithmetic.js";
+import {
+  arranged,
+  entry,
+  indexOf,
+  letterOf,
+  nameOf,
+  OPERATIONS,
+  peers,
+  reach,
+  roles,
+  sizeOn,
+  storedChannels,
+} from "./arithmetic.js";
 import { request } from "./layer.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
@@ -11,11 +23,12 @@ import { request } from "./layer.js";
 
 /** @param {number[]} at evenly spaced @param {number} size @param {string} letter @returns {Read} */
 function slice(at, size, letter) {
-  if (at.length === 1) return { text: String(at[0]), letter: "" };
-  const step = at[1] - at[0];
-  const stop = at[at.length - 1] + Math.sign(step);
-  if (step === 1 && at[0] === 0 && stop === size) return { text: ":", letter };
-  return { text: `${at[0]}:${stop < 0 ? "" : stop}${step === 1 ? "" : `:${step}`}`, letter };
+  const start = entry(at, 0);
+  if (at.length === 1) return { text: String(start), letter: "" };
+  const step = entry(at, 1) - start;
+  const stop = entry(at, at.length - 1) + Math.sign(step);
+  if (step === 1 && start === 0 && stop === size) return { text: ":", letter };
+  return { text: `${start}:${stop < 0 ? "" : stop}${step === 1 ? "" : `:${step}`}`, letter };
 }
 
 /** @param {number} from @param {number} length @returns {number[]} */
@@ -32,16 +45,15 @@ function part(layer, resolved, element, role) {
   const { real } = reach(layer, resolved, element);
   const { src, dst } = peers(layer, element);
   const spatial = real.map((met, axis) => {
-    const size = role === "weights" ? resolved.axes[axis].kernel : resolved.axes[axis][role];
+    const size = sizeOn(entry(resolved.axes, axis), role);
     return slice(
       met.map((each) => each[letterOf(resolved, role)]),
       size,
-      "dhw".slice(-real.length)[axis],
+      "dhw".slice(-real.length).charAt(axis),
     );
   });
-  const local =
-    groupsAxis(layer) === "I" ? { i: layer.i / layer.groups, o: layer.o } : { i: layer.i, o: layer.o / layer.groups };
-  const channel = (/** @type {{from: number, length: number}} */ { from, length }, /** @type {number} */ size) =>
+  const stored = storedChannels(layer);
+  const channel = (/** @type {import("./arithmetic.js").Channels} */ { from, length }, /** @type {number} */ size) =>
     slice(range(from % size, length), size, "c");
   /** @type {Read[]} */
   let read;
@@ -49,12 +61,12 @@ function part(layer, resolved, element, role) {
     const images =
       element.role === "weights" ? slice(range(0, layer.n), layer.n, "n") : { text: String(element.n), letter: "" };
     const channels = role === "src" ? channel(src, layer.i) : channel(dst, resolved.bias ? layer.i : layer.o);
-    read = layer.data_format === "NCX" ? [images, channels, ...spatial] : [images, ...spatial, channels];
+    read = arranged(layer.data_format, { N: [images], C: [channels], X: spatial });
   } else if (resolved.bias) {
     read = [channel(dst, layer.i)];
   } else {
-    const letters = { I: [channel(src, local.i)], O: [channel(dst, local.o)], X: spatial };
-    read = [.../** @type {("I" | "O" | "X")[]} */ ([...layer.weights_format])].flatMap((letter) => letters[letter]);
+    const channels = { I: [channel(src, stored.i)], O: [channel(dst, stored.o)] };
+    read = arranged(layer.weights_format, { ...channels, X: spatial });
   }
   return {
     text: `${name}[${read.map((each) => each.text).join(", ")}]`,
@@ -72,7 +84,7 @@ export function numpyLine(layer, resolved, element) {
     .filter((role) => role !== element.role)
     .map((role) => ({ role, ...part(layer, resolved, element, role) }));
   if (element.role === output) {
-    const [first, second] = others;
+    const [first, second] = [entry(others, 0), others[1]];
     const sign = resolved.bias ? "+" : "*";
     if (!second) return `${here.text} = ${first.letters ? `${first.text}.sum()` : first.text}`;
     if (!first.letters) return `${here.text} = ${first.text} ${sign} ${second.text}`;

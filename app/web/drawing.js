@@ -5,7 +5,7 @@
  * whatever its size, and a changed element changes only the paths over it.
  */
 
-import { connected, kindOf, letterOf, nameOf, OPERATIONS, reach, roles } from "./arithmetic.js";
+import { connected, entry, kindOf, letterOf, nameOf, OPERATIONS, reach, roles } from "./arithmetic.js";
 import { numberOf } from "./values.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
@@ -38,7 +38,7 @@ export const isDrawn = (resolved) =>
 /** @param {Resolved} resolved @param {Role} role @param {number} axis @returns {Span} */
 function spanOf(resolved, role, axis) {
   if (axis < 0) return { from: 0, to: 1, size: 1, step: 1, axis };
-  const { begin, end, extra, kernel, dilation, span, wide, narrow } = resolved.axes[axis];
+  const { begin, end, extra, kernel, dilation, span, wide, narrow } = entry(resolved.axes, axis);
   if (role === "weights") return { from: 0, to: span, size: kernel, step: dilation, axis };
   if (kindOf(resolved, role) === "narrow") return { from: 0, to: narrow, size: narrow, step: 1, axis };
   const after = resolved.transposed ? Math.max(0, end - extra) : end;
@@ -161,7 +161,7 @@ function hatch(map, top, left, bottom, right) {
 function ends(resolved, map) {
   const unread = (/** @type {Span} */ span) => {
     if (span.axis < 0) return span.to;
-    const { extra, wide, begin, end, stride, span: taps } = resolved.axes[span.axis];
+    const { extra, wide, begin, end, stride, span: taps } = entry(resolved.axes, span.axis);
     return resolved.transposed ? wide - extra : span.to - ((wide + begin + end - taps) % stride);
   };
   const { rows, columns } = map;
@@ -183,7 +183,7 @@ function stops(resolved, map, low) {
   if (map.cell < 4) return "";
   const centres = (/** @type {Span} */ span) => {
     if (span.axis < 0) return [0.5];
-    const { narrow, stride, begin, span: taps } = resolved.axes[span.axis];
+    const { narrow, stride, begin, span: taps } = entry(resolved.axes, span.axis);
     return Array.from({ length: narrow }, (_, x) => x * stride - begin + taps / 2);
   };
   const columns = centres(map.columns);
@@ -298,6 +298,7 @@ export function over(layer, resolved, scene, element, planes, term = null) {
   /** @type {Over} */
   const paths = { links: "" };
   const { real, all, inside } = reach(layer, resolved, element);
+  const [firstReal, firstAll] = [entry(real, 0), entry(all, 0)];
   const joined = connected(layer, element.i, element.o);
   for (const map of scene.maps) {
     const { role, rows, columns } = map;
@@ -311,10 +312,10 @@ export function over(layer, resolved, scene, element, planes, term = null) {
     }
     if (!joined) continue;
     const positions = (/** @type {Span} */ span, /** @type {import("./arithmetic.js").Meeting[][]} */ from) =>
-      span.axis < 0 ? [0] : unique(from[span.axis].map((met) => met[letter] * span.step));
-    const meets = plane === null || real[0].some((met) => met[letter] === plane);
+      span.axis < 0 ? [0] : unique(entry(from, span.axis).map((met) => met[letter] * span.step));
+    const meets = plane === null || firstReal.some((met) => met[letter] === plane);
     if (meets && inside) paths[`${role}-part`] = cells(map, positions(rows, real), positions(columns, real));
-    if (kindOf(resolved, role) === "wide" && (plane === null || all[0].some((met) => met[letter] === plane))) {
+    if (kindOf(resolved, role) === "wide" && (plane === null || firstAll.some((met) => met[letter] === plane))) {
       const within = (/** @type {Span} */ span, /** @type {number} */ at) => at >= span.from && at < span.to;
       const [down, across] = [
         positions(rows, all).filter((at) => within(rows, at)),
@@ -334,8 +335,8 @@ export function over(layer, resolved, scene, element, planes, term = null) {
           map,
           top,
           left,
-          rows.axis < 0 ? 1 : resolved.axes[rows.axis].span,
-          resolved.axes[columns.axis].span,
+          rows.axis < 0 ? 1 : entry(resolved.axes, rows.axis).span,
+          entry(resolved.axes, columns.axis).span,
         );
       }
     }
@@ -345,12 +346,15 @@ export function over(layer, resolved, scene, element, planes, term = null) {
 }
 
 /** The position of the first tap for a narrow element. @param {Resolved} resolved @param {Element} element @param {number} axis */
-const start = (resolved, element, axis) => element.at[axis] * resolved.axes[axis].stride - resolved.axes[axis].begin;
+function start(resolved, element, axis) {
+  const { stride, begin } = entry(resolved.axes, axis);
+  return entry(element.at, axis) * stride - begin;
+}
 
 /** @param {Map} map @param {number[]} at @returns {string} */
 function cellOf(map, at) {
   const { rows, columns } = map;
-  return box(map, rows.axis < 0 ? 0 : at[rows.axis] * rows.step, at[columns.axis] * columns.step, 1, 1);
+  return box(map, rows.axis < 0 ? 0 : entry(at, rows.axis) * rows.step, entry(at, columns.axis) * columns.step, 1, 1);
 }
 
 /** Join the elements of one product. @param {Over} paths @param {Scene} scene @param {Record<Role, Element>} term @param {Record<Role, number>} planes */
@@ -359,10 +363,9 @@ function link(paths, scene, term, planes) {
     const { at } = term[map.role];
     if (map.rows.axis === 1 && planes[map.role] !== at[0]) return [];
     paths[`${map.role}-step`] = cellOf(map, at);
-    const row = map.rows.axis < 0 ? 0 : at[map.rows.axis] * map.rows.step;
-    return [
-      `${round(px(map, map.columns, at[map.columns.axis] * map.columns.step + 0.5))} ${round(px(map, map.rows, row + 0.5))}`,
-    ];
+    const row = map.rows.axis < 0 ? 0 : entry(at, map.rows.axis) * map.rows.step;
+    const column = entry(at, map.columns.axis) * map.columns.step;
+    return [`${round(px(map, map.columns, column + 0.5))} ${round(px(map, map.rows, row + 0.5))}`];
   });
   if (ends.length > 1) paths.links = `M${ends.join("L")}`;
 }
@@ -393,7 +396,7 @@ export function picture(layer, resolved, element, values, { width, style, title,
   const scene = layout(layer, resolved, width);
   const met = reach(layer, resolved, element).real;
   const plane = (/** @type {Role} */ role) =>
-    role === element.role ? element.at[0] : (met[0]?.[0]?.[letterOf(resolved, role)] ?? 0);
+    role === element.role ? entry(element.at, 0) : (met[0]?.[0]?.[letterOf(resolved, role)] ?? 0);
   const planes = { src: plane("src"), weights: plane("weights"), dst: plane("dst") };
   const paths = over(layer, resolved, scene, element, planes);
   const drawn = base(layer, resolved, scene, element, planes, values)

@@ -2,7 +2,7 @@
 
 import "./key.js";
 import "./figure.js";
-import { connected, letterOf, nameOf, OPERATIONS, peers, reach, resolve, roles } from "./arithmetic.js";
+import { connected, entry, letterOf, nameOf, OPERATIONS, peers, reach, resolve, roles, sizeOn } from "./arithmetic.js";
 import { hasKey, lock, post, ServiceError, send, Unreachable } from "./client.js";
 import { curl, jsonRpc, numpyLine, pythonCall, pytorch } from "./code.js";
 import { Fields, make } from "./fields.js";
@@ -35,6 +35,7 @@ let step = -1;
 let playing = 0;
 /** @type {Record<Role, number>} */
 let planes = { src: 0, weights: 0, dst: 0 };
+/** @type {"curl" | "python" | "pytorch" | "rpc"} */
 let language = "curl";
 
 const fields = new Fields(at("fields"), (layer) => {
@@ -75,12 +76,12 @@ function joined(element) {
 function toPlanes() {
   const element = current();
   if (element.at.length < 3) return false;
-  const [met] = reach(state.layer, resolved, element).real;
+  const met = entry(reach(state.layer, resolved, element).real, 0);
   const before = JSON.stringify(planes);
   for (const role of roles(state.layer.op)) {
     const letter = letterOf(resolved, role);
-    if (role === element.role) planes[role] = element.at[0];
-    else if (met.length && !met.some((each) => each[letter] === planes[role])) planes[role] = met[0][letter];
+    if (role === element.role) planes[role] = entry(element.at, 0);
+    else if (met.length && !met.some((each) => each[letter] === planes[role])) planes[role] = entry(met, 0)[letter];
   }
   return before !== JSON.stringify(planes);
 }
@@ -92,7 +93,8 @@ function shown() {
   const term = step < 0 ? null : (products()[step] ?? null);
   // A product of other channels is shown on those channels.
   const element = term ? { ...current(), n: term.src.n, i: term.src.i, o: term.src.o } : current();
-  if (term && term.src.at.length === 3) for (const role of roles(state.layer.op)) planes[role] = term[role].at[0];
+  if (term && term.src.at.length === 3)
+    for (const role of roles(state.layer.op)) planes[role] = entry(term[role].at, 0);
   return { layer: state.layer, resolved, element, planes, values, term };
 }
 
@@ -207,7 +209,7 @@ function showViews() {
   if (layer.o > 1 && !resolved.bias) made.push(slider("channel o", layer.o, element.o, view("o")));
   if (layer.src.length === 3) {
     for (const role of roles(layer.op)) {
-      const size = role === "weights" ? resolved.axes[0].kernel : resolved.axes[0][role];
+      const size = sizeOn(entry(resolved.axes, 0), role);
       made.push(
         slider(`plane of ${nameOf(layer.op, role)}`, size, planes[role], (value) => {
           planes[role] = value;
@@ -293,7 +295,6 @@ function showCode() {
   for (const button of document.querySelectorAll("[data-code]")) {
     button.setAttribute("aria-pressed", String(button.getAttribute("data-code") === language));
   }
-  /** @type {Record<string, () => string>} */
   const written = {
     curl: () => curl(layer, location.origin, hasKey()),
     python: () => pythonCall(layer, location.origin),
@@ -342,7 +343,7 @@ async function check() {
 const rpc = (method, params, signal) => post("/rpc", { jsonrpc: "2.0", id: 1, method, params }, { signal });
 
 /**
- * @param {string} op @param {object} attributes @param {import("./values.js").Values} inputs @param {AbortSignal} signal @param {() => boolean} wanted
+ * @param {Layer["op"]} op @param {object} attributes @param {import("./values.js").Values} inputs @param {AbortSignal} signal @param {() => boolean} wanted
  */
 async function compute(op, attributes, inputs, signal, wanted) {
   const reply = await rpc(op, { attributes, inputs: withData(state.layer, resolved, inputs) }, signal);
@@ -439,7 +440,7 @@ drawing.addEventListener("key", (event) => {
     step = -1;
     showAll();
   } else if (state.layer.src.length === 3 && key.startsWith("Page")) {
-    const size = role === "weights" ? resolved.axes[0].kernel : resolved.axes[0][role];
+    const size = sizeOn(entry(resolved.axes, 0), role);
     const moved = Math.max(0, Math.min(size - 1, plane + (key === "PageUp" ? -1 : 1)));
     keep({
       ...state.element,
@@ -458,7 +459,7 @@ numbers.addEventListener("change", () => {
 });
 for (const button of document.querySelectorAll("[data-code]")) {
   button.addEventListener("click", () => {
-    language = button.getAttribute("data-code") ?? "curl";
+    language = /** @type {typeof language} */ (button.getAttribute("data-code"));
     showCode();
   });
 }

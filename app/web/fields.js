@@ -1,10 +1,12 @@
 /** The form of a layer: fields and steppers, with the errors of the service beside them. */
 
-import { nameOf, OPERATIONS, resolve, takesDst } from "./arithmetic.js";
+import { entry, nameOf, OPERATIONS, resolve, takesDst } from "./arithmetic.js";
 import { CHOICES, LISTS, MOST, NAMED, withOperation, withRank } from "./layer.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {keyof typeof LISTS} List */
+
+const OPERATION_NAMES = /** @type {Layer["op"][]} */ (Object.keys(OPERATIONS));
 
 /** @param {string} tag @param {Record<string, string>} [attributes] @param {(Node | string)[]} content @returns {HTMLElement} */
 export function make(tag, attributes = {}, ...content) {
@@ -105,7 +107,7 @@ export class Fields {
       const value = layer[/** @type {List} */ (name)];
       steppers.forEach((stepper, index) => {
         if (!Array.isArray(value)) stepper.show(/** @type {number} */ (/** @type {unknown} */ (value)));
-        else stepper.show(value[index], name === "dst" ? String(axes[index].dst) : "");
+        else stepper.show(value[index], name === "dst" ? String(entry(axes, index).dst) : "");
       });
     }
     for (const [name, select] of this.selects) {
@@ -139,7 +141,7 @@ export class Fields {
     const focused = document.activeElement?.id;
     this.form.replaceChildren(
       this.choice("named", "start with a layer of", ["..", ...Object.keys(NAMED)], (value) => NAMED[value] ?? this.now),
-      this.choice("op", "operation", Object.keys(OPERATIONS), (value) => withOperation(this.now, value)),
+      this.choice("op", "operation", OPERATION_NAMES, (value) => withOperation(this.now, value)),
       pair(
         this.choice("rank", "spatial axes", layer.op === "BiasAddBackward" ? ["2", "3"] : ["1", "2", "3"], (value) =>
           withRank(this.now, Number(value)),
@@ -216,7 +218,10 @@ export class Fields {
     return stepper;
   }
 
-  /** @param {string} name @param {string} label @param {readonly string[]} values @param {(value: string) => Layer} apply */
+  /**
+   * @template {string} Word
+   * @param {string} name @param {string} label @param {readonly Word[]} values @param {(value: Word) => Layer} apply
+   */
   choice(name, label, values, apply) {
     const select = /** @type {HTMLSelectElement} */ (
       make(
@@ -225,7 +230,7 @@ export class Fields {
         ...values.map((value) => make("option", {}, value)),
       )
     );
-    select.addEventListener("change", () => this.change(apply(select.value)));
+    select.addEventListener("change", () => this.change(apply(/** @type {Word} */ (select.value))));
     this.selects.set(name, select);
     const titled = make("label", { for: select.id }, label);
     return make(

@@ -1,6 +1,6 @@
 /** `<layer-drawing>`: the drawing of a layer that follows the pointer and the keyboard. */
 
-import { nameOf } from "./arithmetic.js";
+import { entry, nameOf } from "./arithmetic.js";
 import { base, DRAWN, elementAt, hit, isDrawn, layout, over } from "./drawing.js";
 import { told } from "./words.js";
 
@@ -47,9 +47,9 @@ export class LayerDrawing extends HTMLElement {
     this.svg.addEventListener("click", (event) => this.follow(event, "keep"));
     this.svg.addEventListener("keydown", (event) => this.move(event));
     let width = 0;
-    new ResizeObserver(([entry]) => {
-      if (Math.abs(entry.contentRect.width - width) < 1) return;
-      width = entry.contentRect.width;
+    new ResizeObserver(() => {
+      if (Math.abs(this.clientWidth - width) < 1) return;
+      width = this.clientWidth;
       if (this.shown) this.show(this.shown);
     }).observe(this);
   }
@@ -126,21 +126,19 @@ export class LayerDrawing extends HTMLElement {
     const { element, planes } = this.shown;
     const { rows, columns } = map;
     const here = element.role === role;
-    const at = here
-      ? [rows.axis < 0 ? 0 : element.at[rows.axis], element.at[columns.axis]]
-      : [(rows.size - 1) >> 1, (columns.size - 1) >> 1];
-    const arrow = ARROWS[event.key];
-    if (arrow || event.key === "Home" || event.key === "End") {
-      const ends = { Home: 0, End: columns.size - 1 };
-      const to = arrow
-        ? here
-          ? [at[0] + arrow[0], at[1] + arrow[1]]
-          : at
-        : [at[0], ends[/** @type {"Home" | "End"} */ (event.key)]];
+    const position = (/** @type {import("./drawing.js").Span} */ { axis, size }) =>
+      axis < 0 ? 0 : here ? entry(element.at, axis) : (size - 1) >> 1;
+    const [row, column] = [position(rows), position(columns)];
+    const [down, across] = ARROWS[event.key] ?? [0, 0];
+    if (down || across || event.key === "Home" || event.key === "End") {
       const within = (/** @type {number} */ value, /** @type {number} */ size) =>
         Math.max(0, Math.min(value, size - 1));
-      this.tell("keep", this.at(map, within(to[0], rows.size), within(to[1], columns.size)));
-    } else if (event.key === "Enter" && !here) this.tell("keep", this.at(map, at[0], at[1]));
+      // The first arrow marks the middle.
+      const to = here ? [row + down, column + across] : [row, column];
+      if (event.key === "Home") to[1] = 0;
+      if (event.key === "End") to[1] = columns.size - 1;
+      this.tell("keep", this.at(map, within(entry(to, 0), rows.size), within(entry(to, 1), columns.size)));
+    } else if (event.key === "Enter" && !here) this.tell("keep", this.at(map, row, column));
     else if (["Enter", " ", "+", "-", "Escape", "PageUp", "PageDown"].includes(event.key)) {
       this.dispatchEvent(new CustomEvent("key", { detail: { key: event.key, role, plane: planes[role] } }));
     } else return;

@@ -4,12 +4,15 @@ import { lock, useKey } from "./client.js";
 class ApiKey extends HTMLElement {
   connectedCallback() {
     this.hidden = true;
+    const form = document.createElement("form");
     const label = document.createElement("label");
     const field = document.createElement("input");
     field.type = "password";
     field.autocomplete = "off";
     label.append("This service requires an API key: ", field);
-    this.replaceChildren(label);
+    form.append(label);
+    form.addEventListener("submit", (event) => event.preventDefault());
+    this.replaceChildren(form);
     field.addEventListener("change", () => useKey(field.value));
     lock.addEventListener("locked", () => {
       this.hidden = false;

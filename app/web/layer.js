@@ -1,6 +1,6 @@
 /** Layers to begin with, and the request that a layer is. */
 
-import { groupsAxis, nameOf, OPERATIONS, resolve, roles, takesDst } from "./arithmetic.js";
+import { entry, groupsAxis, nameOf, OPERATIONS, resolve, roles, takesDst } from "./arithmetic.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 
@@ -49,7 +49,7 @@ const PLAIN = {
   groups_axis: "O",
 };
 
-/** The layer that an operation starts with. @param {string} op @returns {Layer} */
+/** The layer that an operation starts with. @param {Layer["op"]} op @returns {Layer} */
 export function plain(op) {
   const { transposed, bias } = OPERATIONS[op];
   const layer = structuredClone({ ...PLAIN, op });
@@ -58,7 +58,7 @@ export function plain(op) {
   return transposed ? { ...layer, src: [4, 4], output_padding: [1, 1], weights_format: "IOX" } : layer;
 }
 
-/** @param {Partial<Layer> & {op: string}} given @returns {Layer} */
+/** @param {Partial<Layer> & Pick<Layer, "op">} given @returns {Layer} */
 const layer = (given) => ({ ...plain(given.op), output_padding: (given.src ?? PLAIN.src).map(() => 0), ...given });
 
 /** Layers of known networks, each with an operation on it. @type {Record<string, Layer>} */
@@ -120,7 +120,7 @@ export const NAMED = {
   }),
 };
 
-/** The same layer with another operation; output padding is dropped where the operation has none. @param {Layer} given @param {string} op @returns {Layer} */
+/** The same layer with another operation; output padding is dropped where the operation has none. @param {Layer} given @param {Layer["op"]} op @returns {Layer} */
 export function withOperation(given, op) {
   const [was, now] = [OPERATIONS[given.op], OPERATIONS[op]];
   if (was.bias || now.bias) return plain(op);
@@ -147,7 +147,7 @@ export function withOperation(given, op) {
 export function withRank(given, rank) {
   const lists = /** @type {(keyof typeof LISTS)[]} */ (Object.keys(LISTS)).map((name) => {
     const list = given[name].slice(-rank);
-    while (name !== "dst" && list.length < rank) list.unshift(list[0]);
+    while (name !== "dst" && list.length < rank) list.unshift(entry(list, 0));
     return [name, name === "dst" ? [] : list];
   });
   return { ...given, ...Object.fromEntries(lists) };
@@ -156,7 +156,7 @@ export function withRank(given, rank) {
 /**
  * The request object for a layer, as the APIs take it, without data.
  * @param {Layer} layer
- * @returns {{op: string, attributes: Record<string, unknown>, inputs: Record<string, {dtype: string, shape: number[]}>}}
+ * @returns {{op: Layer["op"], attributes: Record<string, unknown>, inputs: Record<string, {dtype: string, shape: number[]}>}}
  */
 export function request(layer) {
   const { op, dtype } = layer;

@@ -1,6 +1,6 @@
 /** The state of the page as the fragment of its address: `#op=ConvTranspose&src=4x4&at=dst:2x3`. */
 
-import { OPERATIONS, resolve, roles } from "./arithmetic.js";
+import { middle, OPERATIONS, resolve, roles, sizeOn } from "./arithmetic.js";
 import { CHOICES, LISTS, MOST, NUMBERS, plain, withRank } from "./layer.js";
 import { KINDS } from "./values.js";
 
@@ -10,7 +10,7 @@ import { KINDS } from "./values.js";
 
 const LONGEST = 1000;
 
-/** The state of a page without a fragment. @param {string} [op] @returns {State} */
+/** The state of a page without a fragment. @param {Layer["op"]} [op] @returns {State} */
 export function initial(op = "ConvTransposeBackwardWeights") {
   const layer = plain(op);
   return { layer, element: first(layer), values: "counting" };
@@ -18,9 +18,7 @@ export function initial(op = "ConvTransposeBackwardWeights") {
 
 /** An element in the middle of what the operation computes. @param {Layer} layer @returns {Element} */
 export function first(layer) {
-  const role = OPERATIONS[layer.op].output;
-  const sizes = resolve(layer).axes.map((axis) => (role === "weights" ? axis.kernel : axis[role]));
-  return { role, n: 0, i: 0, o: 0, at: sizes.map((size) => Math.max(0, Math.floor((size - 1) / 2))) };
+  return middle(resolve(layer), OPERATIONS[layer.op].output);
 }
 
 /** Move an element to where the layer has one. @param {Layer} layer @param {Element} element @returns {Element} */
@@ -28,7 +26,7 @@ export function clamped(layer, element) {
   const { axes, bias } = resolve(layer);
   const role = roles(layer.op).includes(element.role) ? element.role : OPERATIONS[layer.op].output;
   const within = (/** @type {number} */ value, /** @type {number} */ size) => Math.max(0, Math.min(value, size - 1));
-  const at = axes.map((axis, index) => within(element.at[index] ?? 0, role === "weights" ? axis.kernel : axis[role]));
+  const at = axes.map((axis, index) => within(element.at[index] ?? 0, sizeOn(axis, role)));
   const [i, o] = [within(element.i, layer.i), within(element.o, bias ? layer.i : layer.o)];
   return { role, n: within(element.n, layer.n), i: bias ? o : i, o, at };
 }
@@ -64,27 +62,30 @@ export function parse(text) {
   }
 }
 
+/** @param {string} name @returns {name is Layer["op"]} */
+const isOperation = (name) => Object.hasOwn(OPERATIONS, name);
+
 /** @param {string} text @returns {State} */
 function read(text) {
   if (text.length > LONGEST) throw new RangeError(`it has ${text.length} characters, but at most ${LONGEST} are read`);
   const given = new Map(text.split("&").map((part) => /** @type {[string, string]} */ (cut(part, "="))));
   const op = given.get("op") ?? initial().layer.op;
-  if (!Object.hasOwn(OPERATIONS, op)) throw new RangeError("op is no operation");
+  if (!isOperation(op)) throw new RangeError("op is no operation");
   const state = initial(op);
-  const listed = [...given.keys()].find((name) => name in LISTS);
+  const listed = [...given.keys()].find((name) => Object.hasOwn(LISTS, name));
   const rank = listed ? (given.get(listed) ?? "").split("x").length : state.layer.src.length;
   if (rank > 3) throw new RangeError(`${listed} has ${rank} axes, but must have 1 to 3`);
   state.layer = withRank(state.layer, rank);
   state.element = first(state.layer);
   const layer = /** @type {Record<string, unknown>} */ (/** @type {unknown} */ (state.layer));
   for (const [name, value] of given) {
-    if (name in LISTS)
+    if (Object.hasOwn(LISTS, name))
       layer[name] =
         value === "" && name === "dst"
           ? []
           : numbers(name, value, rank, LISTS[/** @type {keyof typeof LISTS} */ (name)]);
     else if (/** @type {readonly string[]} */ (NUMBERS).includes(name)) [layer[name]] = numbers(name, value, 1, 1);
-    else if (name in CHOICES) layer[name] = choice(name, value, CHOICES[/** @type {keyof typeof CHOICES} */ (name)]);
+    else if (Object.hasOwn(CHOICES, name)) layer[name] = choice(name, value, CHOICES[/** @type {keyof typeof CHOICES} */ (name)]);
     else if (name === "values") state.values = choice(name, value, KINDS);
     else if (!["op", "at", "of"].includes(name)) throw new RangeError("it has a part that is no field");
   }
@@ -94,13 +95,16 @@ function read(text) {
     state.element.role = /** @type {Element["role"]} */ (choice("at", role, roles(op)));
     state.element.at = numbers("at", at, rank, 0);
   }
-  if (given.has("of")) [state.element.n, state.element.i, state.element.o] = numbers("of", given.get("of") ?? "", 3, 0);
+  if (given.has("of")) {
+    const of = numbers("of", given.get("of") ?? "", 3, 0);
+    Object.assign(state.element, { n: of[0], i: of[1], o: of[2] });
+  }
   return { ...state, element: clamped(state.layer, state.element) };
 }
 
 /** @param {string} text @param {string} at @returns {[string, string]} */
 function cut(text, at) {
-  const [first, ...others] = text.split(at);
+  const [first = "", ...others] = text.split(at);
   return [first, others.join(at)];
 }
 

@@ -4,6 +4,7 @@ import {
   combinations,
   indexOf,
   letterOf,
+  middle,
   nameOf,
   OPERATIONS,
   offsetOf,
@@ -57,12 +58,6 @@ export function fill(layer, resolved, kind) {
       return [role, values];
     }),
   );
-}
-
-/** @param {Resolved} resolved @param {Role} role @returns {Element} */
-function middle(resolved, role) {
-  const sizes = resolved.axes.map((axis) => (role === "weights" ? axis.kernel : axis[role]));
-  return { role, n: 0, i: 0, o: 0, at: sizes.map((size) => Math.floor((size - 1) / 2)) };
 }
 
 /**

@@ -74,7 +74,7 @@ export function sumText(layer, resolved, values, terms, at, count) {
   const after = pieces.slice(lit + 1).join(" + ");
   return {
     before: `${from ? ".. + " : ""}${lit < 0 ? "" : before}`,
-    lit: lit < 0 ? "" : pieces[lit],
+    lit: pieces[lit] ?? "",
     after: `${lit >= 0 && after ? " + " : ""}${after}${rest > 0 ? ` + .. ${many(rest, "more")}` : ""}`.replace(
       /mores$/,
       "more",

@@ -1,1 +1,1 @@
-"""The modules of the page, in Node and in a browser."""
+"""The pages of `app/web/`: their modules in Node, and the pages in headless Chromium (`scripts/test-web`)."""

@@ -1,11 +1,11 @@
 // Answers questions about layers: a JSON list on standard input, a JSON list of answers on standard output.
-import {readFileSync} from "node:fs";
+import { readFileSync } from "node:fs";
 
-import {OPERATIONS, indexOf, reach, resolve} from "../../app/web/arithmetic.js";
-import {numpyLine, pytorch} from "../../app/web/code.js";
-import {request} from "../../app/web/layer.js";
-import {fragment, parse} from "../../app/web/state.js";
-import {fill, sum} from "../../app/web/values.js";
+import { indexOf, OPERATIONS, reach, resolve } from "../../app/web/arithmetic.js";
+import { numpyLine, pytorch } from "../../app/web/code.js";
+import { request } from "../../app/web/layer.js";
+import { fragment, parse } from "../../app/web/state.js";
+import { fill, sum } from "../../app/web/values.js";
 
 /** Every element of a tensor. */
 function* elements(layer, resolved, role) {
@@ -20,8 +20,15 @@ function* elements(layer, resolved, role) {
         const count = sizes.reduce((all, size) => all * size, 1);
         for (let flat = 0; flat < count; flat++) {
           let left = flat;
-          const at = [...sizes].reverse().map((size) => { const here = left % size; left = Math.floor(left / size); return here; }).reverse();
-          yield {role, n, i: a, o: b, at};
+          const at = [...sizes]
+            .reverse()
+            .map((size) => {
+              const here = left % size;
+              left = Math.floor(left / size);
+              return here;
+            })
+            .reverse();
+          yield { role, n, i: a, o: b, at };
         }
       }
     }
@@ -29,23 +36,31 @@ function* elements(layer, resolved, role) {
 }
 
 const answers = {
-  resolve: ({layer}) => ({...resolve(layer), request: request(layer)}),
-  sums({layer, kind}) {
+  resolve: ({ layer }) => ({ ...resolve(layer), request: request(layer) }),
+  sums({ layer, kind }) {
     const resolved = resolve(layer);
     const values = fill(layer, resolved, kind);
     const found = [...elements(layer, resolved, OPERATIONS[layer.op].output)].map((element) => {
-      const {inside, times} = reach(layer, resolved, element);
-      return {index: indexOf(layer, element), sum: sum(layer, resolved, values, element), count: inside * times};
+      const { inside, times } = reach(layer, resolved, element);
+      return { index: indexOf(layer, element), sum: sum(layer, resolved, values, element), count: inside * times };
     });
-    const inputs = Object.fromEntries(Object.entries(values).map(([role, numbers]) => [OPERATIONS[layer.op].names[role], [...numbers]]));
-    return {resolved, inputs, sums: found};
+    const inputs = Object.fromEntries(
+      Object.entries(values).map(([role, numbers]) => [OPERATIONS[layer.op].names[role], [...numbers]]),
+    );
+    return { resolved, inputs, sums: found };
   },
-  lines({layer, role}) {
+  lines({ layer, role }) {
     const resolved = resolve(layer);
-    return {resolved, lines: [...elements(layer, resolved, role)].map((element) => numpyLine(layer, resolved, element))};
+    return {
+      resolved,
+      lines: [...elements(layer, resolved, role)].map((element) => numpyLine(layer, resolved, element)),
+    };
   },
-  torch: ({layer}) => pytorch(layer, resolve(layer)),
-  state: ({text}) => { const {state, note} = parse(text); return {state, note, again: fragment(state)}; },
+  torch: ({ layer }) => pytorch(layer, resolve(layer)),
+  state: ({ text }) => {
+    const { state, note } = parse(text);
+    return { state, note, again: fragment(state) };
+  },
 };
 
 const questions = JSON.parse(readFileSync(0, "utf8"));

@@ -135,7 +135,7 @@ def test_the_pages_are_served(http: httpx.Client) -> None:
     assert http.get("/openapi.json").json()["openapi"].startswith("3.1")
     assert http.get("/openrpc.json").json()["openrpc"]
     assert http.get("/docs").status_code == 200
-    assert "<title>convgrad</title>" in http.get("/").text
+    assert "<title>convgrad: explorer</title>" in http.get("/").text
     assert http.get("/healthz").json()["status"] == "ok"
     ready = http.get("/readyz").json()
     workers = ready.pop("workers")

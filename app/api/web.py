@@ -1,4 +1,4 @@
-"""The page `/explorer`, which draws a layer, and its files under `/web/`; it loads nothing from other hosts."""
+"""The page `/`, which draws a layer, and its files under `/web/`; it loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _POLICY = (
 _FOLDER = Path(__file__).parents[1] / "web"
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
 _FILES = {
-    "/explorer": (_FOLDER / "explorer.html", "text/html"),
+    "/": (_FOLDER / "explorer.html", "text/html"),
     **{f"/web/{file.name}": (file, _TYPES[file.suffix]) for file in _FOLDER.iterdir() if file.suffix in _TYPES},
 }
 

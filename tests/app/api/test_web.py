@@ -1,0 +1,57 @@
+"""The page `/` and the files of `app/web/`: all are served, with a strict policy, and they are small."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.api.web import PATHS
+
+FOLDER = Path(__file__).parents[3] / "app" / "web"
+PAGES = sorted(path for path in PATHS if not path.startswith("/web/"))
+# All that the pages load, compressed.
+MOST_BYTES = 120 << 10
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_and_its_files(http: httpx.Client, page: str) -> None:
+    """A page and all that it loads, directly or through modules, is served; its policy allows the service alone."""
+    waiting, seen = [page], set()
+    while waiting:
+        path = waiting.pop()
+        reply = http.get(path)
+        assert reply.status_code == 200, path
+        policy = dict(rule.split(" ", 1) for rule in reply.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        seen.add(path)
+        loaded = re.findall(r'(?:src|<link[^>]* href)="(/[^"]*)"', reply.text) if path == page else []
+        if path.endswith(".js"):
+            assert reply.headers["content-type"].startswith("text/javascript")
+            loaded = [f"/web/{name}" for name in re.findall(r'(?:from|import) "\./([\w.]+)"', reply.text)]
+        waiting += set(loaded) - seen - set(waiting)
+    assert {"/web/base.css", "/web/client.js"} <= seen
+    assert not re.search(r"<style|<script>| on\w+=| style=|https?://", http.get(page).text)
+
+
+def test_head(http: httpx.Client) -> None:
+    """HEAD has the headers of GET and no body."""
+    for path in PATHS:
+        head, get = http.head(path), http.get(path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-length"] == get.headers["content-length"]
+
+
+def test_other_files_are_not_served(http: httpx.Client) -> None:
+    """A name that is no file of the folder, or leads out of it, is not found."""
+    for name in ("nothing.js", "..%2fmain.py", "%2e%2e/main.py", ".", ""):
+        assert http.get(f"/web/{name}").status_code == 404
+
+
+def test_all_files_are_small() -> None:
+    """The pages and everything that they load take at most 120 KiB compressed."""
+    assert sum(len(gzip.compress(file.read_bytes())) for file in FOLDER.iterdir()) <= MOST_BYTES
