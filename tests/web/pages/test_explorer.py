@@ -83,6 +83,7 @@ def test_the_pointer(open_page: Opener) -> None:
     """The element under the pointer is described while it is there; a click keeps it."""
     page = open_page(f"{PLAIN}&strides=2x2&at=dst:0x0")
     expect(page.locator("#told")).to_contain_text("dst[0, 0, 0, 0] sums 4 products. 5 more positions fall into")
+    expect(page.locator("#sum .good")).to_contain_text("the service computed")
     hover(page, "dst", 1, 2)
     expect(page.locator("#told")).to_contain_text("dst[0, 0, 1, 2] sums 9 products.")
     hover(page, "weights", 0, 2)
