@@ -1,11 +1,11 @@
 """Try the verdict of `verify` on results that are honest, and on results that are not.
 
-    python -m benchmarks.verdicts honest [--results 10000] [--most 1000000] [--seed 0]
+    python -m benchmarks.verdicts honest [--results 10000] [--least 1] [--most 1000000] [--seed 0]
     python -m benchmarks.verdicts faults [--most 200000] [--seed 0]
 
-`honest` sums products in every order and way that a kernel may, of many kinds of data, in every dtype: each result that
-fails is printed, and the largest share of each rule's limit. `faults` plants one fault at a time. Each is found, or is
-smaller than the detection limit that the report states.
+`honest` sums products in every order and way that a kernel may, of many kinds of data, in every dtype, and as PyTorch
+and JAX do where they are installed: each result that fails is printed, and the largest share of each rule's limit.
+`faults` plants one fault at a time. Each is found, or is smaller than the detection limit that the report states.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import argparse
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from benchmarks.verdict_peers import peer_sums
 from benchmarks.verdict_sums import DATA, KINDS, Array, Trial, compiled, empty, honest, trial
 from verify.model import ulp
 
@@ -28,13 +30,13 @@ def _images(n: int) -> int:
     return next((count for count in (16, 8, 4, 2) if n % count == 0 and n > count), 1)
 
 
-def try_honest(results: int, most: int, seed: int) -> None:
+def try_honest(results: int, least: int, most: int, seed: int) -> None:
     """Judge a given number of honest results and print those that fail."""
     rng = np.random.default_rng(seed)
     count, failed, began = 0, 0, time.time()
     shares: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     counts: Counter[str] = Counter()
-    lengths = [n for n in LENGTHS if n <= most]
+    lengths = [n for n in LENGTHS if least <= n <= most]
     while count < results:
         for n in lengths:
             weight = min(1.0, 3000 / n)  # long sums take long
@@ -44,7 +46,7 @@ def try_honest(results: int, most: int, seed: int) -> None:
                         continue
                     channels = int(rng.choice([1, 2, 12] if n > 5000 else [1, 3, 12, 12, 40 if n > 300 else 128]))
                     one = trial(rng, data, dtype, n, channels, _images(n))
-                    for name, result in honest(one, rng):
+                    for name, result in chain(honest(one, rng), peer_sums(one)):
                         report = one.judge(result)
                         count += 1
                         rules = {rule["rule"]: rule for rule in report["rules"]}
@@ -301,11 +303,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Try the verdict on honest and on wrong results.")
     parser.add_argument("table", choices=["honest", "faults"])
     parser.add_argument("--results", type=int, default=10000)
+    parser.add_argument("--least", type=int, default=1, help="shortest sums of honest results")
     parser.add_argument("--most", type=int, default=1_000_000, help="longest sums")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.table == "honest":
-        try_honest(options.results, options.most, options.seed)
+        try_honest(options.results, options.least, options.most, options.seed)
     else:
         try_faults(options.most, options.seed)
 

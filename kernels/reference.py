@@ -234,7 +234,7 @@ class ReferenceKernel:
             return (np.moveaxis(channels, 0, -1) if problem.data_format == "NXC" else channels)[None]
         position = [int(at) for at in np.unravel_index(unit.part[0], problem.dims.kernel)]
         gradient = tap_gradient(problem, inputs, tap_slices(problem.dims, position), stop, change)
-        return None if gradient is None else _arrange(gradient, problem).reshape(unit.shape)
+        return None if gradient is None else arrange(gradient, problem).reshape(unit.shape)
 
     def terms(self, problem: ConvProblem) -> Array:
         """Return how many products each element of the result sums, in a shape that broadcasts to it."""
@@ -271,7 +271,7 @@ def _meeting_taps(dims: Dims, axis: int) -> Array:
     return counts
 
 
-def _arrange(gradient: Array, problem: ConvProblem) -> Array:
+def arrange(gradient: Array, problem: ConvProblem) -> Array:
     """Bring (groups, wide, narrow) of one kernel position into the order of the weight letters."""
     wide, narrow = ("O", "I") if problem.op.startswith("ConvT") else ("I", "O")
     # the axis that groups do not divide holds the channels of all groups one after another

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from kernels.plan import Plan, Stop, Storage, Unit, box
+from kernels.plan import Plan, Stop, Storage, Unit
 from kernels.problem import ConvProblem
-from kernels.reference import REFERENCE
 from kernels.registry import register
 from verify.parts import Part, origin, part_of
 from verify.projections import Projected, Projection, projected_macs
 from verify.report import as_json, report_on
 from verify.rules import Compared
-from verify.sums import unit_sums
+from verify.sums import sums_of
 from verify.unit import Verification, write_output
 
 __all__ = ["VERIFY_FAST", "FastVerification", "fast_scratch", "plan_fast_verification"]
@@ -125,14 +124,11 @@ def _described(projection: Projection, projected: Projected, part: Part, element
 def _part_report(task: FastVerification, part: Part, result: Storage, stop: Stop) -> dict[str, Any] | None:
     """Judge a part of the result in full, with the indexes of the whole tensors."""
     problem, first = part.problem, origin(part.place)
-    high, spread = np.zeros(problem.output_shape), np.zeros(problem.output_shape)
-    for unit in REFERENCE.units(problem, 1)[0]:
-        sums = unit_sums(problem, unit, part.inputs, stop)
-        if sums is None:
-            return None
-        box(high, unit)[...], box(spread, unit)[...] = sums.high, sums.spread
+    sums = sums_of(problem, part.inputs, stop)
+    if sums is None:
+        return None
     some = np.ascontiguousarray(result[part.place])
-    compared = Compared(problem, part.inputs, some, high, None, spread, task.explain)
+    compared = Compared(problem, part.inputs, some, sums.high, None, sums.spread, task.explain)
     report = report_on(compared, stop, whole=task.problem.output_shape, first=first)
     if report is None or report["worst"] is None:
         return report

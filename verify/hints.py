@@ -14,7 +14,8 @@ import numpy.typing as npt
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import widen
-from verify.parts import Part, evaluate, part_of
+from verify.evaluate import evaluate
+from verify.parts import Part, part_of
 from verify.rules import Compared, Shares
 
 __all__ = ["hints"]

@@ -1,7 +1,7 @@
 """What the errors of a result are made of: compare them with the errors that known losses of precision predict.
 
-For each hypothesis the reference is computed from inputs that were rounded as the hypothesis says. Its difference p
-from the exact sums is correlated with the errors e, both in units of the errors that are expected and without their
+For each hypothesis the error p that it predicts is computed: the sums of what rounding takes from one input, times the
+other input. It is correlated with the errors e, both in units of the errors that are expected and without their
 part along the sums themselves, since what naive sums of equal numbers lose is a share of the sum. For honest results
 e is independent of p, and the correlation of N independent elements is below 8 / sqrt(N). Where it is more, and e is
 p times about 1, the hypothesis is true, also where the errors are hidden among those of an honest sum.
@@ -21,8 +21,9 @@ from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
 from kernels.reference import narrow, widen
 from verify.blocks import blocks
+from verify.evaluate import evaluate
 from verify.model import DIGITS, Model, ulp
-from verify.parts import Part, evaluate, part_of
+from verify.parts import Part, part_of
 from verify.rules import Compared
 
 __all__ = ["Cause", "causes"]
@@ -37,6 +38,9 @@ _ELEMENTS = {False: (256, 144), True: (4096, 1024, 256, 144)}
 
 _FIRST = 5
 """Most hypotheses of a first glance."""
+
+_ROUNDINGS = {"f32": 7, "f64": 3, "f16": 2, "bf16": 1}
+"""Most hypotheses about the inputs."""
 
 _SHARE = 8
 """A first glance computes at most this part of the reference's products."""
@@ -91,12 +95,12 @@ def causes(
         return []
     for elements in _ELEMENTS[thorough]:
         part = part_of(problem, compared.inputs, around, elements)
-        roundings = list(_roundings(problem, part.inputs))
-        work = part.problem.macs * (2 * len(roundings) if thorough else _FIRST)
+        work = part.problem.macs * (2 * _ROUNDINGS[problem.dtype] if thorough else _FIRST)
         if work <= (_MOST if thorough and (compared.explain or not failed) else least):
             break
     else:
         return []
+    roundings = list(_roundings(problem, part.inputs))
     sums = _Errors.of(compared, model, part, distinct)
     if sums is None:
         return []
@@ -114,7 +118,9 @@ def causes(
     partial = _partial(part, stop)
     if partial is None:
         return None
-    found += [cause for name, values in partial if (cause := sums.explained(name, values)) is not None]
+    for name, values in partial:
+        cause = sums.explained(name, _less(values, sums.exact))
+        found += [] if cause is None else [cause]
     return sorted(found, key=lambda cause: -round(cause.correlation, 2))[:3]  # of what is alike the first
 
 
@@ -130,7 +136,7 @@ def _notice(sums: _Errors, roundings: Sequence[tuple[str, Rounding]], stop: Stop
         values = evaluate(sums.part.problem, sums.part.inputs, stop, change)
         if values is None:
             return None
-        cause = sums.explained(name, values)
+        cause = sums.explained(name, _less(values, sums.exact))
         if cause is not None:
             found.append(cause)
     return found
@@ -164,10 +170,10 @@ class _Errors:
         shown = np.unique(np.abs(exact[known])).size
         return cls(part, error[known] * weight, exact, weight, known, min(float(shown), distinct))
 
-    def explained(self, name: str, values: Array) -> Cause | None:
-        """Return the cause if the errors are those of these values of the part."""
+    def explained(self, name: str, predicted: Array) -> Cause | None:
+        """Return the cause if the errors are those that it predicts of the part."""
         with np.errstate(all="ignore"):
-            predicted = (values - self.exact)[self.known] * self.weight
+            predicted = predicted[self.known] * self.weight
             along = self.exact[self.known] * self.weight
             along /= np.linalg.norm(along) or 1.0
             rest = predicted - (predicted @ along) * along
@@ -190,7 +196,7 @@ def _of_inputs(sums: _Errors, name: str, predicted: Sequence[Array], problem: Co
     else:
         first, second = _INPUTS[problem.computes]
         with np.errstate(invalid="ignore", over="ignore"):
-            both = predicted[0] + predicted[1] - sums.exact
+            both = predicted[0] + predicted[1]
         found = [
             sums.explained(f"the inputs were read as {name}", both),
             sums.explained(f"the first input, {first}, was read as {name}", predicted[0]),
@@ -202,15 +208,21 @@ def _of_inputs(sums: _Errors, name: str, predicted: Sequence[Array], problem: Co
 _INPUTS = {"diff_weights": ("src", "diff_dst"), "dst": ("the data", "the weights"), "diff_bias": ("diff_dst", "")}
 
 
+def _less(values: Array, exact: Array) -> Array:
+    with np.errstate(invalid="ignore", over="ignore"):
+        return np.asarray(values - exact)
+
+
 def _predicted(part: Part, rounding: Rounding, stop: Stop) -> list[Array] | None:
-    """Return the results of a part with each input rounded alone; both together err by the sum of the two."""
+    """Return what a part loses if each input is rounded alone; both together lose the sum of the two."""
     found = []
     for rounded in range(1 if part.problem.op in ("BiasAdd", "BiasAddBackward") else 2):
 
         def change(values: Array, place: int, rounded: int = rounded) -> Array:
-            every = part.problem.op == "BiasAdd"
-            with np.errstate(over="ignore", invalid="ignore"):
-                return rounding(values) if every or place == rounded else values
+            if place == rounded or part.problem.op == "BiasAdd":
+                with np.errstate(over="ignore", invalid="ignore"):
+                    return np.where(np.isfinite(values), rounding(values) - values, 0.0)
+            return values if place < 2 else np.zeros_like(values)  # a bias is not rounded
 
         values = evaluate(part.problem, part.inputs, stop, change)
         if values is None:
@@ -248,15 +260,14 @@ def _has_subnormals(tensor: Storage, dtype: str, least: float) -> bool:
 
 def _rounded(values: Array, digits: int) -> Array:
     """Round to so many significant bits, to nearest even."""
-    mantissa, exponent = np.frexp(values)
-    rounded: Array = np.ldexp(np.rint(np.ldexp(mantissa, digits)), exponent - digits)
+    bits, step = values.view(np.int64), np.int64(1) << (53 - digits)
+    half = (step >> 1) - 1 + ((bits & step) != 0)  # one more if the last digit that stays is odd
+    rounded: Array = ((bits + half) & -step).view(np.float64)
     return rounded
 
 
 def _truncated(values: Array, digits: int) -> Array:
-    mantissa, exponent = np.frexp(values)
-    truncated: Array = np.ldexp(np.trunc(np.ldexp(mantissa, digits)), exponent - digits)
-    return truncated
+    return (values.view(np.int64) & -(np.int64(1) << (53 - digits))).view(np.float64)
 
 
 def _partial(part: Part, stop: Stop) -> list[tuple[str, Array]] | None:

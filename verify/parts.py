@@ -6,22 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod, sqrt
 
-import numpy as np
-import numpy.typing as npt
-
-from kernels.plan import Stop, Storage, box
+from kernels.plan import Storage
 from kernels.problem import ConvProblem
-from kernels.reference import REFERENCE, Change
 
-__all__ = ["Part", "evaluate", "origin", "part_of"]
+__all__ = ["Part", "origin", "part_of"]
 
-Array = npt.NDArray[np.float64]
 Index = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A smaller problem with its inputs, and the place of its result in the whole one."""
+    """A smaller problem with its inputs, which are views, and the place of its result in the whole one."""
 
     problem: ConvProblem
     inputs: tuple[Storage, ...]
@@ -32,19 +27,6 @@ class Part:
 def origin(place: tuple[slice, ...]) -> list[int]:
     """Return the index of the first element of a place."""
     return [part.start or 0 for part in place]
-
-
-def evaluate(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop, change: Change | None = None) -> Array | None:
-    """Return the result of a problem in float64, of changed inputs if so; None when `stop` said so."""
-    result = np.zeros(problem.output_shape)
-    for unit in REFERENCE.units(problem, 1)[0] if result.size else ():
-        if stop():
-            return None
-        values = REFERENCE.values(problem, unit, inputs, stop, change=change)
-        if values is None:
-            return None
-        box(result, unit)[...] = values
-    return result
 
 
 def part_of(
@@ -93,7 +75,7 @@ def part_of(
     )  # fmt: skip
     src_place, dst_place = _data(problem, images, of_src), _data(problem, images, of_dst)
     places: list[tuple[slice, ...]] = [src_place, weights if forward else dst_place, (of_dst,)]
-    cut = tuple(np.ascontiguousarray(tensor[at]) for tensor, at in zip(inputs, places, strict=False))
+    cut = tuple([tensor[at] for tensor, at in zip(inputs, places, strict=False)])
     return Part(smaller, cut, dst_place if forward else weights, tuple(places[: len(cut)]))
 
 
@@ -107,7 +89,7 @@ def _of_bias(problem: ConvProblem, inputs: Sequence[Storage], around: Index, ele
     smaller = replace(problem, n=images.stop - images.start, src_channels=many, dst_channels=many, groups=many)
     data = _data(problem, images, channels)
     places = (data, (channels,))[: len(inputs)]
-    cut = tuple(np.ascontiguousarray(tensor[at]) for tensor, at in zip(inputs, places, strict=True))
+    cut = tuple([tensor[at] for tensor, at in zip(inputs, places, strict=True)])
     return Part(smaller, cut, data if forward else (channels,), places)
 
 

@@ -21,9 +21,11 @@ import numpy.typing as npt
 
 from kernels.plan import Stop, Storage
 from kernels.problem import ConvProblem
-from kernels.reference import REFERENCE, channels_first, widen
+from kernels.reference import REFERENCE, channels_first, taps, widen
+from verify.blocks import blocks
+from verify.evaluate import evaluate, pixel_chunks
 from verify.model import DIGITS, EXACT, Model, accumulation_slack, ulp
-from verify.parts import Part, evaluate, part_of
+from verify.parts import Part, part_of
 
 __all__ = ["Projected", "Projection", "is_projectable", "projected_macs"]
 
@@ -120,19 +122,17 @@ class Projection:
         one, count, places = self.original, self.count, prod(self.positions)
         exact = np.zeros((count + 1, places))
         for image in range(self.images(block).start, self.images(block).stop):
-            tensors = []
-            for name, tensor in zip(("src", "dst"), inputs, strict=True):
-                values = _pixels(tensor[image : image + 1], one)  # groups, channels, pixels
-                signs = self.signs(name, values.shape[0] * values.shape[1])
-                signs = signs.reshape(count, values.shape[0], values.shape[1]).transpose(1, 0, 2)
-                squares = np.einsum("gcx,gcx->gx", values, values)[:, None]
-                both = np.concatenate([signs @ values, squares], 1).transpose(1, 0, 2)
-                spatial = one.src_spatial if name == "src" else one.dst_spatial
-                tensors.append(np.ascontiguousarray(both).reshape(1, -1, *spatial))
-            sums = evaluate(replace(self.problem, n=1), tensors, stop)
-            if sums is None:
+            if stop():
                 return False
-            exact += sums.reshape(count + 1, one.groups, places).sum(1)
+            src, dst = (
+                self._projected(name, tensor[image : image + 1])
+                for name, tensor in zip(("src", "dst"), inputs, strict=True)
+            )
+            a, b = (dst, src) if one.op.startswith("ConvT") else (src, dst)
+            for tap, at_narrow, at_wide in taps(one.dims):
+                a_part, b_part = a[:, :, *at_wide], b[:, :, *at_narrow]
+                with np.errstate(invalid="ignore", over="ignore"):
+                    exact[:, tap] += np.einsum("pgzyx,pgzyx->p", a_part, b_part)
         slot[:] = 0
         rows = slot.reshape(2 * count + 3, places)
         rows[: count + 1] = exact
@@ -145,6 +145,19 @@ class Projection:
                 rows[-2] = np.square(values).sum((0, 1, 2))
                 rows[-1] = np.square(_weight_taps(ulp(widen(result, one.dtype), one.dtype), one)).sum((0, 1, 2))
         return True
+
+    def _projected(self, name: str, image: Storage) -> Array:
+        """Return the projections of one image of src or dst, and the sums of its squares, as (.., groups, D, H, W)."""
+        one = self.original
+        spatial = one.dims.narrow if (name == "src") == one.op.startswith("ConvT") else one.dims.wide
+        signs = self.signs(name, one.src_channels if name == "src" else one.dst_channels)
+        signs = signs.reshape(self.count, one.groups, -1).transpose(1, 0, 2)
+        found = np.empty((self.count + 1, one.groups, prod(spatial)))
+        with np.errstate(invalid="ignore", over="ignore"):
+            for some, values in pixel_chunks(image, one):
+                found[:-1, :, some] = (signs @ values).transpose(1, 0, 2)
+                np.einsum("gcx,gcx->gx", values, values, out=found[-1, :, some])
+        return found.reshape(self.count + 1, one.groups, *spatial)
 
     def _forward(self, block: int, inputs: Sequence[Storage], result: Storage, slot: Array, stop: Stop) -> bool:
         """Write the projected src of some images, and their projected results."""
@@ -323,14 +336,15 @@ class Projected:
 
 
 def _facts(tensors: Sequence[Storage], dtype: str) -> Array:
-    """Return the largest magnitude of the first tensor and of the others, and 0 if all values are integers."""
-    largest, fractions = [0.0, 0.0], 0.0
+    """Return the largest magnitude of the first tensor and of the others, and 0; 0, 0, 1 if not all are integers."""
+    largest = [0.0, 0.0]
     for place, tensor in enumerate(tensors):
-        for image in tensor.reshape(tensor.shape[0], -1):
-            values = widen(image, dtype)
+        for part in blocks(tensor.shape):
+            values = widen(tensor[part], dtype)
+            if (values != np.rint(values)).any():
+                return np.array([0.0, 0.0, 1.0])
             largest[min(place, 1)] = max(largest[min(place, 1)], float(np.abs(values).max(initial=0.0)))
-            fractions = max(fractions, float((values != np.rint(values)).any()))
-    return np.array([*largest, fractions])
+    return np.array([*largest, 0.0])
 
 
 def _pixels(tensor: Storage, problem: ConvProblem) -> Array:

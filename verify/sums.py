@@ -17,8 +17,9 @@ import numpy.typing as npt
 from kernels.plan import Stop, Storage, Unit
 from kernels.problem import ConvProblem
 from kernels.reference import REFERENCE
+from verify.evaluate import evaluate, gradients
 
-__all__ = ["Sums", "square", "two_sum", "unit_sums"]
+__all__ = ["Sums", "sums_of", "two_sum", "unit_sums"]
 
 Array = npt.NDArray[np.float64]
 
@@ -43,13 +44,24 @@ def unit_sums(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop:
     if problem.dtype == "f64":
         return _f64_sums(problem, unit, inputs, stop)
     high = REFERENCE.values(problem, unit, inputs, stop)
-    squares = None if high is None else REFERENCE.values(problem, unit, inputs, stop, change=square)
+    squares = None if high is None else REFERENCE.values(problem, unit, inputs, stop, change=_square)
     if high is None or squares is None:
         return None
     return Sums(high, None, np.sqrt(squares, out=squares))
 
 
-def square(values: Array, place: int) -> Array:  # noqa: ARG001
+def sums_of(problem: ConvProblem, inputs: Sequence[Storage], stop: Stop) -> Sums | None:
+    """Return the sums of a whole problem that is not f64; None when `stop` said so."""
+    changes = (None, _square)
+    if problem.computes == "diff_weights":
+        found = gradients(problem, inputs, stop, changes)
+    else:
+        each = [evaluate(problem, inputs, stop, change) for change in changes]
+        found = [values for values in each if values is not None]
+    return None if found is None or len(found) < len(changes) else Sums(found[0], None, np.sqrt(found[1]))
+
+
+def _square(values: Array, place: int) -> Array:  # noqa: ARG001
     """Square the values of an input; a `Change` of the reference kernel."""
     with np.errstate(over="ignore"):
         return np.square(values, out=values)
@@ -76,7 +88,7 @@ def _f64_sums(problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], stop:
         return np.ldexp(values, -scales[place])
 
     def squared(values: Array, place: int) -> Array:
-        return square(scaled(values, place), place)
+        return _square(scaled(values, place), place)
 
     squares = REFERENCE.values(products, unit, tensors, stop, change=squared)
     if squares is None:
