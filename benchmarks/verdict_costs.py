@@ -2,9 +2,10 @@
 
     python -m benchmarks.verdict_costs [--only WORD ..] [--skip-full]
 
-Each figure is of a process of its own with one thread. `reference` computes the float64 reference alone, and `read`
-sums all tensors once. The memory is what was used at most beyond the tensors. In a failing result the first dst channel
-has the values of the second.
+Each figure is the processor time of a process of its own with one thread (set OPENBLAS_NUM_THREADS=1), which other work
+on the machine hardly changes. `reference` computes the float64 reference alone, and `read` sums all tensors once. The
+memory is what was used at most beyond the tensors. In a failing result the first dst channel has the values of the
+second.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ def _memory(name: str) -> int:
 def _measured(work: Callable[[], object], send: Any) -> None:
     """Send seconds, MiB beyond what there was, and what the work returned."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forgets the peak
-    before, began = _memory("VmRSS"), time.perf_counter()
+    before, began = _memory("VmRSS"), time.process_time()
     found = work()
-    send.send((time.perf_counter() - began, _memory("VmHWM") - before, found))
+    send.send((time.process_time() - began, _memory("VmHWM") - before, found))
 
 
 def _apart(work: Callable[[], object]) -> tuple[float, int, Any]:

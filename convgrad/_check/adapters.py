@@ -123,13 +123,14 @@ class PythonKernel:
 
     Problems are limited to what the parameters allow: without `dilations`, for example, these are 1. A function says
     more by its attribute `takes`, a dict of fields of `Takes`, and one call at a time by raising NotImplementedError.
+    A module of PyTorch has the parameters of its `forward`.
     """
 
     def __init__(self, function: Callable[..., Any], arrays: str, takes: Mapping[str, Any]) -> None:
         self._function = function
         self._convert = converter(arrays)
         try:
-            parameters = inspect.signature(function).parameters.values()
+            parameters = inspect.signature(getattr(function, "forward", function)).parameters.values()
         except (TypeError, ValueError) as error:
             raise ValueError("the parameters of the function are not known: wrap it in one of your own") from error
         kinds = inspect.Parameter

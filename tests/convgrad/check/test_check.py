@@ -166,7 +166,11 @@ def test_what_a_function_takes_follows_from_its_parameters(tmp_path: Path) -> No
         "def transposed(src, weights, output_padding, **more): ...\n"
         "def every(op, inputs, attributes, out): ...\n"
         "every.takes = {'dtypes': ['bf16'], 'ranks': 2}\n"
-        "def unnamed(inputs, attributes): ...\n",
+        "def unnamed(inputs, attributes): ...\n"
+        "class Module:  # as PyTorch's\n"
+        "    def __call__(self, *given, **more): ...\n"
+        "    def forward(self, src, weights, strides): ...\n"
+        "module = Module()\n",
         encoding="utf-8",
     )
     with pytest.raises(ValueError, match="--ops may say which operation it is"):
@@ -177,6 +181,8 @@ def test_what_a_function_takes_follows_from_its_parameters(tmp_path: Path) -> No
         takes = process.takes
         assert (takes.ops, takes.dtypes, takes.data_formats) == (("ConvolutionBackwardWeights",), ("f32",), ("NCX",))
         assert [takes.strides, takes.dilations, takes.pads, takes.groups] == [False] * 4
+    with KernelProcess(f"{module}:module", takes={}, limit=1) as process:
+        assert (process.takes.ops, process.takes.strides) == (("Convolution",), True)
     with KernelProcess(f"{module}:transposed", takes={"dtypes": DTYPES}, limit=1) as process:
         assert process.takes.ops == ("ConvTranspose",)
         assert process.takes.groups
