@@ -1,6 +1,10 @@
 """Quality of the choice between paths: the time of the chosen one over that of the best one, layer by layer.
 
     python -m benchmarks.regret [--shapes FILE] [--dtype D] [--ops NAME,...] [--only TEXT] [--budget SECONDS]
+    python -m benchmarks.regret --algorithms [--dtype D] [--only TEXT] [--budget SECONDS]
+
+With --algorithms the choices are direct sums and Winograd, for the layers of benchmarks/shapes_3x3.json, and the chosen
+one is that of the algorithm `auto`. Otherwise:
 
 Every other choice is forced in turn, in this process: weight gradients with the narrow or the wide channels or groups
 as lanes, and on products of bf16 if available; ConvTranspose by gathering, with groups as lanes, or scattering.
@@ -15,6 +19,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 from typing import Any
@@ -29,10 +34,12 @@ from kernels.cache import CACHE
 from kernels.forward.tiles import way_costs
 from kernels.gradient.geometry import geometry
 from kernels.gradient.roles import role_costs
+from kernels.problem import Algorithm
 from kernels.target import target
 
 ROLES = ("narrow", "wide", "groups")
 WAYS = ("gather", "lanes", "scatter")
+ALGORITHMS: tuple[Algorithm, ...] = ("direct", "winograd")
 
 
 @contextmanager
@@ -71,6 +78,8 @@ def _uses() -> list[tuple[str, str]]:
 
 def chosen(problem: ConvProblem) -> str:
     """Return the choice that the cost models make."""
+    if problem.algorithm == "auto":
+        return "winograd" if "winograd" in plan(problem).kernel else "direct"
     if "tiles" not in plan(problem).kernel:
         return "dots"
     costs = model_costs(problem)
@@ -86,10 +95,12 @@ def runner(problem: ConvProblem, choice: str, inputs: list[Any]) -> Callable[[],
     """Return a function that computes a layer with one choice and returns the seconds, or None if it can't."""
     if choice == "groups" and problem.groups == 1:
         return None
+    if choice in ALGORITHMS:
+        problem = replace(problem, algorithm=choice)
     with forced(problem, choice):
         try:
             work = plan(problem)
-        except (AssertionError, MemoryError):
+        except (AssertionError, MemoryError, ValueError):
             return None
     if choice == "dots" and "tiles" in work.kernel:
         return None
@@ -113,6 +124,8 @@ def measure(problem: ConvProblem, budget: float) -> dict[str, float]:
     rng = np.random.default_rng(3)
     inputs = [_stored(rng.standard_normal(shape), problem.dtype) for shape in problem.input_shapes]
     names = (*(WAYS if problem.forward else ROLES), *(["dots"] if target().dots else []))
+    if problem.algorithm == "auto":
+        names = ALGORITHMS
     runs = {name: run for name in names if (run := runner(problem, name, inputs)) is not None}
     best = dict.fromkeys(runs, float("inf"))
     until, turns = time.monotonic() + budget, 0
@@ -134,18 +147,23 @@ def _stored(values: Any, dtype: str) -> Any:
 def main() -> None:
     """Measure layers and print a line for each, then the mean and the worst."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=Path, default=Path(__file__).with_name("shapes.json"), help="layers")
+    parser.add_argument("--shapes", type=Path, help="layers; default: shapes.json or shapes_3x3.json beside this file")
+    parser.add_argument("--algorithms", action="store_true", help="compare direct sums, winograd and auto")
     parser.add_argument("--dtype", choices=("f32", "f16", "bf16"), default="f32")
     parser.add_argument("--ops", default=",".join(OPERATIONS), help="operations, separated by commas")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="layers whose name contains TEXT")
     parser.add_argument("--budget", type=float, default=1.0, help="seconds for each layer")
     parser.add_argument("--json", type=Path, help="write the measurements here")
     options = parser.parse_args()
+    shapes = options.shapes or Path(__file__).with_name("shapes_3x3.json" if options.algorithms else "shapes.json")
+    operations = OPERATIONS[:2] if options.algorithms else options.ops.split(",")
     list(warmup())
     record, regrets = [], []
-    for layer in read_layers(options.shapes, options.ops.split(","), options.only):
+    for layer in read_layers(shapes, operations, options.only):
         for layout in LAYOUTS:
             problem = layer.problem(options.dtype, layout)
+            if options.algorithms:
+                problem = replace(problem, algorithm="auto")
             times = measure(problem, options.budget)
             taken = chosen(problem)
             regrets.append(times[taken] / min(times.values()))

@@ -21,6 +21,11 @@ class Costs:
     a dst pixel `gathered`, or `gathered_lanes` where lanes are groups; each src value is `copied` to every lane of a
     group with several dst channels. Where products are scattered, `scattered_pixel` for a dst pixel, `scattered_line`
     for a line of taps and `scattered_sum` for a product that is added.
+
+    Of Winograd: a vector of a tile is `transformed`, a vector of a position is `turned` where channels come first, and
+    for a vector of one row of the gradient its 16 sums are `summed` for each slab and `tapped` once. It is chosen where
+    it is estimated at less than `winograd_share` of direct sums. These five: least squares over the layers of
+    benchmarks/shapes_3x3.json (`python -m benchmarks.regret --algorithms`) on an AMD EPYC (Zen 4, AVX-512).
     """
 
     latency: float = 4.0
@@ -33,6 +38,11 @@ class Costs:
     scattered_pixel: float = 12.0
     scattered_line: float = 8.0
     scattered_sum: float = 0.75
+    transformed: float = 54.0
+    turned: float = 2.0
+    summed: float = 26.0
+    tapped: float = 225.0
+    winograd_share: float = 0.9
 
 
 COSTS = Costs()

@@ -14,7 +14,7 @@ from kernels.gradient.tiles.tables import MERGED_TAPS, split
 from kernels.problem import ConvProblem
 from kernels.target import target
 
-__all__ = ["lane_blocks", "role_costs", "tile_rows"]
+__all__ = ["lane_blocks", "lines_cost", "role_costs", "tile_rows"]
 
 COSTED_TILES = 4096
 """Register tiles whose cycles are added up one by one."""
@@ -46,13 +46,13 @@ def role_costs(problem: ConvProblem, geo: Geometry) -> dict[str, float]:
     """Estimate the cycles of one pixel of one group: with narrow or wide channels as lanes, or groups."""
     wide, narrow, width = geo.wide, geo.narrow, len(geo.axes[3].shifts)
     return {
-        "narrow": _lines_cost(narrow.channels, wide.channels, width, True),
-        "wide": _lines_cost(wide.channels, narrow.channels, width, False),
+        "narrow": lines_cost(narrow.channels, wide.channels, width, True),
+        "wide": lines_cost(wide.channels, narrow.channels, width, False),
         "groups": _groups_cost(problem, wide, narrow, width),
     }
 
 
-def _lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: bool) -> float:
+def lines_cost(vector_channels: int, scalar_channels: int, kernel_width: int, merge: bool) -> float:
     """Return the cycles for one pixel and all taps of one (d, h)."""
     total = 0.0
     whole, rest = divmod(vector_channels, 2 * target().lanes)

@@ -129,9 +129,26 @@ def test_refusals_name_attribute_rule_and_numbers() -> None:
                        dilations=(1, 1), pads_begin=(1, 1), groups=1, src_channels=8, dst_channels=64)  # fmt: skip
     assert [each.attribute for each in refusals(problem)] == ["kernel", "strides", "src_channels"]
     assert str(refusals(problem)[0]) == "winograd takes kernel of 3 in the last two axes; kernel[1] is 5"
+    deep = replace(problem, kernel=(65, 3, 3), src_spatial=(65, 8, 8), dst_spatial=(1, 8, 8), strides=(1, 1, 1),
+                   dilations=(1, 1, 1), pads_begin=(0, 1, 1), src_channels=16)  # fmt: skip
+    assert "up to 64 in the first axis; kernel[0] is 65" in str(refusals(deep)[0])
     with pytest.raises(ValueError, match=r"strides\[0\] is 2"):
         plan(problem)
-    for algorithm in ("direct", "auto"):
-        chosen = plan(replace(problem, algorithm=algorithm))
-        assert chosen.kernel != NAME
-        assert f"{NAME}: algorithm is {algorithm}" in chosen.refusals
+    chosen = plan(replace(problem, algorithm="auto"))
+    assert chosen.kernel != NAME
+    assert f"{NAME}: {'; '.join(map(str, refusals(problem)))}" in chosen.refusals
+
+
+def test_auto_takes_winograd_where_it_is_estimated_to_be_faster() -> None:
+    """`auto` takes Winograd for many channels and pixels and direct sums for few, and its refusal gives the estimate;
+    `direct`, the default, never takes it."""
+    many = _problem(
+        np.random.default_rng(0), op="ConvolutionBackwardWeights", dtype="f32", n=8, groups=1, src_channels=128,
+        dst_channels=128, src_spatial=(28, 28), dst_spatial=(28, 28), kernel=(3, 3), strides=(1, 1), dilations=(1, 1),
+        pads_begin=(1, 1), algorithm="auto",
+    )  # fmt: skip
+    few = replace(many, n=1, src_channels=512, dst_channels=512, src_spatial=(2, 2), dst_spatial=(2, 2))
+    assert plan(many).kernel == NAME
+    assert any("winograd pays below 90% of direct sums' cycles" in each for each in plan(few).refusals)
+    for problem in (replace(many, algorithm="direct"), few, replace(many, dtype="f64")):
+        assert plan(problem).kernel != NAME

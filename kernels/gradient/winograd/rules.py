@@ -11,6 +11,9 @@ __all__ = ["LEAST_CHANNELS", "Refusal", "refusals"]
 LEAST_CHANNELS = 16
 """Channels of a group of either tensor: one vector of the widest targets. Transforms take most of the time of fewer."""
 
+MOST_DEPTHS = 64
+"""Taps along the first of three axes: each has sums of its own."""
+
 MOST_PAD = 1 << 40
 """Padding up to which positions of tiles are far from overflow."""
 
@@ -43,6 +46,9 @@ def refusals(problem: ConvProblem) -> tuple[Refusal, ...]:
             if values[axis] != rule:
                 text = f"winograd takes {name} of {rule} in the last two axes; {name}[{axis}] is {values[axis]}"
                 found.append(Refusal(name, text))
+    if problem.rank == 3 and problem.kernel[0] > MOST_DEPTHS:
+        text = f"winograd takes a kernel of up to {MOST_DEPTHS} in the first axis; kernel[0] is {problem.kernel[0]}"
+        found.append(Refusal("kernel", text))
     for axis, pad in enumerate(problem.pads_begin):
         if abs(pad) > MOST_PAD:
             found.append(Refusal("pads_begin", f"winograd takes pads up to {MOST_PAD}; pads_begin[{axis}] is {pad}"))

@@ -27,12 +27,13 @@ import numpy.typing as npt
 from kernels.arena import address, arena, arena_address
 from kernels.blocks import STEPS
 from kernels.cache import cached
+from kernels.costs import COSTS
 from kernels.emit.compiler import Records, Vector, row_of
 from kernels.emit.tile_table import tile_table
 from kernels.emit.winograd import TAPS
 from kernels.gradient.tiles.records import Block, Weights
 from kernels.gradient.tiles.schedule import schedule
-from kernels.gradient.tiles.unit import BWD_WEIGHTS, box_of
+from kernels.gradient.tiles.unit import BWD_WEIGHTS, BwdWeights, box_of
 from kernels.gradient.winograd.driver import (
     PRODUCTS,
     STAGED_LINE,
@@ -42,6 +43,7 @@ from kernels.gradient.winograd.driver import (
     largest_integer,
     write_taps,
 )
+from kernels.gradient.winograd.estimate import direct_cycles, winograd_cycles
 from kernels.gradient.winograd.layout import Layout, layout, side_records, tile_count
 from kernels.gradient.winograd.rules import refusals
 from kernels.pack.panels import F32, KINDS
@@ -70,11 +72,29 @@ class BwdWinograd:
         self._direct = direct
 
     def refuse(self, problem: ConvProblem) -> str | None:
-        """Take what the caller has chosen it for, if the rules allow it."""
-        if problem.algorithm != "winograd":
-            return f"algorithm is {problem.algorithm}"
-        broken = refusals(problem)
-        return "; ".join(str(each) for each in broken) or None
+        """Take what the caller has chosen it for, if the rules allow it, or what it is faster for."""
+        if problem.algorithm == "direct":
+            return "algorithm is direct"
+        if broken := refusals(problem):
+            return "; ".join(map(str, broken))
+        return self._slower(problem) if problem.algorithm == "auto" else None
+
+    def _slower(self, problem: ConvProblem) -> str | None:
+        """Return why direct sums are chosen: their cycles; None where Winograd is faster."""
+        kernel = self._taker(problem)
+        assert isinstance(kernel, BwdWeights)
+        direct = direct_cycles(problem) / kernel.speed(problem)
+        cycles = winograd_cycles(problem)
+        if cycles < COSTS.winograd_share * direct:
+            return None
+        return (
+            f"algorithm is auto; winograd pays below {COSTS.winograd_share:.0%} of direct sums' cycles, and is"
+            f" estimated at {cycles / direct:.0%}"
+        )
+
+    def _taker(self, problem: ConvProblem) -> Kernel:
+        """Return the kernel that sums `problem` directly."""
+        return next(kernel for kernel in self._direct if kernel.refuse(problem) is None)
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
         """Share out groups, then vectors of channels: each unit transforms the scalars of its groups anew."""
@@ -131,7 +151,7 @@ class BwdWinograd:
     ) -> bool:
         """Compute a unit's part of the output by direct sums, with the bits of the kernel that would take all of it."""
         problem = replace(problem, algorithm="direct")
-        kernel = next(kernel for kernel in self._direct if kernel.refuse(problem) is None)
+        kernel = self._taker(problem)
         if kernel is BWD_WEIGHTS and schedule(problem).vector_is_wide == layout(problem).lanes_are_wide:
             return kernel.run(problem, replace(unit, part=(*unit.part, 0, 1)), inputs, output, None, stop)
         whole = np.empty(problem.output_shape, output.dtype)
