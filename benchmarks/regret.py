@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the measurements here")
     options = parser.parse_args()
     shapes = options.shapes or Path(__file__).with_name("shapes_3x3.json" if options.algorithms else "shapes.json")
-    operations = OPERATIONS[:2] if options.algorithms else options.ops.split(",")
+    operations = [*OPERATIONS[:2]] if options.algorithms else options.ops.split(",")
     list(warmup())
     record, regrets = [], []
     for layer in read_layers(shapes, operations, options.only):
