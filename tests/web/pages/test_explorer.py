@@ -31,7 +31,8 @@ HOSTILE = (
 
 def element(page: Page) -> str:
     """Return the name and index of the element that the page describes."""
-    return page.locator("#element").inner_text()
+    text: str = page.locator("#element").inner_text()
+    return text
 
 
 def stepper(page: Page, name: str) -> Locator:
