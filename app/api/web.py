@@ -1,4 +1,4 @@
-"""The page `/`, which draws a layer, and its files under `/web/`; it loads nothing from other hosts."""
+"""The pages `/` and `/machine`, and their files under `/web/`; they load nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _FOLDER = Path(__file__).parents[1] / "web"
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
 _FILES = {
     "/": (_FOLDER / "explorer.html", "text/html"),
+    "/machine": (_FOLDER / "machine.html", "text/html"),
     **{f"/web/{file.name}": (file, _TYPES[file.suffix]) for file in _FOLDER.iterdir() if file.suffix in _TYPES},
 }
 
 PATHS = frozenset(_FILES)
-"""Paths of the page and its files."""
+"""Paths of the pages and their files."""
 
 router = file_router(_FILES, _POLICY)

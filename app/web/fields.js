@@ -2,19 +2,12 @@
 
 import { entry, nameOf, OPERATIONS, resolve, takesDst } from "./arithmetic.js";
 import { CHOICES, LISTS, MOST, NAMED, withOperation, withRank } from "./layer.js";
+import { make } from "./make.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {keyof typeof LISTS} List */
 
 const OPERATION_NAMES = /** @type {Layer["op"][]} */ (Object.keys(OPERATIONS));
-
-/** @param {string} tag @param {Record<string, string>} [attributes] @param {(Node | string)[]} content @returns {HTMLElement} */
-export function make(tag, attributes = {}, ...content) {
-  const element = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  element.append(...content);
-  return element;
-}
 
 /** `<number-stepper>`: a field for an integer between two buttons; a `change` event has its value, or null if it is empty. */
 class NumberStepper extends HTMLElement {

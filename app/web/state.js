@@ -85,7 +85,8 @@ function read(text) {
           ? []
           : numbers(name, value, rank, LISTS[/** @type {keyof typeof LISTS} */ (name)]);
     else if (/** @type {readonly string[]} */ (NUMBERS).includes(name)) [layer[name]] = numbers(name, value, 1, 1);
-    else if (Object.hasOwn(CHOICES, name)) layer[name] = choice(name, value, CHOICES[/** @type {keyof typeof CHOICES} */ (name)]);
+    else if (Object.hasOwn(CHOICES, name))
+      layer[name] = choice(name, value, CHOICES[/** @type {keyof typeof CHOICES} */ (name)]);
     else if (name === "values") state.values = choice(name, value, KINDS);
     else if (!["op", "at", "of"].includes(name)) throw new RangeError("it has a part that is no field");
   }

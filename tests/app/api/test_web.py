@@ -1,4 +1,4 @@
-"""The page `/` and the files of `app/web/`: all are served, with a strict policy, and they are small."""
+"""The pages and the files of `app/web/`: all are served, with a strict policy, and they are small."""
 
 from __future__ import annotations
 

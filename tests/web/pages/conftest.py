@@ -39,9 +39,9 @@ def open_page(browser: Browser, service: LiveService, complaints: list[str]) -> 
     """Open pages of the service; after the test none may have complained."""
     contexts: list[BrowserContext] = []
 
-    def open_page(path: str, *, width: int = 1280, dark: bool = False) -> Page:
+    def open_page(path: str, *, origin: str = service.url, width: int = 1280, dark: bool = False) -> Page:
         context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", base_url=service.url
+            viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", base_url=origin
         )
         contexts.append(context)
         page = context.new_page()
@@ -52,7 +52,7 @@ def open_page(browser: Browser, service: LiveService, complaints: list[str]) -> 
             "request",
             lambda request: (
                 None
-                if request.url.startswith((service.url + "/", "data:", "blob:"))
+                if request.url.startswith((origin + "/", "data:", "blob:"))
                 else complaints.append(f"request: {request.url}")
             ),
         )

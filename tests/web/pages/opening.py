@@ -13,9 +13,9 @@ _AXE = Path(__file__).parents[3] / ".cache" / "web" / "node_modules" / "axe-core
 
 
 class Opener(Protocol):
-    """Opens a page of the service, light or dark, in a window of some width."""
+    """Opens a page of the service, or of another at `origin`, light or dark, in a window of some width."""
 
-    def __call__(self, path: str, *, width: int = 1280, dark: bool = False) -> Page:
+    def __call__(self, path: str, *, origin: str = ..., width: int = 1280, dark: bool = False) -> Page:
         """Return the page, loaded."""
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.web.pages.opening import Opener, violations
 
-PAGES = ("/", "/#op=Convolution&src=5x8x8&kernel=3x3x3", "/#op=BiasAdd")
+PAGES = ("/", "/#op=Convolution&src=5x8x8&kernel=3x3x3", "/#op=BiasAdd", "/machine")
 
 
 @pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 1280), (True, 360)], ids=["light", "dark", "narrow"])

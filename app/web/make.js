@@ -1,0 +1,7 @@
+/** An element with attributes and content. @param {string} tag @param {Record<string, string>} [attributes] @param {(Node | string)[]} content @returns {HTMLElement} */
+export function make(tag, attributes = {}, ...content) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...content);
+  return element;
+}

@@ -1,0 +1,49 @@
+"""The page `/machine`: the numbers are the service's, and it survives the service's absence."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+import httpx
+from playwright.sync_api import expect
+
+from tests.app.samples import SMALL, post
+from tests.live import running_service
+from tests.web.pages.opening import Opener
+
+
+def test_it_shows_calls(open_page: Opener, http: httpx.Client) -> None:
+    """Calls appear in the rates, the phases and the counted units; workers and target are those of `/readyz`."""
+    page = open_page("/machine")
+    expect(page.locator("#status")).to_have_text("ready")
+    units = page.locator("#facts div", has_text="units computed").locator("dd")
+    before = units.inner_text()
+    ready = http.get("/readyz").json()
+    expect(page.locator("#figures")).to_contain_text(f"{ready['workers']['ready']} of {ready['workers']['wanted']}")
+    expect(page.locator("#facts")).to_contain_text(ready["target"])
+    for _ in range(20):
+        assert post(http, SMALL, SMALL.inputs()).status_code == 200
+    expect(page.locator("#calls li", has_text="ok")).not_to_contain_text("at most 0")
+    expect(page.locator("#whole")).to_contain_text("in the last 10 s")
+    expect(page.locator("#parts tr", has_text="compute").locator("td").last).not_to_have_text("0 ms")
+    expect(units).not_to_have_text(before)
+
+
+def test_the_service_restarts(open_page: Opener, complaints: list[str]) -> None:
+    """While the service is away the page says so and keeps its numbers; it recovers and reports the restart."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    with running_service("--port", port, "--workers", "1") as service:
+        page = open_page("/machine", origin=service.url)
+        expect(page.locator("#status")).to_have_text("ready")
+    expect(page.locator("#status")).to_have_text("not responding")
+    expect(page.locator("#note")).to_contain_text("The numbers are from")
+    expect(page.locator("#figures")).to_contain_text("1 of 1")
+    with running_service("--port", port, "--workers", "1"):
+        expect(page.locator("#status")).to_have_text("ready", timeout=30_000)
+        expect(page.locator("#note")).to_contain_text("has restarted")
+        page.close()
+    assert {text for text in complaints if not re.search("ERR_CONNECTION|ERR_EMPTY", text)} == set()
+    complaints.clear()
