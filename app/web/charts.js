@@ -65,7 +65,7 @@ export class TimeChart extends HTMLElement {
         const now = line.values.at(-1) ?? null;
         const key = make("span", { class: `key line-${order}` });
         const value = make("strong", {}, now === null ? "none" : short(now));
-        return make("li", {}, key, `${line.name}: `, value, `, at most ${short(largest(line))}`);
+        return make("li", {}, key, make("span", {}, `${line.name}: `, value, `, highest ${short(largest(line))}`));
       }),
     );
   }

@@ -89,7 +89,7 @@ function showFigures({ workers }, { series }) {
     figure("calls a second", rate(now ? now.ok + now.failed : undefined)),
     figure("in the queue", short(total(series, "calls_open")), `of ${short(total(series, "calls_limit"))}`),
     figure("workers ready", String(workers.ready), `of ${workers.wanted}`),
-    figure("GFLOP/s", rate(now?.gflops), now?.attainable ? `of ${short(now.attainable)}` : ""),
+    figure("GFLOP/s", rate(now?.gflops), now?.attainable ? `of ${short(now.attainable)} if always busy` : ""),
     figure("faults survived", short(faults)),
   );
 }
@@ -99,7 +99,7 @@ const FAULTS = /** @type {const} */ ([
   ["worker_restarts_total", "workers restarted"],
   ["worker_hangs_total", "workers killed: no answer"],
   ["worker_stops_enforced_total", "workers killed: did not stop"],
-  ["units_retried_total", "units computed again"],
+  ["units_retried_total", "units retried"],
   ["fork_server_restarts_total", "fork server restarted"],
 ]);
 
