@@ -22,6 +22,7 @@ from schemas.tables import OPERATIONS, CalledOperation, find_operation
 __all__ = ["main", "pages", "stale"]
 
 _FOLDER = Path(__file__).resolve().parent.parent / "docs" / "operations"
+_DRAWINGS = _FOLDER.parent / "drawings.json"
 _AXES = {(3, 4, 5): "one, two or three", (2, 3, 4, 5): "up to three", (4, 5): "two or three"}
 _EXTRAS = (
     "",
@@ -97,6 +98,7 @@ def _index() -> str:
 
 def _page(operation: Operation) -> str:
     called = find_operation(operation.name)
+    drawing = json.loads(_DRAWINGS.read_text(encoding="utf-8"))[operation.name]
     names = ", ".join(f"`{name}`" for name in operation.names)
     lines = [
         _NOTICE,
@@ -110,6 +112,11 @@ def _page(operation: Operation) -> str:
         "```",
         "",
         *([*_SYMBOLS, ""] if operation.convolves else []),
+        f"![{drawing['title']}](../images/drawings/{operation.name}.svg)",
+        "",
+        f"[The same layer in the explorer](http://127.0.0.1:8000/#{drawing['state']}) of a service on this machine.",
+        "[Other questions](../explorer.md) that it answers.",
+        "",
         f"Called as {names}.",
         f"Tensors are {', '.join(DTYPE_NAMES)}, all of a call the same, with {_AXES[operation.ranks]} spatial axes.",
         f"With `options.reference` and in verifications they may be {', '.join(REFERENCE_DTYPES)}.",

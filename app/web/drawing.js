@@ -232,7 +232,9 @@ function numbers(layer, resolved, map, element, values) {
     for (let column = 0; column < columns.size; column++) {
       const value = String(numberOf(layer, resolved, values, elementAt(element, map, row, column)) ?? "");
       const [x, y] = [px(map, columns, column * columns.step + 0.5), px(map, rows, row * rows.step + 0.5)];
-      const size = Math.min(14, (map.cell - 4) / (0.62 * Math.max(2, value.length)));
+      // Taps that are apart leave some room beside their cells.
+      const room = columns.step > 1 ? 1.15 * map.cell : map.cell - 4;
+      const size = Math.min(14, map.cell / 1.5, room / (0.62 * Math.max(2, value.length)));
       if (size >= 6)
         text += `<text class="value" x="${round(x)}" y="${round(y)}" font-size="${round(size)}">${value}</text>`;
     }

@@ -6,6 +6,7 @@ import { numpyLine, pytorch } from "../../app/web/code.js";
 import { request } from "../../app/web/layer.js";
 import { fragment, parse } from "../../app/web/state.js";
 import { fill, sum } from "../../app/web/values.js";
+import { told } from "../../app/web/words.js";
 
 /** Every element of a tensor. */
 function* elements(layer, resolved, role) {
@@ -57,6 +58,14 @@ const answers = {
     };
   },
   torch: ({ layer }) => pytorch(layer, resolve(layer)),
+  told: ({ text }) => {
+    const { state, note } = parse(text);
+    const resolved = resolve(state.layer);
+    return {
+      note,
+      lines: [told(state.layer, resolved, state.element), numpyLine(state.layer, resolved, state.element)],
+    };
+  },
   state: ({ text }) => {
     const { state, note } = parse(text);
     return { state, note, again: fragment(state) };
