@@ -6,16 +6,21 @@ FastAPI's matching, its handlers of exceptions and its stacks of dependencies ta
 
 from __future__ import annotations
 
+import asyncio
+import gzip
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.replies.coding import accepts
 from convgrad._errors import MethodNotAllowed, NotFound
 
 __all__ = ["Application", "Routes", "file_router"]
@@ -76,7 +81,8 @@ class Routes:
 def file_router(files: Mapping[str, tuple[Path, str]], policy: str) -> APIRouter:
     """Return routes, which are not documented, that send a file with its media type for each path.
 
-    `policy` is their Content-Security-Policy. Browsers revalidate the files each time.
+    `policy` is their Content-Security-Policy. Browsers ask each time whether a file has changed, so that no page mixes
+    the files of two versions; files are compressed for clients that decode gzip.
     """
     router = APIRouter(include_in_schema=False)
     headers = {
@@ -84,13 +90,31 @@ def file_router(files: Mapping[str, tuple[Path, str]], policy: str) -> APIRouter
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
+        "vary": "accept-encoding",
     }
 
     def add(path: str, file: Path, media_type: str) -> None:
         @router.api_route(path, methods=["GET", "HEAD"])
-        async def page(_: Request) -> Response:
-            return FileResponse(file, media_type=media_type, headers=headers)
+        async def page(request: Request) -> Response:
+            gzipped = accepts(request.headers.get("accept-encoding"), "gzip")
+            content, tag = await asyncio.to_thread(_sent, file, gzipped)
+            sent = {**headers, "etag": tag, **({"content-encoding": "gzip"} if gzipped else {})}
+            if tag in re.findall(r'"[^"]*"', request.headers.get("if-none-match", "")):
+                return Response(status_code=304, headers=sent)
+            return Response(content, media_type=media_type, headers=sent)
 
     for path, (file, media_type) in files.items():
         add(path, file, media_type)
     return router
+
+
+def _sent(file: Path, gzipped: bool) -> tuple[bytes, str]:
+    """Return the bytes of a file as they are sent, and their entity tag, which the compression changes."""
+    return _content(file, gzipped, file.stat().st_mtime_ns)
+
+
+@lru_cache(128)
+def _content(file: Path, gzipped: bool, _changed_ns: int) -> tuple[bytes, str]:
+    content = file.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()[:32]
+    return (gzip.compress(content, mtime=0), f'"{digest}-gzip"') if gzipped else (content, f'"{digest}"')

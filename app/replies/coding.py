@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["choose_coding", "coded"]
+__all__ = ["accepts", "choose_coding", "coded"]
 
 _WBITS = {"gzip": 31, "deflate": 15}
 _ITEM = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*;[ \t]*[qQ]=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?))?")
@@ -44,6 +44,11 @@ def _choose(header: str) -> str | None:
     if plain is None:
         return best if len([name for name, quality in qualities.items() if quality > 0]) == 1 else None
     return best if named[best] > plain else None
+
+
+def accepts(accept_encoding: str | None, coding: str) -> bool:
+    """Return whether the client can decode a content coding, which it lists with a quality above 0."""
+    return dict(_items(accept_encoding or "")).get(coding, 0) > 0
 
 
 def _items(header: str) -> list[tuple[str, float]]:

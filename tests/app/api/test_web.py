@@ -46,6 +46,28 @@ def test_head(http: httpx.Client) -> None:
         assert head.headers["content-length"] == get.headers["content-length"]
 
 
+def test_a_file_that_the_browser_holds_is_not_sent_again(http: httpx.Client) -> None:
+    """The tag of a file, also as a weak one or in a list, gets 304 without content; another tag gets the file."""
+    plain = {"accept-encoding": "identity"}
+    tag = http.get("/web/base.css", headers=plain).headers["etag"]
+    for held in (tag, f"W/{tag}", f'"other", {tag}'):
+        reply = http.get("/web/base.css", headers={"if-none-match": held, **plain})
+        assert (reply.status_code, reply.content, reply.headers["etag"]) == (304, b"", tag)
+    assert http.get("/web/base.css", headers={"if-none-match": '"other"', **plain}).status_code == 200
+
+
+def test_compression(http: httpx.Client) -> None:
+    """A client that decodes gzip gets the file compressed under a tag of its own; one that refuses it gets it plain."""
+    tags = set()
+    for header, coding in (("gzip, deflate, br", "gzip"), ("gzip;q=0, br", None), ("identity", None)):
+        reply = http.get("/web/base.css", headers={"accept-encoding": header})
+        assert reply.headers.get("content-encoding") == coding
+        assert reply.headers["vary"] == "accept-encoding"
+        assert reply.content == (FOLDER / "base.css").read_bytes()
+        tags.add(reply.headers["etag"])
+    assert len(tags) == 2
+
+
 def test_other_files_are_not_served(http: httpx.Client) -> None:
     """A name that is no file of the folder, or leads out of it, is not found."""
     for name in ("nothing.js", "..%2fmain.py", "%2e%2e/main.py", ".", ""):
