@@ -174,7 +174,7 @@ class Forbidden(CallerError):
 
 
 class NotFound(CallerError):
-    """There is no such page."""
+    """There is no such page, check or shared-memory region."""
 
     code = "not_found"
 

@@ -1,4 +1,4 @@
-"""When to retry. Calls have no side effects, so retrying is always safe."""
+"""When to retry. Only the methods of sealed checks have side effects; any other call is safe to repeat."""
 
 from __future__ import annotations
 

@@ -116,9 +116,9 @@ def _set_output_padding(call: Call, axis: Axis, effective: int, problems: list[P
     axis.output_padding = axis.wide - least
     if extra is not None and extra != axis.output_padding:
         name = call.name("output_padding")
-        rule = f"must be {axis.wide} - {least} = {axis.output_padding}, what {call.name('diff_dst')} has beyond"
-        sum_of = f"{axis.stride} * ({axis.narrow} - 1) + {effective} - {axis.begin} - {axis.end}"
-        msg = f"{name}[{axis.index}] {rule} {sum_of}, but is {extra}"
+        rule = f"must be {axis.output_padding}, because {call.name('diff_dst')} is {axis.wide}"
+        sum_of = f"{axis.stride} * ({axis.narrow} - 1) + {effective} - {axis.begin} - {axis.end} = {least}"
+        msg = f"{name}[{axis.index}] {rule} and {sum_of}, but is {extra}"
         problems.append(problem(["attributes", name, axis.index], msg, "output_padding"))
 
 

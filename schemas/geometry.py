@@ -1,4 +1,4 @@
-"""The rules that infer_geometry shapes to each other: batch, channels, groups and, in `schemas.axes`, spatial axes.
+"""The rules that relate the shapes: batch, channels, groups and, in `schemas.axes`, spatial axes.
 
 `infer_geometry` reads the shapes in given formats and returns every broken rule. It is also tried with the other
 formats, to give a hint to a caller who forgot `data_format` or `weights_format`.

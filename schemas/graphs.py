@@ -336,11 +336,11 @@ def _doubled(made: list[tuple[int, int, str, list[int]]]) -> Iterator[Problem]:
     makers: dict[int, str] = {}
     for position, number, label, outputs in made:
         if number in ids:
-            yield problem(["graph", position, "id"], f"{label}: its id is that of op {ids[number]} too", "conflict")
+            yield problem(["graph", position, "id"], f"{label} has the same id as op {ids[number]}", "conflict")
         ids.setdefault(number, position)
         for index, output in enumerate(outputs):
             if output in makers:
-                msg = f"{label}: tensor {output} is computed by {makers[output]} too"
+                msg = f"{label} computes tensor {output}, which {makers[output]} computes too"
                 yield problem(["graph", position, "outputs", index, "id"], msg, "conflict")
             makers.setdefault(output, label)
 

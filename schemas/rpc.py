@@ -135,9 +135,7 @@ def bind_params(
         if len(params) > len(names):
             msg = f"params must have at most {len(names)} values ({', '.join(names)}), but has {len(params)}"
             problems.append(problem(["params"], msg, "too_long"))
-    problems.extend(
-        problem([name], f"the parameter {name} is required", "missing") for name in required if name not in found
-    )
+    problems.extend(problem([name], f"{name} is required", "missing") for name in required if name not in found)
     if problems:
         raise _wrong_params(problems)
     return found
@@ -145,7 +143,7 @@ def bind_params(
 
 def _unknown(name: object, names: Sequence[str]) -> Problem:
     hint = near_miss(name, tuple(names))
-    msg = f"unknown parameter: the parameters are {', '.join(names)}"
+    msg = f"unknown member: the members are {', '.join(names)}"
     return problem([safe_key(name)], f"{msg}; did you mean {hint}?" if hint else msg, "unknown_parameter")
 
 

@@ -91,8 +91,7 @@ def _unwrapped(row: AttributeRow, key: str, raw: Mapping[Any, Any]) -> tuple[Any
 
 
 def _normalised(name: str, value: Any) -> Any:
-    """Return None for the values that mean "not given", `auto_pad` in lower case, and all others as they
-    are."""
+    """Turn the values that mean "not given" into None, and `auto_pad` into lower case."""
     if name == "auto_pad" and isinstance(value, str):
         folded = value.lower() if len(value) <= 16 else value
         # ONNX writes NOTSET for explicit padding.

@@ -142,10 +142,10 @@ def read_shape(value: object, loc: list[str | int], problems: list[Problem]) -> 
     before = len(problems)
     for axis, size in enumerate(value):
         if type(size) is not int:
-            msg = f"{_where(loc)}[{axis}] must be an integer"
+            msg = f"size {axis} of {_where(loc)} must be an integer"
             problems.append(problem([*loc, axis], msg, "int_type"))
         elif not 0 <= size <= INT64_MAX:
-            msg = f"{_where(loc)}[{axis}] must be from 0 to {INT64_MAX}, but is {number(size)}"
+            msg = f"size {axis} of {_where(loc)} must be from 0 to {INT64_MAX}, but is {number(size)}"
             problems.append(problem([*loc, axis], msg, "range"))
     return tuple(value) if len(problems) == before else None
 

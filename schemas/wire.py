@@ -137,7 +137,7 @@ class WrongAxis(_Reply):
 
 
 class Wrong(_Reply):
-    """Where a result is wrong: axes on which only some places hold wrong elements, and what these have in common."""
+    """Where a result is wrong: axes on which only some indices have wrong elements, and what they have in common."""
 
     text: str
     wrong: int
@@ -149,7 +149,7 @@ class Wrong(_Reply):
 
 
 class Detection(_Reply):
-    """How much the test could see: the share of the products of a sum, of so many, that may be missing unseen."""
+    """How many products of a sum can be lost before the test notices, as a share of all `products` of the sum."""
 
     every_element: float
     one_element: float

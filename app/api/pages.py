@@ -21,7 +21,7 @@ health = APIRouter(tags=["operations of the service"])
 
 
 class Health(BaseModel):
-    """The process is alive."""
+    """The reply of /healthz."""
 
     status: str
     version: str

@@ -110,7 +110,7 @@ class Admission:
             raise _overloaded(total, most)
         if mine >= most - total and self._shares(context):
             raise RateLimited(
-                f"this key or address has {mine} calls; {most - total} places are left for others",
+                f"this key or address has {mine} calls; the free places, {most - total}, are reserved for others",
                 retry_after=_RETRY_AFTER_S,
                 data={"reason": "key_share", "value": mine, "limit": most - total},
             )

@@ -83,7 +83,7 @@ class CallOutput:
         return (await asyncio.to_thread(hashlib.sha256, self.data)).hexdigest()
 
     def start(self, units: Units) -> None:
-        """Run the job of `units` from the next turn of the event loop on."""
+        """Run the job in a task of its own."""
         self.units = units
         self.first = asyncio.ensure_future(anext(units, None))
 

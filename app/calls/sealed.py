@@ -98,10 +98,10 @@ class SealedCase:
     def require_sent(self) -> None:
         """Raise `InvalidParams` if the caller can't have all inputs yet."""
         if not self.sent:
-            raise refused("case", f"the inputs of case {self.number} were not sent to their end", "not_given")
+            raise refused("case", f"the inputs of case {self.number} have not all been sent yet", "not_given")
 
     def expire(self) -> None:
-        """Note whether the time for an answer is over, and free the inputs then."""
+        """Mark the case late and free its inputs if the time for an answer is over."""
         if time.monotonic() >= self.until:
             self.end("late")
 
@@ -133,7 +133,7 @@ class SealedCase:
         self.close("passed" if passed else "failed")
 
     def as_entry(self) -> dict[str, Any]:
-        """Return what the signed document says of it."""
+        """Return its entry in the signed document."""
         case = self.case
         entry: dict[str, Any] = {
             "case": case.number, "status": self.status, "op": case.problem.op, "dtype": case.problem.dtype,
@@ -163,7 +163,8 @@ class Check:
         """Return a case by its number; raises `InvalidParams` if it was not given."""
         self.require_unfinished()
         if type(number) is not int or not 0 <= number < len(self.cases):
-            raise refused("case", f"case must be the number of one that was given; {len(self.cases)} were", "not_given")
+            given = f"cases 0 to {len(self.cases) - 1} have been given" if self.cases else "none has been given yet"
+            raise refused("case", f"case must be the number of a case that has been given: {given}", "not_given")
         return self.cases[number]
 
     def current(self) -> SealedCase | None:
@@ -319,7 +320,7 @@ def _read(given: Mapping[str, Any], most: int) -> tuple[Takes, int, str]:
 
 
 def _takes(given: object, problems: list[Problem]) -> Takes | None:
-    """Read what the kernel takes; `Takes` has the rules for values, and says them without the values."""
+    """Read what the kernel takes; `Takes` has the rules for values, and its messages don't echo them."""
     if not isinstance(given, Mapping | None):
         problems.append(problem(["takes"], "takes must be an object", "object_type"))
         return None
@@ -327,9 +328,15 @@ def _takes(given: object, problems: list[Problem]) -> Takes | None:
     known = {each.name: isinstance(each.default, bool) for each in fields(Takes)}
     for name, value in found.items():
         listed = isinstance(value, list) and all(type(each) in (str, int) for each in value)
-        if name not in known or not (isinstance(value, bool) if known[name] else listed):
-            message = f"takes must have flags or lists of words or integers for {', '.join(known)}"
-            problems.append(problem(["takes", safe_key(name)], message, "value"))
+        rule = None
+        if name not in known:
+            rule = f"takes has no such member; its members are {', '.join(known)}"
+        elif known[name] and not isinstance(value, bool):
+            rule = f"takes.{name} must be true or false"
+        elif not known[name] and not listed:
+            rule = f"takes.{name} must be a list of strings or integers"
+        if rule:
+            problems.append(problem(["takes", safe_key(name)], rule, "value"))
         elif name == "ops":
             found[name] = list(dict.fromkeys(_CANONICAL.get(each, each) for each in value))
     try:

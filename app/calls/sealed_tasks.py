@@ -32,7 +32,7 @@ from schemas.tables import find_operation
 __all__ = ["BEGIN", "DROP", "FINISH", "NEXT", "SUBMIT", "VERIFY_SIGNATURE", "AskCheck", "Question", "Submit"]
 
 Place = Callable[[Any], Any]
-"""Makes the params of a method of the body of a request whose path has some of them."""
+"""Adds the path's parameters to the body."""
 
 SUBMIT = ("check", "case", "inputs", "outcome")
 """The params of a submission; the first two are required."""
@@ -62,7 +62,7 @@ class AskCheck(Immediate):
         self._given: Mapping[str, Any] = {}
 
     def check_begun(self, document: Mapping[str, Any]) -> None:
-        """Wait for the rest, which is small."""
+        """Check nothing early: the request is small."""
 
     def read(self, document: Any) -> RequestObject:
         """Read the params."""
@@ -99,7 +99,7 @@ class Submit(Task):
         row = find_operation(self._case.case.problem.op).operation.output
         self.called = stand_in("check", () if self._outcome else (row,))
         for name in inputs.keys() - self.called.operation.input_spellings:
-            rule = f"a submission has only the input {row.name}, and none with an outcome"
+            rule = f"the only input is {row.name}: send it or an outcome, not both"
             raise invalid_params("check", [problem(["inputs", safe_key(name)], rule, "unknown_input")])
         return RequestObject(self.called, {}, inputs, None)
 

@@ -52,7 +52,7 @@ class TileReady:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The whole output is final; `stats`: the whole call's with the last output, before that this output's."""
+    """The whole output is final; `stats` are those of this output, or of the call if it is the last."""
 
     output: CallOutput
     stats: dict[str, Any]
@@ -129,9 +129,8 @@ class Answered:
 
     async def events(self, *, each: bool = True) -> AsyncGenerator[Event, None]:  # noqa: ARG002
         """Yield nothing."""
-        nothing: tuple[Event, ...] = ()
-        for event in nothing:
-            yield event
+        return
+        yield
 
     def result(self) -> Result:
         """Return the result."""

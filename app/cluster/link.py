@@ -1,4 +1,4 @@
-"""The server's end of the bridge: start it, call it, kill it when it is silent, and start it again."""
+"""The server's end of the bridge: start it, call it, kill it when it stops responding, and start it again."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Link:
             while not ended.is_set() and time.monotonic() - self._heard < (_SILENT_S if self.up else _CONNECT_S):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(ended.wait(), 0.25)
-            _log.warning("the bridge to the cluster has ended" if ended.is_set() else "it is silent: killing it")
+            _log.warning("the cluster bridge %s", "has ended" if ended.is_set() else "stopped responding; killing it")
         finally:
             self.up, self.pid, self._channel = False, None, None
             channel.close()

@@ -1,4 +1,4 @@
-"""Which units of a job wait, run on this machine, and are with Ray."""
+"""Track the units of a job: waiting, running on this machine, or on Ray."""
 
 from __future__ import annotations
 

@@ -291,7 +291,7 @@ class Listener:
         if head.is_watching and self.open < self._most + _RESERVED:
             self._serve(sock, once=over)
         elif over:
-            self._reject(sock, head, _too_many(f"{self._most} connections are open, and no more may be", self._most))
+            self._reject(sock, head, _too_many(f"the limit of {self._most} connections is reached", self._most))
         elif head.is_call and not head.is_proxied and (full := self._full()) is not None:
             self._service.admission.note(address_of(address[0]) if isinstance(address, tuple) else ANYONE)
             self._reject(sock, head, full)

@@ -179,7 +179,7 @@ class JsonIntake:
         if end == len(chunk):
             return end
         if chunk[end] != _QUOTE:
-            raise ParseError("the body is not JSON: NaN, Infinity or a stray capital letter outside a string")
+            raise ParseError("the body is not JSON: it has an N or I outside a string, and JSON has no NaN or Infinity")
         if key := patterns.key.match(chunk, end):
             self._keep(chunk[end : key.end() - 1])
             return self._open(key[1].decode(), chunk, key.end())

@@ -418,5 +418,5 @@ def _too_deep(rank: int) -> TensorFault:
 
 
 def _wrong_length(index: list[int], length: int | None, wanted: int | None) -> TensorFault:
-    where = f"the list at {index}" if index else "the whole"
+    where = f"the list at {index}" if index else "the outermost list"
     return TensorFault(f"{_NESTED}: {where} has {length} entries, not {wanted}", "nesting")

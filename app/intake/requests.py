@@ -155,7 +155,7 @@ def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int
 
 
 def stand_in(name: str, inputs: tuple[TensorRow, ...] = ()) -> CalledOperation:
-    """Return what stands for an operation while the tensors of another kind of request are read."""
+    """Return a placeholder operation for requests of another kind that have tensors."""
     row = Operation(name, None, "", "", False, (), inputs, TensorRow(name, ""), (), ranks=tuple(range(17)))
     return CalledOperation(row, name, "new")
 

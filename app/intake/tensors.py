@@ -159,7 +159,7 @@ def npy_tensor(sink: NpySink, declared: str | None) -> Tensor:
 def shape_list(tensor: Tensor) -> list[int]:
     """Return the values of a one-dimensional s32 or s64 tensor; raises `TensorFault` for any other."""
     if tensor.dtype.name not in ("s32", "s64"):
-        raise TensorFault("must be s32, or a JSON list of integers", "shape_dtype")
+        raise TensorFault("must be s32 or s64, or a JSON list of integers", "shape_dtype")
     if len(tensor.shape) != 1 or tensor.shape[0] > MAX_DIMS:
         raise TensorFault(f"must have 1 dimension of at most {MAX_DIMS} values", "rank")
     assert tensor.sink is not None

@@ -310,7 +310,7 @@ class SegmentPool:
         if mine and mine + size > free:
             self._refused += 1
             raise RateLimited(
-                f"the calls of this key or address use {mine} bytes of memory; {free} are left for everyone",
+                f"the calls of this key or address use {mine} bytes of memory; only {free} are free",
                 retry_after=1.0,
                 data={"reason": "memory_share", "value": mine + size, "limit": free},
             )

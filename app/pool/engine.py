@@ -27,7 +27,7 @@ class JobTimes:
 
 @dataclass(slots=True)
 class Demand:
-    """How a job's reader wants its units: each when it is done, or all when the last one is."""
+    """Whether units are delivered one by one, or together at the end."""
 
     each: bool = True
 

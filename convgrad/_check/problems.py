@@ -244,27 +244,27 @@ class Takes:
         if max(self.ranks) < 2:
             object.__setattr__(self, "ops", tuple([op for op in self.ops if op != "BiasAddBackward"]))
         if not self.ops:
-            raise ValueError("BiasAddBackward has at least two spatial axes: `takes` ranks must have 2 or 3")
+            raise ValueError("BiasAddBackward has at least two spatial axes: takes.ranks must have 2 or 3")
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Takes:
-        """Return what a dict of some of these fields says; raises `ValueError` for a field that is none of them."""
+        """Read a dict with some of these fields; raises `ValueError` for an unknown field or a wrong value."""
         known = {field.name: field for field in fields(cls)}
         unknown = sorted(set(data) - set(known))
         if unknown:
-            raise ValueError(f"`takes` has no field {unknown[0]!r}: its fields are {', '.join(known)}")
+            raise ValueError(f"takes has no field {unknown[0]!r}: its fields are {', '.join(known)}")
         given: dict[str, Any] = {}
         for name, value in data.items():
             default = known[name].default
             if isinstance(default, bool):
                 if not isinstance(value, bool):
-                    raise ValueError(f"`takes` {name} must be true or false")
+                    raise ValueError(f"takes.{name} must be true or false")
                 given[name] = value
                 continue
             allowed = DTYPES if name == "dtypes" else default
             chosen = tuple(value) if isinstance(value, list | tuple) else (value,)
             if not chosen or not set(chosen) <= set(allowed):  # type: ignore[arg-type]
-                raise ValueError(f"`takes` {name} must be of {', '.join(map(str, allowed))}")  # type: ignore[arg-type]
+                raise ValueError(f"takes.{name} may only contain {', '.join(map(str, allowed))}")  # type: ignore[arg-type]
             given[name] = chosen
         return cls(**given)
 

@@ -83,7 +83,7 @@ def change(path: str, value: Any) -> Any:
     [
         ("0.kind", "ReLU", (0, "kind"), "node 0 (CONV_0): ReLU is not supported; the kinds are ConvTransposeBackward"),
         ("0.kind", None, (0, "kind"), "is not supported"),
-        ("1.id", 0, (1, "id"), "node 0 (DECONV_0): its id is that of op 0 too"),
+        ("1.id", 0, (1, "id"), "node 0 (DECONV_0) has the same id as op 0"),
         ("1.id", "x", (1, "id"), "op 1 must have an id"),
         ("1", 7, (1,), "an op must be an object"),
         ("0.inputs", None, (0, "inputs"), "node 0 (CONV_0): inputs must be a list"),
@@ -104,7 +104,7 @@ def change(path: str, value: Any) -> Any:
         ("0.attrs.strides.value", [0, 1], (0, "attributes", "strides", 0), "strides[0] must be at least 1, but is 0"),
         ("1.inputs.0.shape", [2, 4, 8, 7], (1, "inputs", 0, "shape"), "has shape (2, 4, 8, 7) here, but (2, 4, 8, 8)"),
         ("1.outputs.0.shape", [2, 5, 16, 15], (1, "outputs", "dst", "shape"), "must have shape (2, 5, 16, 16)"),
-        ("2.outputs.0.id", 4, (2, "outputs", 0, "id"), "tensor 4 is computed by node 1 (DECONV_0) too"),
+        ("2.outputs.0.id", 4, (2, "outputs", 0, "id"), "node 2 (DECONV_0) computes tensor 4"),
     ],
 )
 def test_one_fault(path: str, value: Any, loc: tuple[Any, ...], message: str) -> None:

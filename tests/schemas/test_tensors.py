@@ -79,12 +79,12 @@ def test_extra_members_of_dumps_are_accepted() -> None:
         (
             {"dtype": "f32", "shape": [-1], "data": "AA"},
             ("shape", 0),
-            "the shape of src[0] must be from 0 to",
+            "size 0 of the shape of src must be from 0 to",
         ),
         (
             {"dtype": "f32", "shape": [1.0], "data": "AA"},
             ("shape", 0),
-            "the shape of src[0] must be an integer",
+            "size 0 of the shape of src must be an integer",
         ),
         ({"npy": "AA", "shape": [1]}, ("shape",), "the npy file of src has its own shape"),
         (

@@ -1,7 +1,7 @@
 """A cache of the heads of inference requests: training sends the same head with every call, and only new tensors.
 
-A head is the JSON before the tensors' bytes, so no tensor is kept here. But a head of some hundred bytes may have a
-plan of megabytes, and is cached before its tensors arrive.
+A head is the JSON before the tensors' bytes, so no tensor is kept here. But a head of a few hundred bytes may have a
+plan of megabytes, so the size of the plans is limited.
 """
 
 from __future__ import annotations

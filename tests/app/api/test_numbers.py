@@ -91,7 +91,7 @@ def test_values_that_json_has_no_numbers_for(http: httpx.Client) -> None:
         ([1, 2], "has 2 numbers, but the shape needs 3"),
         ([[[1, 2]]], "the list at [0, 0] has 2 entries, not 3"),
         ([[[1, 2, 3], [4, 5, 6]]], "the list at [0] has 2 entries, not 1"),
-        ([[[1, 2, 3]], [[4, 5, 6]]], "the whole has 2 entries, not 1"),
+        ([[[1, 2, 3]], [[4, 5, 6]]], "the outermost list has 2 entries, not 1"),
         ([[1, 2, 3]], "the list at [0] has 3 entries, not 1"),
         ([[[[1, 2, 3]]]], "more nested lists than 3 dimensions"),
         ([[[1, 2, True]]], "only numbers"),

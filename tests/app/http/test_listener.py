@@ -30,7 +30,7 @@ PATH = f"/v1/ops/{SMALL.op}"
 APIS: dict[str, Callable[[dict[str, object]], object]] = {
     PATH: lambda said: said["reason"],
     "/rpc": lambda said: said["error"]["data"]["reason"],  # type: ignore[index]
-    f"/v2/models/{SMALL.op}/infer": lambda said: re.sub(r".*no more may be.*", "connections", str(said["error"])),
+    f"/v2/models/{SMALL.op}/infer": lambda said: re.sub(r".*limit.* connections.*", "connections", str(said["error"])),
 }
 
 

@@ -84,7 +84,11 @@ def test_problems_are_within_what_a_kernel_takes() -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [({"op": []}, "no field 'op'"), ({"ranks": [4]}, "must be of 1, 2, 3"), ({"groups": 1}, "must be true or false")],
+    [
+        ({"op": []}, "no field 'op'"),
+        ({"ranks": [4]}, "may only contain 1, 2, 3"),
+        ({"groups": 1}, "must be true or false"),
+    ],
 )
 def test_what_a_kernel_takes_is_checked(given: dict[str, object], message: str) -> None:
     """A misspelt field or a value that does not exist is an error that names what there is."""

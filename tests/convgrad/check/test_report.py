@@ -186,7 +186,7 @@ def test_the_command(service: LiveService, tmp_path: Path, capsys: pytest.Captur
         (["--resume", path["a.json"], "--seed", "1"], "--seed is for a new check"),
         (["--ops", "Pooling"], "--ops 'Pooling' is none of"),
         (["--takes", "rank=2"], "no field 'rank'"),
-        (["--dtypes", "f8"], "dtypes must be of f32, f16, bf16, f64"),
+        (["--dtypes", "f8"], "dtypes may only contain f32, f16, bf16, f64"),
     ):
         assert main(["check", kernel, *wrong, *common]) == 2
         assert message in capsys.readouterr().err
