@@ -6,20 +6,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from starlette.types import Send
 
-from app.calls.tasks import Opening, Task
+from app.calls.tasks import RequestReceiver, Task
 from app.calls.work import Work
 from app.http.exchange import Exchange
-from app.intake.body import declared_length, json_news, media_type, whole
+from app.intake.body import declared_length, json_events, media_type, whole
 from app.intake.json import JsonIntake
 from app.intake.multipart import MultipartIntake
-from app.intake.requests import News
+from app.intake.requests import RequestEvent
 from app.intake.sinks import Lease
 from app.intake.values import TensorValues
 from convgrad._errors import UnsupportedMediaType
 
 __all__ = ["REQUEST_TYPES", "Decode", "Encode", "answer", "decode", "decode_optional"]
 
-Decode = Callable[[Exchange, Task, Lease], AsyncIterator[News]]
+Decode = Callable[[Exchange, Task, Lease], AsyncIterator[RequestEvent]]
 """Reads the body of a request in one format."""
 
 Encode = Callable[[Work, Send], Awaitable[None]]
@@ -37,25 +37,25 @@ async def answer(exchange: Exchange, task: Task, decode: Decode, encode: Encode)
     """
     service = task.service
     with service.admit(), service.lease(exchange.direct_body) as lease:
-        work = await Opening(task, lease).receive(decode(exchange, task, lease))
+        work = await RequestReceiver(task, lease).receive(decode(exchange, task, lease))
         async with exchange.watched(), work:
             await encode(work, exchange.send)
 
 
-def decode(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[News]:
+def decode(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
     """Read a body of one of the `REQUEST_TYPES`; raises `UnsupportedMediaType` for another."""
     headers, limit = exchange.headers, int(task.service.settings.head_limit)
     length, name = declared_length(headers), check_media_type(exchange, REQUEST_TYPES)
     if name == "application/json":
         document = JsonIntake(TensorValues(lease), length=length, max_skeleton=limit)
-        return json_news(exchange.chunks(), document, task.read, lease, need_data=task.need_data)
+        return json_events(exchange.chunks(), document, task.read, lease, need_data=task.need_data)
     parts = MultipartIntake(
         headers["content-type"], task.read, lease, length=length, need_data=task.need_data, max_request=limit
     )
-    return parts.news(exchange.chunks())
+    return parts.events(exchange.chunks())
 
 
-def decode_optional(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[News]:
+def decode_optional(exchange: Exchange, task: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
     """Read a body that may be missing, which is an empty object."""
     if exchange.headers.get("content-length", "0") == "0" and "transfer-encoding" not in exchange.headers:
         return whole(task.read({}).read(lease, need_data=task.need_data))

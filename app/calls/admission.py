@@ -71,7 +71,7 @@ class Admission:
     def call(self, context: RequestContext) -> Iterator[None]:
         """Count a call while the block runs; raises as `check` does before that."""
         self.check(context)
-        context.on_counted()
+        context.release_reservation()
         yield from self._counted(self._calls, context.tenant)
 
     def check(self, context: RequestContext) -> None:

@@ -199,7 +199,7 @@ class Call:
         """
         total = self.prepared.units
         for output in self.outputs:
-            output.demand.each = each
+            output.delivery.each = each
         done, step, start = 0, max(1, total // _PROGRESS_STEPS), self._start()
         for output in self.outputs:
             yield Begin(output)
@@ -330,7 +330,7 @@ class Call:
             owner=self._context.tenant,
             arrival=output.arrival,
             times=output.times,
-            demand=output.demand,
+            delivery=output.delivery,
         )
 
     async def _close(self) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.calls.planning import Computation, tensor_bytes
-from app.pool.engine import Arrival, Demand, JobTimes
+from app.pool.engine import Arrival, Delivery, JobTimes
 from kernels import Unit, storage_dtype
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class CallOutput:
     name: str
     computation: Computation
     times: JobTimes = field(default_factory=JobTimes)
-    demand: Demand = field(default_factory=Demand)
+    delivery: Delivery = field(default_factory=Delivery)
     arrival: Arrival | None = None
     segment: Segment | None = None
     scratch: Segment | None = None

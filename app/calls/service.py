@@ -31,7 +31,7 @@ from app.calls.sealed import Checks
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.requests import RequestedCall
 from app.intake.sinks import Lease
-from app.intake.turns import Turns
+from app.intake.upload_slots import UploadSlots
 from app.settings import Settings
 from app.telemetry.context import current_context
 from app.telemetry.metrics import Telemetry
@@ -87,7 +87,7 @@ class Service:
         self._idle = asyncio.Event()
         self._idle.set()
         # Enough to keep a fast network busy while the event loop does other work.
-        self._turns = Turns(max(4, 2 * settings.worker_count))
+        self._upload_slots = UploadSlots(max(4, 2 * settings.worker_count))
         self.telemetry = telemetry or Telemetry()
         self._resources = Resources(self.admission, engine, segments, self.telemetry)
 
@@ -184,10 +184,10 @@ class Service:
                     self._idle.set()
 
     def lease(self, direct_body: DirectBody | None = None) -> Lease:
-        """Return what will own the tensors of the current request; large ones are received when it is its turn."""
+        """Return the lease of the current request, which owns its tensors; large ones wait for an upload slot."""
         context = current_context()
-        turn = self._turns.turn(lambda: self.admission.check(context), lambda: context.received)
-        return Lease(self.segments, direct_body, turn)
+        slot = self._upload_slots.slot(lambda: self.admission.check(context), lambda: context.received)
+        return Lease(self.segments, direct_body, slot)
 
     def deadline(self, options: Options, started: float) -> float:
         """Return the deadline (`time.monotonic()`) of a request that arrived at `started`."""

@@ -1,7 +1,7 @@
 """What a request can ask for, the same for every API: to compute, verify or validate an operation, or a graph of them.
 
-A `Task` knows how its request object is read, what is checked when, and which `Work` computes it. `Opening` takes one
-request from its first bytes to its work.
+A `Task` defines how its request object is read, what is checked when, and which `Work` computes it. `RequestReceiver`
+takes one request from its first bytes to its work.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from app.intake.requests import (
     Arrived,
     Begun,
     Known,
-    News,
     RequestedCall,
+    RequestEvent,
     RequestObject,
     check_begun,
     read_request_object,
@@ -39,7 +39,7 @@ from schemas.problems import Problem, invalid_params
 from schemas.tables import CalledOperation, verified
 from schemas.tensors import TensorMeta
 
-__all__ = ["Compute", "Immediate", "Opening", "RunGraph", "Task", "Validate", "ValidateGraph", "Verify"]
+__all__ = ["Compute", "Immediate", "RequestReceiver", "RunGraph", "Task", "Validate", "ValidateGraph", "Verify"]
 
 
 class Task(ABC):
@@ -210,7 +210,7 @@ class ValidateGraph(_Graph, Immediate):
         return Answered(describe_graph(prepared, cast("GraphRequest", call.request).graph.inputs))
 
 
-class Opening:
+class RequestReceiver:
     """Take one request from its first bytes to its work.
 
     A call begins as soon as the first unit of its plan has its inputs, while the others arrive.
@@ -224,21 +224,21 @@ class Opening:
         self._call: Call | None = None
         self._overlaps = isinstance(task, Compute)
 
-    async def receive(self, news: AsyncIterator[News]) -> Work:
+    async def receive(self, events: AsyncIterator[RequestEvent]) -> Work:
         """Check the request as it arrives; return its work, to be entered with ``async with`` at once.
 
-        Raises what the decoder raises that yields the `news`, and what the task raises.
+        Raises what the decoder of `events` and the task raise.
         """
         try:
-            return await self._receive(news)
+            return await self._receive(events)
         except BaseException:
             if self._call is not None:
                 await self._call.abandon()
             raise
 
-    async def _receive(self, news: AsyncIterator[News]) -> Work:
-        async with aclosing(cast("Any", news)):
-            async for each in news:
+    async def _receive(self, events: AsyncIterator[RequestEvent]) -> Work:
+        async with aclosing(cast("Any", events)):
+            async for each in events:
                 match each:
                     case Begun(document):
                         self._task.check_begun(document)

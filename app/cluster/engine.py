@@ -19,7 +19,7 @@ from app.cluster.node import identity
 from app.cluster.split import Split, processors
 from app.cluster.units import can_travel, first_stage
 from app.pool.buffers import SegmentPool
-from app.pool.engine import Demand, Job
+from app.pool.engine import Delivery, Job
 from app.pool.local import LocalEngine, finish
 from convgrad._errors import DeadlineExceeded, InternalError, Overloaded, ShuttingDown
 from kernels import Unit
@@ -203,7 +203,7 @@ class RayEngine(LocalEngine):
 
     async def _compute_here(self, shared: _Shared, index: int) -> int:
         """Compute one unit on this machine's workers."""
-        alone = replace(shared.job, units=(shared.job.plan.units[index],), arrival=None, demand=Demand())
+        alone = replace(shared.job, units=(shared.job.plan.units[index],), arrival=None, delivery=Delivery())
         async with contextlib.aclosing(super().run(alone)) as units:
             async for _ in units:
                 pass

@@ -62,11 +62,11 @@ class Limits:
 class Connection:
     """What the connection's protocol tells a request.
 
-    `on_counted` is what `RequestContext.on_counted` calls; `direct_body` is set for large bodies without TLS.
+    `release_reservation` becomes that of the `RequestContext`; `direct_body` is set for large bodies without TLS.
     """
 
     transport: asyncio.Transport | None = None
-    on_counted: Any = None
+    release_reservation: Any = None
     direct_body: DirectBody | None = None
 
 
@@ -108,8 +108,8 @@ class Exchange:
             api=api_of(scope["path"]),
             address=address_of(peer[0]) if peer else ANYONE,
         )
-        if connection.on_counted is not None:
-            self.context.on_counted = connection.on_counted
+        if connection.release_reservation is not None:
+            self.context.release_reservation = connection.release_reservation
         self.status = 0
         self._receive = receive
         self._send = send
@@ -342,7 +342,7 @@ class Exchanges:
         except Exception as caught:  # noqa: BLE001 - every error is answered here
             await exchange.fail(caught)
         finally:
-            context.on_counted()
+            context.release_reservation()
             self._telemetry.request_done(context)
             level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
             if _log.isEnabledFor(level):

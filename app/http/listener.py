@@ -288,7 +288,7 @@ class Listener:
 
     def _decide(self, sock: socket.socket, address: Any, head: RequestStart) -> None:
         over = self.open >= self._most
-        if head.is_watching and self.open < self._most + _RESERVED:
+        if head.is_probe and self.open < self._most + _RESERVED:
             self._serve(sock, once=over)
         elif over:
             self._reject(sock, head, _too_many(f"the limit of {self._most} connections is reached", self._most))
@@ -318,7 +318,7 @@ class Listener:
 
         def make() -> Any:
             protocol = self._make()
-            protocol.once, protocol.on_counted = once or self._draining, counted
+            protocol.once, protocol.release_reservation = once or self._draining, counted
             protocol.entered = lambda: self._coming.pop(number, None)
             return protocol
 

@@ -51,7 +51,7 @@ class RequestStart:
         self._data = data
 
     @property
-    def is_watching(self) -> bool:
+    def is_probe(self) -> bool:
         """Whether it is a complete request for health or metrics, which are always answered."""
         return self.path in _WATCHED and self.method in ("GET", "HEAD") and self._data.endswith(b"\r\n\r\n")
 

@@ -32,8 +32,8 @@ class TimeoutProtocol(DirectBodyProtocol):
     """Whether the connection closes after one request."""
     entered: Callable[[], object] | None = None
     """Called when the connection is registered with the server."""
-    on_counted: Callable[[], object] | None = None
-    """See `RequestContext.on_counted`."""
+    release_reservation: Callable[[], object] | None = None
+    """See `RequestContext.release_reservation`."""
 
     _timer: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -51,8 +51,8 @@ class TimeoutProtocol(DirectBodyProtocol):
         self._stop_waiting()
         if self._unread is not None:
             self._unread.cancel()
-        if self.on_counted is not None:
-            self.on_counted()
+        if self.release_reservation is not None:
+            self.release_reservation()
         super().connection_lost(exc)
         # uvicorn does not after an error, and its timer would keep the connection's memory for a minute
         self._unset_keepalive_if_required()
@@ -67,7 +67,7 @@ class TimeoutProtocol(DirectBodyProtocol):
         """Begin a request and tell it of its connection."""
         super().on_message_begin()
         connection = connection_of(cast("Scope", self.scope))
-        connection.transport, connection.on_counted = self.transport, self.on_counted
+        connection.transport, connection.release_reservation = self.transport, self.release_reservation
         self._wait()
 
     def on_headers_complete(self) -> None:

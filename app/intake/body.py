@@ -6,31 +6,31 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from app.intake.json import JsonIntake
-from app.intake.requests import Begun, Known, News, RequestedCall, RequestObject
+from app.intake.requests import Begun, Known, RequestedCall, RequestEvent, RequestObject
 from app.intake.sinks import Lease
 from app.intake.strict_json import Partial
 from convgrad._errors import UnsupportedMediaType
 
-__all__ = ["begun_documents", "declared_length", "json_news", "media_type", "whole"]
+__all__ = ["begun_documents", "declared_length", "json_events", "media_type", "whole"]
 
 _CHARSETS = ("utf-8", "utf8", "us-ascii")
 
 
-async def json_news(
+async def json_events(
     chunks: AsyncIterator[bytes | memoryview],
     document: JsonIntake,
     read_request: Callable[[Any], RequestObject],
     lease: Lease,
     *,
     need_data: bool = True,
-) -> AsyncIterator[News]:
+) -> AsyncIterator[RequestEvent]:
     """Read a JSON body; yield what has arrived. `read_request` makes a request object of the whole document."""
     async for begun in begun_documents(chunks, document):
         yield begun
     yield Known(read_request(await document.finish_async()).read(lease, need_data=need_data))
 
 
-async def whole(call: RequestedCall) -> AsyncIterator[News]:
+async def whole(call: RequestedCall) -> AsyncIterator[RequestEvent]:
     """Yield a call that has arrived as a whole."""
     yield Known(call)
 

@@ -16,7 +16,7 @@ from python_multipart.multipart import parse_options_header
 from app.intake.json import HEAD_LIMIT, JsonIntake
 from app.intake.numbers import NUMBER_SLICE
 from app.intake.parts import PartReader
-from app.intake.requests import Arrived, Begun, Known, News, RequestedCall, RequestObject
+from app.intake.requests import Arrived, Begun, Known, RequestedCall, RequestEvent, RequestObject
 from app.intake.sinks import Lease, NpySink, TensorFault
 from app.intake.tensors import Input, npy_tensor, shape_list
 from app.intake.values import TensorValues
@@ -38,7 +38,7 @@ _ENCODINGS = (b"", b"binary", b"8bit", b"7bit")
 
 
 class MultipartIntake:
-    """Read a multipart body; `news` yields what has arrived.
+    """Read a multipart body; `events` yields what has arrived.
 
     `read_request` makes a request object of the JSON in the first part, of at most `max_request` bytes. With
     `need_data=False` a tensor may be just dtype and shape. Raises `UnsupportedMediaType` for a content type without a
@@ -70,7 +70,7 @@ class MultipartIntake:
         self._missing: set[str] = set()  # inputs of which the rules need to know more
         self._reader = PartReader(_boundary(content_type), self, max_header_bytes=_HEADER_BYTES)
 
-    async def news(self, chunks: AsyncIterator[bytes | memoryview]) -> AsyncIterator[News]:
+    async def events(self, chunks: AsyncIterator[bytes | memoryview]) -> AsyncIterator[RequestEvent]:
         """Read the whole body."""
         async for chunk in chunks:
             if isinstance(chunk, memoryview):

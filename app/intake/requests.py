@@ -27,7 +27,7 @@ __all__ = [
     "Arrived",
     "Begun",
     "Known",
-    "News",
+    "RequestEvent",
     "RequestObject",
     "RequestedCall",
     "check_begun",
@@ -124,7 +124,7 @@ class Arrived:
     received: Mapping[str, int]
 
 
-News = Begun | Known | Arrived
+RequestEvent = Begun | Known | Arrived
 
 
 def check_begun(called: CalledOperation, request: Mapping[str, Any], memory: int) -> None:

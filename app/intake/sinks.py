@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 import numpy as np
 
-from app.intake.turns import LARGE, Turn
+from app.intake.upload_slots import LARGE, UploadSlot
 from app.pool.buffers import Segment, SegmentPool
 from app.telemetry.context import current_context
 from convgrad._errors import ParseError
@@ -59,9 +59,11 @@ class DirectBody(Protocol):
 class Lease:
     """Own the segments of one request until a call takes them over; always close it."""
 
-    def __init__(self, pool: SegmentPool, direct_body: DirectBody | None = None, turn: Turn | None = None) -> None:
+    def __init__(
+        self, pool: SegmentPool, direct_body: DirectBody | None = None, slot: UploadSlot | None = None
+    ) -> None:
         self._pool = pool
-        self._turn = turn
+        self._slot = slot
         self._direct_body = direct_body
         self._held: dict[int, Segment] = {}
         self._heap = _HEAP
@@ -75,12 +77,12 @@ class Lease:
         self.close()
 
     async def acquire_async(self, nbytes: int) -> Segment:
-        """Allocate a segment without blocking the event loop; for a large one, wait for the request's turn.
+        """Allocate a segment without blocking the event loop; for a large one, wait for an upload slot.
 
-        Raises what `SegmentPool.acquire` raises, and what rejects the request when its turn comes.
+        Raises what `SegmentPool.acquire` raises, and what rejects the request once it has a slot.
         """
-        if nbytes >= LARGE and self._turn is not None:
-            await self._turn.begin()
+        if nbytes >= LARGE and self._slot is not None:
+            await self._slot.acquire()
         segment = await self._pool.acquire_async(max(nbytes, 1), current_context().owner)
         self._held[id(segment)] = segment
         return segment
@@ -113,10 +115,10 @@ class Lease:
         return shared
 
     def received(self) -> None:
-        """End the request's turn: its body has arrived, and nothing that it allocates from now on waits for one."""
-        if self._turn is not None:
-            self._turn.end()
-            self._turn = None
+        """Release the upload slot: the body has arrived, and nothing that is allocated from now on waits for one."""
+        if self._slot is not None:
+            self._slot.release()
+            self._slot = None
 
     def release(self, segment: Segment) -> None:
         """Return one segment early."""
@@ -125,8 +127,8 @@ class Lease:
 
     def hand_over(self, segment: Segment) -> Segment:
         """Pass ownership of the segment to a call, which then releases it."""
-        if self._turn is not None:
-            self._turn.end()
+        if self._slot is not None:
+            self._slot.release()
         del self._held[id(segment)]
         return segment
 
@@ -137,8 +139,8 @@ class Lease:
 
     def close(self) -> None:
         """Return the segments that no call took over."""
-        if self._turn is not None:
-            self._turn.end()
+        if self._slot is not None:
+            self._slot.release()
         if self._direct_body is not None:
             self._direct_body.forget()
         while self._held:

@@ -10,7 +10,7 @@ from app.pool.buffers import Segment
 from app.pool.messages import Unfit
 from kernels import Plan, Unit
 
-__all__ = ["Arrival", "Demand", "Engine", "Job", "JobTimes"]
+__all__ = ["Arrival", "Delivery", "Engine", "Job", "JobTimes"]
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class JobTimes:
 
 
 @dataclass(slots=True)
-class Demand:
+class Delivery:
     """Whether units are delivered one by one, or together at the end."""
 
     each: bool = True
@@ -52,7 +52,7 @@ class Job:
 
     `deadline` is a `time.monotonic()` time. Scheduling is fair between owners: the jobs of one `owner` share its turns.
     The engine fills in `times`. With an `arrival`, a unit runs once the images it reads have arrived, or all images if
-    it does not name any. The reader may change `demand` at any time. `units` are those to compute, all of the plan's
+    it does not name any. The reader may change `delivery` at any time. `units` are those to compute, all of the plan's
     unless they are given.
     """
 
@@ -65,7 +65,7 @@ class Job:
     owner: str = ""
     arrival: Arrival | None = None
     times: JobTimes = field(default_factory=JobTimes)
-    demand: Demand = field(default_factory=Demand)
+    delivery: Delivery = field(default_factory=Delivery)
     units: tuple[Unit, ...] | None = None
 
 

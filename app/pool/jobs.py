@@ -121,8 +121,8 @@ class JobRun:
         self._notify()
 
     def _notify(self) -> None:
-        news = self.over or (self.job.demand.each and self._finished)
-        if news and self._reader is not None and not self._reader.done():
+        due = self.over or (self.job.delivery.each and self._finished)
+        if due and self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
         if self.over and self.on_workers == 0:
             self._holds = ()

@@ -15,7 +15,7 @@ from convgrad._dtypes import dtype
 from convgrad._errors import NotAcceptable
 from convgrad._npy import write_header
 
-__all__ = ["MEDIA_TYPE", "Frontier", "check_outputs", "send_npy"]
+__all__ = ["MEDIA_TYPE", "ReadyRows", "check_outputs", "send_npy"]
 
 MEDIA_TYPE = "application/x-npy"
 
@@ -25,7 +25,7 @@ _SLICE = 1 << 20
 _WHOLE = 1 << 16
 
 
-class Frontier:
+class ReadyRows:
     """Count the final leading rows of a tensor, given disjoint boxes as they become final."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
@@ -68,7 +68,7 @@ async def send_npy(call: Work, send: Send) -> None:
             body = b"".join((header, output.data))
         await send_bytes(send, body, MEDIA_TYPE, headers={"x-tensor-dtype": spec.dtype})
         return
-    frontier, sent = Frontier(spec.shape), 0
+    ready, sent = ReadyRows(spec.shape), 0
 
     async def head() -> None:
         headers = {"x-tensor-dtype": spec.dtype}
@@ -80,7 +80,7 @@ async def send_npy(call: Work, send: Send) -> None:
             if not isinstance(event, TileReady):
                 continue
             with call.timings.measure("encode"):
-                final = frontier.add(event.offset, event.shape) * row_bytes
+                final = ready.add(event.offset, event.shape) * row_bytes
             if final and not sent:
                 await head()
             while sent < final:

@@ -143,8 +143,8 @@ class RequestContext:
     calls_limit: int | None = None
     denied: ConvgradError | None = None
     trace: TraceParent | None = None
-    on_counted: Callable[[], object] = lambda: None
-    """Called when the request is counted as a call, or over: the listener need not reserve a place for it any more."""
+    release_reservation: Callable[[], object] = lambda: None
+    """Called when the request is counted as a call, or over: the listener then reserves no place for it any more."""
     refusals: list[str] = field(default_factory=list)
     received: int = 0
     sent: int = 0

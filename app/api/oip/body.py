@@ -19,7 +19,7 @@ from app.api.oip.regions import Region, Regions
 from app.api.oip.request import InferRequest, InputTensor, read_request
 from app.intake.coding import Decoder
 from app.intake.json import JsonIntake
-from app.intake.requests import Arrived, Known, News, RequestedCall, RequestObject
+from app.intake.requests import Arrived, Known, RequestedCall, RequestEvent, RequestObject
 from app.intake.sinks import Lease, RawSink, TensorFault
 from app.intake.strict_json import parse_document
 from app.intake.tensors import Elements, Input, Tensor
@@ -41,7 +41,7 @@ _SMALL = 16 << 10
 
 
 class InferenceBody:
-    """Read the body of one inference request; `news` yields what has arrived.
+    """Read the body of one inference request; `events` yields what has arrived.
 
     Calls whose head is in `heads` have been prepared before. Raises `ParseError` and `InvalidRequest` for a body that
     violates the protocol, `InvalidParams` for inputs that don't match their description, `TooLarge` and `Overloaded`
@@ -79,7 +79,7 @@ class InferenceBody:
         self.request: InferRequest | None = None
         """The request, once its head has arrived."""
 
-    async def news(self, chunks: AsyncIterator[bytes | memoryview]) -> AsyncIterator[News]:
+    async def events(self, chunks: AsyncIterator[bytes | memoryview]) -> AsyncIterator[RequestEvent]:
         """Read the whole body."""
         head = known = None
         async for chunk in chunks:

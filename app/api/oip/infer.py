@@ -22,7 +22,7 @@ from app.calls.work import Work, finish
 from app.http.exchange import Exchange
 from app.intake.body import media_type
 from app.intake.coding import decoder_of
-from app.intake.requests import News
+from app.intake.requests import RequestEvent
 from app.intake.sinks import Lease
 from app.pool.buffers import Segment
 from app.replies import frames
@@ -66,7 +66,7 @@ class _Inference(Compute):
         self._exchange = exchange
         self._body: InferenceBody | None = None
 
-    def decode(self, exchange: Exchange, _: Task, lease: Lease) -> AsyncIterator[News]:
+    def decode(self, exchange: Exchange, _: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
         """Read the body of the request."""
         headers, settings = exchange.headers, self.service.settings
         if not media_type(headers).endswith("+json"):
@@ -83,7 +83,7 @@ class _Inference(Compute):
             head_limit=int(settings.head_limit),
         )
         chunks = exchange.chunks()
-        return body.news(chunks if decoder is None else decompressed(chunks, decoder))
+        return body.events(chunks if decoder is None else decompressed(chunks, decoder))
 
     def open(self, prepared: Prepared, tensors: Mapping[str, Segment], lease: Lease) -> Call:
         """Return the call, whose plan may be that of an earlier one, with the deadline of this request."""

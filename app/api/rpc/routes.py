@@ -20,7 +20,7 @@ from app.api.rpc.methods import METHODS, Method, PlainMethod, TaskMethod
 from app.calls.cancel import NOTIFICATION, Running, session_of
 from app.calls.errors import as_convgrad_error
 from app.calls.service import Service
-from app.calls.tasks import Opening
+from app.calls.tasks import RequestReceiver
 from app.calls.work import Answered, Work, finish
 from app.http.exchange import Exchange, exchange_of
 from app.intake.body import begun_documents, declared_length, whole
@@ -156,11 +156,11 @@ class _Message:
             if denied is not None and (length is None or length > limit):
                 return _Unreadable(denied)  # don't read large bodies without a valid key
             document = JsonIntake(TensorValues(self._lease, self._refusal), length=length, max_skeleton=limit)
-            news, error = begun_documents(self._exchange.chunks(), document), None
+            events, error = begun_documents(self._exchange.chunks(), document), None
             while True:
                 try:
                     async with asyncio.timeout(None if error is None else _ID_WITHIN_S):
-                        begun = (await anext(news)).document
+                        begun = (await anext(events)).document
                 except StopAsyncIteration:
                     break
                 except TimeoutError:
@@ -279,7 +279,7 @@ class _Message:
             raise self._refusal.with_traceback(None)
         task, document = method.read(self._service, item.params)
         request = task.read(document).read(self._lease, need_data=task.need_data)
-        work = await Opening(task, self._lease).receive(whole(request))
+        work = await RequestReceiver(task, self._lease).receive(whole(request))
         self._add_tensors(work.output_bytes)
         running.add(work)
         return await stack.enter_async_context(work)

@@ -223,7 +223,7 @@ def test_connections_reset_while_they_wait(narrow: LiveService) -> None:
 def test_malformed_heads_can_be_answered(data: bytes) -> None:
     """Whatever the first bytes are, they are assigned to an API and can be answered."""
     head = RequestStart(data)
-    assert not head.is_watching
+    assert not head.is_probe
     assert not head.is_call
     assert answer(head, Overloaded("full", retry_after=1, data={"reason": "x"})).startswith(b"HTTP/1.1 503 ")
 
@@ -231,8 +231,8 @@ def test_malformed_heads_can_be_answered(data: bytes) -> None:
 def test_only_complete_heads_are_let_in_beyond_the_limit() -> None:
     """A head that has no end yet would occupy a place that is reserved for health and metrics."""
     for lines in (b"GET /healthz HTTP/1.1\r\n", b"HEAD /metrics HTTP/1.1\r\nhost: localhost\r\n"):
-        assert RequestStart(lines + b"\r\n").is_watching
-        assert not RequestStart(lines).is_watching
+        assert RequestStart(lines + b"\r\n").is_probe
+        assert not RequestStart(lines).is_probe
 
 
 def test_rejections_are_the_api_s_problem_objects() -> None:

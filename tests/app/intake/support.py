@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from app.intake.body import begun_documents
 from app.intake.json import JsonIntake
 from app.intake.multipart import MultipartIntake
-from app.intake.requests import Known, News, RequestedCall, read_request_object
+from app.intake.requests import Known, RequestedCall, RequestEvent, read_request_object
 from app.intake.sinks import Lease
 from app.intake.tensors import collect_tensors
 from app.pool.buffers import SegmentPool
@@ -89,12 +89,12 @@ async def pour(body: bytes, document: JsonIntake, step: int) -> None:
         pass
 
 
-async def read_news(
-    news: AsyncIterator[News], check: Callable[[RequestedCall], object] = lambda _: None
+async def read_events(
+    events: AsyncIterator[RequestEvent], check: Callable[[RequestedCall], object] = lambda _: None
 ) -> RequestedCall:
     """Check a call as soon as it is known; return it once it is complete."""
     found = None
-    async for each in news:
+    async for each in events:
         if isinstance(each, Known):
             found = each.call
             check(found)
@@ -110,7 +110,7 @@ def read_parts(
     async def run(lease: Lease) -> dict[str, bytes]:
         length = len(body) if declared else None
         intake = MultipartIntake(CONTENT_TYPE, partial(read_request_object, called), lease, length=length)
-        return await collected(await read_news(intake.news(chunks(body, step)), checked), lease)
+        return await collected(await read_events(intake.events(chunks(body, step)), checked), lease)
 
     return in_pool(run)
 

@@ -38,7 +38,7 @@ from tests.app.intake.support import (
     chunks,
     multipart,
     npy,
-    read_news,
+    read_events,
     read_parts,
     request,
     text,
@@ -232,7 +232,7 @@ def test_a_call_is_refused_before_its_data_is_taken() -> None:
     with Lease(pool) as lease:
         intake = MultipartIntake(CONTENT_TYPE, partial(read_request_object, OPERATION), lease, length=10**9)
         with pytest.raises(InvalidParams, match="diff_dst"):
-            asyncio.run(read_news(intake.news(chunks(head, 10**6)), checked))
+            asyncio.run(read_events(intake.events(chunks(head, 10**6)), checked))
     assert pool.stats().created == 0
 
 

@@ -20,7 +20,7 @@ from app.intake.sinks import Lease
 from app.pool.buffers import SegmentPool
 from convgrad._errors import InvalidParams
 from schemas.problems import MAX_PROBLEMS
-from tests.app.intake.support import CONTENT_TYPE, MIB, OPERATION, multipart, npy, read_news
+from tests.app.intake.support import CONTENT_TYPE, MIB, OPERATION, multipart, npy, read_events
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def test_each_chunk_of_a_body_with_many_parts() -> None:
                 calls.update(found)
 
             intake = MultipartIntake(CONTENT_TYPE, read_graph_request, lease)
-            assert len((await read_news(intake.news(body()))).inputs) == len(tensors)
+            assert len((await read_events(intake.events(body()))).inputs) == len(tensors)
         return calls
 
     assert asyncio.run(run()).total() < 40 * len(rest) + 10 * len(tensors)  # which are read once, when all are known

@@ -175,7 +175,7 @@ def test_a_reader_of_all_units_waits_once(pool: SegmentPool) -> None:
 
     async def scenario() -> None:
         run = JobRun(job_of(pool, 2))
-        run.job.demand.each = False
+        run.job.delivery.each = False
         reader = asyncio.create_task(run.next())
         first, second = run.take(), run.take()
         await asyncio.sleep(0)
