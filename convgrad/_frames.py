@@ -29,7 +29,7 @@ _HEAD = struct.Struct("<IIQ")
 _CRC = struct.Struct("<I")
 
 Bytes = bytes | bytearray | memoryview
-Place = Callable[[dict[str, Any], int], "memoryview | None"]
+Destination = Callable[[dict[str, Any], int], "memoryview | None"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class FrameDecoder:
     before that its checksum is not verified.
     """
 
-    def __init__(self, max_json: int = 1 << 20, max_body: int = 1 << 34, *, place: Place | None = None) -> None:
+    def __init__(self, max_json: int = 1 << 20, max_body: int = 1 << 34, *, place: Destination | None = None) -> None:
         self._max_json = max_json
         self._max_body = max_body
         self._place = place

@@ -47,7 +47,7 @@ _REFERENCE_UNITS = 1 << 14
 _REFERENCE_MACS = 1 << 30
 """Most multiply-adds of a call where no compiled code works and the reference kernel computes."""
 
-Place = tuple[str, str, tuple[int, ...]]
+NamedTensor = tuple[str, str, tuple[int, ...]]
 """A tensor of a call: `inputs`, `outputs` or `attributes`, its name, and its shape."""
 
 _READ = {"diff_weights": ("src", "diff_dst"), "diff_src": ("diff_dst", "weights"), "diff_bias": ("diff_dst",)}
@@ -116,22 +116,22 @@ def tensor_bytes(spec: TensorSpec) -> int:
 
 def check_limits(op: ResolvedOp, settings: Settings) -> None:
     """Raise `TooLarge` when work, output, all tensors or the plan exceed a limit, before anything is planned."""
-    _check("work", op.macs, settings.work_limit, "multiply-adds", op, _largest)
+    _limit("work", op.macs, settings.work_limit, "multiply-adds", op, _largest)
     if not target().compiles and op.macs > _REFERENCE_MACS:
-        place, name, shape = _largest(op)
+        kind, name, shape = _largest(op)
         raise TooLarge(
             f"the call needs {op.macs} multiply-adds; no compiled code works on this machine's processor (/readyz has"
             f" the reason), and the reference kernel, used instead, is limited to {_REFERENCE_MACS}:"
             f" {name} is {written(shape)}",
-            data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs, "loc": [place, name]},
+            data={"reason": "work", "limit": _REFERENCE_MACS, "value": op.macs, "loc": [kind, name]},
         )
-    _check("output", sum(map(tensor_bytes, op.outputs)), settings.output_limit, "bytes of output", op, _output)
-    _check("memory", call_bytes(op), settings.memory_budget, "bytes of tensors", op, _largest)
+    _limit("output", sum(map(tensor_bytes, op.outputs)), settings.output_limit, "bytes of output", op, _output)
+    _limit("memory", call_bytes(op), settings.memory_budget, "bytes of tensors", op, _largest)
     for output in op.outputs:
         problem = problem_of(op, output.name)
         counts = prod(problem.kernel), max(problem.dims.wide_channels, problem.dims.narrow_channels)
         for count, (what, limit) in zip(counts, _PLAN_LIMITS.items(), strict=True):
-            _check("plan", count, limit, what, op, _weights)
+            _limit("plan", count, limit, what, op, _weights)
 
 
 def is_planned_at_once(op: ResolvedOp, reference: bool = False) -> bool:
@@ -159,10 +159,10 @@ def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> tu
     for spec in op.outputs:
         problem = problem_of(op, spec.name)
         if reference:
-            _check("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
+            _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
         chosen = plan(problem, workers=settings.planned_workers, reference=reference)
         computations.append(Computation(spec, chosen, _inputs_of(op, spec)))
-    _check(
+    _limit(
         "scratch",
         call_bytes(op) + sum(each.plan.scratch_bytes for each in computations),
         settings.memory_budget,
@@ -190,10 +190,10 @@ def plan_verification_call(op: ResolvedOp, settings: Settings, *, explain: bool,
     if fast:
         chosen = plan_fast_verification(problem, explain=explain)
     else:
-        _check("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
+        _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
         chosen = plan_verification(problem, workers=settings.worker_count, explain=explain)
     needed = call_bytes(op) + chosen.scratch_bytes
-    _check("scratch", needed, settings.memory_budget, "bytes of tensors and scratch", op, _largest)
+    _limit("scratch", needed, settings.memory_budget, "bytes of tensors and scratch", op, _largest)
     return Computation(op.output, chosen, (*_inputs_of(op, op.output), op.inputs[-1].name))
 
 
@@ -252,29 +252,31 @@ def _describe(chosen: Plan) -> dict[str, Any]:
     }
 
 
-def _check(reason: str, value: int, limit: int, what: str, op: ResolvedOp, find: Callable[[ResolvedOp], Place]) -> None:
+def _limit(
+    reason: str, value: int, limit: int, what: str, op: ResolvedOp, find: Callable[[ResolvedOp], NamedTensor]
+) -> None:
     if value > limit:
-        place, name, shape = find(op)
+        kind, name, shape = find(op)
         raise TooLarge(
             f"the call needs {value} {what}, but this service allows {limit}: {name} is {written(shape)}",
-            data={"reason": reason, "limit": limit, "value": value, "loc": [place, name]},
+            data={"reason": reason, "limit": limit, "value": value, "loc": [kind, name]},
         )
 
 
 # The tensor that an error names when a call is too large.
 
 
-def _output(op: ResolvedOp) -> Place:
+def _output(op: ResolvedOp) -> NamedTensor:
     largest = max(op.outputs, key=tensor_bytes)
     return "outputs", op.wire_name(largest.name), largest.shape
 
 
-def _largest(op: ResolvedOp) -> Place:
+def _largest(op: ResolvedOp) -> NamedTensor:
     inputs = [("inputs", op.wire_name(spec.name), spec.shape) for spec in op.inputs]
     return max([_output(op), *inputs], key=lambda found: prod(found[2]))
 
 
-def _weights(op: ResolvedOp) -> Place:
+def _weights(op: ResolvedOp) -> NamedTensor:
     if not op.called.operation.convolves:
         return _largest(op)
     tensor = next((spec for spec in op.inputs if spec.name == "weights"), None)
@@ -283,7 +285,7 @@ def _weights(op: ResolvedOp) -> Place:
     return "attributes", op.wire_name("weights_shape"), op.weights_shape
 
 
-def _units(op: ResolvedOp) -> Place:
+def _units(op: ResolvedOp) -> NamedTensor:
     """Find the tensor that determines the number of units of the reference kernel: by images, or by filter taps."""
     if op.output.name == "diff_weights":
         return _weights(op)

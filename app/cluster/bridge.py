@@ -33,7 +33,7 @@ from app.cluster.machines import Machines, submit
 from app.cluster.messages import Away, KernelFailed, Lost, Nodes, Reply, Request
 from app.cluster.node import compute
 from app.cluster.units import Array, Portion, arguments, write
-from app.pool.messages import Decoder, Foreign, receive, send
+from app.pool.messages import Foreign, MessageDecoder, receive, send
 from kernels import Plan, storage_dtype
 from kernels.target import NAME, SETTING, target
 
@@ -170,7 +170,7 @@ class _Bridge:
             _end()  # the server is gone
 
     def _listen(self) -> None:
-        decoder = Decoder()
+        decoder = MessageDecoder()
         while (found := receive(self._sock, decoder)) is not None:
             message, descriptors = found
             assert isinstance(message, Foreign)

@@ -8,7 +8,7 @@ from typing import Any
 
 from convgrad._errors import ParseError, TooLarge, UnsupportedMediaType
 
-__all__ = ["CODINGS", "Decoder", "decoder_of"]
+__all__ = ["CODINGS", "Decompressor", "decompressor_of"]
 
 CODINGS = ("gzip", "deflate")
 
@@ -24,7 +24,7 @@ _MOST_MEMBERS = 1 << 15
 _GZIP, _ZLIB, _RAW = 31, 15, -15  # zlib's `wbits`
 
 
-class Decoder:
+class Decompressor:
     """Decompress one body, to at most `limit` bytes.
 
     Raises `ParseError` for malformed data and `TooLarge` as soon as the limit is exceeded: a small body that would
@@ -81,8 +81,8 @@ class Decoder:
         return zlib.decompressobj(_ZLIB if first & 0x0F == 8 else _RAW)
 
 
-def decoder_of(content_encoding: str, limit: int) -> Decoder | None:
-    """Return the decoder for a `Content-Encoding`, None for a plain body.
+def decompressor_of(content_encoding: str, limit: int) -> Decompressor | None:
+    """Return the decompressor for a `Content-Encoding`, None for a plain body.
 
     Raises `UnsupportedMediaType` for a coding other than gzip and deflate, or more than one.
     """
@@ -92,4 +92,4 @@ def decoder_of(content_encoding: str, limit: int) -> Decoder | None:
     name = "gzip" if name == "x-gzip" else name
     if name not in CODINGS:
         raise UnsupportedMediaType(f"the Content-Encoding must be {' or '.join(CODINGS)}")
-    return Decoder(name, limit)
+    return Decompressor(name, limit)

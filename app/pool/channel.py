@@ -8,7 +8,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from app.pool.messages import Decoder, Message, encode, receive_some
+from app.pool.messages import Message, MessageDecoder, encode, receive_some
 
 __all__ = ["Channel"]
 
@@ -30,7 +30,7 @@ class Channel:
         self._loop = asyncio.get_running_loop()
         self._sock, self.peer = socket.socketpair()
         self._sock.setblocking(False)
-        self._decoder = Decoder()
+        self._decoder = MessageDecoder()
         self._unsent: deque[tuple[bytes, list[int]]] = deque()
         self._open = True
         self._ended = False

@@ -29,10 +29,10 @@ from app.pool.causes import explain, how_it_ended, is_final
 from app.pool.container import cpu_count, prefer_for_oom_kill
 from app.pool.control import ControlPage
 from app.pool.messages import (
-    Decoder,
     Exited,
     Failed,
     Loaded,
+    MessageDecoder,
     Spawn,
     Spawned,
     Unfit,
@@ -176,7 +176,7 @@ class _ForkServer:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
-        self._decoder = Decoder()
+        self._decoder = MessageDecoder()
         self._children: dict[int, _Child] = {}  # by pidfd
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)

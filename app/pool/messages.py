@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 __all__ = [
-    "Decoder",
     "Done",
     "Exited",
     "Failed",
@@ -26,6 +25,7 @@ __all__ = [
     "Hello",
     "Loaded",
     "Message",
+    "MessageDecoder",
     "Probe",
     "Run",
     "Spawn",
@@ -155,7 +155,7 @@ def encode(message: Message, descriptors: int = 0) -> bytes:
     return _HEADER.pack(len(payload), descriptors) + payload
 
 
-class Decoder:
+class MessageDecoder:
     """Decode messages from a byte stream and its descriptors."""
 
     def __init__(self) -> None:
@@ -185,7 +185,7 @@ class Decoder:
         return message, [self._descriptors.popleft() for _ in range(min(count, len(self._descriptors)))]
 
 
-def receive_some(sock: socket.socket, decoder: Decoder) -> bool:
+def receive_some(sock: socket.socket, decoder: MessageDecoder) -> bool:
     """Read once into the decoder; False at the end of the stream. May raise BlockingIOError."""
     try:
         data, ancillary, _, _ = sock.recvmsg(_CHUNK, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
@@ -198,7 +198,7 @@ def receive_some(sock: socket.socket, decoder: Decoder) -> bool:
     return bool(data)
 
 
-def receive(sock: socket.socket, decoder: Decoder) -> tuple[Message, list[int]] | None:
+def receive(sock: socket.socket, decoder: MessageDecoder) -> tuple[Message, list[int]] | None:
     """Wait for the next message on a blocking socket; None when the peer is gone."""
     while (found := decoder.next()) is None:
         if not receive_some(sock, decoder):

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import verify.fast  # noqa: F401 -- loaded before workers are forked
 from app.pool.container import prefer_for_oom_kill
 from app.pool.control import ControlPage
-from app.pool.messages import Decoder, Done, Forget, Hello, Probe, Run, receive, send
+from app.pool.messages import Done, Forget, Hello, MessageDecoder, Probe, Run, receive, send
 from kernels import Plan, run_unit, storage_dtype
 
 __all__ = ["work"]
@@ -35,7 +35,7 @@ def work(sock: socket.socket, control: ControlPage) -> None:
     _set_process_name()
     prefer_for_oom_kill()  # rather than the server: a lost unit runs again on another worker
     worker = _Worker(sock, control)
-    decoder = Decoder()
+    decoder = MessageDecoder()
     while (found := receive(sock, decoder)) is not None:
         message, descriptors = found
         if isinstance(message, Run):

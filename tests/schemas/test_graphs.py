@@ -104,7 +104,7 @@ def change(path: str, value: Any) -> Any:
         ("0.attrs.strides.value", [0, 1], (0, "attributes", "strides", 0), "strides[0] must be at least 1, but is 0"),
         ("1.inputs.0.shape", [2, 4, 8, 7], (1, "inputs", 0, "shape"), "has shape (2, 4, 8, 7) here, but (2, 4, 8, 8)"),
         ("1.outputs.0.shape", [2, 5, 16, 15], (1, "outputs", "dst", "shape"), "must have shape (2, 5, 16, 16)"),
-        ("2.outputs.0.id", 4, (2, "outputs", 0, "id"), "computes tensor 4, which node 1 (DECONV_0) computes too"),
+        ("2.outputs.0.id", 4, (2, "outputs", 0, "id"), "computes tensor 4, which node 1 (DECONV_0)"),
     ],
 )
 def test_one_fault(path: str, value: Any, loc: tuple[Any, ...], message: str) -> None:

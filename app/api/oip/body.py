@@ -17,7 +17,7 @@ import numpy as np
 from app.api.oip.head_cache import CachedHead, HeadCache
 from app.api.oip.regions import Region, Regions
 from app.api.oip.request import InferRequest, InputTensor, read_request
-from app.intake.coding import Decoder
+from app.intake.coding import Decompressor
 from app.intake.json import JsonIntake
 from app.intake.requests import Arrived, Known, RequestedCall, RequestEvent, RequestObject
 from app.intake.sinks import Lease, RawSink, TensorFault
@@ -244,13 +244,13 @@ class InferenceBody:
         return Arrived(segments, {row: sink.nbytes for row, sink in there.items()})
 
 
-async def decompressed(chunks: AsyncIterator[bytes | memoryview], decoder: Decoder) -> AsyncIterator[bytes]:
-    """Yield a body without its content coding; raises what the decoder raises."""
+async def decompressed(chunks: AsyncIterator[bytes | memoryview], decompressor: Decompressor) -> AsyncIterator[bytes]:
+    """Yield a body without its content coding; raises what the decompressor raises."""
     async for chunk in chunks:
-        for piece in decoder.pieces(bytes(chunk)):
+        for piece in decompressor.pieces(bytes(chunk)):
             yield piece
             await asyncio.sleep(0)
-    decoder.close()
+    decompressor.close()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from app.calls.tasks import Compute, Task
 from app.calls.work import Work, finish
 from app.http.exchange import Exchange
 from app.intake.body import media_type
-from app.intake.coding import decoder_of
+from app.intake.coding import decompressor_of
 from app.intake.requests import RequestEvent
 from app.intake.sinks import Lease
 from app.pool.buffers import Segment
@@ -71,7 +71,7 @@ class _Inference(Compute):
         headers, settings = exchange.headers, self.service.settings
         if not media_type(headers).endswith("+json"):
             check_media_type(exchange, _REQUEST_TYPES)
-        decoder = decoder_of(headers.get("content-encoding", ""), int(settings.body_limit))
+        decompressor = decompressor_of(headers.get("content-encoding", ""), int(settings.body_limit))
         body = self._body = InferenceBody(
             self.called,
             lease,
@@ -79,11 +79,11 @@ class _Inference(Compute):
             self._state.heads,
             head_length=_length(headers, HEAD_LENGTH),
             # The decompressed length is not known in advance.
-            length=None if decoder is not None else _length(headers, "content-length"),
+            length=None if decompressor is not None else _length(headers, "content-length"),
             head_limit=int(settings.head_limit),
         )
         chunks = exchange.chunks()
-        return body.events(chunks if decoder is None else decompressed(chunks, decoder))
+        return body.events(chunks if decompressor is None else decompressed(chunks, decompressor))
 
     def open(self, prepared: Prepared, tensors: Mapping[str, Segment], lease: Lease) -> Call:
         """Return the call, whose plan may be that of an earlier one, with the deadline of this request."""

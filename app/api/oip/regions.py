@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.api.oip.request import Place
+from app.api.oip.request import MemoryRange
 from app.intake.sinks import Lease
 from app.intake.tensors import Elements
 from app.pool.buffers import LentBlock, Segment
@@ -56,7 +56,7 @@ class Region:
         """Describe the region as the protocol's status does."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
-    def elements(self, place: Place, lease: Lease) -> Elements:
+    def elements(self, place: MemoryRange, lease: Lease) -> Elements:
         """Return the elements of a tensor at a place in the region."""
         return _RegionElements(self, place, lease)
 
@@ -93,7 +93,7 @@ class _RegionElements:
     """The elements of a tensor in a region, which are copied from there, or used in place if it is lent."""
 
     region: Region
-    place: Place
+    place: MemoryRange
     lease: Lease
 
     async def collect(self) -> Segment:
@@ -190,7 +190,7 @@ class Regions:
             raise NotFound(f"there is no shared memory region {safe_key(name)}")
         return [self._regions[name].describe()]
 
-    def find(self, place: Place) -> Region:
+    def find(self, place: MemoryRange) -> Region:
         """Return the region of a place; raises `InvalidParams` if it does not exist or does not contain the place."""
         region: Region | None = self._lent.get(place.region)
         if region is None:

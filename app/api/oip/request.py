@@ -22,7 +22,7 @@ from schemas.spelling import advice
 from schemas.tables import CalledOperation
 from schemas.tensors import read_shape
 
-__all__ = ["InferRequest", "InputTensor", "Place", "RequestedOutput", "read_request"]
+__all__ = ["InferRequest", "InputTensor", "MemoryRange", "RequestedOutput", "read_request"]
 
 Source = Literal["json", "binary", "region"]
 
@@ -40,7 +40,7 @@ _OPTIONS = ("reference",)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MemoryRange:
     """A range of bytes in a registered shared-memory region."""
 
     region: str
@@ -57,7 +57,7 @@ class InputTensor:
     shape: tuple[int, ...]
     source: Source
     numbers: Numbers | None = None
-    place: Place | None = None
+    place: MemoryRange | None = None
     nbytes: int = field(init=False)
     """Size of the elements in bytes."""
 
@@ -71,7 +71,7 @@ class RequestedOutput:
 
     name: str
     binary: bool
-    place: Place | None = None
+    place: MemoryRange | None = None
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class InferRequest:
     timeout_us: int | None
     inputs: list[InputTensor]
     outputs: tuple[RequestedOutput, ...]
-    places: dict[str, Place] = field(init=False)
+    places: dict[str, MemoryRange] = field(init=False)
     """Where inputs and outputs are in shared memory, by name."""
 
     def __post_init__(self) -> None:
@@ -255,7 +255,7 @@ def _check_size(size: int, what: str, tensor: InputTensor, name: str, problems: 
         problems.append(problem(["inputs", name], msg, "size"))
 
 
-def _place(parameters: Mapping[str, Any], name: str, problems: list[Problem]) -> Place | None:
+def _place(parameters: Mapping[str, Any], name: str, problems: list[Problem]) -> MemoryRange | None:
     region, size = parameters.get("shared_memory_region"), parameters.get("shared_memory_byte_size")
     offset = parameters.get("shared_memory_offset", 0)
     if region is None and size is None:
@@ -270,7 +270,7 @@ def _place(parameters: Mapping[str, Any], name: str, problems: list[Problem]) ->
         msg = f"shared_memory_offset and shared_memory_byte_size of {name} must be integers of at least 0"
         problems.append(problem(loc, msg, "int_type"))
     else:
-        return Place(region, offset, size)
+        return MemoryRange(region, offset, size)
     return None
 
 

@@ -19,7 +19,7 @@ import pytest
 from app.cluster.bridge import _Bridge
 from app.cluster.machines import Machines, _task
 from app.cluster.messages import Node, Reply, Request
-from app.pool.messages import Decoder, Foreign, receive
+from app.pool.messages import Foreign, MessageDecoder, receive
 from kernels import plan
 from tests.app.cluster.site import DEEP
 from tests.app.pool.fleet import random_inputs
@@ -123,4 +123,4 @@ def test_a_request_that_is_cancelled_at_once_is_answered(ray: Any) -> None:
 
     with sock, other:
         asyncio.run(scenario())
-        assert receive(sock, Decoder()) == (Foreign(Reply(7, None)), [])
+        assert receive(sock, MessageDecoder()) == (Foreign(Reply(7, None)), [])

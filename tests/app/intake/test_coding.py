@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.intake.coding import decoder_of
+from app.intake.coding import decompressor_of
 from convgrad._errors import ParseError, TooLarge, UnsupportedMediaType
 
 
@@ -31,7 +31,7 @@ CODERS: list[tuple[str, Callable[[bytes], bytes]]] = [
 @given(data=st.binary(max_size=2000), step=st.integers(1, 300))
 def test_any_body_in_any_chunks(coding: str, encode: Callable[[bytes], bytes], data: bytes, step: int) -> None:
     """A compressed body decodes to the original, however it is split."""
-    decoder = decoder_of(coding, 1 << 20)
+    decoder = decompressor_of(coding, 1 << 20)
     assert decoder is not None
     coded = encode(data)
     pieces = [piece for start in range(0, len(coded), step) for piece in decoder.pieces(coded[start : start + step])]
@@ -42,7 +42,7 @@ def test_any_body_in_any_chunks(coding: str, encode: Callable[[bytes], bytes], d
 @pytest.mark.parametrize(("coding", "encode"), CODERS)
 def test_a_compression_bomb_costs_one_piece_more_than_the_limit(coding: str, encode: Callable[[bytes], bytes]) -> None:
     """Decoding stops at the limit, and the output comes in pieces of moderate size."""
-    decoder = decoder_of(coding, 1 << 20)
+    decoder = decompressor_of(coding, 1 << 20)
     assert decoder is not None
     pieces: list[int] = []
     with pytest.raises(TooLarge):
@@ -55,7 +55,7 @@ def test_a_compression_bomb_costs_one_piece_more_than_the_limit(coding: str, enc
 def test_many_members(text: bytes) -> None:
     """Of a body in thousands of members, few are decompressed at a time, without copying the rest for each."""
     member = gzip.compress(text)
-    decoder = decoder_of("gzip", 1 << 20)
+    decoder = decompressor_of("gzip", 1 << 20)
     assert decoder is not None
     rests = [len(decoder._inflate.unused_data) for _ in decoder.pieces(member * 6400)]
     assert len(rests) == (6400 if text else 100)
@@ -66,17 +66,17 @@ def test_many_members(text: bytes) -> None:
 
 def test_only_known_codings() -> None:
     """No coding and identity pass data through; anything but gzip and deflate is rejected."""
-    assert decoder_of("", 1) is None
-    assert decoder_of(" Identity ", 1) is None
-    assert decoder_of("GZIP", 1) is not None
+    assert decompressor_of("", 1) is None
+    assert decompressor_of(" Identity ", 1) is None
+    assert decompressor_of("GZIP", 1) is not None
     with pytest.raises(UnsupportedMediaType):
-        decoder_of("br", 1)
+        decompressor_of("br", 1)
 
 
 @pytest.mark.parametrize(("coding", "encode"), CODERS)
 def test_a_coded_body_is_whole(coding: str, encode: Callable[[bytes], bytes]) -> None:
     """A compressed body that ends early is rejected."""
-    decoder = decoder_of(coding, 1 << 20)
+    decoder = decompressor_of(coding, 1 << 20)
     assert decoder is not None
     list(decoder.pieces(encode(b"abc" * 100)[:-1]))
     with pytest.raises(ParseError, match="is incomplete"):

@@ -11,7 +11,7 @@ import uvloop
 
 from app.pool import messages
 from app.pool.channel import Channel
-from app.pool.messages import Decoder, Forget, Hello, Message, Spawn
+from app.pool.messages import Forget, Hello, Message, MessageDecoder, Spawn
 from tests.app.pool.proc import descriptors, opened_since, target
 
 Scenario = Callable[[], Awaitable[None]]
@@ -70,7 +70,7 @@ def test_a_peer_that_does_not_read_does_not_block(run: Callable[[Scenario], None
         channel.send(Hello())
 
         def read() -> list[str]:
-            decoder, names = Decoder(), []
+            decoder, names = MessageDecoder(), []
             for _ in range(6):
                 found = messages.receive(channel.peer, decoder)
                 assert found is not None

@@ -11,7 +11,7 @@ import pytest
 
 from app.pool.control import ControlPage
 from app.pool.handle import WorkerHandle
-from app.pool.messages import Decoder, Hello, Probe, receive, send
+from app.pool.messages import Hello, MessageDecoder, Probe, receive, send
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -28,7 +28,7 @@ def test_a_worker_is_ready_when_it_has_answered_the_probe(answers: bool) -> None
         with socket.socket(fileno=theirs) as sock:
             worker.spawned(pid, os.pidfd_open(pid))
             sock.setblocking(True)
-            found = await asyncio.to_thread(receive, sock, Decoder())
+            found = await asyncio.to_thread(receive, sock, MessageDecoder())
             assert found == (Probe(7), [])
             assert not ready.is_set()
             if answers:

@@ -11,7 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.pool import messages
-from app.pool.messages import Decoder, Done, Exited, Failed, Forget, Hello, Loaded, Message, Probe, Run, Spawn, Warming
+from app.pool.messages import (
+    Done,
+    Exited,
+    Failed,
+    Forget,
+    Hello,
+    Loaded,
+    Message,
+    MessageDecoder,
+    Probe,
+    Run,
+    Spawn,
+    Warming,
+)
 from tests.app.pool.proc import target
 
 _SAMPLES: list[Message] = [
@@ -33,7 +46,7 @@ def test_messages_survive_any_cut(sent: list[Message], cuts: list[int]) -> None:
     """A stream that arrives in pieces of any size yields the same messages."""
     stream = b"".join(map(messages.encode, sent))
     edges = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
-    decoder, got = Decoder(), []
+    decoder, got = MessageDecoder(), []
     for start, end in pairwise(edges):
         decoder.feed(stream[start:end])
         while (found := decoder.next()) is not None:
@@ -52,7 +65,7 @@ def test_descriptors_stay_with_their_message() -> None:
         assert messages.send(ours, Hello())
         assert messages.send(ours, Spawn(2), files[2:])
         ours.shutdown(socket.SHUT_WR)
-        decoder, names = Decoder(), {}
+        decoder, names = MessageDecoder(), {}
         while (found := messages.receive(theirs, decoder)) is not None:
             message, descriptors = found
             names[message] = [target(number).split()[0] for number in descriptors]
@@ -73,7 +86,7 @@ def test_sending_to_a_dead_peer_does_not_raise() -> None:
     with ours:
         theirs.close()
         assert not messages.send(ours, Hello())
-        assert messages.receive(ours, Decoder()) is None
+        assert messages.receive(ours, MessageDecoder()) is None
 
 
 def test_a_peer_that_leaves_bytes_unread_is_the_end() -> None:
@@ -82,7 +95,7 @@ def test_a_peer_that_leaves_bytes_unread_is_the_end() -> None:
     with ours:
         assert messages.send(ours, Hello())
         theirs.close()
-        assert messages.receive(ours, Decoder()) is None
+        assert messages.receive(ours, MessageDecoder()) is None
 
 
 def test_nothing_to_read_yet() -> None:
@@ -91,4 +104,4 @@ def test_nothing_to_read_yet() -> None:
     with ours, theirs:
         ours.setblocking(False)
         with pytest.raises(BlockingIOError):
-            messages.receive_some(ours, Decoder())
+            messages.receive_some(ours, MessageDecoder())

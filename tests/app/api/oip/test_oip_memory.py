@@ -20,7 +20,7 @@ import tritonclient.utils.shared_memory as shm
 from tritonclient.utils import InferenceServerException
 
 from app.api.oip.regions import Registry
-from app.api.oip.request import Place
+from app.api.oip.request import MemoryRange
 from convgrad._errors import InvalidParams
 from tests.app import oip
 from tests.app.resident import Resident, resident_service
@@ -357,8 +357,8 @@ def test_a_region_belongs_to_the_key_that_registered_it() -> None:
         theirs.unregister()
         assert [entry["byte_size"] for entry in registry.of("ours").status()] == [100]
         with pytest.raises(InvalidParams, match="no shared memory region r"):
-            theirs.find(Place("r", 0, 10))
-        assert ours.find(Place("r", 90, 10)).name == "r"
+            theirs.find(MemoryRange("r", 0, 10))
+        assert ours.find(MemoryRange("r", 90, 10)).name == "r"
     finally:
         memory.close()
         memory.unlink()
