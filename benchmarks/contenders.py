@@ -31,6 +31,11 @@ class Contender(ABC):
         self.layout = problem.data_format
         self.clock = CLOCKS[clock]
 
+    @property
+    def part(self) -> str:
+        """The part of a layer's row that it is recorded in."""
+        return self.who if self.who in ("ours", "direct") else "peer"
+
     @abstractmethod
     def call(self) -> Any:
         """Compute once, into newly allocated memory."""
@@ -66,8 +71,8 @@ class Ours(Contender):
     Each contender has its own threads, so that their scratch memory is what this layer and layout need.
     """
 
-    def __init__(self, problem: ConvProblem, inputs: list[Tensor], threads: int, clock: str) -> None:
-        super().__init__("ours", problem, clock)
+    def __init__(self, problem: ConvProblem, inputs: list[Tensor], threads: int, clock: str, who: str = "ours") -> None:
+        super().__init__(who, problem, clock)
         self.plan = plan(problem, workers=threads)
         self._inputs = [stored(tensor) for tensor in inputs]
         self._scratch = np.empty(self.plan.scratch_bytes, np.uint8) if self.plan.scratch_bytes else None

@@ -2,9 +2,11 @@
 
     python -m benchmarks.kernels --dtype f32 --threads 1 --json OUT.json
     python -m benchmarks.kernels --all --json OUT.json --page OUT.md
+    python -m benchmarks.kernels --algorithm winograd --dtype f32,f16 --threads 1,2 --json OUT.json
 
 Every layer is computed in both layouts by both, alternately in one run, each call into new memory. The ratio is
-that of the peer's time to ours, each in its better layout. See benchmarks/README.md for what the figures mean.
+that of the peer's time to ours, each in its better layout. With another algorithm than direct sums, these are timed
+beside it, on the layers of shapes_3x3.json. See benchmarks/README.md for what the figures mean.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 from itertools import product
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.contenders import CLOCKS
 from benchmarks.layers import OPERATIONS, Layer, read_layers
@@ -26,8 +28,10 @@ from benchmarks.machine import describe_machine, load
 from benchmarks.measure import Settings, measure
 from benchmarks.summary import summarise, summary_lines
 from kernels import warmup
+from kernels.problem import Algorithm
 
 SHAPES = Path(__file__).parent / "shapes.json"
+SHAPES_3X3 = Path(__file__).parent / "shapes_3x3.json"
 DTYPES = ("f32", "bf16", "f16")
 
 ALL = (
@@ -41,7 +45,8 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--shapes", type=Path, default=SHAPES, help="layers, in the format of benchmarks/shapes.json")
+    add("--shapes", type=Path, help="layers, in the format of benchmarks/shapes.json, the default for direct sums")
+    add("--algorithm", choices=get_args(Algorithm), default="direct", help="ours (default direct)")
     add("--dtype", default="f32", help="f32, bf16, f16, or several separated by commas (default f32)")
     add("--threads", default="1", help="threads, of ours and of the peer; several separated by commas (default 1)")
     add(
@@ -61,6 +66,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--clock", choices=tuple(CLOCKS), default="wall", help="cpu: the clock of the thread, for --threads 1 only")
     words = sys.argv[1:] if words is None else words
     chosen = parser.parse_args([*(ALL if "--all" in words else ()), *words])
+    chosen.shapes = chosen.shapes or (SHAPES if chosen.algorithm == "direct" else SHAPES_3X3)
     for name, known in (("ops", OPERATIONS), ("dtype", DTYPES)):
         value = getattr(chosen, name).split(",")
         if unknown := set(value) - set(known):
@@ -91,6 +97,9 @@ def line(row: dict[str, Any]) -> str:
     """Return the result of one layer as a line of text."""
     ours = row["ours"][row["best"]["ours"]]
     text = f"ours {1e3 * ours['median_s']:9.3f} ms {ours['gflops']:7.1f} GFLOP/s {100 * ours['share']:5.1f} %"
+    if "direct" in row["best"]:
+        direct = row["direct"][row["best"]["direct"]]
+        text += f"   direct {1e3 * direct['median_s']:9.3f} ms ratio {row['ratio_direct']:6.2f}"
     if "peer" not in row["best"]:
         return text + "".join(f"  peer: {each.get('error')}" for each in list(row["peer"].values())[:1])
     peer = row["peer"][row["best"]["peer"]]
@@ -116,7 +125,9 @@ def main(words: Sequence[str] | None = None) -> int:
     for threads, dtype in product(chosen.threads, chosen.dtype):
         limit = measure_limit(threads)
         show(f"{dtype}, threads {threads}, limit {limit['gflops']:.1f} GFLOP/s (f32), load {load()}")
-        settings = Settings(dtype, threads, chosen.peer, chosen.runs, chosen.budget, chosen.clock, limit["gflops"])
+        settings = Settings(
+            dtype, threads, chosen.peer, chosen.runs, chosen.budget, chosen.clock, limit["gflops"], chosen.algorithm
+        )
         records.append(_record(chosen, settings, limit))
         run(layers, settings, records, chosen.json)
         for text in summary_lines(records[-1]["summary"]):
@@ -142,6 +153,7 @@ def _record(chosen: argparse.Namespace, settings: Settings, limit: dict[str, flo
             "only": chosen.only,
             "gmac": None if chosen.gmac == inf else chosen.gmac,
             "dtype": settings.dtype,
+            "algorithm": settings.algorithm,
             "threads": settings.threads,
             "peer": settings.peer,
             "runs": settings.runs,

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from benchmarks.contenders import Contender, Ours
 from benchmarks.layers import LAYOUTS, Layer, inside_macs
 from benchmarks.machine import Neighbours
 from kernels import ConvProblem
+from kernels.problem import Algorithm
 
 __all__ = ["Settings", "measure", "take_turns"]
 
@@ -42,11 +43,14 @@ class Settings:
     budget: float
     clock: str
     limit: float
+    algorithm: Algorithm = "direct"
 
 
 def measure(layer: Layer, settings: Settings) -> dict[str, Any]:
     """Measure `layer`; return its row of the record."""
-    problems = {layout: layer.problem(settings.dtype, layout) for layout in LAYOUTS}
+    problems = {
+        layout: replace(layer.problem(settings.dtype, layout), algorithm=settings.algorithm) for layout in LAYOUTS
+    }
     first = problems["NCX"]
     inputs = {"NCX": make_inputs(first)}
     inputs["NXC"] = channels_last(first, inputs["NCX"])
@@ -57,30 +61,36 @@ def measure(layer: Layer, settings: Settings) -> dict[str, Any]:
     with ExitStack() as stack:
         contenders: list[Contender] = []
         for layout, problem in problems.items():
-            contenders += _both(problem, inputs[layout], settings)
+            contenders += _contenders(problem, inputs[layout], settings)
         for contender in contenders:
             stack.callback(contender.close)
         row |= _record(contenders, exact, row, settings)
     return row | _compare(row)
 
 
-def _both(problem: ConvProblem, inputs: list[Tensor], settings: Settings) -> list[Contender]:
+def _contenders(problem: ConvProblem, inputs: list[Tensor], settings: Settings) -> list[Contender]:
     ours: Contender = Ours(problem, inputs, settings.threads, settings.clock)
-    if settings.peer == "none":
-        return [ours]
-    from benchmarks.peer import TorchPeer
+    found = [ours]
+    if settings.algorithm != "direct":
+        direct = replace(problem, algorithm="direct")
+        found.append(Ours(direct, inputs, settings.threads, settings.clock, who="direct"))
+    if settings.peer != "none":
+        from benchmarks.peer import TorchPeer
 
-    return [ours, TorchPeer(problem, inputs, settings.threads, settings.clock)]
+        found.append(TorchPeer(problem, inputs, settings.threads, settings.clock))
+    return found
 
 
 def _record(contenders: list[Contender], exact: Reference, row: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Run all contenders; return their entries by who and layout, and whether results are right and agree."""
     entries: dict[str, dict[str, Any]] = {"ours": {}, "peer": {}}
+    if settings.algorithm != "direct":
+        entries["direct"] = {}
     firsts: dict[Contender, float] = {}
     base, agree, right = None, True, True
     tolerance = TOLERANCE[settings.dtype]
     for contender in contenders:
-        entry = entries["ours" if contender.who == "ours" else "peer"].setdefault(contender.layout, {})
+        entry = entries[contender.part].setdefault(contender.layout, {})
         if contender.who != "ours" and any(t > settings.budget for c, t in firsts.items() if c.who == contender.who):
             entry["error"] = "not run: the other layout took more than the whole budget"
             continue
@@ -105,7 +115,7 @@ def _record(contenders: list[Contender], exact: Reference, row: dict[str, Any], 
     samples = take_turns(firsts, settings, time.sleep if settings.threads > 1 else None)
     others = neighbours.mean()
     for contender, taken in samples.items():
-        entry = entries["ours" if contender.who == "ours" else "peer"][contender.layout]
+        entry = entries[contender.part][contender.layout]
         entry |= taken | contender.about()
         entry["gflops"] = 2 * row["gmac"] / entry["median_s"]
         entry["share"] = 2 * row["inside_gmac"] / entry["median_s"] / settings.limit
@@ -156,13 +166,16 @@ def _times(samples: list[float], repeats: int, warm: bool) -> dict[str, Any]:
 def _compare(row: dict[str, Any]) -> dict[str, Any]:
     """Return the better layouts and the ratios: the peer's time over ours."""
     best, least = {}, {}
-    for who in ("ours", "peer"):
-        timed = {layout: entry for layout, entry in row[who].items() if "median_s" in entry}
+    for who in ("ours", "peer", "direct"):
+        timed = {layout: entry for layout, entry in row.get(who, {}).items() if "median_s" in entry}
         if timed:
             best[who] = min(timed, key=lambda layout: float(timed[layout]["median_s"]))
             least[who] = min(entry["min_s"] for entry in timed.values())
     found: dict[str, Any] = {"best": best, "ratios": {}}
-    if len(best) < 2:
+    if "direct" in best:
+        medians = [row[who][best[who]]["median_s"] for who in ("direct", "ours")]
+        found["ratio_direct"] = medians[0] / medians[1]
+    if "peer" not in best:
         return found
     peer = row["peer"][best["peer"]]
     for layout, entry in row["ours"].items():

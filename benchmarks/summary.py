@@ -60,6 +60,11 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "large": _large(rows),
         "scratch": _scratch(rows),
     }
+    if over := [[label(row), row["ratio_direct"]] for row in rows if "ratio_direct" in row]:
+        found["over_direct"] = {
+            "geometric_mean": geometric_mean(ratio for _, ratio in over),
+            "worst": sorted(over, key=lambda each: float(each[1]))[:5],
+        }
     if compared:
         found |= {
             "peer_gflops": geometric_mean(better(row, "peer")["gflops"] for row in compared),
@@ -114,6 +119,9 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         if name != "all" and len(summary) == 2:
             continue
         lines.append(f"\n{name}: {part['layers']} layers, ours {part['ours_gflops']:.1f} GFLOP/s (geometric mean)")
+        if over := part.get("over_direct"):
+            worst = ", ".join(f"{each} {ratio:.2f}" for each, ratio in over["worst"])
+            lines.append(f"  ratio over direct sums: geometric mean {over['geometric_mean']:.2f}, worst: {worst}")
         if part["compared"]:
             layouts = ", ".join(f"{layout} {part[f'geometric_mean_{layout}']:.2f}" for layout in LAYOUTS)
             lines.append(
