@@ -208,6 +208,9 @@ class Steps:
     winograd_sums_bytes: int = 32 << 20
     """Sums of one unit by Winograd at the most, half of a worker's room of 64 MiB."""
 
+    winograd_shared_bytes: int = 5 << 19
+    """Sums up to this size are shared out by chunks of tiles, larger ones by channels."""
+
     shared_sums_bytes: int = 1 << 20
     """Gradients up to this size are shared out by pixels, larger ones by channels: each chunk adds a pass over them."""
 

@@ -71,8 +71,8 @@ def _bits(result: Any) -> Any:
 
 def test_integers_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small integers give the bits of direct sums, for 1, 2, 3 and 7 workers."""
-    resize(monkeypatch, unit_macs=10_000)
-    rng, shared = np.random.default_rng(3), 0
+    resize(monkeypatch, unit_macs=10_000, winograd_tiles=8, winograd_chunk_tiles=8)
+    rng, shared, joined = np.random.default_rng(3), 0, 0
     for _ in range(30):
         problem = _problem(rng)
         inputs = [_stored(rng.integers(-2, 3, shape), problem.dtype) for shape in problem.input_shapes]
@@ -81,14 +81,16 @@ def test_integers_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
             chosen = plan(problem, workers=workers)
             assert chosen.kernel == NAME
             shared += len(chosen.units) > 1
+            joined += chosen.stages > 1
             assert np.array_equal(_bits(compute(problem, *inputs, workers=workers)), _bits(expected)), problem
     assert shared > 20
+    assert joined > 10
 
 
 def test_bits_do_not_depend_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded sums have the same bits for 1, 2, 3 and 7 workers, and elements that are not finite are those of direct
     sums."""
-    resize(monkeypatch, unit_macs=10_000)
+    resize(monkeypatch, unit_macs=10_000, winograd_tiles=8, winograd_chunk_tiles=8)
     rng, spoiled = np.random.default_rng(4), 0
     for number in range(30):
         problem = _problem(rng)

@@ -5,7 +5,8 @@ tiles, between which a worker may stop; (5) the four vertical products, for whic
 horizontal ones; (3) vectors of channels; (2) register tiles, those of the direct sums; (1) the tiles of a slab, summed
 in registers and then added to memory. Loops 1 to 6 are compiled (`kernels.gradient.winograd.driver`).
 
-Units share out groups and channels: no sum is cut between them. What direct sums promise and
+Units share out groups and channels, or where there are few of these the chunks of the sums, which are then joined
+as the same tree. What direct sums promise and
 this does not is made up for:
 
 * Sums of integers are exact up to 16 T S G = 2**24 with T tiles and S and G the largest magnitudes, a quarter of what
@@ -97,44 +98,68 @@ class BwdWinograd:
         return next(kernel for kernel in self._direct if kernel.refuse(problem) is None)
 
     def units(self, problem: ConvProblem, workers: int) -> tuple[list[Unit], int]:
-        """Share out groups, then vectors of channels: each unit transforms the scalars of its groups anew."""
+        """Share out small sums by chunks of tiles (partial sums, then joined) and large ones by groups and vectors of
+        channels, where each unit transforms the scalars of its groups anew."""
         plan = layout(problem)
         groups, blocks = problem.groups, len(plan.lanes)
+        nbytes = plan.sums_bytes * groups * len(plan.slabs)
         wanted = max(1, min(workers, problem.macs // STEPS.unit_macs))
-        least = -(-plan.sums_bytes // STEPS.winograd_sums_bytes)
-        by_group = min(groups, wanted)
-        by_block = min(blocks, max(least, -(-wanted // by_group) if by_group == groups else 1))
-        parts = _parts(by_group, by_block, groups, blocks)
-        macs = problem.macs // len(parts)
-        return [self._unit(problem, plan, index, macs, part) for index, part in enumerate(parts)], 0
+        parts = 1
+        while 2 * parts <= min(wanted, plan.chunks) and nbytes <= STEPS.winograd_shared_bytes:
+            parts *= 2
+        if parts == 1:
+            least = -(-plan.sums_bytes // STEPS.winograd_sums_bytes)
+            by_group = min(groups, wanted)
+            by_block = min(blocks, max(least, -(-wanted // by_group) if by_group == groups else 1))
+            shares = _shares(by_group, by_block, groups, blocks)
+            macs = problem.macs // len(shares)
+            return [self._unit(problem, plan, i, 0, macs, (*share, 0, 1)) for i, share in enumerate(shares)], 0
+        macs = problem.macs // parts
+        first = [Unit(i, 0, None, None, macs, (0, groups, 0, blocks, i, parts)) for i in range(parts)]
+        joining = max(1, min(wanted, parts * nbytes // STEPS.join_bytes))
+        by_group = min(groups, joining)
+        shares = _shares(by_group, min(blocks, joining // by_group), groups, blocks)
+        last = [self._unit(problem, plan, parts + i, 1, 0, (*share, -1, parts)) for i, share in enumerate(shares)]
+        return first + last, parts * nbytes
 
-    def _unit(self, problem: ConvProblem, plan: Layout, index: int, macs: int, part: tuple[int, int, int, int]) -> Unit:
-        g0, g1, b0, b1 = part
+    def _unit(
+        self, problem: ConvProblem, plan: Layout, index: int, stage: int, macs: int, part: tuple[int, ...]
+    ) -> Unit:  # fmt: skip
+        g0, g1, b0, b1 = part[:4]
         first, last = plan.lanes[b0], plan.lanes[b1 - 1]
         span = int(first["first"]), int(last["first"] + last["valid"])
         letter = "O" if problem.op.startswith("ConvT") == plan.lanes_are_wide else "I"
         offset, shape = box_of(problem, letter, (g0, g1), span)
-        return Unit(index, 0, offset, shape, macs, part)
+        return Unit(index, stage, offset, shape, macs, part)
 
     def run(
         self, problem: ConvProblem, unit: Unit, inputs: Sequence[Storage], output: Storage,
         scratch: Storage | None, stop: Stop,
     ) -> bool:  # fmt: skip
-        """Compute a tile of the gradient."""
+        """Compute partial sums, or a tile of the gradient."""
         if stop():
             return False
+        share, (index, parts) = _share(problem, unit.part[:4]), unit.part[4:]
+        partial = None if parts == 1 or scratch is None else scratch.view(np.float32).reshape(parts, -1)
         if not _exact(problem, inputs):
-            return self._sum_directly(problem, unit, inputs, output, stop)
-        share = _share(problem, unit.part)
-        marks: Floats | None = None
-        for group in range(share.g0, share.g1):
-            for depth in range(len(share.plan.slabs)):
-                sums = arena_address("acc0", share.nbytes // 4)
-                if not share.sum(inputs, group, depth, sums, stop):
-                    return False
-                if not share.write(group, depth, sums, output):
-                    marks = np.zeros(problem.output_shape, np.float32) if marks is None else marks
-                    share.write(group, depth, sums, marks)
+            return unit.offset is None or self._sum_directly(problem, unit, inputs, output, stop)
+        chunks, marks = share.plan.chunks, None
+        for group, depth in np.ndindex(share.g1 - share.g0, len(share.plan.slabs)):
+            group += share.g0
+            sums = arena("acc0", share.nbytes // 4)[: share.nbytes // 4]
+            if index < 0:
+                assert partial is not None
+                share.join(partial, group, depth, sums)
+            elif not share.sum(
+                inputs, group, depth, (chunks * index // parts, chunks * (index + 1) // parts), sums, stop
+            ):
+                return False
+            if unit.offset is None:
+                assert partial is not None
+                partial[index, share.place(group, depth)] = sums
+            elif not share.write(group, depth, address(sums), output):
+                marks = np.zeros(problem.output_shape, np.float32) if marks is None else marks
+                share.write(group, depth, address(sums), marks)
         return marks is None or self._replace(problem, unit, marks, inputs, output, stop)
 
     def _replace(
@@ -153,7 +178,7 @@ class BwdWinograd:
         problem = replace(problem, algorithm="direct")
         kernel = self._taker(problem)
         if kernel is BWD_WEIGHTS and schedule(problem).vector_is_wide == layout(problem).lanes_are_wide:
-            return kernel.run(problem, replace(unit, part=(*unit.part, 0, 1)), inputs, output, None, stop)
+            return kernel.run(problem, replace(unit, part=(*unit.part[:4], 0, 1)), inputs, output, None, stop)
         whole = np.empty(problem.output_shape, output.dtype)
         units, nbytes = kernel.units(problem, 1)
         scratch = np.empty(nbytes, np.uint8) if nbytes else None
@@ -170,6 +195,7 @@ class _Share:
         plan = self.plan
         self.g0, self.g1, b0, b1 = part
         self.lanes = plan.lanes[b0:b1].copy()
+        self.first = int(self.lanes["sums"][0])
         for name in ("sums", "panel", "stage"):
             self.lanes[name] -= self.lanes[name][0]
         last = self.lanes[-1]
@@ -188,15 +214,30 @@ class _Share:
         slabs = sum(map(len, plan.slabs)) * problem.groups
         self.batch = max(1, STEPS.batch_macs * slabs // max(1, problem.macs))
 
-    def sum(self, inputs: Sequence[Storage], group: int, depth: int, sums: int, stop: Stop) -> bool:
-        """Sum the products of one group and depth from `sums` on; False when `stop` ended that early."""
+    def place(self, group: int, depth: int) -> slice:
+        """Return where the sums of one group and depth lie among all partial sums."""
+        start = (group * len(self.plan.slabs) + depth) * self.plan.sums_bytes + self.first
+        return slice(start // 4, (start + self.nbytes) // 4)
+
+    def join(self, partial: Floats, group: int, depth: int, sums: Floats) -> None:
+        """Add partial sums of one group and depth up, as the tree that `sum` is."""
+        pieces = partial[:, self.place(group, depth)]
+        with np.errstate(over="ignore", invalid="ignore"):  # as compiled sums
+            while len(pieces) > 1:
+                pieces = pieces[0::2] + pieces[1::2]
+        sums[...] = pieces[0]
+
+    def sum(
+        self, inputs: Sequence[Storage], group: int, depth: int, chunks: tuple[int, int], sums: Floats, stop: Stop
+    ) -> bool:  # fmt: skip
+        """Sum the products of some chunks of one group and depth; False when `stop` ended that early."""
         if not len(self.plan.slabs[depth]):
-            memset(sums, 0, self.nbytes)
+            sums[...] = 0
             return True
         wide, narrow = inputs[::-1] if self.problem.op.startswith("ConvT") else inputs
         tensors = (wide, narrow) if self.plan.lanes_are_wide else (narrow, wide)
         run = _Run(self, side_records(self.plan, depth, group), np.array([address(each) for each in tensors]), stop)
-        return run.chunks(self.plan.slabs[depth], 0, self.plan.chunks, sums, 0)
+        return run.chunks(self.plan.slabs[depth], *chunks, address(sums), 0)
 
     def write(self, group: int, depth: int, sums: int, output: Storage) -> bool:
         """Write the taps of one group and depth, rounded to what `output` stores; give whether all were finite."""
@@ -267,7 +308,7 @@ def _exact(problem: ConvProblem, inputs: Sequence[Storage]) -> bool:
     return bound <= EXACT
 
 
-def _parts(by_group: int, by_block: int, groups: int, blocks: int) -> list[tuple[int, int, int, int]]:
+def _shares(by_group: int, by_block: int, groups: int, blocks: int) -> list[tuple[int, int, int, int]]:
     """Cut groups, then blocks of lanes, into equal parts."""
     return [
         (groups * i // by_group, groups * (i + 1) // by_group, blocks * j // by_block, blocks * (j + 1) // by_block)
