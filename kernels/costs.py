@@ -42,7 +42,7 @@ class Costs:
     turned: float = 2.0
     summed: float = 26.0
     tapped: float = 225.0
-    winograd_share: float = 0.9
+    winograd_share: float = 0.8
 
 
 COSTS = Costs()
