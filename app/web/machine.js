@@ -1,6 +1,5 @@
 /** The page `/machine`: what the service does now, from its readiness and its metrics. */
 
-import "./charts.js";
 import "./key.js";
 import { short } from "./charts.js";
 import { answered, lock, ServiceError, send, Unreachable } from "./client.js";
@@ -44,7 +43,7 @@ async function refresh() {
     showFigures(ready, reading);
     showFacts(ready, reading);
   } catch (error) {
-    if (!isExpected(error)) throw error;
+    if (!(error instanceof ServiceError || error instanceof Unreachable)) throw error;
     history.push(null);
     at("status").textContent = error instanceof ServiceError ? error.message : "not responding";
     // The last numbers stay: they are from before the service went away.
@@ -54,12 +53,6 @@ async function refresh() {
   if (history.length > SHOWN) history.shift();
   showCharts();
 }
-
-/** @param {unknown} error */
-const isExpected = (error) =>
-  error instanceof ServiceError ||
-  error instanceof Unreachable ||
-  (error instanceof DOMException && error.name === "TimeoutError");
 
 /** Say that the service is away, or has just restarted. @param {boolean} away */
 function showNote(away) {
@@ -192,11 +185,12 @@ function showParts() {
     : "There was no request yet.";
 }
 
-/** Refresh every second while the page is seen. */
+/** Refresh every second while the page is seen; the charts have no time in which it was not. */
 async function run() {
   for (;;) {
     const began = performance.now();
-    if (!document.hidden) await refresh();
+    if (document.hidden) history.length = 0;
+    else await refresh();
     await new Promise((done) => setTimeout(done, Math.max(100, 1000 - (performance.now() - began))));
   }
 }

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from tests.live import LiveService
 from tests.web.pages.opening import Opener
@@ -21,6 +21,8 @@ def browser() -> Iterator[Browser]:
     """Debian's Chromium, headless."""
     chromium = shutil.which("chromium")
     assert chromium, "needs chromium: run scripts/test-web"
+    # A busy machine must not fail a test.
+    expect.set_options(timeout=120_000)
     with sync_playwright() as playwright:
         # A container's root user has no sandbox.
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
