@@ -6,12 +6,13 @@
 
 /** The service answered with an error: `message` is its own sentence, `problems` every broken rule. */
 export class ServiceError extends Error {
-  /** @param {{status?: number, code?: string, detail?: string, errors?: Problem[]}} reply a problem document */
-  constructor({ status = 0, code = "unknown", detail = "the service gave no reason", errors = [] }) {
+  /** @param {{status?: number, code?: string, detail?: string, reason?: string, errors?: Problem[]}} reply a problem document */
+  constructor({ status = 0, code = "unknown", detail = "the service gave no reason", reason = "", errors = [] }) {
     super(detail);
     this.name = "ServiceError";
     this.status = status;
     this.code = code;
+    this.reason = reason;
     this.problems = errors;
   }
 }

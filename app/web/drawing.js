@@ -263,7 +263,7 @@ export function base(layer, resolved, scene, element, planes, values) {
     return (
       `<g class="map role-${role} beside-${narrow}" data-role="${role}" tabindex="0" role="application" aria-roledescription="map" aria-label="${name}">` +
       `<text class="name" x="${round(map.x)}" y="${map.y - 24}">${name} <tspan class="shape" font-weight="400" font-size="12">${resolved.shapes[role].join(" x ")}</tspan></text>` +
-      `<path class="body" d="${body}"/>` +
+      `<path class="body" d="${body}"/><g data-colours="${role}"></g>` +
       (wide
         ? `<path class="frame" d="${box(map, rows.from, columns.from, rows.to - rows.from, columns.to - columns.from)}${grid(map, rows.from, columns.from, rows.to, columns.to)}"/>`
         : "") +
@@ -283,6 +283,30 @@ export function base(layer, resolved, scene, element, planes, values) {
     ({ x, y, text }) => `<text class="sign" x="${round(x)}" y="${round(y)}">${text}</text>`,
   );
   return `${parts.join("")}${signs.join("")}<path class="links" data-over="links" d=""/>`;
+}
+
+/** Most cells of a map that are coloured. */
+const COLOURED = 16384;
+
+/**
+ * Cells with colours, as paths by class; nothing where there are too many.
+ * @param {Map} map @param {Element} element whose image, channels and plane are shown @param {(element: Element) => string} level the class of an element's colour, or nothing
+ * @returns {string}
+ */
+export function coloured(map, element, level) {
+  const { rows, columns } = map;
+  if (rows.size * columns.size > COLOURED) return "";
+  /** @type {Record<string, string>} */
+  const paths = {};
+  for (let row = 0; row < rows.size; row++) {
+    for (let column = 0; column < columns.size; column++) {
+      const name = level(elementAt(element, map, row, column));
+      if (name) paths[name] = (paths[name] ?? "") + box(map, row * rows.step, column * columns.step, 1, 1);
+    }
+  }
+  return Object.entries(paths)
+    .map(([name, path]) => `<path class="level ${name}" d="${path}"/>`)
+    .join("");
 }
 
 /** Positions of the elements of a span. @param {Span} span @returns {number[]} */
@@ -403,7 +427,7 @@ export function picture(layer, resolved, element, values, { width, style, title,
   const paths = over(layer, resolved, scene, element, planes);
   const drawn = base(layer, resolved, scene, element, planes, values)
     .replace(/data-over="([^"]*)" d=""/g, (_, name) => `d="${paths[name]}"`)
-    .replace(/<path class="[^"]*" d=""\/>|<g data-values="\w+"><\/g>/g, "")
+    .replace(/<path class="[^"]*" d=""\/>|<g data-(?:values|colours)="\w+"><\/g>/g, "")
     .replace(/ tabindex="0" role="application" aria-roledescription="map" aria-label="\w+"| data-\w+="\w+"/g, "")
     .replace(/<path class="focus"[^>]*>/g, "");
   const right = Math.ceil(scene.width);

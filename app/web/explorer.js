@@ -2,6 +2,8 @@
 
 import "./key.js";
 import "./figure.js";
+import "./run.js";
+import "./verify.js";
 import { connected, entry, letterOf, nameOf, OPERATIONS, peers, reach, resolve, roles, sizeOn } from "./arithmetic.js";
 import { hasKey, lock, post, ServiceError, send, Unreachable } from "./client.js";
 import { curl, jsonRpc, numpyLine, pythonCall, pytorch } from "./code.js";
@@ -24,6 +26,8 @@ const at = (id) => /** @type {HTMLElement} */ (document.getElementById(id));
 const pause = (ms) => new Promise((done) => setTimeout(done, ms));
 
 const drawing = /** @type {import("./figure.js").LayerDrawing} */ (at("drawing"));
+const run = /** @type {import("./run.js").RunLayer} */ (at("run"));
+const verify = /** @type {import("./verify.js").VerifyResult} */ (at("verify"));
 const numbers = /** @type {HTMLSelectElement} */ (at("values"));
 
 let { state, note } = parse(location.hash);
@@ -32,6 +36,8 @@ let resolved = resolve(state.layer);
 let pointed = null;
 /** @type {import("./values.js").Values | null} */
 let values = null;
+/** The colours of what was computed or verified. @type {import("./figure.js").Colours | null} */
+let colours = null;
 let step = -1;
 let playing = 0;
 /** @type {Record<Role, number>} */
@@ -64,6 +70,7 @@ function showLayer() {
   showCode();
   keepAddress();
   check();
+  run.show(state.layer, resolved);
 }
 
 /** Channels in one group: that of the element's own channel. @param {Element} element @returns {Element} */
@@ -96,7 +103,7 @@ function shown() {
   const element = term ? { ...current(), n: term.src.n, i: term.src.i, o: term.src.o } : current();
   if (term && term.src.at.length === 3)
     for (const role of roles(state.layer.op)) planes[role] = entry(term[role].at, 0);
-  return { layer: state.layer, resolved, element, planes, values, term };
+  return { layer: state.layer, resolved, element, planes, values, term, colours };
 }
 
 function showAll() {
@@ -222,6 +229,13 @@ function showViews() {
     }
   }
   return at("shown").replaceChildren(...made);
+}
+
+/** Colour what was computed. @param {typeof colours} found */
+function colour(found) {
+  if (!colours && !found) return;
+  colours = found;
+  drawing.show(shown());
 }
 
 /** @param {Element} element */
@@ -450,6 +464,23 @@ drawing.addEventListener("key", (event) => {
     });
   }
 });
+for (const part of [run, verify]) {
+  part.addEventListener("choose", (event) => {
+    keep(clamped(state.layer, joined(/** @type {CustomEvent<Element>} */ (event).detail)));
+    showViews();
+    showAll();
+  });
+}
+run.addEventListener("inputs", () => verify.show(run));
+run.addEventListener("computed", () => {
+  verify.take.disabled = !run.result;
+  colour(run.result && { of: (element) => run.level(element), beneath: false });
+});
+verify.addEventListener("report", () =>
+  colour(verify.report && { of: (element) => verify.level(element), beneath: true }),
+);
+// A file that misses its zone must not replace the page.
+for (const name of ["dragover", "drop"]) addEventListener(name, (event) => event.preventDefault());
 at("play").addEventListener("click", play);
 at("next").addEventListener("click", () => stepBy(1));
 at("back").addEventListener("click", () => stepBy(-1));

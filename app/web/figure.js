@@ -1,11 +1,12 @@
 /** `<layer-drawing>`: the drawing of a layer that follows the pointer and the keyboard. */
 
 import { entry, nameOf } from "./arithmetic.js";
-import { base, DRAWN, elementAt, hit, isDrawn, layout, over } from "./drawing.js";
+import { base, coloured, DRAWN, elementAt, hit, isDrawn, isOutput, layout, over } from "./drawing.js";
 import { told } from "./words.js";
 
 /** @typedef {import("./arithmetic.js").Element} Element */
 /** @typedef {import("./arithmetic.js").Role} Role */
+/** Gives an element of the result the class of its colour, or none; `beneath` numbers too. @typedef {{of: (element: Element) => string, beneath: boolean}} Colours */
 /**
  * @typedef {object} Shown
  * @property {import("./arithmetic.js").Layer} layer
@@ -14,6 +15,7 @@ import { told } from "./words.js";
  * @property {Record<Role, number>} planes positions on the first of three axes
  * @property {import("./values.js").Values | null} values
  * @property {Record<Role, Element> | null} term one product of the element
+ * @property {Colours | null} colours of the result
  */
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -74,6 +76,7 @@ export class LayerDrawing extends HTMLElement {
     this.svg.setAttribute("width", String(Math.ceil(width)));
     this.svg.setAttribute("height", String(Math.ceil(height)));
     this.svg.innerHTML = base(layer, resolved, this.scene, element, planes, values);
+    this.colour(shown, this.scene);
     for (const path of this.svg.querySelectorAll("[data-over]")) {
       this.paths.set(path.getAttribute("data-over") ?? "", /** @type {SVGElement} */ (path));
     }
@@ -82,6 +85,18 @@ export class LayerDrawing extends HTMLElement {
       /** @type {SVGElement | null} */ (this.svg.querySelector(`[data-role="${focused}"]`))?.focus({
         preventScroll: true,
       });
+  }
+
+  /** Colour the result. @param {Shown} shown @param {import("./drawing.js").Scene} scene */
+  colour({ layer, element, planes, colours }, scene) {
+    const map = scene.maps.find((each) => isOutput(layer, each.role));
+    if (!map || !colours) return;
+    const [below, numbers] = ["colours", "values"].map((name) =>
+      this.svg.querySelector(`[data-${name}="${map.role}"]`),
+    );
+    if (!below || (numbers?.childElementCount && !colours.beneath)) return;
+    const at = element.at.length === 3 ? element.at.with(0, planes[map.role]) : element.at;
+    below.innerHTML = coloured(map, { ...element, at }, colours.of);
   }
 
   /** Mark another element or product on the same drawing. @param {Shown} shown */

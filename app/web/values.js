@@ -1,18 +1,7 @@
 /** Numbers for the tensors of a layer, and the sum of one element. They are small integers, so that f32 sums are exact. */
 
-import {
-  combinations,
-  indexOf,
-  letterOf,
-  middle,
-  nameOf,
-  OPERATIONS,
-  offsetOf,
-  peers,
-  product,
-  reach,
-  roles,
-} from "./arithmetic.js";
+import { combinations, indexOf, letterOf, nameOf, offsetOf, peers, product, reach } from "./arithmetic.js";
+import { inputsOf, numbers } from "./generate.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {import("./arithmetic.js").Resolved} Resolved */
@@ -32,30 +21,13 @@ const PRODUCTS = 20000000;
  * @param {Layer} layer @param {Resolved} resolved @param {string} kind @returns {Values | null}
  */
 export function fill(layer, resolved, kind) {
-  const inputs = roles(layer.op).filter((role) => role !== OPERATIONS[layer.op].output);
   const all = Object.values(resolved.shapes).map(product);
   if (kind === "none" || !resolved.fits || all.some((size) => !(size <= ELEMENTS)) || resolved.macs > PRODUCTS)
     return null;
-  // Below 2^24 every sum of integers is exact in f32.
-  const most = Math.min(
-    99,
-    Math.floor(Math.sqrt(2 ** 24 / (resolved.macs / product(resolved.shapes[OPERATIONS[layer.op].output]) || 1))),
-  );
-  let seed = 1;
-  const random = () => {
-    seed = (seed * 48271) % 2147483647;
-    return (seed % 10) - 4;
-  };
   return Object.fromEntries(
-    inputs.map((role, order) => {
-      const shape = resolved.shapes[role];
-      const values = new Float32Array(product(shape));
-      if (kind === "impulse" && order === 0) values[offsetOf(shape, indexOf(layer, middle(resolved, role)))] = 1;
-      else
-        values.forEach((_, index) => {
-          values[index] = kind === "random" ? random() : 1 + (index % most);
-        });
-      return [role, values];
+    inputsOf(layer.op).map((role) => {
+      const number = numbers(layer, resolved, role, kind, 1);
+      return [role, Float32Array.from({ length: product(resolved.shapes[role]) }, (_, offset) => number(offset))];
     }),
   );
 }
@@ -99,7 +71,7 @@ export const numberOf = (layer, resolved, values, element) =>
 
 /** The sum of an element of the output. @param {Layer} layer @param {Resolved} resolved @param {Values} values @param {Element} element @returns {number} */
 export function sum(layer, resolved, values, element) {
-  const inputs = roles(layer.op).filter((role) => role !== OPERATIONS[layer.op].output);
+  const inputs = inputsOf(layer.op);
   let total = 0;
   for (const term of terms(layer, resolved, element)) {
     const numbers = inputs.map((role) => numberOf(layer, resolved, values, term[role]) ?? 0);

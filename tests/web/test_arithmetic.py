@@ -12,31 +12,7 @@ import pytest
 from convgrad._errors import ConvgradError
 from schemas.ops import ResolvedOp, resolve
 from tests.problems import OPS, Case, random_case
-from tests.web.answers import ask
-
-
-def layer_of(case: Case) -> dict[str, Any]:
-    """Return a case as the page's layer."""
-    return {
-        "op": case.op,
-        "dtype": case.dtype,
-        "n": max(1, case.n),
-        "i": case.src_channels,
-        "o": case.dst_channels,
-        "groups": 1 if case.of_bias else case.groups,
-        "src": case.src_spatial,
-        "dst": [],
-        "kernel": case.kernel,
-        "strides": case.strides,
-        "dilations": case.dilations,
-        "pads_begin": case.pads_begin,
-        "pads_end": case.pads_end,
-        "output_padding": case.output_padding,
-        "auto_pad": "none",
-        "data_format": case.data_format,
-        "weights_format": case.weights_format,
-        "groups_axis": case.groups_axis,
-    }
+from tests.web.answers import ask, layer_of
 
 
 def changed(layer: dict[str, Any], dice: random.Random) -> dict[str, Any]:

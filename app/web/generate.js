@@ -1,0 +1,76 @@
+/** Numbers for the inputs of a layer, from a seed: the same in the cells of the drawing, in files and in calls. */
+
+import { indexOf, middle, OPERATIONS, offsetOf, product, roles } from "./arithmetic.js";
+import { header, narrow } from "./npy.js";
+
+/** @typedef {import("./arithmetic.js").Layer} Layer */
+/** @typedef {import("./arithmetic.js").Resolved} Resolved */
+/** @typedef {import("./arithmetic.js").Role} Role */
+
+const CHUNK = 1 << 17;
+
+/** What the inputs may be filled with, and how it is called. */
+export const DATA = /** @type {const} */ ({
+  normal: "normal random numbers",
+  random: "random integers, -4 to 5",
+  counting: "counting numbers",
+  impulse: "an impulse: 1, 0, 0, ..",
+});
+
+/** The roles of the inputs, in order. @param {Layer["op"]} op @returns {Role[]} */
+export const inputsOf = (op) => roles(op).filter((role) => role !== OPERATIONS[op].output);
+
+/** Mix 32 bits (lowbias32 of nullprogram.com/blog/2018/07/31). @param {number} bits @returns {number} */
+function mixed(bits) {
+  let x = bits ^ (bits >>> 16);
+  x = Math.imul(x, 0x7feb352d);
+  x ^= x >>> 15;
+  x = Math.imul(x, 0x846ca68b);
+  return (x ^ (x >>> 16)) >>> 0;
+}
+
+/**
+ * The number of each element of an input, by its offset. An `impulse` is a 1 in the middle of the first input; the other has counting numbers.
+ * @param {Layer} layer @param {Resolved} resolved @param {Role} role @param {string} kind @param {number} seed
+ * @returns {(offset: number) => number}
+ */
+export function numbers(layer, resolved, role, kind, seed) {
+  const order = inputsOf(layer.op).indexOf(role);
+  const start = mixed(mixed(seed) + order);
+  if (kind === "random") return (offset) => (mixed(start + offset) % 10) - 4;
+  // The sum of four uniform numbers has nearly the normal distribution, and the same bits in every browser.
+  if (kind === "normal")
+    return (offset) => {
+      const [one, two] = [mixed(start + 2 * offset), mixed(start + 2 * offset + 1)];
+      return (((one & 0xffff) + (one >>> 16) + (two & 0xffff) + (two >>> 16) - 131070) / 65536) * 1.7320508;
+    };
+  if (kind === "impulse" && order === 0) {
+    const one = offsetOf(resolved.shapes[role], indexOf(layer, middle(resolved, role)));
+    return (offset) => (offset === one ? 1 : 0);
+  }
+  // Below 2^24 every sum of integers is exact in f32.
+  const products = resolved.macs / product(resolved.shapes[OPERATIONS[layer.op].output]);
+  const most = Math.max(1, Math.min(99, Math.floor(Math.sqrt(2 ** 24 / (products || 1)))));
+  return (offset) => 1 + (offset % most);
+}
+
+/**
+ * An input as a `.npy` file, made a part at a time, so that the page still answers.
+ * @param {Layer} layer @param {Resolved} resolved @param {Role} role @param {string} kind @param {number} seed @param {AbortSignal} signal
+ * @returns {Promise<Blob>}
+ */
+export async function npyOf(layer, resolved, role, kind, seed, signal) {
+  const shape = resolved.shapes[role];
+  const number = numbers(layer, resolved, role, kind, seed);
+  const size = product(shape);
+  /** @type {BlobPart[]} */
+  const parts = [header(layer.dtype, shape)];
+  for (let start = 0; start < size; start += CHUNK) {
+    signal.throwIfAborted();
+    const chunk = new Float32Array(Math.min(CHUNK, size - start));
+    for (let index = 0; index < chunk.length; index++) chunk[index] = number(start + index);
+    parts.push(narrow(layer.dtype, chunk));
+    if (start) await new Promise((done) => setTimeout(done));
+  }
+  return new Blob(parts);
+}
