@@ -239,7 +239,8 @@ def _effect(one: Trial, fault: Array) -> tuple[float, float]:
         mean = np.square(exact / spread)
         share = 2 * off / (1 + np.sqrt(1 + 4 * off * mean))
         # as the rule does, each element in units of the error that is expected of it
-        weight = np.square(spread / (ulp(exact, one.dtype) + 2.0**-24 * spread * (one.dtype != "f64")))
+        unit = 2.0**-53 if one.dtype == "f64" else 2.0**-24
+        weight = np.square(spread / (ulp(exact, one.dtype) + unit * spread))
         every_off, every_mean = (float((each * weight).sum() / weight.sum()) for each in (off, mean))
         every = 2 * every_off / (1 + np.sqrt(1 + 4 * every_off * every_mean))
     return float(every), float(np.nanmax(np.where(change > 1.01 * ulp(exact, one.dtype), share, 0.0), initial=0.0))

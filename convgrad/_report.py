@@ -81,9 +81,9 @@ class Report:
         lines = [
             (
                 f"  worst element {worst['index']}: got {_short(worst['got'])}, expected {_short(worst['expected'])} "
-                f"(exactly {worst['exact']!r}), {worst['ulp']} ULP off, {_allowed(worst['share'])}"
+                f"(exactly {worst['exact']!r}), {_distance(worst)}{_allowed(worst['share'])}"
             ),
-            f"  it sums {worst['terms']} products, the largest:",
+            f"  it sums {_count(worst['terms'], 'product')}{', the largest:' if worst['largest'] else ''}",
         ]
         factors = self.data["factors"]
         for term in worst["largest"][:_SHOWN]:
@@ -167,16 +167,30 @@ def _rule(rule: Mapping[str, Any]) -> str:
     if name == "exact":
         found = f"{int(measured)} of {elements} elements whose sums are exact have wrong bits"
     elif name == "mean square":
-        found = f"squared errors are {_short(measured)} times the expected, at most {_short(rule['limit'])}"
+        found = f"the mean squared error is {_short(measured)} times the expected one; allowed: {_short(rule['limit'])}"
     elif name == "largest":
-        found = f"the largest error is {_short(measured)} of what is allowed"
+        found = f"the largest error is {_times(measured)}"
     else:
         found = "no known loss of precision shows" if rule["passed"] else "the errors are those of a known fault"
     return f"{word}, {name}: {found}"
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _distance(worst: Mapping[str, Any]) -> str:
+    """Return how many numbers of the dtype lie between the two values; nothing for Inf and NaN."""
+    finite = not isinstance(worst["got"], str) and not isinstance(worst["expected"], str)
+    return f"{worst['ulp']} ULP off, " if finite else ""
+
+
 def _allowed(share: float | str) -> str:
-    return "where every bit counts" if share == "inf" else f"{_short(share)} of what is allowed"
+    return "where every bit counts" if share == "inf" else _times(share)
+
+
+def _times(share: float | str) -> str:
+    return "infinite" if share == "inf" else f"{_short(share)} times what is allowed"
 
 
 def _detection(data: Mapping[str, Any]) -> str:

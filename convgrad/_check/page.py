@@ -143,7 +143,7 @@ def _map(title: str, rows: Sequence[Sequence[float]]) -> str:
             x += count
     width, height = len(rows[0]) * size, len(rows) * size
     worst = max(max(row) for row in rows)
-    shown = "wrong where every bit counts" if math.isinf(worst) else f"at most {worst:.3g} of what is allowed"
+    shown = "wrong where every bit counts" if math.isinf(worst) else f"at most {worst:.3g} times what is allowed"
     return (
         f'<figure><svg{" class=cells" * single} viewBox="0 0 {width} {height}" width="{width}" role="img" '
         f'aria-label="{_text(title)}">'

@@ -221,7 +221,8 @@ def _place(said: str) -> str:
     """Return the innermost line of the kernel that `faulthandler` names, or else the last line of what was said."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     traced = [line for line in lines if line.startswith("File ")]
-    own = [line for line in traced if "/convgrad/_check/" not in line and not line.startswith(f'File "{_STDLIB}')]
+    other = (f'File "{_STDLIB}', 'File "<frozen ')
+    own = [line for line in traced if "/convgrad/_check/" not in line and not line.startswith(other)]
     if own or traced:
         return f", in {own[0][5:]}" if own else ""
     return f": {lines[-1][:200]}" if lines else ""
