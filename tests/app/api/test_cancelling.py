@@ -77,6 +77,20 @@ def test_only_the_call_of_the_same_session_is_cancelled(
     assert last["error"]["code"] == -32002
 
 
+def test_a_call_of_another_address_is_not_cancelled(tight: Resident, tight_http: httpx.Client) -> None:
+    """Without keys the callers are told apart by their addresses."""
+    elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
+    with (
+        streaming(tight, rpc_request(SLOW, SLOW.floats(), 1, reference=True)) as response,
+        httpx.Client(base_url=tight.url, transport=elsewhere, timeout=60) as other,
+    ):
+        (call,) = tight.service.calls
+        cancel(other, 1)
+        assert not call.cancelled
+        cancel(tight_http, 1)
+        assert events(response)[-1]["error"]["code"] == -32002
+
+
 def test_the_other_calls_of_a_batch_continue(tight: Resident, tight_http: httpx.Client) -> None:
     """If one call of a batch is cancelled, the other one still gets the right answer."""
     inputs = SMALL.inputs()
