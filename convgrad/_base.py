@@ -13,7 +13,7 @@ import httpx
 
 from convgrad import _core as core
 from convgrad import _sealed as sealed
-from convgrad._core import Inputs, OnUpload, Request
+from convgrad._core import Algorithm, Inputs, OnUpload, Request
 from convgrad._errors import BrokenStream, ConvgradError, Overloaded, ShuttingDown, TransportError
 from convgrad._events import Array, Health, Progress, Result
 from convgrad._graphs import Dump, GraphInputs, attributes_of, nodes_of, outputs_of
@@ -111,9 +111,12 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         attributes: Mapping[str, Any] | None = None,
         *,
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
     ) -> Array:
-        request = await self._call(op, inputs, attributes, core.options(reference, deadline), whole=True)
+        request = await self._call(
+            op, inputs, attributes, core.options(reference, deadline, algorithm=algorithm), whole=True
+        )
         result: Result = await self._result(request, deadline)
         return result.array
 
@@ -125,6 +128,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         *,
         outputs: Sequence[str] | None = None,
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
     ) -> Result:
         """Compute `op` like `run`, and return its outputs, resolved attributes and statistics.
@@ -132,7 +136,9 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         `outputs` are the names of those to compute in the one call, such as `diff_weights`, `diff_bias` and `diff_src`
         of a weight gradient; by default the operation's own one.
         """
-        request = await self._call(op, inputs, attributes, core.options(reference, deadline, outputs))
+        request = await self._call(
+            op, inputs, attributes, core.options(reference, deadline, outputs, algorithm=algorithm)
+        )
         result: Result = await self._result(request, deadline)
         return result
 
@@ -145,6 +151,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         *,
         outputs: Sequence[str] | None = None,
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
         on_upload: OnUpload | None = None,
     ) -> AsyncIterator[AsyncStream]:
@@ -153,7 +160,9 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         Of several `outputs` the tiles come one output after another. Nothing is retried once the reply has begun.
         `on_upload` is called with the bytes sent so far and in total while the request is sent.
         """
-        request = await self._call(op, inputs, attributes, core.options(reference, deadline, outputs))
+        request = await self._call(
+            op, inputs, attributes, core.options(reference, deadline, outputs, algorithm=algorithm)
+        )
         async with self._opened(core.with_upload_progress(request, on_upload), Budget(self._retry, deadline)) as stream:
             yield stream
 
@@ -165,12 +174,13 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         *,
         outputs: Sequence[str] | None = None,
         reference: bool = False,
+        algorithm: Algorithm = "direct",
     ) -> dict[str, Any]:
         """Check a call without sending its tensors; return its resolved attributes, output shapes, plan and cost.
 
         `inputs` are as for `run`, or `{"dtype": .., "shape": ..}`. Raises what the call would raise.
         """
-        options = core.options(reference, None, outputs)
+        options = core.options(reference, None, outputs, algorithm=algorithm)
         return core.object_of(await self._fetch(core.validation(op, inputs, attributes, options=options)))
 
     async def verify(
@@ -206,6 +216,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         outputs: Sequence[int] | None = None,
         *,
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
     ) -> dict[int, Array]:
         """Compute a graph dumped by oneDNN Graph, node after node; return tensors by id.
@@ -214,7 +225,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         ids of those to return: by default those that no node reads. Raises what a call raises; an invalid graph, with
         everything that is wrong with it, is `InvalidParams`.
         """
-        request = core.graph_run(graph, inputs, outputs, core.options(reference, deadline))
+        request = core.graph_run(graph, inputs, outputs, core.options(reference, deadline, algorithm=algorithm))
         response = await self._send(request, Budget(self._retry, deadline))
         return outputs_of(response.headers.get("content-type", ""), await self._read(response))[1]
 
@@ -244,9 +255,11 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
             reports[number] = await self.verify(node["op"], read, results[number], attributes_of(node), **more)
         return reports
 
-    async def validate_graph(self, graph: Dump) -> dict[str, Any]:
+    async def validate_graph(self, graph: Dump, *, algorithm: Algorithm = "direct") -> dict[str, Any]:
         """Check a dumped graph; return its inputs, outputs and nodes with resolved attributes and cost."""
-        return core.object_of(await self._fetch(core.graph_validation(graph)))
+        return core.object_of(
+            await self._fetch(core.graph_validation(graph, core.options(False, None, algorithm=algorithm)))
+        )
 
     async def begin_check(
         self, takes: Mapping[str, Any] | None = None, *, cases: int | None = None, label: str | None = None

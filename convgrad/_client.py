@@ -11,7 +11,7 @@ import httpx
 
 from convgrad._base import DEFAULT_TIMEOUT, BaseClient, Timeout
 from convgrad._blocking import Blocking, BlockingNetwork, blocking, complete
-from convgrad._core import Inputs, OnUpload
+from convgrad._core import Algorithm, Inputs, OnUpload
 from convgrad._events import Array
 from convgrad._operations import Operations
 from convgrad._retry import Retry
@@ -86,6 +86,7 @@ class Client(Blocking[BaseClient], Operations[Array]):
         *,
         outputs: Sequence[str] | None = None,
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
         on_upload: OnUpload | None = None,
     ) -> Iterator[Stream]:
@@ -95,7 +96,14 @@ class Client(Blocking[BaseClient], Operations[Array]):
         `on_upload` is called with the bytes sent so far and in total while the request is sent.
         """
         opened = self._async.stream(
-            op, inputs, attributes, outputs=outputs, reference=reference, deadline=deadline, on_upload=on_upload
+            op,
+            inputs,
+            attributes,
+            outputs=outputs,
+            reference=reference,
+            algorithm=algorithm,
+            deadline=deadline,
+            on_upload=on_upload,
         )
         stream = complete(opened.__aenter__())
         with ExitStack() as stack:

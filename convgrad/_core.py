@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -46,6 +46,7 @@ from convgrad._tensors import Bytes, Part, Tensor, part
 from convgrad._whole import Whole
 
 __all__ = [
+    "Algorithm",
     "Decoder",
     "Inputs",
     "OnUpload",
@@ -73,6 +74,9 @@ __all__ = [
 
 Inputs = Mapping[str, "Tensor | Sequence[int] | Mapping[str, Any]"]
 """Tensors by name. `weights_shape` is a list of integers; `validate` also takes `{"dtype", "shape"}`."""
+
+Algorithm = Literal["direct", "winograd", "auto"]
+"""How a convolution is summed: directly, by Winograd's transforms, or by the faster of the two."""
 
 OnUpload = Callable[[int, int], None]
 """Called with the number of bytes of a request sent so far, and in total."""
@@ -227,9 +231,9 @@ def graph_run(graph: Dump, inputs: GraphInputs, outputs: Sequence[int] | None, o
     return Request("POST", "/v1/graphs", f"multipart/form-data, {_PROBLEM}", body)
 
 
-def graph_validation(graph: Dump) -> Request:
+def graph_validation(graph: Dump, options: Mapping[str, Any]) -> Request:
     """Build the request that checks a dumped graph."""
-    text = dump({"graph": dump_of(graph)})
+    text = dump({"graph": dump_of(graph), **({"options": options} if options else {})})
     return Request("POST", "/v1/graphs/validate", body=Body("application/json", len(text), lambda: [text]))
 
 
@@ -330,6 +334,7 @@ def options(
     deadline: float | None,
     outputs: Sequence[str] | None = None,
     *,
+    algorithm: Algorithm = "direct",
     explain: bool = False,
     fast: bool | None = None,
 ) -> dict[str, Any]:
@@ -338,6 +343,8 @@ def options(
     Raises `InvalidParams` when `deadline` is not a positive number.
     """
     options: dict[str, Any] = {"reference": True} if reference else {}
+    if algorithm != "direct":
+        options["algorithm"] = algorithm
     if explain:
         options["explain"] = True
     if fast is not None:

@@ -24,7 +24,9 @@ _SHAPES = frozenset({"weights_shape", "filter_shape", "dst_shape", "output_shape
 _MAX_AXES = 16
 _INT64 = 2**63
 # Parameters of the protocol, and the members of a dumped op that replace attributes.
-_NOT_ATTRIBUTES = frozenset({"binary_data_output", "headers", "priority", "reference", "timeout", "kind", "attrs"})
+_NOT_ATTRIBUTES = frozenset(
+    {"algorithm", "binary_data_output", "headers", "priority", "reference", "timeout", "kind", "attrs"}
+)
 _PREFIXES = ("sequence_", "triton_")
 
 
@@ -58,8 +60,7 @@ def inference(
     parameters = dict(attributes)
     if "deadline_ms" in options:
         parameters["timeout"] = options["deadline_ms"] * 1000
-    if "reference" in options:
-        parameters["reference"] = options["reference"]
+    parameters |= {name: options[name] for name in ("reference", "algorithm") if name in options}
     if whole:
         parameters["binary_data_output"] = True
     asked: dict[str, Any] = {"outputs": [{"name": name} for name in options["outputs"]]} if "outputs" in options else {}

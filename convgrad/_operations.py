@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, Required, TypedDict, TypeVar, Unpack
 
-from convgrad._core import Inputs
+from convgrad._core import Algorithm, Inputs
 from convgrad._tensors import Tensor
 
 __all__ = ["Attributes", "Operations", "TransposeAttributes"]
@@ -47,14 +47,16 @@ class Operations(ABC, Generic[T]):
         attributes: Mapping[str, Any] | None = None,
         *,
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
     ) -> T:
         """Compute `op`, under any of its names, and return its output.
 
         `inputs` are arrays or paths of `.npy` files by name; `attributes` are those on the operation's page.
-        `reference` selects the slow kernel that accumulates in float64, and alone takes tensors of that dtype. After
-        `deadline` seconds the service stops and the call raises `DeadlineExceeded`. If the reply breaks off, the call
-        is retried.
+        `reference` selects the slow kernel that accumulates in float64, and alone takes tensors of that dtype.
+        `algorithm` may be "winograd", which is refused where it can't be used, or "auto", the faster one: see
+        docs/algorithms.md. After `deadline` seconds the service stops and the call raises `DeadlineExceeded`. If the
+        reply breaks off, the call is retried.
         """
 
     def conv_transpose_backward_weights(
@@ -64,6 +66,7 @@ class Operations(ABC, Generic[T]):
         *,
         weights_shape: Sequence[int],
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[TransposeAttributes],
     ) -> T:
@@ -90,7 +93,14 @@ class Operations(ABC, Generic[T]):
         * `weights_shape` (required): Shape of the weights in the order of `weights_format`.
         """
         inputs = {"src": src, "diff_dst": diff_dst, "weights_shape": weights_shape}
-        return self.run("ConvTransposeBackwardWeights", inputs, attributes, reference=reference, deadline=deadline)
+        return self.run(
+            "ConvTransposeBackwardWeights",
+            inputs,
+            attributes,
+            reference=reference,
+            algorithm=algorithm,
+            deadline=deadline,
+        )
 
     def convolution_backward_weights(
         self,
@@ -99,6 +109,7 @@ class Operations(ABC, Generic[T]):
         *,
         weights_shape: Sequence[int],
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[Attributes],
     ) -> T:
@@ -123,7 +134,14 @@ class Operations(ABC, Generic[T]):
         * `weights_shape` (required): Shape of the weights in the order of `weights_format`.
         """
         inputs = {"src": src, "diff_dst": diff_dst, "weights_shape": weights_shape}
-        return self.run("ConvolutionBackwardWeights", inputs, attributes, reference=reference, deadline=deadline)
+        return self.run(
+            "ConvolutionBackwardWeights",
+            inputs,
+            attributes,
+            reference=reference,
+            algorithm=algorithm,
+            deadline=deadline,
+        )
 
     def conv_transpose(
         self,
@@ -132,6 +150,7 @@ class Operations(ABC, Generic[T]):
         bias: Tensor | None = None,
         *,
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[TransposeAttributes],
     ) -> T:
@@ -159,7 +178,9 @@ class Operations(ABC, Generic[T]):
         inputs: dict[str, Tensor] = {"src": src, "weights": weights}
         if bias is not None:
             inputs["bias"] = bias
-        return self.run("ConvTranspose", inputs, attributes, reference=reference, deadline=deadline)
+        return self.run(
+            "ConvTranspose", inputs, attributes, reference=reference, algorithm=algorithm, deadline=deadline
+        )
 
     def convolution(
         self,
@@ -168,6 +189,7 @@ class Operations(ABC, Generic[T]):
         bias: Tensor | None = None,
         *,
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[Attributes],
     ) -> T:
@@ -193,7 +215,7 @@ class Operations(ABC, Generic[T]):
         inputs: dict[str, Tensor] = {"src": src, "weights": weights}
         if bias is not None:
             inputs["bias"] = bias
-        return self.run("Convolution", inputs, attributes, reference=reference, deadline=deadline)
+        return self.run("Convolution", inputs, attributes, reference=reference, algorithm=algorithm, deadline=deadline)
 
     def convolution_backward_data(
         self,
@@ -202,6 +224,7 @@ class Operations(ABC, Generic[T]):
         *,
         dst_shape: Sequence[int] | None = None,
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[TransposeAttributes],
     ) -> T:
@@ -232,7 +255,9 @@ class Operations(ABC, Generic[T]):
         inputs: dict[str, Tensor | Sequence[int]] = {"diff_dst": diff_dst, "weights": weights}
         if dst_shape is not None:
             inputs["dst_shape"] = dst_shape
-        return self.run("ConvolutionBackwardData", inputs, attributes, reference=reference, deadline=deadline)
+        return self.run(
+            "ConvolutionBackwardData", inputs, attributes, reference=reference, algorithm=algorithm, deadline=deadline
+        )
 
     def conv_transpose_backward_data(
         self,
@@ -240,6 +265,7 @@ class Operations(ABC, Generic[T]):
         weights: Tensor,
         *,
         reference: bool = False,
+        algorithm: Algorithm = "direct",
         deadline: float | None = None,
         **attributes: Unpack[TransposeAttributes],
     ) -> T:
@@ -264,7 +290,9 @@ class Operations(ABC, Generic[T]):
         * `weights_format` [XOI]: Axis order of the weights. One of XIO, OIX, XOI, IOX.
         """
         inputs = {"diff_dst": diff_dst, "weights": weights}
-        return self.run("ConvTransposeBackwardData", inputs, attributes, reference=reference, deadline=deadline)
+        return self.run(
+            "ConvTransposeBackwardData", inputs, attributes, reference=reference, algorithm=algorithm, deadline=deadline
+        )
 
     def bias_add(
         self,

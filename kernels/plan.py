@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -79,6 +79,11 @@ class Plan:
     def macs(self) -> int:
         """Nominal multiply-adds of the whole problem."""
         return self.problem.macs
+
+    @property
+    def algorithm(self) -> Literal["direct", "winograd"]:
+        """How the kernel sums, which is part of its name."""
+        return "winograd" if "winograd" in self.kernel else "direct"
 
 
 class Runs(Protocol):

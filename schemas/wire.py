@@ -52,6 +52,10 @@ class CallOptions(BaseModel):
     reference: bool | None = Field(
         default=False, description="Use the slow reference kernel, which accumulates in float64 and alone computes f64."
     )
+    algorithm: Literal["direct", "winograd", "auto"] | None = Field(
+        default="direct",
+        description="How weight gradients are summed; auto: the faster way. What winograd can't compute is refused.",
+    )
     outputs: Annotated[list[str], Field(min_length=1, max_length=16)] | None = Field(
         default=None, description="Names of the outputs to compute; by default the operation's first."
     )
@@ -67,6 +71,7 @@ class Stats(_Reply):
     """The cost of a computation."""
 
     kernel: str
+    algorithm: Literal["direct", "winograd"]
     gmac: float
     compute_ms: float
     tiles: int

@@ -60,6 +60,17 @@ class Prepared:
         return self.computations[0].plan
 
     @property
+    def algorithm(self) -> str:
+        """How the call is summed: `winograd` if any output is."""
+        return "winograd" if any(each.plan.algorithm == "winograd" for each in self.computations) else "direct"
+
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The reply's `resolved` object, with the algorithm if the caller chose it."""
+        chosen = {} if self.options.algorithm == "direct" else {"algorithm": self.algorithm}
+        return self.op.reply_attributes() | chosen
+
+    @property
     def units(self) -> int:
         """The number of units of all outputs."""
         return sum(len(computation.plan.units) for computation in self.computations)
@@ -255,6 +266,7 @@ class Call:
         each = {output.name: output.stats() for output in self.outputs}
         self.stats = {
             "kernel": self.prepared.plan.kernel,
+            "algorithm": self.prepared.algorithm,
             "gmac": sum(one["gmac"] for one in each.values()),
             "compute_ms": round(computing * 1000, 3),
             "tiles": sum(one["tiles"] for one in each.values()),
@@ -270,7 +282,7 @@ class Call:
     def result(self) -> Result:
         """Return the reply of a finished call."""
         op = self.prepared.op
-        document = {"op": op.called_as, "outputs": {}, "resolved": op.reply_attributes(), "stats": self.stats}
+        document = {"op": op.called_as, "outputs": {}, "resolved": self.prepared.resolved, "stats": self.stats}
         document |= {"warnings": list(op.warnings)} if op.warnings else {}
         return Result(document, self.outputs, self.prepared.options.encoding)
 
@@ -309,9 +321,7 @@ class Call:
         else:
             outcome = self._outcome if self._outcome not in (None, "ok") else _code(error)
         seconds = time.monotonic() - self._entered
-        self._resources.telemetry.call_done(
-            self.id, self.prepared.op, self.prepared.plan, self._context, outcome, seconds
-        )
+        self._resources.telemetry.call_done(self.id, self.prepared, self._context, outcome, seconds)
 
     async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
         segment = await self._resources.segments.acquire_async(max(1, nbytes), self._context.owner)

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 
+from app.calls.algorithms import check_algorithm
 from app.calls.call import Call, Checked, Prepared
 from app.calls.outputs import HeldTensor
 from app.calls.planning import call_bytes, check_limits, tensor_bytes
 from app.calls.work import Event, Progress, Result
-from app.intake.graphs import GraphRequest, resolved_of
+from app.intake.graphs import GraphRequest, check_graph, resolved_of
 from app.intake.options import Options, check_encoding, parse_options
 from app.intake.requests import RequestedCall
+from app.intake.strict_json import Partial
 from app.intake.tensors import Tensor
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from app.pool.buffers import Segment
     from schemas.graphs import Node
 
-__all__ = ["GraphRun", "PreparedGraph", "dense", "describe_graph", "prepare_graph"]
+__all__ = ["GraphRun", "PreparedGraph", "check_begun_graph", "dense", "describe_graph", "prepare_graph"]
 
 # Copying this much takes well under a millisecond.
 _INLINE = 256 << 10
@@ -58,11 +60,23 @@ class PreparedGraph:
     in_memory: Set[int]
 
 
+def check_begun_graph(request: Mapping[str, Any]) -> None:
+    """Check what has arrived of a graph's request; raises what `check_graph` and `check_algorithm` raise."""
+    graph, options = check_graph(request), request.get("options")
+    if graph is not None and not isinstance(options, Partial):
+        _check_algorithm(graph, parse_options(options))
+
+
+def _check_algorithm(graph: ResolvedGraph, options: Options) -> None:
+    check_algorithm("graph", options.algorithm, [(f"{node.label}: ", op) for node, op in graph.nodes])
+
+
 async def prepare_graph(service: Service, call: RequestedCall, started: float, *, need_all: bool) -> PreparedGraph:
     """Check a graph and the limits of all its nodes together, and plan each; raises what preparing a call raises."""
     request, options, settings = cast("GraphRequest", call.request), parse_options(call.options), service.settings
     graph, wanted, layout = resolved_of(request, call, need_all=need_all), request.wanted, request.layout
     deadline = service.deadline(options, started)
+    _check_algorithm(graph, options)
     check_encoding(options, ((str(number), _reply_shape(graph.tensors[number], layout)) for number in wanted))
     if graph.macs > settings.work_limit:
         node, op = max(graph.nodes, key=lambda each: each[1].macs)
@@ -102,8 +116,9 @@ def describe_graph(prepared: PreparedGraph, inputs: list[LogicalTensor]) -> dict
                 "op": each.op.called_as,
                 "inputs": {each.op.wire_name(row): number for row, number in node.inputs.items()},
                 "output": node.output,
-                "resolved": each.op.reply_attributes(),
+                "resolved": each.resolved,
                 "kernel": each.plan.kernel,
+                "algorithm": each.algorithm,
                 "gmac": each.plan.macs / 1e9,
                 **({"warnings": list(each.op.warnings)} if each.op.warnings else {}),
             }
@@ -191,7 +206,7 @@ class GraphRun:
                 values[node.output] = lease.share(_segment(call))
                 described.append(
                     {"id": node.id, "name": node.name, "op": op.called_as, "stats": call.stats}
-                    | {"resolved": op.reply_attributes()}
+                    | {"resolved": planned.resolved}
                 )
             done += planned.units
             uses.subtract(node.inputs.values())

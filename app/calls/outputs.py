@@ -74,7 +74,7 @@ class CallOutput:
     def stats(self) -> dict[str, Any]:
         """Return how the output is computed and what it costs, as JSON."""
         plan = self.computation.plan
-        return {"kernel": plan.kernel, "gmac": plan.macs / 1e9, "tiles": self.tiles}
+        return {"kernel": plan.kernel, "algorithm": plan.algorithm, "gmac": plan.macs / 1e9, "tiles": self.tiles}
 
     async def sha256(self) -> str:
         """Hash the complete output, in a thread if it is large."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -11,7 +11,8 @@ from app.settings import Settings
 from convgrad._dtypes import dtype
 from convgrad._errors import TooLarge
 from kernels import ConvProblem, Plan, plan
-from kernels.problem import Dims
+from kernels.gradient.winograd.rules import refusals
+from kernels.problem import Algorithm, Dims
 from kernels.target import target
 from schemas.ops import ResolvedOp, TensorSpec
 from schemas.problems import dims as written
@@ -150,14 +151,18 @@ def _is_quick(dims: Dims, reference: bool) -> bool:
     )
 
 
-def plan_call(op: ResolvedOp, settings: Settings, reference: bool = False) -> tuple[Computation, ...]:
-    """Plan each output of `op` for the workers of this service.
+def plan_call(
+    op: ResolvedOp, settings: Settings, reference: bool = False, algorithm: Algorithm = "direct"
+) -> tuple[Computation, ...]:
+    """Plan each output of `op` for the workers of this service; what Winograd's can't compute is summed directly.
 
     Raises `TooLarge` when the scratch memory or the units exceed a limit.
     """
     computations = []
     for spec in op.outputs:
         problem = problem_of(op, spec.name)
+        if algorithm != "direct" and not reference and not refusals(problem):
+            problem = replace(problem, algorithm=algorithm)
         if reference:
             _limit("plan", _reference_units(problem), _REFERENCE_UNITS, "units of the reference kernel", op, _units)
         chosen = plan(problem, workers=settings.planned_workers, reference=reference)
@@ -243,6 +248,7 @@ def describe_plans(op: ResolvedOp, computations: Sequence[Computation]) -> dict[
 def _describe(chosen: Plan) -> dict[str, Any]:
     return {
         "kernel": chosen.kernel,
+        "algorithm": chosen.algorithm,
         "gmac": chosen.macs / 1e9,
         "units": len(chosen.units),
         "tiles": sum(unit.offset is not None for unit in chosen.units),

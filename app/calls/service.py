@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.calls.admission import Admission
+from app.calls.algorithms import check_algorithm
 from app.calls.call import Call, Checked, Prepared, Resources
 from app.calls.cancel import Cancellations
 from app.calls.planning import Computation, check_limits, is_planned_at_once, plan_call
@@ -208,21 +209,23 @@ class Service:
         if not chosen.reference:
             require_reference(op)
         check_encoding(chosen, ((op.wire_name(spec.name), spec.shape) for spec in op.outputs))
+        check_algorithm(op.called_as, chosen.algorithm, [("", op)])
         check_limits(op, self.settings)
         return Checked(op, chosen, self.deadline(chosen, started))
 
     async def plan(self, checked: Checked) -> Prepared:
         """Plan a checked call; raises `TooLarge` for its scratch memory or units, and `DeadlineExceeded`."""
-        op, reference = checked.op, checked.options.reference
-        if is_planned_at_once(op, reference):
-            chosen = plan_call(op, self.settings, reference)
+        op, options = checked.op, checked.options
+        if is_planned_at_once(op, options.reference):
+            chosen = plan_call(op, self.settings, options.reference, options.algorithm)
         else:
             chosen = await self._plan_apart(checked)
         return Prepared(checked.op, chosen, checked.options, checked.deadline)
 
     async def _plan_apart(self, checked: Checked) -> tuple[Computation, ...]:
         """Plan in the planner's thread, in order of arrival, without blocking the event loop."""
-        arguments = checked.op, self.settings, checked.options.reference
+        options = checked.options
+        arguments = checked.op, self.settings, options.reference, options.algorithm
         planning = asyncio.get_running_loop().run_in_executor(self._planner, plan_call, *arguments)
         try:
             async with asyncio.timeout(checked.deadline - time.monotonic()):

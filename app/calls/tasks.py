@@ -12,13 +12,14 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
 
+from app.calls.algorithms import describe_winograd
 from app.calls.call import Call, Prepared
-from app.calls.graphs import GraphRun, PreparedGraph, describe_graph, prepare_graph
+from app.calls.graphs import GraphRun, PreparedGraph, check_begun_graph, describe_graph, prepare_graph
 from app.calls.planning import complete_images, describe_plans, verification_cost
 from app.calls.service import Service
 from app.calls.verifying import Verification, prepare_verification
 from app.calls.work import Answered, Work
-from app.intake.graphs import GRAPH, GraphRequest, check_graph, read_graph_request
+from app.intake.graphs import GRAPH, GraphRequest, read_graph_request
 from app.intake.requests import (
     Arrived,
     Begun,
@@ -168,9 +169,10 @@ class Validate(Immediate):
         op = prepared.op
         plan = describe_plans(op, prepared.computations)
         if len(op.outputs) == 1:  # several can't be verified at once
+            plan["winograd"] = describe_winograd(op)
             plan["verify"] = verification_cost(op, self.service.settings)
         outputs = {op.wire_name(spec.name): {"dtype": spec.dtype, "shape": list(spec.shape)} for spec in op.outputs}
-        reply = {"op": op.called_as, "outputs": outputs, "resolved": op.reply_attributes(), "plan": plan}
+        reply = {"op": op.called_as, "outputs": outputs, "resolved": prepared.resolved, "plan": plan}
         return Answered(reply | ({"warnings": list(op.warnings)} if op.warnings else {}))
 
 
@@ -185,7 +187,7 @@ class _Graph(Task):
 
     def check_begun(self, document: Mapping[str, Any]) -> None:
         """Check the graph, once it has arrived."""
-        check_graph(document)
+        check_begun_graph(document)
 
 
 class RunGraph(_Graph):

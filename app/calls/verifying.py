@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from app.calls.algorithms import check_algorithm
 from app.calls.call import Call, Prepared
 from app.calls.planning import check_limits, is_fast, plan_verification_call, work_of_verification
 from app.calls.work import Result
@@ -41,6 +42,7 @@ def prepare_verification(service: Service, call: RequestedCall, started: float) 
     rest = {name: value for name, value in inputs.items() if name not in given}
     op = resolve(name, call.attributes, rest, outputs=(spellings[key],))
     _check_result(op, key, meta)
+    check_algorithm(name, options.algorithm, [("", op)])
     result = TensorSpec(op.output.name, op.dtype, op.output.shape)
     fast = is_fast(op, settings, options.fast)
     verified = replace(op, inputs=(*op.inputs, result), macs=work_of_verification(op, fast=fast))

@@ -74,12 +74,15 @@ def read_graph_request(request: Any) -> GraphRequest:
     return GraphRequest(stand_in("graph", rows), document, inputs, given.get("options"), graph, wanted, layout)
 
 
-def check_graph(request: Mapping[str, Any]) -> None:
-    """Check the graph of a request, if it has arrived, before its tensors have; raises what `read_graph` raises."""
-    if "graph" in request and not isinstance(request["graph"], Partial | PartialList):
-        graph = read_graph(request["graph"])
-        if graph.known:
-            resolve_graph(graph)
+def check_graph(request: Mapping[str, Any]) -> ResolvedGraph | None:
+    """Check the graph of a request, if it has arrived, before its tensors have; return it if it has all shapes.
+
+    Raises what `read_graph` and `resolve_graph` raise.
+    """
+    if "graph" not in request or isinstance(request["graph"], Partial | PartialList):
+        return None
+    graph = read_graph(request["graph"])
+    return resolve_graph(graph) if graph.known else None
 
 
 def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:

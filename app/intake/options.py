@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from convgrad._errors import InvalidParams
+from kernels.problem import Algorithm
 from schemas.problems import invalid_params, number
 from schemas.tensors import MAX_NUMBERS, listed
 
@@ -26,6 +27,7 @@ class Options:
     encoding: Encoding = "base64"
     deadline_ms: int | None = None
     reference: bool = False
+    algorithm: Algorithm = "direct"
     outputs: tuple[str, ...] = ()
     explain: bool = False
     fast: bool | None = None
@@ -49,6 +51,9 @@ def parse_options(given: object) -> Options:
     errors += [
         _error([name], rule, "value") for name, value in values.items() if (rule := _CHECKS[name](value)) is not None
     ]
+    if values.get("algorithm") == "winograd" and values.get("reference") is True:
+        rule = "algorithm must be direct or auto with reference, which sums directly in float64, but is winograd"
+        errors.append(_error(["algorithm"], rule, "conflict"))
     if errors:
         raise _invalid(errors)
     if "outputs" in values:
@@ -79,6 +84,10 @@ def _check_reference(value: object) -> str | None:
     return None if isinstance(value, bool) else "reference must be true or false"
 
 
+def _check_algorithm(value: object) -> str | None:
+    return None if value in get_args(Algorithm) else "algorithm must be direct, winograd or auto"
+
+
 def _check_explain(value: object) -> str | None:
     return None if isinstance(value, bool) else "explain must be true or false"
 
@@ -98,6 +107,7 @@ _CHECKS = {
     "encoding": _check_encoding,
     "deadline_ms": _check_deadline,
     "reference": _check_reference,
+    "algorithm": _check_algorithm,
     "outputs": _check_outputs,
     "explain": _check_explain,
     "fast": _check_fast,

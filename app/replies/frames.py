@@ -147,7 +147,7 @@ async def _header(call: Call, event: Event) -> dict[str, Any]:
         case Begin(output):
             op = call.prepared.op
             header = {"type": "begin", "op": op.called_as, "output": output.name, **output.describe()}
-            header |= {"tiles": output.tiles, "resolved": op.reply_attributes()}
+            header |= {"tiles": output.tiles, "resolved": call.prepared.resolved}
             if len(call.outputs) > 1:
                 header["outputs"] = [each.name for each in call.outputs]
             return header | ({"warnings": list(op.warnings)} if op.warnings else {})

@@ -14,9 +14,8 @@ from app.telemetry.tracing import Tracing
 from convgrad._errors import Overloaded
 
 if TYPE_CHECKING:
+    from app.calls.call import Prepared
     from app.telemetry.context import RequestContext
-    from kernels import Plan
-    from schemas.ops import ResolvedOp
 
 __all__ = ["Telemetry"]
 
@@ -39,6 +38,9 @@ class Telemetry:
             "calls",
             "Operation calls that passed every check, by outcome: ok, or the code of an error.",
             *("operation", "dtype", "api", "outcome"),
+        )
+        self._algorithms = self._counter(
+            "algorithm_calls", "Calls as in convgrad_calls, by algorithm: direct or winograd.", "operation", "algorithm"
         )
         self._refusals = self._counter("refusals", "Requests and calls that were refused, by reason.", "api", "reason")
         self._received = self._counter("received_bytes", "Bytes of request bodies.", "api")
@@ -69,11 +71,11 @@ class Telemetry:
         self._requests.labels(api, error.code).inc()
         self._refusals.labels(api, str(error.data["reason"])).inc()
 
-    def call_done(
-        self, name: str, op: ResolvedOp, plan: Plan, context: RequestContext, outcome: str, seconds: float
-    ) -> None:
+    def call_done(self, name: str, call: Prepared, context: RequestContext, outcome: str, seconds: float) -> None:
         """Count and trace the finished call `name`."""
+        op, plan = call.op, call.plan
         self._calls.labels(op.op, op.dtype, context.api, outcome).inc()
+        self._algorithms.labels(op.op, call.algorithm).inc()
         self.tracing.call(
             op.op,
             seconds,
@@ -81,6 +83,7 @@ class Telemetry:
                 "convgrad.call": name,
                 "convgrad.dtype": op.dtype,
                 "convgrad.kernel": plan.kernel,
+                "convgrad.algorithm": call.algorithm,
                 "convgrad.macs": plan.macs,
                 "convgrad.units": len(plan.units),
                 "convgrad.outcome": outcome,

@@ -86,10 +86,15 @@ def _outputs_of(spec: CallSpec, options: argparse.Namespace) -> list[str] | None
     return asked if isinstance(asked, list) else None
 
 
+def _algorithm_of(spec: CallSpec, options: argparse.Namespace) -> Any:
+    """Return the algorithm that the command line, or else the spec, asks for."""
+    return options.algorithm or spec.options.get("algorithm") or "direct"
+
+
 def _compute(client: Client, spec: CallSpec, options: argparse.Namespace) -> Result:
     op = _op_of(spec)
     settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
-    settings["outputs"] = _outputs_of(spec, options)
+    settings |= {"outputs": _outputs_of(spec, options), "algorithm": _algorithm_of(spec, options)}
     # Without a progress bar the call can be retried when its reply breaks off.
     if not draws(options):
         return client.run_detailed(op, spec.inputs, spec.attributes, **settings)
@@ -110,6 +115,7 @@ def _run_graph(options: argparse.Namespace) -> int:
     graph, inputs = source.graph(options.graph), _graph_inputs(options, source)
     with connected(options) as client:
         settings: dict[str, Any] = {"reference": options.reference, "deadline": options.deadline}
+        settings["algorithm"] = options.algorithm or "direct"
         found = client.run_graph(graph, inputs, list(files) or None, **settings)
     for number, array in found.items():
         path = files.get(number, f"{number}.npy")
@@ -141,12 +147,12 @@ def validate(options: argparse.Namespace) -> int:
     if options.graph is not None:
         graph = source.graph(options.graph)
         with connected(options) as client:
-            show(client.validate_graph(graph), options)
+            show(client.validate_graph(graph, algorithm=options.algorithm or "direct"), options)
         return 0
     spec = _spec_of(options, source)
     with connected(options) as client:
-        asked = _outputs_of(spec, options)
-        show(client.validate(_op_of(spec), spec.inputs, spec.attributes, outputs=asked), options)
+        asked: dict[str, Any] = {"outputs": _outputs_of(spec, options), "algorithm": _algorithm_of(spec, options)}
+        show(client.validate(_op_of(spec), spec.inputs, spec.attributes, **asked), options)
     return 0
 
 
@@ -218,9 +224,10 @@ def bench(options: argparse.Namespace) -> int:
     spec = _BENCH if spec == CallSpec() else spec
     inputs = {name: _loaded(value) for name, value in spec.inputs.items()}
     sent = sum(part(value).nbytes for value in inputs.values() if not isinstance(value, list))
+    algorithm = _algorithm_of(spec, options)
     with connected(options) as client:
         report = measure(
-            lambda: client.run_detailed(_op_of(spec), inputs, spec.attributes),
+            lambda: client.run_detailed(_op_of(spec), inputs, spec.attributes, algorithm=algorithm),
             seconds=options.seconds,
             clients=options.clients,
         )

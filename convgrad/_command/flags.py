@@ -69,6 +69,7 @@ def _add_run(command: argparse.ArgumentParser) -> None:
     )
     _add_graph(command)
     _add_outputs(command)
+    _add_algorithm(command)
     _add_local(command)
     add("--reference", action="store_true", help="use the slow kernel that accumulates in float64")
     add("--deadline", type=float, metavar="S", help="stop the computation after S seconds")
@@ -85,6 +86,7 @@ def _add_validate(command: argparse.ArgumentParser) -> None:
     _add_call(command)
     _add_graph(command)
     _add_outputs(command)
+    _add_algorithm(command)
 
 
 def _add_local(command: argparse.ArgumentParser) -> None:
@@ -96,6 +98,14 @@ def _add_local(command: argparse.ArgumentParser) -> None:
 def _add_outputs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--outputs", type=names, metavar="NAME,..", help="what to compute, such as diff_weights,diff_bias,diff_src"
+    )
+
+
+def _add_algorithm(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--algorithm",
+        choices=["direct", "winograd", "auto"],
+        help="how convolutions are summed (default: direct; auto: the faster one)",
     )
 
 
@@ -184,6 +194,7 @@ def _add_completion(command: argparse.ArgumentParser) -> None:
 
 def _add_bench(command: argparse.ArgumentParser) -> None:
     _add_call(command)
+    _add_algorithm(command)
     add = command.add_argument
     add("--seconds", type=float, default=5.0, metavar="S", help="how long to measure (default: 5)")
     add("--clients", type=int, default=1, metavar="N", help="concurrent calls (default: 1)")

@@ -122,6 +122,20 @@ def test_large_results_are_in_shared_memory(runtime: Path) -> None:
         assert same_bits(result, LARGE + n + bias.reshape(1, 3, 1, 1))
 
 
+def test_winograd_needs_compiled_code(runtime: Path) -> None:
+    """Where no compiled code works, the algorithm is refused, and `auto` sums directly."""
+    shapes = {"src": {"dtype": "f32", "shape": [1, 16, 4, 4]}, "diff_dst": {"dtype": "f32", "shape": [1, 16, 4, 4]}}
+    attributes = {key: [1, 1] for key in ("strides", "dilations", "pads_begin", "pads_end")} | {
+        "weights_shape": [16, 16, 3, 3]
+    }
+    formats = {"data_format": "NCX", "weights_format": "OIX"}
+    with convgrad.local(workers=1) as client:
+        call = "ConvolutionBackwardWeights", shapes, attributes | formats
+        with pytest.raises(convgrad.InvalidParams, match="winograd needs compiled code; none works on this machine"):
+            client.validate(*call, algorithm="winograd")
+        assert client.validate(*call, algorithm="auto")["resolved"]["algorithm"] == "direct"
+
+
 def test_async(runtime: Path) -> None:
     """`async with` gives an asynchronous client, which shares the service with a blocking one."""
 

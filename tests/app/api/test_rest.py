@@ -135,9 +135,9 @@ def test_the_reply_speaks_the_dialect_of_the_name_called(http: httpx.Client) -> 
 
 
 def test_stats_say_what_was_done(http: httpx.Client) -> None:
-    """A reply has the kernel's name, the work, the time and the number of tiles."""
+    """A reply has the kernel's name, the algorithm, the work, the time and the number of tiles."""
     stats = post(http, SMALL, SMALL.inputs()).json()["stats"]
-    assert set(stats) == {"kernel", "gmac", "compute_ms", "tiles"}
+    assert set(stats) == {"kernel", "algorithm", "gmac", "compute_ms", "tiles"}
     assert stats["gmac"] == pytest.approx(SMALL.macs / 1e9)
 
 

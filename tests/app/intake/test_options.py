@@ -18,6 +18,7 @@ from convgrad import InvalidParams
         ({"encoding": None, "deadline_ms": None, "reference": None}, Options()),
         ({"encoding": "npy", "deadline_ms": 5, "reference": True}, Options("npy", 5, True)),
         ({"encoding": "list"}, Options("list")),
+        ({"algorithm": "auto", "reference": True}, Options(reference=True, algorithm="auto")),
     ],
 )
 def test_options_have_defaults(given: Any, expected: Options) -> None:
@@ -28,8 +29,8 @@ def test_options_have_defaults(given: Any, expected: Options) -> None:
 def test_every_wrong_option_is_listed() -> None:
     """All errors are reported together, each with its place; values are not repeated and a long name is cut."""
     with pytest.raises(InvalidParams) as caught:
-        parse_options({"encoding": "s3cret", "x" * 500: 1, "deadline_ms": 86_400_001})
-    assert [entry["loc"][1][:3] for entry in caught.value.errors] == ["xxx", "enc", "dea"]
+        parse_options({"encoding": "s3cret", "x" * 500: 1, "deadline_ms": 86_400_001, "algorithm": ["s3cret"]})
+    assert [entry["loc"][1][:3] for entry in caught.value.errors] == ["xxx", "enc", "dea", "alg"]
     assert caught.value.errors[2]["msg"].endswith("but is 86400001")
     assert "s3cret" not in str(caught.value.errors)
     assert len(str(caught.value.errors)) < 1000

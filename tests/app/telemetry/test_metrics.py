@@ -44,6 +44,7 @@ def test_a_call_is_counted_in_every_form(tight: Resident, tight_http: httpx.Clie
     after = scrape(tight)
     labels = {"operation": SMALL.op, "dtype": "f32", "api": "rest", "outcome": "ok"}
     assert grown(before, after, "convgrad_calls_total", **labels) == 1
+    assert grown(before, after, "convgrad_algorithm_calls_total", operation=SMALL.op, algorithm="direct") == 1
     assert grown(before, after, "convgrad_requests_total", api="rest", outcome="ok") == 1
     for part in ("receive", "decode", "queue", "compute", "encode"):
         assert grown(before, after, "convgrad_part_seconds_count", api="rest", part=part) == 1
