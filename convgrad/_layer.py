@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from convgrad._client import Client
+from convgrad._core import Algorithm
 from convgrad._errors import Unsupported
 from convgrad._events import Array
 
@@ -22,13 +23,18 @@ GRADIENTS = ("diff_src", "diff_weights", "diff_bias")
 _lock = threading.Lock()
 _chosen: Client | None = None
 _own: tuple[int, Client] | None = None
+_algorithm: Algorithm = "direct"
 
 
-def use(client: Client | None) -> None:
-    """Set the default client; None for `Client()`, which is created when it is first needed."""
-    global _chosen, _own
+def use(client: Client | None = None, *, algorithm: Algorithm = "direct") -> None:
+    """Set the defaults; without a client `Client()`, which is created when it is first needed.
+
+    `algorithm` is "direct", "auto" (the faster one), or "winograd" for all weight gradients, which raises
+    `InvalidParams` where it can't compute one.
+    """
+    global _chosen, _own, _algorithm
     with _lock:
-        _chosen = client
+        _chosen, _algorithm = client, algorithm
         if _own is not None and _own[0] == os.getpid():
             _own[1].close()
         _own = None
@@ -83,26 +89,29 @@ class Layer:
         return given | ({"output_padding": self.output_padding} if self.transposed and self.output_padding else {})
 
     def run(
-        self, client: Client, src: Any, weights: Any, bias: Any = None, *, layout: Layout, reference: bool = False
-    ) -> Array:
-        """Compute dst; `bias` has one value for each channel of dst."""
+        self, client: Client, src: Any, weights: Any, bias: Any = None, *,
+        layout: Layout, reference: bool = False, algorithm: Algorithm | None = None,
+    ) -> Array:  # fmt: skip
+        """Compute dst; `bias` has one value for each channel of dst. `algorithm` is by default the one of `use`."""
         inputs = {"src": src, "weights": weights} | ({} if bias is None else {"bias": bias})
-        return client.run(self.family, inputs, self.attributes(layout), reference=reference)
+        how = _how(reference, algorithm, weights=False)
+        return client.run(self.family, inputs, self.attributes(layout), **how)
 
     def gradients(
         self, client: Client, names: Sequence[str], src: Any, weights: Any, diff_dst: Any, *,
-        layout: Layout, reference: bool = False,
+        layout: Layout, reference: bool = False, algorithm: Algorithm | None = None,
     ) -> Mapping[str, Array]:  # fmt: skip
         """Compute some of the `GRADIENTS`, by name, in one call.
 
         Of `src` only the shape is read for diff_src and diff_bias, and of `weights` for diff_weights and diff_bias.
         """
         attributes = self.attributes(layout)
+        how = _how(reference, algorithm, weights="diff_weights" in names)
         if list(names) == ["diff_src"]:
             inputs: dict[str, Any] = {"diff_dst": diff_dst, "weights": weights}
             if not self.transposed:  # several shapes of src may give that of diff_dst
                 inputs["dst_shape"] = list(src.shape)
-            return {"diff_src": client.run(f"{self.family}BackwardData", inputs, attributes, reference=reference)}
+            return {"diff_src": client.run(f"{self.family}BackwardData", inputs, attributes, **how)}
         if list(names) == ["diff_bias"]:
             return {"diff_bias": bias_gradient(client, diff_dst, layout=layout, reference=reference)}
         inputs = {"src": src, "diff_dst": diff_dst, "weights_shape": list(weights.shape)}
@@ -110,8 +119,8 @@ class Layer:
             inputs["weights"] = weights
         op = f"{self.family}BackwardWeights"
         if list(names) == ["diff_weights"]:
-            return {"diff_weights": client.run(op, inputs, attributes, reference=reference)}
-        return client.run_detailed(op, inputs, attributes, outputs=names, reference=reference).outputs
+            return {"diff_weights": client.run(op, inputs, attributes, **how)}
+        return client.run_detailed(op, inputs, attributes, outputs=names, **how).outputs
 
     def folded(self) -> Layer:
         """Return the same layer with an output padding of less than its stride, as the service wants it.
@@ -135,6 +144,12 @@ class Layer:
             self.transposed, self.strides, self.dilations, self.pads_begin, tuple(pads), tuple(extras), self.groups,
             self.weights_format,
         )  # fmt: skip
+
+
+def _how(reference: bool, algorithm: Algorithm | None, *, weights: bool) -> dict[str, Any]:
+    """Return the options of a call; the service refuses Winograd's algorithm for one without a `weights` gradient."""
+    chosen = algorithm or _algorithm
+    return {"reference": reference, "algorithm": "direct" if chosen == "winograd" and not weights else chosen}
 
 
 def bias_gradient(client: Client, diff_dst: Any, *, layout: Layout, reference: bool) -> Array:

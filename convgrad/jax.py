@@ -25,6 +25,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from convgrad._client import Client
+from convgrad._core import Algorithm
 from convgrad._errors import Unsupported
 from convgrad._layer import GRADIENTS, Layer, Layout, client_or_default, use
 
@@ -52,12 +53,13 @@ def conv_general_dilated(
     *,
     client: Client | None = None,
     reference: bool = False,
+    algorithm: Algorithm | None = None,
 ) -> Any:
     """Compute Convolution, or ConvTranspose where `lhs_dilation` is above 1, like `jax.lax.conv_general_dilated`.
 
-    One to three spatial axes. `client` is by default the one of `use`; `reference` selects the slow kernel that
-    accumulates in float64. Raises `Unsupported` for other dtypes, `batch_group_count` above 1, negative padding, and
-    `lhs_dilation` together with strides.
+    One to three spatial axes. `client` and `algorithm` are by default those of `use`; `reference` selects the slow
+    kernel that accumulates in float64. Raises `Unsupported` for other dtypes, `batch_group_count` above 1, negative
+    padding, and `lhs_dilation` together with strides.
     """
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     given = {
@@ -97,7 +99,7 @@ def conv_general_dilated(
     spatial = [result.shape[axis] - sum(zeros[at] if zeros else ()) for at, axis in enumerate(numbers.out_spec[2:])]
     n, channels = (result.shape[axis] for axis in numbers.out_spec[:2])
     shape = (n, channels, *spatial) if layout == "NCX" else (n, *spatial, channels)
-    dst = _convolve(_Call(layer, layout, shape, reference, client), src, weights)
+    dst = _convolve(_Call(layer, layout, shape, reference, algorithm, client), src, weights)
     if any(map(any, zeros)):
         dst = jnp.pad(dst, [(0, 0), (0, 0), *zeros] if layout == "NCX" else [(0, 0), *zeros, (0, 0)])
     return _placed(dst, layout, numbers.out_spec)
@@ -105,24 +107,24 @@ def conv_general_dilated(
 
 def conv(
     lhs: Any, rhs: Any, window_strides: Ints, padding: str, precision: Any = None, preferred_element_type: Any = None,
-    *, client: Client | None = None, reference: bool = False,
+    *, client: Client | None = None, reference: bool = False, algorithm: Algorithm | None = None,
 ) -> Any:  # fmt: skip
     """Compute Convolution of (N, C, X) and (O, I, kernel), like `jax.lax.conv`; see `conv_general_dilated`."""
     return conv_general_dilated(
         lhs, rhs, window_strides, padding, None, None, None, 1, 1, precision, preferred_element_type,
-        client=client, reference=reference,
+        client=client, reference=reference, algorithm=algorithm,
     )  # fmt: skip
 
 
 def conv_with_general_padding(
     lhs: Any, rhs: Any, window_strides: Ints, padding: Pads, lhs_dilation: Ints | None, rhs_dilation: Ints | None,
     precision: Any = None, preferred_element_type: Any = None,
-    *, client: Client | None = None, reference: bool = False,
+    *, client: Client | None = None, reference: bool = False, algorithm: Algorithm | None = None,
 ) -> Any:  # fmt: skip
     """Compute Convolution or ConvTranspose like `jax.lax.conv_with_general_padding`; see `conv_general_dilated`."""
     return conv_general_dilated(
         lhs, rhs, window_strides, padding, lhs_dilation, rhs_dilation, None, 1, 1, precision, preferred_element_type,
-        client=client, reference=reference,
+        client=client, reference=reference, algorithm=algorithm,
     )  # fmt: skip
 
 
@@ -139,6 +141,7 @@ def conv_transpose(
     *,
     client: Client | None = None,
     reference: bool = False,
+    algorithm: Algorithm | None = None,
 ) -> Any:
     """Compute ConvTranspose like `jax.lax.conv_transpose`, whose default layout is channels-last.
 
@@ -159,7 +162,7 @@ def conv_transpose(
         rhs = jnp.flip(jnp.swapaxes(rhs, *numbers.rhs_spec[:2]), numbers.rhs_spec[2:])
     return conv_general_dilated(
         lhs, rhs, (1,) * rank, padding, strides, rhs_dilation, numbers, 1, 1, precision, preferred_element_type,
-        client=client, reference=reference,
+        client=client, reference=reference, algorithm=algorithm,
     )  # fmt: skip
 
 
@@ -171,7 +174,13 @@ class _Call:
     layout: Layout
     shape: tuple[int, ...]
     reference: bool
+    algorithm: Algorithm | None
     client: Client | None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the methods of `Layer`."""
+        return {"layout": self.layout, "reference": self.reference, "algorithm": self.algorithm}
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -179,7 +188,7 @@ def _convolve(call: _Call, src: Any, weights: Any) -> Any:
     def compute(src: Any, weights: Any) -> Any:
         arrays = np.asarray(src), np.asarray(weights)  # DLPack has no bfloat16 for NumPy
         client = client_or_default(call.client)
-        return call.layer.run(client, *arrays, layout=call.layout, reference=call.reference)
+        return call.layer.run(client, *arrays, **call.settings)
 
     return _called_back(compute, jax.ShapeDtypeStruct(call.shape, src.dtype), src, weights)
 
@@ -208,7 +217,7 @@ def _gradients(call: _Call, names: tuple[str, ...], src: Any, weights: Any, diff
     def compute(src: Any, weights: Any, diff_dst: Any) -> Any:
         arrays = [np.asarray(array) for array in (src, weights, diff_dst)]
         client = client_or_default(call.client)
-        found = call.layer.gradients(client, names, *arrays, layout=call.layout, reference=call.reference)
+        found = call.layer.gradients(client, names, *arrays, **call.settings)
         return tuple(found[name] for name in names)
 
     like = dict(zip(GRADIENTS, (src, weights), strict=False))

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from convgrad._client import Client
+from convgrad._core import Algorithm
 from convgrad._errors import InvalidParams, Unsupported
 from convgrad._events import Array
 from convgrad._layer import GRADIENTS, Layer, client_or_default, use
@@ -43,11 +44,19 @@ def call_of(node: Node, x_shape: Ints, w_shape: Ints) -> tuple[str, dict[str, An
     return layer.family, layer.attributes("NCX")
 
 
-def run(node: Node, x: Any, w: Any, b: Any = None, *, client: Client | None = None, reference: bool = False) -> Array:
-    """Compute the output Y of a node, in the dtype of `x`: float32, float16, bfloat16, or float64, which is slow."""
+def run(
+    node: Node, x: Any, w: Any, b: Any = None, *,
+    client: Client | None = None, reference: bool = False, algorithm: Algorithm | None = None,
+) -> Array:  # fmt: skip
+    """Compute the output Y of a node, in the dtype of `x`: float32, float16, bfloat16, or float64, which is slow.
+
+    `client` and `algorithm` are by default those of `use`.
+    """
     x, w = _array(x), _array(w)
     layer = _layer(node, x.shape, w.shape)
-    return layer.run(client_or_default(client), x, w, b, layout="NCX", reference=reference or x.dtype == np.float64)
+    reference = reference or x.dtype == np.float64
+    client = client_or_default(client)
+    return layer.run(client, x, w, b, layout="NCX", reference=reference, algorithm=algorithm)
 
 
 def gradients(
@@ -59,16 +68,18 @@ def gradients(
     *,
     client: Client | None = None,
     reference: bool = False,
+    algorithm: Algorithm | None = None,
 ) -> Mapping[str, Array]:
     """Compute gradients of a node for `dy`, that of its output, in one call.
 
-    `names` are some of diff_src, diff_weights and diff_bias, the gradients for X, W and B.
+    `names` are some of diff_src, diff_weights and diff_bias, the gradients for X, W and B. `client` and `algorithm` are
+    by default those of `use`.
     """
     x, w = _array(x), _array(w)
     layer = _layer(node, x.shape, w.shape)
-    return layer.gradients(
-        client_or_default(client), list(names), x, w, dy, layout="NCX", reference=reference or x.dtype == np.float64
-    )
+    reference = reference or x.dtype == np.float64
+    client = client_or_default(client)
+    return layer.gradients(client, list(names), x, w, dy, layout="NCX", reference=reference, algorithm=algorithm)
 
 
 def _array(value: Any) -> Array:

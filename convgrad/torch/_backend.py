@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from convgrad._client import Client
+from convgrad._core import Algorithm
 from convgrad._errors import Unsupported
 from convgrad._events import Array
 from convgrad._layer import GRADIENTS, Layer, Layout, bias_gradient, client_or_default
@@ -29,23 +30,28 @@ class Backend:
     """Where a layer is computed: by `client`, by default the one of `convgrad.torch.use`.
 
     With `forward="torch"` PyTorch computes outputs, and the service the gradients alone. `reference` selects the
-    slow kernel that accumulates in float64; tensors of float64 always use it. A copied or unpickled backend has
-    the same settings; an unpickled one has the default client.
+    slow kernel that accumulates in float64; tensors of float64 always use it. `algorithm` is "direct", "auto" (the
+    faster one), or "winograd" for the gradients of weights, which raises `InvalidParams` where it can't compute one; by
+    default the one of `convgrad.torch.use`. A copied or unpickled backend has the same settings; an unpickled one has
+    the default client.
     """
 
     client: Client | None = None
     forward: Literal["service", "torch"] = "service"
     reference: bool = False
+    algorithm: Algorithm | None = None
 
     def __post_init__(self) -> None:
         if self.forward not in ("service", "torch"):
             raise ValueError(f"forward must be 'service' or 'torch', but is {self.forward!r}")
+        if self.algorithm not in (None, *get_args(Algorithm)):
+            raise ValueError(f"algorithm must be {', '.join(get_args(Algorithm))} or None, but is {self.algorithm!r}")
 
     def __deepcopy__(self, memo: object) -> Backend:
         return self
 
-    def __reduce__(self) -> tuple[type[Backend], tuple[None, str, bool]]:
-        return Backend, (None, self.forward, self.reference)
+    def __reduce__(self) -> tuple[type[Backend], tuple[None, str, bool, Algorithm | None]]:
+        return Backend, (None, self.forward, self.reference, self.algorithm)
 
     def run(self, layer: Layer, src: Tensor, weights: Tensor, bias: Tensor | None) -> Tensor:
         """Compute the output of a layer, of shape (N, O, X), in the memory format of `src`."""
@@ -53,7 +59,9 @@ class Backend:
             return _by_torch(layer, src, weights, bias)
         layout, reference = _layout(src), self._reference(src)
         client = client_or_default(self.client)
-        found = layer.run(client, _view(src, layout), weights, bias, layout=layout, reference=reference)
+        found = layer.run(
+            client, _view(src, layout), weights, bias, layout=layout, reference=reference, algorithm=self.algorithm
+        )
         return _tensor(found, src, layout)
 
     def gradients(
@@ -64,7 +72,7 @@ class Backend:
         names = [name for name, needed in zip(GRADIENTS, needs, strict=True) if needed]
         found = layer.gradients(
             client_or_default(self.client), names, _view(src, layout), weights, _view(diff_dst, layout),
-            layout=layout, reference=reference,
+            layout=layout, reference=reference, algorithm=self.algorithm,
         )  # fmt: skip
         of_src, of_weights, of_bias = (found.get(name) for name in GRADIENTS)
         return (

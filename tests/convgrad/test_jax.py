@@ -141,6 +141,21 @@ def test_only_what_is_differentiated_is_computed(service: LiveService) -> None:
             assert calls == [("Convolution", ()), call]
 
 
+def test_the_algorithm_of_a_call_and_of_all(client: convgrad.Client) -> None:
+    """A call's algorithm, or else that of `use`, sums the gradients of weights."""
+    src, weights = (jnp.asarray(np.random.default_rng(n).standard_normal((16, 16, 3, 3)), "float32") for n in (0, 1))
+
+    def gradient(**more: Any) -> Any:
+        return jax.grad(lambda w: (cj.conv(src, w, (1, 1), "SAME", **more) ** 2).sum())(weights)
+
+    direct, summed = gradient(), gradient(algorithm="winograd")
+    assert not jnp.array_equal(direct, summed)
+    np.testing.assert_allclose(direct, summed, rtol=1e-4, atol=1e-2)
+    cj.use(client, algorithm="winograd")
+    assert jnp.array_equal(gradient(), summed)
+    assert jnp.array_equal(gradient(algorithm="direct"), direct)
+
+
 def test_vmap_and_scan() -> None:
     """A call works inside `vmap` and `scan`, and so do its gradients."""
     many, weights = integers((3, 2, 2, 8)), integers((2, 2, 3), seed=1)

@@ -42,20 +42,23 @@ EVERY = pytest.mark.parametrize(("name", "rank"), [(name, rank) for name in LAYE
 
 
 class Recording(Client):
-    """The client, with a list of the operations that it was asked for and the layout of each."""
+    """The client, with a list of the operations that it was asked for and the layout of each, and the algorithms."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
         self.calls: list[tuple[str, str, tuple[str, ...]]] = []
+        self.algorithms: list[str] = []
 
     def run(self, op: str, inputs: Any, attributes: Any = None, **more: Any) -> Any:
         """Note the call and make it."""
         self.calls.append((op, attributes["data_format"], ()))
+        self.algorithms += [more["algorithm"]] if "algorithm" in more else []
         return super().run(op, inputs, attributes, **more)
 
     def run_detailed(self, op: str, inputs: Any, attributes: Any = None, **more: Any) -> Any:
         """Note the call and make it."""
         self.calls.append((op, attributes["data_format"], tuple(more["outputs"])))
+        self.algorithms.append(more["algorithm"])
         return super().run_detailed(op, inputs, attributes, **more)
 
 
@@ -297,13 +300,13 @@ def test_subclasses_stay() -> None:
 
 def test_copies_and_files(client: Recording) -> None:
     """A layer can be copied with its client, and saved and loaded without it."""
-    layer = ct.Conv2d(2, 3, 3, backend=ct.Backend(client, reference=True))
+    layer = ct.Conv2d(2, 3, 3, backend=ct.Backend(client, reference=True, algorithm="auto"))
     assert copy.deepcopy(layer).backend.client is client
     file = io.BytesIO()
     torch.save(layer, file)
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
-    assert loaded.backend == ct.Backend(None, reference=True)
+    assert loaded.backend == ct.Backend(None, reference=True, algorithm="auto")
     src = torch.randn(1, 2, 5, 5)
     assert torch.equal(loaded(src), layer(src))
 
@@ -354,6 +357,34 @@ def test_errors_name_what_is_wrong() -> None:
         ct.conv(src, torch.zeros(3, 4, 3))
     with pytest.raises(ValueError, match="forward must be 'service' or 'torch', but is 'gpu'"):
         ct.Backend(forward="gpu")
+    with pytest.raises(ValueError, match="algorithm must be direct, winograd, auto or None, but is 'fft'"):
+        ct.Backend(algorithm="fft")
+
+
+def test_the_algorithm_of_a_layer_and_of_all(client: Recording) -> None:
+    """The algorithm is a backend's, or else that of `use`; Winograd's is asked for only with gradients of weights."""
+    layer = torch.nn.Conv2d(16, 16, 3, padding=1)
+    src = torch.randn(2, 16, 6, 5, requires_grad=True)
+
+    def gradient(algorithm: Any = None) -> Any:
+        client.algorithms.clear()
+        ours = ct.Conv2d.of(layer, ct.Backend(algorithm=algorithm))
+        return torch.autograd.grad(ours(src).square().sum(), [ours.weight, src])[0]
+
+    direct = gradient()
+    assert client.algorithms == ["direct", "direct"]
+    summed = gradient("winograd")
+    assert client.algorithms == ["direct", "winograd"]
+    assert not torch.equal(summed, direct)
+    torch.testing.assert_close(summed, direct)
+    ct.use(client, algorithm="winograd")
+    assert torch.equal(gradient(), summed)
+    assert torch.equal(gradient("direct"), direct)
+    gradient("auto")
+    assert client.algorithms == ["auto", "auto"]
+    few = ct.Conv2d(4, 16, 3)
+    with pytest.raises(convgrad.InvalidParams, match="at least 16 src channels of a group; there are 4"):
+        few(torch.randn(1, 4, 5, 5)).sum().backward()
 
 
 def test_the_default_client_reads_the_environment(service: LiveService, monkeypatch: pytest.MonkeyPatch) -> None:
