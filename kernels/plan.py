@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kernels.problem import ConvProblem
 
-__all__ = ["Kernel", "Plan", "Runs", "Stop", "Storage", "Task", "Unit", "box"]
+__all__ = ["Kernel", "Plan", "Runs", "Stop", "Storage", "Task", "Unit", "algorithm_of", "box"]
 
 Storage = npt.NDArray[Any]
 Stop = Callable[[], bool]
@@ -84,6 +84,11 @@ class Plan:
     def algorithm(self) -> Literal["direct", "winograd"]:
         """How the kernel sums, which is part of its name."""
         return "winograd" if "winograd" in self.kernel else "direct"
+
+
+def algorithm_of(plans: Sequence[Plan]) -> Literal["direct", "winograd"]:
+    """Return how the outputs of a call are summed: `winograd` if any of its `plans` is."""
+    return "winograd" if any(plan.algorithm == "winograd" for plan in plans) else "direct"
 
 
 class Runs(Protocol):

@@ -18,6 +18,7 @@ from app.pool.engine import Arrival, Job
 from app.telemetry.context import current_context
 from convgrad._errors import Cancelled, DeadlineExceeded, InvalidParams
 from kernels import Plan, Unit, box
+from kernels.plan import algorithm_of
 from schemas.ops import ResolvedOp
 from schemas.tables import find_operation
 
@@ -60,9 +61,14 @@ class Prepared:
         return self.computations[0].plan
 
     @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plan of each output."""
+        return tuple([each.plan for each in self.computations])
+
+    @property
     def algorithm(self) -> str:
         """How the call is summed: `winograd` if any output is."""
-        return "winograd" if any(each.plan.algorithm == "winograd" for each in self.computations) else "direct"
+        return algorithm_of(self.plans)
 
     @property
     def resolved(self) -> dict[str, Any]:
@@ -321,7 +327,9 @@ class Call:
         else:
             outcome = self._outcome if self._outcome not in (None, "ok") else _code(error)
         seconds = time.monotonic() - self._entered
-        self._resources.telemetry.call_done(self.id, self.prepared, self._context, outcome, seconds)
+        self._resources.telemetry.call_done(
+            self.id, self.prepared.op, self.prepared.plans, self._context, outcome, seconds
+        )
 
     async def _acquire(self, nbytes: int, undo: ExitStack) -> Segment:
         segment = await self._resources.segments.acquire_async(max(1, nbytes), self._context.owner)

@@ -12,10 +12,14 @@ from prometheus_client.exposition import choose_encoder
 
 from app.telemetry.tracing import Tracing
 from convgrad._errors import Overloaded
+from kernels.plan import algorithm_of
 
 if TYPE_CHECKING:
-    from app.calls.call import Prepared
+    from collections.abc import Sequence
+
     from app.telemetry.context import RequestContext
+    from kernels import Plan
+    from schemas.ops import ResolvedOp
 
 __all__ = ["Telemetry"]
 
@@ -71,11 +75,13 @@ class Telemetry:
         self._requests.labels(api, error.code).inc()
         self._refusals.labels(api, str(error.data["reason"])).inc()
 
-    def call_done(self, name: str, call: Prepared, context: RequestContext, outcome: str, seconds: float) -> None:
-        """Count and trace the finished call `name`."""
-        op, plan = call.op, call.plan
+    def call_done(
+        self, name: str, op: ResolvedOp, plans: Sequence[Plan], context: RequestContext, outcome: str, seconds: float
+    ) -> None:
+        """Count and trace the finished call `name`, which has a plan for each output."""
+        plan, algorithm = plans[0], algorithm_of(plans)
         self._calls.labels(op.op, op.dtype, context.api, outcome).inc()
-        self._algorithms.labels(op.op, call.algorithm).inc()
+        self._algorithms.labels(op.op, algorithm).inc()
         self.tracing.call(
             op.op,
             seconds,
@@ -83,7 +89,7 @@ class Telemetry:
                 "convgrad.call": name,
                 "convgrad.dtype": op.dtype,
                 "convgrad.kernel": plan.kernel,
-                "convgrad.algorithm": call.algorithm,
+                "convgrad.algorithm": algorithm,
                 "convgrad.macs": plan.macs,
                 "convgrad.units": len(plan.units),
                 "convgrad.outcome": outcome,
