@@ -24,9 +24,7 @@ __all__ = [
     "bind_params",
     "error_response",
     "id_of",
-    "notification",
     "parse_message",
-    "response",
 ]
 
 Id = str | int | float | None
@@ -151,17 +149,7 @@ def _wrong_params(problems: list[Problem]) -> InvalidParams:
     return invalid_params("params", problems)
 
 
-def response(request_id: Id, result: Any) -> dict[str, Any]:
-    """Return the response to a successful request."""
-    return {"jsonrpc": "2.0", "result": result, "id": request_id}
-
-
 def error_response(request_id: Id, code: int, message: str, data: Any = None) -> dict[str, Any]:
     """Return the response to a failed or invalid request; `data` is left out if it is None."""
     error = {"code": code, "message": message} | ({} if data is None else {"data": data})
     return {"jsonrpc": "2.0", "error": error, "id": request_id}
-
-
-def notification(method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a notification, as streamed replies contain them."""
-    return {"jsonrpc": "2.0", "method": method, "params": dict(params)}

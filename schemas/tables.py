@@ -45,10 +45,6 @@ class CalledOperation:
     def __reduce__(self) -> tuple[Callable[[object], CalledOperation], tuple[str]]:
         return find_operation, (self.called_as,)
 
-    def default(self, attribute: str) -> str | int | None:
-        """Return the default of an attribute in this call."""
-        return self.operation.attribute[attribute].default_in(self.dialect)
-
     @cached_property
     def wire_names(self) -> Mapping[str, str]:
         """Name of every attribute, input and output in this dialect, by canonical name."""

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from app.calls.admission import Admission
 from app.calls.algorithms import check_algorithm
@@ -247,7 +247,3 @@ class Service:
         is full, `RateLimited` when the key has reached its limit of calls.
         """
         return kind(self._resources, prepared, tensors, lease, f"call-{next(self._ids)}")
-
-    def snapshot(self) -> dict[str, Any]:
-        """Return the current state: calls, draining, engine."""
-        return {"calls": len(self.calls), "draining": self.draining, "engine": self.engine.snapshot()}

@@ -154,11 +154,6 @@ class Segment:
         # Not a slice of the array: NumPy would base it on the whole mapping, and the lease would end too early.
         return memoryview(self._lease)  # type: ignore[arg-type] # not a Buffer before 3.12
 
-    @property
-    def released(self) -> bool:
-        """Whether the segment was given back."""
-        return self._lease is None
-
     def hold(self) -> object:
         """Return an opaque object; the memory is not reused while it exists."""
         return self.view

@@ -9,10 +9,12 @@ from typing import Any
 
 from starlette.types import Send
 
-__all__ = ["dump", "send_bytes", "send_head", "send_piece"]
+__all__ = ["dump", "send_bytes", "send_data", "send_head", "send_piece"]
 
 # Numbers of this length may have taken a millisecond to format; writing 32 KiB to a socket takes some 10 us.
 _GIVES_WAY = 4 << 10
+# Bytes written to the socket at a time.
+_SLICE = 1 << 20
 _JSON = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -42,6 +44,13 @@ async def send_piece(send: Send, piece: bytes | memoryview, *, last: bool = Fals
     await send({"type": "http.response.body", "body": piece, "more_body": not last})
     if len(piece) > _GIVES_WAY and not last:
         await asyncio.sleep(0)  # `send` does not wait for a client that reads fast enough
+
+
+async def send_data(send: Send, data: bytes | bytearray | memoryview) -> None:
+    """Send a part of the body of any size, in slices; more has to follow."""
+    view = memoryview(data)
+    for start in range(0, len(view), _SLICE):
+        await send_piece(send, view[start : start + _SLICE])
 
 
 async def send_bytes(

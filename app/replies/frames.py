@@ -15,7 +15,7 @@ from starlette.types import Send
 from app.calls.call import Call
 from app.calls.errors import as_convgrad_error
 from app.calls.work import Begin, End, Event, Progress, TileReady, Work
-from app.replies.body import send_bytes, send_head, send_piece
+from app.replies.body import send_bytes, send_data, send_head, send_piece
 from app.replies.heartbeat import Heartbeat
 from app.telemetry.context import Timings, current_context
 from convgrad._errors import Cancelled
@@ -27,8 +27,7 @@ _log = logging.getLogger("convgrad.request")
 
 _HEADERS = {"cache-control": "no-store"}
 
-# Bytes written to the socket at a time, and the size from which a checksum is computed in a thread.
-_SLICE = 1 << 20
+# From this size a checksum is computed in a thread.
 _HASH_INLINE = 2 << 20
 # Frames are gathered up to this size and for this long: a write to the socket costs more than a small frame, and it
 # wakes the client.
@@ -134,8 +133,7 @@ class _FrameStream:
         while self._held:  # more may be gathered while a slow client reads
             held, size, self._held, self._size = self._held, self._size, [], 0
             for piece in held if size > _GATHER else [b"".join(held)]:
-                for start in range(0, len(piece), _SLICE):
-                    await send_piece(self._send, memoryview(piece)[start : start + _SLICE])
+                await send_data(self._send, piece)
 
     async def _beat(self) -> None:
         if self._progress is not None:

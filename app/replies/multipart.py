@@ -7,7 +7,7 @@ import secrets
 from starlette.types import Send
 
 from app.calls.work import Work, finish
-from app.replies.body import dump, send_head, send_piece
+from app.replies.body import dump, send_data, send_head, send_piece
 from app.telemetry.context import current_context
 from convgrad._dtypes import dtype
 from convgrad._npy import write_header
@@ -15,9 +15,6 @@ from convgrad._npy import write_header
 __all__ = ["MEDIA_TYPE", "send_multipart"]
 
 MEDIA_TYPE = "multipart/form-data"
-
-# Bytes written to the socket at a time.
-_SLICE = 1 << 20
 
 
 async def send_multipart(work: Work, send: Send) -> None:
@@ -41,9 +38,7 @@ async def send_multipart(work: Work, send: Send) -> None:
     await send_piece(send, heads[0])
     for head, output in zip(heads[1:], outputs, strict=True):
         await send_piece(send, head)
-        data = output.data
-        for start in range(0, len(data), _SLICE):
-            await send_piece(send, data[start : start + _SLICE])
+        await send_data(send, output.data)
     await send_piece(send, tail, last=True)
 
 

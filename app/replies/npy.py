@@ -10,7 +10,7 @@ from starlette.types import Send
 
 from app.calls.call import Call, Prepared
 from app.calls.work import TileReady, Work, finish
-from app.replies.body import send_bytes, send_head, send_piece
+from app.replies.body import send_bytes, send_data, send_head, send_piece
 from convgrad._dtypes import dtype
 from convgrad._errors import NotAcceptable
 from convgrad._npy import write_header
@@ -19,8 +19,6 @@ __all__ = ["MEDIA_TYPE", "ReadyRows", "check_outputs", "send_npy"]
 
 MEDIA_TYPE = "application/x-npy"
 
-# Bytes written to the socket at a time.
-_SLICE = 1 << 20
 # A file up to this size is sent in one piece: copying it is cheaper than another write to the socket.
 _WHOLE = 1 << 16
 
@@ -61,20 +59,15 @@ async def send_npy(call: Work, send: Send) -> None:
     spec = output.spec
     kind = dtype(spec.dtype)
     header = write_header(kind, spec.shape)
+    headers = {"x-tensor-dtype": spec.dtype}
     row_bytes = prod(spec.shape[1:]) * kind.itemsize
     if output.nbytes <= _WHOLE:
         await finish(call)
         with call.timings.measure("encode"):
             body = b"".join((header, output.data))
-        await send_bytes(send, body, MEDIA_TYPE, headers={"x-tensor-dtype": spec.dtype})
+        await send_bytes(send, body, MEDIA_TYPE, headers=headers)
         return
     ready, sent = ReadyRows(spec.shape), 0
-
-    async def head() -> None:
-        headers = {"x-tensor-dtype": spec.dtype}
-        await send_head(send, MEDIA_TYPE, length=len(header) + output.nbytes, headers=headers)
-        await send_piece(send, header)
-
     async with aclosing(call.events()) as events:
         async for event in events:
             if not isinstance(event, TileReady):
@@ -82,11 +75,8 @@ async def send_npy(call: Work, send: Send) -> None:
             with call.timings.measure("encode"):
                 final = ready.add(event.offset, event.shape) * row_bytes
             if final and not sent:
-                await head()
-            while sent < final:
-                stop = min(final, sent + _SLICE)
-                await send_piece(send, output.data[sent:stop])
-                sent = stop
-    if not sent:  # an output without elements
-        await head()
+                await send_head(send, MEDIA_TYPE, length=len(header) + output.nbytes, headers=headers)
+                await send_piece(send, header)
+            await send_data(send, output.data[sent:final])
+            sent = final
     await send_piece(send, b"", last=True)

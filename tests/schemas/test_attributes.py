@@ -40,7 +40,9 @@ def test_the_json_schema_has_both_spellings(called: CalledOperation) -> None:
     assert set(schema["properties"]) == set(called.operation.attribute_spellings)
     assert schema["additionalProperties"] is False
     assert schema["required"] == ["strides", "dilations"]
-    assert schema["properties"]["filter_format"]["default"] == called.default("weights_format")
+    assert schema["properties"]["filter_format"]["default"] == called.operation.attribute["weights_format"].default_in(
+        called.dialect
+    )
 
 
 def test_defaults() -> None:
