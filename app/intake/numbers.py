@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import ml_dtypes
 import numpy as np
@@ -41,6 +42,8 @@ _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*("|\\?\Z)', re.DOTALL)
 # Most characters of a number.
 _LONGEST_NUMBER = 512
 _DEEPEST = 16
+# Most brackets and commas of a list without numbers.
+_MOST_BLANK = 1 << 16
 _FLOATS = ("f32", "f16", "bf16", "f64")
 # Converting this much takes about a millisecond.
 _INLINE = 1 << 20
@@ -78,13 +81,11 @@ class Numbers:
         self._text = b""
         self._word = b""  # the beginning of a word at the end of the last slice
         self._before = b"["  # the last character that is not white space
-        self._any = False  # whether there is anything but brackets and commas
-        self._depth = self._deepest = 1
-        # By depth: lists so far, their entries, the commas of the one that is open, the length of the first.
-        self._lists = [0, 1] + [0] * _DEEPEST
-        self._entries = [0] * (_DEEPEST + 2)
-        self._commas = [0] * (_DEEPEST + 2)
-        self._lengths: list[int | None] = [None] * (_DEEPEST + 2)
+        self._depth = 1  # lists that are open
+        self._levels = 0  # lists around each number; 0 until there is one
+        self._sizes: list[int] = []  # numbers in a list of each level, from 1 for a number itself outwards; 0: unknown
+        self._blank = b"["  # the brackets and commas so far while there is no number
+        self._commas = 0
         self._peak, self._whole = 0.0, True  # the largest magnitude, and whether all are integers
         self._rest = self._skipper()
         self._sink = RawSink(lease, expected=None, bound=None)
@@ -136,8 +137,7 @@ class Numbers:
         self._check_bounds(shape)
         if self.fault is not None:
             raise self.fault.with_traceback(None)
-        if self._deepest > 1:
-            self._check_nesting(shape)
+        self._check_nesting(shape)
         if self.count != prod(shape):
             raise TensorFault(f"has {self.count} numbers, but the shape needs {prod(shape)}", "size")
         if dtype.numpy.kind == "i" and not self._whole:
@@ -181,16 +181,25 @@ class Numbers:
             raise TensorFault(f"has a shape of {count} elements, more than the body can contain", "size")
 
     def _check_nesting(self, shape: tuple[int, ...]) -> None:
-        deepest = self._deepest
-        if deepest > len(shape):
-            raise _too_deep(len(shape))
-        for depth in range(1, deepest + 1):
-            if self._lengths[depth] != shape[depth - 1]:
-                raise _wrong_length([0] * (depth - 1), self._lengths[depth], shape[depth - 1])
-            if depth < deepest and self._entries[depth] != self._lists[depth + 1]:
-                raise TensorFault(f"{_NESTED}: it has numbers beside lists", "nesting")
-        if deepest < len(shape) and self.count:
-            raise TensorFault(f"{_NESTED}: its {deepest} levels are fewer than {len(shape)} dimensions", "nesting")
+        """Check that the lists, unless they are one flat list, are nested like the shape."""
+        if not self._levels:
+            try:
+                lengths = np.array(json.loads(self._blank)).shape
+            except ValueError:
+                raise TensorFault(f"{_NESTED}: its empty lists are not nested alike", "nesting") from None
+        else:
+            lengths = tuple([outer // inner for outer, inner in pairwise(reversed(self._sizes))])
+        if len(lengths) > 1:
+            self._check_levels(len(lengths), shape)
+            for depth, (length, wanted) in enumerate(zip(lengths, shape, strict=False)):
+                if length != wanted:
+                    raise _wrong_length([0] * depth, length, wanted)
+
+    def _check_levels(self, levels: int, shape: tuple[int, ...]) -> None:
+        if levels > max(1, len(shape)):
+            raise TensorFault(f"{_NESTED}: it has more nested lists than {len(shape)} dimensions", "nesting")
+        if 1 < self._levels < len(shape):
+            raise TensorFault(f"{_NESTED}: its {levels} levels are fewer than {len(shape)} dimensions", "nesting")
 
     def _read(self, chunk: bytes, start: int) -> tuple[int, bool]:
         stop = min(start + NUMBER_SLICE, len(chunk))
@@ -228,80 +237,85 @@ class Numbers:
             self._sink.complete()
 
     def _structure(self, outline: bytes) -> int | None:
-        """Check the brackets and commas of a slice; return where the array ends, if it does."""
-        brackets, end = b"[" in outline or b"]" in outline, None
-        if brackets or not self._any:  # where there are only numbers the parser itself reports extra commas
-            _check_order(self._before + outline)
-        self._any = self._any or b"0" in outline
-        if brackets:
-            end = self._lists_of(outline)
-        else:
-            self._commas[self._depth] += outline.count(b",")
-        self._before = outline.rstrip(_SPACE)[-1:] or self._before
-        return end
+        """Check the brackets and commas of a slice; return where the array ends, if it does.
 
-    def _lists_of(self, outline: bytes) -> int | None:
-        """Check the lengths of the lists that end in a slice; return where the array ends, if it does."""
+        Where numbers are nested like a tensor, each comma is between two numbers, and the i-th follows the ends of as
+        many lists as there are sizes of lists that divide i.
+        """
         codes = np.frombuffer(outline, np.uint8)
-        at = np.flatnonzero((codes == _OPEN) | (codes == _CLOSE) | (codes == _COMMA))
-        marks = codes[at]
-        opens, closes = marks == _OPEN, marks == _CLOSE
-        depths = self._depth + np.cumsum(opens.astype(np.int64) - closes)
-        over = np.flatnonzero(depths == 0)
-        if len(over):
-            size = int(over[0]) + 1
-            at, marks, depths, opens, closes = at[:size], marks[:size], depths[:size], opens[:size], closes[:size]
-        within = depths + closes  # the depth of the list that a mark begins, continues or ends
-        self._go_deeper(int(within.max()))
-        faults = []
-        for depth in range(1, self._deepest + 1):
-            here = within == depth
-            commas, ends = np.flatnonzero(here & (marks == _COMMA)), np.flatnonzero(here & closes)
-            self._lists[depth] += int(np.count_nonzero(here & opens))
-            if not len(ends):
-                continue
-            lengths = np.diff(np.searchsorted(commas, ends), prepend=-self._commas[depth]) + int(self._any)
-            if not self._any:  # a list without commas is empty, or has one list
-                previous = np.where(ends > 0, marks[ends - 1], self._before[0])
-                lengths += previous != _OPEN
-            self._entries[depth] += int(lengths.sum())
-            wanted = self._wanted(depth)
-            self._lengths[depth] = int(lengths[0]) if wanted is None else wanted
-            wrong = np.flatnonzero(lengths != self._lengths[depth])
-            if len(wrong):
-                faults.append((int(ends[wrong[0]]), depth, int(lengths[wrong[0]])))
-        if faults:
-            where, depth, length = min(faults)
-            index = [self._count_commas(marks, within, where, above) for above in range(1, depth)]
-            raise _wrong_length(index, length, self._lengths[depth])
-        for depth in range(1, self._deepest + 1):
-            self._commas[depth] = self._count_commas(marks, within, len(marks), depth)
-        self._depth = int(depths[-1])
-        return int(at[-1]) if len(over) else None
+        depths = self._depth + np.cumsum((codes == _OPEN).astype(np.int8) - (codes == _CLOSE), dtype=np.int64)
+        ends = np.flatnonzero(depths == 0)
+        if len(ends):
+            size = int(ends[0]) + 1
+            outline, codes, depths = outline[:size], codes[:size], depths[:size]
+        numbers = codes == _NUMBER
+        brackets = b"[" in outline or b"]" in outline
+        if brackets or not self._levels:  # where there are only numbers the parser itself reports extra commas
+            _check_order(self._before + outline, empty_lists=not (self._levels or numbers.any()))
+            if self._shape is not None:
+                self._check_levels(int(depths.max(initial=0)), self._shape)
+            if depths.max(initial=0) > _DEEPEST:
+                raise TensorFault(f"must have at most {_DEEPEST} nested lists", "nesting")
+        if not self._levels:
+            self._begin(outline, numbers, depths)
+        if self._levels > 1:
+            if (depths[numbers] != self._levels).any():
+                raise TensorFault(f"{_NESTED}: it has numbers beside lists", "nesting")
+            self._check_commas(self._levels - depths[codes == _COMMA], over=len(ends) > 0)
+        self._before = outline.rstrip(_SPACE)[-1:] or self._before
+        if not len(ends):
+            self._depth = int(depths[-1]) if len(depths) else self._depth
+            return None
+        return int(ends[0])
 
-    def _go_deeper(self, depth: int) -> None:
-        if self._shape is not None and depth > max(1, len(self._shape)):
-            raise _too_deep(len(self._shape))
-        if depth > _DEEPEST:
-            raise TensorFault(f"must have at most {_DEEPEST} nested lists", "nesting")
-        self._deepest = max(self._deepest, depth)
+    def _begin(self, outline: bytes, numbers: npt.NDArray[Any], depths: npt.NDArray[Any]) -> None:
+        """Find the first number, and with it how deep all numbers are."""
+        first = int(numbers.argmax()) if numbers.any() else len(outline)
+        self._blank += outline[:first].translate(None, _SPACE)
+        if first == len(outline):
+            if len(self._blank) > _MOST_BLANK:
+                raise TensorFault("has too many empty lists", "nesting")
+            return
+        if b"]" in self._blank:
+            raise TensorFault(f"{_NESTED}: it has an empty list beside numbers", "nesting")
+        levels = self._levels = int(depths[first])
+        self._sizes = [1] + [0] * levels
+        if self._shape is not None and levels > 1:
+            self._check_levels(levels, self._shape)
+            self._sizes = [prod(self._shape[level:]) for level in range(levels, -1, -1)]
+            if not self._sizes[-1]:
+                raise TensorFault("has more numbers than the 0 of its shape", "size")
 
-    def _wanted(self, depth: int) -> int | None:
-        """Return how long the lists of a depth must be: as the shape says, or all like the first one."""
-        if self._shape is not None and self._deepest > 1:
-            return self._shape[depth - 1]
-        return self._lengths[depth]
+    def _check_commas(self, ended: npt.NDArray[Any], *, over: bool) -> None:
+        """Check how many lists have `ended` before each comma of a slice, and all of them if the array is `over`."""
+        at = self._commas + 1 + np.arange(len(ended))
+        self._commas += len(ended)
+        if over:
+            at, ended = np.append(at, self._commas + 1), np.append(ended, self._levels)
+        expected = np.zeros(len(at), np.int64)
+        for level in range(1, self._levels + 1):
+            if not self._sizes[level] and (found := np.flatnonzero(ended >= level)).size:
+                self._sizes[level] = int(at[found[0]])
+            if self._sizes[level]:
+                expected += at % self._sizes[level] == 0
+        wrong = np.flatnonzero(ended != expected)
+        if len(wrong):
+            self._report(int(at[wrong[0]]), int(ended[wrong[0]]))
 
-    def _count_commas(self, marks: npt.NDArray[Any], within: npt.NDArray[Any], stop: int, depth: int) -> int:
-        """Count the commas of the list of a depth that is open before a mark."""
-        here = within[:stop] == depth
-        ends = np.flatnonzero(here & (marks[:stop] == _CLOSE))
-        first = int(ends[-1]) + 1 if len(ends) else 0
-        commas = int(np.count_nonzero(here[first:] & (marks[first:stop] == _COMMA)))
-        return commas + (0 if len(ends) else self._commas[depth])
+    def _report(self, count: int, ended: int) -> NoReturn:
+        """Raise the fault of the first list that is too short or too long: `ended` lists end after `count` numbers."""
+        sizes = self._sizes
+        short = [level for level in range(1, ended + 1) if count % sizes[level]]
+        level = short[0] if short else ended + 1
+        wanted = sizes[level] // sizes[level - 1]
+        index, rest = [], count - 1
+        for size in reversed(sizes[level : self._levels]):
+            index.append(rest // size if size else 0)
+            rest -= index[-1] * size
+        raise _wrong_length(index, count % sizes[level] // sizes[level - 1] if short else wanted + 1, wanted)
 
     def _parse(self, text: bytes) -> None:
-        if not self._any:
+        if not self._levels:
             return  # empty lists of a tensor without elements
         try:
             values = np.array(json.loads(b"[" + text + b"]", parse_int=float), np.float64)
@@ -363,17 +377,15 @@ class _Rest:
         return _STRING.sub(blanks, before + piece)[len(before) :]
 
 
-def _check_order(outline: bytes) -> None:
+def _check_order(outline: bytes, *, empty_lists: bool) -> None:
     """Find the errors that are lost when brackets are replaced by white space, such as `[1[2]]` and `[,]`."""
-    for space in (b" ", b"\t", b"\r", b"\n"):
-        outline = outline.replace(space, b"")
-    codes = np.frombuffer(outline, np.uint8)
+    codes = np.frombuffer(outline.translate(None, _SPACE), np.uint8)
     before, after = codes[:-1], codes[1:]
     opened, closed, comma = before == _OPEN, before == _CLOSE, before == _COMMA
     wrong = (
         ((after == _OPEN) & ~(opened | comma))
         | ((after == _COMMA) & (opened | comma))
-        | ((after == _CLOSE) & comma)
+        | ((after == _CLOSE) & (comma | (opened & (not empty_lists))))
         | ((after == _NUMBER) & closed)
     )
     if wrong.any():
@@ -413,10 +425,7 @@ def _too_many(what: str, most: int) -> TensorFault:
     return TensorFault(f"{what}, but a list may have {most}: send it {binary}", "too_long")
 
 
-def _too_deep(rank: int) -> TensorFault:
-    return TensorFault(f"{_NESTED}: it has more nested lists than {rank} dimensions", "nesting")
-
-
-def _wrong_length(index: list[int], length: int | None, wanted: int | None) -> TensorFault:
+def _wrong_length(index: list[int], length: int, wanted: int) -> TensorFault:
     where = f"the list at {index}" if index else "the outermost list"
-    return TensorFault(f"{_NESTED}: {where} has {length} entries, not {wanted}", "nesting")
+    has = "more" if length > wanted else length
+    return TensorFault(f"{_NESTED}: {where} must have length {wanted}, but has {has}", "nesting")
