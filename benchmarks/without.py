@@ -49,7 +49,7 @@ def take_out(part: str) -> None:
         service_main.Server.startup = _startup  # type: ignore[method-assign]
     elif part == "timeouts":
         exchange.Exchange._receive_in_time = _receive  # type: ignore[method-assign]
-        timeouts.TimeoutProtocol._wait = lambda _: None  # type: ignore[method-assign,assignment]
+        timeouts.TimeoutProtocol._arm_head_timer = lambda _: None  # type: ignore[method-assign,assignment]
 
 
 async def _startup(self: service_main.Server, sockets: list[socket.socket] | None = None) -> None:

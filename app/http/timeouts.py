@@ -17,7 +17,7 @@ from app.http.exchange import connection_of
 __all__ = ["TimeoutProtocol", "timeout_protocol"]
 
 # Checks per `slow_s` that the unsent bytes have become fewer.
-_LOOKS = 8
+_CHECKS = 8
 
 
 class TimeoutProtocol(DirectBodyProtocol):
@@ -35,8 +35,8 @@ class TimeoutProtocol(DirectBodyProtocol):
     release_reservation: Callable[[], object] | None = None
     """See `RequestContext.release_reservation`."""
 
-    _timer: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _head_timer: asyncio.TimerHandle | None = None
+    _reader_timer: asyncio.TimerHandle | None = None
     _due = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as in the base class
@@ -44,13 +44,13 @@ class TimeoutProtocol(DirectBodyProtocol):
         super().connection_made(transport)
         if self.entered is not None:
             self.entered()
-        self._wait()
+        self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
-        self._stop_waiting()
-        if self._unread is not None:
-            self._unread.cancel()
+        self._cancel_head_timer()
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
         if self.release_reservation is not None:
             self.release_reservation()
         super().connection_lost(exc)
@@ -61,25 +61,25 @@ class TimeoutProtocol(DirectBodyProtocol):
         """Feed the parser; bytes between two requests do not extend the timeout."""
         super().data_received(data)
         if self.timeout_keep_alive_task is None and (self.cycle is None or self.cycle.response_complete):
-            self._wait()
+            self._arm_head_timer()
 
     def on_message_begin(self) -> None:
         """Begin a request and tell it of its connection."""
         super().on_message_begin()
         connection = connection_of(cast("Scope", self.scope))
         connection.transport, connection.release_reservation = self.transport, self.release_reservation
-        self._wait()
+        self._arm_head_timer()
 
     def on_headers_complete(self) -> None:
         """Start handling the request."""
-        self._stop_waiting()
+        self._cancel_head_timer()
         super().on_headers_complete()
         if self.once and self.cycle is not None:
             self.cycle.default_headers = [*self.cycle.default_headers, (b"connection", b"close")]
 
     def send_400_response(self, msg: str) -> None:
         """Wait no longer for the rest of an invalid head: the requests before it may take longer."""
-        self._stop_waiting()
+        self._cancel_head_timer()
         super().send_400_response(msg)
 
     def on_response_complete(self) -> None:
@@ -87,40 +87,40 @@ class TimeoutProtocol(DirectBodyProtocol):
         super().on_response_complete()
         if unsent := self.transport.get_write_buffer_size():
             self._due = self.loop.time() + self.slow_s + unsent / self.slow_rate
-            if self._unread is None:
-                self._watch(unsent, 0)
+            if self._reader_timer is None:
+                self._check_reader_later(unsent, 0)
 
-    def _watch(self, unsent: int, looks: int) -> None:
-        self._unread = self.loop.call_later(self.slow_s / _LOOKS, self._look, unsent, looks)
+    def _check_reader_later(self, unsent: int, checks: int) -> None:
+        self._reader_timer = self.loop.call_later(self.slow_s / _CHECKS, self._check_reader, unsent, checks)
 
-    def _look(self, before: int, looks: int) -> None:
-        self._unread = None
+    def _check_reader(self, before: int, checks: int) -> None:
+        self._reader_timer = None
         if not (unsent := self.transport.get_write_buffer_size()):
             return
-        looks = 0 if unsent < before else looks + 1
+        checks = 0 if unsent < before else checks + 1
         if self._running is not None:  # its own timeouts apply
-            self._watch(unsent, 0)
-        elif looks == _LOOKS or self.loop.time() > self._due:
+            self._check_reader_later(unsent, 0)
+        elif checks == _CHECKS or self.loop.time() > self._due:
             self.transport.abort()
         else:
-            self._watch(unsent, looks)
+            self._check_reader_later(unsent, checks)
 
-    def _wait(self) -> None:
-        if self._timer is None and not self.transport.is_closing():
-            self._timer = self.loop.call_later(self.slow_s, self._missing)
+    def _arm_head_timer(self) -> None:
+        if self._head_timer is None and not self.transport.is_closing():
+            self._head_timer = self.loop.call_later(self.slow_s, self._on_head_timeout)
 
-    def _missing(self) -> None:
+    def _on_head_timeout(self) -> None:
         """Close the connection, unless reading is paused because requests wait for the one before."""
-        self._timer = None
+        self._head_timer = None
         if self.flow.read_paused:
-            self._wait()
+            self._arm_head_timer()
         else:
             self.transport.abort()
 
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _cancel_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 def timeout_protocol(slow_s: float, slow_rate: int) -> type[asyncio.Protocol]:

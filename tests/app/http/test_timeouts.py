@@ -129,10 +129,10 @@ def test_an_end_of_a_reply_that_is_read_too_slowly_times_out(hasty: Resident) ->
         small_buffers(hasty, sock)
         (connection,) = hasty.connections
         sock.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        hasty.until(lambda: connection._unread is not None)
+        hasty.until(lambda: connection._reader_timer is not None)
         while hasty.connections and connection.transport.get_write_buffer_size():
             sock.recv(1000)
-            hasty.until(lambda look=connection._unread: connection._unread is not look)  # type: ignore[misc]
+            hasty.until(lambda look=connection._reader_timer: connection._reader_timer is not look)  # type: ignore[misc]
     assert not hasty.connections
 
 
