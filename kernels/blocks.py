@@ -100,13 +100,13 @@ class Sums:
     # weight gradients by Winograd (`kernels.gradient.winograd`)
 
     winograd_tiles: int = 128
-    """Tiles of a slab at the most: panels of one vertical product and 64 channels each are a quarter of L2."""
+    """The most tiles in a slab: the panels of one vertical product, 64 channels on each side, take a quarter of L2."""
 
     winograd_chunk_tiles: int = 256
-    """Tiles of a chunk at the least."""
+    """The fewest tiles in a chunk."""
 
     winograd_chunked_sums: int = 8 * 128 * 128
-    """Pairs of channels times chunks at the most: sums have 64 bytes for each pair, and chunks are added up."""
+    """The most channel pairs times chunks: each pair has 64 bytes of sums in every chunk, and chunks are added up."""
 
     # weight gradients on products of bf16 (`kernels.gradient.dots`)
 
@@ -206,7 +206,7 @@ class Steps:
     """Values that make a unit of a bias worth its message to a worker."""
 
     winograd_sums_bytes: int = 32 << 20
-    """Sums of one unit by Winograd at the most, half of a worker's room of 64 MiB."""
+    """The most sums in one Winograd unit: half of a worker's 64 MiB."""
 
     winograd_shared_bytes: int = 5 << 19
     """Sums up to this size are shared out by chunks of tiles, larger ones by channels."""

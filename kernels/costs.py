@@ -24,7 +24,7 @@ class Costs:
 
     Of Winograd: a vector of a tile is `transformed`, a vector of a position is `turned` where channels come first, and
     for a vector of one row of the gradient its 16 sums are `summed` for each slab and `tapped` once. It is chosen where
-    it is estimated at less than `winograd_share` of direct sums. These five: least squares over the layers of
+    it is estimated at less than `winograd_share` of direct sums. The first four are least squares over the layers of
     benchmarks/shapes_3x3.json (`python -m benchmarks.regret --algorithms`) on an AMD EPYC (Zen 4, AVX-512).
     """
 

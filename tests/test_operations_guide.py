@@ -73,7 +73,7 @@ def reasons() -> Iterator[str]:
             if isinstance(node, ast.Dict):
                 pairs = zip(node.keys, node.values, strict=True)
                 values = [value for key, value in pairs if isinstance(key, ast.Constant) and key.value == "reason"]
-            elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"_check", "context.refusals.append"}:
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) in {"_limit", "context.refusals.append"}:
                 values = node.args[:1]
             for value in values:
                 for choice in (value.body, value.orelse) if isinstance(value, ast.IfExp) else (value,):

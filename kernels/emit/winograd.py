@@ -35,13 +35,12 @@ _typed_intrinsic: Any = intrinsic
 
 
 def transform_line(wide: bool, vectors: int) -> Any:
-    """Make an intrinsic that transforms a line of `count` (at least 1) tiles of so many adjacent `vectors` of channels.
+    """Make an intrinsic that transforms a line of tiles of a + sign * b, for `vectors` adjacent vectors of channels.
 
-    Arguments: the addresses of column 0 of two rows, a and b, and the byte steps between their columns; the sign of b;
-    the first tile's first column; the columns that exist; the address of a vector of zeros for each vector, which
-    stands for the others; count; destination, its byte step for a tile and that between the four factors.
-
-    What is transformed is a + sign * b.
+    `a` and `b` are the addresses of column 0 of both rows, `a_step` and `b_step` the bytes between their columns. The
+    first tile begins at column `first`; outside of the `columns` that exist, `zero` is read, the address of `vectors`
+    vectors of zeros. `count` (at least 1) tiles are written from `to` on, `step` bytes apart, and their four factors
+    `plane` bytes apart.
     """
 
     def typer(
@@ -102,8 +101,10 @@ def transform_line(wide: bool, vectors: int) -> Any:
 
 @_typed_intrinsic
 def count_taps(typingctx: Any, source: Any, plane: Any, vectors: Any, to: Any, tap: Any) -> Any:
-    """Turn `vectors` (at least 1) adjacent vectors of sums, in 16 planes so many bytes apart, to taps `tap` bytes
-    apart."""
+    """Turn the sums of 16 products into 9 taps, for `vectors` (at least 1) adjacent vectors of channels.
+
+    The sums lie `plane` bytes apart from `source` on, the taps are written `tap` bytes apart from `to` on.
+    """
 
     def codegen(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         source, plane, vectors, to, tap = values
