@@ -1,6 +1,6 @@
 """The `/rpc` API: the whole of JSON-RPC 2.0, answered as JSON or as server-sent events.
 
-Methods have no side effects, so notifications are read and not executed, except `notifications/cancelled`
+Nobody waits for the result of a notification, so they are read and not executed, except `notifications/cancelled`
 (`app.calls.cancel`).
 """
 
