@@ -86,6 +86,19 @@ def right(site: Site, result: Array) -> bool:
     return result.tobytes() == BITS
 
 
+def falls_back(site: Site) -> bool:
+    """Whether a call goes on without the cluster, with the right bits.
+
+    Up to five calls: on a busy machine the service may have computed every unit before it hears of the fault.
+    """
+    before = site.counter("fallbacks")
+    for _ in range(5):
+        assert right(site, site.there(PLAN, INPUTS)[0])
+        if site.counter("fallbacks") > before:
+            return site.counter("fallbacks") == before + 1
+    return False
+
+
 def test_both_compute(site: Site) -> None:
     """The service and the machine compute units of a call, and its bits are those of one processor."""
     before = site.counter("units")
@@ -177,18 +190,14 @@ def test_a_worker_that_does_not_start(site: Site, machines: Machines) -> None:
 def test_no_memory_for_inputs(site: Site, machines: Machines) -> None:
     """A call whose inputs find no room in the memory of Ray is computed here."""
     machines.set(put="full", one=1)
-    before = site.counter("fallbacks")
-    assert right(site, site.there(PLAN, INPUTS)[0])
-    assert site.counter("fallbacks") == before + 1
+    assert falls_back(site)
 
 
 @pytest.mark.parametrize("fault", ["no_memory", "full", "lost"])
 def test_no_memory_on_a_machine(site: Site, machines: Machines, fault: str) -> None:
     """A call that is too large for a machine, or whose inputs are lost on the way, is computed here."""
     machines.set({"one": fault}, one=1)
-    before = site.counter("fallbacks")
-    assert right(site, site.there(PLAN, INPUTS)[0])
-    assert site.counter("fallbacks") == before + 1
+    assert falls_back(site)
 
 
 def test_a_kernel_that_fails(site: Site, machines: Machines) -> None:
