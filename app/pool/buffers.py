@@ -217,21 +217,17 @@ class SegmentPool:
         share.
         """
         size = self._size_for(nbytes)
-        if (segment := self._reuse(size, nbytes, owner)) is not None:
-            return segment
-        block = self._create(size)
-        with self._lock:
-            return self._lease(block, nbytes, owner)
+        return self._reuse(size, nbytes, owner) or self._fresh(size, nbytes, owner)
 
     async def acquire_async(self, nbytes: int, owner: str = "") -> Segment:
         """Lease `nbytes` like `acquire`; large blocks are created in a thread."""
         size = self._size_for(nbytes)
         if (segment := self._reuse(size, nbytes, owner)) is not None:
             return segment
-        if size > _QUICK:
-            # Into the idle list first: if the caller is cancelled meanwhile, the block is reused, not leaked.
-            await asyncio.to_thread(self._grow, size)
-        return self.acquire(nbytes, owner)
+        if size <= _QUICK:
+            return self._fresh(size, nbytes, owner)
+        # If the caller is cancelled meanwhile, the lease ends with the last reference to the segment.
+        return await asyncio.to_thread(self._fresh, size, nbytes, owner, touch=True)
 
     def number(self) -> int:
         """Return a number that no other block has."""
@@ -292,17 +288,17 @@ class SegmentPool:
     def _reuse(self, size: int, nbytes: int, owner: str) -> Segment | None:
         with self._lock:
             self._collect()
-            if owner:
-                self._check_share(size, owner)
+            self._check_share(size, owner)
             block = self._take_idle(size)
             if block is None:
                 return None
             self._reused += 1
+            self._held[owner] += block.size
             return self._lease(block, nbytes, owner)
 
     def _check_share(self, size: int, owner: str) -> None:
         mine, free = self._held[owner], self.limit - self._held.total()
-        if mine and mine + size > free:
+        if owner and mine and mine + size > free:
             self._refused += 1
             raise RateLimited(
                 f"the calls of this key or address use {mine} bytes of memory; only {free} are free",
@@ -316,7 +312,6 @@ class SegmentPool:
         block.lease = weakref.ref(lease, lambda _: returned.append(number))
         self._leased[block.id] = block
         block.owner = owner
-        self._held[owner] += block.size
         return Segment(block, nbytes, lease)
 
     def _collect(self) -> None:
@@ -325,11 +320,14 @@ class SegmentPool:
         now = time.monotonic()
         while self._returned:
             block = self._leased.pop(self._returned.popleft())
-            self._held[block.owner] -= block.size
-            if not self._held[block.owner]:
-                del self._held[block.owner]
+            self._give_back(block.size, block.owner)
             block.idle_since = now
             self._idle.append(block)
+
+    def _give_back(self, size: int, owner: str) -> None:
+        self._held[owner] -= size
+        if not self._held[owner]:
+            del self._held[owner]
 
     def _take_idle(self, size: int) -> _Block | None:
         # A block up to half as large again is better than fresh pages; the last used one is warmest.
@@ -343,20 +341,22 @@ class SegmentPool:
             self._idle.remove(best)
         return best
 
-    def _grow(self, size: int) -> None:
-        block = self._create(size)
-        block.touch()
-        block.idle_since = time.monotonic()
+    def _fresh(self, size: int, nbytes: int, owner: str, *, touch: bool = False) -> Segment:
+        block = self._create(size, owner)
+        if touch:
+            block.touch()
         with self._lock:
-            self._idle.append(block)
+            return self._lease(block, nbytes, owner)
 
-    def _create(self, size: int) -> _Block:
+    def _create(self, size: int, owner: str) -> _Block:
         with self._lock:
+            self._check_share(size, owner)  # another thread may have created one since `_reuse`
             victims = self._victims(self._total + size - self.limit)
             if victims is None:
                 raise self._refusal(size, "the memory for tensors is in use")
             self._forget(victims)
             self._total += size
+            self._held[owner] += size
             number, self._next_id = self._next_id, self._next_id + 1
         self._destroy(victims)
         try:
@@ -365,6 +365,7 @@ class SegmentPool:
             self.trim()  # idle blocks hold descriptors and memory, which the next caller may need
             with self._lock:
                 self._total -= size
+                self._give_back(size, owner)
                 raise self._refusal(size, f"shared memory can't be allocated: {error.strerror}") from error
         with self._lock:
             self._created += 1

@@ -10,8 +10,10 @@ import re
 import resource
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -257,6 +259,29 @@ def test_a_cancelled_acquire_leaves_a_block_to_reuse() -> None:
     asyncio.run(scenario())  # joins the thread that allocates the block
     assert pool.stats().used == 0
     assert pool.acquire(4 * _MIB).id == 1
+    pool.close()
+
+
+def test_a_block_made_in_a_thread_is_the_caller_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else can take it, so that the caller need not make another one on the event loop."""
+    pool, makers = SegmentPool(32 * _MIB), []
+    create, to_thread = SegmentPool._create, asyncio.to_thread
+
+    def recording(self: SegmentPool, *arguments: Any) -> Any:
+        makers.append(threading.current_thread())
+        return create(self, *arguments)
+
+    async def raced(*arguments: Any, **options: Any) -> Any:
+        made = await to_thread(*arguments, **options)
+        rival = pool._reuse(4 * _MIB, 4 * _MIB, "")
+        assert rival is None
+        return made
+
+    monkeypatch.setattr(SegmentPool, "_create", recording)
+    monkeypatch.setattr(asyncio, "to_thread", raced)
+    asyncio.run(pool.acquire_async(4 * _MIB))
+    assert len(makers) == 1
+    assert makers[0] is not threading.main_thread()
     pool.close()
 
 
