@@ -128,6 +128,10 @@ class Operation:
         """The input that is a shape, which may be an attribute instead; None if there is none."""
         return next((row.name for row in self.inputs if row.dtypes == "s32"), None)
 
+    def is_shape(self, name: str) -> bool:
+        """Whether this is a spelling of the input that is a shape."""
+        return self.shape_input is not None and self.input_spellings.get(name) == self.shape_input
+
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Every name of this operation, the canonical one first."""

@@ -86,9 +86,8 @@ class Compute(Task):
 
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:  # noqa: ARG002
         """Check and plan the call."""
-        metas, rows = call.metas, self.called.operation.input_spellings
-        shape = self.called.operation.shape_input
-        if any(isinstance(meta, TensorMeta) and rows.get(key) == shape for key, meta in metas.items()):
+        is_shape = self.called.operation.is_shape
+        if any(isinstance(meta, TensorMeta) and is_shape(key) for key, meta in call.metas.items()):
             self._check_without_shape(call, started)
             return None
         prepared = await self.service.plan(self.service.check(call, started))

@@ -214,7 +214,7 @@ class InferenceBody:
         return Tensor(DTYPES["s32"], tensor.shape)  # the rules accept only s32 here
 
     def _is_shape(self, tensor: InputTensor) -> bool:
-        return self._called.operation.input_spellings.get(tensor.name) == self._called.operation.shape_input
+        return self._called.operation.is_shape(tensor.name)
 
     async def _write(self, data: memoryview) -> None:
         while data:

@@ -26,6 +26,7 @@ from app.intake.requests import RequestEvent
 from app.intake.sinks import Lease
 from app.pool.buffers import Segment
 from app.replies import frames
+from app.replies.accept import choose
 from app.replies.coding import choose_coding
 from convgrad._errors import InvalidParams, InvalidRequest
 from schemas.problems import problem
@@ -35,6 +36,8 @@ __all__ = ["OipState", "infer"]
 
 # The last one is curl's default, which the protocol's own examples rely on.
 _REQUEST_TYPES = ("application/octet-stream", "application/json", "", "application/x-www-form-urlencoded")
+# The form of a reply with binary tensors is chosen by its outputs; problem objects are for errors.
+_REPLY_TYPES = ("application/json", "application/octet-stream", frames.MEDIA_TYPE, "application/problem+json")
 
 
 class OipState:
@@ -64,6 +67,7 @@ class _Inference(Compute):
         super().__init__(service, called)
         self._state = state
         self._exchange = exchange
+        self._reply_type = choose(exchange.headers.get("accept"), _REPLY_TYPES)
         self._body: InferenceBody | None = None
 
     def decode(self, exchange: Exchange, _: Task, lease: Lease) -> AsyncIterator[RequestEvent]:
@@ -105,14 +109,13 @@ class _Inference(Compute):
     async def encode(self, work: Work, send: Send) -> None:
         """Run the call and reply."""
         assert self._body is not None
-        request, headers, call = self._body.request, self._exchange.headers, cast("Call", work)
+        request, call = self._body.request, cast("Call", work)
         assert request is not None
-        placed = any(output.place is not None for output in request.outputs)
-        if not placed and frames.MEDIA_TYPE in headers.get("accept", ""):
+        if self._reply_type == frames.MEDIA_TYPE and not any(output.place for output in request.outputs):
             await frames.send_frames(call, send)
             return
         await finish(call)
-        coding = choose_coding(headers.get("accept-encoding"))
+        coding = choose_coding(self._exchange.headers.get("accept-encoding"))
         await send_inference(call, request, send, coding=coding, regions=self._body.regions)
 
 

@@ -45,6 +45,7 @@ async def server(request: Request) -> Any:
     return server_metadata(shared_memory=_state(request).regions.enabled)
 
 
+@router.head("/health/live", include_in_schema=False)
 @router.get("/health/live")
 async def live(_: Request) -> Any:
     """Tell whether the server answers."""
@@ -54,6 +55,7 @@ async def live(_: Request) -> Any:
 _READY: dict[str, Any] = {"responses": {503: {"description": "The service is starting, failed or draining."}}}
 
 
+@router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready", **_READY)
 async def ready(request: Request) -> Response:
     """Tell whether calls are accepted: 503 while the service is starting, failed or draining."""

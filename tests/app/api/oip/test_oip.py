@@ -346,6 +346,28 @@ def test_a_client_may_have_the_reply_in_frames(http: httpx.Client) -> None:
     assert same_bits(calls.read(response), SMALL.expected(inputs))
 
 
+@pytest.mark.parametrize(
+    ("accept", "status", "media_type"),
+    [
+        (f"application/json, {calls.FRAMES};q=0", 200, "application/json"),
+        ("image/png", 406, "application/json"),
+    ],
+)
+def test_accept_is_read_as_in_the_other_apis(http: httpx.Client, accept: str, status: int, media_type: str) -> None:
+    """A form with quality 0 is not sent, and without a possible form the status is 406."""
+    inputs = SMALL.inputs()
+    content, headers = oip.body(oip.head(SMALL, inputs, binary=False), {})
+    response = oip.post(http, SMALL.op, content, headers | {"accept": accept})
+    assert (response.status_code, response.headers["content-type"]) == (status, media_type)
+
+
+@pytest.mark.parametrize("page", ["/v2/health/live", "/v2/health/ready"])
+def test_health_has_head(http: httpx.Client, page: str) -> None:
+    """HEAD has the status of GET and no body, like that of `/readyz`."""
+    response = http.head(page)
+    assert (response.status_code, response.content) == (200, b"")
+
+
 def test_a_client_may_have_problem_objects(http: httpx.Client) -> None:
     """If Accept names its media type, an error is the problem object of `/v1`, which names the attribute."""
     inputs = SMALL.inputs()

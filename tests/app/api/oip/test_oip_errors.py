@@ -122,6 +122,13 @@ WRONG: dict[str, tuple[Change, str]] = {
 }
 
 
+def test_an_unknown_input_of_an_operation_without_a_shape(http: httpx.Client) -> None:
+    """It is an unknown input, not a shape with wrong values."""
+    inputs = [{"name": "x", "shape": [1, 1, 4, 4], "datatype": "FP32", "data": [0] * 16}]
+    message = oip.error(http.post("/v2/models/Convolution/infer", json={"inputs": inputs}), 400)
+    assert "x is not an input of Convolution; use src" in message
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_heads(http: httpx.Client, case: str) -> None:
     """The error names the broken rule of the request object."""
