@@ -16,6 +16,7 @@ from app.api import pages as ops_pages
 from app.api import rest, web
 from app.api.oip import extensions
 from app.api.oip import routes as oip
+from app.api.oip.body import HEAD_LENGTH
 from app.api.openapi import install_openapi, operation_id
 from app.api.routing import Application, Routes
 from app.api.rpc import routes as rpc
@@ -94,7 +95,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             allow_origins=list(settings.cors),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse"],
+            expose_headers=[
+                *("x-request-id", "x-tensor-dtype", "server-timing", "retry-after", "traceresponse", HEAD_LENGTH)
+            ],
         )
     app.stack = stack
     return app

@@ -7,17 +7,13 @@ from collections.abc import Collection, Mapping
 from app.http.exchange import Exchange
 from app.http.keys import KeyRing
 from app.settings import Settings
+from app.telemetry.context import MONITORED
 from convgrad._errors import Unauthorised
 
 __all__ = ["FREE_PAGES", "Authentication", "make_key_ring"]
 
-FREE_PAGES = frozenset(
-    {
-        *("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"),
-        # The same in every installation: the descriptions of the APIs.
-        *("/openapi.json", "/openrpc.json"),
-    }
-)
+# The descriptions of the APIs are the same in every installation.
+FREE_PAGES = MONITORED | {"/openapi.json", "/openrpc.json"}
 """Pages that need no key; `/metrics` only without a separate operators' port."""
 
 _RPC = "/rpc"

@@ -14,6 +14,7 @@ from functools import lru_cache
 from app.http.exchange import Exchange
 from app.intake.body import media_type
 from app.settings import Settings, is_loopback
+from app.telemetry.context import HEALTH_PAGES
 from convgrad._errors import Forbidden, UnsupportedMediaType
 
 __all__ = ["CrossOriginProtection", "is_allowed_host"]
@@ -22,8 +23,6 @@ _ANY = "*"
 # A name has at most 253 characters, and a port six more with its colon.
 _LONGEST_HOST = 260
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]\s]+))(?::\d*)?", re.ASCII)
-# Orchestrators and load balancers may use any name; the answers are the same for everyone.
-_HEALTH = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
 _READS = ("GET", "HEAD")
 _OWN = ("same-origin", "none")
 # What a page can send without a preflight (a form's `enctype`, fetch with `no-cors`). So can multipart, which the APIs
@@ -42,7 +41,8 @@ class CrossOriginProtection:
     def check(self, exchange: Exchange) -> None:
         """Raise `Forbidden`, or `UnsupportedMediaType` for a content type that only forms have."""
         headers = exchange.headers
-        if _ANY not in self._hosts and exchange.scope["path"] not in _HEALTH:
+        # Orchestrators and load balancers may use any name; the answers are the same for everyone.
+        if _ANY not in self._hosts and exchange.scope["path"] not in HEALTH_PAGES:
             self._check_host(headers)
         if "origin" in headers or "sec-fetch-site" in headers:
             self._check_page(exchange.scope["method"], headers)

@@ -22,7 +22,7 @@ from app.calls.errors import as_convgrad_error
 from app.intake.sinks import DirectBody
 from app.replies.body import send_bytes
 from app.replies.errors import error_reply
-from app.telemetry.context import ANYONE, REQUEST_ID, RequestContext, address_of, api_of
+from app.telemetry.context import ANYONE, MONITORED, REQUEST_ID, RequestContext, address_of, api_of
 from app.telemetry.metrics import Telemetry
 from convgrad._errors import Cancelled, DeadlineExceeded, TooLarge
 
@@ -31,9 +31,6 @@ __all__ = ["Connection", "Exchange", "Exchanges", "Limits", "connection_of", "ex
 _log = logging.getLogger("convgrad.request")
 
 _KEY, _CONNECTION = "convgrad.exchange", "convgrad.connection"
-
-# Requested every few seconds by monitoring.
-_QUIET = frozenset({"/healthz", "/readyz", "/metrics"})
 
 # The rest of a rejected body is read and dropped before the connection closes: a client that sends without reading
 # would otherwise see a reset instead of the answer. At most for this time, while bytes arrive at least every few
@@ -344,7 +341,7 @@ class Exchanges:
         finally:
             context.release_reservation()
             self._telemetry.request_done(context)
-            level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
+            level = logging.DEBUG if scope["path"] in MONITORED else logging.INFO
             if _log.isEnabledFor(level):
                 _log.log(
                     level,

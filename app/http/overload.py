@@ -19,7 +19,7 @@ from typing import Any
 
 from app.replies.body import dump
 from app.replies.errors import error_reply, rpc_error
-from app.telemetry.context import REQUEST_ID, api_of
+from app.telemetry.context import MONITORED, REQUEST_ID, api_of
 from convgrad._errors import Overloaded
 
 __all__ = ["RejectedConnection", "RequestStart", "answer"]
@@ -36,7 +36,6 @@ _MORE = getattr(socket, "MSG_MORE", 0)
 _LINE = re.compile(rb"([A-Z]++) ([^ ?\r\n]*+)[^ \r\n]*+ HTTP/1\.[01]\r?\n")
 _GIVEN_ID = re.compile(rb"\nx-request-id: *+([^\r\n]*+)\r?\n", re.IGNORECASE)
 _PROXIED = re.compile(rb"\n(?:x-forwarded-for|forwarded) *+:", re.IGNORECASE)
-_WATCHED = frozenset({"/healthz", "/readyz", "/metrics"})
 _CALL = re.compile(r"/v1/ops/[^/]+(?:/verify)?|/v1/graphs|/v2/models/[^/]+(?:/versions/[^/]+)?/infer")
 _PROBLEM = "application/problem+json"
 _PLACE = "<request id>"
@@ -53,7 +52,7 @@ class RequestStart:
     @property
     def is_probe(self) -> bool:
         """Whether it is a complete request for health or metrics, which are always answered."""
-        return self.path in _WATCHED and self.method in ("GET", "HEAD") and self._data.endswith(b"\r\n\r\n")
+        return self.path in MONITORED and self.method in ("GET", "HEAD") and self._data.endswith(b"\r\n\r\n")
 
     @property
     def is_call(self) -> bool:

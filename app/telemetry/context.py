@@ -17,6 +17,8 @@ from convgrad._errors import ConvgradError, Overloaded, RateLimited, ShuttingDow
 
 __all__ = [
     "ANYONE",
+    "HEALTH_PAGES",
+    "MONITORED",
     "PARTS",
     "REQUEST_ID",
     "RequestContext",
@@ -35,6 +37,12 @@ REQUEST_ID = re.compile(r"[A-Za-z0-9._~:/+=@-]{1,128}")
 
 # An IPv6 address has at most 45 characters, and its zone some more.
 _LONGEST_ADDRESS = 64
+HEALTH_PAGES = frozenset({"/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})
+"""Pages that orchestrators and load balancers read every few seconds."""
+
+MONITORED = HEALTH_PAGES | {"/metrics"}
+"""Pages that are answered also beyond the limit of connections, without a key, and not logged."""
+
 _APIS = {"rpc": "rpc", "v1": "rest", "v2": "oip"}
 
 # Errors that count as refusals; the others are faults of the request or the service.

@@ -108,6 +108,8 @@ def test_settings_allow_hosts_and_origins(open_to_one: LiveService) -> None:
     with httpx.Client(base_url=open_to_one.url) as http:
         good = {"origin": "https://good.example", "sec-fetch-site": "cross-site"}
         assert http.post("/rpc", json={}, headers=good).status_code == 200
+        exposed = http.get("/v2", headers=good).headers["access-control-expose-headers"]
+        assert "inference-header-content-length" in exposed  # without it a page can't find the binary tensors
         assert http.post("/rpc", json={}, headers=CROSS).status_code == 403
         assert http.post("/rpc", json={}, headers={"host": "grad.example:443"}).status_code == 200
         assert http.post("/rpc", json={}, headers={"host": "evil.example"}).status_code == 403

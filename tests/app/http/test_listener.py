@@ -230,7 +230,9 @@ def test_malformed_heads_can_be_answered(data: bytes) -> None:
 
 def test_only_complete_heads_are_let_in_beyond_the_limit() -> None:
     """A head that has no end yet would occupy a place that is reserved for health and metrics."""
-    for lines in (b"GET /healthz HTTP/1.1\r\n", b"HEAD /metrics HTTP/1.1\r\nhost: localhost\r\n"):
+    requests = [(b"GET /healthz", b""), (b"GET /v2/health/ready", b""), (b"HEAD /metrics", b"host: localhost\r\n")]
+    for request, fields in requests:
+        lines = request + b" HTTP/1.1\r\n" + fields
         assert RequestStart(lines + b"\r\n").is_probe
         assert not RequestStart(lines).is_probe
 
