@@ -9,7 +9,7 @@ from app.calls.algorithms import check_algorithm
 from app.calls.call import Call, Prepared
 from app.calls.planning import check_limits, is_fast, plan_verification_call, work_of_verification
 from app.calls.work import Result
-from app.intake.options import parse_options
+from app.intake.options import parse_options, refuse_options
 from app.intake.requests import RequestedCall
 from schemas.ops import ResolvedOp, TensorMeta, resolve
 from schemas.problems import dims, invalid_params, problem
@@ -30,6 +30,7 @@ def prepare_verification(service: Service, call: RequestedCall, started: float) 
     The result is the last input of the resolved operation. Raises what `Service.check` and `Service.plan` raise.
     """
     options, settings, inputs = parse_options(call.options), service.settings, call.metas
+    refuse_options(options, ("outputs", "reference"), "a verification")
     name = call.request.called.called_as
     called = find_operation(name)
     spellings = called.operation.output_spellings

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.intake.options import parse_options
+from app.intake.options import parse_options, refuse_options
 from app.intake.requests import RequestedCall, RequestObject, stand_in
 from app.intake.strict_json import Partial, PartialList
 from app.intake.tensors import Tensor
@@ -58,12 +58,12 @@ def read_graph_request(request: Any) -> GraphRequest:
     inputs = {} if given.get("inputs") is None else given["inputs"]
     if not isinstance(inputs, Mapping):
         problems.append(problem(["inputs"], "inputs must be an object", "object_type"))
-    layout = given.get("layout") or "logical"
+    layout = "logical" if given.get("layout") is None else given["layout"]
     if layout not in _LAYOUTS:
         problems.append(problem(["layout"], f"layout must be {' or '.join(_LAYOUTS)}", "choice"))
     if problems:
         raise invalid_params("graph", problems)
-    parse_options(given.get("options"))
+    refuse_options(parse_options(given.get("options")), ("outputs",), "a graph")
     graph = read_graph(given.get("graph"))
     wanted = _wanted(graph, given.get("outputs"))
     if graph.known:
@@ -90,6 +90,7 @@ def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
     if asked is None:
         return tuple(graph.outputs)
     made = {node.output for node in graph.nodes}
+    named = {str(number): number for number in made}
     known = some(sorted(made))
     if not isinstance(asked, list) or not asked:
         raise invalid_params("graph", [problem(["outputs"], "outputs must be a list of tensor ids", "list_type")])
@@ -99,7 +100,7 @@ def _wanted(graph: Graph, asked: Any) -> tuple[int, ...]:
     wanted: list[int] = []
     problems: list[Problem] = []
     for index, entry in enumerate(asked):
-        number = int(entry) if isinstance(entry, str) and entry.isascii() and entry.isdecimal() else entry
+        number = named.get(entry) if isinstance(entry, str) else entry
         if type(number) is not int or number not in made:
             msg = f"outputs[{index}] must be the id of a tensor that a node computes: {known}"
             problems.append(problem(["outputs", index], msg, "unknown_output"))

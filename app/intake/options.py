@@ -11,7 +11,7 @@ from kernels.problem import Algorithm
 from schemas.problems import invalid_params, number
 from schemas.tensors import MAX_NUMBERS, listed
 
-__all__ = ["ENCODINGS", "Encoding", "Options", "check_encoding", "parse_options"]
+__all__ = ["ENCODINGS", "Encoding", "Options", "check_encoding", "parse_options", "refuse_options"]
 
 Encoding = Literal["base64", "npy", "list"]
 ENCODINGS: tuple[Encoding, ...] = ("base64", "npy", "list")
@@ -59,6 +59,15 @@ def parse_options(given: object) -> Options:
     if "outputs" in values:
         values["outputs"] = tuple(values["outputs"])
     return Options(**values)
+
+
+def refuse_options(options: Options, names: Iterable[str], task: str) -> None:
+    """Raise `InvalidParams` for options that a task would ignore."""
+    errors = [
+        _error([name], f"{name} has no effect on {task}", "unused_option") for name in names if getattr(options, name)
+    ]
+    if errors:
+        raise _invalid(errors)
 
 
 def check_encoding(options: Options, outputs: Iterable[tuple[str, Sequence[int]]]) -> None:

@@ -218,6 +218,15 @@ def test_wrong_results(http: httpx.Client, inputs: dict[str, tuple[int, ...]], l
     assert (reply.json()["errors"][0]["loc"], rule in reply.json()["errors"][0]["msg"]) == (loc, True)
 
 
+@pytest.mark.parametrize("options", [{"outputs": ["diff_bias"]}, {"reference": True}])
+def test_options_of_other_tasks(http: httpx.Client, options: dict[str, Any]) -> None:
+    """Options that a verification would ignore are refused."""
+    result = {"diff_weights": np.zeros(LAYER.output_shape, np.float32)}
+    body = {**document(LAYER, {**LAYER.inputs(), **result}), "options": options}
+    reply = http.post(f"/v1/ops/{LAYER.op}/verify", json=body)
+    assert (reply.status_code, reply.json()["errors"][0]["loc"]) == (422, ["options", *options])
+
+
 def test_another_dtype_is_refused(client: convgrad.Client) -> None:
     """The result has the dtype of the call."""
     inputs = LAYER.inputs()
