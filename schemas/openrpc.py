@@ -40,6 +40,7 @@ RPC_ERRORS: tuple[tuple[int, str, str], ...] = (
     (-32005, "Unauthorised", "Unauthorised"),
     (-32006, "ShuttingDown", "Shutting down"),
     (-32007, "WorkerLost", "Worker lost"),
+    (-32008, "NotFound", "No such sealed check"),
 )
 
 _REF = "#/components/schemas/{model}"

@@ -1,8 +1,9 @@
 """Cancelling calls by request id: `notifications/cancelled` of the JSON-RPC API.
 
 The notification arrives in a request of its own, on any connection. It cancels the request with its `requestId` that
-has the same key and session; the session is the header `X-Session-ID` (or `Mcp-Session-Id`) or its absence. Callers
-choose ids themselves, so an id that several running requests share cancels none of them.
+has the same tenant (`RequestContext.tenant`) and session; the session is the header `X-Session-ID` (or
+`Mcp-Session-Id`) or its absence. Callers choose ids themselves, so an id that several running requests share cancels
+none of them.
 """
 
 from __future__ import annotations
@@ -50,31 +51,31 @@ class Running:
 
 
 class Cancellations:
-    """The running requests by key, session and id."""
+    """The running requests by tenant, session and id."""
 
     def __init__(self) -> None:
         self._running: dict[Name, list[Running]] = {}
 
     @contextmanager
-    def register(self, key: str, session: str, request_id: Any) -> Iterator[Running]:
+    def register(self, tenant: str, session: str, request_id: Any) -> Iterator[Running]:
         """Make what the block runs cancellable, unless its request has no id."""
         running = Running()
         if request_id is None:
             yield running
             return
-        same = self._running.setdefault((key, session, request_id), [])
+        same = self._running.setdefault((tenant, session, request_id), [])
         same.append(running)
         try:
             yield running
         finally:
             same.remove(running)
             if not same:
-                del self._running[key, session, request_id]
+                del self._running[tenant, session, request_id]
 
-    def cancel(self, key: str, session: str, params: Any) -> None:
+    def cancel(self, tenant: str, session: str, params: Any) -> None:
         """Handle a notification; nothing happens if it matches no request or several."""
         request_id = params.get("requestId") if isinstance(params, Mapping) else None
         if isinstance(request_id, str | int | float):
-            same = self._running.get((key, session, request_id), [])
+            same = self._running.get((tenant, session, request_id), [])
             if len(same) == 1:
                 same[0].cancel()

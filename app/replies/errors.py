@@ -38,7 +38,7 @@ MAPPING: dict[type[ConvgradError], Reply] = {
     errors.Unsupported: Reply(-32004, 422, "Unsupported dtype or layout"),
     errors.Unauthorised: Reply(-32005, 401, "Unauthorised"),
     errors.Forbidden: Reply(-32005, 403, "Forbidden"),
-    errors.NotFound: Reply(-32601, 404, "Not found"),
+    errors.NotFound: Reply(-32008, 404, "Not found"),
     errors.MethodNotAllowed: Reply(-32601, 405, "Method not allowed"),
     errors.ServiceError: Reply(-32603, 500, "Service error"),
     errors.Overloaded: Reply(-32000, 503, "Overloaded"),

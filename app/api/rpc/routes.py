@@ -1,6 +1,6 @@
 """The `/rpc` API: the whole of JSON-RPC 2.0, answered as JSON or as server-sent events.
 
-Nobody waits for the result of a notification, so they are read and not executed, except `notifications/cancelled`
+Notifications are executed where they have an effect: those of `check.*`, and `notifications/cancelled`
 (`app.calls.cancel`).
 """
 
@@ -56,9 +56,6 @@ _CONTENT_TYPES = ("application/json", "application/json-rpc")
 _MAX_CONCURRENT = 4
 # The messages that the specification defines; ours go to `data.detail`.
 _STANDARD_MESSAGES = {-32700: "Parse error", -32600: "Invalid Request", -32601: "Method not found"}
-# An invalid request whose id has not arrived may be a notification, which gets no reply. It is answered without an id
-# only if nothing more of it, but perhaps of a tensor, arrives for this long.
-_ID_WITHIN_S = 0.5
 # A batch could request a document of tens of kilobytes a thousand times: the answer's documents are limited in total.
 _DOCUMENTS = 4 << 20
 
@@ -127,22 +124,20 @@ class _Message:
                 self._refusal = refusal
         self._documents = _DOCUMENTS  # bytes that the documents of the answer, errors among them, may still have
         self._tensors = 0  # bytes of the tensors of its results
+        self._one_check = asyncio.Lock()  # requests about checks run in their order
 
     async def answer(self, media_type: str) -> None:
         """Read the message and reply."""
         message = await self._read()
         items = message.items if isinstance(message, rpc.Batch) else (message,)
         self._cancel_calls(items)
-        wanted = [item for item in items if not (isinstance(item, rpc.Request) and item.is_notification)]
-        send = self._exchange.send
-        if not wanted:
-            await send({"type": "http.response.start", "status": 204, "headers": []})
-            await send_piece(send, b"", last=True)
-            return
+        wanted = [item for item in items if not _is_notification(item) or _changes_check(item)]
         # A body that was not read to its end can't be watched for a disconnect.
         unread = isinstance(message, _Unreadable)
         async with nullcontext() if unread else self._exchange.watched():
-            if media_type == sse.MEDIA_TYPE:
+            if all(map(_is_notification, wanted)):
+                await self._reply_nothing(wanted)
+            elif media_type == sse.MEDIA_TYPE:
                 await self._stream(wanted)
             elif isinstance(message, rpc.Batch):
                 await self._reply_batch(wanted, media_type)
@@ -151,29 +146,22 @@ class _Message:
 
     async def _read(self) -> _Item | rpc.Batch:
         limit, denied = int(self._service.settings.head_limit), self._context.denied
+        error: ConvgradError | None = None
         try:
             length = declared_length(self._exchange.headers)
             if denied is not None and (length is None or length > limit):
                 return _Unreadable(denied)  # don't read large bodies without a valid key
             document = JsonIntake(TensorValues(self._lease, self._refusal), length=length, max_skeleton=limit)
-            events, error = begun_documents(self._exchange.chunks(), document), None
-            while True:
-                try:
-                    async with asyncio.timeout(None if error is None else _ID_WITHIN_S):
-                        begun = (await anext(events)).document
-                except StopAsyncIteration:
-                    break
-                except TimeoutError:
-                    assert error is not None
-                    return _Unreadable(error)
-                error = error or self._check_begun(begun)
-                if error is not None and "id" in begun:
-                    return _Unreadable(error, rpc.id_of(begun))
+            async for begun in begun_documents(self._exchange.chunks(), document):
+                # Without its id it may be a notification, which gets no reply.
+                error = error or self._check_begun(begun.document)
+                if error is not None and "id" in begun.document:
+                    return _Unreadable(error, rpc.id_of(begun.document))
             return rpc.parse_message(await document.finish_async())
         except (Cancelled, UnsupportedMediaType):
             raise
-        except ConvgradError as error:
-            return _Unreadable(error)
+        except ConvgradError as fault:
+            return _Unreadable(error or fault)
 
     def _check_begun(self, request: Mapping[str, Any]) -> ConvgradError | None:
         """Check a request that is still arriving; in a batch the others have to be answered, and so read, anyway."""
@@ -188,10 +176,16 @@ class _Message:
     def _cancel_calls(self, items: Iterable[_Item]) -> None:
         """Handle the notifications that cancel calls."""
         context = self._context
-        notifications = (item for item in items if isinstance(item, rpc.Request) and item.is_notification)
-        for item in () if context.denied else notifications:
-            if item.method == NOTIFICATION:
-                self._service.cancellations.cancel(context.key, context.session, item.params)
+        for item in () if context.denied else items:
+            if isinstance(item, rpc.Request) and item.is_notification and item.method == NOTIFICATION:
+                self._service.cancellations.cancel(context.tenant, context.session, item.params)
+
+    async def _reply_nothing(self, notifications: Sequence[_Item]) -> None:
+        for item in notifications:
+            async with AsyncExitStack() as opened:
+                await self._answer(item, opened)
+        await self._exchange.send({"type": "http.response.start", "status": 204, "headers": []})
+        await send_piece(self._exchange.send, b"", last=True)
 
     async def _reply(self, item: _Item, media_type: str) -> None:
         send = self._exchange.send
@@ -207,16 +201,18 @@ class _Message:
         send = self._exchange.send
         written = [asyncio.Event() for _ in range(len(items) + 1)]
         written[0].set()
+        first = next(number for number, item in enumerate(items) if not _is_notification(item))
 
         async def one(number: int) -> None:
             async with AsyncExitStack() as open_while_sent:
                 text = await self._answer(items[number], open_while_sent)
                 await written[number].wait()
-                if not number:
+                if number == first:
                     await send_head(send, media_type)
-                await send_piece(send, b"," if number else b"[")
-                for piece in text.pieces:
-                    await send_piece(send, piece)
+                if not _is_notification(items[number]):
+                    await send_piece(send, b"[" if number == first else b",")
+                    for piece in text.pieces:
+                        await send_piece(send, piece)
             written[number + 1].set()
 
         await self._run_concurrently(one, len(items))
@@ -227,9 +223,10 @@ class _Message:
         async with sse.EventStream(self._exchange.send) as stream:
 
             async def one(number: int) -> None:
+                silent = _is_notification(items[number])
                 async with AsyncExitStack() as opened:
-                    text = await self._answer(items[number], opened, stream)
-                    if text.length != 0:
+                    text = await self._answer(items[number], opened, None if silent else stream)
+                    if text.length != 0 and not silent:
                         await stream.pieces(text.pieces)
 
             await self._run_concurrently(one, len(items))
@@ -240,7 +237,9 @@ class _Message:
         The resources of the answer are released with `stack`.
         """
         context = self._context
-        running = stack.enter_context(self._service.cancellations.register(context.key, context.session, item.id))
+        running = stack.enter_context(self._service.cancellations.register(context.tenant, context.session, item.id))
+        if _changes_check(item):
+            await stack.enter_async_context(self._one_check)
         try:
             opened = await self._open(item, stack, running)
             if isinstance(opened, bytes):
@@ -334,6 +333,14 @@ class _Message:
         except TooLarge as full:
             text = dump(rpc.error_response(request_id, **rpc_error(full)))
         return _Text((text,), len(text))
+
+
+def _is_notification(item: _Item) -> bool:
+    return isinstance(item, rpc.Request) and item.is_notification
+
+
+def _changes_check(item: _Item) -> bool:
+    return isinstance(item, rpc.Request) and item.method.startswith("check.")
 
 
 def _unknown(name: str, methods: Mapping[str, Method]) -> UnknownOperation:

@@ -15,6 +15,7 @@ from app.intake.strict_json import partial_document
 from schemas.tables import CalledOperation, find_operation
 from tests.app.bare import connected, replies
 from tests.app.intake.support import npy
+from tests.app.resident import Resident, resident_service
 from tests.app.samples import JSON, SMALL
 from tests.live import LiveService
 
@@ -32,7 +33,7 @@ def begun(path: str, tensor: dict[str, Any], **attributes: Any) -> tuple[bytes, 
     return text, "application/json"
 
 
-def ask(service: LiveService, path: str, body: bytes, content_type: str) -> tuple[int, Any]:
+def ask(service: LiveService | Resident, path: str, body: bytes, content_type: str) -> tuple[int, Any]:
     """Send the head of a request with a long body, and the beginning of that; return the reply."""
     fields = f"host: localhost\r\ncontent-type: {content_type}\r\ncontent-length: 100000000"
     head = f"POST {path} HTTP/1.1\r\n{fields}\r\n\r\n"
@@ -85,10 +86,9 @@ def test_a_tensor_that_the_body_can_not_contain(service: LiveService, path: str)
 def test_params_by_position(service: LiveService) -> None:
     """They are checked like those by name."""
     call = {"jsonrpc": "2.0", "method": SMALL.op, "params": [SMALL.attributes() | {"strides": [0, 0]}, {"src": "@"}]}
-    text = json.dumps(call).partition('"@"')[0].encode()
+    text = json.dumps({"id": 7} | call).partition('"@"')[0].encode()
     _, reply = ask(service, RPC, text, "application/json")
     assert error_of(RPC, reply) == ("invalid_params", ["attributes", "strides", 0])
-    assert reply["id"] is None  # which may come later
 
 
 @pytest.mark.parametrize("method", ["ops.verify", "ops.validate"])
@@ -140,6 +140,34 @@ def test_an_id_that_comes_last(service: LiveService, value: str) -> None:
         _, reply = in_two(service, RPC, body, cut)
         assert reply["id"] == json.loads(value)
         assert reply["error"]["code"] == -32602
+
+
+def test_an_id_that_comes_late(service: LiveService) -> None:
+    """The answer waits for an id that comes after a pause, and has it."""
+    call = {"jsonrpc": "2.0", "method": SMALL.op, "params": {"attributes": {"strides": [0, 0]}}, "id": 7}
+    body = json.dumps(call).encode()
+    cut = body.index(b'"id"')
+    fields = f"host: localhost\r\ncontent-type: {JSON}\r\ncontent-length: {len(body)}"
+    with connected(service.url) as sock:
+        sock.sendall(f"POST {RPC} HTTP/1.1\r\n{fields}\r\n\r\n".encode() + body[:cut])
+        sock.settimeout(0.7)
+        with pytest.raises(TimeoutError):
+            sock.recv(1)
+        sock.settimeout(30)
+        sock.sendall(body[cut:])
+        ((_, reply),) = replies(sock, 1)
+    assert json.loads(reply)["id"] == 7
+
+
+def test_an_id_that_never_comes() -> None:
+    """A client that stops sending is told the error that was found, and not that it is slow."""
+    params = {"attributes": SMALL.attributes() | {"strides": [0, 0]}}
+    call = {"jsonrpc": "2.0", "method": SMALL.op, "params": params, "x": "@"}
+    text = json.dumps(call).partition('"@"')[0].encode()
+    with resident_service(workers=1, slow_s=0.2) as resident:
+        _, reply = ask(resident, RPC, text, JSON)
+    assert error_of(RPC, reply) == ("invalid_params", ["attributes", "strides", 0])
+    assert reply["id"] is None
 
 
 @pytest.mark.parametrize("text", [rb'{"\x": 1, "b": 2}', b'{"a\n": 1, "b": 2}'])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.app.bare import rest_connection, rpc_connection
-from tests.app.resident import Resident
+from tests.app.resident import Resident, resident_service
 from tests.app.samples import JSON, SLOW, SMALL, SSE, document, read_tensor, rpc_request, same_bits
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -75,6 +75,23 @@ def test_only_the_call_of_the_same_session_is_cancelled(
         *_, last = events(response)
     assert call.cancelled
     assert last["error"]["code"] == -32002
+
+
+def test_a_call_of_another_address_is_not_cancelled() -> None:
+    """Without keys, callers are told apart by their addresses."""
+    elsewhere = httpx.HTTPTransport(local_address="127.0.0.2")
+    # A service of its own: one that has met a second caller reserves places for it.
+    with (
+        resident_service(workers=1) as resident,
+        streaming(resident, rpc_request(SLOW, SLOW.floats(), 1, reference=True)) as response,
+        httpx.Client(base_url=resident.url, transport=elsewhere) as other,
+        httpx.Client(base_url=resident.url) as same,
+    ):
+        (call,) = resident.service.calls
+        cancel(other, 1)
+        assert not call.cancelled
+        cancel(same, 1)
+        assert events(response)[-1]["error"]["code"] == -32002
 
 
 def test_the_other_calls_of_a_batch_continue(tight: Resident, tight_http: httpx.Client) -> None:

@@ -24,7 +24,7 @@ from convgrad._check.problems import DTYPES, OPS, Takes
 from convgrad._cli import main
 from schemas.checks import CHECK_METHODS
 from tests.app.resident import Resident, resident_service
-from tests.app.samples import digest
+from tests.app.samples import digest, messages
 from tests.convgrad.check.checking import KERNELS
 
 Array = npt.NDArray[Any]
@@ -442,3 +442,37 @@ def test_the_async_client(resident: Resident) -> None:
     document = asyncio.run(use())
     assert document["counts"] == {"not_given": 0, "unsupported": 1}
     assert not document["passed"]
+
+
+def rpc(http: httpx.Client, *calls: tuple[str, dict[str, Any]], **members: Any) -> httpx.Response:
+    """Send JSON-RPC requests, as a batch if there are several."""
+    batch = [{"jsonrpc": "2.0", "method": f"check.{name}", "params": params, **members} for name, params in calls]
+    return http.post("/rpc", json=batch if len(batch) > 1 else batch[0])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_notifications_take_effect(http: httpx.Client, client: convgrad.Client, count: int) -> None:
+    """A check is dropped by a notification; an unknown check has a code of its own, and no reply."""
+    check = client.begin_check(WEIGHTS)
+    response = rpc(http, *[("drop", {"check": check})] * count)
+    assert (response.status_code, response.content) == (204, b"")
+    error = rpc(http, ("finish", {"check": check}), id=1).json()["error"]
+    assert (error["code"], error["data"]["code"]) == (-32008, "not_found")
+
+
+@pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
+def test_a_batch_takes_effect_in_order(http: httpx.Client, check: str, accept: str) -> None:
+    """What a batch asks of a check is done one after another, also what a notification asks in between."""
+    asked = [("next", 1), ("submit", None), ("next", 2), ("finish", 3), ("next", 4)]
+    params: dict[str, Any] = {"submit": {"check": check, "case": 0, "outcome": "unsupported"}}
+    batch = [
+        {"jsonrpc": "2.0", "method": f"check.{name}", "params": params.get(name, {"check": check})}
+        | ({} if number is None else {"id": number})
+        for name, number in asked
+    ]
+    response = http.post("/rpc", json=batch, headers={"accept": accept})
+    found = response.json() if accept == "application/json" else messages(response.text)
+    first, second, document, late = found
+    assert (first["result"]["case"], second["result"]["case"]) == (0, 1)
+    assert document["result"]["counts"] == {"not_given": 1, "unsupported": 1, "unanswered": 1}
+    assert late["error"]["data"]["errors"][0]["type"] == "finished"

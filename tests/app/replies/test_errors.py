@@ -45,6 +45,7 @@ def test_the_map_has_nothing_else() -> None:
         (errors.Unauthorised, -32005),
         (errors.ShuttingDown, -32006),
         (errors.WorkerLost, -32007),
+        (errors.NotFound, -32008),
     ],
 )
 def test_the_codes_of_the_contract(cls: type[errors.ConvgradError], code: int) -> None:
