@@ -1,6 +1,6 @@
 /** Calls with tensors in files: what is asked before the data are sent, and the body that sends them. */
 
-import { post, ServiceError, send, Unreachable } from "./client.js";
+import { lock, post, ServiceError, send, Unreachable } from "./client.js";
 import { request } from "./layer.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
@@ -16,7 +16,9 @@ export const failure = ({ message, data }) => new ServiceError({ ...data, detail
 export async function rpc(method, params, signal) {
   const { result, error } = await post("/rpc", { jsonrpc: "2.0", id: 1, method, params }, { signal });
   if (!error) return result;
-  throw failure(error);
+  const fault = failure(error);
+  if (fault.code === "unauthorised") lock.dispatchEvent(new Event("locked"));
+  throw fault;
 }
 
 /** The request object of a layer on given files. @param {Layer} layer @param {Map<string, Header>} files @returns {ReturnType<typeof request>} */

@@ -5,13 +5,15 @@ import "./figure.js";
 import "./run.js";
 import "./verify.js";
 import { connected, entry, letterOf, nameOf, OPERATIONS, peers, reach, resolve, roles, sizeOn } from "./arithmetic.js";
-import { hasKey, lock, post, ServiceError, send, Unreachable } from "./client.js";
+import { isAway, rpc } from "./call.js";
+import { hasKey, lock, ServiceError, send, Unreachable } from "./client.js";
 import { curl, jsonRpc, numpyLine, pythonCall, pytorch } from "./code.js";
 import { Fields } from "./fields.js";
 import { request } from "./layer.js";
 import { make } from "./make.js";
+import { resolvedFacts } from "./resolved.js";
 import { clamped, fragment, parse } from "./state.js";
-import { decode, fill, numberOf, sum, terms, withData } from "./values.js";
+import { decode, fill, numberOf, rounded, sum, terms, withData } from "./values.js";
 import { axes, label, rows, sumText, told } from "./words.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
@@ -144,15 +146,13 @@ function showSum(element) {
   const { before, lit, after } = sumText(layer, resolved, values, listed, step, count);
   const total = sum(layer, resolved, values, element);
   const computed = numberOf(layer, resolved, values, element);
-  const agrees = computed === total;
+  const nearest = rounded(layer.dtype, total);
+  const agrees = computed === nearest;
+  const told = `the service computed ${computed}${agrees && nearest !== total ? `, the nearest ${layer.dtype} number` : ""}`;
   const verdict =
     computed === undefined
       ? ""
-      : make(
-          "span",
-          { class: agrees ? "good" : "bad" },
-          agrees ? ` \u2713 the service computed ${computed}` : ` \u2717 the service computed ${computed}`,
-        );
+      : make("span", { class: agrees ? "good" : "bad" }, ` ${agrees ? "\u2713" : "\u2717"} ${told}`);
   at("sum").replaceChildren(
     before,
     ...(lit ? [make("mark", {}, lit)] : []),
@@ -334,89 +334,58 @@ async function check() {
   while (mine === asked) {
     try {
       const { op, ...params } = request(state.layer);
-      const reply = await rpc("ops.validate", { op, ...params }, signal);
+      const result = await rpc("ops.validate", { op, ...params }, signal);
       if (mine !== asked) return;
-      showReply(reply);
+      showResolved(result);
       const inputs = values;
-      if (reply.result && inputs) await compute(op, params.attributes, inputs, signal, () => mine === asked);
+      if (inputs) await compute(op, params.attributes, inputs, signal, () => mine === asked);
       return;
     } catch (error) {
       if (mine !== asked || (error instanceof DOMException && error.name === "AbortError")) return;
       if (!(error instanceof ServiceError || error instanceof Unreachable)) throw error;
-      at("verdict").className = "bad";
-      if (error instanceof ServiceError) {
-        at("verdict").textContent = error.message;
-        return;
-      }
-      at("verdict").textContent = "The service does not answer. Everything typed is kept, and it is asked again.";
+      showFault(error);
+      if (!isAway(error)) return;
       await pause(2000);
     }
   }
 }
 
-/** @param {string} method @param {object} params @param {AbortSignal} signal */
-const rpc = (method, params, signal) => post("/rpc", { jsonrpc: "2.0", id: 1, method, params }, { signal });
-
 /**
  * @param {Layer["op"]} op @param {object} attributes @param {import("./values.js").Values} inputs @param {AbortSignal} signal @param {() => boolean} wanted
  */
 async function compute(op, attributes, inputs, signal, wanted) {
-  const reply = await rpc(op, { attributes, inputs: withData(state.layer, resolved, inputs) }, signal);
-  if (!wanted() || !reply.result) return;
+  const result = await rpc(op, { attributes, inputs: withData(state.layer, resolved, inputs) }, signal);
+  if (!wanted()) return;
   const role = OPERATIONS[op].output;
-  values = { ...inputs, [role]: decode(reply.result.outputs[nameOf(op, role)].data) };
+  const { dtype, data } = result.outputs[nameOf(op, role)];
+  values = { ...inputs, [role]: decode(dtype, data) };
   showAll();
 }
 
-/** @param {{result?: any, error?: {message: string, data?: {errors?: import("./client.js").Problem[]}}}} reply */
-function showReply({ result, error }) {
-  const problems = error?.data?.errors ?? [];
+/** @param {any} result of `ops.validate` */
+function showResolved(result) {
+  showVerdict("Valid", []);
+  at("resolved").replaceChildren(...resolvedFacts(result));
+}
+
+/** @param {ServiceError | Unreachable} error */
+function showFault(error) {
+  if (error instanceof Unreachable)
+    return showVerdict("The service does not answer. Everything typed is kept, and it is asked again.", []);
+  const { problems, message } = error;
+  const text =
+    problems.length > 1 ? `Invalid: ${problems.length} rules are broken` : problems.length ? "Invalid" : message;
+  showVerdict(text, problems);
+}
+
+/** @param {string} text @param {import("./client.js").Problem[]} problems */
+function showVerdict(text, problems) {
+  const valid = text === "Valid";
   fields.mark(problems);
-  at("verdict").className = error ? "bad" : "good";
-  at("verdict").textContent = error
-    ? problems.length > 1
-      ? `Invalid: ${problems.length} rules are broken`
-      : problems.length
-        ? "Invalid"
-        : error.message
-    : "Valid";
+  at("verdict").className = valid ? "good" : "bad";
+  at("verdict").textContent = text;
   at("problems").replaceChildren(...problems.map(({ msg }) => make("li", {}, msg)));
-  at("resolved").classList.toggle("old", Boolean(error));
-  if (!result) return;
-  const shapes = Object.fromEntries(
-    Object.entries(result.outputs).map(([name, { dtype, shape }]) => [
-      `output ${name}`,
-      `${dtype} [${shape.join(", ")}]`,
-    ]),
-  );
-  const { kernel, gmac, units, tiles, scratch_bytes, refusals = [] } = result.plan ?? {};
-  const facts = {
-    ...shapes,
-    ...result.resolved,
-    kernel,
-    "multiply-adds": Math.round(gmac * 1e9).toLocaleString("en"),
-    units,
-    tiles,
-    scratch: scratch_bytes === undefined ? undefined : `${scratch_bytes.toLocaleString("en")} bytes`,
-    warnings: result.warnings?.join(" "),
-    refusals: refusals
-      .map((/** @type {unknown} */ each) =>
-        typeof each === "string" ? each : Object.values(/** @type {object} */ (each)).join(": "),
-      )
-      .join("; "),
-  };
-  at("resolved").replaceChildren(
-    ...Object.entries(facts)
-      .filter(([, value]) => value !== undefined && value !== "")
-      .map(([name, value]) =>
-        make(
-          "div",
-          { class: String(value).length > 30 ? "wide" : "" },
-          make("dt", {}, name),
-          make("dd", {}, Array.isArray(value) ? `[${value.join(", ")}]` : String(value)),
-        ),
-      ),
-  );
+  at("resolved").classList.toggle("old", !valid);
 }
 
 /** Ask again and again whether the service is ready. */

@@ -48,9 +48,10 @@ export function numbers(layer, resolved, role, kind, seed) {
     const one = offsetOf(resolved.shapes[role], indexOf(layer, middle(resolved, role)));
     return (offset) => (offset === one ? 1 : 0);
   }
-  // Below 2^24 every sum of integers is exact in f32.
+  // Below 2^24 every sum of integers is exact in f32; from 65,520 on it is infinite in f16.
   const products = resolved.macs / product(resolved.shapes[OPERATIONS[layer.op].output]);
-  const most = Math.max(1, Math.min(99, Math.floor(Math.sqrt(2 ** 24 / (products || 1)))));
+  const largest = layer.dtype === "f16" ? 65504 : 2 ** 24;
+  const most = Math.max(1, Math.min(99, Math.floor(Math.sqrt(largest / (products || 1)))));
   return (offset) => 1 + (offset % most);
 }
 

@@ -106,6 +106,7 @@ function showFacts({ target, unfit, cause }, { series }) {
     ["kernels for", target],
     ["running for", began ? duration(Date.now() / 1000 - began) : "not known"],
     ["units computed", short(total(series, "units_total"))],
+    ["calls by algorithm", byAlgorithm(series)],
     ...FAULTS.map(([name, what]) => [what, short(total(series, name))]),
     ["memory refused", short(total(series, "shared_memory_refused_total"))],
     ["paths unfit for this processor", unfit.join("; ") || "none"],
@@ -117,6 +118,12 @@ function showFacts({ target, unfit, cause }, { series }) {
     ),
   );
 }
+
+/** @param {import("./metrics.js").Series[]} series @returns {string} */
+const byAlgorithm = (series) =>
+  ["direct", "winograd"]
+    .map((name) => `${name} ${short(total(series, "algorithm_calls_total", ({ algorithm }) => algorithm === name))}`)
+    .join(", ");
 
 /** @param {number} seconds @returns {string} */
 function duration(seconds) {

@@ -8,17 +8,20 @@ import { DATA, inputsOf, npyOf } from "./generate.js";
 import { make } from "./make.js";
 import "./heat.js";
 import { Job, pause } from "./job.js";
-import { eachRow, elementOf, Filling, unravel, views } from "./maps.js";
-import { BYTES, header, widen } from "./npy.js";
+import { elementOf, Filling, unravel, views } from "./maps.js";
+import { BYTES, widen } from "./npy.js";
 import "./source.js";
+import { checksum, download, npy, place } from "./tensor.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {import("./arithmetic.js").Resolved} Resolved */
 /** @typedef {import("./source.js").TensorSource} TensorSource */
 /** @typedef {import("./heat.js").HeatMap} HeatMap */
-/** A tensor that the service computed. @typedef {{name: string, dtype: string, shape: number[], bytes: Uint8Array<ArrayBuffer>}} Tensor */
+/** @typedef {import("./tensor.js").Tensor} Tensor */
 
 const LEVELS = 8;
+/** How weight gradients may be summed, as `options.algorithm` names it. */
+const ALGORITHMS = { direct: "direct", winograd: "Winograd's", auto: "the faster of both" };
 /** Milliseconds between two pictures of a running call. */
 const PICTURE = 100;
 
@@ -54,6 +57,15 @@ export class RunLayer extends HTMLElement {
     this.seed = /** @type {HTMLInputElement} */ (
       make("input", { type: "number", min: "0", max: "999999", value: "1", class: "seed" })
     );
+    this.algorithm = /** @type {HTMLSelectElement} */ (
+      make(
+        "select",
+        { "aria-describedby": "wrong-algorithm" },
+        ...Object.entries(ALGORITHMS).map(([value, text]) => make("option", { value }, text)),
+      )
+    );
+    this.choice = make("label", {}, "Algorithm: ", this.algorithm);
+    this.wrong = make("p", { class: "wrong", id: "wrong-algorithm", role: "status" });
     this.job = new Job("Run", (signal) => this.compute(signal));
     this.maps = make("div", { class: "maps" });
     this.facts = make("dl", { class: "facts" });
@@ -79,7 +91,9 @@ export class RunLayer extends HTMLElement {
         { class: "show" },
         make("label", {}, "Without a file: ", this.data),
         make("label", {}, "seed ", this.seed),
+        this.choice,
       ),
+      this.wrong,
       ...this.job.parts,
       this.maps,
       legend,
@@ -92,6 +106,10 @@ export class RunLayer extends HTMLElement {
       for (const file of event.dataTransfer?.files ?? []) this.sources.get(file.name.replace(/\.npy$/, ""))?.take(file);
     });
     for (const input of [this.data, this.seed]) input.addEventListener("change", () => this.change());
+    this.algorithm.addEventListener("change", () => {
+      this.forget();
+      this.ask();
+    });
     this.twin.addEventListener("toggle", () => this.showText());
     this.save.addEventListener("click", () => this.result && download(this.result.name, npy(this.result)));
   }
@@ -109,12 +127,18 @@ export class RunLayer extends HTMLElement {
     return requestWith(/** @type {Layer} */ (this.layer), files);
   }
 
+  /** The options of the call. */
+  get options() {
+    return this.choice.hidden || this.algorithm.value === "direct" ? {} : { algorithm: this.algorithm.value };
+  }
+
   /** Show a layer; what was computed for another one goes. @param {Layer} layer @param {Resolved} resolved */
   show(layer, resolved) {
     const now = JSON.stringify(layer);
     if (now === this.shown) return;
     this.shown = now;
     [this.layer, this.resolved] = [layer, resolved];
+    this.choice.hidden = OPERATIONS[layer.op].output !== "weights" || Boolean(resolved.bias);
     const names = inputsOf(layer.op).map((role) => nameOf(layer.op, role));
     if (String([...this.sources.keys()]) !== String(names)) this.build();
     this.change();
@@ -192,15 +216,15 @@ export class RunLayer extends HTMLElement {
     this.dispatchEvent(new CustomEvent("computed"));
   }
 
-  /** Have the service check files, soon: the layer itself is checked beside its fields. */
+  /** Have the service check files and options, soon: the layer itself is checked beside its fields. */
   async ask() {
     const mine = ++this.asked;
-    for (const source of this.sources.values()) source.refuse("");
-    if (!this.files.size) return;
+    this.refuse([]);
+    if (!this.files.size && !this.options.algorithm) return;
     await pause(120);
     while (mine === this.asked) {
       try {
-        await this.validate(new AbortController().signal);
+        await this.validate(new AbortController().signal, this.options);
         return;
       } catch (error) {
         if (error instanceof ServiceError && !isAway(error)) return;
@@ -210,27 +234,37 @@ export class RunLayer extends HTMLElement {
     }
   }
 
-  /** Have the service check the call before any data are sent; what it says about a file is shown beside it. @param {AbortSignal} signal */
-  async validate(signal) {
+  /** Have the service check the call before any data are sent; what it says about a file is shown beside it. @param {AbortSignal} signal @param {object} [options] */
+  async validate(signal, options = {}) {
     const { op, ...params } = this.request;
     for (const [name, source] of this.sources)
       if (source.fault) throw new ServiceError({ detail: `${name} has no tensor` });
     try {
-      const reply = await rpc("ops.validate", { op, ...params }, signal);
-      for (const source of this.sources.values()) source.refuse("");
+      const reply = await rpc("ops.validate", { op, ...params, options }, signal);
+      this.refuse([]);
       return reply;
     } catch (error) {
-      if (error instanceof ServiceError) this.refuse(error);
+      if (error instanceof ServiceError)
+        this.refuse(error.problems.length ? error.problems : [{ loc: [], msg: error.message }]);
       throw error;
     }
   }
 
-  /** Show broken rules beside the files they are about, and those about anything else beside the first file. @param {ServiceError} error */
-  refuse({ message, problems }) {
+  /**
+   * Show broken rules beside the files or the option that they are about, and those about anything else beside the first file.
+   * @param {Pick<import("./client.js").Problem, "loc" | "msg">[]} found
+   */
+  refuse(found) {
     const [first] = this.files.keys();
-    const found = problems.length ? problems : [{ loc: [], msg: message }];
+    const isOption = (/** @type {{loc: (string | number)[]}} */ { loc }) => loc[0] === "options";
+    this.wrong.textContent = found
+      .filter(isOption)
+      .map(({ msg }) => msg)
+      .join("; ");
     for (const [name, { chosen }] of this.sources) {
-      const mine = found.filter(({ loc: [member, input] }) => {
+      const mine = found.filter((problem) => {
+        if (isOption(problem)) return false;
+        const [member, input] = problem.loc;
         const about = member === "inputs" && this.files.has(String(input)) ? input : first;
         return chosen && about === name;
       });
@@ -264,10 +298,11 @@ export class RunLayer extends HTMLElement {
     const { job } = this;
     this.drop();
     job.say("Checking");
-    await this.validate(signal);
+    const { options } = this;
+    await this.validate(signal, options);
     const tensors = await this.tensors(signal, job);
     const started = performance.now();
-    const reply = await sendTensors(this.request, tensors, { accept: MEDIA_TYPE, signal });
+    const reply = await sendTensors(this.request, tensors, { accept: MEDIA_TYPE, options, signal });
     await this.receive(reply, started, signal);
   }
 
@@ -446,6 +481,7 @@ export class RunLayer extends HTMLElement {
       "from sending to the last byte": `${(took / 1000).toFixed(3)} s`,
       computed: `in ${short(stats.compute_ms)} ms, ${short(rate)} GFLOP/s`,
       kernel: stats.kernel,
+      ...(this.choice.hidden ? {} : { algorithm: stats.algorithm }),
       tiles: String(stats.tiles),
       checksum: checked
         ? `sha256 ${sha256.slice(0, 12)}.. agrees`
@@ -458,34 +494,6 @@ export class RunLayer extends HTMLElement {
     this.save.hidden = false;
     this.dispatchEvent(new CustomEvent("computed", { detail: result }));
   }
-}
-
-/** Write a tile to its place. @param {Tensor} into @param {number[]} offset @param {number[]} shape @param {Uint8Array} body */
-function place({ dtype, shape: whole, bytes }, offset, shape, body) {
-  const item = BYTES[dtype] ?? 4;
-  const run = (shape[shape.length - 1] ?? 1) * item;
-  let start = 0;
-  eachRow(whole, offset, shape, (flat) => {
-    bytes.set(body.subarray(start, start + run), flat * item);
-    start += run;
-  });
-}
-
-/** The checksum of bytes as the service writes it, or null where the browser has none: it has it for pages from this machine and over HTTPS. @param {Uint8Array<ArrayBuffer>} bytes */
-async function checksum(bytes) {
-  if (!globalThis.crypto?.subtle) return null;
-  const found = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
-  return [...found].map((each) => each.toString(16).padStart(2, "0")).join("");
-}
-
-/** @param {Tensor} tensor @returns {Blob} */
-export const npy = ({ dtype, shape, bytes }) => new Blob([header(dtype, shape), bytes]);
-
-/** @param {string} name @param {Blob} file */
-export function download(name, file) {
-  const address = URL.createObjectURL(file);
-  make("a", { href: address, download: `${name}.npy` }).click();
-  setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
 customElements.define("run-layer", RunLayer);

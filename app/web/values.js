@@ -1,14 +1,15 @@
-/** Numbers for the tensors of a layer, and the sum of one element. They are small integers, so that f32 sums are exact. */
+/** Numbers for the tensors of a layer, and the sum of one element. They are small integers, so that sums are exact in f32, before the result is rounded to its dtype. */
 
 import { combinations, indexOf, letterOf, nameOf, offsetOf, peers, product, reach } from "./arithmetic.js";
 import { inputsOf, numbers } from "./generate.js";
+import { narrow, widen } from "./npy.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {import("./arithmetic.js").Resolved} Resolved */
 /** @typedef {import("./arithmetic.js").Element} Element */
 /** @typedef {import("./arithmetic.js").Role} Role */
 /** @typedef {import("./arithmetic.js").Meeting} Meeting */
-/** @typedef {Partial<Record<Role, Float32Array>>} Values */
+/** @typedef {Partial<Record<Role, Float32Array<ArrayBuffer>>>} Values */
 
 /** How the inputs may be filled. */
 export const KINDS = /** @type {const} */ (["counting", "impulse", "random", "none"]);
@@ -80,23 +81,43 @@ export function sum(layer, resolved, values, element) {
   return total;
 }
 
-/** Numbers as base64 of little-endian f32. @param {Float32Array} values @returns {string} */
-export function encode(values) {
-  const bytes = new Uint8Array(values.buffer, values.byteOffset, values.byteLength);
+/** A number as the nearest of a dtype. @param {string} dtype @param {number} value @returns {number} */
+export function rounded(dtype, value) {
+  const [found = 0] = widen(dtype, bytesOf(dtype, Float32Array.of(value)));
+  return found;
+}
+
+/** @param {string} dtype @param {Float32Array<ArrayBuffer>} values @returns {Uint8Array<ArrayBuffer>} */
+function bytesOf(dtype, values) {
+  const { buffer, byteOffset, byteLength } = narrow(dtype, values);
+  return new Uint8Array(buffer, byteOffset, byteLength);
+}
+
+/** Numbers of a dtype as base64, little-endian. @param {string} dtype @param {Float32Array<ArrayBuffer>} values @returns {string} */
+function encode(dtype, values) {
+  const bytes = bytesOf(dtype, values);
   let text = "";
   for (let start = 0; start < bytes.length; start += 8192)
     text += String.fromCharCode(...bytes.subarray(start, start + 8192));
   return btoa(text);
 }
 
-/** @param {string} text @returns {Float32Array} */
-export const decode = (text) => new Float32Array(Uint8Array.from(atob(text), (each) => each.charCodeAt(0)).buffer);
+/** @param {string} dtype @param {string} text @returns {Float32Array<ArrayBuffer>} */
+export const decode = (dtype, text) =>
+  widen(
+    dtype,
+    Uint8Array.from(atob(text), (each) => each.charCodeAt(0)),
+  );
 
-/** The inputs with data, f32. @param {Layer} layer @param {Resolved} resolved @param {Values} values */
+/** The inputs with data. @param {Layer} layer @param {Resolved} resolved @param {Values} values */
 export const withData = (layer, resolved, values) =>
   Object.fromEntries(
     Object.entries(values).map(([role, numbers]) => [
       nameOf(layer.op, /** @type {Role} */ (role)),
-      { dtype: "f32", shape: resolved.shapes[/** @type {Role} */ (role)], data: encode(numbers) },
+      {
+        dtype: layer.dtype,
+        shape: resolved.shapes[/** @type {Role} */ (role)],
+        data: encode(layer.dtype, numbers),
+      },
     ]),
   );

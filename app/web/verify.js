@@ -9,8 +9,8 @@ import "./heat.js";
 import { Job, pause } from "./job.js";
 import { elementOf, joinPlanes, starts, views } from "./maps.js";
 import * as words from "./report.js";
-import { npy } from "./run.js";
 import "./source.js";
+import { npy } from "./tensor.js";
 
 /** @typedef {import("./arithmetic.js").Layer} Layer */
 /** @typedef {import("./arithmetic.js").Element} Element */

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
 from schemas.tables import OPERATIONS
+from tests.naive import round_to
 from tests.web.pages.opening import Opener
 
 PLAIN = "/#op=Convolution&src=7x7&kernel=3x3"
@@ -135,6 +137,17 @@ def test_the_service_computes_the_sums_shown(open_page: Opener, name: str) -> No
     expect(page.locator("#sum .bad")).to_have_count(0)
 
 
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_sums_in_narrow_dtypes(open_page: Opener, dtype: str) -> None:
+    """In f16 and bf16 the cells show what the service computes in that dtype, which is the sum's nearest number."""
+    page = open_page(f"/#op=Convolution&src=20x20&kernel=9x9&strides=1x1&pads_begin=4x4&pads_end=4x4&dtype={dtype}")
+    good = page.locator("#sum .good")
+    expect(good).to_contain_text(f", the nearest {dtype} number")
+    exact, computed = re.findall(r"-?\d+(?= \u2713|,)", page.locator("#sum").inner_text())[-2:]
+    assert computed != exact
+    assert float(computed) == float(round_to(dtype, np.array(float(exact))))
+
+
 @pytest.mark.parametrize("state", HOSTILE, ids=lambda state: state[:30])
 def test_an_address_that_is_no_state(open_page: Opener, state: str) -> None:
     """An address that names no layer opens the default with a note, and the page works."""
@@ -151,17 +164,3 @@ def test_extreme_layers(open_page: Opener, state: str) -> None:
     """Layers that are too large or do not fit are resolved or refused by the service, and nothing breaks."""
     page = open_page(f"/#op=Convolution&{state}")
     expect(page.locator("#verdict")).not_to_have_text("Not checked yet")
-
-
-def test_the_service_goes_away(open_page: Opener, complaints: list[str]) -> None:
-    """Without the service the page says so and keeps what was typed; when it is back, the layer is checked again."""
-    page = open_page(PLAIN)
-    expect(page.locator("#verdict")).to_have_text("Valid")
-    page.route("**/rpc", lambda route: route.abort())
-    stepper(page, "size of src, axis 0").fill("9")
-    expect(page.locator("#verdict")).to_contain_text("does not answer")
-    expect(page.locator("[data-role=src] .shape")).to_have_text("1 x 1 x 9 x 7")
-    page.unroute("**/rpc")
-    expect(page.locator("#verdict")).to_have_text("Valid")
-    assert {text for text in complaints if "ERR_FAILED" not in text} == set()
-    complaints.clear()

@@ -1,9 +1,8 @@
-"""The page `/machine`: the numbers are the service's, and it survives the service's absence."""
+"""The page `/machine`: the numbers are the service's, read as Prometheus reads them."""
 
 from __future__ import annotations
 
 import re
-import socket
 
 import httpx
 from playwright.sync_api import expect
@@ -11,8 +10,21 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.app.samples import SMALL, post
-from tests.live import running_service
+from tests.problems import Case
 from tests.web.pages.opening import Opener
+
+# What Winograd's algorithm computes.
+WIDE = Case(
+    op="ConvolutionBackwardWeights",
+    src_channels=16,
+    dst_channels=16,
+    src_spatial=(6, 6),
+    dst_spatial=(6, 6),
+    kernel=(3, 3),
+    strides=(1, 1),
+    pads_begin=(1, 1),
+    pads_end=(1, 1),
+)
 
 
 def test_it_shows_calls(open_page: Opener, http: httpx.Client) -> None:
@@ -32,24 +44,14 @@ def test_it_shows_calls(open_page: Opener, http: httpx.Client) -> None:
     expect(units).not_to_have_text(before)
 
 
-def test_the_service_restarts(open_page: Opener, complaints: list[str]) -> None:
-    """While the service is away the page says so and keeps its numbers; it recovers and reports the restart."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    with running_service("--port", port, "--workers", "1") as service:
-        page = open_page("/machine", origin=service.url)
-        expect(page.locator("#status")).to_have_text("ready")
-    expect(page.locator("#status")).to_have_text("not responding")
-    expect(page.locator("#note")).to_contain_text("The numbers are from")
-    expect(page.locator("#figures")).to_contain_text("1 of 1")
-    # The page says so for some seconds, from the service's first answer on.
-    with running_service("--port", port, "--workers", "1", wait=False):
-        expect(page.locator("#note")).to_contain_text("has restarted")
-        expect(page.locator("#status")).to_have_text("ready")
-        page.close()
-    assert {text for text in complaints if not re.search("ERR_CONNECTION|ERR_EMPTY|503", text)} == set()
-    complaints.clear()
+def test_it_counts_calls_by_algorithm(open_page: Opener, http: httpx.Client) -> None:
+    """A call by Winograd's algorithm is counted as one."""
+    page = open_page("/machine")
+    counted = page.locator("#facts div", has_text="calls by algorithm").locator("dd")
+    expect(counted).to_have_text(re.compile(r"^direct \d+, winograd \d+$"))
+    before = int(counted.inner_text().rpartition(" ")[2])
+    assert post(http, WIDE, WIDE.inputs(), algorithm="winograd").status_code == 200
+    expect(counted).to_have_text(re.compile(rf"winograd {before + 1}$"))
 
 
 def test_metrics_are_read_as_prometheus_reads_them(open_page: Opener, http: httpx.Client) -> None:

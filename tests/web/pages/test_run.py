@@ -108,6 +108,33 @@ def test_a_run(open_page: Opener, dtype: str) -> None:
     expect(page.locator("run-layer .facts")).to_contain_text("agrees")
 
 
+def test_the_algorithm(open_page: Opener) -> None:
+    """A run says which algorithm it was; where Winograd's can't compute the layer, the rule stands beside the field."""
+    page = open_page("/#op=ConvolutionBackwardWeights&i=16&o=16&src=9x9&strides=1x1")
+    choice, facts = page.get_by_label("Algorithm"), page.locator("run-layer .facts div", has_text="algorithm")
+    wrong = page.locator("#wrong-algorithm")
+    expect(page.locator("#resolved div", has_text="by Winograd's algorithm")).to_contain_text("multiply-adds")
+    compute(page, "random")
+    expect(facts).to_contain_text("direct")
+    direct = saved(page, "diff_weights")
+    choice.select_option("winograd")
+    compute(page, "random")
+    expect(facts).to_contain_text("winograd")
+    assert (saved(page, "diff_weights") == direct).all()
+    stepper = page.get_by_label("strides, axis 0", exact=True)
+    stepper.fill("2")
+    expect(wrong).to_contain_text("winograd takes strides of 1 in the last two axes; strides[0] is 2")
+    button(page, "Run").click()
+    expect(said(page)).to_contain_text(wrong.inner_text())
+    choice.select_option("auto")
+    expect(wrong).to_be_empty()
+    compute(page)
+    expect(facts).to_contain_text("direct")
+    page.get_by_label("operation", exact=True).select_option("Convolution")
+    expect(choice).to_be_hidden()
+    compute(page)
+
+
 def test_a_run_fills_by_tiles(open_page: Opener) -> None:
     """While tiles are missing their cells are empty, the bar shows the share done, and the text tells the same."""
     page = open_page(TILES)

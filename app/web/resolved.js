@@ -1,0 +1,53 @@
+/** A layer as the service resolves it. */
+
+import { make } from "./make.js";
+
+/**
+ * What Winograd's algorithm costs, or the rules that the layer breaks; nothing for what is no weight gradient.
+ * @param {{allowed: boolean, gmac?: number, refused?: {attribute: string, rule: string}[]} | undefined} found @returns {string}
+ */
+function winogradText(found) {
+  if (found?.allowed) return `${wholeText(found.gmac ?? 0)} multiply-adds`;
+  const refused = found?.refused ?? [];
+  return refused.some(({ attribute }) => attribute === "op") ? "" : refused.map(({ rule }) => rule).join("; ");
+}
+
+/** @param {number} gmac @returns {string} */
+const wholeText = (gmac) => Math.round(gmac * 1e9).toLocaleString("en");
+
+/** What a reply of `ops.validate` says, as the entries of a list of descriptions. @param {any} result @returns {HTMLElement[]} */
+export function resolvedFacts(result) {
+  const shapes = Object.fromEntries(
+    Object.entries(result.outputs).map(([name, { dtype, shape }]) => [
+      `output ${name}`,
+      `${dtype} [${shape.join(", ")}]`,
+    ]),
+  );
+  const { kernel, gmac, units, tiles, scratch_bytes, refusals = [], winograd } = result.plan ?? {};
+  const facts = {
+    ...shapes,
+    ...result.resolved,
+    kernel,
+    "multiply-adds": wholeText(gmac),
+    units,
+    tiles,
+    scratch: scratch_bytes === undefined ? undefined : `${scratch_bytes.toLocaleString("en")} bytes`,
+    "by Winograd's algorithm": winogradText(winograd),
+    warnings: result.warnings?.join(" "),
+    refusals: refusals
+      .map((/** @type {unknown} */ each) =>
+        typeof each === "string" ? each : Object.values(/** @type {object} */ (each)).join(": "),
+      )
+      .join("; "),
+  };
+  return Object.entries(facts)
+    .filter(([, value]) => value !== undefined && value !== "")
+    .map(([name, value]) =>
+      make(
+        "div",
+        { class: String(value).length > 30 ? "wide" : "" },
+        make("dt", {}, name),
+        make("dd", {}, Array.isArray(value) ? `[${value.join(", ")}]` : String(value)),
+      ),
+    );
+}
