@@ -271,7 +271,7 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
         for the signed document. Raises `RateLimited` when too many checks are open.
         """
         given = {"takes": takes or {}, "cases": cases, "label": label}
-        return str(core.object_of(await self._fetch(sealed.asked("", given))).get("check"))
+        return str(core.object_of(await self._fetch(sealed.beginning(given))).get("check"))
 
     async def next_case(self, check: str, *, seed: bool = False) -> SealedCase | None:
         """Return the case of a sealed check that is to be answered; None after the last.
@@ -403,6 +403,8 @@ class BaseClient(Operations[Coroutine[Any, Any, Array]]):
             try:
                 return await self._send_once(request, budget)
             except ConvgradError as error:
+                if isinstance(error, BrokenStream) and not request.repeatable:
+                    raise
                 await self._network.sleep(budget.wait_after(error))
 
     async def _send_once(self, request: Request, budget: Budget) -> httpx.Response:

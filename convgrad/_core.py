@@ -118,6 +118,8 @@ class Request:
     path: str
     accept: str = "application/json"
     body: Body | None = None
+    repeatable: bool = True
+    """Whether the service may get it twice: it is sent again when the connection breaks before the reply."""
 
 
 def call(

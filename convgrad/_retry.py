@@ -1,4 +1,4 @@
-"""When to retry. Only the methods of sealed checks have side effects; any other call is safe to repeat."""
+"""When to retry. Every call may be repeated but that which begins a sealed check (`Request.repeatable`)."""
 
 from __future__ import annotations
 

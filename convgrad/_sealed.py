@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from convgrad._check.cases import Case
@@ -16,7 +16,7 @@ from convgrad._inference import dump
 from convgrad._multipart import Body, multipart
 from convgrad._tensors import Tensor, part
 
-__all__ = ["SealedCase", "asked", "case_of", "deletion", "next_request", "submission"]
+__all__ = ["SealedCase", "asked", "beginning", "case_of", "deletion", "next_request", "submission"]
 
 _ID = re.compile(r"[0-9a-z]{1,64}")
 
@@ -42,6 +42,11 @@ def asked(what: str, document: Mapping[str, Any], check: str | None = None) -> R
     """Build a request about a check, or one without a check; raises `NotFound` for what is no id of a check."""
     text = dump(document)
     return Request("POST", _path(check, what), body=Body("application/json", len(text), lambda: [text]))
+
+
+def beginning(document: Mapping[str, Any]) -> Request:
+    """Build the request that begins a check. Sent twice, it would begin two."""
+    return replace(asked("", document), repeatable=False)
 
 
 def deletion(check: str) -> Request:

@@ -68,6 +68,8 @@ class SealedCase:
     as_seed: bool = False
     status: str = "open"
     result_sha256: str | None = None
+    replies: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The reply to its answer, by outcome or SHA-256 of the result, until the next case is drawn: it may be lost."""
     varied: bool = False
     """Whether the result has elements that differ, so that no constant equals it."""
 
@@ -124,13 +126,14 @@ class SealedCase:
         while self.inputs:
             self.inputs.popitem()[1].release()
 
-    def judge(self, passed: bool, result: memoryview) -> None:
-        """Note the verdict on a result."""
+    def judge(self, reply: dict[str, Any], result: memoryview) -> None:
+        """Note the verdict on a result, which is in the reply."""
         elements = np.frombuffer(result, dtype(self.case.problem.dtype).numpy).astype(np.float64)
         finite = elements[np.isfinite(elements)]
         self.varied = bool((finite[1:] != finite[:1]).any())
         self.result_sha256 = hashlib.sha256(result).hexdigest()
-        self.close("passed" if passed else "failed")
+        self.replies[self.result_sha256] = reply
+        self.close("passed" if reply["passed"] else "failed")
 
     def as_entry(self) -> dict[str, Any]:
         """Return its entry in the signed document."""
@@ -255,6 +258,8 @@ class Checks:
             except BaseException:
                 drawn.close("late")
                 raise
+            for last in check.cases[-1:]:
+                last.replies.clear()
             check.cases.append(drawn)
             drawn.timer = asyncio.get_running_loop().call_later(self._settings.check_case_s, drawn.end, "late")
             return drawn

@@ -6,6 +6,7 @@ A submitted result is verified like any other one; the service has the inputs al
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -106,7 +107,8 @@ class Submit(Task):
     def _find(self, given: Mapping[str, Any]) -> None:
         self._check = self.service.checks.find(current_context(), given["check"])
         self._case = self._check.case(given["case"])
-        self._case.require_open()
+        if not self._case.replies:  # else this may be the same answer again
+            self._case.require_open()
 
     async def prepare(self, call: RequestedCall, started: float, *, complete: bool) -> Prepared | None:
         """Check and plan the verification."""
@@ -121,15 +123,27 @@ class Submit(Task):
         return prepare_verification(self.service, RequestedCall(request, {**call.inputs, **own}), started)
 
     def open(self, prepared: Prepared | None, tensors: Mapping[str, Segment], lease: Lease) -> Work:
-        """Return the verification."""
+        """Return the verification; the reply once more if its sender repeats an answer."""
+        if (reply := self._replied(prepared, tensors)) is not None:
+            return Answered(reply)
         self._case.require_open()
         if prepared is None:
-            self._case.close(str(self._outcome))
-            return Answered({"check": self._check.id, "case": self._case.number, "outcome": self._outcome})
+            answer = str(self._outcome)
+            self._case.close(answer)
+            self._case.replies[answer] = {"check": self._check.id, "case": self._case.number, "outcome": answer}
+            return Answered(self._case.replies[answer])
         inputs = {name: lease.share(segment) for name, segment in self._case.inputs.items()}
         work = self.service.call(prepared, {**tensors, **inputs}, lease, Judgement)
         work.check, work.case, work.given = self._check, self._case, next(iter(tensors.values()))
         return work
+
+    def _replied(self, prepared: Prepared | None, tensors: Mapping[str, Segment]) -> dict[str, Any] | None:
+        """Return the reply to an answer that was given before; its sender repeats it if the reply was lost."""
+        replies, answers = self._case.replies, [str(self._outcome)]
+        if replies and prepared is not None:
+            size = tensor_bytes(prepared.op.output)
+            answers = [hashlib.sha256(segment.view[:size]).hexdigest() for segment in tensors.values()]
+        return next((replies[answer] for answer in answers if answer in replies), None)
 
 
 class Judgement(Verification):
@@ -138,6 +152,7 @@ class Judgement(Verification):
     check: Check
     case: SealedCase
     given: Segment
+    _reply: Result
 
     async def __aenter__(self) -> Self:
         """Queue the verification; raises `InvalidParams` if another one has begun."""
@@ -156,11 +171,13 @@ class Judgement(Verification):
     def _ended(self, start: float) -> None:
         super()._ended(start)
         size = tensor_bytes(self.prepared.op.output)
-        self.case.judge(super().result().document["passed"], self.given.view[:size])
+        reply = {"check": self.check.id, "case": self.case.number, **super().result().document}
+        self.case.judge(reply, self.given.view[:size])
+        self._reply = Result(reply)
 
     def result(self) -> Result:
         """Return the report."""
-        return Result({"check": self.check.id, "case": self.case.number, **super().result().document})
+        return self._reply
 
 
 class _Given(Answered):

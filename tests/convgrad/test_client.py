@@ -346,6 +346,17 @@ def test_run_retries_an_output_that_broke_off(client: Client, server: Server) ->
     assert len(server.received) == 3
 
 
+def test_a_check_is_not_begun_twice(client: Client, server: Server) -> None:
+    """If the connection breaks once the request was sent, a check may have begun; only other requests are repeated."""
+    server.script.append(hang_up)
+    with pytest.raises(convgrad.BrokenStream):
+        client.begin_check()
+    assert len(server.received) == 1
+    server.script += [hang_up, lambda handler, _: handler.reply(200, b"{}")]
+    client.finish_check("a")
+    assert len(server.received) == 3
+
+
 def test_large_calls_and_details_come_as_frames(client: Client, server: Server) -> None:
     """Frames keep a long call alive and carry more than the output: only a small `run` works without them."""
     client.run("Op", {"src": np.zeros((3, 1 << 20), np.float32)})

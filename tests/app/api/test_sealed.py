@@ -98,6 +98,12 @@ def kinds(reply: httpx.Response) -> list[str]:
     return [error["type"] for error in reply.json()["errors"]]
 
 
+def rpc(http: httpx.Client, *calls: tuple[str, dict[str, Any]], **members: Any) -> httpx.Response:
+    """Send JSON-RPC requests, as a batch if there are several."""
+    batch = [{"jsonrpc": "2.0", "method": f"check.{name}", "params": params, **members} for name, params in calls]
+    return http.post("/rpc", json=batch if len(batch) > 1 else batch[0])
+
+
 @pytest.mark.parametrize("seed", [False, True])
 def test_an_honest_kernel_passes(client: convgrad.Client, seed: bool) -> None:
     """Right results of all operations and dtypes pass; the document counts them, and its seeds draw the cases again."""
@@ -220,6 +226,22 @@ def test_results_that_are_refused(http: httpx.Client, check: str, client: convgr
     assert kinds(http.post(f"/v1/checks/{check}/next")) == ["finished"]
 
 
+def test_an_answer_may_be_repeated(http: httpx.Client, check: str, client: convgrad.Client) -> None:
+    """A client that did not get the reply sends its answer again and gets the same one; another answer is refused."""
+    case = client.next_case(check)
+    assert case is not None
+    result = right(client, case)
+    report = client.submit_result(case, result)
+    assert client.submit_result(case, result).data == report.data
+    with pytest.raises(convgrad.InvalidParams, match="has been answered"):
+        client.submit_result(case, result + 1)
+    assert client.next_case(check) is not None
+    path, outcome = f"/v1/checks/{check}/submit", {"case": 1, "outcome": "unsupported"}
+    assert http.post(path, json=outcome).json() == http.post(path, json=outcome).json() == {"check": check, **outcome}
+    assert kinds(http.post(path, json=outcome | {"outcome": "failed"})) == ["answered"]
+    assert client.finish_check(check)["counts"] == {"not_given": 1, "passed": 1, "unsupported": 1}
+
+
 def test_a_result_without_its_bytes(http: httpx.Client, check: str, client: convgrad.Client) -> None:
     """A file that ends after its header leaves whatever is in memory: it is refused, and the case stays open."""
     case = client.next_case(check)
@@ -246,7 +268,7 @@ def test_a_result_without_its_bytes(http: httpx.Client, check: str, client: conv
 
 @pytest.mark.parametrize("encoding", ["base64", "npy", "list"])
 def test_json_rpc(http: httpx.Client, encoding: str) -> None:
-    """A whole check by JSON-RPC, with the inputs in each encoding; two results in one batch count once."""
+    """A whole check by JSON-RPC, with the inputs in each encoding; a repeated result counts once."""
 
     def call(method: str, **params: Any) -> Any:
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
@@ -259,10 +281,10 @@ def test_json_rpc(http: httpx.Client, encoding: str) -> None:
               for name, tensor in case["inputs"].items()}  # fmt: skip
     computed = call(case["op"], attributes=case["attributes"], inputs=inputs)["outputs"]
     params = {"check": check, "case": case["case"], "inputs": computed}
-    item = {"jsonrpc": "2.0", "method": "check.submit", "params": params}
-    answers = http.post("/rpc", json=[{**item, "id": number} for number in range(2)]).json()
-    assert sorted("error" in answer for answer in answers) == [False, True]
-    (error,) = [answer["error"] for answer in answers if "error" in answer]
+    other = {"check": check, "case": case["case"], "outcome": "failed"}
+    first, again, refused = rpc(http, ("submit", params), ("submit", params), ("submit", other), id=1).json()
+    assert first == again
+    error = refused["error"]
     assert error["code"] == -32602
     assert error["data"]["errors"][0]["type"] == "answered"
     assert call("check.next", check=check) == {"check": check, "case": None, "cases": 1}
@@ -442,12 +464,6 @@ def test_the_async_client(resident: Resident) -> None:
     document = asyncio.run(use())
     assert document["counts"] == {"not_given": 0, "unsupported": 1}
     assert not document["passed"]
-
-
-def rpc(http: httpx.Client, *calls: tuple[str, dict[str, Any]], **members: Any) -> httpx.Response:
-    """Send JSON-RPC requests, as a batch if there are several."""
-    batch = [{"jsonrpc": "2.0", "method": f"check.{name}", "params": params, **members} for name, params in calls]
-    return http.post("/rpc", json=batch if len(batch) > 1 else batch[0])
 
 
 @pytest.mark.parametrize("count", [1, 2])
