@@ -1,12 +1,11 @@
 """Train a small convolutional network on handwritten digits, with convolutions and gradients from the service.
 
-    python examples/train_digits.py [--url URL] [--epochs 15] [--picture FILE]
+    python examples/train_digits.py [--url URL] [--epochs 15] [--algorithm auto] [--picture FILE]
 
-The network is plain NumPy: two 3x3 convolutions (the second with stride 2), ReLU, one dense layer, softmax,
-Adam. A running convgrad service computes the convolutions (`Convolution`) and, in one call for each layer, the
-gradients of its filters, bias and input (`ConvolutionBackwardWeights` with several outputs). The data are the 1,797
-digits of 8x8 pixels that come with scikit-learn. Writes the loss curve as a PNG file; exits with 1 unless the test
-accuracy exceeds 95 %.
+The network is plain NumPy: two 3x3 convolutions, ReLU, one dense layer, softmax, Adam. A running convgrad service
+computes the convolutions (`Convolution`) and, in one call for each layer, the gradients of its filters, bias and input
+(`ConvolutionBackwardWeights` with several outputs). The data are the 1,797 digits of 8x8 pixels that come with
+scikit-learn. Writes the loss curve as a PNG file; exits with 1 unless the test accuracy exceeds 95 %.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +27,7 @@ import convgrad
 
 Array = npt.NDArray[np.float32]
 Parameters = dict[str, Array]
+Algorithm = Literal["direct", "auto"]
 
 BATCH = 64
 
@@ -35,10 +35,10 @@ BATCH = 64
 class Convolution:
     """A 3x3 convolution with padding 1 and ReLU, channels last; the service computes it, forward and backward."""
 
-    def __init__(self, client: convgrad.Client, name: str, stride: int) -> None:
-        self.client, self.name = client, name
+    def __init__(self, client: convgrad.Client, name: str, algorithm: Algorithm) -> None:
+        self.client, self.name, self.algorithm = client, name, algorithm
         self.attributes: dict[str, Any] = {
-            "strides": (stride, stride),
+            "strides": (1, 1),
             "dilations": (1, 1),
             "pads_begin": (1, 1),
             "pads_end": (1, 1),
@@ -62,23 +62,25 @@ class Convolution:
         if first:
             del inputs["weights"]
         shaped = {**self.attributes, "weights_shape": self.weights.shape}
-        found = self.client.run_detailed("ConvolutionBackwardWeights", inputs, shaped, outputs=wanted).outputs
+        found = self.client.run_detailed(
+            "ConvolutionBackwardWeights", inputs, shaped, outputs=wanted, algorithm=self.algorithm
+        ).outputs
         gradients[self.name], gradients[self.name + ".bias"] = found["diff_weights"], found["diff_bias"]
         return found.get("diff_src")
 
 
 class Network:
-    """8x8x1 -> conv 16 -> conv 32, stride 2 -> dense 10."""
+    """8x8x1 -> conv 32 -> conv 32 -> dense 10."""
 
-    def __init__(self, client: convgrad.Client, rng: np.random.Generator) -> None:
-        self.first = Convolution(client, "conv1", stride=1)
-        self.second = Convolution(client, "conv2", stride=2)
+    def __init__(self, client: convgrad.Client, rng: np.random.Generator, algorithm: Algorithm) -> None:
+        self.first = Convolution(client, "conv1", algorithm)
+        self.second = Convolution(client, "conv2", algorithm)
         self.parameters = {
-            "conv1": _normal(rng, (3, 3, 1, 16), fan_in=9),
-            "conv1.bias": np.zeros(16, np.float32),
-            "conv2": _normal(rng, (3, 3, 16, 32), fan_in=144),
+            "conv1": _normal(rng, (3, 3, 1, 32), fan_in=9),
+            "conv1.bias": np.zeros(32, np.float32),
+            "conv2": _normal(rng, (3, 3, 32, 32), fan_in=288),
             "conv2.bias": np.zeros(32, np.float32),
-            "dense": _normal(rng, (512, 10), fan_in=512),
+            "dense": _normal(rng, (2048, 10), fan_in=2048),
             "dense.bias": np.zeros(10, np.float32),
         }
 
@@ -131,6 +133,7 @@ def main() -> int:
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="address of the service (%(default)s)")
     parser.add_argument("--wait", type=float, default=60, help="seconds to wait for the service (%(default)s)")
     parser.add_argument("--epochs", type=int, default=15, help="passes over the digits (%(default)s)")
+    parser.add_argument("--algorithm", choices=("direct", "auto"), default="direct", help="how gradients are summed")
     parser.add_argument("--picture", type=Path, default=Path("train_digits.png"), help="where to write the loss curve")
     arguments = parser.parse_args()
     with convgrad.Client(arguments.url) as client:
@@ -139,13 +142,13 @@ def main() -> int:
         except convgrad.ConvgradError as error:
             print(f"no service at {arguments.url} ({error}); scripts/serve starts one", file=sys.stderr)
             return 2
-        losses, accuracies = train(client, arguments.epochs)
+        losses, accuracies = train(client, arguments.epochs, arguments.algorithm)
     draw(losses, accuracies, arguments.picture)
     print(f"test accuracy {accuracies[-1]:.1%}; loss curve in {arguments.picture}")
     return int(accuracies[-1] <= 0.95)
 
 
-def train(client: convgrad.Client, epochs: int) -> tuple[list[float], list[float]]:
+def train(client: convgrad.Client, epochs: int, algorithm: Algorithm) -> tuple[list[float], list[float]]:
     """Train on four fifths of the digits; return every batch's loss and every epoch's test accuracy."""
     digits = load_digits()
     images = (digits.images / 16).astype(np.float32)[..., None]
@@ -153,7 +156,7 @@ def train(client: convgrad.Client, epochs: int) -> tuple[list[float], list[float
         images, digits.target, test_size=0.2, random_state=0, stratify=digits.target
     )
     rng = np.random.default_rng(0)
-    network = Network(client, rng)
+    network = Network(client, rng, algorithm)
     check_gradient(network, train_x[:BATCH], train_y[:BATCH])
     optimiser = Adam(network.parameters)
     losses: list[float] = []

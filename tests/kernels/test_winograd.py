@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -108,6 +109,45 @@ def test_bits_do_not_depend_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
             again = compute(problem, *inputs, workers=workers)
             assert np.array_equal(_bits(again)[finite[0]], _bits(first)[finite[0]]), problem
     assert spoiled > 9
+
+
+@pytest.mark.skipif(not target().fused, reason="rounds each product")
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ({}, "ba7b6ba1e8bb"),
+        ({"data_format": "NXC"}, "56fdeaa9e720"),
+        ({"dtype": "f16"}, "002e5b847bf6"),
+        ({"n": 40, "src_channels": 128, "dst_channels": 96}, "80308daceb90"),
+    ],
+)
+def test_bits_do_not_depend_on_the_target(named: dict[str, Any], expected: str) -> None:
+    """Rounded sums have the same bits on every target whose multiply-add rounds once."""
+    chosen: dict[str, Any] = {
+        "dtype": "f32", "op": "ConvolutionBackwardWeights", "n": 5, "groups": 1, "src_channels": 40, "dst_channels": 50,
+        "src_spatial": (23, 19), "dst_spatial": (23, 19), "kernel": (3, 3), "strides": (1, 1), "dilations": (1, 1),
+        "pads_begin": (1, 1), "data_format": "NCX", "weights_format": "OIX",
+    }  # fmt: skip
+    problem = _problem(np.random.default_rng(0), **{**chosen, **named})
+    rng = np.random.RandomState(7)  # its numbers never change
+    inputs = [_stored(rng.standard_normal(shape), problem.dtype) for shape in problem.input_shapes]
+    assert hashlib.sha256(compute(problem, *inputs).tobytes()).hexdigest()[:12] == expected
+
+
+@pytest.mark.parametrize("layout", ["NCX", "NXC"])
+def test_a_transform_that_overflows(layout: str) -> None:
+    """Finite sums stay finite where only the sums and differences of the transform overflow."""
+    problem = _problem(
+        np.random.default_rng(0), op="ConvolutionBackwardWeights", dtype="f32", n=1, groups=1, src_channels=16,
+        dst_channels=16, src_spatial=(8, 8), dst_spatial=(8, 8), kernel=(3, 3), strides=(1, 1), dilations=(1, 1),
+        pads_begin=(1, 1), data_format=layout,
+    )  # fmt: skip
+    rng = np.random.default_rng(9)
+    src, dst = (rng.choice([-1.0, 1.0], shape) for shape in problem.input_shapes)
+    inputs = [_stored(src * 3e38, "f32"), _stored(dst * 1e-3, "f32")]
+    direct = compute(replace(problem, algorithm="direct"), *inputs)
+    assert np.isfinite(direct).all()
+    assert np.array_equal(_bits(compute(problem, *inputs)), _bits(direct))
 
 
 @pytest.mark.parametrize("beyond", [False, True])
